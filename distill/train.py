@@ -59,7 +59,7 @@ from distill.recipe.recipe import Recipe, load_recipe
 from distill.recipe.teacher import Cache, is_sharded
 from distill.recipe.training import DistillConfig
 from distill.recipe.words import Debug, Overrides, RecipeFile, words_of
-from distill.run.run import Run
+from distill.run.run import Run, shape_of
 from distill.run.run_folder import owned_run
 from distill.run.training import begin_training, masks_are_due, require_training_inputs
 from distill.teacher_cache.answers import CachedAnswers
@@ -224,12 +224,13 @@ def find_resume_point(run: Run) -> Path | None:
 def read_answers(run: Run) -> tuple[AnswerDataset, AnswerDataset]:
     """The answers to train on and to evaluate on.
 
-    Conversations that came with the data are trained on whole, and evaluated on answer by answer.
+    Conversations that came with the data are trained on whole, and evaluated on answer by answer; an encoder reads each
+    prompt by itself, so that behind one they are trained on answer by answer too.
 
     Raises:
         UserError: If no answer is left of either, or a model that reads them has no row for one of their tokens.
     """
-    joined = run.recipe.data.answers == "given"
+    joined = run.recipe.data.answers == "given" and not shape_of(run.target).encoder_layers
     return read_split(run, "train", joined=joined), read_split(run, "eval")
 
 

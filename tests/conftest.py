@@ -220,6 +220,34 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
 
 
 @pytest.fixture(scope="session")
+def make_translator(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Write a random encoder-decoder checkpoint and return its folder; keyword arguments override its config."""
+
+    def make(*, seed: int = 0, tied: bool = True, gated: bool = False, **overrides: Any) -> Path:
+        import torch
+        from transformers import T5Config, T5ForConditionalGeneration
+
+        ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 0}
+        sizes = {"vocab_size": 264, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_heads": 4, "num_layers": 3}
+        kind = {"feed_forward_proj": "gated-gelu" if gated else "relu", "relative_attention_num_buckets": 8}
+        config = T5Config(**{**ids, **sizes, **kind, "num_decoder_layers": 4, **overrides}, tie_word_embeddings=tied)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            model = T5ForConditionalGeneration(config)
+            if not tied:
+                model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.shared.weight))
+            for name, parameter in model.named_parameters():  # fresh norms are all 1, and the same in every block
+                if "norm" in name:
+                    parameter.data += 0.2 * torch.randn_like(parameter)
+        folder = tmp_path_factory.mktemp("t5")
+        model.save_pretrained(folder)
+        build_tokenizer().save_pretrained(folder)
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def tiny_target(make_checkpoint: Callable[..., Path]) -> Path:
     """A 4-layer random LLaMA with grouped-query attention and tied embeddings, float32."""
     return make_checkpoint(seed=1)

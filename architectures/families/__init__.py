@@ -11,6 +11,7 @@ from typing import Any
 
 from architectures.errors import UserError
 from architectures.families.classic import BLOOM, GPT2, GPT_BIGCODE, GPT_NEOX, OPT
+from architectures.families.encoder_decoder import T5
 from architectures.families.family import Family
 from architectures.families.rotary import (
     GEMMA2,
@@ -30,6 +31,7 @@ FAMILIES: dict[str, Family] = {
     for family in (
         *(LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3, SMOLLM3, OLMO2, GRANITE),
         *(OPT, GPT_NEOX, BLOOM, GPT2, GPT_BIGCODE),
+        T5,
     )
 }
 OF_OWN_CODE = {  # families that are Python code of their checkpoints alone: what helps

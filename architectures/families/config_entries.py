@@ -62,6 +62,7 @@ TOKEN_IDS = {
 CONFIG: dict[str, Kind] = {
     "model_type": TEXT,
     "architectures": Kind("a list of class names, or null", list[str] | None),
+    **kinds("relative_attention_num_buckets", of=LAYERS),
     **kinds("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers", of=LAYERS),
     "num_decoder_layers": LAYERS.or_null(),
     "sliding_window_pattern": LAYERS,
@@ -70,7 +71,7 @@ CONFIG: dict[str, Kind] = {
     "head_vocab_size": WIDTH,  # of ours: rows of a small output head
     **kinds("n_inner", "word_embed_proj_dim", of=WIDTH.or_null()),
     **kinds("num_attention_heads", "n_head", "num_heads", of=HEADS),
-    **kinds("num_key_value_heads", "head_dim", of=HEADS.or_null()),
+    **kinds("num_key_value_heads", "head_dim", "d_kv", of=HEADS.or_null()),
     **kinds("max_position_embeddings", "n_positions", "original_max_position_embeddings", of=POSITIONS),
     **kinds("max_seq_len", "n_ctx", "seq_length", "max_sequence_length", of=POSITIONS),
     "sliding_window": POSITIONS.or_null(),
@@ -97,6 +98,9 @@ CONFIG: dict[str, Kind] = {
     **kinds("_attn_implementation", "attn_implementation", of=one_of(Attention).or_null()),
     **kinds("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "scale_attn_weights", of=FLAG),
     **kinds("is_encoder_decoder", "is_decoder", "add_cross_attention", "use_parallel_residual", of=FLAG),
+    "scale_decoder_outputs": FLAG,
+    "feed_forward_proj": TEXT,
+    "dropout_rate": SHARE,
     **TOKEN_IDS,
 }
 GENERATION: dict[str, Kind] = {

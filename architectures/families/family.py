@@ -4,15 +4,30 @@ Data only, no torch.
 
 Axes are written as text. One name is one axis of the weight as it is stored: hidden, intermediate, query (heads x
 head_dim), key_value (kv_heads x head_dim), head_dim, vocab, head_rows (of the output head), positions. "a+b" is a fused
-axis: a's rows, then b's.
+axis: a's rows, then b's. buckets are distances that share an attention bias.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from architectures.errors import UserError
+
 BiasRule = bool | str  # True: always there; False: never; text: the config entry that decides
 EMBEDDING_ROLES = ("embedding", "positions", "head")
+Feature = Literal[  # what a recipe can ask for, and not every family can be given
+    "merge",
+    "learned_masks",
+    "rescale",
+    "vocabulary",
+    "stages",
+    "packing",
+    "text",
+    "self_written_prompts",
+    "sharded teacher",
+    "fsdp2",
+    "choose",
+]
 ModelEngine = Literal["vLLM", "SGLang", "llama.cpp"]  # whose code was read for a model of each family
 
 
@@ -25,17 +40,19 @@ class Part:
         axes: Of the weight, as stored.
         bias_axis: Of the bias; None where there is none.
         bias: Whether the bias is there: always, or where the Shape's flag of this name is set.
+        when: The Shape's flag by which the module itself is there; empty where it always is.
     """
 
     name: str
     axes: tuple[str, ...]
     bias_axis: str | None = None
     bias: bool | str = True
+    when: str = ""
 
 
-def linear(name: str, rows: str, columns: str, *, bias: bool | str = False) -> Part:
+def linear(name: str, rows: str, columns: str, *, bias: bool | str = False, when: str = "") -> Part:
     """A torch Linear: stored [output, input]."""
-    return Part(name, (rows, columns), rows if bias else None, bias)
+    return Part(name, (rows, columns), rows if bias else None, bias, when)
 
 
 def conv1d(name: str, rows: str, columns: str) -> Part:
@@ -59,6 +76,19 @@ class ConfigEntry:
 
     key: str
     default: Any
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """The blocks that read a prompt, of a model whose decoder attends to what comes of them.
+
+    Attributes:
+        layer: Role -> module of one block.
+        layer_prefix: What stands before a block's number.
+    """
+
+    layer: Mapping[str, Part]
+    layer_prefix: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +173,11 @@ class Family:
         head_is_embedding: Of these, those whose model has no output head but the embedding: lm_head.weight is left out.
         gguf: As which its folders become GGUF files; None where they do not.
         no_gguf: Why they do not.
+        encoder: Of an encoder-decoder model; `layer` is then of its decoder. None where one stack does both.
+        untied_entry: The entry that is false where the head is not the embedding, whatever tie_word_embeddings says.
+        gated_entry: The entry whose text begins with "gated" where the feed-forward has a gate.
+        copies: Modules that are the embedding under other names; a checkpoint may hold them, and none of ours does.
+        refused: What a recipe cannot ask for, with the reason.
     """
 
     model_type: str
@@ -182,6 +217,11 @@ class Family:
     head_is_embedding: tuple[ModelEngine, ...] = ()
     gguf: Gguf | None = None
     no_gguf: str = "it is not written"
+    encoder: Encoder | None = None
+    untied_entry: ConfigEntry | None = None
+    gated_entry: ConfigEntry | None = None
+    copies: tuple[str, ...] = ()
+    refused: Mapping[Feature, str] = field(default_factory=dict)
 
     @property
     def width(self) -> bool:
@@ -203,6 +243,35 @@ class Family:
         """Which biases a checkpoint with this config has."""
         rules = {"qkv_bias": self.qkv_bias, "output_bias": self.output_bias, "ffn_bias": self.ffn_bias}
         return {name: bool(config.get(rule, False)) if isinstance(rule, str) else rule for name, rule in rules.items()}
+
+    @property
+    def stored_copies(self) -> tuple[str, ...]:
+        """The weights that are the embedding's under other names."""
+        return tuple(f"{module}.weight" for module in self.copies)
+
+    def refuse(self, feature: Feature, asked: str) -> None:
+        """Raise UserError if a family cannot be given what a recipe or command asks for.
+
+        Args:
+            feature: As `refused` names it.
+            asked: The key or command; begins the message.
+        """
+        if feature in self.refused:
+            raise UserError(
+                f"{asked}: not for targets of model_type {self.model_type}: {self.refused[feature]}. "
+                "Leave it out, or take another target."
+            )
+
+    def is_tied(self, config: Mapping[str, Any]) -> bool:
+        """Whether the head of a checkpoint with this config is its embedding."""
+        entry = self.untied_entry
+        untied = entry is not None and not config.get(entry.key, entry.default)
+        return not untied and bool(config.get("tie_word_embeddings", self.tied))
+
+    def is_gated(self, config: Mapping[str, Any]) -> bool:
+        """Whether the feed-forward of a checkpoint with this config has a gate, where there are both kinds."""
+        entry = self.gated_entry
+        return entry is not None and str(config.get(entry.key, entry.default)).startswith("gated")
 
     def weight(self, role: str) -> str:
         """The full name of the weight of a module outside the layers."""

@@ -15,7 +15,8 @@ def draft_config(config: Mapping[str, Any], plan: PruningPlan, dtype: str | None
     family = FAMILIES[plan.draft.family]
     draft = {key: value for key, value in config.items() if key != "_name_or_path"}
     sizes = ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim") if family.width else ("layers",)
-    draft |= {family.keys[size]: getattr(plan.draft, size) for size in (*sizes, "vocab")}
+    depth = ("encoder_layers",) if family.encoder is not None else ()
+    draft |= {family.keys[size]: getattr(plan.draft, size) for size in (*sizes, *depth, "vocab")}
     draft["tie_word_embeddings"] = plan.draft.tied
     if plan.draft.head_vocab:
         draft[CONFIG_KEY] = plan.draft.head_vocab

@@ -15,6 +15,7 @@ from architectures.pruning.depth import (
     random_layers,
     without_removed,
 )
+from architectures.pruning.encoder_depth import ENCODER_SCORES, kept_encoder_layers
 from architectures.pruning.plan_laws import broken_laws
 from architectures.pruning.plan_record import REMEDY, Cut, PruningPlan
 from architectures.pruning.scores import Scores
@@ -63,6 +64,7 @@ def plan_pruning(
         cuts=cuts,
         read_gains=gains,
         target=target,
+        encoder_layers=kept_encoder_layers(source, draft, config.encoder_method, known, seed=seed),
     )
 
 
@@ -113,6 +115,8 @@ def needed_scores(source: Shape, config: ArchitectureConfig) -> set[str]:
     needed: set[str] = set()
     if draft.layers < source.layers and config.method in LAYER_SCORES:
         needed.add(LAYER_SCORES[config.method])
+    if draft.encoder_layers < source.encoder_layers and config.encoder_method in ENCODER_SCORES:
+        needed.add(ENCODER_SCORES[config.encoder_method])
     if config.rescale:
         needed |= {"mean_abs_JH", "spread_JH"}
     if config.width_method != "random":

@@ -14,7 +14,8 @@ SIZES = ("layers", "hidden", "intermediate", "heads", "kv_heads")
 def broken_laws(plan: PruningPlan) -> Iterator[str]:
     """What a plan says that no target can be cut by, in words."""
     source, draft = plan.source, plan.draft
-    sizes = {name: (getattr(draft, name), getattr(source, name)) for name in SIZES}
+    depth = ("encoder_layers",) if source.encoder_layers else ()
+    sizes = {name: (getattr(draft, name), getattr(source, name)) for name in (*SIZES, *depth)}
     wrong = [name for name, (kept, of) in sizes.items() if not 0 < kept <= of]
     if wrong:
         kept, of = sizes[wrong[0]]
@@ -53,6 +54,7 @@ def broken_lists(plan: PruningPlan) -> Iterator[str]:
     """The same of the parts that are kept."""
     source, draft = plan.source, plan.draft
     yield from broken_choice("source_layers", plan.source_layers, draft.layers, source.layers)
+    yield from broken_choice("encoder_layers", plan.encoder_layers, draft.encoder_layers, source.encoder_layers)
     if plan.merged_layers and len(plan.merged_layers) != draft.layers:
         yield f"merged_layers must have one list for each of {draft.layers} layers, got {len(plan.merged_layers)}"
     for index, others in enumerate(plan.merged_layers):

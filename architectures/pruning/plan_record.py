@@ -35,6 +35,7 @@ class PruningPlan:
         channels: Of the residual stream, kept everywhere; None keeps all.
         vocabulary: Token ids that the output head keeps a row for, ascending; None keeps all.
         cuts: Rescalings of the residual stream.
+        encoder_layers: The target's block that becomes each one of the draft's encoder; empty where there is none.
         read_gains: For each draft layer and the final norm, what its norm is multiplied by to undo the cuts' change
             of the stream's mean square; empty without cuts.
         target: Fingerprint of the checkpoint this plan was made for; None if it fits any of this shape.
@@ -53,6 +54,7 @@ class PruningPlan:
     cuts: tuple[Cut, ...] = ()
     read_gains: tuple[float, ...] = ()
     target: str | None = None
+    encoder_layers: Kept = ()
 
     def with_vocab(self, vocab: int) -> "PruningPlan":
         """The same for a target with another vocab_size than the source's."""
@@ -69,11 +71,20 @@ class PruningPlan:
         """What is kept, in one line."""
         merged = " (others merged in)" if self.merged_layers else ""
         kept = f"layer{'' if len(self.source_layers) == 1 else 's'} {', '.join(map(str, self.source_layers))}"
-        text = f"keeps {kept} of 0 to {self.source.layers - 1}{merged}"
+        text = f"keeps {kept} of 0 to {self.source.layers - 1}{merged}{self.encoder_words()}"
         sizes = {name: (getattr(self.draft, name), getattr(self.source, name)) for name in WIDTHS}
         cut = [f"{name} {kept} of {of}" for name, (kept, of) in sizes.items() if kept != of]
         head = [] if self.vocabulary is None else [f"ids said {self.draft.head_vocab} of {self.draft.vocab}"]
         return ", ".join([text, *cut, *head])
+
+    def encoder_words(self) -> str:
+        """What is kept of the encoder; nothing where there is none."""
+        if not self.encoder_layers:
+            return ""
+        kept, of = len(self.encoder_layers), self.source.encoder_layers
+        if kept == of:
+            return ", the whole encoder"
+        return f", encoder layer{'' if kept == 1 else 's'} {', '.join(map(str, self.encoder_layers))} of 0 to {of - 1}"
 
     @classmethod
     def from_json(cls, text: str, *, where: str = PLAN_NAME) -> "PruningPlan":

@@ -100,29 +100,35 @@ def say_vocabulary(plan: PruningPlan, source: Path, folder: Path, origin: Mappin
 
 
 def require_whole_source(weights: Weights, source: Shape) -> None:
-    """The source holds exactly the tensors its config promises; a stored copy of a tied head must be a copy."""
+    """The source holds exactly the tensors its config promises; a stored copy of a tied embedding must be a copy."""
     family = FAMILIES[source.family]
     expected, head, embedding = checkpoint_tensors(source), family.weight("head"), family.weight("embedding")
-    stores_tied_head = source.tied and head in weights.info
-    if stores_tied_head:
-        expected[head] = (source.vocab, source.hidden)
+    tied = [head] if source.tied else []
+    stored = [name for name in (*tied, *family.stored_copies) if name in weights.info]
+    expected |= dict.fromkeys(stored, (source.vocab, source.hidden))
     require_tensors(weights, expected, ignored=family.ignored_suffixes)
-    if stores_tied_head and not torch.equal(weights.read(head), weights.read(embedding)):
-        raise UserError(
-            f"{weights.files[head]}: {head} differs from {embedding}, but config.json says tie_word_embeddings true. "
-            "Set it to false if the head has weights of its own, else remove the head."
+    for name in stored:
+        if not torch.equal(weights.read(name), weights.read(embedding)):
+            raise UserError(
+                f"{weights.files[name]}: {name} differs from {embedding}, {untied_words(is_head=name == head)}"
+            )
+
+
+def untied_words(*, is_head: bool) -> str:
+    """What is wrong with a copy of the embedding that is none, and what helps."""
+    if is_head:
+        return (
+            "but config.json says tie_word_embeddings true. Set it to false if the head has weights of its own, else "
+            "remove the head."
         )
+    return "and both stacks of such a model read one embedding. Use another target."
 
 
 def draft_layout(plan: PruningPlan, weights: Weights, dtype: str | None) -> dict[str, TensorInfo]:
     """Dtype and size of every tensor of the draft; without a dtype each keeps that of the layer it comes from."""
-    family = FAMILIES[plan.source.family]
     layout, locations = {}, tensor_locations(plan.draft)
     for name, size in checkpoint_tensors(plan.draft).items():
-        layer, _, rest = name.removeprefix(family.layer_prefix).partition(".")
-        in_layer = name.startswith(family.layer_prefix)
-        own = source_name(plan, locations[name], name)
-        source = f"{family.layer_prefix}{plan.source_layers[int(layer)]}.{rest}" if in_layer else own
+        source = source_name(plan, locations[name], name)
         layout[name] = TensorInfo(weights.info[source].dtype if dtype is None else getattr(torch, dtype), size)
     return layout
 

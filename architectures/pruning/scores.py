@@ -18,6 +18,7 @@ class Scores:
     """Named arrays. Higher means more worth keeping.
 
     block_influence_L: 1 - cos between a layer's input and output, mean over tokens.
+    encoder_block_influence_L: The same of the blocks of an encoder, where there is one.
     removal_order: L - 1 layers, the one whose loss hurts least first, each chosen after the ones before it are gone.
     merge_order: L - 1 layers, in the order in which each is merged into its predecessors.
     <method>.neurons_LF, <method>.heads_LN, <method>.channels_H: for activation, flap and magnitude.

@@ -4,8 +4,8 @@ Removing a channel is made equal to that channel being zero in the target: a nor
 larger root mean square, so its weight grows by sqrt(channels before / after), and its epsilon by the square of that.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from math import sqrt
 
 import torch
@@ -31,24 +31,39 @@ class TensorLocation:
         role: As families name it.
         kind: weight or bias.
         layer: Its number; None outside the layers.
+        prefix: What stands before that number.
+        in_encoder: Whether it is a layer of the encoder, where there is one.
     """
 
     role: str
     kind: str
     layer: int | None
+    prefix: str = ""
+    in_encoder: bool = False
 
 
 def tensor_locations(shape: Shape) -> dict[str, TensorLocation]:
     """Where every tensor of a model stands, under its name."""
     family = FAMILIES[shape.family]
-    locations = {}
-    for layer in (None, *range(shape.layers)):
-        parts = family.outside if layer is None else family.layer
-        prefix = "" if layer is None else f"{family.layer_prefix}{layer}."
-        for tensor in shape.part_tensors(parts):
-            role, kind = tensor.rsplit(".", 1)
-            locations[f"{prefix}{parts[role].name}.{kind}"] = TensorLocation(role, kind, layer)
+    locations = located(shape, family.outside, TensorLocation("", "", None))
+    for layer in range(shape.layers):
+        locations |= located(shape, family.layer, TensorLocation("", "", layer, family.layer_prefix))
+    if (encoder := family.encoder) is not None:
+        for layer in range(shape.encoder_layers):
+            locations |= located(
+                shape, encoder.layer, TensorLocation("", "", layer, encoder.layer_prefix, in_encoder=True)
+            )
     return locations
+
+
+def located(shape: Shape, parts: Mapping[str, Part], at: TensorLocation) -> dict[str, TensorLocation]:
+    """Where the tensors of some modules stand, all in one layer or outside the layers."""
+    before = "" if at.layer is None else f"{at.prefix}{at.layer}."
+    return {
+        f"{before}{parts[role].name}.{kind}": replace(at, role=role, kind=kind)
+        for tensor in shape.part_tensors(parts)
+        for role, kind in [tensor.rsplit(".", 1)]
+    }
 
 
 def draft_tensor(plan: PruningPlan, location: TensorLocation, name: str, read: Callable[[str], Tensor]) -> Tensor:
@@ -84,6 +99,8 @@ def head_of_draft(plan: PruningPlan, rows_VX: Tensor) -> Tensor:
 def part_of(plan: PruningPlan, location: TensorLocation) -> Part:
     """The module that a tensor of the draft belongs to."""
     family = FAMILIES[plan.source.family]
+    if location.in_encoder and family.encoder is not None:
+        return family.encoder.layer[location.role]
     return (family.outside if location.layer is None else family.layer)[location.role]
 
 
@@ -92,22 +109,24 @@ def merged(plan: PruningPlan, location: TensorLocation, name: str, read: Callabl
 
     Source: Yang et al. 2024, "LaCo", sec. 3.1 (arXiv 2402.11187): theta_l + sum_k (theta_l+k - theta_l).
     """
-    if location.layer is None:
-        return read(source_name(plan, location, name))
-    prefix = FAMILIES[plan.source.family].layer_prefix
-    rest = name.removeprefix(f"{prefix}{location.layer}.")
-    first = read(f"{prefix}{plan.source_layers[location.layer]}.{rest}")
-    others = plan.merged_layers[location.layer] if plan.merged_layers else ()
-    if not others:
+    first = read(source_name(plan, location, name))
+    if location.layer is None or location.in_encoder or not plan.merged_layers:
         return first
-    total = first.float()
-    for other in others:
-        total = total + (read(f"{prefix}{other}.{rest}").float() - first.float())
+    total, rest = first.float(), name.removeprefix(f"{location.prefix}{location.layer}.")
+    for other in plan.merged_layers[location.layer]:
+        total = total + (read(f"{location.prefix}{other}.{rest}").float() - first.float())
     return total.to(first.dtype)
 
 
 def source_name(plan: PruningPlan, location: TensorLocation, name: str) -> str:
-    """What the source calls a tensor outside the layers: of a tied head that becomes one of its own, the embedding."""
+    """What the source calls a tensor of the draft: that of the layer it comes from, of merged ones the first.
+
+    A tied head that becomes one of its own comes from the embedding.
+    """
+    if location.layer is not None:
+        layers = plan.encoder_layers if location.in_encoder else plan.source_layers
+        rest = name.removeprefix(f"{location.prefix}{location.layer}.")
+        return f"{location.prefix}{layers[location.layer]}.{rest}"
     if location.role == "head" and plan.source.tied and not plan.draft.tied:
         return FAMILIES[plan.source.family].weight("embedding")
     return name

@@ -32,7 +32,7 @@ def draft_shape(source: Shape, config: ArchitectureConfig) -> Shape:
             "has no scores of them. Use activation, magnitude or random."
         )
     draft = replace(source, **wanted)
-    problems = serving_problems(draft)
+    problems = [] if source.encoder_layers else serving_problems(draft)  # of engines, and none loads those
     if problems:
         raise UserError(f"{key} asks for {describe(wanted)}: {' '.join(problems)}")
     if draft.heads // draft.kv_heads > source.heads // source.kv_heads:
@@ -69,7 +69,23 @@ def named_sizes(source: Shape, config: ArchitectureConfig) -> dict[str, int]:
             f"architecture.shape={config.shape} has heads {shape.head_dim} wide, the target {source.head_dim}. A head "
             "is kept or removed, never narrowed: write layers, hidden, intermediate and heads out instead."
         )
-    return {name: getattr(shape, name) for name in SIZES}
+    return {name: getattr(shape, name) for name in SIZES} | encoder_size(source, config)
+
+
+def encoder_size(source: Shape, config: ArchitectureConfig) -> dict[str, int]:
+    """How many blocks of the encoder the draft keeps; nothing where there is none.
+
+    Raises:
+        UserError: If blocks of an encoder are asked for that is not there.
+    """
+    if source.encoder_layers:
+        return {"encoder_layers": written_size("encoder_layers", config.encoder_layers, source.encoder_layers)}
+    if config.encoder_layers is not None:
+        raise UserError(
+            f"architecture.encoder_layers={config.encoder_layers}: {source.family} targets have no encoder. Leave it "
+            "out; architecture.layers says how many layers are kept."
+        )
+    return {}
 
 
 def written_sizes(source: Shape, config: ArchitectureConfig) -> dict[str, int]:
@@ -80,7 +96,7 @@ def written_sizes(source: Shape, config: ArchitectureConfig) -> dict[str, int]:
     can_follow = FAMILIES[source.family].width  # of others no heads can go, which is told behind this
     if can_follow and config.heads is not None and config.kv_heads is None:
         sizes["kv_heads"] = following_kv_heads(sizes["heads"], source)
-    return sizes
+    return sizes | encoder_size(source, config)
 
 
 def written_size(name: str, wanted: int | str | None, of_target: int) -> int:

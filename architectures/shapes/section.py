@@ -39,7 +39,8 @@ def size(value: int | str) -> int | str:
 
 
 SIZES = ("layers", "hidden", "intermediate", "heads", "kv_heads")
-EXCLUSIVE = {"plan": ("shape", "stages", *SIZES), "shape": SIZES, "stages": ("layers",)}
+GIVEN = ("plan", "shape", "stages", *SIZES, "encoder_layers")  # of these at least one says how large the draft is
+EXCLUSIVE = {"plan": ("shape", "stages", *SIZES, "encoder_layers"), "shape": SIZES, "stages": ("layers",)}
 Size = Annotated[
     int | str,
     AfterValidator(size),
@@ -176,6 +177,12 @@ class ArchitectureConfig(Section):
         default=None,
         description="Key/value heads of a layer; null keeps the target's number of query heads for each.",
     )
+    encoder_layers: Size | None = Field(
+        default=None, description="Blocks of the encoder, of an encoder-decoder target; null keeps all of them."
+    )
+    encoder_method: Literal["first_last", "evenly_spaced", "block_influence", "random"] = Field(
+        default="evenly_spaced", description="Which blocks of the target's encoder are kept."
+    )
     stages: list[int] | None = Field(
         default=None,
         min_length=2,
@@ -222,7 +229,7 @@ class ArchitectureConfig(Section):
 
     @model_validator(mode="after")
     def _one_way_to_say_the_shape(self) -> "ArchitectureConfig":
-        given = [name for name in ("plan", "shape", "stages", *SIZES) if getattr(self, name) is not None]
+        given = [name for name in GIVEN if getattr(self, name) is not None]
         if not given:
             raise ValueError("must hold shape, plan, stages or a size (layers, ...). `widedraft shapes` lists shapes.")
         for key, others in EXCLUSIVE.items():
@@ -250,6 +257,15 @@ class ArchitectureConfig(Section):
         ):
             layers = NAMED_SHAPES[self.shape].shape.layers
             raise ValueError(f"must have stages that end in the {layers} layers of {self.shape}, got {self.stages}.")
+        return self
+
+    @model_validator(mode="after")
+    def _a_method_chooses_among_blocks(self) -> "ArchitectureConfig":
+        if self.encoder_layers is None and self.encoder_method != "evenly_spaced":
+            raise ValueError(
+                f"must leave out encoder_method without encoder_layers, got {self.encoder_method}. The encoder stays "
+                "whole."
+            )
         return self
 
     @model_validator(mode="after")

@@ -20,7 +20,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The size of a decoder, and the family whose tensors it has."""
+    """The size of a decoder, and of its encoder where it has one, and the family whose tensors it has."""
 
     layers: int
     hidden: int
@@ -36,6 +36,9 @@ class Shape:
     output_bias: bool = False
     ffn_bias: bool = False
     family: str = LLAMA.model_type
+    encoder_layers: int = 0  # 0 where one stack of layers reads the prompt and answers it
+    buckets: int = 0  # rows of a table of attention biases by distance; 0 where there is none
+    gated: bool = False  # of families whose feed-forward comes with a gate and without
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], *, where: str = "config.json") -> "Shape":
@@ -50,6 +53,8 @@ class Shape:
         """
         family = family_of(config, where=where)
         keys = family.keys
+        if config.get(CONFIG_KEY) is not None:
+            family.refuse("vocabulary", f"{where}: {CONFIG_KEY}")
         hidden, heads = required(config, keys["hidden"], where), required(config, keys["heads"], where)
         kv_heads = optional(config, keys.get("kv_heads"), where, default=family.default_kv_heads or heads)
         if heads % kv_heads:
@@ -57,8 +62,9 @@ class Shape:
                 f"{where}: {keys['kv_heads']} must divide {keys['heads']}, got {kv_heads} and {heads}. "
                 "Take config.json and weights from the same checkpoint."
             )
+        encoder_layers = required(config, keys["encoder_layers"], where) if family.encoder is not None else 0
         return cls(
-            layers=required(config, keys["layers"], where),
+            layers=decoder_layers(config, family, encoder_layers, where),
             hidden=hidden,
             intermediate=intermediate_size(config, family, hidden, where),
             heads=heads,
@@ -67,14 +73,22 @@ class Shape:
             vocab=required(config, keys["vocab"], where),
             head_vocab=head_vocab(config, required(config, keys["vocab"], where), where),
             positions=required(config, keys["positions"], where) + family.extra_positions if "positions" in keys else 0,
-            tied=bool(config.get("tie_word_embeddings", family.tied)),
+            tied=family.is_tied(config),
             **family.biases(config),
             family=family.model_type,
+            encoder_layers=encoder_layers,
+            buckets=optional(config, keys["buckets"], where, default=32) if "buckets" in keys else 0,
+            gated=family.is_gated(config),
         )
 
     @property
     def head_rows(self) -> int:
         return self.head_vocab or self.vocab
+
+    @property
+    def plain(self) -> bool:
+        """Whether the feed-forward has no gate, of families that come with and without."""
+        return not self.gated
 
     def with_head_of(self, rows: int) -> "Shape":
         """The same with an output head that outputs so many ids alone; what was tied to the embedding no longer is."""
@@ -98,6 +112,8 @@ class Shape:
         """The size of every tensor of some modules, under role.weight or role.bias."""
         sizes: dict[str, tuple[int, ...]] = {}
         for role, part in parts.items():
+            if part.when and not getattr(self, part.when):
+                continue
             sizes[f"{role}.weight"] = tuple(self.axis(axis) for axis in part.axes)
             if part.bias_axis is not None and self.has_bias(part):
                 sizes[f"{role}.bias"] = (self.axis(part.bias_axis),)
@@ -107,15 +123,25 @@ class Shape:
         """Every tensor of one layer with its size, under role.weight or role.bias, as the families name roles."""
         return self.part_tensors(FAMILIES[self.family].layer)
 
+    def encoder_layer_tensors(self) -> dict[str, tuple[int, ...]]:
+        """The same of one block of the encoder; of a decoder alone nothing."""
+        encoder = FAMILIES[self.family].encoder
+        return {} if encoder is None else self.part_tensors(encoder.layer)
+
     def parameters_per_layer(self) -> int:
         """Parameters of one layer: attention, feed-forward, norms and biases."""
         return sum(prod(size) for size in self.layer_tensors().values())
+
+    def encoder_parameters(self) -> int:
+        """Parameters of all blocks of the encoder."""
+        return self.encoder_layers * sum(prod(size) for size in self.encoder_layer_tensors().values())
 
     def parameters_without_embeddings(self) -> int:
         """Parameters of all layers and the norms beside them; no embedding, position table or output head."""
         outside = FAMILIES[self.family].outside
         norms = {role: part for role, part in outside.items() if role not in EMBEDDING_ROLES}
-        return self.layers * self.parameters_per_layer() + sum(map(prod, self.part_tensors(norms).values()))
+        layers = self.layers * self.parameters_per_layer() + self.encoder_parameters()
+        return layers + sum(map(prod, self.part_tensors(norms).values()))
 
     def parameters(self) -> int:
         """The true count: everything the checkpoint holds, a tied head counted once."""
@@ -157,6 +183,9 @@ def checkpoint_tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
     after = ("final_norm", "head")
     before = {role: part for role, part in outside.items() if role not in after}
     sizes = named_tensors(shape, before)
+    if family.encoder is not None:
+        for layer in range(shape.encoder_layers):
+            sizes |= named_tensors(shape, family.encoder.layer, prefix=f"{family.encoder.layer_prefix}{layer}.")
     for layer in range(shape.layers):
         sizes |= named_tensors(shape, family.layer, prefix=f"{family.layer_prefix}{layer}.")
     return sizes | named_tensors(shape, {role: outside[role] for role in after if role in outside})
@@ -169,6 +198,12 @@ def named_tensors(shape: Shape, parts: Mapping[str, Part], *, prefix: str = "") 
         for tensor, size in shape.part_tensors(parts).items()
         for role, kind in [tensor.rsplit(".", 1)]
     }
+
+
+def decoder_layers(config: Mapping[str, Any], family: Family, encoder_layers: int, where: str) -> int:
+    """The layers; where an encoder stands before them and nothing states them, as many as it has."""
+    key = family.keys["layers"]
+    return optional(config, key, where, default=encoder_layers) if encoder_layers else required(config, key, where)
 
 
 def intermediate_size(config: Mapping[str, Any], family: Family, hidden: int, where: str) -> int:

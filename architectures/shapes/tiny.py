@@ -17,7 +17,7 @@ LAYERS, LEAST_LAYERS = 8, 2  # of the target, and of a draft that has as many: a
 HEAD_DIM, MIN_HEADS, POSITIONS = 16, 2, 512
 VOCAB, HEAD_VOCAB = 264, 259  # 256 bytes, 3 special tokens, and padding, which a small output head leaves out
 BOS_ID, EOS_ID, PAD_ID = 1, 2, 0
-SIZES = ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab")
+SIZES = ("layers", "encoder_layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab")
 NOT_OF_A_TINY_MODEL = ("_name_or_path", "auto_map", "dtype", "torch_dtype", "transformers_version", CONFIG_KEY)
 
 
@@ -30,6 +30,7 @@ def tiny_shapes(target: Shape, drafts: Sequence[Shape] = ()) -> list[Shape]:
     step = lcm(*(shape.heads // group for shape in shapes))  # no engine takes a width that heads do not divide
     layers = shrunk((shape.layers for shape in shapes), max(1, target.layers / LAYERS), least=LEAST_LAYERS)
     hidden = shrunk((shape.hidden for shape in shapes), divisor, step=step)
+    encoder = shrunk((shape.encoder_layers for shape in shapes), max(1, target.encoder_layers / LAYERS), least=2)
     intermediate = shrunk((shape.intermediate for shape in shapes), divisor)
     return [
         replace(
@@ -42,6 +43,7 @@ def tiny_shapes(target: Shape, drafts: Sequence[Shape] = ()) -> list[Shape]:
             head_dim=head_dim,
             vocab=VOCAB,
             head_vocab=HEAD_VOCAB if shape.head_vocab else 0,
+            encoder_layers=encoder[shape.encoder_layers] if shape.encoder_layers else 0,
             positions=min(shape.positions, POSITIONS + FAMILIES[shape.family].extra_positions),
         )
         for shape in shapes
@@ -87,6 +89,8 @@ def tiny_config(config: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
     small |= {key: config[key][: shape.layers] for key in family.per_layer_lists if config.get(key) is not None}
     if shape.head_vocab:
         small[CONFIG_KEY] = shape.head_vocab
+    if "decoder_start_token_id" in config:  # of encoder-decoder models
+        small["decoder_start_token_id"] = PAD_ID
     if "word_embed_proj_dim" in config:  # of OPT
         small["word_embed_proj_dim"] = shape.hidden
     return small | {

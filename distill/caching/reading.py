@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from distill.caching.capture import CaptureSettings, Split
 from distill.data.batches import Example, collate
-from distill.losses.answer_logits import head_of
+from distill.losses.answer_logits import AnswerLogits, head_of
 from distill.losses.chunked import Head
 from eval.models.loading import load_model
 
@@ -29,6 +29,10 @@ class TargetReading:
     @cached_property
     def lm(self) -> PreTrainedModel:
         return load_model(self.target, dtype=self.settings.dtype)
+
+    @cached_property
+    def reads(self) -> AnswerLogits:
+        return AnswerLogits(self.lm)
 
     def head(self) -> Head:
         """See StateSource."""
@@ -46,5 +50,5 @@ class TargetReading:
         """The last hidden states of one batch at the answers' positions, one hidden_AH for each example."""
         batch = collate(examples)
         ids_BT, keep_BT = batch["input_ids"].to(self.lm.device), batch["keep"].to(self.lm.device)
-        hidden_BTH = self.lm.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
-        return list(hidden_BTH[keep_BT].split([example.num_kept for example in examples]))
+        hidden_AH = self.reads.hidden(ids_BT, keep_BT, prompt_len_B1=batch["prompt_len"].to(self.lm.device))
+        return list(hidden_AH.split([example.num_kept for example in examples]))

@@ -45,6 +45,7 @@ from distill.expected_time.lengths import mean_lengths
 from distill.expected_time.page import time_rows, time_title
 from distill.expected_time.stage_time import PlannedRun
 from distill.hub.files.early_checks import refuse_unpublishable, refuse_without_gguf
+from distill.recipe.families import refuse_unfit
 from distill.recipe.recipe import Recipe
 from distill.recipe.teacher import refuse_k_beyond
 from distill.run.run import Run, length_of
@@ -98,6 +99,7 @@ def check_recipe(recipe: Recipe, device: str | None = None) -> list[Section]:
     counts = attempt(lambda: finished_counts(recipe), problems)
     unchecked: list[str] = []
     if cut is not None:
+        attempt(lambda: refuse_unfit(recipe, cut.target.family), problems)
         of = Looked(recipe, cut.target, cut.source, is_answered=counts is not None)
         seen = [attempt(look, problems) for look in looks(of, prompts, tasks)]
         unchecked = [words for words in seen if words is not None]

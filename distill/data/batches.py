@@ -6,7 +6,8 @@ Shape suffixes used in this file:
 A batch is {"input_ids": ids_BT, "attention_mask": real_BT, "keep": keep_BT, "next_ids": next_BT}. `keep` is True at
 positions that predict a token of an answer: from the last token before it to the last but one of the answer itself.
 `next_ids` is the token that follows each position. `task` is task_B1, the index of each prompt's task among the
-dataset's tasks.
+dataset's tasks. `prompt_len` is prompt_len_B1, the tokens before the first answer, which an encoder reads where the
+model has one; its decoder then reads a start token in the place of the last of them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -127,6 +128,7 @@ def collate(examples: Sequence[Example]) -> dict[str, Tensor]:
         "keep": marked([example.spans for example in examples], width=len(positions_T)),
         "next_ids": padded([(*example.input_ids[1:], example.last_id) for example in examples]),
         "task": torch.tensor([[example.task] for example in examples]),
+        "prompt_len": torch.tensor([[example.spans[0][0] + 1] for example in examples]),
     }
 
 

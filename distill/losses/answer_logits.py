@@ -1,7 +1,8 @@
-"""A causal language model read at the positions that predict an answer token, and nowhere else.
+"""A language model read at the positions that predict an answer token, and nowhere else.
 
 Shape suffixes used in this file:
     B = rows of the batch, T = tokens per row, H = hidden width, V = vocabulary entries
+    D = tokens that the decoder behind an encoder reads, its start token and the answer
     A = positions kept, of all sequences together, one row each; R = rows of the packed batch, W = slots in each
 """
 
@@ -15,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from architectures.draft_vocabulary.head import head_ids
+from architectures.reading import answer_places, translated, translation
 from architectures.shapes.shape import Shape
 from distill.data.apart import texts_apart
 from distill.data.packing import cheapest_layout, lengths_read, packed, slots_of
@@ -26,7 +28,7 @@ Reading = TypeVar("Reading")
 
 
 class AnswerLogits(nn.Module):
-    """A causal language model whose output head runs on chosen positions only.
+    """A language model whose output head runs on chosen positions only.
 
     The head of a shallow draft is about half of its work, and a prompt has no answer to learn: skipping it there halves
     the step. Positions are chosen, and the head is read, inside this module because FSDP2 gathers the embeddings and
@@ -52,6 +54,7 @@ class AnswerLogits(nn.Module):
         keep_BT: Tensor,
         read: Callable[[Tensor, Head], Reading],
         position_ids_BT: Tensor | None = None,
+        prompt_len_B1: Tensor | None = None,
     ) -> Reading:
         """What read makes of hidden_AH and the head, at the positions where keep_BT is True, sequence after sequence.
 
@@ -63,11 +66,20 @@ class AnswerLogits(nn.Module):
         Args:
             position_ids_BT: Of tokens in the text they belong to, where a row holds several texts: positions begin
                 again at 0 with each, and no token attends to another text than its own. None: one text to a row.
+            prompt_len_B1: Tokens of each row that are its prompt, which an encoder reads; others do not ask.
         """
-        return read(self.hidden(input_ids_BT, keep_BT, position_ids_BT), head_of(self.lm))
+        return read(self.hidden(input_ids_BT, keep_BT, position_ids_BT, prompt_len_B1), head_of(self.lm))
 
-    def hidden(self, input_ids_BT: Tensor, keep_BT: Tensor, position_ids_BT: Tensor | None) -> Tensor:
-        """hidden_AH behind the last norm, at the positions kept."""
+    def hidden(
+        self,
+        input_ids_BT: Tensor,
+        keep_BT: Tensor,
+        position_ids_BT: Tensor | None = None,
+        prompt_len_B1: Tensor | None = None,
+    ) -> Tensor:
+        """hidden_AH as the head is given it, at the positions kept."""
+        if self.lm.config.is_encoder_decoder:
+            return answer_states(self.lm, input_ids_BT, keep_BT, prompt_len_B1)
         layout, width = None, keep_BT.shape[1]
         if self.flops_per_token is not None:
             layout = cheapest_layout(lengths_read(keep_BT), width, flops_per_token=self.flops_per_token)
@@ -92,6 +104,26 @@ class AnswerLogits(nn.Module):
         return isinstance(module, GradientCheckpointingLayer)
 
 
+def answer_states(lm: PreTrainedModel, input_ids_BT: Tensor, keep_BT: Tensor, prompt_len_B1: Tensor | None) -> Tensor:
+    """hidden_AH of an encoder-decoder model at the positions kept, which are those of its decoder.
+
+    Its start token stands where a row has the last one of its prompt, and predicts the answer's first.
+
+    Raises:
+        ValueError: If nobody says where prompts end.
+    """
+    if prompt_len_B1 is None:
+        raise ValueError("an encoder-decoder model must be told where prompts end: the batch holds no prompt_len.")
+    width = keep_BT.shape[1]
+    last = int((keep_BT * torch.arange(1, width + 1, device=keep_BT.device) - prompt_len_B1).max())
+    answer_len = max(1, last + 1)
+    start_id = lm.config.decoder_start_token_id
+    read = translation(input_ids_BT, prompt_len_B1, start_id=start_id, answer_len=answer_len)
+    places_BD = answer_places(prompt_len_B1, answer_len)
+    kept_BD = keep_BT.gather(1, places_BD.clamp(max=width - 1)) & (places_BD < width)
+    return translated(lm, read)[kept_BD]
+
+
 def packed_flops_per_token(lm: PreTrainedModel) -> Callable[[int], int]:
     """FLOPs of a model's layers for one token that attends to so many.
 
@@ -106,9 +138,9 @@ def packed_flops_per_token(lm: PreTrainedModel) -> Callable[[int], int]:
 
 
 def head_of(lm: PreTrainedModel) -> Head:
-    """The output head of a causal language model, all of its rows."""
+    """The output head of a language model, all of its rows."""
     module = lm.get_output_embeddings()
-    assert isinstance(module, nn.Linear), "a causal language model has a linear output head"
+    assert isinstance(module, nn.Linear), "a language model has a linear output head"
     cap = getattr(lm.config, "final_logit_softcapping", None)  # of Gemma
     divisor = getattr(lm.config, "logits_scaling", 1.0)  # of Granite
     return Head(module.weight, module.bias, cap, vocab_size=len(module.weight), ids_V=head_ids(lm), divisor=divisor)

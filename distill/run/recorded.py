@@ -10,6 +10,8 @@ from distill.formulas.losses import recorded_loss
 from distill.recipe.recipe import Recipe
 from distill.recipe.teacher import UNSAID
 
+OF_AN_ENCODER = ("encoder_layers", "encoder_method")  # recorded where one is cut, so that other recipes stay the same
+
 
 def carried(recipe: Recipe, names: Iterable[str]) -> dict[str, Any]:
     """What a manifest says of a recipe under these names; "source" is left out where that is the target."""
@@ -44,4 +46,7 @@ def recorded_values(recipe: Recipe) -> dict[str, Any]:
     values["distill"]["loss"] = recorded_loss(recipe.distill.loss)
     values["eval"] = recipe.eval.recorded()
     del values["data"]["answer_steps"]  # as the device, it runs the same model
+    if recipe.architecture.encoder_layers is None:
+        for key in OF_AN_ENCODER:
+            del values["architecture"][key]
     return values

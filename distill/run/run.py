@@ -11,6 +11,7 @@ from architectures.shapes.context_length import ContextLength, context_length
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config, require_whole_head, resolve_checkpoint
 from distill.data.longest_texts import refuse_long_texts
+from distill.recipe.families import refuse_unfit
 from distill.recipe.recipe import Recipe, save_recipe
 from distill.run.artifact import ARTIFACTS, Artifact
 from distill.run.recorded import carried
@@ -118,11 +119,12 @@ class Run:
         """Save the recipe with all its values, and check its target.
 
         Raises:
-            UserError: If there is no such target, it is a draft with a small output head, or the recipe's texts may be
-                longer than it was made for.
+            UserError: If there is no such target, it is a draft with a small output head, the recipe asks for what its
+                family cannot be given, or the recipe's texts may be longer than it was made for.
         """
         save_recipe(self.recipe, self.recipe_file)
         require_whole_head(self.target)
+        refuse_unfit(self.recipe, shape_of(self.target).family)
         self.refuse_long_texts()
 
     def refuse_long_texts(self, *drafts: Path) -> None:

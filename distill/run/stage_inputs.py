@@ -23,6 +23,7 @@ from distill.recipe_reading.yaml_lines import dotted
 from distill.run.content import fingerprint_sources, fingerprint_text
 from distill.run.entry_ids import entry_ids
 from distill.run.progressive import cut_from
+from distill.run.recorded import OF_AN_ENCODER
 from distill.run.run import Run
 from distill.vocabulary.text_counts import TEXT_TOKENS
 
@@ -80,7 +81,8 @@ def mask_inputs(run: Run) -> dict[str, str]:
     architecture = recipe.architecture.model_dump(mode="json")
     for key in ("save_interval", "device_train_microbatch_size"):
         del architecture["masks"][key]
-    for key in ("source_revision", "vocabulary"):  # of a source, which masks have none of; of the cut behind them
+    # of a source, which masks have none of; of the cut behind them; of an encoder, which has no masks
+    for key in ("source_revision", "vocabulary", *OF_AN_ENCODER):
         del architecture[key]
     return {
         "target": fingerprint_checkpoint(run.target),
@@ -109,6 +111,8 @@ def prune_inputs(run: Run) -> dict[str, str]:
     if wanted.method == "learned_masks":
         return masks_as_input(run) | vocabulary
     not_the_cut = {"scores", "calibration", "plan", "source", "source_revision", "masks", "vocabulary"}
+    if wanted.encoder_layers is None:
+        not_the_cut |= {*OF_AN_ENCODER}
     inputs = {
         "target": fingerprint_checkpoint(run.target),
         "target.dtype": recipe.target.dtype,
@@ -121,7 +125,7 @@ def prune_inputs(run: Run) -> dict[str, str]:
         inputs["architecture.source_revision"] = wanted.source_revision
     if wanted.plan is not None:
         return inputs | {"architecture.plan": fingerprint_file(Path(wanted.plan))}
-    if "random" in (wanted.method, wanted.width_method):
+    if "random" in (wanted.method, wanted.width_method, wanted.encoder_method):
         inputs["seed"] = str(recipe.seed)
     if needed_scores(Shape.from_config(read_config(source), where=str(source / "config.json")), wanted):
         inputs["architecture.calibration"] = scores_inputs(run, source)["calibration"]

@@ -63,10 +63,10 @@ class Teacher:
         return vocab_size_of(self.model.lm)
 
     @torch.no_grad()
-    def logits(self, input_ids_BT: Tensor, keep_BT: Tensor) -> Tensor:
+    def logits(self, input_ids_BT: Tensor, keep_BT: Tensor, prompt_len_B1: Tensor | None = None) -> Tensor:
         """Logits_AV at the kept positions, in the teacher's own dtype whatever autocast surrounds the call."""
         with torch.autocast(self.device_type, enabled=False):
-            return self.model(input_ids_BT, keep_BT, logits_of)
+            return self.model(input_ids_BT, keep_BT, logits_of, prompt_len_B1=prompt_len_B1)
 
     @torch.no_grad()
     def rows(self, batch: Mapping[str, Tensor], *, vocab_size: int, ids_K: Tensor | None = None) -> TeacherRows:
@@ -84,7 +84,9 @@ class Teacher:
             )
 
         with torch.autocast(self.device_type, enabled=False):
-            return self.model(batch["input_ids"], batch["keep"], read, batch.get("position_ids"))
+            return self.model(
+                batch["input_ids"], batch["keep"], read, batch.get("position_ids"), batch.get("prompt_len")
+            )
 
     def flops(self, batch: Mapping[str, Tensor], *, rows: int | None = None) -> int:
         """FLOPs of reading a batch with so many rows of its head, or with all of them."""

@@ -186,7 +186,7 @@ class DistillModel(ComposerModel):
         """What the reader makes of the student's hidden states and head, at the answer's positions."""
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.cpu_bfloat16):
             input_ids_BT = batch.get(STUDENT_IDS, batch["input_ids"])
-            return self.student(input_ids_BT, batch["keep"], reader, batch.get("position_ids"))
+            return self.student(input_ids_BT, batch["keep"], reader, batch.get("position_ids"), batch.get("prompt_len"))
 
     def rows_of(
         self, teacher: Teacher | CachedTeacher | AbsentTeacher, batch: Batch, ids_K: Tensor | None = None

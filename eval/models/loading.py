@@ -24,6 +24,7 @@ from architectures.checkpoints.fingerprint import fingerprint_value, read_json_f
 from architectures.checkpoints.weights import require_files_of_folder
 from architectures.draft_vocabulary.head import columns_below, name_rows, read_head, with_rows
 from architectures.errors import UserError
+from architectures.families import FAMILIES
 from architectures.files.reading import read_json_object, require_regular
 from architectures.shapes.context_length import ContextLength, context_length
 from architectures.targets.target import read_config, require_whole_head
@@ -91,12 +92,12 @@ def load_model(
         folder: A local Hugging Face folder.
         dtype: A floating torch dtype by name: "float32", "bfloat16" or "float16".
         device: A torch device; None takes "cuda" where there is one, else "cpu".
-        encoder_decoder: Whether the caller can do with an encoder-decoder model too.
+        encoder_decoder: Whether the caller can do with an encoder-decoder model of any family.
         bits: 8 or 4 packs the linear layers into so many a weight; None leaves them in dtype.
 
     Raises:
-        UserError: If it is an encoder-decoder model and must not be, weights are missing, damaged, no numbers, or do
-            not fit config.json, or what packs them is not installed.
+        UserError: If it is an encoder-decoder model of a family that must not be, weights are missing, damaged, no
+            numbers, or do not fit config.json, or what packs them is not installed.
     """
     require_checkpoint(folder)
     require_files_of_folder(folder)
@@ -137,13 +138,20 @@ def load_model(
 
 
 def model_class(folder: Path, *, encoder_decoder: bool) -> Any:
-    """What opens a checkpoint; refuses an encoder-decoder model unless it is welcome."""
-    if not load_config(folder).is_encoder_decoder:
+    """What opens a checkpoint; refuses an encoder-decoder model of an unknown family unless it is welcome."""
+    config = load_config(folder)
+    if not config.is_encoder_decoder:
         return AutoModelForCausalLM
-    if not encoder_decoder:
+    if not encoder_decoder and config.model_type not in FAMILIES:
+        known = ", ".join(name for name, family in FAMILIES.items() if family.encoder is not None)
         raise UserError(
-            f"{folder}: an encoder-decoder model. `widedraft verify` and `widedraft compare` decode with those; "
-            "cutting, distilling and scoring are for decoder-only models."
+            f"{folder}: an encoder-decoder model of model_type {config.model_type!r}. `widedraft verify` and "
+            f"`widedraft compare` decode with it; cut, distilled and scored are those of model_type {known} alone."
+        )
+    if config.decoder_start_token_id is None:
+        raise UserError(
+            f"{folder / 'config.json'}: decoder_start_token_id is missing: nobody knows what the decoder reads first. "
+            "Take the config.json the checkpoint came with."
         )
     return AutoModelForSeq2SeqLM
 

@@ -6,6 +6,7 @@ GGUF files are written with the gguf package from Hugging Face models, as llama.
 import json
 import shutil
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,6 +22,7 @@ from transformers import AutoConfig
 from architectures.gguf.importing import gguf_names
 from architectures.shapes.shape import Shape
 from tests.conftest import MERGES
+from tests.families import ENCODER_DECODER
 
 CLASSIC = ("opt", "gpt_neox", "bloom", "gpt2", "gpt_bigcode")
 FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
@@ -73,13 +75,16 @@ def family_settings() -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def family_checkpoint(make_checkpoint: Callable[..., Path]) -> Callable[[str], Path]:
+def family_checkpoint(
+    make_checkpoint: Callable[..., Path], make_translator: Callable[..., Path]
+) -> Callable[[str], Path]:
     """The folder of a family's random checkpoint of four layers, made once; not to be changed."""
     made: dict[str, Path] = {}
 
     def of(family: str) -> Path:
         if family not in made:
-            made[family] = perturb_vectors(make_checkpoint(model_type=family, **FAMILY_SETTINGS[family]))
+            make = make_translator if family in ENCODER_DECODER else partial(make_checkpoint, model_type=family)
+            made[family] = perturb_vectors(make(**FAMILY_SETTINGS.get(family, {})))
         return made[family]
 
     return of

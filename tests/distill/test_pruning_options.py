@@ -10,7 +10,6 @@ from pydantic import ValidationError
 from transformers import AutoModelForCausalLM
 
 from architectures.errors import UserError
-from architectures.families import FAMILIES
 from architectures.pages.terminal import terminal
 from architectures.pruning.plan_record import PLAN_NAME, PruningPlan
 from architectures.shapes.shape import Shape
@@ -19,6 +18,7 @@ from distill.checking.check import check_recipe
 from distill.recipe.recipe import Recipe
 from distill.run.run import Run
 from distill.stages.running import prune_stage
+from tests.families import DECODER_ONLY
 
 SIZES = {  # four layers of heads 16 wide, 64 channels, as every tiny checkpoint
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
@@ -26,7 +26,7 @@ SIZES = {  # four layers of heads 16 wide, 64 channels, as every tiny checkpoint
     "gpt2": {"n_layer": 4, "n_head": 4, "n_embd": 64, "n_inner": 96},
     "gpt_bigcode": {"n_layer": 4, "n_head": 4, "n_embd": 64, "n_inner": 96},
 }
-CLASSIC = [name for name, family in FAMILIES.items() if not family.width]
+CLASSIC = [name for name, family in DECODER_ONLY.items() if not family.width]
 DEPTH = ("first_last", "evenly_spaced", "random", "block_influence", "greedy", "merge")
 WIDTH = ("activation", "flap", "magnitude", "random")
 LAYERS_ALONE = "targets only layers can be cut"
@@ -119,7 +119,7 @@ def pruned(recipe: Recipe) -> tuple[Path, PruningPlan]:
     return init, PruningPlan.from_json((init / PLAN_NAME).read_text())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DECODER_ONLY)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_works_or_is_refused(targets, recipe_of, option, family):
     target, (architecture, for_all, for_classic) = targets(family), OPTIONS[option]
@@ -142,7 +142,7 @@ def test_an_option_works_or_is_refused(targets, recipe_of, option, family):
     assert logits(init).isfinite().all()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DECODER_ONLY)
 @pytest.mark.parametrize(("method", "rescale"), [*((method, False) for method in DEPTH), ("first_last", True)])
 def test_an_option_that_takes_nothing_away_changes_no_bit(targets, recipe_of, method, rescale, family):
     target = targets(family)
@@ -151,7 +151,7 @@ def test_an_option_that_takes_nothing_away_changes_no_bit(targets, recipe_of, me
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DECODER_ONLY)
 def test_a_head_stays_tied_or_apart(targets, recipe_of, family, tied):
     target = targets(family, **{} if tied else {"tie_word_embeddings": False})
     init, plan = pruned(recipe_of(target, layers=4, method="first_last", rescale=True))
@@ -159,7 +159,7 @@ def test_a_head_stays_tied_or_apart(targets, recipe_of, family, tied):
     assert torch.equal(logits(init), logits(target))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DECODER_ONLY)
 def test_a_plan_and_a_source_serve_every_family(targets, recipe_of, tmp_path, family):
     target = targets(family)
     first, plan = pruned(recipe_of(target, layers=3, method="evenly_spaced"))
@@ -171,7 +171,7 @@ def test_a_plan_and_a_source_serve_every_family(targets, recipe_of, tmp_path, fa
     assert (shorter.source.layers, shorter.source_layers) == (3, (0, 2))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DECODER_ONLY)
 def test_stages_are_a_cut_of_the_stage_before(targets, recipe_of, family):
     recipe = recipe_of(targets(family), stages=[3, 2], method="first_last", rescale=True)
     assert "cut to 3, 2 layers in turn, each by first_last" in terminal(*check_recipe(recipe))

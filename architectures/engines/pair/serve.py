@@ -55,19 +55,25 @@ def serve_transformers(pair: Pair) -> str:
     drafting = pair.drafting_of("transformers")
     values = (drafting.lookahead, "constant", drafting.confidence)
     settings = ", ".join(f"{key}={value!r}" for key, value in zip(ASSISTANT_KEYS, values, strict=True))
-    load_call = f"AutoModelForCausalLM.from_pretrained({pair.draft.name!r})"
+    opens = "AutoModelForSeq2SeqLM" if has_encoder(pair.draft) else "AutoModelForCausalLM"
+    load_call = f"{opens}.from_pretrained({pair.draft.name!r})"
     if pair.draft.small_head:
         load_call = f"load_draft(Path({pair.draft.name!r}))  # the code of its README.md"
     both = ", tokenizer=tokenizer, assistant_tokenizer=draft_tokenizer" if pair.own_vocabulary else ""
     revision = f", revision={pair.revision!r}" if pair.revision != "main" else ""
     return "\n".join(
         (
-            f"target = AutoModelForCausalLM.from_pretrained({pair.target.name!r}{revision})",
+            f"target = {opens}.from_pretrained({pair.target.name!r}{revision})",
             f"draft = {load_call}",
             f"draft.generation_config.update({settings})",
             f"target.generate(**inputs, assistant_model=draft{both})",
         )
     )
+
+
+def has_encoder(model: Model) -> bool:
+    """Whether an encoder reads the prompt; a pair of such models is one of the same family."""
+    return model.shape is not None and model.shape.encoder_layers > 0
 
 
 def serve_tensorrt_llm(pair: Pair) -> str:

@@ -229,6 +229,8 @@ def known_family(pair: Pair, *, engine: str, without: str) -> Verdict:
         return not_checked(
             f"{model_type} is not a model type that widedraft knows, or that was looked for in {engine}."
         )
+    if family.encoder is not None:
+        return not_checked(f"{model_type} is an encoder-decoder model: whether {engine} drafts with one was not read.")
     if engine in family.engines:
         return fine(f"{engine} has a model of its own for {model_type}.")
     return not_checked(f"{engine} has no model of its own for {model_type}. {without}")

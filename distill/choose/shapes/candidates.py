@@ -7,6 +7,7 @@ from pathlib import Path
 
 from architectures.draft_vocabulary.asked import with_asked_head
 from architectures.errors import UserError
+from architectures.families import FAMILIES
 from architectures.shapes.requested_shape import draft_shape
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
@@ -84,6 +85,7 @@ def asked_shapes(recipe: Recipe, target: Shape, wanted: Wanted) -> Asked:
     Raises:
         UserError: If no shape can be cut or none is left, or heads would be trained whole that are to be frozen.
     """
+    FAMILIES[target.family].refuse("choose", "shapes to choose among")
     refuse_masks(recipe)
     depths = sorted(set(wanted.layers)) or [depth for depth in DEPTHS if depth < target.layers]
     heads = vocabularies_of(recipe, target, wanted.vocabularies)

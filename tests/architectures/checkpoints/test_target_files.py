@@ -11,13 +11,13 @@ from transformers import AutoModelForCausalLM
 
 from architectures.checkpoints.target_files import CARRIED_FILES, with_special_ids
 from architectures.errors import UserError
-from architectures.families import FAMILIES
 from architectures.pruning.plan import plan_pruning
 from architectures.pruning.plan_record import PruningPlan
 from architectures.pruning.prune import prune_checkpoint
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
+from tests.families import DECODER_ONLY
 
 IDS = torch.arange(3, 35)[None]
 SETTINGS = '{"eos_token_id": [2, 7],\n  "temperature": 0.60,  "odd":  "spacing"}'
@@ -57,7 +57,7 @@ def carried(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("settings", [SETTINGS, None], ids=["settings", "no settings"])
 @pytest.mark.parametrize("with_source", [False, True], ids=["of the target", "of a source"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DECODER_ONLY)
 def test_all_that_a_target_gives_its_draft_is_the_targets(dressed, tmp_path, family, with_source, settings):
     target = dressed(family, "target", "the target's", settings, eos_token_id=[2, 7], bos_token_id=5, pad_token_id=7)
     source = target
@@ -73,7 +73,7 @@ def test_all_that_a_target_gives_its_draft_is_the_targets(dressed, tmp_path, fam
 
 
 @pytest.mark.parametrize("vocab_size", [259, 264, 272])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DECODER_ONLY)
 def test_the_draft_has_the_targets_vocabulary_and_says_what_its_source_says(
     family_checkpoint, tmp_path, family, vocab_size
 ):

@@ -125,6 +125,7 @@ def test_every_family_is_served_or_refused():
         "olmo2": "vLLM has no OLMo 2 of its own",
         "gpt_neox": "vLLM has no GPT-NeoX of its own",
         "gpt_bigcode": "vLLM has no GPT BigCode of its own",
+        "t5": "vLLM has no T5 of its own",
     }
     assert [without_vllm(name) for name in (*SERVED, "unknown")] == [None] * (len(SERVED) + 1)
 

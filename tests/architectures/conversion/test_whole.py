@@ -17,11 +17,12 @@ from architectures.draft_vocabulary.head import head_ids
 from architectures.families import FAMILIES
 from architectures.small_head.record import read_draft_vocabulary, write_draft_vocabulary
 from eval.models.loading import load_model, require_same_tokenizer
+from tests.families import DECODER_ONLY
 
 INPUTS = torch.randint(0, 264, (3, 40), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DECODER_ONLY)
 def test_transformers_proposes_what_the_small_head_proposes(small_draft, tmp_path, family):
     draft, out = small_draft(family), tmp_path / "whole"
     convert_draft(draft, out, "whole")
@@ -36,7 +37,7 @@ def test_transformers_proposes_what_the_small_head_proposes(small_draft, tmp_pat
     assert len(set(whole_BTV.argmax(dim=-1).flatten().tolist())) > 5
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DECODER_ONLY)
 def test_all_tensors_but_the_head_are_the_drafts(small_draft, tmp_path, family):
     draft, out = small_draft(family), tmp_path / "whole"
     convert_draft(draft, out, "whole")
@@ -69,7 +70,7 @@ def test_the_folder_is_an_ordinary_draft_of_the_target(small_draft, family_check
     assert "saves no time" in (out / "README.md").read_text()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DECODER_ONLY)
 def test_the_card_warns_of_engines_that_would_take_the_embedding_for_the_head(small_draft, tmp_path, family):
     convert_draft(small_draft(family), tmp_path / "whole", "whole")
     warned = "**Not for" in (tmp_path / "whole" / "README.md").read_text()

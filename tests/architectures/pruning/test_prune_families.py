@@ -19,13 +19,14 @@ from architectures.pruning.prune import prune_checkpoint
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
+from tests.families import DECODER_ONLY
 
 WIDE = [name for name, family in FAMILIES.items() if family.width]
 IDS = torch.arange(3, 35)[None]
 CLOSE = {"rtol": 1e-3, "atol": 2e-4}  # float32: the same sums over fewer terms, in another order, through four layers
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=DECODER_ONLY)
 def target(request, family_checkpoint) -> Path:
     return family_checkpoint(request.param)
 

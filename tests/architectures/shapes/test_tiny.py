@@ -6,7 +6,7 @@ from math import gcd
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from architectures.families import FAMILIES
 from architectures.shapes.requested_shape import draft_shape
@@ -27,10 +27,12 @@ def test_a_tiny_model_of_every_family_opens_and_has_the_shape_foretold(family, f
     shape, draft = tiny_shapes(source, [replace(source, layers=2)])
     small = tiny_config(config, shape)
     (tmp_path / "config.json").write_text(json.dumps(small), encoding="utf-8")
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
+    opens = AutoModelForCausalLM if source.encoder_layers == 0 else AutoModelForSeq2SeqLM
+    model = opens.from_config(AutoConfig.from_pretrained(tmp_path))
     assert Shape.from_config(small) == shape
     assert sum(parameter.numel() for parameter in model.parameters()) == shape.parameters()
-    assert model(torch.arange(12)[None]).logits.shape == (1, 12, 264)
+    said = {"decoder_input_ids": torch.arange(12)[None]} if source.encoder_layers else {}
+    assert model(torch.arange(12)[None], **said).logits.shape == (1, 12, 264)
     assert draft == replace(shape, layers=2)
 
 

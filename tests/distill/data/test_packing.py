@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from architectures.errors import UserError
-from architectures.families import FAMILIES
 from architectures.pages.terminal import terminal
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
@@ -25,6 +24,7 @@ from distill.train import train
 from distill.training.dataspec import cut_padding, split_batch
 from distill.training.model import DistillModel
 from eval.models.loading import load_model
+from tests.families import DECODER_ONLY
 
 LENGTHS, NUM_KEPT = (11, 30, 3, 1, 19, 24, 8), (4, 11, 3, 1, 1, 20, 2)
 ROUNDING = {"rtol": 1e-5, "atol": 1e-5}  # float32 hidden states of size 1 to 4: products of other heights
@@ -77,7 +77,7 @@ def rows_computed(lm, ask) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DECODER_ONLY)
 def test_texts_whose_positions_begin_again_are_read_apart(make_checkpoint, family, eager):
     lm = load_model(make_checkpoint(model_type=family, **SETTINGS.get(family, {})), dtype="float32", device="cpu")
     if eager:
@@ -91,7 +91,7 @@ def test_texts_whose_positions_begin_again_are_read_apart(make_checkpoint, famil
     torch.testing.assert_close(together, torch.cat(alone), rtol=1e-5, atol=5e-5)
 
 
-@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.texts_apart != "positions"])
+@pytest.mark.parametrize("family", [name for name, family in DECODER_ONLY.items() if family.texts_apart != "positions"])
 def test_what_transformers_sees_of_positions_alone_mixes_texts_of_some_families_up(make_checkpoint, family):
     """If this fails, transformers has learned it and distill/data/apart.py has one family less to do."""
     lm = load_model(make_checkpoint(model_type=family, **SETTINGS.get(family, {})), dtype="float32", device="cpu")
@@ -181,7 +181,7 @@ def test_values_come_to_their_slots_and_room_holds_zeros():
 
 
 @pytest.mark.parametrize("eager", [False, True])  # else what transformers chooses: sdpa, where a family has it
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DECODER_ONLY)
 def test_a_packed_model_reads_what_it_reads_of_padded_rows(make_checkpoint, family, eager):
     lm = load_model(make_checkpoint(model_type=family, **SETTINGS.get(family, {})), dtype="float32", device="cpu")
     if eager:
@@ -217,7 +217,7 @@ def recipe_of(tmp_path):
     return of
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DECODER_ONLY)
 def test_check_takes_every_family(make_checkpoint, recipe_of, family):
     recipe = recipe_of(make_checkpoint(model_type=family, **SETTINGS.get(family, {})))
     assert "2 layers" in terminal(*check_recipe(recipe))

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from scipy.stats import binom
+from transformers import BartConfig, BartForConditionalGeneration
 
 from architectures.errors import UserError
 from eval.checks import verify
@@ -130,7 +131,22 @@ def test_an_encoder_decoder_checkpoint_is_opened_where_it_can_be_used(translator
     translators[0].double()
     load_tokenizer(target_folder).save_pretrained(folder)
     assert load_pair(str(folder), str(folder), dtype="float32").target.config.is_encoder_decoder
-    with pytest.raises(UserError, match="an encoder-decoder model"):
+    assert load_model(folder, dtype="float32").config.is_encoder_decoder
+
+
+def test_an_encoder_decoder_of_an_unknown_family_is_opened_by_who_decodes_alone(target_folder, tmp_path):
+    sizes = {"vocab_size": 264, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 16}
+    BartForConditionalGeneration(BartConfig(**sizes, **heads)).save_pretrained(tmp_path)
+    load_tokenizer(target_folder).save_pretrained(tmp_path)
+    assert load_pair(str(tmp_path), str(tmp_path), dtype="float32").target.config.model_type == "bart"
+    with pytest.raises(UserError, match="an encoder-decoder model of model_type 'bart'"):
+        load_model(tmp_path, dtype="float32")
+
+
+def test_an_encoder_decoder_that_does_not_say_how_it_begins_is_refused(make_translator):
+    folder = make_translator(decoder_start_token_id=None)
+    with pytest.raises(UserError, match="decoder_start_token_id is missing"):
         load_model(folder, dtype="float32")
 
 

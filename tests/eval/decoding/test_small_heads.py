@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from architectures.errors import UserError
-from architectures.families import FAMILIES
 from eval.decoding import batch, rules
 from eval.decoding.rules import LOSSLESS, RULES, residual
 from eval.decoding.sampling import Sampling, distribution, invert_cumulative
@@ -16,6 +15,7 @@ from eval.steps.sequencer import ForwardSequencer, TextSequencer, open_sequencer
 from tests.eval.decoding.laws import law_greedy_text_is_the_targets, law_rows_do_not_feel_each_other
 from tests.eval.decoding.small_heads import model_of, noisy, sizes_of_drafting, spread_out, with_head_of
 from tests.eval.decoding.stand_ins import watched_maker
+from tests.families import DECODER_ONLY
 
 VOCAB = 264
 KEPT = tuple(id_ for id_ in range(VOCAB) if id_ % 7)  # 226 of them; the target says others too
@@ -78,7 +78,7 @@ def test_every_rule_and_setting_decodes_as_the_reference(rule, sampling):
     assert sum(kept) > 0
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DECODER_ONLY)
 def test_every_family_decodes_as_the_reference(family):
     for rule, sampling in (("rejection", "all"), ("exact_sampled_draft", "penalty"), ("rejection", "greedy")):
         law_a_small_head_decodes_as_its_reference(trio(family), rule, SAMPLINGS[sampling], PROMPTS)
@@ -96,7 +96,7 @@ def test_steps_of_fixed_shapes_decode_as_the_reference(family, kind, monkeypatch
     assert maker.fed
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DECODER_ONLY)
 def test_greedy_text_is_the_targets(family):
     target, draft, _ = trio(family)
     law_greedy_text_is_the_targets(target, draft, PROMPTS, Limits(12, frozenset({2})), lookahead=3)

@@ -1,0 +1,143 @@
+"""Encoder-decoder models through prune, save, load, compare: blocks of both stacks go, and nothing else changes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
+
+from architectures.errors import UserError
+from architectures.pruning.plan import needed_scores, plan_pruning
+from architectures.pruning.plan_laws import broken_laws
+from architectures.pruning.plan_record import PruningPlan
+from architectures.pruning.prune import prune_checkpoint
+from architectures.pruning.scores import Scores
+from architectures.shapes.section import ArchitectureConfig
+from architectures.shapes.shape import Shape
+from architectures.targets.target import read_config
+
+KINDS = [(tied, gated) for tied in (True, False) for gated in (True, False)]
+READ, SAID = torch.arange(3, 35)[None], torch.tensor([[0, 7, 9, 11, 9, 200]])
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=str)
+def target(request, make_translator) -> Path:
+    tied, gated = request.param
+    return make_translator(tied=tied, gated=gated)
+
+
+def shape_of(folder: Path) -> Shape:
+    return Shape.from_config(read_config(folder))
+
+
+def plan_for(folder: Path, scores: Scores | None = None, **architecture) -> PruningPlan:
+    wanted = ArchitectureConfig.model_validate({"method": "first_last", **architecture})
+    return plan_pruning(shape_of(folder), wanted, scores, seed=3)
+
+
+def logits(model: PreTrainedModel) -> Tensor:
+    with torch.inference_mode():
+        return model.eval()(input_ids=READ, decoder_input_ids=SAID, use_cache=False).logits
+
+
+def load(folder: Path) -> PreTrainedModel:
+    return AutoModelForSeq2SeqLM.from_pretrained(folder, dtype="auto")
+
+
+def pruned(folder: Path, plan: PruningPlan, out: Path) -> PreTrainedModel:
+    prune_checkpoint(folder, plan, out)
+    draft = load(out)
+    assert shape_of(out) == plan.draft
+    assert draft.num_parameters() == plan.draft.parameters()
+    return draft
+
+
+def cut_by_hand(folder: Path, plan: PruningPlan) -> PreTrainedModel:
+    """The target without the other blocks; the first ones left get the tables that the first ones had."""
+    model = load(folder)
+    for stack, kept in ((model.decoder, plan.source_layers), (model.encoder, plan.encoder_layers)):
+        table = stack.block[0].layer[0].SelfAttention.relative_attention_bias
+        stack.block = torch.nn.ModuleList(stack.block[block] for block in kept)
+        attention = stack.block[0].layer[0].SelfAttention
+        attention.relative_attention_bias, attention.has_relative_attention_bias = table, True
+    return model
+
+
+def test_keeping_everything_keeps_every_bit(target, tmp_path):
+    draft = pruned(target, plan_for(target, layers=4), tmp_path / "draft")
+
+    assert torch.equal(logits(draft), logits(load(target)))
+    kept, source = (load_file(folder / "model.safetensors") for folder in (tmp_path / "draft", target))
+    assert kept.keys() == source.keys()
+    assert all(torch.equal(kept[name], source[name]) for name in source)
+
+
+@pytest.mark.parametrize(
+    ("kept", "encoder"), [((0,), (0, 1, 2)), ((0, 3), (0, 2)), ((2, 3), (1,)), ((1, 2, 3), (2,)), ((3,), (0, 1, 2))]
+)
+def test_a_draft_computes_what_the_target_computes_without_the_other_blocks(target, tmp_path, kept, encoder):
+    plan = plan_for(target, layers=len(kept), encoder_layers=len(encoder))
+    plan = replace(plan, source_layers=kept, encoder_layers=encoder)
+    draft = pruned(target, plan, tmp_path / "draft")
+
+    assert torch.equal(logits(draft), logits(cut_by_hand(target, plan)))
+
+
+def test_a_head_of_its_own_stays_one_and_a_tied_one_is_not_stored_twice(make_translator, tmp_path):
+    for tied in (True, False):
+        folder = make_translator(tied=tied)
+        draft = pruned(folder, plan_for(folder, layers=1), tmp_path / str(tied))
+        assert (draft.lm_head.weight is draft.shared.weight) == tied
+        assert draft.config.scale_decoder_outputs == tied
+        assert ("lm_head.weight" in load_file(tmp_path / str(tied) / "model.safetensors")) == (not tied)
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "encoder.embed_tokens.weight"])
+def test_a_stored_copy_of_the_embedding_must_be_one(make_translator, tmp_path, name):
+    folder = make_translator()
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, name: tensors["shared.weight"].clone()}, folder / "model.safetensors")
+    pruned(folder, plan_for(folder, layers=1), tmp_path / "draft")
+
+    save_file({**tensors, name: tensors["shared.weight"] + 1}, folder / "model.safetensors")
+    with pytest.raises(UserError, match=f"{name} differs from shared.weight"):
+        prune_checkpoint(folder, plan_for(folder, layers=1), tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("method", "kept"), [("first_last", (0, 2)), ("evenly_spaced", (0, 2)), ("block_influence", (1, 2))]
+)
+def test_the_encoder_is_cut_by_a_method_of_its_own(target, method, kept):
+    wanted = {"layers": 2, "encoder_layers": 2, "encoder_method": method}
+    scores = Scores({"encoder_block_influence_L": torch.tensor([0.1, 0.3, 0.2]).double().numpy()})
+
+    assert plan_for(target, scores, **wanted).encoder_layers == kept
+    needed = needed_scores(shape_of(target), ArchitectureConfig(method="first_last", **wanted))
+    assert needed == ({"encoder_block_influence_L"} if method == "block_influence" else set())
+
+
+def test_a_plan_from_a_file_is_held_to_the_encoder_that_is_there(target):
+    plan = plan_for(target, layers=1, encoder_layers=2)
+    assert PruningPlan.from_json(plan.to_json()) == plan
+    assert not list(broken_laws(plan))
+    assert list(broken_laws(replace(plan, encoder_layers=(0, 3)))) == ["encoder_layers must be from 0 to 2, got 3"]
+    assert list(broken_laws(replace(plan, encoder_layers=()))) != []
+
+
+def test_a_plan_says_what_is_kept_of_the_encoder(target):
+    assert plan_for(target, layers=2).summary() == "keeps layers 0, 3 of 0 to 3, the whole encoder"
+    words = "keeps layers 0, 3 of 0 to 3, encoder layer 0 of 0 to 2"
+    assert plan_for(target, layers=2, encoder_layers=1).summary() == words
+
+
+def test_a_target_without_an_encoder_has_no_blocks_of_one_to_keep(tiny_target):
+    with pytest.raises(UserError, match="llama targets have no encoder"):
+        plan_for(tiny_target, layers=1, encoder_layers=1)
+
+
+def test_a_method_for_an_encoder_that_stays_whole_is_refused():
+    with pytest.raises(ValueError, match="leave out encoder_method without encoder_layers"):
+        ArchitectureConfig(layers=1, encoder_method="random")

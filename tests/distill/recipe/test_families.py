@@ -1,0 +1,96 @@
+"""What a family cannot be given is refused by check and by every stage, and by nothing else: one table for all."""
+
+import json
+import re
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from architectures.errors import UserError
+from architectures.families import FAMILIES
+from distill.checking.check import check_recipe
+from distill.recipe.families import ASKED, refuse_unfit
+from distill.recipe.recipe import Recipe
+from distill.run.run import Run
+from tests.families import DECODER_ONLY, ENCODER_DECODER
+
+ROOT = Path(__file__).parents[3]
+ANSWERED = {"prompts": [{"path": "prompts.jsonl"}], "num_eval_prompts": 2}
+ASKS = MappingProxyType(  # feature -> sections that ask for it
+    {
+        "merge": {"architecture": {"layers": 2, "method": "merge"}},
+        "learned_masks": {"architecture": {"layers": 2, "method": "learned_masks"}, "text": {}},
+        "rescale": {"architecture": {"layers": 2, "rescale": True}},
+        "vocabulary": {"architecture": {"layers": 2, "vocabulary": {"size": 64, "from": "answers"}}},
+        "stages": {"architecture": {"stages": [3, 2]}},
+        "packing": {"distill": {"packing": True}},
+        "text": {"distill": {"train_on": "text", "max_duration": "9ba"}, "text": {}},
+        "self_written_prompts": {"data": {**ANSWERED, "self_written_prompts": 4}},
+        "sharded teacher": {
+            "distill": {"teacher": {"source": "live", "parallelism": "fsdp2"}, "device_train_microbatch_size": 1}
+        },
+        "fsdp2": {"distill": {"parallelism": "fsdp2", "device_train_microbatch_size": 1}},
+    }
+)
+
+
+def recipe_of(folder: Path, target: Path, sections: dict[str, dict[str, object]]) -> Recipe:
+    prompts, text = folder / "prompts.jsonl", folder / "text.txt"
+    prompts.write_text("".join(json.dumps({"prompt": f"What is {i}?"}) + "\n" for i in range(9)))
+    text.write_text("some words. " * 400)
+    data = {**ANSWERED, **sections.get("data", {}), "prompts": [{"path": str(prompts)}]}
+    words = {"text": {"domains": ({"name": "all", "path": str(text)},)}} if "text" in sections else {}
+    calibration = {"text": str(text), "tokens": 64, "sequence_len": 32}
+    architecture = {"layers": 2, **sections.get("architecture", {})}
+    if architecture.get("method") != "learned_masks":
+        architecture["calibration"] = calibration
+    if "stages" in architecture:
+        del architecture["layers"]
+    return Recipe.model_validate(
+        {
+            "run_name": "r",
+            "run_dir": str(folder / "run"),
+            "target": {"path": str(target), "dtype": "float32"},
+            "architecture": architecture,
+            "data": data,
+            "distill": sections.get("distill", {}),
+            "eval": {"num_prompts": 2, "policy_prompts": 0},
+            **words,
+        }
+    )
+
+
+@pytest.mark.parametrize("feature", ASKS)
+@pytest.mark.parametrize("family", ENCODER_DECODER)
+def test_what_a_family_cannot_be_given_is_refused_before_anything_is_computed(
+    feature, family, make_translator, tmp_path
+):
+    recipe = recipe_of(tmp_path, make_translator(), ASKS[feature])
+    why = re.escape(f"{ASKED[feature][0]}: not for targets of model_type {family}: {FAMILIES[family].refused[feature]}")
+    with pytest.raises(UserError, match=why):
+        check_recipe(recipe)
+    with pytest.raises(UserError, match=why):
+        Run.of(recipe).begin()
+
+
+@pytest.mark.parametrize("feature", ASKS)
+def test_the_same_is_given_to_others(feature, tiny_target, tmp_path):
+    recipe = recipe_of(tmp_path, tiny_target, ASKS[feature])
+    for family in DECODER_ONLY:
+        refuse_unfit(recipe, family)
+
+
+def test_a_plain_recipe_is_refused_nothing(make_translator, tmp_path):
+    recipe = recipe_of(tmp_path, make_translator(), {})
+    check_recipe(recipe)
+    Run.of(recipe).begin()
+
+
+def test_every_refusal_is_asked_for_and_told_on_the_page():
+    page = (ROOT / "docs" / "pruning.md").read_text(encoding="utf-8")
+    assert ASKED.keys() == ASKS.keys()
+    for family in ENCODER_DECODER.values():
+        assert family.refused.keys() == ASKED.keys() | {"choose"}
+        for feature, (key, _) in ASKED.items():
+            assert f"| `{key}` | {family.refused[feature]} |\n" in page
