@@ -41,6 +41,7 @@ from eval.commands.latency import LatencySettings, latency
 from eval.commands.lookup import LookupSettings, lookup
 from eval.commands.report import ReportSettings, report
 from eval.commands.speed import SpeedSettings, speed
+from eval.shift.command import ShiftSettings, shift
 
 EXITS = "Exit codes: 0 fine, 2 a mistake you can mend (one message), 130 interrupted; run again to continue."
 
@@ -274,6 +275,11 @@ STAGES = {
         report,
         "make one page of the scorecards of one or several runs, with plots; it needs no network",
         ReportSettings,
+    ),
+    "shift": Stage(
+        shift,
+        "compare drafts over the same stream of requests: acceptance against records, by source, by token",
+        ShiftSettings,
     ),
     "run": Stage(
         recipe_commands.run_everything,

@@ -113,7 +113,17 @@ def test_every_stage_has_help(stage, capsys):
     assert f"usage: widedraft {stage}" in capsys.readouterr().out
 
 
-FINGERPRINTS_NOTHING = {"recipes", "check", "preflight", "shapes", "tasks", "export-recorded", "rounds", "report"}
+FINGERPRINTS_NOTHING = {
+    "recipes",
+    "check",
+    "preflight",
+    "shapes",
+    "tasks",
+    "export-recorded",
+    "rounds",
+    "report",
+    "shift",
+}
 
 
 @pytest.mark.parametrize("stage", widedraft.STAGES)

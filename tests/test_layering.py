@@ -76,6 +76,7 @@ LIGHT_MODULES = (
     "eval.prompts.rendering",
     "eval.prompts.words",
     "eval.streams.stream",
+    "eval.shift.command",
     "eval.commands.report",
     "eval.commands.speed",
     "widedraft",

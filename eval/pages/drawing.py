@@ -82,6 +82,14 @@ def render(figure: Figure) -> Drawing:
     return Drawing(view_box, body, png.getvalue())
 
 
+def svg_file(drawing: Drawing) -> str:
+    """A drawing as an SVG file of its own, on white."""
+    colours = "".join(f"{role[4:-1]}: {colour}; " for colour, role in ROLES.items() if role.startswith("var("))
+    look = f"{colours}color: {INK}; background: white; font-family: sans-serif"
+    name = "http://www.w3.org/2000/svg"
+    return f'<svg xmlns="{name}" viewBox="{drawing.view_box}" style="{look}">{drawing.body}</svg>\n'
+
+
 def add_legend(canvas: Canvas, axes: Axes) -> None:
     """Name the series below the plot, where there is one to name; more lines than two make the canvas higher."""
     handles, labels = axes.get_legend_handles_labels()
@@ -141,6 +149,20 @@ def draw_curve(axes: Axes, x: Sequence[float], y: Sequence[float], index: int, l
     """What a formula says beside measured values: thin, dotted, without markers."""
     style = {"color": COLOURS[index % len(COLOURS)], "linestyle": (0, (1, 2)), "linewidth": 1.2}
     axes.plot(x, y, label=in_legend(label), **style)
+
+
+def draw_separate(axes: Axes, points: Sequence[tuple[float, float]], index: int, label: str) -> None:
+    """Values of things that do not follow each other: the markers of a series without its line."""
+    style: dict[str, Any] = {**series_style(index), "linestyle": "none"}
+    axes.plot([x for x, _ in points], [y for _, y in points], label=in_legend(label), **style)
+
+
+def draw_band(axes: Axes, x: Sequence[float], estimates: Sequence[Estimate], index: int, label: str | None) -> None:
+    """Measured values close to each other: a line in a band from low to high; without a label a further part of it."""
+    style: dict[str, Any] = {**series_style(index), "marker": "none"}
+    axes.plot(x, [each.value for each in estimates], label=None if label is None else in_legend(label), **style)
+    low, high = zip(*[each.interval or (each.value, each.value) for each in estimates], strict=True)
+    axes.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
 
 
 def whole_ticks(axes: Axes, values: Iterable[int]) -> None:
