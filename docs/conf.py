@@ -39,6 +39,7 @@ NAVIGATION = {
     "Train it": {
         "Distilling": "distilling",
         "Losses": "losses",
+        "The student's own text": "on_policy",
         "Teachers": "teacher",
         "Text": "text",
         "Online": "online",

@@ -17,6 +17,7 @@ from architectures.shapes.tiny import HEAD_VOCAB, tiny_shapes
 from architectures.small_head.config import COUNTED
 from distill.checking.check import draft_and_origin
 from distill.recipe.recipe import Recipe
+from distill.recipe.times import split_time
 from eval.prompts.table import TASKS
 
 SUFFIX = "-debug"
@@ -168,6 +169,7 @@ def debug_distill(values: Values, run: Path) -> Values:
     selection = values["token_selection"]
     return {
         "token_selection": None if selection is None else {**selection, "reference": str(run / TARGET)},
+        "samples": {**values["samples"], **debug_samples(values["samples"])},
         "max_duration": "6ba",
         "push_to_hub": None,
         "global_train_batch_size": 8,
@@ -179,6 +181,12 @@ def debug_distill(values: Values, run: Path) -> Values:
         "loggers": {"file": {}},
         "console_log_interval": "2ba",
     }
+
+
+def debug_samples(values: Values) -> Values:
+    """New answers as short as the others, and a ramp over half of the steps, where the recipe has one."""
+    rises = split_time(values["ramp"])[0] > 0
+    return {"max_new_tokens": at_most(values["max_new_tokens"], 16), "ramp": "0.5dur" if rises else values["ramp"]}
 
 
 def debug_eval(values: Values, run: Path) -> Values:

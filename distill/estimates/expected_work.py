@@ -115,6 +115,7 @@ def work_rows(recipe: Recipe, work: Work) -> list[tuple[str, str]]:
         rows.append(("stages", f"{len(recipe.architecture.stages)}, each trained for the steps below"))
     if recipe.text is not None and recipe.distill.train_on == "text":
         return rows + text_work_rows(recipe.distill, recipe.text.max_seq_len)
+    rows += new_answer_rows(recipe)
     value, unit = split_time(duration)
     if unit == "tok":
         least = ceil(value / (batch * recipe.data.max_seq_len))
@@ -196,6 +197,23 @@ def text_work_rows(distill: DistillConfig, seq_len: int) -> list[tuple[str, str]
         ("steps", f"{steps:,} of {batch} sequences each ({distill.max_duration})"),
         ("tokens", f"{steps * batch * (seq_len - 1):,} of text"),
     ]
+
+
+def new_answer_rows(recipe: Recipe) -> list[tuple[str, str]]:
+    """Who writes answers anew while the student trains."""
+    samples = recipe.distill.samples
+    if not samples.writes:
+        return []
+    chance = f"with probability {samples.most_probable:g}"
+    who = {
+        "student": "by the student, all of them",
+        "mix_request": f"by the student, each {chance}",
+        "mix_token": f"all of them, each token by the student {chance}, else by the teacher",
+    }[samples.source]
+    if split_time(samples.ramp)[0]:
+        who += f", which rises from {samples.begin:g} over {samples.ramp}"
+    most = samples.max_new_tokens or recipe.data.max_new_tokens
+    return [("new answers", f"{who}; at most {most} tokens. Answer tokens below are those of section data")]
 
 
 def loss_words(distill: DistillConfig) -> str:

@@ -66,7 +66,20 @@ def memory_parts(training: Training, processes: int) -> list[Part]:
         *teacher_parts(training, processes),
         activation_part(training, processes),
         loss_part(training, processes),
+        *new_answer_parts(training, processes),
     ]
+
+
+def new_answer_parts(training: Training, processes: int) -> list[Part]:
+    """Keys and values of answers written anew, before there are activations: what they take beyond those."""
+    sequences = training.batch // processes
+    held = sequences * training.seq_len * training.written_bytes
+    later = activation_part(training, processes).size_bytes + loss_part(training, processes).size_bytes
+    if held <= later:
+        return []
+    counted = f"{number_of(sequences, 'sequence')} x {training.seq_len} tokens x {training.written_bytes:,} bytes"
+    origin = f"{counted}, less activations, logits and loss, which are not there then"
+    return [Part("keys and values of new answers", held - later, origin)]
 
 
 def held_bytes(training: Training, processes: int) -> int:

@@ -7,6 +7,7 @@ from architectures.shapes.shape import DTYPE_BYTES, Shape
 from distill.estimates.frozen_embeddings import trained_parameters
 from distill.formulas.losses import Knowledge
 from distill.recipe.recipe import Recipe
+from distill.recipe.samples import SamplesConfig
 from distill.recipe.teacher import (
     AnyTeacher,
     HiddenCache,
@@ -40,6 +41,7 @@ class Training:
         teacher_sharded: Whether FSDP2 divides the teacher.
         logits_of_teacher: Whether the loss is made of the teacher's logits, which a cache of entries spares.
         frozen_embeddings: Whether the student's input embeddings have neither gradients nor moments.
+        written_bytes: Keys and values per token of those that write answers while the student trains.
     """
 
     title: str
@@ -58,6 +60,7 @@ class Training:
     teacher_sharded: bool = False
     logits_of_teacher: bool = True
     frozen_embeddings: bool = False
+    written_bytes: int = 0
 
     @property
     def trained_parameters(self) -> int:
@@ -86,9 +89,18 @@ def trainings(recipe: Recipe, target: Shape, draft: Shape) -> list[Training]:
         teacher_sharded=is_sharded(config.teacher),
         logits_of_teacher=asks_logits(config),
         frozen_embeddings=config.freeze_input_embeddings,
+        written_bytes=written_bytes(config.samples, draft, target, dtype),
     )
     masks = recipe.architecture.method == "learned_masks"
     return [mask_training(recipe, target), distillation] if masks else [distillation]
+
+
+def written_bytes(samples: SamplesConfig, draft: Shape, target: Shape, dtype: str) -> int:
+    """Bytes of a new answer's token while it is written: in the student, and in a teacher that writes too."""
+    if not samples.writes:
+        return 0
+    of_teacher = target.kv_bytes_per_token(dtype) if samples.source == "mix_token" else 0
+    return draft.kv_bytes_per_token("float32") + of_teacher
 
 
 def asks_logits(config: DistillConfig) -> bool:

@@ -9,7 +9,7 @@ from distill.expected_time.lengths import written_answer
 from distill.expected_time.rates import step_s, steps_of_answers, training_flops_per_s
 from distill.expected_time.scorecard_time import scorecard_time
 from distill.expected_time.stage_time import PlannedRun, StageTime, unknown
-from distill.expected_time.training_time import masks_time, trained_drafts, training_time
+from distill.expected_time.training_time import masks_time, new_answers_time, trained_drafts, training_time
 from distill.monitoring.flops import forward_flops, head_flops
 from distill.recipe.teacher import AnyTeacher, Cache, SparseCache, keeps_states
 
@@ -23,7 +23,10 @@ def stage_times(run: PlannedRun, device: Device) -> list[StageTime]:
     times.append(answers_time(run, device))
     if passes_for_cache(recipe.distill.teacher):
         times.append(cache_time(run, device))
-    times += [training_time(run, device, draft, name) for name, draft in trained_drafts(run)]
+    for name, draft in trained_drafts(run):
+        times.append(training_time(run, device, draft, name))
+        if recipe.distill.samples.writes:
+            times.append(new_answers_time(run, device, draft, f"new answers of {name}"))
     return [*times, scorecard_time(run, device)]
 
 

@@ -15,11 +15,12 @@ from distill.estimates.expected_work import expected_reading
 from distill.estimates.memory import process_counts
 from distill.estimates.trainings import learned_tokens, trainings
 from distill.expected_time.devices import Device
-from distill.expected_time.rates import training_flops_per_s
+from distill.expected_time.rates import step_s, steps_of_answers, training_flops_per_s
 from distill.expected_time.stage_time import PlannedRun, StageTime, unknown
 from distill.formulas.losses import Knowledge
 from distill.monitoring.flops import forward_flops, head_flops, training_flops
-from distill.recipe.teacher import HiddenCache, LiveTeacher, NoTeacher
+from distill.recipe.samples import SamplesConfig
+from distill.recipe.teacher import HiddenCache, LiveTeacher, NoTeacher, teacher_dtype
 from distill.recipe.times import split_time
 
 Sequence = tuple[int, int]  # tokens, and positions that the output head runs at
@@ -52,6 +53,39 @@ def training_time(run: PlannedRun, device: Device, draft: Shape, name: str) -> S
     )
     most = most_processes(run, device, "distillation")
     return StageTime(name, flops / rate.value, rate.measured, words, processes=most)
+
+
+def new_answers_time(run: PlannedRun, device: Device, draft: Shape, name: str) -> StageTime:
+    """Answers that are written anew while a draft trains: a decoding of its own for every batch."""
+    recipe, samples, config = run.recipe, run.recipe.distill.samples, run.recipe.distill
+    count, most = trained_sequences(run, run.lengths.whole), samples.max_new_tokens or recipe.data.max_new_tokens
+    share = 1.0 if samples.source == "mix_token" else mean_probability(samples)
+    rows = max(1, round(share * config.global_train_batch_size))
+    writers = [(draft, "float32")]
+    if samples.source == "mix_token":
+        writers.append((run.target, teacher_dtype(recipe.target.dtype, config.precision)))
+    context = run.lengths.prompt + most // 2
+    rates = [step_s(device, shape, dtype, batch=rows, context=context) for shape, dtype in writers]
+    known = [rate for rate in rates if rate is not None]
+    if count is None or len(known) < len(rates):
+        missing = " and ".join(dtype for (_, dtype), rate in zip(writers, rates, strict=True) if rate is None)
+        why = "how many answers there are is not known yet" if count is None else f"no step in {missing} was measured"
+        return unknown(name, f"answers that are written while the draft trains; {why}")
+    steps = steps_of_answers(device, count, config.global_train_batch_size, most)
+    seconds = steps * sum(rate.value for rate in known)
+    words = (
+        f"{number_of(round(share * count), 'answer')} of at most {most} tokens, {rows} at a time, {steps:,.0f} steps"
+    )
+    told = "; ".join(rate.words for rate in known)
+    processes = most_processes(run, device, "distillation")
+    return StageTime(name, seconds, all(rate.measured for rate in known), f"{words}; {told}", processes=processes)
+
+
+def mean_probability(samples: SamplesConfig) -> float:
+    """The chance that the student writes a sequence, on average over a training; of a ramp in dur alone it is exact."""
+    length, unit = split_time(samples.ramp)
+    lacking = (samples.most_probable - samples.begin) / 2 * length if unit == "dur" else 0.0
+    return samples.most_probable - lacking
 
 
 def masks_time(run: PlannedRun, device: Device) -> StageTime:

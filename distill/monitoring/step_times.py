@@ -8,10 +8,11 @@ from composer.utils import dist
 from distill.monitoring.phase_clock import PhaseClock, Watchdog
 
 PHASES = ("data", "teacher", "student", "optimiser", "save", "evaluation", "other")
+ROLLOUTS = "rollouts"  # one more, where answers are written while the student trains
 
 
 class StepTimes(Callback):
-    """Logs `step/<phase>_s` for every batch: the seconds since the batch before, split into PHASES.
+    """Logs `step/<phase>_s` for every batch: the seconds since the batch before, split into PHASES, and ROLLOUTS.
 
     `student` is the student's forward and backward pass, the loss and the clipping of gradients; `save` and
     `evaluation` are those that followed the batch before. The model names the teacher's part itself, on the same clock.
@@ -48,7 +49,8 @@ class StepTimes(Callback):
         """The student has moved: log how long everything took."""
         self.clock.switch("other")
         seconds = self.clock.lap()
-        logger.log_metrics({f"step/{phase}_s": seconds.get(phase, 0.0) for phase in PHASES})
+        phases = [*PHASES, *([ROLLOUTS] if ROLLOUTS in seconds else [])]
+        logger.log_metrics({f"step/{phase}_s": seconds.get(phase, 0.0) for phase in phases})
         self.batch = state.timestamp.batch.value
         self.beat()
 
@@ -89,16 +91,16 @@ class PhaseShares:
     """Adds up the phases of steps and says what share each has."""
 
     def __init__(self) -> None:
-        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.seconds = dict.fromkeys((*PHASES, ROLLOUTS), 0.0)
 
     def add(self, metrics: Mapping[str, float]) -> None:
         """Count the step times among some metrics."""
-        for phase in PHASES:
+        for phase in self.seconds:
             self.seconds[phase] += metrics.get(f"step/{phase}_s", 0.0)
 
     def describe(self) -> str:
         """Every phase that took half a percent or more, as "teacher 44%, student 50%", and begin again."""
         total_s = sum(self.seconds.values())
         shares = {phase: seconds / total_s for phase, seconds in self.seconds.items()} if total_s else {}
-        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.seconds = dict.fromkeys(self.seconds, 0.0)
         return ", ".join(f"{phase} {share:.0%}" for phase, share in shares.items() if share >= 0.005)

@@ -117,6 +117,17 @@ class Recipe(Section):
 
     @field_validator("distill")
     @classmethod
+    def _new_answers_leave_tokens_for_prompts(cls, distill: DistillConfig, info: ValidationInfo) -> DistillConfig:
+        data, most = info.data.get("data"), distill.samples.max_new_tokens
+        if data is not None and most is not None and most >= data.max_seq_len:
+            raise ValueError(
+                f"must have samples.max_new_tokens < data.max_seq_len, got {most} and {data.max_seq_len}. The prompt "
+                "needs room too."
+            )
+        return distill
+
+    @field_validator("distill")
+    @classmethod
     def _unknown_inputs_need_a_small_head(cls, distill: DistillConfig, info: ValidationInfo) -> DistillConfig:
         architecture = info.data.get("architecture")
         if architecture is None or not distill.unknown_inputs:

@@ -38,6 +38,16 @@ Warmup = Annotated[
     ),
 ]
 
+NO_RAMP = "0ba"
+Ramp = Annotated[
+    str,
+    Field(
+        pattern=rf"^(?:(?:0|{WHOLE})(?:ba|sp|tok)|{FRACTION}dur)$",
+        title="a Composer time",
+        examples=["0.5dur", "1000ba", NO_RAMP],
+    ),
+]
+
 ConsoleInterval = Annotated[
     str, Field(pattern=rf"^{WHOLE}(?:ep|ba)$", title="a Composer time", examples=["10ba", "1ep"])
 ]

@@ -11,6 +11,7 @@ from architectures.gguf_export.names import GgufKind
 from architectures.shapes.serving import TensorParallel
 from distill.formulas.losses import AnyLoss, Knowledge, Loss, loss_terms
 from distill.recipe.monitoring import Loggers
+from distill.recipe.samples import SamplesConfig, refuse_shards, refuse_unscored
 from distill.recipe.teacher import (
     AnyTeacher,
     Cache,
@@ -144,6 +145,7 @@ class DistillConfig(Section):
         "there is none.",
     )
     temperature: float = Field(default=1.0, gt=0, description="Divides the logits of teacher and student in the loss.")
+    samples: SamplesConfig = Field(default=SamplesConfig())
     max_duration: Duration = Field(default="1ep", description="Length of training.")
     global_train_batch_size: int = Field(default=8, ge=1, description="Sequences per step over all processes.")
     device_train_microbatch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
@@ -245,6 +247,16 @@ class DistillConfig(Section):
         refuse_temperature(info.data.get("teacher", LiveTeacher()), temperature)
         return temperature
 
+    @field_validator("samples")
+    @classmethod
+    def _fresh_text_is_scored(cls, samples: SamplesConfig, info: ValidationInfo) -> SamplesConfig:
+        train_on, teacher, loss = (info.data.get(name) for name in ("train_on", "teacher", "loss"))
+        if train_on is None or teacher is None or loss is None:  # reported already
+            return samples
+        refuse_unscored(samples, train_on, teacher, loss_terms(loss))
+        refuse_shards(samples, teacher)
+        return samples
+
     @field_validator("device_train_microbatch_size")
     @classmethod
     def _fits_the_batch(cls, size: int | str, info: ValidationInfo) -> int | str:
@@ -261,6 +273,12 @@ class DistillConfig(Section):
     def _size_known_to_shards(cls, parallelism: str, info: ValidationInfo) -> str:
         if parallelism == "fsdp2" and info.data.get("device_train_microbatch_size") == "auto":
             raise ValueError("must be ddp when distill.device_train_microbatch_size is auto, got fsdp2. Give a number.")
+        samples = info.data.get("samples")
+        if parallelism == "fsdp2" and samples is not None and samples.writes:
+            raise ValueError(
+                f"must be ddp when distill.samples.source is {samples.source}, got fsdp2: a student in shards would be "
+                "gathered for every token, and processes write answers of different lengths. A draft fits one device."
+            )
         return parallelism
 
     @field_validator("scheduler")

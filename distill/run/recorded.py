@@ -44,6 +44,8 @@ def recorded_values(recipe: Recipe) -> dict[str, Any]:
     values = recipe.model_dump(mode="json")
     values["distill"]["teacher"] = {**UNSAID, **values["distill"]["teacher"]}
     values["distill"]["loss"] = recorded_loss(recipe.distill.loss)
+    if not recipe.distill.samples.writes:
+        del values["distill"]["samples"]
     values["eval"] = recipe.eval.recorded()
     del values["data"]["answer_steps"]  # as the device, it runs the same model
     if recipe.architecture.encoder_layers is None:

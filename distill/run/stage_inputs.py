@@ -240,6 +240,8 @@ def training_inputs(run: Run) -> dict[str, str]:
     for name in ("unknown_inputs", "freeze_input_embeddings"):
         if not settings[name]:
             del settings[name]  # what was recorded before there was this key holds
+    if not config.samples.writes:
+        del settings["samples"]
     settings |= {"teacher": recorded(config.teacher), "loss": recorded_loss(config.loss)}
     if config.token_selection is not None:
         reference = Path(config.token_selection.reference)

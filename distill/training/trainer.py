@@ -62,6 +62,7 @@ from distill.teacher.sharded import load_sharded_teacher
 from distill.teacher_cache.answers import CachedAnswers
 from distill.teacher_cache.contents import load_head
 from distill.training.alpha_bounds import AlphaBounds
+from distill.training.answer_training import answer_training
 from distill.training.dataspec import build_dataspec
 from distill.training.model import DistillModel, HeldOut
 from distill.training.text_training import text_training, without_dur
@@ -253,10 +254,10 @@ def build_trainer(
 def training_data(
     run: Run, model: DistillModel, train_set: AnswerDataset | CachedAnswers | None
 ) -> tuple[DataSpec, list[Callback]]:
-    """This process's batches of answers, or of text where there are none, and what keeps a stream of text going."""
-    recipe, size = run.recipe, device_batch_size(run.recipe.distill)
+    """This process's batches of answers, or of text where there are none, and what writes or feeds them."""
+    size = device_batch_size(run.recipe.distill)
     if train_set is not None:
-        return build_dataspec(train_set, device_batch_size=size, shuffle=True, seed=recipe.seed), []
+        return answer_training(run, model, train_set, batch_size=size)
     device = f"cuda:{dist.get_local_rank()}" if torch.cuda.is_available() else "cpu"
     return text_training(run, model, batch_size=size, device=torch.device(device))
 

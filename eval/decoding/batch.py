@@ -65,10 +65,10 @@ class Batch:
         indices: Sequence[int],
         opener: Opener = open_sequencer,
     ) -> None:
-        if head_ids(models[0]) is not None:
+        if wanted.target_vocab is None and head_ids(models[0]) is not None:
             raise ValueError(f"{models[0].name_or_path}: says some ids alone; a target must be able to say every one.")
         self.wanted, self.streams, self.device = wanted, streams, models[0].device
-        self.vocab_size = shared_vocab_size(*models)
+        self.vocab_size = shared_vocab_size(*models) if wanted.target_vocab is None else wanted.target_vocab
         lookahead = wanted.speculation.lookahead if wanted.speculation else 0
         self.texts = [Text(index, first_tokens(models[0], wanted.prompts[index]), lookahead) for index in indices]
         sequencers = [
@@ -76,7 +76,7 @@ class Batch:
             for model, feeds in zip(models, wanted.feeds, strict=False)  # alone: no draft
         ]
         self.verifier, self.drafter = sequencers[0], sequencers[1] if len(models) > 1 else None
-        self.output_ids_S = ids_below(models[1], self.vocab_size) if len(models) > 1 else None
+        self.output_ids_S = ids_below(models[-1], self.vocab_size)  # of the draft, or of what writes alone
         start_s = clock_s(self.device)
         for sequencer in sequencers:
             self.read_contexts(sequencer)
@@ -110,18 +110,26 @@ class Batch:
         return seen_BV
 
     def plain_step(self) -> Iterator[Emitted]:
-        """One token more for every text, the target's own."""
-        logits_BV = self.verifier.feed(
+        """One token more for every text, the model's own."""
+        yield from self.append(*self.next_tokens())
+
+    def next_tokens(self) -> tuple[Tensor, list[float]]:
+        """tokens_B that the model would add to each text, and log p of each; of greedy ones none."""
+        logits_BS = self.verifier.feed(
             self.filled([text.last(1) for text in self.texts]),
             [(text.length - 1, 1) for text in self.texts],
             whole=False,
         )[:, 0]
         [draws_B] = self.draws(self.streams.target_BD, 1)
-        tokens_B, probs_BV = self.pick(logits_BV, self.seen_BV, draws_B)
-        logp_B = [] if probs_BV is None else at(probs_BV, tokens_B).log().tolist()
-        for text, token, logp in zip_longest(self.texts, tokens_B.tolist(), logp_B):
+        columns_B, probs_BS = self.pick(logits_BS, self.seen_by_writer(), draws_B)
+        logp = [] if probs_BS is None else at(probs_BS, columns_B).log().tolist()
+        return tokens_of(columns_B, self.output_ids_S), logp
+
+    def append(self, tokens_B: Tensor, logp: Sequence[float] = ()) -> Iterator[Emitted]:
+        """Add a token to every text, whoever chose it."""
+        for text, token, chance in zip_longest(self.texts, tokens_B.tolist(), logp):
             text.extend([token], self.wanted.limits)
-            text.logp += [] if logp is None else [logp]
+            text.logp += [] if chance is None else [chance]
             yield Emitted(text.index, (token,))
         self.seen_BV = marked(self.seen_BV, tokens_B)
 
@@ -186,7 +194,7 @@ class Batch:
         Tokens are kept on the device; nothing is wider than the draft's head.
         """
         assert self.drafter is not None
-        seen_BS = self.seen_by_draft()
+        seen_BS = self.seen_by_writer()
         draws = self.draws(self.streams.draft_BD, max(counts), drafting=True)
         ids_BT, spans = self.unread(counts)
         tokens, probs, chances = [], [], [1.0] * len(counts)
@@ -235,8 +243,8 @@ class Batch:
             (text.length - len(ids), len(ids)) for text, ids in zip(self.texts, rows, strict=True)
         ]
 
-    def seen_by_draft(self) -> Tensor | None:
-        """Which of the draft's output ids stand in each text, as a repetition penalty asks."""
+    def seen_by_writer(self) -> Tensor | None:
+        """Which of the output ids of the draft, or of what writes alone, stand in each text, as a penalty asks."""
         if self.seen_BV is None or self.output_ids_S is None:
             return self.seen_BV
         return self.seen_BV.index_select(1, self.output_ids_S)

@@ -30,6 +30,7 @@ class Wanted:
         speculation: How a draft is used; None without one.
         lookup: What proposes tokens in place of a model; None where a model does.
         lookup_policy: Who proposes where, a draft that is a model or the text itself; None for the draft everywhere.
+        target_vocab: Where a draft writes alone, how many ids its target has: it says no other; None where it does not.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -38,6 +39,7 @@ class Wanted:
     speculation: Speculation | None = None
     lookup: NgramLookup | None = None
     lookup_policy: ProposalPolicy | None = None
+    target_vocab: int | None = None
 
     @property
     def rule(self) -> str | None:

@@ -19,6 +19,7 @@ from architectures.small_head.record import read_draft_vocabulary
 from architectures.targets.target import read_config
 from distill.exporting.export import export_checkpoint
 from distill.recipe.recipe import RecipeError, load_recipe
+from distill.recipe.samples import SamplesConfig
 from distill.run.run import Run
 from distill.run.stage_inputs import RESUMABLE_KEYS, training_inputs
 from eval.models.loading import load_model
@@ -166,7 +167,11 @@ def test_a_share_is_from_0_to_1(tmp_path, share):
         load_recipe(file, [f"distill.unknown_inputs={share}", "architecture.vocabulary={size: 100}"])
 
 
-NEW_SINCE_THE_FIRST_RUNS = {"unknown_inputs": 0.5, "freeze_input_embeddings": True}
+NEW_SINCE_THE_FIRST_RUNS = {
+    "unknown_inputs": 0.5,
+    "freeze_input_embeddings": True,
+    "samples": SamplesConfig(source="student"),
+}
 
 
 @pytest.mark.parametrize("key", NEW_SINCE_THE_FIRST_RUNS)

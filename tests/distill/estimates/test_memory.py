@@ -173,6 +173,23 @@ def test_a_sharded_teacher_is_divided_but_for_what_is_gathered():
     assert {**eight, "teacher weights, bfloat16": 0} == {**whole, "teacher weights, bfloat16": 0}
 
 
+def test_new_answers_hold_keys_and_values_before_there_are_activations():
+    """A teacher of 32 layers beside the draft: 0.5 MiB a token in bfloat16, of 64 whole sequences."""
+    writing = replace(WIDE, written_bytes=LLAMA.kv_bytes_per_token("bfloat16"))
+    plain, found = sizes(WIDE, 1), sizes(writing, 1)
+    held = found.pop("keys and values of new answers")
+    assert found == plain
+    assert held == 64 * 2048 * 2**19 - plain["activations"] - plain["logits and loss"]
+    assert sizes(replace(WIDE, written_bytes=1), 1) == plain  # less than what comes afterwards
+    recipe = {"run_name": "r", "target": {"path": "absent"}, "architecture": {"layers": 5}}
+    recipe |= {"data": {"self_written_prompts": 1}, "distill": {"samples": {"source": "mix_token"}}}
+    [training] = trainings(Recipe.model_validate(recipe), LLAMA, DRAFT)
+    of_draft = DRAFT.kv_bytes_per_token("float32")
+    assert training.written_bytes == of_draft + LLAMA.kv_bytes_per_token(training.teacher_dtype)
+    recipe["distill"] = {"samples": {"source": "student"}}
+    assert trainings(Recipe.model_validate(recipe), LLAMA, DRAFT)[0].written_bytes == of_draft
+
+
 def test_auto_takes_the_whole_batch_of_a_process():
     auto = replace(WIDE, microbatch=None)
     assert [sequences_at_once(auto, processes) for processes in (1, 8)] == [64, 8]

@@ -11,6 +11,7 @@ from distill.estimates.expected_work import Work
 from distill.expected_time.devices import Device, Published, find_device
 from distill.expected_time.lengths import Lengths, mean_lengths
 from distill.expected_time.page import spent, spent_together
+from distill.expected_time.rates import step_s
 from distill.expected_time.stage_time import PlannedRun, StageTime, duration, unknown
 from distill.expected_time.stages import stage_times
 from distill.monitoring.flops import forward_flops, head_flops, training_flops
@@ -135,6 +136,33 @@ def test_states_that_were_kept_while_answering_need_no_pass_of_the_teacher():
     of_entries = times(run_of(teacher={**answering, "contents": "top_k"}))["teacher cache"]
     assert of_entries.seconds == pytest.approx(1000 * 300 * head_flops(TARGET.vocab, TARGET.hidden) / SPEED)
     assert "top_k of the states kept of 300,000 tokens" in of_entries.words
+
+
+@pytest.mark.parametrize(
+    ("samples", "rows", "writers"),
+    [
+        ({"source": "student"}, 8, ["float32"]),
+        ({"source": "mix_request", "probability": 0.25}, 2, ["float32"]),
+        ({"source": "mix_request", "probability": 0.75, "begin": 0.25, "ramp": "1dur"}, 4, ["float32"]),
+        ({"source": "mix_token", "probability": 0.25}, 8, ["float32", "bfloat16"]),
+    ],
+    ids=str,
+)
+def test_new_answers_take_the_steps_of_those_who_write_them(samples, rows, writers):
+    run = run_of(samples={**samples, "max_new_tokens": 100})
+    found, context = times(run)["new answers of training"], 700 + 50
+    shapes = {"float32": DRAFT, "bfloat16": TARGET}
+    rates = [step_s(FAST, shapes[dtype], dtype, batch=rows, context=context) for dtype in writers]
+    assert None not in rates
+    assert found.seconds == pytest.approx(1000 / 8 * 100 * sum(rate.value for rate in rates))
+    assert f"{rows} at a time" in found.words
+    assert "new answers of training" not in times(run_of())
+
+
+def test_new_answers_whose_steps_nobody_measured_are_said_to_be_missing(device_file, records):
+    found = times(run_of(samples={"source": "student"}), find_device(str(device_file(records["cores"]))))
+    assert found["new answers of training"].seconds is None
+    assert "no step in float32 was measured" in found["new answers of training"].words
 
 
 @pytest.mark.parametrize(

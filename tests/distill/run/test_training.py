@@ -18,6 +18,7 @@ from architectures.checkpoints.manifest import changed_inputs, read_manifest, wr
 from architectures.errors import UserError
 from architectures.shapes.section import ArchitectureConfig
 from distill.recipe.recipe import load_recipe, save_recipe
+from distill.recipe.samples import SamplesConfig
 from distill.recipe.token_selection import TokenSelection
 from distill.recipe.training import DistillConfig, OptimizerConfig, PushConfig, SchedulerConfig
 from distill.run import content
@@ -49,6 +50,7 @@ CHANGES_WEIGHTS: dict[str, Any] = {
     "temperature": 2.0,
     "global_train_batch_size": 8,
     "precision": "amp_bf16",
+    "samples": SamplesConfig(source="student"),
     "optimizer": OptimizerConfig(lr=0.5),
     "scheduler": SchedulerConfig(t_warmup="2ba"),
     "gradient_clipping": None,

@@ -222,7 +222,7 @@ def penalty_on_the_first_ids(patch):
     def mutant(self):
         return self.seen_BV if self.output_ids_S is None else self.seen_BV[:, : len(self.output_ids_S)]
 
-    patch(batch.Batch, "seen_by_draft", mutant)
+    patch(batch.Batch, "seen_by_writer", mutant)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,99 @@
+"""New answers beside every loss, head, selection and layout: the update is that of a training that was given them.
+
+The student's greedy answers to all prompts are written beforehand, by plain decoding, into the data of a second run.
+"""
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from distill.recipe.samples import SamplesConfig
+from distill.rollouts.rollouts import STUDENT_TOKENS
+from distill.run.run import Run
+from distill.train import train
+from distill.training.trainer import build_model
+from eval.answers.shards import write_shard
+from eval.answers.traces import read_traces
+from eval.decoding.sampling import Sampling
+from eval.decoding.speculative import collected, decode_steps
+from eval.decoding.texts import Limits
+from eval.decoding.wanted import Wanted
+from tests.distill.after_training import assert_equal, last_state, metrics
+from tests.distill.conftest import MAX_SEQ_LEN
+from tests.distill.small_heads import VOCAB, cut_draft
+from tests.distill.two_processes import train_by
+
+ALL_LOSSES = [
+    {"name": name, "weight": 0.1}
+    for name in (
+        "forward_kl",
+        "reverse_kl",
+        "kl_mixture",
+        "jensen_shannon",
+        "skewed_forward_kl",
+        "skewed_reverse_kl",
+        "total_variation",
+        "negative_log_acceptance",
+        "lk_hybrid",
+        "cross_entropy",
+    )
+]
+BESIDE = {
+    "all losses": {"loss": ALL_LOSSES},
+    "temperature": {"loss": "forward_kl", "temperature": 2.0},
+    "selection": {"token_selection": {"fraction": 0.4, "reference": "init"}},
+    "packing": {"packing": True},
+    "micro-batches": {"device_train_microbatch_size": 1},
+    "small head": {"small": True},
+    "small head, unknown inputs": {"small": True, "unknown_inputs": 0.5},
+    "bfloat16": {"precision": "amp_bf16"},
+}
+ONE_STEP = {"max_duration": "1ba", "eval_first": False, "eval_interval": "1dur", "save_interval": "1dur"}
+
+
+def greedy_answer(student, prompt_ids):
+    limits = Limits(min(25, MAX_SEQ_LEN - len(prompt_ids)), frozenset({2}))
+    wanted = Wanted([prompt_ids], limits, Sampling(), target_vocab=VOCAB)
+    return collected(decode_steps([student], wanted), 1)[0].token_ids
+
+
+def answered_by_the_student(recipe):
+    """The data of a run, answered anew."""
+    run = Run.of(recipe)
+    student, folder = build_model(run, eval_tasks=()).student.lm.eval(), run.data.path
+    traces = [
+        replace(trace, answer_ids=greedy_answer(student, trace.prompt_ids)) for trace in read_traces(folder, "train")
+    ]
+    [path] = folder.glob("train-*.jsonl")
+    write_shard(path, [asdict(trace) for trace in traces])
+
+
+@pytest.mark.parametrize("beside", BESIDE)
+def test_the_update_is_that_of_a_training_on_the_same_answers(make_run, tiny_target, tiny_draft, tmp_path, beside):
+    settings = {**ONE_STEP, **BESIDE[beside]}
+    if "token_selection" in settings:
+        settings["token_selection"] = {**settings["token_selection"], "reference": str(tiny_target)}
+    share = settings.pop("unknown_inputs", 0.0)
+    if settings.pop("small", False):
+        settings["init"] = cut_draft(tiny_target, tmp_path / "small")
+    ours, theirs = (make_run(name, **settings) for name in ("written", "given"))
+    ours, theirs = (
+        recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"unknown_inputs": share, **more})})
+        for recipe, more in ((ours, {"samples": SamplesConfig(source="student")}), (theirs, {}))
+    )
+    answered_by_the_student(theirs)
+    train(ours)
+    train(theirs)
+    assert_equal(last_state(ours)["optimizers"], last_state(theirs)["optimizers"])
+    assert metrics(ours)[0]["loss/train/total"] == metrics(theirs)[0]["loss/train/total"]
+    assert metrics(ours)[0][STUDENT_TOKENS] > 0
+
+
+def test_a_teacher_in_shards_scores_what_the_student_writes(pair, make_run):
+    settings = {**ONE_STEP, "device_train_microbatch_size": 1, "samples": {"source": "student"}}
+    alone, together = make_run("alone", **settings), make_run("together", **settings, teacher={"parallelism": "fsdp2"})
+    train(alone)
+    train_by(pair, together)
+    one, other = (metrics(recipe)[0] for recipe in (alone, together))
+    assert one[STUDENT_TOKENS] == other[STUDENT_TOKENS]
+    assert one["loss/train/total"] == pytest.approx(other["loss/train/total"], rel=1e-5)

@@ -1,0 +1,251 @@
+"""Trainings on answers that are written anew: what is learned, what is counted, and that nothing else decides it."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from composer.devices import DeviceCPU
+
+import distill.training.trainer
+from distill.data.batches import Example, collate
+from distill.formulas.dense import forward_kl
+from distill.recipe.samples import SamplesConfig
+from distill.rollouts.rollouts import STUDENT_TOKENS, TEACHER_TOKENS, Rollouts
+from distill.rollouts.sequences import examples_of
+from distill.run.run import Run
+from distill.train import read_answers, train
+from distill.training.answer_training import answer_training, writers_of
+from distill.training.trainer import build_model
+from eval.answers.traces import read_traces
+from eval.decoding.speculative import plain_decode
+from eval.decoding.texts import Limits
+from eval.models.loading import load_model
+from tests.distill.after_training import assert_equal, last_state, mean_gradients, metrics, relative_difference
+from tests.distill.small_heads import cut_draft
+from tests.distill.two_processes import train_by
+
+UPDATE_RTOL = 1e-5  # of the norm: float32 sums in another order
+STUDENT = {"source": "student"}
+BOTH = {"source": "mix_token", "probability": 0.5, "temperature": 1.0}
+
+
+def trained(make_run, name, **distill):
+    recipe = make_run(
+        name,
+        **{"max_duration": "2ba", "eval_first": False, "eval_interval": "1dur", "save_interval": "1dur", **distill},
+    )
+    train(recipe)
+    return recipe
+
+
+def assert_same(one, other):
+    first, second = last_state(one), last_state(other)
+    assert_equal(first["model"], second["model"])
+    assert_equal(first["optimizers"], second["optimizers"])
+
+
+class Logged:
+    """Takes what is logged."""
+
+    def __init__(self):
+        self.metrics = {}
+
+    def log_metrics(self, metrics):
+        self.metrics |= metrics
+
+
+def rollouts_of(recipe, model, **samples):
+    """What writes, at the start of a training, and what it logs."""
+    config = SamplesConfig(**samples)
+    run = Run.of(recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"samples": config})}))
+    rollouts = Rollouts(config, writers_of(run, model), seed=recipe.seed, clock=model.clock)
+    stamp = SimpleNamespace(batch=SimpleNamespace(value=2), get=lambda unit: SimpleNamespace(value=2))
+    state = SimpleNamespace(timestamp=stamp, device=DeviceCPU(), get_elapsed_duration=lambda: 0.5)
+    rollouts.init(state, logged := Logged())
+    return rollouts, logged
+
+
+@pytest.fixture
+def started(make_run):
+    """(recipe, model, a batch of four answers)."""
+    recipe = make_run()
+    run = Run.of(recipe)
+    train_set, _ = read_answers(run)
+    return recipe, build_model(run, eval_tasks=()), collate(train_set.examples[:4])
+
+
+def test_a_training_that_writes_nothing_has_nothing_that_would(started):
+    recipe, model, _ = started
+    train_set, _ = read_answers(Run.of(recipe))
+    data, callbacks = answer_training(Run.of(recipe), model, train_set, batch_size=4)
+    assert callbacks == []
+    batch = next(iter(data.dataloader))
+    assert data.batch_transforms(batch) is batch
+
+
+@pytest.mark.parametrize("source", ["mix_request", "mix_token"])
+def test_at_probability_0_the_training_is_that_of_the_teachers_answers(make_run, source):
+    plain = trained(make_run, "plain")
+    mixed = trained(make_run, "mixed", samples={"source": source, "probability": 0.0})
+    assert_same(plain, mixed)
+    assert metrics(mixed)[1][STUDENT_TOKENS] == 0
+    assert not any(name.startswith("samples/") for line in metrics(plain).values() for name in line)
+
+
+@pytest.mark.parametrize("source", ["mix_request", "mix_token"])
+def test_at_probability_1_the_training_is_that_of_the_students_answers(make_run, source):
+    alone = trained(make_run, "alone", samples=STUDENT)
+    mixed = trained(make_run, "mixed", samples={"source": source, "probability": 1.0})
+    assert_same(alone, mixed)
+    assert_equal(metrics(alone)[1][STUDENT_TOKENS], metrics(mixed)[1][STUDENT_TOKENS])
+    assert metrics(alone)[1][TEACHER_TOKENS] == 0 < metrics(alone)[1][STUDENT_TOKENS]
+
+
+def test_the_teacher_scores_the_new_tokens_at_their_own_positions(started, tiny_target):
+    """By hand: the student's greedy text, and KL(teacher || student) at every token of it and nowhere else."""
+    recipe, model, batch = started
+    rollouts, _ = rollouts_of(recipe, model, **STUDENT)
+    rewritten = rollouts.rewritten(batch)
+    student, teacher = model.student.lm, load_model(tiny_target, dtype="float32", device="cpu")
+    total, count = 0.0, 0
+    for example in examples_of(batch):
+        prompt = list(example.input_ids[: example.spans[0][0] + 1])
+        limits = Limits(min(25, 30 - len(prompt)), frozenset({2}))
+        [written] = plain_decode(student, [prompt], limits=limits)
+        ids, answer = [*prompt, *written.token_ids], slice(len(prompt) - 1, -1)
+        with torch.no_grad():
+            logits = [model(input_ids=torch.tensor([ids])).logits[0, answer] for model in (student, teacher)]
+        total += float(forward_kl(*logits, temperature=1.0).sum())
+        count += len(written.token_ids)
+    kl = build_objective_of(recipe, model, "forward_kl")
+    assert int(rewritten["keep"].sum()) == count
+    torch.testing.assert_close(float(kl(rewritten).detach()), total, rtol=1e-5, atol=0)
+    moved = {**rewritten, "keep": rewritten["keep"].roll(-1, dims=1)}
+    assert abs(float(kl(moved).detach()) - total) > 1e-3 * total
+
+
+def build_objective_of(recipe, model, loss):
+    """The same model with another loss."""
+    from distill.formulas.losses import loss_term
+    from distill.losses.objective import build_objective
+
+    model.objective = build_objective([loss_term(loss)], temperature=1.0)
+    return model
+
+
+def test_answers_are_those_of_the_weights_of_the_moment(started):
+    recipe, model, batch = started
+    rollouts, _ = rollouts_of(recipe, model, **STUDENT)
+    before = rollouts.rewritten(batch)
+    assert torch.equal(rollouts.rewritten(batch)["next_ids"], before["next_ids"])
+    model.train()
+    with torch.no_grad():
+        for parameter in model.student.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)), alpha=0.1)
+    after = rollouts.rewritten(batch)
+    assert after["next_ids"].shape != before["next_ids"].shape or not torch.equal(after["next_ids"], before["next_ids"])
+    assert model.student.lm.training, "and it trains on afterwards"
+
+
+def test_a_training_mode_with_dropout_is_left_while_it_writes(make_checkpoint, make_run):
+    init = make_checkpoint(seed=2, num_hidden_layers=2, attention_dropout=0.5)
+    recipe = make_run(init=init)
+    model = build_model(Run.of(recipe), eval_tasks=())
+    train_set, _ = read_answers(Run.of(recipe))
+    rollouts, _ = rollouts_of(recipe, model, **STUDENT)
+    batch, state = collate(train_set.examples[:3]), torch.get_rng_state()
+    written = [rollouts.rewritten(batch) for model in (model.train(), model.eval())]
+    assert_equal(*written)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("samples", [STUDENT | {"temperature": 1.0}, {"source": "mix_request"}, BOTH], ids=str)
+def test_the_shares_of_two_processes_are_written_as_by_one(started, samples):
+    recipe, model, batch = started
+    whole, counted = rollouts_of(recipe, model, **samples)
+    together = examples_of(whole.rewritten(batch))
+    shares = [rollouts_of(recipe, model, **samples) for _ in range(2)]
+    parts = [
+        examples_of(one.rewritten({name: each[rank::2] for name, each in batch.items()}))
+        for rank, (one, _) in enumerate(shares)
+    ]
+    assert [example for pair in zip(*parts, strict=True) for example in pair] == together
+    for name in (TEACHER_TOKENS, STUDENT_TOKENS):
+        assert sum(logged.metrics[name] for _, logged in shares) == counted.metrics[name]
+
+
+def test_what_is_counted_is_what_is_trained_on(make_run):
+    """One token a sequence: an epoch has as many as sequences, and Composer's clock counts prompts alone."""
+    recipe = trained(make_run, "run", max_duration="4ba", samples={**STUDENT, "max_new_tokens": 1})
+    train_set, _ = read_answers(Run.of(recipe))
+    lines, prompts = metrics(recipe), [example.spans[0][0] + 1 for example in train_set.examples]
+    assert [lines[batch][STUDENT_TOKENS] for batch in range(3)] == [4, 8, len(prompts)]
+    assert lines[3]["time/token"] == sum(prompts)
+    assert lines[2]["step/rollouts_s"] > 0
+
+
+def test_the_probability_rises_over_the_ramp(make_run):
+    samples = {"source": "mix_request", "probability": 0.8, "begin": 0.2, "ramp": "0.5dur"}
+    lines = metrics(trained(make_run, "run", samples=samples, max_duration="4ba"))
+    assert [lines[batch]["samples/probability"] for batch in range(4)] == pytest.approx([0.2, 0.5, 0.8, 0.8])
+
+
+@pytest.mark.parametrize(
+    "samples", [{"source": "mix_request", "temperature": 1.0, "ramp": "0.8dur", "probability": 0.9}, BOTH], ids=str
+)
+def test_resumed_equals_uninterrupted_bit_for_bit(make_run, stopped, samples):
+    settings = {"max_duration": "3ba", "eval_first": False, "eval_interval": "1dur", "samples": samples}
+    straight, resumed = make_run("straight", **settings), make_run("resumed", **settings)
+    train(straight)
+    with stopped(distill.training.trainer, "build_loggers", 2):
+        train(resumed)
+    train(resumed)
+    assert_same(straight, resumed)
+    names = (TEACHER_TOKENS, STUDENT_TOKENS, "samples/probability")
+    told = [[[metrics(each)[batch][name] for name in names] for batch in range(3)] for each in (straight, resumed)]
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("cut", [{"device_train_microbatch_size": 1}, {"packing": True}], ids=str)
+def test_how_a_batch_is_cut_up_does_not_change_what_is_learned(make_run, cut):
+    settings = {"max_duration": "1ba", "gradient_clipping": None, "samples": BOTH}
+    whole, other = trained(make_run, "whole", **settings), trained(make_run, "other", **settings, **cut)
+    assert relative_difference(mean_gradients(whole), mean_gradients(other)) < UPDATE_RTOL
+
+
+@pytest.mark.parametrize("samples", [STUDENT, {"source": "mix_request"}, BOTH], ids=str)
+def test_two_processes_learn_and_count_what_one_does(pair, make_run, samples):
+    settings = {"max_duration": "2ba", "device_train_microbatch_size": 1, "eval_first": False}
+    alone, together = (make_run(name, samples=samples, **settings) for name in ("alone", "together"))
+    train(alone)
+    train_by(pair, together)
+    for name in (TEACHER_TOKENS, STUDENT_TOKENS):
+        assert [metrics(alone)[batch][name] for batch in (0, 1)] == [metrics(together)[batch][name] for batch in (0, 1)]
+    assert relative_difference(mean_gradients(alone), mean_gradients(together)) < UPDATE_RTOL
+
+
+def test_a_small_head_writes_what_it_can_say(make_run, tiny_target, tmp_path):
+    init = cut_draft(tiny_target, tmp_path / "small")
+    recipe = trained(make_run, "run", init=init, samples=STUDENT)
+    assert metrics(recipe)[1][STUDENT_TOKENS] > 0
+    assert (Path(recipe.run_dir) / "draft").is_dir()
+    assert len(read_traces(Path(recipe.run_dir) / "data", "train")) == 10
+
+
+def test_a_conversation_keeps_the_answers_before_the_new_one(started):
+    """Of a turn that is drawn; what followed another answer is gone, and what is learned counts for who wrote it."""
+    recipe, model, _ = started
+    turns = Example(tuple(range(5, 24)), 24, ((1, 4), (7, 9), (14, 19)))
+    batch = collate([turns, replace(turns, last_id=25), replace(turns, last_id=26)])
+    rollouts, logged = rollouts_of(recipe, model, **STUDENT)
+    new = examples_of(rollouts.rewritten(batch))
+    kept = sum(end - first for example in new for first, end in example.spans[:-1])
+    for before, example in zip(examples_of(batch), new, strict=True):
+        assert example.spans[:-1] == before.spans[: len(example.spans) - 1]
+        prompt = before.spans[len(example.spans) - 1][0] + 1
+        assert example.input_ids[:prompt] == before.input_ids[:prompt]
+        assert len(example.input_ids) + 1 <= 30
+    assert logged.metrics[TEACHER_TOKENS] == kept
+    assert logged.metrics[STUDENT_TOKENS] == sum(example.num_kept for example in new) - kept

@@ -1,0 +1,124 @@
+"""Answers by the student alone, and by a coin at every token: the texts, whose tokens they are, what decides them."""
+
+from functools import cache
+
+import pytest
+import torch
+
+from distill.rollouts.writing import COINS, Asked, Writer, written_by, written_by_both
+from eval.decoding.sampling import Sampling
+from eval.decoding.speculative import plain_decode
+from eval.decoding.texts import Limits, stream
+from tests.eval.decoding.small_heads import model_of, noisy, spread_out, with_head_of
+
+VOCAB = 264
+KEPT = tuple(id_ for id_ in range(VOCAB) if id_ % 7)
+PROMPTS = [(5,), (7, 14, 21, 0, 9, 30), (100, 3)]
+SEEDS = [11, 2**63 - 5, 77]
+GREEDY, DRAWN = Sampling(), Sampling(1.0)
+
+
+@cache
+def student_of(family, *, small=False):
+    model = noisy(model_of(family), 0.02)
+    return with_head_of(model, KEPT) if small else model
+
+
+def asked(prompts=PROMPTS, seeds=SEEDS, *, most=(9, 9, 9), stop_ids=frozenset({2}), vocab_size=VOCAB):
+    return Asked(prompts, seeds, list(most), stop_ids, vocab_size)
+
+
+def texts(written):
+    return [one.token_ids for one in written]
+
+
+def mixed(probability, sampling=GREEDY, *, family="llama", small=False, **wanted):
+    writers = Writer(student_of(family, small=small), sampling), Writer(model_of(family), sampling)
+    return written_by_both(*writers, asked(**wanted), probability=probability)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt2", "bloom"])
+def test_the_student_writes_what_plain_decoding_says(family):
+    student = student_of(family)
+    decoded = plain_decode(student, PROMPTS, limits=Limits(9, frozenset({2})))
+    written = written_by(Writer(student, GREEDY), asked())
+    assert texts(written) == [one.token_ids for one in decoded]
+    assert [one.by_student for one in written] == [len(one.token_ids) for one in decoded]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+def test_a_small_head_writes_what_its_plain_reference_writes(sampling):
+    student = student_of("llama", small=True)
+    ours, theirs = (texts(written_by(Writer(each, sampling), asked())) for each in (student, spread_out(student)))
+    assert ours == theirs
+    assert {token for text in ours for token in text} <= set(KEPT)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("small", [False, True], ids=["whole head", "small head"])
+def test_a_coin_that_always_falls_to_the_student_writes_the_students_text(sampling, small):
+    alone = written_by(Writer(student_of("llama", small=small), sampling), asked())
+    assert mixed(1.0, sampling, small=small) == alone
+
+
+def test_a_coin_that_never_does_writes_the_teachers_greedy_text():
+    decoded = plain_decode(model_of("llama"), PROMPTS, limits=Limits(9, frozenset({2})))
+    written = mixed(0.0)
+    assert texts(written) == [one.token_ids for one in decoded]
+    assert [one.by_student for one in written] == [0, 0, 0]
+
+
+def slowly_mixed(family, prompt, row_seed, probability, most):
+    """By the definition: whole texts, no cache; who writes a token is what its coin says."""
+    coins, ids = stream(COINS, [row_seed], most, torch.device("cpu"))[0], list(prompt)
+    writers = [student_of(family), model_of(family)]
+    for coin in coins:
+        with torch.inference_mode():
+            logits_V = writers[0 if coin < probability else 1](input_ids=torch.tensor([ids])).logits[0, -1]
+        ids.append(int(logits_V.argmax()))
+    return tuple(ids[len(prompt) :]), int((coins < probability).sum())
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
+def test_both_read_what_was_written_whoever_wrote_it(family):
+    written = mixed(0.5, family=family, stop_ids=frozenset())
+    slow = [slowly_mixed(family, *each, 0.5, 9) for each in zip(PROMPTS, SEEDS, strict=True)]
+    assert [(one.token_ids, one.by_student) for one in written] == slow
+    assert texts(written) not in (texts(mixed(0.0, family=family)), texts(mixed(1.0, family=family)))
+
+
+@pytest.mark.parametrize("probability", [0.2, 0.5, 0.9])
+def test_the_student_writes_its_share(probability):
+    rows = 40
+    prompts, seeds = [(id_ + 5,) for id_ in range(rows)], range(rows)
+    written = mixed(probability, prompts=prompts, seeds=seeds, most=[30] * rows, stop_ids=frozenset())
+    total, students = rows * 30, sum(one.by_student for one in written)
+    assert abs(students / total - probability) < 4 * (probability * (1 - probability) / total) ** 0.5
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.5, 1.0])
+def test_a_row_depends_on_its_own_seed_alone(probability):
+    together = mixed(probability, DRAWN)
+    for row in (2, 0, 1):
+        alone = mixed(probability, DRAWN, prompts=PROMPTS[row : row + 1], seeds=SEEDS[row : row + 1], most=[9])
+        assert alone == [together[row]]
+    assert mixed(probability, DRAWN, seeds=[1, 2, 3]) != together
+
+
+def test_an_answer_ends_at_its_own_limit_or_at_a_stop_token():
+    whole = texts(mixed(0.5, stop_ids=frozenset()))
+    short = texts(mixed(0.5, stop_ids=frozenset(), most=(3, 9, 1)))
+    assert short == [whole[0][:3], whole[1], whole[2][:1]]
+    stop = whole[1][4]
+    ended = mixed(0.5, stop_ids=frozenset({stop}))
+    assert texts(ended)[1] == whole[1][: whole[1].index(stop) + 1]
+    alone = texts(written_by(Writer(student_of("llama"), GREEDY), asked(most=(2, 5, 9))))
+    assert [len(text) for text in alone] == [2, 5, 9]
+
+
+def test_an_id_that_the_target_has_not_is_never_said():
+    larger = noisy(model_of("llama", vocab_size=300), 0.5)
+    free = {token for text in texts(written_by(Writer(larger, DRAWN), asked(vocab_size=300))) for token in text}
+    assert max(free) >= 250, "nothing near the end is said: the test is empty"
+    bound = {token for text in texts(written_by(Writer(larger, DRAWN), asked(vocab_size=250))) for token in text}
+    assert max(bound) < 250
