@@ -34,13 +34,13 @@ class Emitted:
         index: Of the text among the prompts.
         token_ids: What was added.
         accepted: How many of them the draft wrote; the last one is always the target's.
-        corrected: Whether the last token stands in the place of a proposed one that was not kept.
+        rejected: The proposed token in whose place the last one stands; None where it stands in no token's place.
     """
 
     index: int
     token_ids: tuple[int, ...]
     accepted: int = 0
-    corrected: bool = False
+    rejected: int | None = None
 
 
 class Batch:
@@ -145,7 +145,7 @@ class Batch:
         for text, looked_up_ids, count, (accepted, following, *ids) in zip(
             self.texts, turn.lookups, counts, ends, strict=True
         ):
-            yield self.emit(text, [*ids[:accepted], following], count, seconds, looked_up=bool(looked_up_ids))
+            yield self.emit(text, [*ids[:accepted], following], ids[:count], seconds, looked_up=bool(looked_up_ids))
         self.mark_emitted()
 
     def turn(self) -> tuple[Turn, list[int]]:
@@ -170,10 +170,16 @@ class Batch:
         return text.record.proposal(self.wanted.lookup_policy, limit)
 
     def emit(
-        self, text: Text, token_ids: list[int], proposed: int, seconds: tuple[float, float], *, looked_up: bool
+        self,
+        text: Text,
+        token_ids: list[int],
+        proposed_ids: list[int],
+        seconds: tuple[float, float],
+        *,
+        looked_up: bool,
     ) -> Emitted:
         """Add a round to a text."""
-        speculation, start = self.wanted.speculation, len(text.emitted)
+        speculation, start, proposed = self.wanted.speculation, len(text.emitted), len(proposed_ids)
         assert speculation is not None
         kept = text.extend(token_ids, self.wanted.limits)
         policy = self.wanted.lookup_policy if looked_up else None
@@ -186,7 +192,8 @@ class Batch:
         if policy is None:  # what was looked up says nothing of a draft
             text.lookahead = speculation.after(round_, text.lookahead)
         corrected = kept == len(token_ids) <= proposed  # not so where a proposed stop token was kept
-        return Emitted(text.index, tuple(token_ids[:kept]), round_.accepted, corrected)
+        rejected = proposed_ids[kept - 1] if corrected else None
+        return Emitted(text.index, tuple(token_ids[:kept]), round_.accepted, rejected)
 
     def propose(self, counts: Sequence[int]) -> tuple[Proposal, Sequence[int]]:
         """The draft's own continuation of every text, and its length: as asked, or to where the draft is in doubt.

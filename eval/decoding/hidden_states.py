@@ -18,6 +18,26 @@ from eval.decoding.texts import Decoded
 from eval.steps.head_inputs import listen
 
 
+class RoundStates:
+    """What goes into the output head of a target while it verifies a draft's proposals for one text.
+
+    Args:
+        model: Decodes one text at a time with a draft; from now on it notes what its output head is given.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        listen(model, self.note)
+        self.noted_TH = torch.empty(0, 0)
+
+    def note(self, hidden_BTH: Tensor) -> None:
+        """Called before each product with the head."""
+        self.noted_TH = hidden_BTH[0].clone()
+
+    def of(self, emitted: Emitted) -> Tensor:
+        """hidden_AH on the processor, one row for each token that the round before this call added to the text."""
+        return self.noted_TH[: len(emitted.token_ids)].cpu()
+
+
 class HiddenStates:
     """What goes into the output head of a model, on the processor and in the model's number type, token by token.
 

@@ -24,7 +24,8 @@ class RequestRecord:
         seconds: From the request to its last token; null where answers are replayed.
         wait_s: Of those, before its first round began; null where answers are replayed.
         answer_ids: The answer.
-        proposals: The token ids proposed in each round.
+        proposals: The token ids proposed in each round, up to the first that was not kept; empty where sampled answers
+            are replayed, which does not tell what was proposed.
         kept: How many of them each round kept.
     """
 

@@ -80,7 +80,7 @@ def writers_of(step: Emitted, *, drafts: bool) -> list[Writer]:
 
     The stop token of a text that ends inside what was kept counts as the target's, and as no correction.
     """
-    last: Writer = "target" if not drafts else "corrected" if step.corrected else "bonus"
+    last: Writer = "target" if not drafts else "corrected" if step.rejected is not None else "bonus"
     accepted: list[Writer] = ["accepted"] * step.accepted
     return [*accepted, last]
 

@@ -44,11 +44,17 @@ class NamedBatch(Batch):
             return super().judge(logits_BJV, turn)
 
     def emit(
-        self, text: Text, token_ids: list[int], proposed: int, seconds: tuple[float, float], *, looked_up: bool
+        self,
+        text: Text,
+        token_ids: list[int],
+        proposed_ids: list[int],
+        seconds: tuple[float, float],
+        *,
+        looked_up: bool,
     ) -> Emitted:
         """What is done with its verdict, text by text."""
         with record_function(ACCEPTING):
-            return super().emit(text, token_ids, proposed, seconds, looked_up=looked_up)
+            return super().emit(text, token_ids, proposed_ids, seconds, looked_up=looked_up)
 
 
 @torch.inference_mode()

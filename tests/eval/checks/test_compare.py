@@ -65,7 +65,7 @@ def test_a_terminal_without_colour_has_the_marks(pair):
 
 def test_every_token_has_its_writer():
     assert writers_of(Emitted(0, (5,)), drafts=False) == ["target"]
-    corrected = Emitted(0, (5, 6, 7), accepted=2, corrected=True)
+    corrected = Emitted(0, (5, 6, 7), accepted=2, rejected=9)
     assert writers_of(corrected, drafts=True) == ["accepted", "accepted", "corrected"]
     assert writers_of(Emitted(0, (5, 6, 7), accepted=2), drafts=True) == ["accepted", "accepted", "bonus"]
 
