@@ -27,7 +27,7 @@ from architectures.pages.terminal import terminal
 from architectures.settings.flags import Flag, read_settings
 from architectures.settings.kinds import Rehash, Revision
 from distill.choose.shapes.settings import ChooseSettings
-from distill.commands import export_command, recipe_commands
+from distill.commands import export_command, recipe_commands, requests
 from distill.commands.check_command import CheckSettings, check
 from distill.commands.preflight import preflight
 from distill.commands.recipe_commands import StageSettings, TrainingSettings
@@ -195,6 +195,11 @@ STAGES = {
         recipe_commands.distill,
         "train the draft on this machine and export it, into <run>/draft",
         recipe_commands.DistillSettings,
+    ),
+    "requests": Stage(
+        requests.requests,
+        "serve a recipe's stream of requests by a draft that does not learn: what online drafts are compared with",
+        requests.RequestsSettings,
     ),
     "export": Stage(
         export_command.export,

@@ -147,18 +147,19 @@ def train_owned(run: Run, profile: Path | None) -> None:
     require_fitting_readers(run)
     join_other_processes(config)
     checkpoint = find_resume_point(run)
-    if config.train_on == "text":
+    if config.train_on == "text" or config.mode == "online":
         train_set, eval_set = None, read_split(run, "eval")
     else:
         train_set, eval_set = read_answers(run)
     if train_set is not None:
         require_learnable(train_set, run.init.path)
     tasks = eval_set.tasks
-    if train_set is not None and isinstance(config.teacher, Cache):
+    if isinstance(config.teacher, Cache):
         train_set, eval_set = (
-            CachedAnswers(answers, TeacherCache(run.teacher_cache.path, name))
+            None if answers is None else CachedAnswers(answers, TeacherCache(run.teacher_cache.path, name))
             for name, answers in (("train", train_set), ("eval", eval_set))
         )
+        assert eval_set is not None
     model = build_model(run, eval_tasks=tasks)
     trainer = build_trainer(run, model, train_set=train_set, eval_set=eval_set, checkpoint=checkpoint, profile=profile)
     try:

@@ -4,7 +4,7 @@ Shape suffixes used in this file:
     A = answer tokens, one row each; H = width of the last hidden state
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +19,6 @@ from distill.teacher_cache.contents import load_head
 from eval.answers.hidden_files import read_states, require_states
 from eval.answers.shards import WITHOUT_STATES, read_claims, read_shard, shard_paths
 from eval.models.loading import default_device
-
-NAMES = ("train", "eval")
 
 
 @dataclass(frozen=True)
@@ -41,16 +39,17 @@ class KeptStates:
         target: That wrote them; its output head is read from here if it is asked for, and nothing else.
         dtype: Of the states, by name.
         max_seq_len: Tokens of prompt and answer that are learned; where a prompt has as many, its answer is none.
+        names: Of the splits that are there.
 
     Raises:
         UserError: If the answers were written without states, or those of one are missing, damaged, or of others.
     """
 
-    def __init__(self, data: Path, target: Path, *, dtype: str, max_seq_len: int):
+    def __init__(self, data: Path, target: Path, *, dtype: str, max_seq_len: int, names: Iterable[str]):
         self.target, self.dtype = target, dtype
         width = Shape.from_config(read_config(target), where=str(target / "config.json")).hidden
         self.locations = {
-            name: locations_of(data, name, width=width, dtype=dtype, max_seq_len=max_seq_len) for name in NAMES
+            name: locations_of(data, name, width=width, dtype=dtype, max_seq_len=max_seq_len) for name in names
         }
 
     def head(self) -> Head:

@@ -22,7 +22,7 @@ def states_are_due(run: Run) -> bool:
     data = run.data
     if not keeps_states(run.recipe.distill.teacher) or not data.is_finished or is_whole(run.teacher_cache.path):
         return False
-    lacking = shards_without_states(data.path, ("train", "eval"))
+    lacking = shards_without_states(data.path, ("train", "eval") if run.recipe.distill.learns_answers else ("eval",))
     if lacking:
         print(
             f"   {data.path}: {len(lacking)} shards without hidden states, the first is {lacking[0].name}", flush=True
@@ -35,22 +35,24 @@ def write_cache(run: Run, finish: Finish) -> str:
     from distill.caching.capture import CaptureSettings, capture_teacher
     from distill.caching.kept_states import KeptStates
     from distill.caching.reading import TargetReading
-    from distill.train import read_answers, restore_signals
+    from distill.train import read_split, restore_signals
 
     recipe, teacher = run.recipe, require_cached_teacher(run.recipe.distill.teacher)
     restore_signals()  # importing Composer took Ctrl-C away
-    train_set, eval_set = read_answers(run)
+    splits = ("train", "eval") if recipe.distill.learns_answers else ("eval",)
+    joined = recipe.data.answers == "given"
+    read = {name: read_split(run, name, joined=joined and name == "train") for name in splits}
     dtype = teacher_dtype(recipe.target.dtype, recipe.distill.precision)
     settings = CaptureSettings(
         teacher, dtype=dtype, seed=recipe.seed, batch_size=recipe.data.batch_size, ids=entry_ids(run)
     )
     if keeps_states(teacher):
-        source = KeptStates(run.data.path, run.target, dtype=dtype, max_seq_len=recipe.data.max_seq_len)
+        source = KeptStates(run.data.path, run.target, dtype=dtype, max_seq_len=recipe.data.max_seq_len, names=splits)
     else:
         source = TargetReading(run.target, settings)
     capture_teacher(
         run.target,
-        {"train": train_set.examples, "eval": eval_set.examples},
+        {name: answers.examples for name, answers in read.items()},
         run.teacher_cache.path,
         settings,
         source=source,

@@ -264,7 +264,7 @@ def disk_rows(recipe: Recipe, cut: Cut, work: Work) -> list[Row]:
     if is_gguf(recipe.target.path):
         parts["target imported from GGUF, float32"] = cut.target.weight_bytes("float32")
     if work.prompts is not None:
-        answered = work.prompts if recipe.distill.train_on == "answers" else recipe.data.num_eval_prompts
+        answered = work.prompts if recipe.distill.learns_answers else recipe.data.num_eval_prompts
         parts["answers, at most"] = answered * recipe.data.max_seq_len * BYTES_PER_TOKEN
     if work.answers is not None:
         sizes_of = {"hidden": cut.target.hidden, "rows": entries_of(cut)["rows"]}

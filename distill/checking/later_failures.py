@@ -84,7 +84,7 @@ def look_for_few_prompts(of: Looked, sources: Sources) -> str | None:
         return f"whether {', '.join(map(str, unopened))} can be had, and is enough: {command_of('generate')} opens it"
     rows, own = [row for rows in sources for row in rows or ()], recipe.data.self_written_prompts
     num_different, held_out = len(distinct(rows)), recipe.data.num_eval_prompts
-    if num_different < len(rows) and num_different + own < held_out + (recipe.distill.train_on == "answers"):
+    if num_different < len(rows) and num_different + own < held_out + recipe.distill.learns_answers:
         raise UserError(
             f"data.num_eval_prompts={held_out} leaves none to train on: {len(rows) - num_different} of the "
             f"{len(rows) + own} prompts ask what another asks. Hold out fewer, or add prompts."

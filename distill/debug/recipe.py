@@ -170,7 +170,8 @@ def debug_distill(values: Values, run: Path) -> Values:
     return {
         "token_selection": None if selection is None else {**selection, "reference": str(run / TARGET)},
         "samples": {**values["samples"], **debug_samples(values["samples"])},
-        "max_duration": "6ba",
+        "max_duration": "6ba" if values["online"] is None else "1ep",
+        "online": None if values["online"] is None else {**values["online"], **debug_online(values["online"], run)},
         "push_to_hub": None,
         "global_train_batch_size": 8,
         "device_train_microbatch_size": at_most(values["device_train_microbatch_size"], 2),
@@ -187,6 +188,17 @@ def debug_samples(values: Values) -> Values:
     """New answers as short as the others, and a ramp over half of the steps, where the recipe has one."""
     rises = split_time(values["ramp"])[0] > 0
     return {"max_new_tokens": at_most(values["max_new_tokens"], 16), "ramp": "0.5dur" if rises else values["ramp"]}
+
+
+def debug_online(values: Values, run: Path) -> Values:
+    """The built-in prompts as requests, two updates or so, each judged."""
+    guard = values["guard"]
+    return {
+        "stream": {"sources": built_in(values["stream"]["sources"], run)},
+        "update_interval": 8,
+        "buffer_size": 16,
+        "guard": None if guard is None else {**guard, "every": 1},
+    }
 
 
 def debug_eval(values: Values, run: Path) -> Values:

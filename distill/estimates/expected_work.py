@@ -8,9 +8,11 @@ from pathlib import Path
 from architectures.checkpoints.manifest import changed_inputs
 from architectures.checkpoints.manifest_record import Counts
 from architectures.errors import UserError
+from architectures.pages.counts import number_of
 from architectures.shapes.section import MasksConfig
 from distill.data.conversations import Conversation, load_conversations
 from distill.recipe.data import DataConfig
+from distill.recipe.online import OnlineConfig
 from distill.recipe.recipe import Recipe
 from distill.recipe.times import split_time
 from distill.recipe.training import DistillConfig
@@ -76,19 +78,30 @@ def unwritten_work(recipe: Recipe, sources: Sequence[Sequence[Prompt | Conversat
     prompts = [prompt for rows in sources if rows is not None for prompt in rows]
     total = len(prompts) + sum(bound or 0 for bound in bounds) + recipe.data.self_written_prompts
     held_out = recipe.data.num_eval_prompts
-    on_text = recipe.distill.train_on == "text"
-    if held_out >= total + on_text:
-        most = "at most" if on_text else "less than"
+    alone = not recipe.distill.learns_answers
+    if held_out >= total + alone:
+        most = "at most" if alone else "less than"
         raise UserError(
             f"data.num_eval_prompts must be {most} the number of prompts, got {held_out} and {total}. "
             "Hold out fewer, or add prompts."
         )
-    if on_text:
+    if alone:
         return Work(total, 0, at_most=bool(bounds))
     asked = [prompt for prompt in prompts if isinstance(prompt, Prompt)]
     answers = total - held_out + sum(len(prompt.later_turns) for prompt in asked)
     taken = num_answered(asked, [Path(folder) for folder in recipe.data.answers_from])
     return Work(total, answers, at_most=bool(bounds), taken=taken)
+
+
+def request_rows(online: OnlineConfig, duration: str) -> list[tuple[str, str]]:
+    """Requests and updates of a training on a stream."""
+    wanted = online.stream.num_requests
+    many = "all of the stream" if wanted is None else f"{wanted:,}"
+    steps = number_of(online.steps_per_update, "step")
+    return [
+        ("requests", f"{many}, {'answered live' if online.answers == 'live' else 'replayed'}"),
+        ("updates", f"every {online.update_interval} requests, {steps} each ({duration})"),
+    ]
 
 
 def finished_counts(recipe: Recipe) -> Counts | None:
@@ -115,6 +128,8 @@ def work_rows(recipe: Recipe, work: Work) -> list[tuple[str, str]]:
         rows.append(("stages", f"{len(recipe.architecture.stages)}, each trained for the steps below"))
     if recipe.text is not None and recipe.distill.train_on == "text":
         return rows + text_work_rows(recipe.distill, recipe.text.max_seq_len)
+    if recipe.distill.online is not None:
+        return rows + request_rows(recipe.distill.online, duration)
     rows += new_answer_rows(recipe)
     value, unit = split_time(duration)
     if unit == "tok":

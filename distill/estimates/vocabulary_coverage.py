@@ -58,7 +58,7 @@ def coverage_rows(run: Run, wanted: VocabularyConfig, vocab_size: int) -> Iterat
         yield UNKNOWN, f"{data} holds no answers of this recipe yet; {command_of('generate')} writes them"
         return
     read = partial(id_counts_in, data, most_tokens=MOST_TOKENS)
-    trained = read("train") if run.recipe.distill.train_on == "answers" else {}
+    trained = read("train") if run.recipe.distill.learns_answers else {}
     ids = counted_ids(run.init.path, wanted, trained, tokens) if known is None else known
     if ids is None:
         yield UNKNOWN, f"{command_of('prune')} counts the text, and leaves its ids in <run>/init"

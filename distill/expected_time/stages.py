@@ -54,7 +54,7 @@ def answers_time(run: PlannedRun, device: Device) -> StageTime:
 def prompts_answered(run: PlannedRun) -> int | None:
     """How many answers the target writes, beside those that are there; None where that is not known."""
     held_out = run.recipe.data.num_eval_prompts
-    if run.recipe.data.answers == "given" or run.recipe.distill.train_on == "text":
+    if run.recipe.data.answers == "given" or not run.recipe.distill.learns_answers:
         return held_out
     return None if run.work.answers is None else run.work.answers + held_out - run.work.taken
 

@@ -121,6 +121,8 @@ def learned_sequence(run: PlannedRun) -> Sequence:
 
 def trained_sequences(run: PlannedRun, seq_tokens: int) -> int | None:
     """Sequences of the whole training, each as often as it is read; None where that is not known."""
+    if run.recipe.distill.online is not None:
+        return None  # as many as requests come
     value, unit = split_time(run.recipe.distill.max_duration)
     if unit == "tok":
         return max(1, ceil(value / seq_tokens))

@@ -45,7 +45,8 @@ from distill.run.stage_inputs import mask_inputs
 from distill.teacher.live import load_teacher
 from distill.text.dynamic_loading import DynamicLoading, RandomStateOnResume, held_out_losses, reference_losses
 from distill.text.mixture import text_eval_loaders, text_loader
-from distill.training.trainer import DIST_TIMEOUT_S, device_batch_size, microbatch_size, newest_for_all, training_device
+from distill.training.batch_sizes import device_batch_size, microbatch_size
+from distill.training.trainer import DIST_TIMEOUT_S, newest_for_all, training_device
 from eval.latency.memory import free_bytes
 from eval.models.loading import load_model, load_tokenizer, require_rows
 

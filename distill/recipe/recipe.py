@@ -99,10 +99,23 @@ class Recipe(Section):
     def _answers_to_count_are_written(cls, distill: DistillConfig, info: ValidationInfo) -> DistillConfig:
         architecture = info.data.get("architecture")
         wanted = None if architecture is None else architecture.vocabulary
-        if wanted is not None and wanted.origin == "answers" and distill.train_on == "text":
+        if wanted is not None and wanted.origin == "answers" and not distill.learns_answers:
+            got = "train_on: text" if distill.train_on == "text" else "live requests"
             raise ValueError(
-                "must have train_on: answers when architecture.vocabulary is from answers, got text: held-out prompts "
-                "alone are answered then, and none of those is counted. Take the vocabulary from text, or from a list."
+                f"must have train_on: answers when architecture.vocabulary is from answers, got {got}: held-out "
+                "prompts alone are answered then, and none of those is counted. Take the vocabulary from text, or from "
+                "a list."
+            )
+        return distill
+
+    @field_validator("distill")
+    @classmethod
+    def _requests_are_answered_by_the_target(cls, distill: DistillConfig, info: ValidationInfo) -> DistillConfig:
+        data = info.data.get("data")
+        if distill.online is not None and data is not None and data.answers == "given":
+            raise ValueError(
+                "must have mode: offline when data.answers is given, got online: how much of a draft the target keeps "
+                "shows on its own answers alone. Set data.answers to written."
             )
         return distill
 

@@ -11,6 +11,7 @@ from architectures.gguf_export.names import GgufKind
 from architectures.shapes.serving import TensorParallel
 from distill.formulas.losses import AnyLoss, Knowledge, Loss, loss_terms
 from distill.recipe.monitoring import Loggers
+from distill.recipe.online import OnlineConfig, refuse_mode
 from distill.recipe.samples import SamplesConfig, refuse_shards, refuse_unscored
 from distill.recipe.teacher import (
     AnyTeacher,
@@ -110,6 +111,10 @@ class PushConfig(Section):
 class DistillConfig(Section):
     """How the student learns from its teacher. Times are Composer time strings: ep, ba, sp, tok, dur."""
 
+    mode: Literal["offline", "online"] = Field(
+        default="offline",
+        description="Whether the student learns from answers that are there, or from requests as they are answered.",
+    )
     train_on: Literal["answers", "text"] = Field(
         default="answers",
         description="What the student reads while it learns: the target's answers, or the text of section text, every "
@@ -187,6 +192,16 @@ class DistillConfig(Section):
     console_log_interval: ConsoleInterval = Field(
         default="10ba", description="Time between metrics on the console when there is no progress bar."
     )
+
+    online: OnlineConfig | None = Field(
+        default=None, description="Requests, what is learned of them, and when; with distill.mode online."
+    )
+
+    @field_validator("online")
+    @classmethod
+    def _goes_with_the_mode(cls, online: OnlineConfig | None, info: ValidationInfo) -> OnlineConfig | None:
+        refuse_mode(online, info.data)
+        return online
 
     @field_validator("isolate_documents")
     @classmethod
@@ -296,6 +311,11 @@ class DistillConfig(Section):
                 f"got {scheduler.t_warmup}. A schedule needs one clock; dur always fits."
             )
         return scheduler
+
+    @property
+    def learns_answers(self) -> bool:
+        """Whether the answers to data.prompts are learned; otherwise held-out prompts alone are answered beforehand."""
+        return self.train_on == "answers" and (self.online is None or self.online.answers == "recorded")
 
     @property
     def terms(self) -> tuple[AnyLoss, ...]:

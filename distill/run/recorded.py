@@ -11,6 +11,7 @@ from distill.recipe.recipe import Recipe
 from distill.recipe.teacher import UNSAID
 
 OF_AN_ENCODER = ("encoder_layers", "encoder_method")  # recorded where one is cut, so that other recipes stay the same
+OF_REQUESTS = ("mode", "online")  # recorded where requests are learned
 
 
 def carried(recipe: Recipe, names: Iterable[str]) -> dict[str, Any]:
@@ -48,6 +49,9 @@ def recorded_values(recipe: Recipe) -> dict[str, Any]:
         del values["distill"]["samples"]
     values["eval"] = recipe.eval.recorded()
     del values["data"]["answer_steps"]  # as the device, it runs the same model
+    if recipe.distill.online is None:
+        for key in OF_REQUESTS:
+            del values["distill"][key]
     if recipe.architecture.encoder_layers is None:
         for key in OF_AN_ENCODER:
             del values["architecture"][key]

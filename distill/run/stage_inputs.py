@@ -23,7 +23,7 @@ from distill.recipe_reading.yaml_lines import dotted
 from distill.run.content import fingerprint_sources, fingerprint_text
 from distill.run.entry_ids import entry_ids
 from distill.run.progressive import cut_from
-from distill.run.recorded import OF_AN_ENCODER
+from distill.run.recorded import OF_AN_ENCODER, OF_REQUESTS
 from distill.run.run import Run
 from distill.vocabulary.text_counts import TEXT_TOKENS
 
@@ -198,7 +198,7 @@ def generate_inputs(run: Run) -> dict[str, str]:
 
 def asked_inputs(recipe: Recipe) -> dict[str, str]:
     """What the answers are made from beside the target; of a training on text held-out prompts alone are answered."""
-    held_out_alone = {"distill.train_on": "text"} if recipe.distill.train_on == "text" else {}
+    held_out_alone = {} if recipe.distill.learns_answers else {"distill.train_on": "text"}
     return {
         "target.dtype": recipe.target.dtype,
         "data": section(
@@ -242,6 +242,9 @@ def training_inputs(run: Run) -> dict[str, str]:
             del settings[name]  # what was recorded before there was this key holds
     if not config.samples.writes:
         del settings["samples"]
+    if config.online is None:
+        for name in OF_REQUESTS:
+            del settings[name]  # likewise
     settings |= {"teacher": recorded(config.teacher), "loss": recorded_loss(config.loss)}
     if config.token_selection is not None:
         reference = Path(config.token_selection.reference)

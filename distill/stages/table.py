@@ -86,7 +86,7 @@ def make_answers(run: Run) -> Counts:
         run.data.path,
         seed=recipe.seed,
         dtype=recipe.target.dtype,
-        to_train_on=recipe.distill.train_on == "answers",
+        to_train_on=recipe.distill.learns_answers,
     )
 
 

@@ -2,29 +2,16 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import torch
-from composer import Algorithm, Callback, DataSpec, Evaluator, Trainer
+from composer import Algorithm, Callback, Evaluator, Trainer
 from composer.callbacks import LRMonitor, SpeedMonitor
 from composer.devices import Device, DeviceCPU, DeviceGPU
-from composer.optim import (
-    ComposerScheduler,
-    ConstantScheduler,
-    ConstantWithWarmupScheduler,
-    CosineAnnealingScheduler,
-    CosineAnnealingWithWarmupScheduler,
-    DecoupledAdamW,
-    LinearScheduler,
-    LinearWithWarmupScheduler,
-)
 from composer.utils import dist
-from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from architectures.draft_vocabulary.unknown import begin_unknown, with_unknown
 from architectures.errors import UserError
-from architectures.shapes.section import MasksConfig
 from distill.checkpoints.files import newest_intact_checkpoint
 from distill.checkpoints.trust import guard_composer
 from distill.data.batches import AnswerDataset
@@ -51,8 +38,7 @@ from distill.recipe.teacher import (
     refuse_cut_entries,
     teacher_dtype,
 )
-from distill.recipe.times import split_time
-from distill.recipe.training import DistillConfig, OptimizerConfig, SchedulerConfig
+from distill.recipe.training import DistillConfig
 from distill.run.run import Run
 from distill.teacher.absent import AbsentTeacher
 from distill.teacher.cached import CachedTeacher
@@ -62,10 +48,11 @@ from distill.teacher.sharded import load_sharded_teacher
 from distill.teacher_cache.answers import CachedAnswers
 from distill.teacher_cache.contents import load_head
 from distill.training.alpha_bounds import AlphaBounds
-from distill.training.answer_training import answer_training
+from distill.training.batch_sizes import microbatch_size
 from distill.training.dataspec import build_dataspec
+from distill.training.learned import interval, training_data
 from distill.training.model import DistillModel, HeldOut
-from distill.training.text_training import text_training, without_dur
+from distill.training.optimiser import build_optimizer, build_scheduler
 from eval.models.loading import load_model
 
 DIST_TIMEOUT_S = 1800.0  # the other ranks wait while rank 0 writes a checkpoint of many gigabytes
@@ -204,35 +191,40 @@ def build_trainer(
     """
     recipe, config, checkpoints = run.recipe, run.recipe.distill, run.checkpoints.path
     clipping, monitor = config.gradient_clipping, SpeedMonitor(window_size=10)
-    train_data, stream_callbacks = training_data(run, model, train_set)
+    optimizer = build_optimizer(config.optimizer, model)
+    learned = training_data(run, model, optimizer, train_set)
     eval_data = build_dataspec(
         eval_set, device_batch_size=config.device_eval_batch_size, shuffle=False, seed=recipe.seed
     )
     guard_composer()
     return Trainer(
         model=model,
-        train_dataloader=train_data,
+        train_dataloader=learned.spec,
         eval_dataloader=Evaluator(label="eval", dataloader=eval_data),
-        max_duration=epochs_in_batches(config.max_duration, train_data),
-        optimizers=build_optimizer(config.optimizer, model),
+        max_duration=learned.max_duration,
+        optimizers=optimizer,
         schedulers=build_scheduler(config.scheduler),
         algorithms=[
             *unknown_inputs(run),
-            GradientNorm(checkpoints, None if clipping is None else clipping.clipping_threshold),
+            GradientNorm(
+                checkpoints,
+                None if clipping is None else clipping.clipping_threshold,
+                passes_over=config.mode == "online",
+            ),
         ],
         device=training_device(),
         precision=config.precision if torch.cuda.is_available() else "fp32",  # bfloat16 on CPU: see DistillModel
         device_train_microbatch_size=microbatch_size(config),
         accumulate_train_batch_on_tokens=True,
-        eval_interval=interval(config.eval_interval, config),
+        eval_interval=interval(config.eval_interval, config, learned),
         parallelism_config={"fsdp2": {"state_dict_type": "full"}} if config.parallelism == "fsdp2" else None,
         callbacks=[
             StepTimes(model.clock),
             *profiled_steps(profile, model.clock),
-            *stream_callbacks,
+            *learned.callbacks,
             CheckpointWriter(
                 checkpoints,
-                save_interval=interval(config.save_interval, config),
+                save_interval=interval(config.save_interval, config, learned),
                 num_to_keep=config.save_num_checkpoints_to_keep,
                 best_by=Known(not isinstance(config.teacher, NoTeacher), recipe.data.temperature).best_by,
             ),
@@ -251,17 +243,6 @@ def build_trainer(
     )
 
 
-def training_data(
-    run: Run, model: DistillModel, train_set: AnswerDataset | CachedAnswers | None
-) -> tuple[DataSpec, list[Callback]]:
-    """This process's batches of answers, or of text where there are none, and what writes or feeds them."""
-    size = device_batch_size(run.recipe.distill)
-    if train_set is not None:
-        return answer_training(run, model, train_set, batch_size=size)
-    device = f"cuda:{dist.get_local_rank()}" if torch.cuda.is_available() else "cpu"
-    return text_training(run, model, batch_size=size, device=torch.device(device))
-
-
 def alpha_bounds(config: DistillConfig, model: DistillModel) -> list[Callback]:
     """What logs between which bounds alpha lies, where a cache keeps the most likely entries."""
     of_entries = isinstance(config.teacher, TopKCache)
@@ -274,70 +255,3 @@ def unknown_inputs(run: Run) -> list[Algorithm]:
     if not share:
         return []
     return [UnknownInputs(with_unknown(run.init.path), share=share, seed=run.recipe.seed)]
-
-
-def interval(time: str, config: DistillConfig) -> str:
-    """A time as Composer takes it: text has no length, of which it could take a share."""
-    return without_dur(time, config.max_duration) if config.train_on == "text" else time
-
-
-def device_batch_size(config: DistillConfig | MasksConfig) -> int:
-    """Sequences per step on one process.
-
-    Raises:
-        UserError: If the processes cannot share the global batch evenly.
-    """
-    size, remainder = divmod(config.global_train_batch_size, dist.get_world_size())
-    if remainder:
-        section = "distill" if isinstance(config, DistillConfig) else "architecture.masks"
-        raise UserError(
-            f"{section}.global_train_batch_size must be a multiple of the number of processes, got "
-            f"{config.global_train_batch_size} and {dist.get_world_size()}. Change one of the two."
-        )
-    return size
-
-
-def epochs_in_batches(max_duration: str, train_data: DataSpec) -> str:
-    """The same duration, in batches if it was in epochs.
-
-    Composer saves the last batch of an epoch before it counts the epoch as done, so a training measured in epochs would
-    look unfinished in its own last checkpoint.
-    """
-    value, unit = split_time(max_duration)
-    assert isinstance(train_data.dataloader, DataLoader)
-    return f"{int(value) * len(train_data.dataloader)}ba" if unit == "ep" else max_duration
-
-
-def microbatch_size(config: DistillConfig | MasksConfig) -> int | Literal["auto"]:
-    """Sequences per forward and backward pass. Composer finds it on GPUs; on a processor it is the device's batch."""
-    if config.device_train_microbatch_size != "auto" or torch.cuda.is_available():
-        return config.device_train_microbatch_size
-    return device_batch_size(config)
-
-
-def build_optimizer(config: OptimizerConfig, model: DistillModel) -> torch.optim.Optimizer:
-    """The optimiser of the student's parameters; the teacher has none here.
-
-    torch's is fused: one pass over weights, gradients and moments, where Composer's makes eight: half of a step on a
-    processor where the draft is one layer and so mostly embeddings.
-    """
-    settings = {"lr": config.lr, "betas": config.betas, "eps": config.eps, "weight_decay": config.weight_decay}
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if config.name == "decoupled_adamw":
-        return DecoupledAdamW(trained, **settings)
-    return torch.optim.AdamW(trained, fused=True, **settings)
-
-
-def build_scheduler(config: SchedulerConfig) -> ComposerScheduler:
-    """The course of the learning rate; Composer's classes with warm-up complain when there is none."""
-    if split_time(config.t_warmup)[0] == 0:
-        return {
-            "constant_with_warmup": ConstantScheduler(),
-            "linear_decay_with_warmup": LinearScheduler(alpha_f=config.alpha_f),
-            "cosine_with_warmup": CosineAnnealingScheduler(alpha_f=config.alpha_f),
-        }[config.name]
-    return {
-        "constant_with_warmup": ConstantWithWarmupScheduler(t_warmup=config.t_warmup),
-        "linear_decay_with_warmup": LinearWithWarmupScheduler(t_warmup=config.t_warmup, alpha_f=config.alpha_f),
-        "cosine_with_warmup": CosineAnnealingWithWarmupScheduler(t_warmup=config.t_warmup, alpha_f=config.alpha_f),
-    }[config.name]

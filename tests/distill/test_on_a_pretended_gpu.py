@@ -25,8 +25,9 @@ from distill.train import read_answers
 from distill.training.alpha_bounds import AlphaBounds
 from distill.training.dataspec import count_tokens, cut_padding, split_batch
 from distill.training.model import HeldOut
+from distill.training.optimiser import build_optimizer
 from distill.training.text_training import collate_text, student_losses, teacher_losses
-from distill.training.trainer import build_model, build_optimizer
+from distill.training.trainer import build_model
 from tests.distill.losses.test_chunked import BFLOAT16_RTOL, Problem, assert_same
 from tests.pretended_gpu import OnGpu, pretended_gpu
 

@@ -105,7 +105,8 @@ def test_a_training_does_not_continue_under_any_other_key(make_run):
             require_training_inputs(Run.of(changed(recipe, f"distill.{key}", value)))
     # a cached teacher is asked for its cache first, and text for answers that are held out alone; unknown_inputs needs
     # a small head (tests/distill/test_unknown_training.py)
-    others = {"token_selection", "teacher", "train_on", "unknown_inputs"}
+    # (of requests: test_a_training_on_requests_does_not_continue_on_others)
+    others = {"token_selection", "teacher", "train_on", "unknown_inputs", "mode", "online"}
     assert {*CHANGES_WEIGHTS, *LEAVES_THEM, *others} == set(DistillConfig.model_fields)
 
 

@@ -185,7 +185,7 @@ def test_answers_without_room_have_no_location(answered):
     recipe = answered()
     data, limit = run_of(recipe) / "data", 55
     answers = {name: read_traces(data, name) for name in ("train", "eval")}
-    states = KeptStates(data, Path(recipe.target.path), dtype="float32", max_seq_len=limit)
+    states = KeptStates(data, Path(recipe.target.path), dtype="float32", max_seq_len=limit, names=answers)
     for name, found in answers.items():
         dataset = AnswerDataset(found, max_seq_len=limit)
         split = Split(name, dataset.examples, recipe.distill.teacher, 256, [])

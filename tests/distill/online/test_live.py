@@ -1,0 +1,96 @@
+"""Requests answered in a process of their own while the draft learns, killed and continued."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from distill.requests.journal import Share
+from distill.requests.worker import Drafts
+from distill.train import train
+from tests.distill.online.conftest import NUM_REQUESTS
+
+ROOT = Path(__file__).parents[3]
+LIVE = {"answers": "live"}
+MOST_S = 200
+
+
+def lines(recipe):
+    """Records without what the clock says."""
+    text = (Path(recipe.run_dir) / "online" / "rank0" / "records.jsonl").read_text()
+    return [
+        {key: value for key, value in json.loads(line).items() if key not in ("seconds", "wait_s")}
+        for line in text.splitlines()[1:]
+        if line.endswith("}")
+    ]
+
+
+@pytest.mark.timeout(400)
+def test_killed_while_it_serves_it_goes_on_as_if_it_had_not_been(make_online):
+    """kill -9 of both processes: each request is answered once by the same draft, and the weights are the same."""
+    straight, killed = (make_online(name, online=LIVE, save_interval="2ba") for name in ("straight", "killed"))
+    train(straight)
+    assert [line["request"] for line in lines(straight)] == list(range(NUM_REQUESTS))
+    assert [line["updates"] for line in lines(straight)] == [i // 2 for i in range(NUM_REQUESTS)]
+    kill_after(5, killed)
+    served = len(lines(killed))
+    assert 5 <= served < NUM_REQUESTS
+    train(killed)
+    assert lines(killed) == lines(straight)
+    one, other = (Path(each.run_dir) / "draft" / "model.safetensors" for each in (straight, killed))
+    assert one.read_bytes() == other.read_bytes()
+
+
+def kill_after(count, recipe):
+    """Train in a process group of its own, and kill it once so many requests are served."""
+    words = [sys.executable, "-m", "distill.train", str(Path(recipe.run_dir) / "recipe.yaml")]
+    process = subprocess.Popen(words, cwd=ROOT, start_new_session=True, stderr=subprocess.DEVNULL)
+    folder, until = Path(recipe.run_dir) / "online" / "rank0" / "requests", time.monotonic() + MOST_S
+    while len(list(folder.glob("*.safetensors"))) < count:
+        assert process.poll() is None, "it ended before it was killed"
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+class Told:
+    """A server whose draft is a number."""
+
+    def __init__(self):
+        self.draft = 0
+
+
+@pytest.mark.parametrize(("waits", "expected"), [(True, [0, 0, 1, 1, 3]), (False, [0, 1, 1, 1, 3])])
+def test_a_request_waits_for_the_update_before_it_where_it_should(monkeypatch, waits, expected):
+    """Two requests an update; the drafts of updates 1 to 3 are handed over at the times given."""
+    monkeypatch.setattr("distill.requests.worker.read_weights", lambda model, path: None)
+    monkeypatch.setattr("threading.Thread.start", lambda self: None)
+    drafts = Drafts(Told(), (0, Path("0")), waits=waits, own=Share(0, 1, 2).own)
+    found = [drafts.newest_for(0)]
+    drafts.news.put((1, Path("1")))
+    if not waits:
+        found += [drafts.newest_for(1), drafts.newest_for(2), drafts.newest_for(3)]
+    else:
+        monkeypatch.setattr(drafts.news, "empty", lambda: True)  # nothing is taken up that is not needed
+        found += [drafts.newest_for(1), drafts.newest_for(2), drafts.newest_for(3)]
+    drafts.news.put((2, Path("2")))
+    drafts.news.put((3, Path("3")))
+    monkeypatch.undo()
+    monkeypatch.setattr("distill.requests.worker.read_weights", lambda model, path: None)
+    found.append(drafts.newest_for(4))
+    assert found == expected
+
+
+def test_nobody_speaks_any_more(monkeypatch):
+    monkeypatch.setattr("distill.requests.worker.read_weights", lambda model, path: None)
+    monkeypatch.setattr("threading.Thread.start", lambda self: None)
+    drafts = Drafts(Told(), (0, Path("0")), waits=True, own=2)
+    drafts.news.put(None)
+    with pytest.raises(SystemExit):
+        drafts.newest_for(2)

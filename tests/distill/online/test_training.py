@@ -1,0 +1,225 @@
+"""Learning from requests as a training: what is learned, logged, taken back, and continued."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+import distill.online.guard
+import distill.training.model
+import distill.training.trainer
+from architectures.errors import UserError
+from distill.losses.answer_logits import head_of
+from distill.online.guard import Guard
+from distill.requests.fixed import serve_stream
+from distill.requests.served import read_served
+from distill.run.run import Run
+from distill.train import train
+from eval.acceptance.replay import answer_logits
+from eval.models.loading import load_model
+from tests.distill.after_training import assert_equal, last_state, metrics, relative_difference, weights
+from tests.distill.online.conftest import NUM_REQUESTS
+
+PAIR = {"update_interval": 2}
+
+
+def records(recipe, name="records.jsonl"):
+    lines = (Path(recipe.run_dir) / "online" / name).read_text().splitlines()
+    assert json.loads(lines[0]) == {"schema": "widedraft.requests/1"}
+    return [json.loads(line) for line in lines[1:]]
+
+
+def test_a_stream_is_learned_from_its_first_request_to_its_last(make_online):
+    recipe = make_online()
+    train(recipe)
+    lines = records(recipe)
+    assert [line["request"] for line in lines] == list(range(NUM_REQUESTS))
+    assert [line["updates"] for line in lines] == [i // 2 for i in range(NUM_REQUESTS)]
+    assert {line["source"] for line in lines} == {"first", "second"}
+    logged = metrics(recipe)
+    last = logged[max(logged)]
+    assert last["online/requests"] == NUM_REQUESTS
+    assert (
+        last["online/alpha/second"]
+        == last["online/alpha"]
+        == pytest.approx(sum(line["alpha"] for line in lines[-2:]) / 2)
+    )
+    assert last["online/tau"] == pytest.approx(
+        sum(x["tokens"] for x in lines[-2:]) / sum(x["rounds"] for x in lines[-2:])
+    )
+    assert last["online/updates_behind"] == 0
+    assert (Path(recipe.run_dir) / "draft" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("positions", ["rejected", "all"])
+@pytest.mark.parametrize("loss", ["forward_kl", "negative_log_acceptance", "cross_entropy"])
+def test_one_update_is_the_gradient_of_the_loss_at_the_positions_that_count(make_online, positions, loss):
+    """Against a loss made by hand from the draft's logits where the wrong token is predicted: one token off fails."""
+    recipe = make_online(
+        online={**PAIR, "positions": positions},
+        global_train_batch_size=2,
+        max_duration="1ba",
+        loss=loss,
+        gradient_clipping=None,
+    )
+    init = load_model(Run.of(recipe).init.path, dtype="float32", device="cpu")
+    target = load_model(Run.of(recipe).target, dtype="float32", device="cpu")
+    train(recipe)
+    folder = Path(recipe.run_dir) / "online" / "rank0" / "requests"
+    total, count = torch.zeros(()), 0
+    for served in (read_served(folder / f"{i:08d}.safetensors") for i in range(2)):
+        ids = torch.tensor([[*served.prompt_ids, *served.answer_ids[:-1]]])
+        places = list(served.places(positions))
+        rows = [len(served.prompt_ids) - 1 + place for place in places]
+        student_AV = init(input_ids=ids).logits[0, rows].float()
+        target_AV = head_of(target).logits(served.hidden_AH[places].float())
+        assert torch.allclose(target_AV, answer_logits(target, served.prompt_ids, served.answer_ids)[places], atol=1e-3)
+        total = total + by_hand(loss, student_AV, target_AV, torch.tensor(served.answer_ids)[places])
+        count += len(places)
+    (total / count).backward()
+    expected = {name: weight.grad for name, weight in init.named_parameters()}
+    (optimizer,) = last_state(recipe)["optimizers"].values()
+    found = {
+        name.removeprefix("student.lm."): moments["exp_avg"] * 10 for name, moments in optimizer["state"].items()
+    }  # after one step a tenth of the gradient, as beta is 0.9
+    assert relative_difference(found, {name: expected[name] for name in found}) < 1e-4
+
+
+def by_hand(loss, student_AV, target_AV, answer_A):
+    """The sum over positions."""
+    log_q, log_p = student_AV.log_softmax(-1), target_AV.log_softmax(-1)
+    if loss == "cross_entropy":
+        return -log_q.gather(1, answer_A[:, None]).sum()
+    if loss == "forward_kl":
+        return (log_p.exp() * (log_p - log_q)).sum()
+    return -torch.minimum(log_p, log_q).exp().sum(-1).log().sum()
+
+
+def test_a_batch_fills_up_with_requests_of_before(make_online):
+    recipe = make_online(global_train_batch_size=4, online={"buffer_size": 4})
+    train(recipe)
+    tokens = [record["time/token"] for _, record in sorted(metrics(recipe).items()) if "time/token" in record]
+    steps = [b - a for a, b in pairwise(tokens)]
+    assert len(steps) >= NUM_REQUESTS // 2 - 1
+    assert steps[1] > steps[0]  # two requests, then four
+
+
+@pytest.mark.parametrize("eviction", ["oldest", "random"])
+def test_resumed_equals_uninterrupted(make_online, stopped, eviction):
+    """Weights, moments and records, bit for bit; stopped between two steps of one update."""
+    online = {"steps_per_update": 2, "buffer_size": 4, "eviction": eviction}
+    straight, resumed = (make_online(name, online=online, save_interval="1ba") for name in ("straight", "resumed"))
+    train(straight)
+    with stopped(distill.training.trainer, "build_loggers", 6):
+        train(resumed)
+    train(resumed)
+    assert_equal(last_state(straight)["model"], last_state(resumed)["model"])
+    assert_equal(last_state(straight)["optimizers"], last_state(resumed)["optimizers"])
+    assert records(straight) == records(resumed)
+
+
+def test_a_step_that_is_no_number_is_passed_over(make_online, monkeypatch, capsys):
+    """Served requests do not wait for somebody to mend it; the weights after it are those before it."""
+    loss, batches = distill.training.model.DistillModel.loss, []
+
+    def broken(self, outputs, batch):
+        batches.append(1)
+        return loss(self, outputs, batch) * (float("nan") if len(batches) == 3 else 1)
+
+    monkeypatch.setattr(distill.training.model.DistillModel, "loss", broken)
+    settings = {"global_train_batch_size": 2, "device_train_microbatch_size": 2}
+    recipe, before = (
+        make_online("three", **settings, max_duration="3ba"),
+        make_online("two", **settings, max_duration="2ba"),
+    )
+    train(recipe)
+    assert "batch 2: its gradients have norm nan. Nothing is learned from it." in capsys.readouterr().err
+    train(before)
+    assert_equal(weights(recipe), weights(before))
+
+
+def test_weights_that_are_no_numbers_are_taken_back():
+    draft = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(draft.parameters(), lr=0.1)
+    guard = Guard(None, draft, optimizer, lambda _: 0.5)
+    guard.begin(7)
+    good = draft.weight.detach().clone()
+    with torch.no_grad():
+        draft.weight[0, 1] = float("nan")
+    assert guard.judge(8) == "its weights are no numbers"
+    assert torch.equal(draft.weight, good)
+    assert guard.judge(9) is None
+
+
+def test_a_draft_that_got_worse_is_taken_back(make_online, monkeypatch, capsys):
+    """The last good draft's weights and moments, bit for bit; what is compared are requests that it did not serve."""
+    asked = []
+
+    def is_worse(new, good, *, level):
+        asked.append((list(new), list(good), level))
+        return len(asked) == 2
+
+    monkeypatch.setattr(distill.online.guard, "is_worse", is_worse)
+    settings = {"online": {"guard": {"every": 2, "level": 0.01}}, "global_train_batch_size": 2}
+    recipe = make_online("back", **settings, max_duration="4ba")
+    train(recipe)
+    assert "update 4: the draft is taken back to that of update 2: alpha 0." in capsys.readouterr().err
+    kept = make_online("kept", **settings, max_duration="2ba")
+    monkeypatch.setattr(distill.online.guard, "is_worse", lambda *_, level: False)
+    train(kept)
+    assert_equal(weights(recipe), weights(kept))
+    assert [(len(new), level) for new, _, level in asked] == [(2, 0.01), (2, 0.01)]
+    lines = records(recipe, "rank0/records.jsonl")
+    assert asked[0][0] == [line["alpha"] for line in lines[2:4]]  # served by update 1; the first two by the good draft
+    assert asked[0][1] != asked[0][0]
+
+
+def test_a_stream_shorter_than_an_interval_is_refused(make_online):
+    recipe = make_online(online={"update_interval": 4 * NUM_REQUESTS}, global_train_batch_size=4 * NUM_REQUESTS)
+    with pytest.raises(UserError, match=r"distill.online.stream: ends before distill.online.update_interval requests"):
+        train(recipe)
+
+
+def test_a_stream_that_ends_before_max_duration_ends_the_training(make_online):
+    recipe = make_online(max_duration="50ba")
+    train(recipe)
+    assert last_state(recipe)["timestamp"]["Timestamp"]["batch"] == NUM_REQUESTS // 2
+    assert (Path(recipe.run_dir) / "draft").is_dir()
+
+
+def test_a_stream_of_other_rows_than_the_answers_is_refused(make_online, tmp_path):
+    recipe = make_online()
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"prompt": "who", "topic": "x"}\n' * 3)
+    stream = recipe.distill.online.stream.model_copy(
+        update={"sources": (recipe.distill.online.stream.sources[0].model_copy(update={"path": str(other)}),)}
+    )
+    online = recipe.distill.online.model_copy(update={"stream": stream})
+    changed = recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"online": online})})
+    with pytest.raises(UserError, match=r"data: holds answers to none of the 3 requests of distill\.online\.stream"):
+        train(changed)
+
+
+@pytest.mark.parametrize("answers", ["recorded", "live"])
+def test_a_fixed_draft_is_what_online_drafts_begin_with(make_online, answers):
+    """The first requests, which the online draft has not learned from yet, are served alike."""
+    recipe = make_online(online={"answers": answers}, max_duration="1ba")
+    train(recipe)
+    run, out = Run.of(recipe), Path(recipe.run_dir) / "fixed.jsonl"
+    assert serve_stream(run, run.init.path, out) == NUM_REQUESTS
+    fixed = [json.loads(line) for line in out.read_text().splitlines()[1:]]
+    timed = ("seconds", "wait_s")
+    told = [{key: value for key, value in line.items() if key not in timed} for line in records(recipe)[:2]]
+    assert [{key: value for key, value in line.items() if key not in timed} for line in fixed[:2]] == told
+
+
+@pytest.mark.parametrize("change", [{"positions": "all"}, {"lookahead": 5}, {"guard": {"every": 9}}])
+def test_a_training_on_requests_does_not_continue_on_others(make_online, change):
+    recipe = make_online(max_duration="2ba")
+    train(recipe)
+    online = type(recipe.distill.online).model_validate({**recipe.distill.online.model_dump(), **change})
+    changed = recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"online": online})})
+    with pytest.raises(UserError, match="checkpoints was made from another distill"):
+        train(changed)
