@@ -1,9 +1,9 @@
 """Who should write the answers that a draft learns from: `distill.samples`, at equal teacher tokens and equal minutes.
 
-    python -m bench.on_policy --target models/SmolLM2-135M-Instruct --work /tmp/on-policy --tokens 30000
-    python -m bench.on_policy --target models/SmolLM2-135M-Instruct --work /tmp/on-policy --tokens 30000 --minutes
+    python -m bench.on_policy --target models/SmolLM2-135M-Instruct --work /tmp/on-policy --tokens 24000
+    python -m bench.on_policy --target models/SmolLM2-135M-Instruct --work /tmp/on-policy --tokens 24000 --minutes
 
-The quickstart's cut (one layer, 4,096 ids) with a live teacher, trained from the same start on the same prompts. With
+The quickstart (one layer, 4,096 ids) with a live teacher: every arm from the same start, on the same prompts. With
 `--tokens` every arm reads as many tokens, prompts included; with `--minutes` every arm takes as many seconds of the
 processor as `student` took for these tokens (steps alone: no loading, evaluation or checkpoint). All drafts are scored
 on the target's own answers to the same held-out prompts, greedy and at temperature 1, with paired intervals over
@@ -37,7 +37,6 @@ from eval.scorecard.draft_scores import DraftScore
 from eval.scorecard.loaded_models import Pair, replay_drafts
 
 QUICKSTART = Path(__file__).parents[1] / "recipes" / "quickstart.yaml"
-PROMPTS = QUICKSTART.parent / "prompts" / "quickstart.jsonl"
 ARMS = {
     "teacher": "{}",
     "student": "{source: student}",
@@ -73,7 +72,6 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--work", type=Path, required=True, help="prompts, answers and drafts")
     parser.add_argument("--tokens", type=int, required=True, help="that every arm reads, prompts included")
     parser.add_argument("--minutes", action="store_true", help=f"also as long as {MEASURE} took for these tokens")
-    parser.add_argument("--prompts", type=int, default=200, help="of the quickstart's, 48 of them held out")
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     return parser.parse_args(argv)
 
@@ -96,20 +94,15 @@ def run(asked: argparse.Namespace) -> None:
 
 def base_recipe(asked: argparse.Namespace) -> Recipe:
     """The run whose answers and cut all arms share."""
-    prompts = asked.work / "prompts.jsonl"
-    asked.work.mkdir(parents=True, exist_ok=True)
-    prompts.write_text("".join(PROMPTS.read_text(encoding="utf-8").splitlines(keepends=True)[: asked.prompts]))
     return recipe_of(asked, "base", "{}", asked.tokens)
 
 
 def recipe_of(asked: argparse.Namespace, name: str, samples: str, tokens: int) -> Recipe:
-    """The quickstart's, with a live teacher and short answers."""
+    """The quickstart's, with a live teacher."""
     words = {
         "run_name": name,
         "run_dir": asked.work / name,
         "target.path": asked.target,
-        "data.prompts": f"[{{path: {asked.work / 'prompts.jsonl'}}}]",
-        "data.max_new_tokens": 64,
         "distill.teacher": "{source: live}",
         "distill.samples": samples,
         "distill.max_duration": f"{tokens}tok",
@@ -117,9 +110,6 @@ def recipe_of(asked: argparse.Namespace, name: str, samples: str, tokens: int) -
         "distill.eval_interval": "1dur",
         "distill.save_interval": "1dur",
         "distill.progress_bar": "false",
-        "eval.num_prompts": 48,
-        "eval.policy_prompts": 0,
-        "eval.max_new_tokens": 64,
     }
     return load_recipe(QUICKSTART, [f"{key}={value}" for key, value in words.items()])
 

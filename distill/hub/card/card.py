@@ -29,6 +29,7 @@ from distill.hub.files.early_checks import repository_name
 from distill.hub.files.escaping import plain
 from distill.hub.files.terms import Terms
 from distill.recipe.recipe import Recipe
+from distill.recipe.samples import SamplesConfig
 from eval.report.batches import best_batches
 from eval.report_inputs.cards import Card
 from eval.report_inputs.drafts import ScoredDraft, scored_drafts
@@ -233,7 +234,22 @@ def training_words(of: Publication) -> str:
         return "text, as the recipe names it"
     train = of.counts.get("train", {})
     tokens, answers = train.get("answer_tokens"), train.get("answers")
-    return "answers, of which nobody kept count" if tokens is None else f"{tokens:,} tokens of {answers:,} answers"
+    counted = "answers, of which nobody kept count" if tokens is None else f"{tokens:,} tokens of {answers:,} answers"
+    return counted + anew_words(of.recipe.distill.samples)
+
+
+def anew_words(samples: SamplesConfig) -> str:
+    """What became of the answers while the draft learned."""
+    chance = f"with probability {samples.most_probable:g}"
+    match samples.source:
+        case "teacher":
+            return ""
+        case "student":
+            return ", each written anew by the draft while it learned"
+        case "mix_request":
+            return f", each {chance} written anew by the draft while it learned"
+        case "mix_token":
+            return f", each written anew while it learned: a token {chance} by the draft, else by the target"
 
 
 def loss_words(loss: str | Sequence[AnyLoss]) -> str:

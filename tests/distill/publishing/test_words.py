@@ -2,9 +2,11 @@
 
 import pytest
 
+from distill.hub.card.card import anew_words
 from distill.hub.files.escaping import plain
 from distill.hub.files.public import published
 from distill.hub.files.terms import Terms, licence_of_card, refuse_unlicensed, terms_of
+from distill.recipe.samples import SamplesConfig
 
 
 @pytest.mark.parametrize(
@@ -79,3 +81,20 @@ def test_what_the_licence_of_a_published_target_asks(tmp_path, base_model, licen
     assert (terms.licence, terms.demand.name_begins) == (licence, begins)
     assert notice in terms.demand.notice
     assert bool(terms.demand.notice) is bool(notice)
+
+
+@pytest.mark.parametrize(
+    ("samples", "said"),
+    [
+        ({}, ""),
+        ({"source": "student"}, ", each written anew by the draft while it learned"),
+        ({"source": "mix_request"}, ", each with probability 0.5 written anew by the draft while it learned"),
+        (
+            {"source": "mix_token", "probability": 0.2},
+            ", each written anew while it learned: a token with probability 0.2 by the draft, else by the target",
+        ),
+    ],
+    ids=str,
+)
+def test_a_card_says_who_wrote_the_answers(samples, said):
+    assert anew_words(SamplesConfig(**samples)) == said

@@ -1,0 +1,71 @@
+"""New answers of encoder-decoder models: the encoder reads the prompt, and what is written is learned there."""
+
+import pytest
+import torch
+
+from distill.data.batches import Example, collate
+from distill.formulas.dense import forward_kl
+from distill.formulas.losses import loss_term
+from distill.losses.answer_logits import AnswerLogits
+from distill.losses.objective import build_objective
+from distill.rollouts.sequences import examples_of, places_in
+from distill.rollouts.writing import COINS, Asked, Writer, written_by, written_by_both
+from distill.teacher.live import Teacher
+from distill.training.model import DistillModel
+from eval.decoding.sampling import Sampling
+from eval.decoding.speculative import plain_decode
+from eval.decoding.texts import Limits, stream
+from eval.models.loading import load_model
+
+GREEDY = Sampling()
+PROMPTS = [(5, 6, 7, 8, 9, 10, 11), (12,), (13, 14, 15)]
+SEEDS = [11, 2**63 - 5, 77]
+ASKED = Asked(PROMPTS, SEEDS, [7, 7, 7], frozenset({2}), 264)
+
+
+@pytest.fixture(scope="module")
+def pair(make_translator):
+    """Student and teacher."""
+    folders = make_translator(seed=2, num_layers=2, num_decoder_layers=1), make_translator(seed=1)
+    return [load_model(folder, dtype="float32", device="cpu") for folder in folders]
+
+
+def next_logits(lm, prompt, answer):
+    """logits_V of transformers behind an answer so far."""
+    with torch.inference_mode():
+        ids = torch.tensor([[lm.config.decoder_start_token_id, *answer]])
+        return lm(input_ids=torch.tensor([prompt]), decoder_input_ids=ids).logits[0, -1]
+
+
+def test_the_student_writes_what_plain_decoding_says(pair):
+    student, _ = pair
+    decoded = plain_decode(student, PROMPTS, limits=Limits(7, frozenset({2})))
+    assert [one.token_ids for one in written_by(Writer(student, GREEDY), ASKED)] == [one.token_ids for one in decoded]
+
+
+def test_both_read_what_was_written_whoever_wrote_it(pair):
+    writers = [Writer(lm, GREEDY) for lm in pair]
+    for prompt, seed, written in zip(PROMPTS, SEEDS, written_by_both(*writers, ASKED, probability=0.5), strict=True):
+        answer, coins = [], stream(COINS, [seed], 7, torch.device("cpu"))[0]
+        for coin in coins[: len(written.token_ids)]:
+            answer.append(int(next_logits(pair[0 if coin < 0.5 else 1], prompt, answer).argmax()))
+        assert list(written.token_ids) == answer
+        assert written.by_student == int((coins[: len(answer)] < 0.5).sum())
+
+
+def test_the_loss_sits_on_the_new_tokens(pair):
+    """KL(teacher || student) of transformers' own logits, token by token."""
+    student, teacher = pair
+    batch = collate([Example((*prompt, 30), 31, ((len(prompt) - 1, len(prompt) + 1),)) for prompt in PROMPTS])
+    places = places_in(batch, seed=3, batch_number=0)
+    answers = written_by(Writer(student, GREEDY), ASKED)
+    new = collate([place.with_answer(each.token_ids) for place, each in zip(places, answers, strict=True)])
+    assert [example.spans[0][0] + 1 for example in examples_of(new)] == new["prompt_len"][:, 0].tolist()
+    objective = build_objective([loss_term("forward_kl")], temperature=1.0)
+    model = DistillModel(AnswerLogits(student), Teacher(AnswerLogits(teacher)), objective=objective, cpu_bfloat16=False)
+    expected = 0.0
+    for prompt, each in zip(PROMPTS, answers, strict=True):
+        for index in range(len(each.token_ids)):
+            logits = [next_logits(lm, prompt, each.token_ids[:index])[None] for lm in (student, teacher)]
+            expected += float(forward_kl(*logits, temperature=1.0).sum())
+    torch.testing.assert_close(float(model(new).detach()), expected, rtol=1e-4, atol=0)
