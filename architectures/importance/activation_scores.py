@@ -8,7 +8,7 @@ Shape suffixes used in this file:
     D = head width, Q = N x D, X = inputs of a linear layer
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -24,6 +24,7 @@ from architectures.families import FAMILIES
 from architectures.families.family import Family, Part
 from architectures.progress.track import track
 from architectures.pruning.slicing import READERS
+from architectures.reading import read_text
 from architectures.shapes.shape import Shape
 
 COUNTED_AXES = {"hidden", "intermediate", "query", "key_value"}  # of matrices, for the magnitude scores
@@ -41,7 +42,8 @@ class Sums(dict[Hashable, Tensor]):
 def activation_scores(model: PreTrainedModel, ids_ST: Tensor, *, batch_size: int = 1) -> dict[str, NDArray[np.float64]]:
     """The scores of `architectures.pruning.scores`, but for the two orders of layers.
 
-    Families whose layers alone can be cut have block_influence_L, mean_abs_JH and spread_JH alone.
+    Families whose layers alone can be cut have block_influence_L, mean_abs_JH and spread_JH alone; those with an
+    encoder encoder_block_influence_L too. How such a model reads text without prompts: architectures.reading.
 
     Sources: block_influence_L: Men et al. 2024, "ShortGPT", sec. 3 (arXiv 2403.03853). activation.*: Muralidharan et
     al. 2024, "Compact Language Models via Pruning and Knowledge Distillation" (Minitron), sec. 2.2 (arXiv 2407.14679),
@@ -61,12 +63,14 @@ def activation_scores(model: PreTrainedModel, ids_ST: Tensor, *, batch_size: int
     sums = Sums()
     batches = ids_ST.to(model.device).split(batch_size)
     with evaluating(model), torch.inference_mode(), ExitStack() as hooks:
-        watch_stream(model, family, shape, sums, hooks)
+        watch_stream(model, decoder_stream(family, shape), "", sums, hooks)
+        if family.encoder is not None:
+            watch_stream(model, encoder_stream(family, shape), "encoder ", sums, hooks)
         if family.width:
             watch_parts(model, family, shape, sums, hooks)
         for ids_BT in track(batches, description="Scores of the target's parts", total=len(batches)):
-            model.base_model(ids_BT, use_cache=False)
-        scores = stream_scores(sums, shape, num_tokens=ids_ST.numel())
+            read_text(model, ids_BT)
+        scores = stream_scores(sums, shape)
         if family.width:
             scores |= minitron_scores(sums, shape)
             scores |= flap_scores(model, family, shape, sums, num_tokens=ids_ST.numel())
@@ -100,8 +104,23 @@ def require_finite(name: str, values: Tensor, dtype: torch.dtype) -> NDArray[np.
     return values.cpu().numpy()
 
 
-def watch_stream(model: nn.Module, family: Family, shape: Shape, sums: Sums, hooks: ExitStack) -> None:
-    """Sum up the residual stream before each layer and before the final norm."""
+def decoder_stream(family: Family, shape: Shape) -> list[str]:
+    """The modules that read the residual stream, in turn: every layer, and the norm behind the last."""
+    return [
+        *(f"{family.layer_prefix}{layer}" for layer in range(shape.layers)),
+        family.outside["final_norm"].name,
+    ]
+
+
+def encoder_stream(family: Family, shape: Shape) -> list[str]:
+    """The same of an encoder."""
+    assert family.encoder is not None
+    prefix = family.encoder.layer_prefix
+    return [*(f"{prefix}{layer}" for layer in range(shape.encoder_layers)), family.outside["encoder_norm"].name]
+
+
+def watch_stream(model: nn.Module, names: Sequence[str], of: str, sums: Sums, hooks: ExitStack) -> None:
+    """Sum up the residual stream before each of some modules, under names that begin with `of`."""
     before: list[Tensor] = []  # the stream one position earlier
 
     def watch(position: int) -> Callable[..., None]:
@@ -109,16 +128,17 @@ def watch_stream(model: nn.Module, family: Family, shape: Shape, sums: Sums, hoo
             x_BTH = args[0].double()
             squares_BTH = x_BTH.square()
             mean_square_BT1 = squares_BTH.mean(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
-            sums.add(("mean_abs", position), x_BTH.abs().sum(dim=(0, 1)))
-            sums.add(("spread", position), (squares_BTH / mean_square_BT1).sum(dim=(0, 1)))
+            sums.add((f"{of}tokens", position), torch.tensor(x_BTH.shape[0] * x_BTH.shape[1], device=x_BTH.device))
+            sums.add((f"{of}mean_abs", position), x_BTH.abs().sum(dim=(0, 1)))
+            sums.add((f"{of}spread", position), (squares_BTH / mean_square_BT1).sum(dim=(0, 1)))
             if position > 0:
-                sums.add(("influence", position - 1), (1 - F.cosine_similarity(before.pop(), x_BTH, dim=-1)).sum())
+                turned = (1 - F.cosine_similarity(before.pop(), x_BTH, dim=-1)).sum()
+                sums.add((f"{of}influence", position - 1), turned)
             before[:] = [x_BTH]
 
         return hook
 
-    names = [f"{family.layer_prefix}{layer}" for layer in range(shape.layers)]
-    for position, name in enumerate([*names, family.outside["final_norm"].name]):
+    for position, name in enumerate(names):
         hooks.enter_context(removable(model.get_submodule(name).register_forward_pre_hook(watch(position))))
 
 
@@ -171,13 +191,20 @@ def watch_parts(model: nn.Module, family: Family, shape: Shape, sums: Sums, hook
     hooks.enter_context(removable(final_norm.register_forward_hook(watch_output("final_norm", shape.layers))))
 
 
-def stream_scores(sums: Sums, shape: Shape, *, num_tokens: int) -> dict[str, Tensor]:
-    positions = range(shape.layers + 1)
-    return {
-        "block_influence_L": torch.stack([sums["influence", layer] for layer in range(shape.layers)]) / num_tokens,
-        "mean_abs_JH": torch.stack([sums["mean_abs", position] for position in positions]) / num_tokens,
-        "spread_JH": torch.stack([sums["spread", position] for position in positions]) / num_tokens,
+def stream_scores(sums: Sums, shape: Shape) -> dict[str, Tensor]:
+    """Means over the tokens that a stack reads."""
+
+    def means(name: str, count: int, of: str = "") -> Tensor:
+        return torch.stack([sums[f"{of}{name}", position] for position in range(count)]) / sums[f"{of}tokens", 0]
+
+    scores = {
+        "block_influence_L": means("influence", shape.layers),
+        "mean_abs_JH": means("mean_abs", shape.layers + 1),
+        "spread_JH": means("spread", shape.layers + 1),
     }
+    if shape.encoder_layers:
+        scores["encoder_block_influence_L"] = means("influence", shape.encoder_layers, "encoder ")
+    return scores
 
 
 def minitron_scores(sums: Sums, shape: Shape) -> dict[str, Tensor]:

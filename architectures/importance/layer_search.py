@@ -24,6 +24,7 @@ from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.importance.activation_scores import evaluating, removable
 from architectures.progress.track import track
+from architectures.reading import for_head, read_text
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Passage:
     Attributes:
         entry: x_1TH, the residual stream before the first layer.
         calls: For each layer, what the model gives it beside the stream.
-        exit: x_1TH, what the head reads: the stream behind the final norm.
+        exit: x_1TH, what the head reads of the stream behind the final norm.
     """
 
     entry: Tensor
@@ -157,7 +158,7 @@ class LayerSearch:
         with ExitStack() as hooks:
             for layer in self.layers:
                 hooks.enter_context(removable(layer.register_forward_pre_hook(note, with_kwargs=True)))
-            exit_1TH = self.model.base_model(ids_1T, use_cache=False).last_hidden_state
+            exit_1TH = read_text(self.model, ids_1T)
         calls = [(args[1:], kwargs) for args, kwargs in noted]
         return Passage(entry=noted[0][0][0], calls=calls, exit=exit_1TH)
 
@@ -219,7 +220,8 @@ class LayerSearch:
         reached = 0
         for candidate in candidates:
             stream_1TH = self.through(blocks[reached:candidate], stream_1TH, passage)
-            exit_1TH = self.final_norm(self.through(tail(candidate), stream_1TH, passage))
+            norm_1TH = self.final_norm(self.through(tail(candidate), stream_1TH, passage))
+            exit_1TH = for_head(self.model, norm_1TH)
             distance_C[candidate], reached = self.require_finite(float(distance(exit_1TH))), candidate
         return distance_C
 

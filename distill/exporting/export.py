@@ -121,8 +121,7 @@ def export_checkpoint(
     config = read_config(init)
     family = family_of(config, where=str(init / "config.json"))
     student = read_student(checkpoint, family)
-    if config.get("tie_word_embeddings"):
-        drop_tied_head(student, checkpoint, family)
+    drop_copies(student, checkpoint, family, tied=bool(config.get("tie_word_embeddings")))
     sizes = {name: info.size for name, info in open_weights(init).info.items()}
     require_one_model(student, sizes, checkpoint=checkpoint, init=init)
     require_replaceable(out, MANIFEST_NAME, reading=init, stage="export")
@@ -197,15 +196,16 @@ def require_ids_of(target: Path, vocab_size: int, vocabulary: DraftVocabulary, i
         )
 
 
-def drop_tied_head(student: dict[str, Tensor], checkpoint: Path, family: Family) -> None:
-    """Remove the head's second name for the embeddings."""
+def drop_copies(student: dict[str, Tensor], checkpoint: Path, family: Family, *, tied: bool) -> None:
+    """Remove other names for the embeddings: a tied head's, and those of the stacks that share them."""
     head_name, embedding_name = family.weight("head"), family.weight("embedding")
-    head = student.pop(head_name, None)
-    if head is not None and not torch.equal(head, student[embedding_name]):
-        raise UserError(
-            f"{checkpoint}: {head_name} differs from {embedding_name}, but init says tie_word_embeddings true. "
-            "This checkpoint was not trained from this init; give the one it was trained from."
-        )
+    for name in (*([head_name] if tied else []), *family.stored_copies):
+        copy = student.pop(name, None)
+        if copy is not None and not torch.equal(copy, student[embedding_name]):
+            raise UserError(
+                f"{checkpoint}: {name} differs from {embedding_name}, but init says tie_word_embeddings true. "
+                "This checkpoint was not trained from this init; give the one it was trained from."
+            )
 
 
 def require_one_model(

@@ -74,9 +74,10 @@ def probe_ids(rows: int) -> Tensor:
 
 
 def probe_logits(model: PreTrainedModel, ids_T: Tensor) -> Tensor:
-    """logits_TV of a text, in float32."""
+    """logits_TV of a text, in float32; an encoder reads it too, and the decoder backwards."""
+    said = {"decoder_input_ids": ids_T[None].flip(1)} if model.config.is_encoder_decoder else {}
     with torch.inference_mode():
-        return model(ids_T[None]).logits[0].float()
+        return model(ids_T[None], **said).logits[0].float()
 
 
 def verdict(ours_TV: Tensor, theirs_TV: Tensor, *, dtype: str, out: Path) -> str:

@@ -27,8 +27,8 @@ ASKED: Mapping[Feature, tuple[str, Asks]] = {
 
 
 def refuse_unfit(recipe: Recipe, model_type: str) -> None:
-    """Raise UserError for what a recipe asks for and its target's family cannot be given."""
-    family = FAMILIES[model_type]
+    """Raise UserError for what a recipe asks for and its target's family cannot be given, where the family is known."""
+    family = FAMILIES.get(model_type)
     for feature, (key, asks) in ASKED.items():
-        if asks(recipe):
+        if family is not None and asks(recipe):
             family.refuse(feature, key)

@@ -124,7 +124,7 @@ class Run:
         """
         save_recipe(self.recipe, self.recipe_file)
         require_whole_head(self.target)
-        refuse_unfit(self.recipe, shape_of(self.target).family)
+        refuse_unfit(self.recipe, read_config(self.target).get("model_type", ""))
         self.refuse_long_texts()
 
     def refuse_long_texts(self, *drafts: Path) -> None:

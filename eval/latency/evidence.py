@@ -13,6 +13,7 @@ from eval.latency.floor import shape_of, step_bytes
 from eval.latency.machine import seconds, torch_threads
 from eval.latency.steps import Setting
 from eval.latency.threads import step_by_threads, thread_counts
+from eval.models.identity import decoding_layers
 from eval.records.evidence import ModelStep, StepEvidence
 from eval.records.grid import TARGET
 
@@ -65,8 +66,7 @@ def model_steps(
             if model.dtype not in one_thread:
                 one_thread[model.dtype] = one_thread_rates(model.dtype)
             least_ms = least_on_one_thread(model, setting, *one_thread[model.dtype])
-        layers = model.config.get_text_config(decoder=True).num_hidden_layers
-        found.append(ModelStep(model=name, layers=layers, ms=medians_ms[name], least_ms=least_ms))
+        found.append(ModelStep(model=name, layers=decoding_layers(model), ms=medians_ms[name], least_ms=least_ms))
     return tuple(found)
 
 

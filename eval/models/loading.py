@@ -28,6 +28,7 @@ from architectures.families import FAMILIES
 from architectures.files.reading import read_json_object, require_regular
 from architectures.shapes.context_length import ContextLength, context_length
 from architectures.targets.target import read_config, require_whole_head
+from eval.models.own_heads import own_heads_are_expected
 from eval.models.products import quicken_products, slow_type
 from eval.models.quantised import loading_arguments
 from eval.models.weight_checks import refuse_not_finite, refuse_whole_numbers, require_enough_bytes
@@ -110,15 +111,16 @@ def load_model(
         of_family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(load_config(folder))]
         opens = with_rows(of_family, len(head.ids))
     try:
-        loaded: Any = opens.from_pretrained(
-            folder,
-            dtype=getattr(torch, dtype),
-            **FROM_THE_FOLDER_ALONE,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,  # so that the report names them; none is accepted
-            output_loading_info=True,
-            **packing,
-        )
+        with own_heads_are_expected():
+            loaded: Any = opens.from_pretrained(
+                folder,
+                dtype=getattr(torch, dtype),
+                **FROM_THE_FOLDER_ALONE,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,  # so that the report names them; none is accepted
+                output_loading_info=True,
+                **packing,
+            )
     except DAMAGED as error:
         refuse_own_code(folder, error)
         raise UserError(

@@ -7,11 +7,12 @@ feeds at an earlier position.
     FixedSequencer           the same with compiled or captured steps (eval/steps/fixed_steps.py)
     TextSequencer            one row, by the cache of transformers: any decoder-only model whose layers see everything
     ForwardSequencer         many rows, by the same: any decoder-only model, but nothing can be taken back
-    TranslationSequencer     one row of an encoder-decoder model: the prompt is encoded once
+    TranslationSequencer     rows of an encoder-decoder model, prompts encoded once; of several nothing is taken back
 
 Shape suffixes used in this file:
-    B = rows, T = tokens fed to the longest row, S = slots, V = output ids of the model (all of the vocabulary, or those
-    of a small head: architectures/draft_vocabulary/head.py)
+    B = rows, T = tokens fed to the longest row, S = slots, or tokens that an encoder reads of the longest prompt
+    V = output ids of the model: all of the vocabulary, or a small head's (architectures/draft_vocabulary/head.py)
+    H = width of what the encoder makes of a token
 """
 
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from architectures.draft_vocabulary.head import columns_below
 from architectures.families import FAMILIES
+from architectures.reading import encoded
 from eval.steps.cache import CACHE_ARGUMENT, new_cache, roll_back
 from eval.steps.row_cache import RowCache
 from eval.steps.row_step import Sight, Span, forward, positions_of
@@ -99,16 +101,16 @@ def open_sequencer(
         return RowSequencer(model, capacity=capacity, vocab_size=vocab_size)
     if not goes_back and not model.config.is_encoder_decoder:
         return ForwardSequencer(model, num_rows=len(prompts), vocab_size=vocab_size)
-    if len(prompts) != 1:
+    if len(prompts) != 1 and goes_back:
         raise ValueError(f"a model of type {model.config.model_type} decodes one prompt at a time, got {len(prompts)}.")
     if model.config.is_encoder_decoder:
-        return TranslationSequencer(model, prompts[0], vocab_size=vocab_size)
+        return TranslationSequencer(model, prompts, vocab_size=vocab_size)
     return TextSequencer(model, vocab_size=vocab_size)
 
 
 def takes_rows(model: PreTrainedModel, *, goes_back: bool = True) -> bool:
     """Whether a model reads many texts of different lengths at a time, and whether even if tokens are taken back."""
-    return by_rows(model) or not (goes_back or model.config.is_encoder_decoder)
+    return by_rows(model) or not goes_back
 
 
 def by_rows(model: PreTrainedModel) -> bool:
@@ -219,27 +221,42 @@ class ForwardSequencer:
 
 
 class TranslationSequencer:
-    """One output of an encoder-decoder model: positions are those of the decoder."""
+    """Outputs of an encoder-decoder model: positions are those of the decoder, at which all rows stand alike.
 
-    def __init__(self, model: PreTrainedModel, prompt_ids: Sequence[int], *, vocab_size: int) -> None:
+    So they do as long as each only ever goes on, whatever the lengths of their prompts.
+    """
+
+    def __init__(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, vocab_size: int) -> None:
         self.model = model
         self.columns = columns_below(model, vocab_size)
         self.own_past = DynamicCache()
         self.cache = EncoderDecoderCache(self.own_past, DynamicCache())
-        ids_1T = torch.tensor([prompt_ids], device=model.device)
-        self.encoded: BaseModelOutput = model.get_encoder()(input_ids=ids_1T, return_dict=True)
+        width = max(map(len, prompts))
+        ids_BS = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in prompts], device=model.device)
+        lengths_B1 = torch.tensor([[len(ids)] for ids in prompts], device=model.device)
+        is_filled = min(map(len, prompts)) < width
+        self.real_BS = torch.arange(width, device=model.device) < lengths_B1 if is_filled else None
+        self.encoded_BSH = encoded(model, ids_BS, self.real_BS)
 
     def feed(self, ids_BT: Tensor, spans: Sequence[Span], *, whole: bool) -> Tensor:
-        """See Sequencer; of one row, which nothing fills."""
-        [(start, count)] = spans
-        assert ids_BT.shape == (1, count), f"one row of {count} tokens, got {tuple(ids_BT.shape)}"
+        """See Sequencer; of rows that are fed as many, which nothing fills."""
+        [(start, count)] = set(spans)
+        assert ids_BT.shape == (len(spans), count), f"rows of {count} tokens, got {tuple(ids_BT.shape)}"
         roll_back(self.own_past, start)
         output = self.model(
-            encoder_outputs=self.encoded, decoder_input_ids=ids_BT, use_cache=True, **{CACHE_ARGUMENT: self.cache}
+            encoder_outputs=BaseModelOutput(last_hidden_state=self.encoded_BSH),
+            attention_mask=self.real_BS,
+            decoder_input_ids=ids_BT,
+            use_cache=True,
+            **{CACHE_ARGUMENT: self.cache},
         )
         logits = output.logits if whole else output.logits[:, -1:]
         return logits[..., : self.columns]
 
     def keep(self, rows: Sequence[int]) -> None:
         """See Sequencer."""
-        assert list(rows) == [0]
+        rows_B = torch.tensor(rows, device=self.encoded_BSH.device)
+        self.own_past.batch_select_indices(rows_B)
+        self.cache.cross_attention_cache.batch_select_indices(rows_B)
+        self.encoded_BSH = self.encoded_BSH[rows_B]
+        self.real_BS = None if self.real_BS is None else self.real_BS[rows_B]

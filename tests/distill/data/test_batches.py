@@ -75,6 +75,7 @@ def test_padding_common_to_all_rows_is_cut():
     assert narrow["input_ids"].tolist() == [[200, 201, 202], [300, 301, 0]]
     assert narrow["keep"].tolist() == [[False, False, True], [False, True, False]]
     assert narrow.pop("task").shape == (2, 1)
+    assert narrow.pop("prompt_len").tolist() == [[3], [2]]
     assert {tensor_BT.shape for tensor_BT in narrow.values()} == {torch.Size([2, 3])}
 
 

@@ -1,8 +1,11 @@
 """Plain decoding of a batch: the same as one row at a time, as transformers' generate, and as the probabilities say."""
 
+from functools import partial
+
 import pytest
 import torch
 
+from eval.decoding.batch import first_tokens
 from eval.decoding.sampling import Sampling, distribution, invert_cumulative
 from eval.decoding.speculative import decode_steps, finished, plain_decode
 from eval.decoding.texts import DRAWS, Limits, Seeds, stream
@@ -12,18 +15,20 @@ from eval.models.loading import load_model
 GREEDY = Sampling()
 SAMPLED = Sampling(temperature=0.8, top_p=0.9)
 PROMPTS = [[5], [9, 10, 11, 12, 13, 14, 15], [7, 8, 9], [200, 100], [6] * 20, [41, 42, 43, 44]]
-FAMILIES = {  # read by rows; with transformers' cache; with one that forgets what left the window
+FAMILIES = {  # read by rows; with transformers' cache; with one that forgets what left the window; behind an encoder
     "llama": {},
     "opt": {"ffn_dim": 128, "word_embed_proj_dim": 64},
     "bloom": {},
     "mistral": {"sliding_window": 9},
     "cohere2": {"sliding_window": 9},
+    "t5": {"num_layers": 4, "tied": False},  # as many as the decoder has: transformers' cache counts the encoder's
 }
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def model(make_checkpoint, request):
-    folder = make_checkpoint(seed=1, model_type=request.param, **FAMILIES[request.param])
+def model(make_checkpoint, make_translator, request):
+    make = make_translator if request.param == "t5" else partial(make_checkpoint, model_type=request.param)
+    folder = make(seed=1, **FAMILIES[request.param])
     return load_model(folder, dtype="float32", device="cpu")
 
 
@@ -32,6 +37,11 @@ def decode(model, prompts, *, sampling=GREEDY, stop_ids=frozenset(), max_new_tok
     return [
         list(text.token_ids) for text in plain_decode(model, prompts, limits=limits, sampling=sampling, row_seeds=seeds)
     ]
+
+
+def read_as(model) -> str:
+    """What a model's forward pass calls the tokens that it answers."""
+    return "decoder_input_ids" if model.config.is_encoder_decoder else "input_ids"
 
 
 def transformers_greedy(model, prompt, stop_ids, max_new_tokens=24):
@@ -43,7 +53,7 @@ def transformers_greedy(model, prompt, stop_ids, max_new_tokens=24):
         eos_token_id=sorted(stop_ids) or [10**6],
         pad_token_id=0,
     )
-    return ids[0, len(prompt) :].tolist()
+    return ids[0, 1 if model.config.is_encoder_decoder else len(prompt) :].tolist()
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +86,13 @@ def test_texts_come_as_they_end(model, stop_ids):
 def test_a_step_feeds_one_token_of_every_unfinished_row(model, stop_ids):
     shapes = []
     hook = model.register_forward_pre_hook(
-        lambda _module, _args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+        lambda _module, _args, kwargs: shapes.append(tuple(kwargs[read_as(model)].shape)), with_kwargs=True
     )
     lengths = [len(answer) for answer in decode(model, PROMPTS, stop_ids=stop_ids)]
     hook.remove()
     steps = [(sum(length > step for length in lengths), 1) for step in range(max(lengths))]
-    assert shapes == [(len(PROMPTS), max(map(len, PROMPTS)) - 1), *steps]
+    prompts_read = [] if model.config.is_encoder_decoder else [(len(PROMPTS), max(map(len, PROMPTS)) - 1)]
+    assert shapes == [*prompts_read, *steps]
 
 
 def test_one_new_token(model):
@@ -102,12 +113,14 @@ def test_a_sampled_row_depends_on_its_own_seed_alone(model, sampling):
 
 
 def test_a_sampled_row_is_the_plain_loop_over_its_draws(model):
-    text = list(PROMPTS[2])
+    encoder_reads = {"input_ids": torch.tensor([PROMPTS[2]])} if model.config.is_encoder_decoder else {}
+    text = list(first_tokens(model, PROMPTS[2]))
+    begins = len(text)
     with torch.inference_mode():
         for draw in stream(Seeds().target, [13], 25, model.device)[0, :24]:
-            probs_1V = distribution(model(torch.tensor([text])).logits[:, -1], SAMPLED)
-            text.append(int(invert_cumulative(probs_1V, draw[None])))
-    assert decode(model, PROMPTS[2:3], sampling=SAMPLED, seeds=[13]) == [text[len(PROMPTS[2]) :]]
+            logits_1V = model(**encoder_reads, **{read_as(model): torch.tensor([text])}).logits[:, -1]
+            text.append(int(invert_cumulative(distribution(logits_1V, SAMPLED), draw[None])))
+    assert decode(model, PROMPTS[2:3], sampling=SAMPLED, seeds=[13]) == [text[begins:]]
 
 
 def test_temperature_near_zero_is_greedy(model):

@@ -166,7 +166,7 @@ def test_what_a_window_forgets_is_not_kept_where_nothing_goes_back(model_of, cap
 def test_who_reads_many_texts_at_a_time(model_of, translators):
     models = [model_of("llama"), model_of("bloom"), translators[0]]
     assert [takes_rows(model) for model in models] == [True, False, False]
-    assert [takes_rows(model, goes_back=False) for model in models] == [True, True, False]
+    assert [takes_rows(model, goes_back=False) for model in models] == [True, True, True]
 
 
 def test_a_window_in_a_family_that_reads_one_text_is_refused(model_of):

@@ -1,0 +1,160 @@
+"""An encoder-decoder pair through training: nothing to learn of itself, live as cached, resumed as uninterrupted."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM
+
+import distill.training.trainer
+from distill.data.batches import AnswerDataset, collate
+from distill.formulas.losses import LOSSES
+from distill.losses.answer_logits import AnswerLogits
+from distill.losses.objective import build_objective
+from distill.recipe.recipe import Recipe
+from distill.run.run import Run
+from distill.stages.running import cache_stage, generate_stage, prune_stage
+from distill.teacher.live import load_teacher
+from distill.train import train
+from distill.training.model import DistillModel
+from eval.acceptance.replay import answer_logits
+from eval.answers.traces import read_traces
+from eval.models.loading import load_model
+from tests.distill.after_training import assert_equal, last_state, metrics
+
+NUM_PROMPTS, NUM_EVAL = 14, 4
+CORNERS = ("total_variation", "negative_log_acceptance", "lk_hybrid")  # no gradient at equality: |p - q| has none
+SAME_TO_ROUNDING = {"rtol": 1e-5, "atol": 1e-5}
+SETTINGS = {
+    "max_duration": "2ep",
+    "global_train_batch_size": 4,
+    "device_train_microbatch_size": 4,
+    "precision": "fp32",
+    "optimizer": {"name": "adamw", "lr": 1e-2},
+    "scheduler": {"t_warmup": "1ba"},
+    "save_interval": "1ba",
+    "eval_interval": "1ep",
+}
+
+
+@pytest.fixture
+def make_translation_run(make_translator, tmp_path) -> Callable[..., Recipe]:
+    """make_translation_run(name, **keys of distill) -> Recipe, with <run>/init and <run>/data as stages leave them."""
+    target, prompts = make_translator(tied=False), tmp_path / "prompts.jsonl"
+    rows = [{"prompt": "word " * (index % 5) + f"and {index}?"} for index in range(NUM_PROMPTS)]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def make(name: str, *, dropout: float = 0.0, **distill) -> Recipe:
+        recipe = Recipe.model_validate(
+            {
+                "run_name": name,
+                "run_dir": str(tmp_path / name),
+                "target": {"path": str(target), "dtype": "float32"},
+                "architecture": {"layers": 1, "encoder_layers": 2, "method": "first_last"},
+                "data": {
+                    "prompts": [{"path": str(prompts)}],
+                    "num_eval_prompts": NUM_EVAL,
+                    "max_new_tokens": 9,
+                    "max_seq_len": 128,
+                },
+                "distill": {**SETTINGS, **distill},
+                "export": {"dtype": "float32"},
+                "eval": {"num_prompts": 2, "policy_prompts": 0},
+            }
+        )
+        for stage in (prune_stage, generate_stage):
+            stage(Run.of(recipe))
+        return recipe
+
+    return make
+
+
+def answers_of(recipe: Recipe) -> AnswerDataset:
+    return AnswerDataset(read_traces(Run.of(recipe).data.path, "train"), max_seq_len=128)
+
+
+def loss_of_transformers(lm, answers: AnswerDataset) -> torch.Tensor:
+    """Nats per answer token by the model's own loss, which shifts labels itself: a loss one token off differs."""
+    total, count = torch.zeros(()), 0
+    for example in answers.examples[:6]:
+        [(first, _)], said = example.spans, list(example.answer_ids)
+        prompt = torch.tensor([example.input_ids[: first + 1]])
+        total = total + lm(input_ids=prompt, labels=torch.tensor([said])).loss * len(said)
+        count += len(said)
+    return total / count
+
+
+def test_the_targets_answers_are_what_it_says_behind_its_encoder(make_translation_run):
+    recipe = make_translation_run("run")
+    target = AutoModelForSeq2SeqLM.from_pretrained(recipe.target.path)
+    for trace in read_traces(Run.of(recipe).data.path, "train"):
+        logits_TV = answer_logits(target, trace.prompt_ids, trace.answer_ids)
+        assert logits_TV.argmax(dim=-1).tolist() == list(trace.answer_ids)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_student_that_is_its_teacher_has_nothing_to_learn(make_translator, make_translation_run, loss):
+    """At its own distribution each loss of distributions is as small as it gets, and no gradient points anywhere."""
+    recipe = make_translation_run("run")
+    target = Path(recipe.target.path)
+    student = AnswerLogits(load_model(target, dtype="float32", device="cpu"))
+    teacher = load_teacher(target, dtype="float32", device="cpu")
+    objective = build_objective(loss, temperature=1.0)
+    model = DistillModel(student, teacher, objective=objective, cpu_bfloat16=False).eval()
+    batch = collate(answers_of(recipe).examples[:6])
+    value = model.loss(model(batch), batch)
+    if loss == "cross_entropy":
+        torch.testing.assert_close(value, loss_of_transformers(student.lm, answers_of(recipe)), **SAME_TO_ROUNDING)
+        return
+    assert abs(value.item()) < 1e-5
+    if loss not in CORNERS:
+        value.backward()
+        gradients = [parameter.grad.abs().max() for parameter in student.parameters() if parameter.grad is not None]
+        assert max(gradients) < 1e-4
+
+
+def test_it_learns_and_leaves_a_folder_that_transformers_opens(make_translation_run):
+    recipe = make_translation_run("run", max_duration="8ep", save_interval="1dur")
+    train(recipe)
+    log = metrics(recipe)
+    last = max(batch for batch in log if "metrics/eval/alpha" in log[batch])
+    assert log[last]["metrics/eval/alpha"] > log[0]["metrics/eval/alpha"]
+    draft = AutoModelForSeq2SeqLM.from_pretrained(Run.of(recipe).draft.path)
+    assert (len(draft.decoder.block), len(draft.encoder.block)) == (1, 2)
+    state = last_state(recipe)["model"]
+    assert torch.equal(draft.lm_head.weight, state["student.lm.lm_head.weight"])
+    assert torch.equal(draft.decoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight, state[BIAS])
+
+
+BIAS = "student.lm.decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+
+
+def test_a_resumed_training_is_the_uninterrupted_one_bit_for_bit(make_translation_run, stopped):
+    straight, resumed = make_translation_run("straight"), make_translation_run("resumed")
+    train(straight)
+    with stopped(distill.training.trainer, "build_loggers", 3):
+        train(resumed)
+    train(resumed)
+    assert_equal(last_state(straight)["model"], last_state(resumed)["model"])
+
+
+@pytest.mark.parametrize("captured_while", ["reading", "answering"])
+def test_a_cached_teacher_teaches_what_the_live_one_does(make_translation_run, captured_while):
+    live = make_translation_run("live")
+    teacher = {"source": "cache", "contents": "hidden", "captured_while": captured_while}
+    cached = make_translation_run("cached", teacher=teacher)
+    cache_stage(Run.of(cached))
+    train(live)
+    train(cached)
+    for name, tensor in last_state(live)["model"].items():
+        torch.testing.assert_close(last_state(cached)["model"][name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_cached_entries_teach_too(make_translation_run):
+    teacher = {"source": "cache", "contents": "top_k", "k": 8}
+    recipe = make_translation_run("run", teacher=teacher, max_duration="3ba")
+    cache_stage(Run.of(recipe))
+    train(recipe)
+    assert metrics(recipe)[2]["loss/train/total"] > 0
