@@ -133,7 +133,7 @@ def test_sets_of_the_paper_are_read_from_local_files_with_the_hubs_columns(tmp_p
 
 
 def test_short_files_of_code_are_left_out(tmp_path):
-    rows = [{"content": "a " * 70}, {"content": "b " * 200}]  # each letter and each last space is a piece
+    rows = [{"content": "a " * 148}, {"content": "b " * 200}]  # each letter and each last space is a piece
     source = parquet(tmp_path / "rows.parquet", rows, task="starcoder_osd")
     assert texts(source) == [" b" * 50]
     source = parquet(tmp_path / "rows.parquet", rows[:1], task="starcoder_osd")

@@ -212,9 +212,12 @@ def test_a_data_set_that_is_streamed_is_read_as_far_as_the_stream_goes(monkeypat
             number += 1
 
     monkeypatch.setattr(datasets, "load_dataset", endless)
-    stream = open_stream(StreamConfig(sources=(PromptSource(task="c4"),), num_requests=3), seed=1)
-    assert [asked(request) for request in stream] == ["page 0", "page 1", "page 2"]
-    assert wanted == [True]
+    for source in (PromptSource(task="c4"), PromptSource(task="c4", name="my/c4", streaming=True)):
+        stream = open_stream(StreamConfig(sources=(source,), num_requests=3), seed=1)
+        assert [asked(request) for request in stream] == ["page 0", "page 1", "page 2"]
+        with pytest.raises(UserError, match="its rows come one by one and may be more than anyone waits for"):
+            next(open_stream(StreamConfig(sources=(source,)), seed=1))
+    assert wanted == [True, True]
 
 
 @pytest.mark.parametrize(
