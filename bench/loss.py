@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from architectures.checkpoints.manifest import provenance
-from distill.losses.chunked import Head, chunked_sum, plain_sum
+from distill.losses.chunked import Head, chunked_sum, plain_sum, rows_at_a_time
 from distill.losses.objective import build_objective
 from distill.recipe.token_selection import chunk_size
 
@@ -224,7 +224,7 @@ def in_chunks(
     chunk_tokens: int | None = None,
 ) -> Tensor:
     """Chunks even where the plain path would be taken."""
-    size = min(chunk_tokens or chunk_size(head.vocab_size), len(hidden))
+    size = min(chunk_tokens or rows_at_a_time(hidden, head.vocab_size), len(hidden))
     return chunked_sum(hidden, head, loss_of_rows, chunk_tokens=size)
 
 

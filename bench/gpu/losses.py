@@ -17,14 +17,14 @@ from bench.gpu.attempt import attempt
 from bench.gpu.memory import free_memory
 from bench.gpu.stage import Row, Setting, Size, lack_of_memory, lack_of_time
 from bench.loss import BYTES_OF_PLAIN, PEERS, Job, measure, measure_in_a_process
-from distill.recipe.token_selection import chunk_size
+from distill.recipe.token_selection import GPU_CHUNKS, chunk_size
 
 HIDDEN = NAMED_SHAPES["llama-7b"].shape.hidden
 PATHS_OF = {"forward_kl": ("plain", "chunked"), "jensen_shannon": ("plain", "chunked", "liger")}
-# Vocabulary, tokens, width of both models, runs, and the sizes of further chunks, in multiples of those training takes:
-# a GPU may be faster with larger ones.
+# Vocabulary, tokens, width of both models, runs, and the sizes of further chunks, in multiples of a processor's, which
+# alone are compared with what training takes: an H200 has told of larger ones.
 SIZES: dict[Size, dict[str, Any]] = {
-    "full": {"vocab": (32_000, 128_256), "tokens": 8192, "hidden": HIDDEN, "repeats": 5, "more_chunks": (4, 16)},
+    "full": {"vocab": (32_000, 128_256), "tokens": 8192, "hidden": HIDDEN, "repeats": 5, "more_chunks": (1,)},
     "laptop": {"vocab": (32_000,), "tokens": 1024, "hidden": 576, "repeats": 2, "more_chunks": ()},
     "tiny": {"vocab": (512,), "tokens": 64, "hidden": 32, "repeats": 1, "more_chunks": ()},
 }
@@ -34,7 +34,7 @@ COPIES_OF_HEAD = 5
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """Whole logits against chunks at each vocabulary, then larger chunks, then the loss that Liger has too."""
+    """Whole logits against chunks at each vocabulary, chunks of other sizes, and the loss that Liger has too."""
     for job in jobs(setting.size):
         cell = {**asdict(job), "chunk_tokens": chunk_tokens(job), "dtype": "bfloat16"}
         problem = lack(job, setting)
@@ -42,8 +42,8 @@ def rows(setting: Setting) -> Iterator[Row]:
 
 
 def jobs(size: Size) -> list[Job]:
-    """What is measured, the most valuable first."""
-    sizes = SIZES[size]
+    """What is measured, the most valuable first: on a GPU the loss that none has been asked for yet."""
+    sizes, on_gpu = SIZES[size], size == "full"
     first = [
         Job(path=path, loss=loss, tokens=sizes["tokens"], vocab=vocab, hidden=width, teacher_hidden=width)
         for width in (sizes["hidden"],)
@@ -51,12 +51,21 @@ def jobs(size: Size) -> list[Job]:
         for vocab in sizes["vocab"]
         for path in paths
     ]
-    chunked = [job for job in first if job.path == "chunked" and job.loss == "forward_kl"]
-    larger = [
-        replace(job, chunk_tokens=times * chunk_size(job.vocab)) for job in chunked for times in sizes["more_chunks"]
-    ]
+    if on_gpu:
+        taken = {"chunked": GPU_CHUNKS}
+        first = [
+            replace(job, chunk_tokens=taken[job.path] * chunk_size(job.vocab)) if job.path in taken else job
+            for job in first
+        ]
     ours = [job for job in first if job.loss == "forward_kl"]
-    return [*ours, *larger, *(job for job in first if job not in ours)]
+    others = [job for job in first if job not in ours]
+    more = [
+        replace(job, chunk_tokens=times * chunk_size(job.vocab))
+        for job in ours
+        if job.path == "chunked"
+        for times in sizes["more_chunks"]
+    ]
+    return [*others, *ours, *more] if on_gpu else [*ours, *more, *others]
 
 
 def chunk_tokens(job: Job) -> int | None:

@@ -113,7 +113,7 @@ def recipe_of(pair: Pair, cell: Cell, run: Path, precision: str) -> Recipe:
 
 def estimated_bytes(pair: Pair, recipe: Recipe) -> int:
     """What `widedraft check` says such a training holds at its fullest."""
-    training = trainings(recipe, pair.teacher, pair.student)[-1]
+    training = trainings(recipe, pair.teacher, pair.student, on_gpu=torch.cuda.is_available())[-1]
     return together(memory_parts(training, 1))
 
 

@@ -17,6 +17,7 @@ from distill.data.batches import Example, collate
 from distill.losses.answer_logits import AnswerLogits, head_of
 from distill.losses.chunked import Head
 from eval.models.loading import load_model
+from eval.steps.attention import without_cudnn
 
 
 class TargetReading:
@@ -46,6 +47,7 @@ class TargetReading:
             yield from zip(batch, self.hidden_states([split.examples[answer] for answer in batch]), strict=True)
 
     @torch.inference_mode()
+    @without_cudnn()
     def hidden_states(self, examples: Sequence[Example]) -> list[Tensor]:
         """The last hidden states of one batch at the answers' positions, one hidden_AH for each example."""
         batch = collate(examples)

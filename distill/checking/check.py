@@ -91,6 +91,7 @@ def check_recipe(recipe: Recipe, device: str | None = None) -> list[Section]:
     """
     problems: list[str] = []
     timed_on = attempt(lambda: find_device(device), problems)
+    on_gpu = timed_on is not None and not timed_on.is_processor
     attempt(lambda: require_run_folder(Run.of(recipe)), problems)
     attempt(lambda: refuse_unpublishable(recipe), problems)
     cut = attempt(lambda: planned(recipe), problems)
@@ -109,7 +110,7 @@ def check_recipe(recipe: Recipe, device: str | None = None) -> list[Section]:
         if recipe.distill.freeze_input_embeddings:
             attempt(lambda: refuse_tied(tied=cut.draft.tied), problems)
         if recipe.architecture.method == "learned_masks":
-            attempt(lambda: refuse_sharded_masks(recipe, cut.target), problems)
+            attempt(lambda: refuse_sharded_masks(recipe, cut.target, on_gpu=on_gpu), problems)
     served = None if cut is None else attempt(partial(engine_blocks, recipe, cut.draft), problems)
     coverage = None if cut is None else attempt(partial(vocabulary_block, recipe, cut.target, cut.draft), problems)
     work = None if problems else attempt(lambda: expected_work(recipe, prompts, counts), problems)
@@ -120,7 +121,7 @@ def check_recipe(recipe: Recipe, device: str | None = None) -> list[Section]:
         **coverage,
         **head_blocks(recipe, cut.source, cut.target, cut.draft),
         **served,
-        **{memory_title(training): memory_rows(training) for training in trainings(recipe, cut.target, cut.draft)},
+        **{memory_title(each): memory_rows(each) for each in trainings(recipe, cut.target, cut.draft, on_gpu=on_gpu)},
         f"disk ({size(free_bytes(Path(recipe.run_dir))).strip()} free)": disk_rows(recipe, cut, work),
         "work": [
             *work_rows(recipe, work),

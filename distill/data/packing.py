@@ -21,7 +21,7 @@ class Layout:
         rows: Of each sequence.
         starts: The slot of each sequence's first token in its row.
         num_rows: R.
-        width: W, the tokens of the fullest row.
+        width: W, the tokens of the fullest row, and slots up to a multiple.
     """
 
     lengths: tuple[int, ...]
@@ -31,7 +31,7 @@ class Layout:
     width: int
 
 
-def balanced_layout(lengths: Sequence[int], num_rows: int) -> Layout:
+def balanced_layout(lengths: Sequence[int], num_rows: int, multiple: int = 1) -> Layout:
     """The longest sequence first, each at the end of the row that holds the fewest tokens; among equals, the first.
 
     Source: Graham 1969, "Bounds on Multiprocessing Timing Anomalies", SIAM Journal on Applied Mathematics 17(2): the
@@ -40,6 +40,7 @@ def balanced_layout(lengths: Sequence[int], num_rows: int) -> Layout:
     Args:
         lengths: Tokens of each sequence, at least one sequence.
         num_rows: From 1 to the number of sequences.
+        multiple: Of slots, that the rows are wide.
     """
     filled = [(0, row) for row in range(num_rows)]  # a heap from the start
     positions = [(0, 0)] * len(lengths)
@@ -48,11 +49,12 @@ def balanced_layout(lengths: Sequence[int], num_rows: int) -> Layout:
         positions[sequence] = row, start
         heapq.heappush(filled, (start + lengths[sequence], row))
     rows, starts = zip(*positions, strict=True)
-    return Layout(tuple(lengths), rows, starts, num_rows, width=max(tokens for tokens, _ in filled))
+    width = -(-max(tokens for tokens, _ in filled) // multiple) * multiple
+    return Layout(tuple(lengths), rows, starts, num_rows, width)
 
 
 def cheapest_layout(
-    lengths: Sequence[int], padded_width: int, *, flops_per_token: Callable[[int], int]
+    lengths: Sequence[int], padded_width: int, *, flops_per_token: Callable[[int], int], multiple: int = 1
 ) -> Layout | None:
     """The balanced layout of the fewest FLOPs; None where padding every sequence to padded_width takes no more.
 
@@ -64,10 +66,11 @@ def cheapest_layout(
         lengths: Tokens of each sequence.
         padded_width: Slots of a row that holds one sequence.
         flops_per_token: FLOPs for one token that is compared with so many.
+        multiple: As in balanced_layout.
     """
     best, least = None, len(lengths) * padded_width * flops_per_token((padded_width + 1) // 2)
     for num_rows in range(1, len(lengths) + 1):
-        layout = balanced_layout(lengths, num_rows)
+        layout = balanced_layout(lengths, num_rows, multiple)
         flops = num_rows * layout.width * flops_per_token(layout.width)
         if flops < least:
             best, least = layout, flops

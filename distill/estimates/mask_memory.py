@@ -14,7 +14,7 @@ from distill.run.training import masks_are_due
 REMEDY = "a smaller target, or another architecture.method, such as greedy"
 
 
-def refuse_sharded_masks(recipe: Recipe, target: Shape) -> None:
+def refuse_sharded_masks(recipe: Recipe, target: Shape, *, on_gpu: bool = False) -> None:
     """Raise UserError if processes are to share a model of which masks are still to be trained.
 
     Only the draft is divided by distill.parallelism.
@@ -24,7 +24,7 @@ def refuse_sharded_masks(recipe: Recipe, target: Shape) -> None:
     """
     if recipe.distill.parallelism != "fsdp2" or not masks_are_due(Run.of(recipe)):
         return
-    training = mask_training(recipe, target)
+    training = mask_training(recipe, target, on_gpu=on_gpu)
     each = [f"{gib(together(memory_parts(training, count)))} on each of {count}" for count in process_counts(training)]
     raise UserError(
         f"distill.parallelism is fsdp2, and masks are trained whole on every process: {', '.join(each)}, estimated. "

@@ -17,7 +17,7 @@ from architectures.families import FAMILIES
 from architectures.pages.counts import number_of
 from architectures.shapes.shape import DTYPE_BYTES, Shape
 from distill.estimates.trainings import Training
-from distill.recipe.token_selection import chunk_size
+from distill.recipe.token_selection import GPU_CHUNKS, chunk_size
 
 MASTER_BYTES = 4  # the student's weights, gradients and each of Adam's two moments are float32
 NORM_BYTES = 8  # of a norm, per channel and token: its input and its normalised input, in float32
@@ -217,7 +217,7 @@ def loss_part(training: Training, processes: int) -> Part:
     """
     vocab, hidden = training.student.head_rows, training.student.hidden
     all_tokens = sequences_at_once(training, processes) * training.loss_tokens
-    tokens = min(all_tokens, chunk_size(vocab))
+    tokens = min(all_tokens, chunk_size(vocab) * (GPU_CHUNKS if training.on_gpu else 1))
     per_logit = mask_loss_bytes(training) if training.gated else distillation_loss_bytes(training)
     size, origin = tokens * vocab * per_logit, f"{tokens} tokens x {vocab:,} entries x {per_logit} bytes"
     if all_tokens > tokens:

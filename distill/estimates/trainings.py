@@ -42,6 +42,7 @@ class Training:
         logits_of_teacher: Whether the loss is made of the teacher's logits, which a cache of entries spares.
         frozen_embeddings: Whether the student's input embeddings have neither gradients nor moments.
         written_bytes: Keys and values per token of those that write answers while the student trains.
+        on_gpu: Whether it runs on a GPU, whose losses are made of larger chunks.
     """
 
     title: str
@@ -61,6 +62,7 @@ class Training:
     logits_of_teacher: bool = True
     frozen_embeddings: bool = False
     written_bytes: int = 0
+    on_gpu: bool = False
 
     @property
     def trained_parameters(self) -> int:
@@ -68,7 +70,7 @@ class Training:
         return trained_parameters(self.student, frozen=self.frozen_embeddings)
 
 
-def trainings(recipe: Recipe, target: Shape, draft: Shape) -> list[Training]:
+def trainings(recipe: Recipe, target: Shape, draft: Shape, *, on_gpu: bool = False) -> list[Training]:
     """The trainings of a recipe: of learned masks, where it has them, and of the draft."""
     config = recipe.distill
     seq_len, loss_tokens = learned_tokens(recipe)
@@ -90,9 +92,10 @@ def trainings(recipe: Recipe, target: Shape, draft: Shape) -> list[Training]:
         logits_of_teacher=asks_logits(config),
         frozen_embeddings=config.freeze_input_embeddings,
         written_bytes=written_bytes(config.samples, draft, target, dtype),
+        on_gpu=on_gpu,
     )
     masks = recipe.architecture.method == "learned_masks"
-    return [mask_training(recipe, target), distillation] if masks else [distillation]
+    return [mask_training(recipe, target, on_gpu=on_gpu), distillation] if masks else [distillation]
 
 
 def written_bytes(samples: SamplesConfig, draft: Shape, target: Shape, dtype: str) -> int:
@@ -117,7 +120,7 @@ def learned_tokens(recipe: Recipe) -> tuple[int, int]:
     return recipe.text.max_seq_len - 1, recipe.text.max_seq_len - 1
 
 
-def mask_training(recipe: Recipe, target: Shape) -> Training:
+def mask_training(recipe: Recipe, target: Shape, *, on_gpu: bool = False) -> Training:
     """The training of learned masks: the whole target is trained beside its frozen self."""
     masks, text = recipe.architecture.masks, recipe.text
     assert text is not None  # a recipe with learned masks has text
@@ -133,6 +136,7 @@ def mask_training(recipe: Recipe, target: Shape) -> Training:
         seq_len=text.max_seq_len,
         loss_tokens=text.max_seq_len - 1,
         gated=True,
+        on_gpu=on_gpu,
     )
 
 

@@ -22,6 +22,7 @@ from distill.monitoring.flops import forward_flops, head_flops, training_flops
 from distill.recipe.samples import SamplesConfig
 from distill.recipe.teacher import HiddenCache, LiveTeacher, NoTeacher, teacher_dtype
 from distill.recipe.times import split_time
+from distill.recipe.training import GPU_PADDING
 
 Sequence = tuple[int, int]  # tokens, and positions that the output head runs at
 
@@ -44,7 +45,8 @@ def training_time(run: PlannedRun, device: Device, draft: Shape, name: str) -> S
         return unknown(name, "how many answers there are is known once `widedraft generate` opens the data set")
     if rate is None:
         return unknown(name, f"no training in {config.precision} was measured on {device.name}")
-    each = training_flops(draft, [sequence], teacher=teacher_flops(run, draft, sequence, source))
+    computed = padded(run, device, sequence)
+    each = training_flops(draft, [computed], teacher=teacher_flops(run, draft, computed, source))
     evaluations = num_evaluations(run, count)
     flops = count * each + evaluations * evaluation_flops(run, draft)
     words = (
@@ -108,7 +110,8 @@ def most_processes(run: PlannedRun, device: Device, title: str) -> int:
     """Devices of one machine that can share a training; those of a processor share its cores."""
     if device.is_processor:
         return 1
-    [training] = [each for each in trainings(run.recipe, run.target, run.draft) if each.title == title]
+    found = trainings(run.recipe, run.target, run.draft, on_gpu=True)
+    [training] = [each for each in found if each.title == title]
     return process_counts(training)[-1]
 
 
@@ -117,6 +120,18 @@ def learned_sequence(run: PlannedRun) -> Sequence:
     if run.recipe.distill.train_on == "answers":
         return run.lengths.whole, run.lengths.answer
     return learned_tokens(run.recipe)
+
+
+def padded(run: PlannedRun, device: Device, sequence: Sequence) -> Sequence:
+    """A sequence of answers as wide as it is computed; what longer ones of its batch add is not counted."""
+    tokens, read_at = sequence
+    config, longest = run.recipe.distill, run.recipe.data.max_seq_len
+    multiple = config.pad_to_multiple
+    if multiple == "auto":
+        multiple = 1 if device.is_processor else GPU_PADDING
+    if config.train_on == "text" or multiple == 1:
+        return sequence
+    return max(tokens, min(ceil(tokens / multiple) * multiple, longest)), read_at
 
 
 def trained_sequences(run: PlannedRun, seq_tokens: int) -> int | None:

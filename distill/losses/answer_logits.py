@@ -38,14 +38,15 @@ class AnswerLogits(nn.Module):
         lm: Read.
         packing: Compute less padding: lay the sequences of a batch into fewer rows where that saves FLOPs. What is
             read is the same, in the same order, up to the order of floating-point sums.
+        multiple: Of slots, that packed rows are wide.
 
     Raises:
         UserError: If packing is asked for and its attention would mix up the texts of a row.
     """
 
-    def __init__(self, lm: PreTrainedModel, *, packing: bool = False):
+    def __init__(self, lm: PreTrainedModel, *, packing: bool = False, multiple: int = 1):
         super().__init__()
-        self.lm = lm
+        self.lm, self.multiple = lm, multiple
         self.flops_per_token = packed_flops_per_token(lm) if packing else None
 
     def forward(
@@ -82,7 +83,8 @@ class AnswerLogits(nn.Module):
             return answer_states(self.lm, input_ids_BT, keep_BT, prompt_len_B1)
         layout, width = None, keep_BT.shape[1]
         if self.flops_per_token is not None:
-            layout = cheapest_layout(lengths_read(keep_BT), width, flops_per_token=self.flops_per_token)
+            cost = {"flops_per_token": self.flops_per_token, "multiple": self.multiple}
+            layout = cheapest_layout(lengths_read(keep_BT), width, **cost)
         if layout is None:
             return self.last_hidden(input_ids_BT, position_ids_BT)[keep_BT]
         slots_BT = slots_of(layout, width, keep_BT.device)

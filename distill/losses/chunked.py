@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-from distill.recipe.token_selection import chunk_size
+from distill.recipe.token_selection import GPU_CHUNKS, chunk_size
 
 FunctionOfRows = Callable[[Tensor, slice], Tensor]
 GRADIENT_DTYPES = (
@@ -85,10 +85,15 @@ def sum_of_rows(
     See chunked_sum. Where all tokens fit into one chunk, chunks save nothing, and plain autograd computes no gradient
     that nobody asks for.
     """
-    chunk_tokens = chunk_size(head.vocab_size)
+    chunk_tokens = rows_at_a_time(hidden_AH, head.vocab_size)
     if len(hidden_AH) <= chunk_tokens:
         return plain_sum(hidden_AH, head, loss_of_rows, weights_A=weights_A)
     return chunked_sum(hidden_AH, head, loss_of_rows, weights_A=weights_A, chunk_tokens=chunk_tokens)
+
+
+def rows_at_a_time(hidden_AH: Tensor, entries: int) -> int:
+    """Rows of a chunk where each has so many entries."""
+    return chunk_size(entries) * (GPU_CHUNKS if hidden_AH.is_cuda else 1)
 
 
 def plain_sum(
@@ -158,7 +163,7 @@ def map_rows(
         cast = head.frozen(dtype)
         values = [
             function_of_rows(cast.logits(hidden_AH[rows].to(dtype)), rows)
-            for rows in chunks(len(hidden_AH), chunk_tokens or chunk_size(entries or head.vocab_size))
+            for rows in chunks(len(hidden_AH), chunk_tokens or rows_at_a_time(hidden_AH, entries or head.vocab_size))
         ]
     return torch.cat(values)
 

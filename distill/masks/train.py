@@ -88,13 +88,14 @@ def train_masks(run: Run, profile: Path | None = None) -> None:
 def refuse_too_large(run: Run) -> None:
     """Raise UserError, before anything is loaded, if this process cannot hold the training or was told to share it."""
     source = shape_of(run.target)
-    refuse_sharded_masks(run.recipe, source)
+    on_gpu = torch.cuda.is_available()
+    refuse_sharded_masks(run.recipe, source, on_gpu=on_gpu)
     device, sharers = torch.device("cpu"), dist.get_local_world_size()
-    if torch.cuda.is_available():
+    if on_gpu:
         device, sharers = torch.device(f"cuda:{dist.get_local_rank()}"), 1
     free = free_bytes(device)
     refuse_masks_beyond(
-        mask_training(run.recipe, source),
+        mask_training(run.recipe, source, on_gpu=on_gpu),
         processes=dist.get_world_size(),
         free_bytes=None if free is None else free // sharers,
         device=str(device),

@@ -27,6 +27,8 @@ from distill.recipe.teacher import (
 from distill.recipe.times import ConsoleInterval, Duration, Interval, Warmup, split_time
 from distill.recipe.token_selection import TokenSelection
 
+GPU_PADDING = 64  # tokens: at most 32 widths of sequences of 2,048
+
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -161,6 +163,12 @@ class DistillConfig(Section):
     packing: bool = Field(
         default=False,
         description="Whether the sequences of a forward pass share rows where that computes less padding.",
+    )
+    pad_to_multiple: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] = Field(
+        default="auto",
+        description="Tokens of which the width of a forward pass is a multiple, up to data.max_seq_len: fewer widths, "
+        "for each of which a GPU's attention makes a plan. What is learned stays the same up to rounding. auto is 64 "
+        "on a GPU and 1 on a processor.",
     )
     precision: PrecisionOrAuto = Field(
         default="amp_bf16",

@@ -48,7 +48,8 @@ def recorded_values(recipe: Recipe) -> dict[str, Any]:
     if not recipe.distill.samples.writes:
         del values["distill"]["samples"]
     values["eval"] = recipe.eval.recorded()
-    del values["data"]["answer_steps"]  # as the device, it runs the same model
+    for section, name in (("data", "answer_steps"), ("distill", "pad_to_multiple")):
+        del values[section][name]  # as the device, they say how the same is computed
     if recipe.distill.online is None:
         for key in OF_REQUESTS:
             del values["distill"][key]

@@ -33,6 +33,7 @@ RESUMABLE_KEYS = frozenset(  # a continued training may change these
         "device_train_microbatch_size",
         "device_eval_batch_size",
         "packing",
+        "pad_to_multiple",
         "eval_interval",
         "eval_first",
         "save_interval",

@@ -97,7 +97,7 @@ class Teacher:
         return Shape.from_config(self.model.lm.config.to_dict())
 
 
-def load_teacher(target: Path, *, dtype: str, device: str, packing: bool = False) -> Teacher:
+def load_teacher(target: Path, *, dtype: str, device: str, packing: bool = False, multiple: int = 1) -> Teacher:
     """The teacher of a target folder.
 
     Args:
@@ -105,5 +105,6 @@ def load_teacher(target: Path, *, dtype: str, device: str, packing: bool = False
         dtype: Number type of its weights and arithmetic: "float32", "bfloat16" or "float16".
         device: Where it runs, as torch names it.
         packing: As in AnswerLogits.
+        multiple: Likewise.
     """
-    return Teacher(AnswerLogits(load_model(target, dtype=dtype, device=device), packing=packing))
+    return Teacher(AnswerLogits(load_model(target, dtype=dtype, device=device), packing=packing, multiple=multiple))

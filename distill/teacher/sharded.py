@@ -20,7 +20,7 @@ from distill.teacher.live import Teacher
 from eval.models.loading import load_config, load_model
 
 
-def load_sharded_teacher(target: Path, *, dtype: str, device: str, packing: bool = False) -> Teacher:
+def load_sharded_teacher(target: Path, *, dtype: str, device: str, packing: bool = False, multiple: int = 1) -> Teacher:
     """The teacher of a target folder, each process with its share. Call on all processes.
 
     Rank 0 reads the folder into its host's memory and hands out the shards, so one copy exists, and on one host alone.
@@ -30,6 +30,7 @@ def load_sharded_teacher(target: Path, *, dtype: str, device: str, packing: bool
         dtype: Number type of its weights and arithmetic: "float32", "bfloat16" or "float16".
         device: Where this process's share goes, as torch names it.
         packing: As in AnswerLogits.
+        multiple: Likewise.
 
     Raises:
         UserError: If the folder's weights are missing or damaged, or packing is asked for and cannot be.
@@ -37,7 +38,7 @@ def load_sharded_teacher(target: Path, *, dtype: str, device: str, packing: bool
     weights: dict[str, Any] = {}
     if dist.get_global_rank() == 0:
         weights = load_model(target, dtype=dtype, device="cpu").state_dict()
-    model = AnswerLogits(without_weights(target, dtype=dtype), packing=packing)
+    model = AnswerLogits(without_weights(target, dtype=dtype), packing=packing, multiple=multiple)
     model.requires_grad_(requires_grad=False)
     shard(model, device=device)
     give_storage(model, device=device)

@@ -1,5 +1,7 @@
 """Training on answers: those that are there, and those that are written while the student trains."""
 
+from functools import partial
+
 from composer import Callback, DataSpec
 
 from distill.data.batches import AnswerDataset
@@ -8,7 +10,7 @@ from distill.rollouts.writing import Writer
 from distill.run.run import Run
 from distill.teacher.live import Teacher
 from distill.teacher_cache.answers import CachedAnswers
-from distill.training.dataspec import build_dataspec
+from distill.training.dataspec import Widths, build_dataspec
 from distill.training.model import DistillModel
 from eval.decoding.sampling import Sampling
 from eval.models.loading import stop_token_ids
@@ -19,13 +21,12 @@ def answer_training(
 ) -> tuple[DataSpec, list[Callback]]:
     """This process's batches of answers, and what writes some anew, where the recipe wants it."""
     samples, seed = run.recipe.distill.samples, run.recipe.seed
+    widths = Widths.of(run.recipe)
+    build = partial(build_dataspec, train_set, device_batch_size=batch_size, shuffle=True, seed=seed, widths=widths)
     if not samples.writes:
-        return build_dataspec(train_set, device_batch_size=batch_size, shuffle=True, seed=seed), []
+        return build(), []
     rollouts = Rollouts(samples, writers_of(run, model), seed=seed, clock=model.clock)
-    data = build_dataspec(
-        train_set, device_batch_size=batch_size, shuffle=True, seed=seed, rewritten=rollouts.rewritten
-    )
-    return data, [rollouts]
+    return build(rewritten=rollouts.rewritten), [rollouts]
 
 
 def writers_of(run: Run, model: DistillModel) -> Writers:

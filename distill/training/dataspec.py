@@ -5,14 +5,49 @@ Shape suffixes used in this file:
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
 
+import torch
 from composer import DataSpec
 from composer.utils import dist
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.utils.data import DataLoader
 
 from distill.data.batches import AnswerDataset
+from distill.recipe.recipe import Recipe
+from distill.recipe.training import GPU_PADDING
 from distill.teacher_cache.answers import CachedAnswers
+
+TOKEN_COLUMNS = {"input_ids", "attention_mask", "keep", "next_ids"}  # PAD_ID and False are 0
+
+
+def padding_multiple(asked: int | Literal["auto"]) -> int:
+    """What `distill.pad_to_multiple` is on this machine."""
+    if asked != "auto":
+        return asked
+    return GPU_PADDING if torch.cuda.is_available() else 1
+
+
+@dataclass(frozen=True)
+class Widths:
+    """How wide micro-batches are, by what cut_padding takes."""
+
+    multiple: int = 1
+    longest: int | None = None
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> "Widths":
+        """Those of a recipe's answers on this machine."""
+        return cls(padding_multiple(recipe.distill.pad_to_multiple), recipe.data.max_seq_len)
+
+    def fit(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A micro-batch as wide as that."""
+        return cut_padding(batch, multiple=self.multiple, longest=self.longest)
+
+
+AS_THEY_ARE = Widths()
 
 
 def split_batch(batch: Mapping[str, Tensor], microbatch_size: int) -> list[dict[str, Tensor]]:
@@ -21,10 +56,23 @@ def split_batch(batch: Mapping[str, Tensor], microbatch_size: int) -> list[dict[
     return [dict(zip(pieces, piece, strict=True)) for piece in zip(*pieces.values(), strict=True)]
 
 
-def cut_padding(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The batch without the columns that are padding in every row: what a micro-batch keeps of its batch's width."""
-    width = int(batch["attention_mask"].sum(dim=1).max())
-    return {name: tensor_BT[:, :width] for name, tensor_BT in batch.items()}
+def cut_padding(batch: Mapping[str, Tensor], *, multiple: int = 1, longest: int | None = None) -> dict[str, Tensor]:
+    """The batch without the columns that are padding in every row, as far as its width is to be a multiple.
+
+    It is what a micro-batch keeps of its batch's width, which it may exceed. What is not a column for each token keeps
+    what it has.
+
+    Args:
+        batch: Of one micro-batch.
+        multiple: Of tokens; a GPU's attention makes plans for each width, which are to be few.
+        longest: What no sequence exceeds, nor its padding: a model has no more positions. No bound if left out.
+    """
+    tokens = int(batch["attention_mask"].sum(dim=1).max())
+    wanted = -(-tokens // multiple) * multiple
+    width = wanted if longest is None else max(tokens, min(wanted, longest))
+    missing = max(0, width - batch["attention_mask"].shape[1])
+    cut = {name: tensor_BT[:, :width] for name, tensor_BT in batch.items()}
+    return {name: pad(each, (0, missing)) if name in TOKEN_COLUMNS else each for name, each in cut.items()}
 
 
 def count_tokens(batch: Mapping[str, Tensor]) -> dict[str, int]:
@@ -39,6 +87,7 @@ def build_dataspec(
     shuffle: bool,
     seed: int,
     rewritten: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None,
+    widths: Widths = AS_THEY_ARE,
 ) -> DataSpec:
     """What Composer's trainer reads: this rank's share of the dataset, and how to count and cut its batches.
 
@@ -51,6 +100,7 @@ def build_dataspec(
         shuffle: Whether their order changes with each epoch.
         seed: Of that order.
         rewritten: A batch as it is trained on; as it is read if left out.
+        widths: Of micro-batches.
     """
     sampler = dist.get_sampler(dataset, shuffle=shuffle, seed=seed)
     loader = DataLoader(dataset, batch_size=device_batch_size, sampler=sampler, collate_fn=dataset.collate)
@@ -58,6 +108,6 @@ def build_dataspec(
         loader,
         batch_transforms=rewritten,
         split_batch=split_batch,  # pyright: ignore[reportArgumentType]  # Composer allows for fractions; ours is whole
-        microbatch_transforms=cut_padding,
+        microbatch_transforms=widths.fit,
         get_num_tokens_in_batch=count_tokens,  # pyright: ignore[reportArgumentType]  # a dict, as Composer documents
     )

@@ -20,7 +20,7 @@ from distill.requests.live import LiveRequests
 from distill.requests.served import Served
 from distill.run.run import Run
 from distill.teacher.cached import CachedTeacher
-from distill.training.dataspec import cut_padding, split_batch
+from distill.training.dataspec import Widths, split_batch
 from distill.training.model import DistillModel
 from eval.decoding.sampling import Sampling
 from eval.streams.stream import open_stream
@@ -67,7 +67,7 @@ def request_training(
     data = DataSpec(
         DataLoader(feed, batch_size=None),
         split_batch=split_batch,  # pyright: ignore[reportArgumentType]  # as in distill/training/dataspec.py
-        microbatch_transforms=cut_padding,
+        microbatch_transforms=Widths.of(recipe).fit,
         get_num_tokens_in_batch=count_tokens,  # pyright: ignore[reportArgumentType]
     )
     updates_to_come = num_updates(run, requests)

@@ -49,7 +49,7 @@ from distill.teacher_cache.answers import CachedAnswers
 from distill.teacher_cache.contents import load_head
 from distill.training.alpha_bounds import AlphaBounds
 from distill.training.batch_sizes import microbatch_size
-from distill.training.dataspec import build_dataspec
+from distill.training.dataspec import Widths, build_dataspec, padding_multiple
 from distill.training.learned import interval, training_data
 from distill.training.model import DistillModel, HeldOut
 from distill.training.optimiser import build_optimizer, build_scheduler
@@ -108,7 +108,8 @@ def build_model(run: Run, *, eval_tasks: tuple[str, ...]) -> DistillModel:
     recipe, config, init, on_gpu = run.recipe, run.recipe.distill, run.init.path, torch.cuda.is_available()
     dtype = teacher_dtype(recipe.target.dtype, config.precision)
     placed = {"dtype": dtype, "device": f"cuda:{dist.get_local_rank()}" if on_gpu else "cpu"}
-    load_frozen, selection = partial(load_teacher, **placed, packing=config.packing), config.token_selection
+    laid_out = {"packing": config.packing, "multiple": padding_multiple(config.pad_to_multiple)}
+    load_frozen, selection = partial(load_teacher, **placed, **laid_out), config.token_selection
     student = load_model(init, dtype="float32", device="cpu")
     if config.unknown_inputs:
         begin_unknown(student, init)
@@ -118,20 +119,20 @@ def build_model(run: Run, *, eval_tasks: tuple[str, ...]) -> DistillModel:
         config,
         recipe.data,
         student,
-        teacher_of(config.teacher, run.target, **placed, packing=config.packing),
+        teacher_of(config.teacher, run.target, **placed, **laid_out),
         selection=None if selection is None else Selection(load_frozen(Path(selection.reference)), selection.fraction),
         eval_tasks=eval_tasks,
     )
 
 
 def teacher_of(
-    teacher: AnyTeacher, target: Path, *, dtype: str, device: str, packing: bool
+    teacher: AnyTeacher, target: Path, *, dtype: str, device: str, packing: bool, multiple: int
 ) -> Teacher | CachedTeacher | AbsentTeacher:
     """What a recipe's teacher is while the student trains."""
     match teacher:
         case LiveTeacher():
             load = load_sharded_teacher if is_sharded(teacher) else load_teacher
-            return load(target, dtype=dtype, device=device, packing=packing)
+            return load(target, dtype=dtype, device=device, packing=packing, multiple=multiple)
         case NoTeacher():
             return AbsentTeacher(vocab_size_of(target))
         case _:
@@ -155,7 +156,7 @@ def distill_model(
     if selection is not None and config.token_selection is not None:
         refuse_other_ids(selection.reference.model.lm, student, where=config.token_selection.reference)
     model = DistillModel(
-        AnswerLogits(student, packing=config.packing),
+        AnswerLogits(student, packing=config.packing, multiple=padding_multiple(config.pad_to_multiple)),
         teacher,
         objective=build_objective(config.terms, temperature=config.temperature),
         selection=selection,
@@ -194,7 +195,11 @@ def build_trainer(
     optimizer = build_optimizer(config.optimizer, model)
     learned = training_data(run, model, optimizer, train_set)
     eval_data = build_dataspec(
-        eval_set, device_batch_size=config.device_eval_batch_size, shuffle=False, seed=recipe.seed
+        eval_set,
+        device_batch_size=config.device_eval_batch_size,
+        shuffle=False,
+        seed=recipe.seed,
+        widths=Widths.of(recipe),
     )
     guard_composer()
     return Trainer(

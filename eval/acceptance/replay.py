@@ -33,6 +33,7 @@ from eval.decoding.batch import first_tokens
 from eval.decoding.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, LOSSLESS, REJECTION
 from eval.decoding.sampling import Sampling, confidence_of, log_distribution, penalised, seen_along
 from eval.models.loading import shared_vocab_size
+from eval.steps.attention import without_cudnn
 
 
 def rule_names(temperature: float) -> tuple[str, ...]:
@@ -86,6 +87,7 @@ class Replay:
 
 
 @torch.inference_mode()
+@without_cudnn()
 def answer_logits(model: PreTrainedModel, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> Tensor:
     """What a model expects at each token of an answer, given the prompt and the tokens before.
 

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from architectures.draft_vocabulary.head import columns_below
 from architectures.errors import UserError
+from eval.steps.attention import without_cudnn
 from eval.steps.row_cache import RowCache
 from eval.steps.row_step import Sight, Span, forward, positions_of
 from eval.steps.sequencer import Feed, takes_rows
@@ -114,8 +115,9 @@ class FixedSteps:
         rows, capacity = len(prompts), self.maker.capacity(capacity)
         free = self.free.setdefault((id(model), rows, capacity), [])
         made = free.pop(0) if free else MadeSteps(new_row_cache(model, rows=rows, capacity=capacity))
-        for feed in sorted(set(feeds) - made.steps.keys()):
-            made.steps[feed] = self.maker.make(model, made.cache, feed, rows=rows)
+        with without_cudnn():  # as they are taken
+            for feed in sorted(set(feeds) - made.steps.keys()):
+                made.steps[feed] = self.maker.make(model, made.cache, feed, rows=rows)
         sequencer = FixedSequencer(model, made, rows=rows, vocab_size=vocab_size, feeds=feeds)
         weakref.finalize(sequencer, free.append, made)
         return sequencer
@@ -132,6 +134,7 @@ class FixedSequencer:
         self.num_rows, self.sight = rows, Sight.of(model)
         self.keep_rows(list(range(rows)))
 
+    @without_cudnn()
     def feed(self, ids_BT: Tensor, spans: Sequence[Span], *, whole: bool) -> Tensor:
         """See eval.steps.sequencer.Sequencer; nothing in it waits for the device."""
         tokens = ids_BT.shape[1]
@@ -163,7 +166,8 @@ class FixedSequencer:
 def new_row_cache(model: PreTrainedModel, *, rows: int, capacity: int) -> RowCache:
     """A cache whose tensors are there and stay where they are."""
     cache = RowCache(capacity)
-    forward(model, *filling(model, rows=rows, tokens=1), cache, Sight.of(model), width=1, whole=False)
+    with without_cudnn():
+        forward(model, *filling(model, rows=rows, tokens=1), cache, Sight.of(model), width=1, whole=False)
     return cache
 
 

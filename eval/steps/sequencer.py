@@ -26,6 +26,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from architectures.draft_vocabulary.head import columns_below
 from architectures.families import FAMILIES
 from architectures.reading import encoded
+from eval.steps.attention import without_cudnn
 from eval.steps.cache import CACHE_ARGUMENT, new_cache, roll_back
 from eval.steps.row_cache import RowCache
 from eval.steps.row_step import Sight, Span, forward, positions_of
@@ -139,6 +140,7 @@ class RowSequencer:
         self.cache = RowCache(0)
         self.sight = Sight.of(model)
 
+    @without_cudnn()
     def feed(self, ids_BT: Tensor, spans: Sequence[Span], *, whole: bool) -> Tensor:
         """See Sequencer."""
         positions_BT = positions_of(spans, ids_BT.shape[1], left=whole).to(ids_BT.device, non_blocking=True)
@@ -161,6 +163,7 @@ class TextSequencer:
         self.columns = columns_below(model, vocab_size)
         self.cache = new_cache(model)
 
+    @without_cudnn()
     def feed(self, ids_BT: Tensor, spans: Sequence[Span], *, whole: bool) -> Tensor:
         """See Sequencer; of one row, which nothing fills."""
         [(start, count)] = spans
@@ -191,6 +194,7 @@ class ForwardSequencer:
         self.is_filled = False
         self.real_BT = torch.ones(num_rows, 0, dtype=torch.long, device=model.device)
 
+    @without_cudnn()
     def feed(self, ids_BT: Tensor, spans: Sequence[Span], *, whole: bool) -> Tensor:
         """See Sequencer; each row goes on where it stands, and logits are wanted after its last token alone."""
         starts, counts = zip(*spans, strict=True)
@@ -226,6 +230,7 @@ class TranslationSequencer:
     So they do as long as each only ever goes on, whatever the lengths of their prompts.
     """
 
+    @without_cudnn()
     def __init__(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, vocab_size: int) -> None:
         self.model = model
         self.columns = columns_below(model, vocab_size)
@@ -238,6 +243,7 @@ class TranslationSequencer:
         self.real_BS = torch.arange(width, device=model.device) < lengths_B1 if is_filled else None
         self.encoded_BSH = encoded(model, ids_BS, self.real_BS)
 
+    @without_cudnn()
     def feed(self, ids_BT: Tensor, spans: Sequence[Span], *, whole: bool) -> Tensor:
         """See Sequencer; of rows that are fed as many, which nothing fills."""
         [(start, count)] = set(spans)

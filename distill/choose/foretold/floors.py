@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from architectures.pages.markdown import markdown
 from distill.checking.check import Cut, planned, timed_run
@@ -47,6 +48,7 @@ def floored(recipe: Recipe, cut: Cut, device: Device, candidates: Sequence[Candi
     """Every candidate with its steps and costs."""
     prompts = [read_rows(source, recipe.data) for source in recipe.data.prompts]
     work = expected_work(recipe, prompts, finished_counts(recipe))
+    trained = partial(trainings, on_gpu=not device.is_processor)
 
     def floored_candidate(candidate: Candidate) -> Floored:
         own = replace(cut, draft=candidate.shape)
@@ -56,7 +58,7 @@ def floored(recipe: Recipe, cut: Cut, device: Device, candidates: Sequence[Candi
             candidate,
             {way: floor_times(device, cut.target, candidate.shape, recipe.eval.dtype, way) for way in ways_of(device)},
             sum(seconds) / 3600 if len(seconds) == len(times) else None,
-            max(together(memory_parts(each, 1)) for each in trainings(candidate.recipe, cut.target, candidate.shape)),
+            max(together(memory_parts(each, 1)) for each in trained(candidate.recipe, cut.target, candidate.shape)),
         )
 
     return [floored_candidate(candidate) for candidate in candidates]

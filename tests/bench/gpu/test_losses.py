@@ -89,13 +89,17 @@ def test_what_does_not_fit_is_left_out_with_its_reason(monkeypatch, setting):
     assert all("GiB free" in row["skipped"] for row in rows(setting) if row["path"] != "liger")
 
 
-def test_a_gpu_is_asked_for_both_vocabularies_whole_first():
+def test_a_gpu_is_asked_first_for_the_loss_that_none_has_told_of():
     found = jobs("full")
-    assert [(job.path, job.vocab) for job in found[:4]] == [
-        ("plain", 32_000),
-        ("chunked", 32_000),
-        ("plain", 128_256),
-        ("chunked", 128_256),
+    assert [(job.path, job.vocab, job.chunk_tokens) for job in found[:6]] == [
+        ("plain", 32_000, None),
+        ("chunked", 32_000, 4 * 262),
+        ("liger", 32_000, None),
+        ("plain", 128_256, None),
+        ("chunked", 128_256, 4 * 256),
+        ("liger", 128_256, None),
     ]
+    assert {job.loss for job in found[:6]} == {"jensen_shannon"}
+    assert [job.chunk_tokens for job in found[6:]] == [None, 1048, None, 1024, 262, 256]
     assert {(job.tokens, job.hidden, job.teacher_hidden) for job in found} == {(8192, 4096, 4096)}
     assert [job.path for job in found if job.loss == "jensen_shannon"].count("liger") == 2

@@ -168,7 +168,7 @@ def test_a_student_on_text_takes_steps_of_sequences(checked, max_duration, steps
 def test_memory_of_a_student_on_text_is_that_of_its_sequences(checked):
     recipe, _ = checked(*ON_TEXT, "distill.max_duration=30ba")
     cut = planned(recipe)
-    (training,) = trainings(recipe, cut.target, cut.draft)
+    (training,) = trainings(recipe, cut.target, cut.draft, on_gpu=False)
     assert (training.title, training.seq_len, training.loss_tokens) == ("distillation", 63, 63)
 
 

@@ -306,6 +306,6 @@ def test_the_flops_of_a_slot_are_those_of_the_layers(tiny_draft):
 def test_both_models_of_a_recipe_are_packed(make_run, monkeypatch):
     asked = []
     for name in ("distill.training.trainer.AnswerLogits", "distill.teacher.live.AnswerLogits"):
-        monkeypatch.setattr(name, lambda lm, *, packing: asked.append(packing) or AnswerLogits(lm, packing=packing))
-    train(make_run(max_duration="1ba", packing=True))
-    assert asked == [True, True]
+        monkeypatch.setattr(name, lambda lm, **how: asked.append(how) or AnswerLogits(lm, **how))
+    train(make_run(max_duration="1ba", packing=True, pad_to_multiple=8))
+    assert asked == [{"packing": True, "multiple": 8}] * 2

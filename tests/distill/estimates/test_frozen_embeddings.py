@@ -142,5 +142,5 @@ def test_the_estimate_leaves_their_gradients_and_moments_out():
 
 
 def parts(shape, draft, processes, **distill):
-    [training] = trainings(Recipe.model_validate(words(**distill)), shape, draft)
+    [training] = trainings(Recipe.model_validate(words(**distill)), shape, draft, on_gpu=False)
     return {part.name: part.size_bytes for part in memory_parts(training, processes)}

@@ -119,7 +119,7 @@ def test_the_estimate_knows_of_packing(packing):
             "distill": {"packing": packing},
         }
     )
-    assert [training.packing for training in trainings(recipe, LLAMA, DRAFT)] == [packing]
+    assert [training.packing for training in trainings(recipe, LLAMA, DRAFT, on_gpu=False)] == [packing]
 
 
 def test_weights_gradients_and_moments_are_16_bytes_a_parameter():
@@ -137,6 +137,8 @@ def test_activations_and_loss_follow_sequences_and_lengths():
     assert two["activations"] == 2 * one["activations"]
     chunk, head = chunk_size(32000), 32000 * 4096 * 4
     assert two["logits and loss"] == one["logits and loss"] == chunk * 32000 * 24 + head  # both are several chunks
+    on_gpu = sizes(replace(WIDE, microbatch=4, on_gpu=True), 1)
+    assert on_gpu["logits and loss"] == 4 * chunk * 32000 * 24 + head
     (short,) = (
         part for part in memory_parts(replace(WIDE, microbatch=1, loss_tokens=9), 1) if part.name == "logits and loss"
     )
@@ -214,7 +216,7 @@ def masked_recipe(**masks) -> Recipe:
 
 
 def test_learned_masks_train_the_whole_target_beside_its_frozen_self():
-    masks, distillation = trainings(masked_recipe(device_train_microbatch_size=1), LLAMA, DRAFT)
+    masks, distillation = trainings(masked_recipe(device_train_microbatch_size=1), LLAMA, DRAFT, on_gpu=False)
     found = sizes(masks, 1)
     assert found["student weights, float32"] == 4 * LLAMA.parameters()
     assert found["teacher weights, bfloat16"] == 2 * LLAMA.parameters()
@@ -227,7 +229,7 @@ def test_learned_masks_train_the_whole_target_beside_its_frozen_self():
 
 
 def test_masks_without_kl_have_no_teacher():
-    masks, _ = trainings(masked_recipe(kl_weight=0.0, precision="fp32"), LLAMA, DRAFT)
+    masks, _ = trainings(masked_recipe(kl_weight=0.0, precision="fp32"), LLAMA, DRAFT, on_gpu=False)
     found = sizes(masks, 1)
     assert not [name for name in found if name.startswith("teacher")]
     assert found["logits and loss"] == chunk_size(32000) * 32000 * 16 + 32000 * 4096 * 4
@@ -263,7 +265,7 @@ def test_a_small_head_costs_its_rows(distill, rows):
             "distill": distill,
         }
     )
-    (whole,), (small,) = (trainings(recipe, LLAMA, draft) for draft in (DRAFT, SMALL))
+    (whole,), (small,) = (trainings(recipe, LLAMA, draft, on_gpu=False) for draft in (DRAFT, SMALL))
     for processes in (1, 8):
         before, found = sizes(whole, processes), sizes(small, processes)
         copied = found.pop("rows of the teacher's head, bfloat16", 0)
@@ -327,7 +329,7 @@ def test_without_a_teacher_a_process_holds_the_student_and_the_loss_of_tokens(pr
             "distill": {"teacher": {"source": "none"}, "precision": precision},
         }
     )
-    (training,) = trainings(recipe, LLAMA, DRAFT)
+    (training,) = trainings(recipe, LLAMA, DRAFT, on_gpu=False)
     found = sizes(training, 1)
     assert not [name for name in found if "teacher" in name]
     assert found["logits and loss"] == chunk_size(32000) * 32000 * per_logit + 32000 * 4096 * 4
@@ -350,7 +352,7 @@ def test_of_a_cached_teacher_a_batch_holds_rows_and_a_process_the_head(contents,
             "distill": {"teacher": {"source": "cache", **contents}, "global_train_batch_size": 16},
         }
     )
-    (training,) = trainings(recipe, LLAMA, DRAFT)
+    (training,) = trainings(recipe, LLAMA, DRAFT, on_gpu=False)
     assert not training.teacher_sharded
     for processes in (1, 4):
         found = sizes(training, processes)

@@ -33,7 +33,8 @@ def run_of(work: Work | None = None, *, architecture=None, text=None, data=None,
             "target": {"path": "absent"},
             "architecture": architecture or {"layers": 5},
             "data": {"prompts": [{"path": "absent"}], "num_eval_prompts": 10, "max_seq_len": 2048, **(data or {})},
-            "distill": {"eval_interval": "1dur", "eval_first": False, "precision": "amp_bf16", **distill},
+            "distill": {"eval_interval": "1dur", "eval_first": False, "precision": "amp_bf16", "pad_to_multiple": 1}
+            | distill,
             "text": text,
             "eval": scoring or {},
         }
@@ -192,6 +193,19 @@ def test_stages_of_cuts_are_trained_one_after_the_other():
     each = training_flops(sixteen, EACH, teacher=forward_flops(TARGET, EACH))
     evaluation = 10 * (forward_flops(TARGET, EACH) + forward_flops(sixteen, EACH))
     assert found["training, 16 layers"].seconds == pytest.approx((1000 * each + evaluation) / SPEED)
+
+
+@pytest.mark.parametrize(("multiple", "width"), [("auto", 1024), (1, 1000), (300, 1200), (4096, 2048)])
+def test_what_is_padded_is_counted_up_to_the_longest(multiple, width):
+    padded = [(width, 300)]
+    each = training_flops(DRAFT, padded, teacher=forward_flops(TARGET, padded))
+    assert training(run_of(pad_to_multiple=multiple)) == pytest.approx((1000 * each + EVALUATION) / SPEED)
+
+
+def test_a_processor_pads_nothing_of_itself(device_file, records):
+    cores = find_device(str(device_file(records["cores"])))
+    found = [times(run_of(pad_to_multiple=multiple), cores)["training"].seconds for multiple in ("auto", 1, 64)]
+    assert found[0] == found[1] < found[2]
 
 
 def test_masks_train_the_whole_target():

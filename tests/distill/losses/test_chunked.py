@@ -11,9 +11,11 @@ import torch
 
 from distill.formulas.dense import forward_kl
 from distill.formulas.losses import LOSSES, loss_term
+from distill.losses import chunked
 from distill.losses.chunked import Head, chunked_sum, chunks, map_rows, plain_sum, sum_of_rows
 from distill.losses.objective import Objective
 from distill.recipe.token_selection import CHUNK_ENTRIES, chunk_size
+from tests.pretended_gpu import pretended_gpu
 
 H, V, TEACHER_H = 12, 37, 9
 FORWARD_KL = (loss_term("forward_kl"),)
@@ -294,3 +296,22 @@ def test_the_automatic_choice_passes_weights_on(monkeypatch):
 
 def test_chunks_shrink_as_the_vocabulary_grows():
     assert [chunk_size(vocab) for vocab in (32_000, 49_152, 128_256)] == [CHUNK_ENTRIES // 32_000, 256, 256]
+
+
+def test_a_gpu_takes_chunks_four_times_as_large(monkeypatch):
+    """Told by where the hidden states are; the value is the one of any chunks."""
+    monkeypatch.setattr("distill.losses.chunked.chunk_size", lambda _: 3)
+    taken, whole = [], chunked.chunked_sum
+    monkeypatch.setattr(
+        chunked, "chunked_sum", lambda *args, **how: taken.append(how["chunk_tokens"]) or whole(*args, **how)
+    )
+    generator = torch.Generator().manual_seed(0)
+    hidden_AH, weight_VH = (torch.randn(rows, 4, generator=generator) for rows in (13, 6))
+    found = []
+    for device in ("cpu", "cuda"):
+        with pretended_gpu():
+            head = Head(weight_VH.to(device), None, None, vocab_size=6)
+            total = sum_of_rows(hidden_AH.to(device), head, lambda logits_CV, _: logits_CV.square().sum(dim=1))
+            found.append(float(total.cpu()))
+    assert taken == [3, 12]
+    assert found[0] == pytest.approx(found[1], rel=1e-6)

@@ -67,7 +67,7 @@ def test_the_exit_code_is_2(recipe_of, tmp_path, capfd):
 def test_finished_masks_leave_the_draft_to_be_shared(recipe_of):
     recipe = recipe_of(parallelism="fsdp2")
     write_manifest(Path("run/masks"), stage="masks", inputs={})
-    refuse_sharded_masks(recipe, LLAMA)
+    refuse_sharded_masks(recipe, LLAMA, on_gpu=True)
 
 
 @pytest.mark.parametrize("method", ["greedy", "first_last"])
@@ -79,7 +79,7 @@ def test_other_methods_share_the_draft_as_ever(recipe_of, method):
 
 
 def test_a_process_holds_weights_gradients_moments_and_teacher(recipe_of):
-    training = mask_training(recipe_of(), LLAMA)
+    training = mask_training(recipe_of(), LLAMA, on_gpu=False)
     assert held_bytes(training, 8) == held_bytes(training, 1) == LLAMA.parameters() * (4 * 4 + 2)
 
 
@@ -93,7 +93,7 @@ def test_a_process_holds_weights_gradients_moments_and_teacher(recipe_of):
     ],
 )
 def test_a_device_that_cannot_hold_them_is_refused_and_a_narrow_one_named(recipe_of, capsys, free, refused, said):
-    training = mask_training(recipe_of(), LLAMA)
+    training = mask_training(recipe_of(), LLAMA, on_gpu=False)
     place = {"processes": 8, "free_bytes": free * GIB, "device": "cuda:0"}
     if refused:
         with pytest.raises(UserError, match=rf"holds 113\.0 GiB on .* 184\.7 GiB .* cuda:0 has {free}\.0 GiB free"):

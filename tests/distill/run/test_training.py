@@ -60,6 +60,7 @@ LEAVES_THEM: dict[str, Any] = {
     "device_train_microbatch_size": 1,
     "device_eval_batch_size": 1,
     "packing": True,
+    "pad_to_multiple": 8,
     "eval_interval": "7ba",
     "eval_first": False,
     "save_interval": "7ba",

@@ -1,0 +1,86 @@
+"""Decoding and reading run without cuDNN's attention, and leave the process as it was; shown by what attention sees."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from eval.acceptance.replay import answer_logits
+from eval.decoding.speculative import plain_decode, speculative_decode
+from eval.decoding.texts import Limits, Speculation
+from eval.models.loading import load_model
+from eval.steps.attention import without_cudnn
+from eval.steps.sequencer import ForwardSequencer, TextSequencer, TranslationSequencer, open_sequencer
+from tests.eval.decoding.stand_ins import watched_maker
+
+OPT = {"model_type": "opt", "ffn_dim": 96, "word_embed_proj_dim": 64}
+TWO = Limits(2)
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Whether cuDNN's attention was allowed, of every call of attention; it is, before and afterwards."""
+    attend, found = functional.scaled_dot_product_attention, []
+
+    def watched(*arguments, **settings):
+        found.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return attend(*arguments, **settings)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", watched)
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    yield found
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    assert found
+    assert not any(found)
+
+
+def test_plain_decoding_rounds_and_replays_run_without(target, noisy_draft, prompts, seen):
+    plain_decode(target, prompts[:2], limits=TWO)
+    speculative_decode(target, noisy_draft, prompts[:2], limits=TWO, speculation=Speculation(2))
+    answer_logits(target, [5, 6], [7, 8])
+
+
+@pytest.mark.parametrize("kind", ["captured", "compiled", "traced"])
+def test_steps_are_made_and_taken_without(target, noisy_draft, prompts, monkeypatch, seen, kind):
+    opener = watched_maker(kind, monkeypatch).opener()
+    speculative_decode(target, noisy_draft, prompts[:2], limits=TWO, speculation=Speculation(2), opener=opener)
+
+
+@torch.inference_mode()
+def test_models_that_are_not_decoded_in_rows_run_without(make_checkpoint, seen):
+    model = load_model(make_checkpoint(seed=3, **OPT), dtype="float32", device="cpu")
+    for goes_back, kind in ((True, TextSequencer), (False, ForwardSequencer)):
+        sequencer = open_sequencer(model, [[5, 6]], capacity=9, vocab_size=264, goes_back=goes_back)
+        assert type(sequencer) is kind
+        sequencer.feed(torch.tensor([[5, 6]]), [(0, 2)], whole=False)
+
+
+@torch.inference_mode()
+def test_encoder_decoder_models_run_without(make_translator):
+    """T5 calls no function of torch for attention: its encoder and decoder are asked what they see."""
+    model = load_model(make_translator(seed=3), dtype="float32", device="cpu")
+    found = []
+    for stack in (model.encoder, model.decoder):
+        stack.register_forward_pre_hook(lambda *_: found.append(torch.backends.cuda.cudnn_sdp_enabled()))
+    sequencer = open_sequencer(model, [[5, 6]], capacity=9, vocab_size=264, goes_back=False)
+    assert type(sequencer) is TranslationSequencer
+    sequencer.feed(torch.tensor([[0]]), [(0, 1)], whole=False)
+    assert found == [False, False]
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_what_was_chosen_holds_again_even_after_a_failure(chosen):
+    cuda = torch.backends.cuda
+
+    @without_cudnn()
+    def fail():
+        assert not cuda.cudnn_sdp_enabled()
+        raise KeyError
+
+    cuda.enable_cudnn_sdp(chosen)
+    try:
+        with pytest.raises(KeyError):
+            fail()
+        assert cuda.cudnn_sdp_enabled() == chosen
+    finally:
+        cuda.enable_cudnn_sdp(True)
