@@ -1,7 +1,8 @@
 """Rows of JSON-lines files and of data sets, each with its place, and the checks that every reader of rows shares."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
@@ -36,19 +37,23 @@ class UnreadRow:
     read: Callable[[], Any]
 
 
+Rows = Generator[UnreadRow, None, None]
+
+
 def load_rows(source: PromptSource, parse: Callable[[Any, str], Parsed | None]) -> list[Parsed]:
     """What the first num_prompts rows of one source are parsed as, each with its place; at least one."""
-    rows = (parse(row.read(), row.where) for row in source_rows(source))
-    parsed = [each for each in rows if each is not None]
+    with closing(source_rows(source)) as rows:
+        found = [parse(row.read(), row.where) for row in rows]
+    parsed = [each for each in found if each is not None]
     if not parsed:
         raise UserError(f"{source_name(source)}: no prompts in it. Give a source with at least one row.")
     return parsed
 
 
-def source_rows(source: PromptSource) -> Iterator[UnreadRow]:
-    """The first num_prompts rows of one source, one by one."""
+def source_rows(source: PromptSource) -> Rows:
+    """The first num_prompts rows of one source, one by one; closed, it closes its file."""
     rows = file_rows(Path(source.path), absent_words(source)) if source.path is not None else dataset_rows(source)
-    return islice(rows, source.num_prompts)
+    yield from islice(rows, source.num_prompts)
 
 
 def as_it_is(row: Any) -> Any:

@@ -2,12 +2,13 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from architectures.errors import UserError
 from eval.prompts.forms import Prompt
-from eval.prompts.rows import UnreadRow, source_words
+from eval.prompts.rows import Rows, UnreadRow, source_words
 from eval.streams.config import Malformed
 
 
@@ -40,24 +41,23 @@ class Skipped:
     malformed: Malformed
     places: list[str] = field(default_factory=list)
 
-    def readable(
-        self, rows: Iterator[UnreadRow], labelled: Callable[[UnreadRow], Labelled | None]
-    ) -> Iterator[Labelled]:
+    def readable(self, rows: Rows, labelled: Callable[[UnreadRow], Labelled | None]) -> Iterator[Labelled]:
         """What can be read of some rows.
 
         Raises:
             UserError: Of the first row that cannot, unless such are skipped.
         """
-        for row in rows:
-            try:
-                readable = labelled(row)
-            except UserError:
-                if self.malformed == "stop":
-                    raise
-                self.places.append(row.where)
-                continue
-            if readable is not None:
-                yield readable
+        with closing(rows):
+            for row in rows:
+                try:
+                    readable = labelled(row)
+                except UserError:
+                    if self.malformed == "stop":
+                        raise
+                    self.places.append(row.where)
+                    continue
+                if readable is not None:
+                    yield readable
 
     def words(self) -> str:
         """How many, and where the first of them are."""

@@ -9,7 +9,7 @@ from typing import Any
 from architectures.errors import UserError
 from eval.prompts.forms import Prompt, parse_category
 from eval.prompts.loading import parser_of
-from eval.prompts.rows import UnreadRow, as_it_is, require_object, source_name, source_rows
+from eval.prompts.rows import Rows, UnreadRow, as_it_is, require_object, source_name, source_rows
 from eval.prompts.source import PromptSource
 from eval.streams.config import Malformed, StreamConfig
 from eval.streams.following import Waiting, followed_rows
@@ -106,13 +106,14 @@ def at_least_one(labelled: Iterator[Labelled], source: PromptSource) -> Iterator
     yield from labelled
 
 
-def rows_of(source: PromptSource, config: StreamConfig, waiting: Waiting) -> Iterator[UnreadRow]:
+def rows_of(source: PromptSource, config: StreamConfig, waiting: Waiting) -> Rows:
     """The rows of a source; no more of one that does not say how many than there are requests, were they all its."""
     if config.follow:
-        return islice(followed_rows(Path(str(source.path)), waiting), source.num_prompts)
+        yield from islice(followed_rows(Path(str(source.path)), waiting), source.num_prompts)
+        return
     if source.path is None and source.num_prompts is None and config.label is None and config.malformed == "stop":
         source = source.model_copy(update={"num_prompts": config.num_requests})
-    return source_rows(source)
+    yield from source_rows(source)
 
 
 def labelled_row(source: PromptSource, label: str | None, row: UnreadRow) -> Labelled | None:

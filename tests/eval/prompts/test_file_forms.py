@@ -12,6 +12,8 @@ from eval.prompts.forms import user_turn
 from eval.prompts.loading import load_prompts
 from eval.prompts.source import PromptSource
 from eval.prompts.table import TASKS
+from eval.streams.config import StreamConfig
+from eval.streams.stream import open_stream
 
 SQL = (
     "Could you translate the following question into SQL. Please only generate SQL, don't include explanation in the "
@@ -148,3 +150,16 @@ def test_parquet_that_is_none_or_is_not_there_is_refused(tmp_path):
     Path(path).write_text("x" * 100)
     with pytest.raises(UserError, match=r"rows\.parquet: is no parquet file that `datasets` reads"):
         load_prompts([PromptSource(path=str(path))])
+
+
+@pytest.mark.parametrize(
+    "load", [load_prompts, lambda sources: list(open_stream(StreamConfig(sources=sources), seed=1))]
+)
+def test_a_row_that_is_refused_leaves_no_file_open(tmp_path, load):
+    """Also while the error is still held, with all frames that it came through."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a"}\n{"prompt": 3}\n{"prompt": "b"}\n')
+    with pytest.raises(UserError, match=r"rows\.jsonl:2") as refusal:
+        load((PromptSource(path=str(path)),))
+    assert refusal.tb is not None
+    assert str(path) not in {str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()}
