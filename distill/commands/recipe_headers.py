@@ -1,9 +1,9 @@
-"""The hours, step times and floors in recipe headers and the table of docs/recipes.md, derived for one H100. No torch.
+"""The hours, step times and floors in recipe headers and the table of docs/recipes.md, derived for one GPU. No torch.
 
-`python -m distill.commands.recipe_reference` writes them too, from bench/results/devices if an H100 was measured, else
-from what is published. A recipe takes part whose header has a paragraph `Estimated:`; that one, `Hours:`, `Step:` and
-`Floors:` are rewritten whole. In the table the cells of its row under the columns COLUMNS are, and the table of floors
-in docs/choosing.md is written whole.
+`python -m distill.commands.recipe_reference` writes them too, from bench/results/devices if an H100 or H200 was
+measured, else from what is published of an H100. A recipe takes part whose header has a paragraph `Estimated:`; that
+one, `Hours:`, `Step:` and `Floors:` are rewritten whole. In the table the cells of its row under the columns COLUMNS
+are, and the table of floors in docs/choosing.md is written whole.
 """
 
 import re
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 RECIPES, DOC, FLOORS_DOC = ROOT / "recipes", ROOT / "docs" / "recipes.md", ROOT / "docs" / "choosing.md"
 WIDTH, INDENT = 118, 13  # of a header's lines, and of "# Estimated: "
 MARK = "Estimated"
-COLUMNS = ("hours on one H100", "ms a step")
+COLUMNS = ("hours on one GPU", "ms a step")
 BEGIN, END = "<!-- hours: written by `python -m distill.commands.recipe_reference` -->", "<!-- end of hours -->"
 FLOORS_BEGIN, FLOORS_END = (
     "<!-- floors: written by `python -m distill.commands.recipe_reference` -->",
@@ -37,10 +37,10 @@ NOMINAL = PUBLISHED[0].name
 
 
 def nominal_device(folders: tuple[Path, ...] | None = None) -> Device:
-    """The H100 that hours are told of: the one that was measured, else as it is published."""
-    slugs = [slug for slug in device_files(folders) if "h100" in slug]
+    """The GPU that hours are told of: an H100 that was measured, else an H200, else an H100 as it is published."""
+    measured = [slug for model in ("h100", "h200") for slug in device_files(folders) if model in slug]
     device = known_device(NOMINAL, folders)
-    return device if device.figures is not None or not slugs else known_device(slugs[0], folders)
+    return device if device.figures is not None or not measured else known_device(measured[0], folders)
 
 
 def derived_paragraphs(path: Path, device: Device) -> dict[str, str]:

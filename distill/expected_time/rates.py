@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import ceil, log
 
+from architectures.families import FAMILIES
+from architectures.settings.kinds import HowAnswered
 from architectures.shapes.shape import DTYPE_BYTES, NAMED_SHAPES, Shape
 from distill.estimates.memory import matrix_parameters
 from distill.expected_time.device_figures import AnswerRow, StepRow
@@ -98,10 +100,12 @@ def highest(
     return None if published is None else Rate(published, measured=False, words=words(published, "published"))
 
 
-def step_s(device: Device, shape: Shape, dtype: str, *, batch: int, context: int) -> Rate | None:
-    """Seconds of a decoding step as our decoder takes it: kernels launched one by one."""
+def step_s(
+    device: Device, shape: Shape, dtype: str, *, batch: int, context: int, captured: bool = False
+) -> Rate | None:
+    """Seconds of a decoding step as our decoder takes it: kernels launched one by one, or captured if known."""
     floor_s = least_step_s(device, shape, dtype, batch, context)
-    known_steps = measured_steps(device, dtype)
+    known_steps = (measured_steps(device, dtype, "captured") if captured else []) or measured_steps(device, dtype)
     if known_steps:
         return scaled_step(device, nearest_step(known_steps, shape, batch, context), shape, floor_s)
     if device.is_processor or floor_s is None:
@@ -141,10 +145,11 @@ class MeasuredStep:
         return (self.layers, self.parameters) == (shape.layers, shape.parameters())
 
 
-def measured_steps(device: Device, dtype: str) -> list[MeasuredStep]:
+def measured_steps(device: Device, dtype: str, how: str = "eager") -> list[MeasuredStep]:
     """Steps of our decoder by the stage `steps`, and those behind the prompts by the stage `answers`."""
-    steps = [row for row in of_device(device, "steps") if (row.how, row.tokens, row.dtype) == ("eager", 1, dtype)]
-    answers = [row for row in of_device(device, "answers") if (row.how, row.dtype) == ("ours", dtype)]
+    written = "ours" if how == "eager" else how  # as that stage names them
+    steps = [row for row in of_device(device, "steps") if (row.how, row.tokens, row.dtype) == (how, 1, dtype)]
+    answers = [row for row in of_device(device, "answers") if (row.how, row.dtype) == (written, dtype)]
     return [*map(of_step, steps), *(of_answers(row) for row in answers if shape_named(row.model) is not None)]
 
 
@@ -197,6 +202,11 @@ def scaled_step(device: Device, step: MeasuredStep, shape: Shape, floor_s: float
     if step.is_of(shape):
         return Rate(value_s, measured=True, words=f"{1e3 * value_s:.3g} ms a step, from {where}")
     return Rate(value_s, measured=False, words=f"assumed {1e3 * value_s:.3g} ms a step, from {where}")
+
+
+def are_captured(device: Device, target: Shape, asked: HowAnswered) -> bool:
+    """Whether a target's answers are decoded by captured steps there (eval/steps/answer_steps.py)."""
+    return asked != "eager" and not device.is_processor and FAMILIES[target.family].by_rows
 
 
 def steps_of_answers(device: Device, count: int, batch: int, most_tokens: int) -> float:

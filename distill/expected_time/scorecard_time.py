@@ -6,7 +6,7 @@ from math import inf
 from architectures.shapes.shape import Shape
 from distill.expected_time.devices import Device
 from distill.expected_time.lengths import written_answer
-from distill.expected_time.rates import step_s, steps_of_answers, training_flops_per_s
+from distill.expected_time.rates import are_captured, step_s, steps_of_answers, training_flops_per_s
 from distill.expected_time.stage_time import PlannedRun, StageTime, unknown
 from distill.monitoring.flops import forward_flops
 from distill.recipe.recipe import Recipe
@@ -56,7 +56,13 @@ def written_s(run: PlannedRun, device: Device, steps: Steps) -> float:
     """Seconds in which the target writes the answers of all temperatures."""
     config = run.recipe.eval
     count = steps_of_answers(device, num_answers(run.recipe), config.batch_size, config.max_new_tokens)
-    return count * steps[run.target, config.batch_size]
+    if not are_captured(device, run.target, config.answer_steps):
+        return count * steps[run.target, config.batch_size]
+    context = scored_prompt(run) + written_answer(config.max_new_tokens) // 2
+    place = {"batch": config.batch_size, "context": context}
+    rate = step_s(device, run.target, config.dtype, **place, captured=True)
+    assert rate is not None, "scored_steps knows an eager one"
+    return count * rate.value
 
 
 def replay_flops(run: PlannedRun) -> int:

@@ -6,7 +6,7 @@ Not counted: loading models, cutting the draft, writing files, padding.
 from architectures.pages.counts import number_of
 from distill.expected_time.devices import Device
 from distill.expected_time.lengths import written_answer
-from distill.expected_time.rates import step_s, steps_of_answers, training_flops_per_s
+from distill.expected_time.rates import are_captured, step_s, steps_of_answers, training_flops_per_s
 from distill.expected_time.scorecard_time import scorecard_time
 from distill.expected_time.stage_time import PlannedRun, StageTime, unknown
 from distill.expected_time.training_time import masks_time, new_answers_time, trained_drafts, training_time
@@ -39,7 +39,9 @@ def answers_time(run: PlannedRun, device: Device) -> StageTime:
     bound = "at most " if run.work.at_most else ""
     words = f"{bound}{count:,} of {written} tokens in batches of {data.batch_size}"
     context = run.lengths.prompt + data.max_new_tokens // 2
-    step = step_s(device, run.target, recipe.target.dtype, batch=data.batch_size, context=context)
+    captured = are_captured(device, run.target, data.answer_steps)
+    place = {"batch": data.batch_size, "context": context}
+    step = step_s(device, run.target, recipe.target.dtype, **place, captured=captured)
     reading = training_flops_per_s(device, "live", recipe.distill.precision, run.draft)
     if step is None or reading is None:
         return unknown("answers", f"no answers or steps in {recipe.target.dtype} were measured on {device.name}")

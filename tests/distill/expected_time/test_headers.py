@@ -90,3 +90,11 @@ def test_the_nominal_device_is_any_h100_that_was_measured(device_file, records):
     folder = device_file(record).parent
     assert nominal_device((folder,)).name == "NVIDIA H100 NVL"
     assert nominal_device((folder / "absent",)).figures is None
+
+
+def test_a_measured_h200_tells_more_than_a_published_h100_and_less_than_a_measured_one(device_file, records):
+    h200 = records["h100"] | {"device": "NVIDIA H200", "slug": "nvidia-h200"}
+    folder = device_file(h200).parent
+    assert nominal_device((folder,)).name == "NVIDIA H200"
+    device_file(records["h100"])
+    assert nominal_device((folder,)).name == "NVIDIA H100 80GB HBM3"

@@ -9,6 +9,7 @@ from distill.expected_time.device_figures import load_figures
 from distill.expected_time.devices import Device, find_device
 from distill.expected_time.rates import (
     SMOLLM2_135M,
+    are_captured,
     least_step_s,
     served_step_ms,
     step_s,
@@ -195,3 +196,31 @@ def test_every_measured_speed_is_proportional_to_its_row(measured, records):
 def test_figures_are_of_the_file_that_was_given(device_file, records):
     file = device_file(records["cores"])
     assert load_figures(file).file == file
+
+
+def test_answers_take_captured_steps_where_those_were_measured(device_file, records):
+    device, place = find_device(str(device_file(records["h100"]))), {"batch": 1, "context": 512}
+    captured = step_s(device, LLAMA, "bfloat16", **place, captured=True)
+    eager = step_s(device, LLAMA, "bfloat16", **place)
+    assert captured.value == pytest.approx(6e-3)
+    assert captured.measured
+    assert eager.value > captured.value
+    del records["h100"]["stages"]["steps"]["rows"][1]  # of the target none, of drafts there are
+    other = step_s(find_device(str(device_file(records["h100"]))), LLAMA, "bfloat16", **place, captured=True)
+    assert not other.measured
+    records["h100"]["stages"]["steps"]["rows"] = [
+        row for row in records["h100"]["stages"]["steps"]["rows"] if row.get("how") != "captured"
+    ]
+    none = find_device(str(device_file(records["h100"])))
+    assert step_s(none, LLAMA, "bfloat16", **place, captured=True) == step_s(none, LLAMA, "bfloat16", **place)
+
+
+@pytest.mark.parametrize(
+    ("asked", "family", "expected"),
+    [("auto", "llama", True), ("captured", "llama", True), ("eager", "llama", False), ("auto", "opt", False)],
+)
+def test_whose_answers_are_captured(device_file, records, asked, family, expected):
+    h100, cores = (find_device(str(device_file(records[name]))) for name in ("h100", "cores"))
+    shape = replace(LLAMA, family=family)
+    assert are_captured(h100, shape, asked) == expected
+    assert not are_captured(cores, shape, asked)
