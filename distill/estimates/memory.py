@@ -67,7 +67,21 @@ def memory_parts(training: Training, processes: int) -> list[Part]:
         activation_part(training, processes),
         loss_part(training, processes),
         *new_answer_parts(training, processes),
+        *request_parts(training),
     ]
+
+
+def request_parts(training: Training) -> list[Part]:
+    """What learning from requests takes beside the training: what serves, and the draft that may come back."""
+    parts = []
+    if training.serving_bytes:
+        origin = "target and draft in a process of its own, keys and values of one request"
+        parts.append(Part("what answers requests", training.serving_bytes, origin))
+    if training.keeps_good:
+        trained = training.trained_parameters
+        size = 3 * MASTER_BYTES
+        parts.append(Part("last good draft", trained * size, f"{trained:,} parameters x {size} bytes, moments too"))
+    return parts
 
 
 def new_answer_parts(training: Training, processes: int) -> list[Part]:

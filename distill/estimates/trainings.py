@@ -43,6 +43,8 @@ class Training:
         frozen_embeddings: Whether the student's input embeddings have neither gradients nor moments.
         written_bytes: Keys and values per token of those that write answers while the student trains.
         on_gpu: Whether it runs on a GPU, whose losses are made of larger chunks.
+        serving_bytes: Of the process that answers requests beside it: both models, and keys and values of a request.
+        keeps_good: Whether the last good draft and its moments are kept, too.
     """
 
     title: str
@@ -63,6 +65,8 @@ class Training:
     frozen_embeddings: bool = False
     written_bytes: int = 0
     on_gpu: bool = False
+    serving_bytes: int = 0
+    keeps_good: bool = False
 
     @property
     def trained_parameters(self) -> int:
@@ -93,6 +97,8 @@ def trainings(recipe: Recipe, target: Shape, draft: Shape, *, on_gpu: bool = Fal
         frozen_embeddings=config.freeze_input_embeddings,
         written_bytes=written_bytes(config.samples, draft, target, dtype),
         on_gpu=on_gpu,
+        serving_bytes=serving_bytes(recipe, draft, target),
+        keeps_good=config.online is not None,
     )
     masks = recipe.architecture.method == "learned_masks"
     return [mask_training(recipe, target, on_gpu=on_gpu), distillation] if masks else [distillation]
@@ -104,6 +110,16 @@ def written_bytes(samples: SamplesConfig, draft: Shape, target: Shape, dtype: st
         return 0
     of_teacher = target.kv_bytes_per_token(dtype) if samples.source == "mix_token" else 0
     return draft.kv_bytes_per_token("float32") + of_teacher
+
+
+def serving_bytes(recipe: Recipe, draft: Shape, target: Shape) -> int:
+    """Bytes of the process that answers requests; none where recorded answers are replayed."""
+    online, dtype = recipe.distill.online, recipe.target.dtype
+    if online is None or online.answers == "recorded":
+        return 0
+    models = (target, draft)
+    read = recipe.data.max_seq_len * sum(model.kv_bytes_per_token(dtype) for model in models)
+    return read + sum(model.weight_bytes(dtype) for model in models)
 
 
 def asks_logits(config: DistillConfig) -> bool:

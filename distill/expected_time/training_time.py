@@ -41,6 +41,8 @@ def training_time(run: PlannedRun, device: Device, draft: Shape, name: str) -> S
     count = trained_sequences(run, sequence[0])
     config = run.recipe.distill
     rate = training_flops_per_s(device, source, config.precision, draft, packing=config.packing)
+    if config.online is not None:
+        return unknown(name, "it takes as long as requests come; serving them is most of it")
     if count is None:
         return unknown(name, "how many answers there are is known once `widedraft generate` opens the data set")
     if rate is None:
@@ -136,8 +138,6 @@ def padded(run: PlannedRun, device: Device, sequence: Sequence) -> Sequence:
 
 def trained_sequences(run: PlannedRun, seq_tokens: int) -> int | None:
     """Sequences of the whole training, each as often as it is read; None where that is not known."""
-    if run.recipe.distill.online is not None:
-        return None  # as many as requests come
     value, unit = split_time(run.recipe.distill.max_duration)
     if unit == "tok":
         return max(1, ceil(value / seq_tokens))

@@ -100,7 +100,7 @@ def checked_record(value: Any, row: UnreadRow) -> RequestRecord:
     if len(record.answer_ids) != record.tokens:
         raise UserError(f"{row.where}: tokens must be those of answer_ids, got {record.tokens}. {REMEDY}")
     if (
-        len(proposed) != len(record.kept)
+        (record.proposals and len(proposed) != len(record.kept))  # none where sampled answers are replayed
         or any(map(int.__gt__, record.kept, proposed))
         or min(record.kept, default=0) < 0
     ):

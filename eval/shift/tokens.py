@@ -13,12 +13,12 @@ Counts = Callable[[RequestRecord], Iterable[int]]
 
 def accepted_ids(record: RequestRecord) -> list[int]:
     """The proposals of a request that were kept."""
-    pairs = zip(record.proposals, record.kept, strict=True)
+    pairs = zip(record.proposals, record.kept, strict=bool(record.proposals))  # none where sampled answers are replayed
     return [token_id for proposal, kept in pairs for token_id in proposal[:kept]]
 
 
 def proposed_ids(record: RequestRecord) -> list[int]:
-    """All proposals of a request, those behind a rejected one too."""
+    """The proposals of a request, up to the first of each round that was rejected."""
     return [token_id for proposal in record.proposals for token_id in proposal]
 
 

@@ -192,6 +192,21 @@ def test_new_answers_hold_keys_and_values_before_there_are_activations():
     assert trainings(Recipe.model_validate(recipe), LLAMA, DRAFT)[0].written_bytes == of_draft
 
 
+@pytest.mark.parametrize("answers", ["live", "recorded"])
+def test_what_answers_requests_and_the_last_good_draft_are_counted(answers):
+    """Live: target and draft in bfloat16, 2,048 tokens of keys and values of both; 12 bytes of each trained weight."""
+    stream = {"sources": [{"path": "p.jsonl"}]}
+    online = {"mode": "online", "teacher": {"source": "cache"}, "online": {"stream": stream, "answers": answers}}
+    recipe = {"run_name": "r", "target": {"path": "absent", "dtype": "bfloat16"}, "architecture": {"layers": 5}}
+    recipe |= {"data": {"prompts": [{"path": "p.jsonl"}], "max_seq_len": 2048}, "distill": online}
+    [training] = trainings(Recipe.model_validate(recipe), LLAMA, DRAFT)
+    found = sizes(training, 1)
+    assert found["last good draft"] == 12 * DRAFT.parameters()
+    models = (LLAMA, DRAFT)
+    expected = sum(2 * each.parameters() + 2048 * each.kv_bytes_per_token("bfloat16") for each in models)
+    assert found.get("what answers requests") == (expected if answers == "live" else None)
+
+
 def test_auto_takes_the_whole_batch_of_a_process():
     auto = replace(WIDE, microbatch=None)
     assert [sequences_at_once(auto, processes) for processes in (1, 8)] == [64, 8]

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from distill.requests.journal import Share
-from distill.requests.worker import Drafts
+from architectures.errors import UserError
+from distill.requests.journal import Journal, Share
+from distill.requests.live import LiveRequests
+from distill.requests.worker import Drafts, requests_of
+from distill.run.run import Run
 from distill.train import train
 from tests.distill.online.conftest import NUM_REQUESTS
 
@@ -94,3 +97,24 @@ def test_nobody_speaks_any_more(monkeypatch):
     drafts.news.put(None)
     with pytest.raises(SystemExit):
         drafts.newest_for(2)
+
+
+@pytest.mark.parametrize("code", [2, 0, -9])
+def test_a_process_that_ended_without_a_word_is_told(tmp_path, code):
+    words = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)" if code < 0 else f"raise SystemExit({code})"
+    process = subprocess.Popen(
+        [sys.executable, "-c", words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+    requests = LiveRequests(Path("r.yaml"), Journal(tmp_path, Share(0, 1, 2)), yields=False, process=process)
+    with pytest.raises(UserError, match=rf"answers requests has ended \({code}\); what it said stands"):
+        requests.take(0)
+
+
+def test_a_request_that_is_too_long_or_no_prompt_ends_what_serves_it(make_online, tmp_path):
+    """Before it is answered, with its place and what to do."""
+    recipe = make_online(online=LIVE)
+    rows = ['{"prompt": "' + "x" * 40 + '", "topic": "a"}', '{"prompt": 7, "topic": "a"}']
+    for row, expected in zip(rows, ["has 59 tokens, and data.max_seq_len is 30", "prompt must be"], strict=True):
+        (tmp_path / "requests.jsonl").write_text(row + "\n")
+        with pytest.raises(UserError, match=expected):
+            next(requests_of(Run.of(recipe), first=0, world=1))

@@ -222,8 +222,9 @@ def test_the_command_writes_a_page_and_plots(write, tmp_path, capsys, tiny_targe
     assert "4 plots beside it" in capsys.readouterr().out
 
 
-def test_records_without_proposals_say_so(write, tmp_path):
-    bare = [replace(record(n), proposals=((), ()), kept=(0, 0)) for n in range(10)]
+@pytest.mark.parametrize("proposals", [((), ()), ()], ids=["of nothing", "of replayed samples"])
+def test_records_without_proposals_say_so(write, tmp_path, proposals):
+    bare = [replace(record(n), proposals=proposals, kept=(0, 0)) for n in range(10)]
     assert widedraft.main(["shift", str(write("a.jsonl", bare)), "--out", str(tmp_path / "out")]) == 0
     page = (tmp_path / "out" / "shift.md").read_text()
     assert "Not measured: the records hold no proposals." in page
