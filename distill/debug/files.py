@@ -16,7 +16,7 @@ from architectures.shapes.shape import Shape
 from architectures.shapes.tiny import BOS_ID, EOS_ID, HEAD_VOCAB, PAD_ID, tiny_config
 from architectures.small_head.config import COUNTED
 from architectures.small_head.record import CONFIG_KEY, DraftVocabulary, write_draft_vocabulary
-from architectures.targets.target import config_at_hand, is_gguf
+from architectures.targets.target import config_at_hand, is_gguf, read_config
 from distill.debug.recipe import (
     IDS,
     PROMPTS,
@@ -137,17 +137,20 @@ def write_tiny(folder: Path, config: Mapping[str, Any], *, weights: bool) -> Non
 def write_tiny_weights(folder: Path) -> None:
     """Random weights for a folder's config.json, the same each time, with a byte-level tokenizer; weights last."""
     import torch
-    from transformers import AutoModelForCausalLM
 
     from architectures.draft_vocabulary.head import cut_head
-    from eval.models.loading import load_config, show_progress_only_in_a_terminal
+    from eval.models.loading import load_config, model_class, show_progress_only_in_a_terminal
 
     show_progress_only_in_a_terminal()
     byte_tokenizer().save_pretrained(folder)
     config = load_config(folder)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+        opens = model_class(folder, encoder_decoder=False)
+        model = opens.from_config(config, dtype=torch.float32, trust_remote_code=False)
+        if model.get_output_embeddings().weight is model.get_input_embeddings().weight and not is_tied(folder):
+            own_V = torch.randn_like(model.get_input_embeddings().weight)  # transformers ties them whatever the config
+            model.get_output_embeddings().weight = torch.nn.Parameter(own_V)
     if (head_rows := getattr(config, CONFIG_KEY, 0)) > 0:
         cut_head(model, torch.arange(head_rows))
         write_draft_vocabulary(DraftVocabulary(ids=tuple(range(head_rows)), vocab_size=config.vocab_size), folder)
@@ -155,6 +158,11 @@ def write_tiny_weights(folder: Path) -> None:
         model.save_pretrained(scratch)
         for name in ("generation_config.json", WEIGHTS_NAME):
             (Path(scratch) / name).replace(folder / name)
+
+
+def is_tied(folder: Path) -> bool:
+    """Whether a folder's config.json makes the head its embedding."""
+    return Shape.from_config(read_config(folder), where=str(folder / "config.json")).tied
 
 
 def byte_tokenizer() -> Any:

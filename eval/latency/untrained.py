@@ -49,8 +49,8 @@ def source_shape(target: PreTrainedModel) -> Shape:
     shape = shape_of(target)
     if shape is None:
         raise UserError(
-            f"{target.name_or_path}: no drafts are cut from models of type {target.config.model_type}, so none can be "
-            "measured. Leave --shapes away."
+            f"{target.name_or_path}: no untrained drafts are made of models of type {target.config.model_type}. Leave "
+            "--shapes away."
         )
     return shape
 

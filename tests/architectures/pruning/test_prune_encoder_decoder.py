@@ -141,3 +141,12 @@ def test_a_target_without_an_encoder_has_no_blocks_of_one_to_keep(tiny_target):
 def test_a_method_for_an_encoder_that_stays_whole_is_refused():
     with pytest.raises(ValueError, match="leave out encoder_method without encoder_layers"):
         ArchitectureConfig(layers=1, encoder_method="random")
+
+
+def test_transformers_drafts_with_it(make_translator, tmp_path):
+    """With an encoder as deep as the decoder: transformers' own cache has as many layers as the encoder."""
+    folder = make_translator(tied=False, num_layers=4)
+    draft = pruned(folder, plan_for(folder, layers=2, encoder_layers=2), tmp_path / "draft")
+    target, how = load(folder), {"max_new_tokens": 9, "do_sample": False}
+    with torch.inference_mode():
+        assert torch.equal(target.generate(READ, assistant_model=draft, **how), target.generate(READ, **how))

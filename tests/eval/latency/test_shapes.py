@@ -149,7 +149,7 @@ def test_drafts_that_do_not_fit_are_refused(target, shapes, monkeypatch):
 
 def test_a_target_of_unknown_shape_is_refused(make_checkpoint):
     model = load_model(make_checkpoint(seed=1, model_type="cohere2", sliding_window=9), dtype="float32", device="cpu")
-    with pytest.raises(UserError, match=r"no drafts are cut from models of type cohere2.*Leave --shapes away"):
+    with pytest.raises(UserError, match=r"no untrained drafts are made of models of type cohere2.*Leave --shapes away"):
         source_shape(model)
 
 

@@ -1,0 +1,46 @@
+"""A whole run of an encoder-decoder target: every stage real, its debug run too, and a scorecard at the end."""
+
+import json
+
+import pytest
+
+import widedraft
+from eval.records.files import CARD_NAME
+
+pytestmark = pytest.mark.slow
+
+SETTINGS = """
+data: {{prompts: [{{path: {prompts}}}], num_eval_prompts: 4, max_new_tokens: 8, max_seq_len: 128}}
+distill: {{max_duration: 4ep, global_train_batch_size: 4, precision: fp32, scheduler: {{t_warmup: 1ba}}}}
+eval:
+  {{num_prompts: 2, policy_prompts: 2, max_new_tokens: 8, lookaheads: [1, 2], latency_repeats: 2, live_prompts: 2,
+    latency_batch_sizes: [1], num_resamples: 50, num_threads: 1, dtype: float32}}
+"""
+
+
+@pytest.fixture
+def recipe(make_translator, tmp_path):
+    target, prompts, text = make_translator(tied=False, gated=True), tmp_path / "prompts.jsonl", tmp_path / "text.txt"
+    prompts.write_text("".join(json.dumps({"prompt": f"What comes after {i}?"}) + "\n" for i in range(16)))
+    text.write_text("some words that are read. " * 40)
+    file = tmp_path / "recipe.yaml"
+    cut = f"layers: 1, encoder_layers: 2, encoder_method: block_influence, calibration: {{text: {text}, tokens: 64, "
+    file.write_text(
+        f"run_name: t5\nrun_dir: {tmp_path / 'run'}\ntarget: {{path: {target}, dtype: float32}}\n"
+        f"architecture: {{{cut}sequence_len: 32}}}}" + SETTINGS.format(prompts=prompts)
+    )
+    return file
+
+
+def test_a_run_ends_in_a_scorecard(recipe, training_here, tmp_path):
+    assert widedraft.main(["run", str(recipe)]) == 0
+    card = json.loads((tmp_path / "run" / "eval" / CARD_NAME).read_text())
+    assert [card["target"]["layers"], card["target"]["model_type"]] == [4, "t5"]
+    assert {draft["layers"] for draft in card["drafts"]} == {1}
+
+
+def test_a_debug_run_is_one_of_its_family(recipe, training_here, tmp_path):
+    assert widedraft.main(["run", str(recipe), "--debug"]) == 0
+    config = json.loads((tmp_path / "run-debug" / "tiny-target" / "config.json").read_text())
+    assert config["model_type"] == "t5"
+    assert (tmp_path / "run-debug" / "eval" / CARD_NAME).is_file()
