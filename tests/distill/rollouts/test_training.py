@@ -19,6 +19,7 @@ from distill.train import read_answers, train
 from distill.training.answer_training import answer_training, writers_of
 from distill.training.trainer import build_model
 from eval.answers.traces import read_traces
+from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
 from eval.models.loading import load_model
@@ -156,8 +157,10 @@ def test_a_training_mode_with_dropout_is_left_while_it_writes(make_checkpoint, m
     train_set, _ = read_answers(Run.of(recipe))
     rollouts, _ = rollouts_of(recipe, model, **STUDENT)
     batch, state = collate(train_set.examples[:3]), torch.get_rng_state()
-    written = [rollouts.rewritten(batch) for model in (model.train(), model.eval())]
-    assert_equal(*written)
+    model.train()
+    while_training = rollouts.rewritten(batch)
+    model.eval()
+    assert_equal(while_training, rollouts.rewritten(batch))
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -249,3 +252,26 @@ def test_a_conversation_keeps_the_answers_before_the_new_one(started):
         assert len(example.input_ids) + 1 <= 30
     assert logged.metrics[TEACHER_TOKENS] == kept
     assert logged.metrics[STUDENT_TOKENS] == sum(example.num_kept for example in new) - kept
+
+
+def test_another_batch_draws_others(started):
+    """Of the same sequences, as in a second epoch."""
+    recipe, model, batch = started
+    rollouts, _ = rollouts_of(recipe, model, **STUDENT, temperature=1.0)
+    first = examples_of(rollouts.rewritten(batch))
+    assert examples_of(rollouts.rewritten(batch)) == first
+    rollouts.state.timestamp.batch.value += 1
+    assert examples_of(rollouts.rewritten(batch)) != first
+
+
+@pytest.mark.parametrize(("asked", "students"), [(None, Sampling(0.7, 0.9)), (0.0, Sampling(0.0, 0.9))], ids=str)
+def test_each_chooses_tokens_as_the_recipe_has_it(started, asked, students):
+    recipe, model, _ = started
+    data = recipe.data.model_copy(update={"temperature": 0.7, "top_p": 0.9})
+    samples = SamplesConfig(source="mix_token", temperature=asked, max_new_tokens=5)
+    distill = recipe.distill.model_copy(update={"samples": samples})
+    writers = writers_of(Run.of(recipe.model_copy(update={"data": data, "distill": distill})), model)
+    assert writers.teacher is not None
+    assert (writers.student.sampling, writers.teacher.sampling) == (students, Sampling(0.7, 0.9))
+    assert (writers.max_new_tokens, writers.max_seq_len, writers.stop_ids) == (5, 30, frozenset({2}))
+    assert (writers.student.lm, writers.teacher.lm) == (model.student.lm, model.teacher.model.lm)
