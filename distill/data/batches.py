@@ -31,11 +31,17 @@ class Example:
     last_id: int  # that last token, of the last answer
     spans: tuple[tuple[int, int], ...]  # (first, end) of the positions that predict each answer, in order
     task: int = 0  # index of the prompt's task among the dataset's
+    begins: int = 0  # tokens before the first answer, where the first span begins later than it does; else 0
 
     @property
     def num_kept(self) -> int:
         """Answer tokens, and so positions that are learned."""
         return sum(end - first for first, end in self.spans)
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens before the first answer."""
+        return self.begins or (self.spans[0][0] + 1 if self.spans else len(self.input_ids))
 
     @property
     def answer_ids(self) -> Iterator[int]:
@@ -128,7 +134,7 @@ def collate(examples: Sequence[Example]) -> dict[str, Tensor]:
         "keep": marked([example.spans for example in examples], width=len(positions_T)),
         "next_ids": padded([(*example.input_ids[1:], example.last_id) for example in examples]),
         "task": torch.tensor([[example.task] for example in examples]),
-        "prompt_len": torch.tensor([[example.spans[0][0] + 1] for example in examples]),
+        "prompt_len": torch.tensor([[example.prompt_len] for example in examples]),
     }
 
 

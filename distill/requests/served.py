@@ -53,7 +53,7 @@ class Served:
         *input_ids, last_id = (*self.prompt_ids, *self.answer_ids)
         before = len(self.prompt_ids) - 1
         spans = tuple((before + place, before + place + 1) for place in self.places(positions))
-        return Example(tuple(input_ids), last_id, spans)
+        return Example(tuple(input_ids), last_id, spans, begins=len(self.prompt_ids))
 
     def states(self, positions: Positions) -> Tensor:
         """What stands behind each of these tokens, a row for each position that is learned."""

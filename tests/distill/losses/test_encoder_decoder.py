@@ -84,6 +84,15 @@ def test_some_positions_are_those_of_all(lm):
     torch.testing.assert_close(read(lm, {**batch, "keep": keep_BT}), everything[chosen_A], **SAME_TO_ROUNDING)
 
 
+def test_a_sequence_of_which_some_positions_count_still_begins_where_its_prompt_ends(lm):
+    """Of an answer that was served, mistakes alone may be learned, or none."""
+    ids, last = EXAMPLES[1].input_ids, EXAMPLES[1].last_id
+    mistakes = replace(EXAMPLES[1], spans=((2, 3), (4, 5)), begins=len(PROMPTS[1]))
+    found = read(lm, collate([mistakes]))
+    torch.testing.assert_close(found, read(lm, collate([EXAMPLES[1]]))[[2, 4]], **SAME_TO_ROUNDING)
+    assert read(lm, collate([Example(ids, last, ())])).shape == (0, 264)
+
+
 def test_nothing_kept_is_nothing_read(lm):
     batch = collate(EXAMPLES)
     assert read(lm, {**batch, "keep": torch.zeros_like(batch["keep"])}).shape == (0, 264)
