@@ -1,4 +1,4 @@
-"""Answers a second: our decoder, as `widedraft generate` runs it, beside transformers' `generate`, in turns.
+"""Answers a second: our decoder, by eager and on a GPU by captured steps, beside transformers' `generate`, in turns.
 
 Both read the same prompts and write the same number of tokens, greedily; nothing ends a text early. The prompts are of
 random tokens, since time does not depend on which they are, and of lengths that differ by up to an eighth, as those do
@@ -25,9 +25,11 @@ from eval.decoding.texts import Limits
 from eval.latency.floor import dtype_name, shape_of, step_bytes
 from eval.models.clock import clock_s
 from eval.models.loading import load_model
+from eval.steps.answer_steps import answer_opener
+from eval.steps.sequencer import Opener
 
 TARGET = "target"  # the model of the setting, SmolLM2-135M
-OURS, TRANSFORMERS = "ours", "transformers"
+OURS, CAPTURED, TRANSFORMERS = "ours", "captured", "transformers"  # the first by eager steps
 WARM_UP_TOKENS = 4
 
 
@@ -62,12 +64,10 @@ MODELS: dict[str, Shape] = {"llama-7b": LLAMA_7B}
 SIZES: dict[Size, Sizes] = {
     "full": Sizes(
         (
-            Cell("llama-7b", 48, 512, 64, 12),
-            Cell(TARGET, 48, 512, 64, 6),
-            Cell("llama-7b", 8, 512, 64, 5),
-            Cell("llama-7b", 1, 512, 64, 5),
-            Cell(TARGET, 8, 512, 64, 5),
-            Cell(TARGET, 1, 512, 64, 5),
+            Cell("llama-7b", 48, 512, 64, 18),
+            Cell(TARGET, 48, 512, 64, 9),
+            Cell("llama-7b", 8, 512, 64, 8),
+            Cell(TARGET, 8, 512, 64, 8),
         ),
         repeats=2,
     ),
@@ -95,7 +95,7 @@ Way = Callable[[int], Taken]  # writes so many tokens a row
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """Every cell, ours and transformers'; a model is made once."""
+    """Every cell, both of ours and transformers'; a model is made once."""
     sizes = SIZES[setting.size]
     bytes_per_s = bandwidth(setting)
     held: dict[str, PreTrainedModel] = {}
@@ -106,7 +106,7 @@ def rows(setting: Setting) -> Iterator[Row]:
 def rows_of(
     cell: Cell, held: dict[str, PreTrainedModel], setting: Setting, repeats: int, bytes_per_s: float
 ) -> Iterator[Row]:
-    """The two rows of a cell, or one that says why it was left out."""
+    """The rows of a cell, or one that says why it was left out."""
     problem = lack_of_time(setting, cell.seconds, f"{cell.model} at batch {cell.batch}")
     if problem is None and cell.model not in held:
         problem = lack_of_weights(cell, setting)
@@ -153,9 +153,11 @@ def measured(cell: Cell, model: PreTrainedModel, repeats: int) -> dict[str, list
     """What each way took in each repetition, in turns that begin with one and with the other."""
     prompts = random_prompts(cell, model)
     ways: dict[str, Way] = {
-        OURS: partial(ours, model, prompts),
+        OURS: partial(ours, model, prompts, answer_opener(model, "eager")),
         TRANSFORMERS: partial(generated, model, prompts),
     }
+    if model.device.type == "cuda":  # captured by the warm-up, whose cache has as many slots
+        ways[CAPTURED] = partial(ours, model, prompts, answer_opener(model, "captured"))
     for run in ways.values():
         run(WARM_UP_TOKENS)
     taken: dict[str, list[Taken]] = {how: [] for how in ways}
@@ -178,10 +180,10 @@ def random_prompts(cell: Cell, model: PreTrainedModel) -> list[list[int]]:
     return [torch.randint(1, vocab_size, (length,), generator=generator).tolist() for length in lengths_of(cell)]
 
 
-def ours(model: PreTrainedModel, prompts: Sequence[Sequence[int]], new_tokens: int) -> Taken:
+def ours(model: PreTrainedModel, prompts: Sequence[Sequence[int]], opener: Opener, new_tokens: int) -> Taken:
     """The loop that eval.decoding.answering.Answerer answers a batch with."""
     start_s = clock_s(model.device)
-    decoded = plain_decode(model, prompts, limits=Limits(new_tokens))
+    decoded = plain_decode(model, prompts, limits=Limits(new_tokens), opener=opener)
     whole_s = clock_s(model.device) - start_s
     return Taken([text.token_ids for text in decoded], whole_s, decoded[0].decode_s / new_tokens)
 

@@ -57,21 +57,19 @@ def cells(size: Size) -> list[Cell]:
 
 
 def full_cells() -> list[Cell]:
-    """Of a GPU. Steps accumulate four micro-batches where the recipe's do sixteen, so that ten fit into the time."""
+    """Of a GPU. Steps accumulate four micro-batches where the recipe's do sixteen, so that all fit into the time.
+
+    What the first H200 answered is left out: which optimiser's step is shorter, and micro-batches of 1,024 tokens.
+    """
     live = Cell(source="live", seq_len=2048, microbatch=4, batch=16, steps=8, warmup=2)
     cached, alone = replace(live, source="cached"), replace(live, source="none")
     fewer = {"steps": 5, "warmup": 1, "batch": 8}
-    short = {**fewer, "seq_len": 1024, "batch": 16, "microbatch": 8}
     mixed = replace(live, **fewer, microbatch=8, mixed_lengths=True)
     return [
         live,
         cached,
         alone,
         replace(live, **fewer, microbatch=8),
-        replace(alone, **fewer),
-        replace(alone, **fewer, optimizer="decoupled_adamw"),
-        *(replace(each, **short) for each in (live, cached, alone)),
-        replace(live, **fewer, seq_len=1024),
         mixed,
         replace(mixed, packing=True),
     ]

@@ -1,4 +1,4 @@
-"""A draft trained there and then: bench/smollm2.yaml at sizes of a device, by its own stages, within a time.
+"""A draft trained there and then: a recipe at sizes of a device, by its own stages, within a time.
 
 The target answers the prompts of the setting, and prompts that it writes itself as far as the time for answers goes.
 Then a few batches are trained to see how long one takes, and the draft is trained for as many as the time holds. The
@@ -23,9 +23,12 @@ from bench.gpu.memory import free_memory
 from bench.gpu.stage import Row, Setting, SkippedError, number_type
 from distill.data.self_written import NAME as SELF_WRITTEN
 from distill.recipe.recipe import Recipe, load_recipe
+from distill.recipe.teacher import Cache
 from distill.run.run import Run
 from distill.run.run_folder import owned_run
-from distill.stages.running import generate_stage, prune_stage
+from distill.stages.running import cache_if_asked, generate_stage, prune_stage
+from distill.teacher_cache.answers import CachedAnswers
+from distill.teacher_cache.reader import TeacherCache
 from distill.train import read_answers, train
 from distill.training.trainer import build_model, build_trainer
 from eval.answers.traces import read_traces
@@ -34,8 +37,10 @@ from eval.decoding.texts import Limits
 from eval.models.clock import clock_s
 from eval.models.loading import load_model
 from eval.prompts.loading import load_prompts
+from eval.steps.answer_steps import answer_opener
 
-RECIPE = Path(__file__).parents[1] / "smollm2.yaml"
+ROOT = Path(__file__).parents[2]
+BENCH, QUICKSTART = "bench/smollm2.yaml", "recipes/quickstart.yaml"  # what a run is made of, but for its sizes
 RUN, DONE = "draft", "trained.json"  # the run in the work folder, and what is written when it is finished
 WRITTEN_TOKENS = 256  # of a prompt that the target writes itself, at most
 WRITTEN_PER_USEFUL = 1.5  # texts sampled for each such prompt that is of use: a guess on the safe side
@@ -62,6 +67,7 @@ class Training:
         generate_s: For prompts and answers, as far as can be told beforehand.
         train_s: For the rest; what comes before the batches, the last evaluation and the export are taken off.
         timed_batches: Trained to see how long one takes; the first half does not count.
+        recipe: BENCH or QUICKSTART.
     """
 
     layers: int
@@ -76,6 +82,7 @@ class Training:
     generate_s: float
     train_s: float
     timed_batches: int
+    recipe: str = BENCH
 
     @property
     def seconds(self) -> float:
@@ -139,11 +146,14 @@ def train_now(setting: Setting, training: Training) -> Row:
     start_s = time.monotonic()
     recipe = recipe_of(setting, training, self_written=affordable(setting, training))
     with owned_run(Run.of(recipe)):
-        prune_stage(Run.of(recipe))
-        pruned_s = time.monotonic()
-        generate_stage(Run.of(recipe))
+        run = Run.of(recipe)
+        generate_stage(run)
         free_memory()
         generated_s = time.monotonic()
+        prune_stage(run)
+        cache_if_asked(run)
+        free_memory()
+        pruned_s = time.monotonic()
         timed = time_batches(recipe, training.timed_batches)
         free_memory()
         batches = batches_within(training.seconds - (time.monotonic() - start_s), timed)
@@ -161,17 +171,17 @@ def train_now(setting: Setting, training: Training) -> Row:
         "batch_size": training.trained_together,
         "epochs": batches * training.trained_together / counts["answers"],
         "batch_ms": 1000 * timed.batch_s,
-        "prune_s": pruned_s - start_s,
-        "generate_s": generated_s - pruned_s,
-        "train_s": end_s - generated_s,
+        "generate_s": generated_s - start_s,
+        "prune_s": pruned_s - generated_s,
+        "train_s": end_s - pruned_s,
         "seconds": end_s - start_s,
         "dtype": recipe.distill.precision,
     }
 
 
 def recipe_of(setting: Setting, training: Training, *, self_written: int) -> Recipe:
-    """The recipe of the benches at these sizes, in the work folder."""
-    values = load_recipe(RECIPE).model_dump(mode="json")
+    """The recipe at these sizes, in the work folder."""
+    values = load_recipe(ROOT / training.recipe).model_dump(mode="json")
     values |= {"run_name": "two-minutes", "run_dir": str(setting.work / RUN)}
     values["target"] |= {"path": str(setting.target)}
     tokens = training.calibration_tokens
@@ -196,7 +206,7 @@ def recipe_of(setting: Setting, training: Training, *, self_written: int) -> Rec
         "progress_bar": False,
         "console_log_interval": "50ba",
     }
-    values["eval"] |= {"max_new_tokens": training.max_new_tokens}
+    values["eval"] |= {"max_new_tokens": training.max_new_tokens, "policy_prompts": 0}  # nothing is scored by it
     return Recipe.model_validate(values)
 
 
@@ -240,9 +250,9 @@ def seconds_a_step(setting: Setting, batch: int) -> float:
     """Of the target, in a batch of short texts; the second of two measurements."""
     dtype = str(number_type(setting.device)).removeprefix("torch.")
     model = load_model(setting.target, dtype=dtype, device=str(setting.device))
-    prompts = [list(range(3, 11))] * batch
-    decoded = [plain_decode(model, prompts, limits=Limits(RATE_STEPS)) for _ in range(2)]
-    del model
+    prompts, opener = [list(range(3, 11))] * batch, answer_opener(model, "auto")
+    decoded = [plain_decode(model, prompts, limits=Limits(RATE_STEPS), opener=opener) for _ in range(2)]
+    del model, opener
     free_memory()
     return decoded[-1][0].decode_s / RATE_STEPS
 
@@ -269,13 +279,20 @@ class BatchEnds(Callback):
 def time_batches(recipe: Recipe, count: int) -> TimedBatches:
     """Train so many batches in a folder of their own, as distill.train does."""
     start_s = time.monotonic()
-    train_set, eval_set = read_answers(Run.of(recipe))
+    run = Run.of(recipe)
+    train_set, eval_set = read_answers(run)
+    tasks = eval_set.tasks
+    if isinstance(recipe.distill.teacher, Cache):
+        train_set, eval_set = (
+            CachedAnswers(answers, TeacherCache(run.teacher_cache.path, name))
+            for name, answers in (("train", train_set), ("eval", eval_set))
+        )
     with TemporaryDirectory(dir=Path(recipe.run_dir).parent) as folder:
-        init, own = Run.of(recipe).init.path, Run.of(recipe.model_copy(update={"run_dir": folder})).init.path
+        init, own = run.init.path, Run.of(recipe.model_copy(update={"run_dir": folder})).init.path
         own.symlink_to(init.resolve())
         unwarmed = recipe.distill.scheduler.model_copy(update={"t_warmup": "1ba"})
         short = with_distill(with_duration(recipe, count), scheduler=unwarmed).model_copy(update={"run_dir": folder})
-        model = build_model(Run.of(short), eval_tasks=eval_set.tasks)
+        model = build_model(Run.of(short), eval_tasks=tasks)
         trainer = build_trainer(Run.of(short), model, train_set=train_set, eval_set=eval_set, checkpoint=None)
         trainer.state.callbacks.append(ends := BatchEnds())
         try:

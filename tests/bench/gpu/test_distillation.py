@@ -162,7 +162,7 @@ def test_full_cells_are_a_7b_teacher_and_its_recipe(setting):
         recipe = distillation.recipe_of(pair, cell, setting.work, "amp_bf16")
         assert training.estimated_bytes(pair, recipe) < 70 * 2**30
         assert cell.batch % cell.microbatch == 0
-    assert {(cell.seq_len, cell.microbatch) for cell in found} == {(2048, 4), (2048, 8), (1024, 4), (1024, 8)}
+    assert {(cell.seq_len, cell.microbatch) for cell in found} == {(2048, 4), (2048, 8)}
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -11,7 +11,8 @@ from architectures.checkpoints.manifest import read_manifest
 from bench.gpu import draft, trained_draft
 from bench.gpu.draft import SIZES, Cell, rows, turns_within, within
 from bench.gpu.stage import Setting, SkippedError
-from bench.gpu.trained_draft import TimedBatches, Trained, affordable, batches_within, recipe_of, steps_of
+from bench.gpu.trained_draft import QUICKSTART, TimedBatches, Trained, affordable, batches_within, recipe_of, steps_of
+from distill.recipe.recipe import load_recipe
 from eval.answers.traces import read_traces
 
 pytestmark = pytest.mark.usefixtures("trainings_begin_at_once")
@@ -143,9 +144,9 @@ def test_training_takes_at_most_two_thirds_of_the_time_that_is_left(setting):
 
 def test_what_answers_took_too_long_is_taken_off_training(setting, tmp_path, monkeypatch):
     """Seconds of a clock that only the stages move: 120 in all, 70 of them gone when the batches are planned."""
-    clock, planned = iter([0.0, 10.0, 60.0, 70.0, 130.0]), []
+    clock, planned = iter([0.0, 50.0, 60.0, 70.0, 130.0]), []
     monkeypatch.setattr(trained_draft.time, "monotonic", lambda: next(clock))
-    for name in ("prune_stage", "generate_stage", "train", "free_memory"):
+    for name in ("prune_stage", "generate_stage", "cache_if_asked", "train", "free_memory"):
         monkeypatch.setattr(trained_draft, name, lambda *_: None)
     monkeypatch.setattr(trained_draft, "time_batches", lambda *_: TimedBatches(0.5, 5))
     monkeypatch.setattr(trained_draft, "read_manifest", lambda _: {"counts": {"train": MANY}})
@@ -178,15 +179,33 @@ def test_the_rate_of_the_target_is_a_time(setting):
     assert 0 < trained_draft.seconds_a_step(setting, 4) < 1
 
 
-def test_the_recipe_is_that_of_the_benches_at_these_sizes(setting):
+def test_the_recipe_is_the_quickstarts_on_a_gpu_and_else_that_of_the_benches(setting):
     recipe = recipe_of(setting, FULL, self_written=512)
     assert recipe.architecture.method == "block_influence"
     assert (recipe.architecture.calibration.tokens, recipe.architecture.calibration.sequence_len) == (1024, 256)
     assert recipe.data.self_written_prompts == 512
     assert Path(recipe.run_dir) == setting.work / "draft"
-    assert recipe.distill.device_train_microbatch_size == recipe.distill.global_train_batch_size == 16
+    assert recipe.distill.device_train_microbatch_size == recipe.distill.global_train_batch_size == 4
+    quickstart = load_recipe(trained_draft.ROOT / QUICKSTART)
+    assert recipe.architecture.layers == quickstart.architecture.layers == 1
+    assert recipe.architecture.vocabulary == quickstart.architecture.vocabulary
+    assert recipe.distill.teacher == quickstart.distill.teacher
+    assert recipe.distill.optimizer == quickstart.distill.optimizer
+    assert recipe_of(setting, TINY, self_written=0).distill.teacher.source == "live"
 
 
 def test_turns_end_with_the_seconds_but_one_is_always_taken(monkeypatch):
     assert list(turns_within(60, 3)) == [(0, 0), (0, 1), (0, 2)]
     assert list(turns_within(-1, 3)) == [(0, 0)]
+
+
+def test_the_quickstarts_draft_is_trained_from_its_cache(setting, tmp_path):
+    """At sizes of a test: one layer, some ids, hidden states kept while answering."""
+    recipe = tmp_path / "small.yaml"
+    text = (trained_draft.ROOT / QUICKSTART).read_text(encoding="utf-8")
+    recipe.write_text(text.replace("size: 4096", "size: 259"), encoding="utf-8")
+    trained = trained_draft.trained_draft(replace(setting, work=tmp_path), replace(TINY, layers=1, recipe=str(recipe)))
+    assert trained.row["layers"] == 1
+    assert trained.row["batches"] >= trained_draft.LEAST_BATCHES
+    assert read_manifest(trained.run / "teacher_cache") is not None
+    assert (read_manifest(trained.draft) or {})["finished"] is True
