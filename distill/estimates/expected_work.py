@@ -226,7 +226,7 @@ def new_answer_rows(recipe: Recipe) -> list[tuple[str, str]]:
         "mix_token": f"all of them, each token by the student {chance}, else by the teacher",
     }[samples.source]
     if split_time(samples.ramp)[0]:
-        who += f", which rises from {samples.begin:g} over {samples.ramp}"
+        who += f" (the probability rises from {samples.begin:g} over {samples.ramp})"
     most = samples.max_new_tokens or recipe.data.max_new_tokens
     return [("new answers", f"{who}; at most {most} tokens. Answer tokens below are those of section data")]
 
