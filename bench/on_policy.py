@@ -1,13 +1,14 @@
 """Who should write the answers that a draft learns from: `distill.samples`, at equal teacher tokens and equal minutes.
 
-    python -m bench.on_policy --target models/SmolLM2-135M-Instruct --work /tmp/on-policy --tokens 24000
-    python -m bench.on_policy --target models/SmolLM2-135M-Instruct --work /tmp/on-policy --tokens 24000 --minutes
+    python -m bench.on_policy --target models/SmolLM2-135M-Instruct --work runs/on-policy --tokens 24000
+    python -m bench.on_policy --target models/SmolLM2-135M-Instruct --work runs/on-policy --tokens 24000 --minutes
 
 The quickstart (one layer, 4,096 ids) with a live teacher: every arm from the same start, on the same prompts. With
 `--tokens` every arm reads as many tokens, prompts included; with `--minutes` every arm takes as many seconds of the
-processor as `student` took for these tokens (steps alone: no loading, evaluation or checkpoint). All drafts are scored
-on the target's own answers to the same held-out prompts, greedy and at temperature 1, with paired intervals over
-prompts. One seed; what was trained is kept in --work, and a second call trains what is missing.
+processor as `student` took for these tokens (steps alone: no loading, evaluation or checkpoint). Set OMP_NUM_THREADS=1
+on a busy machine: threads that wait for each other count as work. All drafts are scored on the target's own answers to
+the same held-out prompts, greedy and at temperature 1, with paired intervals over prompts. One seed; what was trained
+is kept in --work, and a second call trains what is missing.
 """
 
 import argparse
@@ -40,7 +41,9 @@ QUICKSTART = Path(__file__).parents[1] / "recipes" / "quickstart.yaml"
 ARMS = {
     "teacher": "{}",
     "student": "{source: student}",
+    "student_T1": "{source: student, temperature: 1.0}",
     "mix_request": "{source: mix_request, probability: 0.5}",
+    "ramp": "{source: mix_request, probability: 0.5, temperature: 1.0, ramp: 0.5dur}",
     "mix_token": "{source: mix_token, probability: 0.5}",
 }
 MEASURE = "student"  # whose minutes the others get
