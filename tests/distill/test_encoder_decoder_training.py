@@ -10,12 +10,16 @@ from transformers import AutoModelForSeq2SeqLM
 
 import distill.training.trainer
 from distill.data.batches import AnswerDataset, collate
+from distill.formulas.dense import forward_kl
 from distill.formulas.losses import LOSSES
-from distill.losses.answer_logits import AnswerLogits
+from distill.losses.answer_logits import AnswerLogits, head_of
 from distill.losses.objective import build_objective
+from distill.online.feed import batch_of
 from distill.recipe.recipe import Recipe
+from distill.requests.served import read_served
 from distill.run.run import Run
 from distill.stages.running import cache_stage, generate_stage, prune_stage
+from distill.teacher.cached import CachedTeacher
 from distill.teacher.live import load_teacher
 from distill.train import train
 from distill.training.model import DistillModel
@@ -158,3 +162,49 @@ def test_cached_entries_teach_too(make_translation_run):
     cache_stage(Run.of(recipe))
     train(recipe)
     assert metrics(recipe)[2]["loss/train/total"] > 0
+
+
+@pytest.mark.parametrize("source", ["student", "mix_request", "mix_token"])
+def test_answers_can_be_the_students_own(make_translation_run, source):
+    recipe = make_translation_run("run", samples={"source": source}, max_duration="2ba")
+    train(recipe)
+    logged = metrics(recipe)[1]
+    assert logged["samples/student_tokens"] > 0
+    assert (logged["samples/teacher_tokens"] == 0) == (source == "student")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("positions", ["rejected", "all"])
+def test_requests_are_learned_where_the_draft_was_wrong(make_translation_run, positions, tmp_path):
+    """Served live; the loss of what was served is that of both models' own forward passes at those very tokens."""
+    stream = tmp_path / "stream.jsonl"
+    stream.write_text("".join(json.dumps({"prompt": f"say {i}"}) + "\n" for i in range(6)))
+    online = {"stream": {"sources": [{"path": str(stream)}]}, "update_interval": 2, "guard": None}
+    recipe = make_translation_run(
+        "run",
+        mode="online",
+        online={**online, "answers": "live", "positions": positions},
+        teacher={"source": "cache"},
+        scheduler={"name": "constant_with_warmup", "t_warmup": "0ba"},
+        max_duration="1ep",
+        eval_interval="1dur",
+        eval_first=False,
+        device_train_microbatch_size=1,
+    )
+    run = Run.of(recipe)
+    cache_stage(run)
+    train(recipe)
+    files = sorted((run.folder / "online" / "rank0" / "requests").glob("*.safetensors"))
+    served = [read_served(file) for file in files]
+    assert len(served) == 6
+    assert any(each.mistakes and each.mistakes[0] > 0 for each in served)  # of an answer that began right
+
+    init, target = (load_model(folder, dtype="float32", device="cpu") for folder in (run.init.path, run.target))
+    objective = build_objective("forward_kl", temperature=1.0)
+    model = DistillModel(AnswerLogits(init), CachedTeacher(head_of(target)), objective=objective, cpu_bfloat16=False)
+    summed = torch.zeros(())
+    for each in served:
+        places = list(each.places(positions))
+        student, teacher = (answer_logits(lm, each.prompt_ids, each.answer_ids)[places] for lm in (init, target))
+        summed = summed + forward_kl(student, teacher).sum()
+    torch.testing.assert_close(model.eval()(batch_of(served, positions)), summed, rtol=1e-4, atol=1e-4)
