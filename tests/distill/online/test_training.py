@@ -97,6 +97,41 @@ def by_hand(loss, student_AV, target_AV, answer_A):
     return -torch.minimum(log_p, log_q).exp().sum(-1).log().sum()
 
 
+@pytest.mark.parametrize("answers", ["recorded", "live"])
+def test_an_encoder_decoder_learns_where_it_was_wrong(make_online, make_translator, stream_file, answers):
+    """The loss at its mistakes, made by hand from its own logits; mistakes are none of the prompt's tokens."""
+    target, init = make_translator(seed=1), make_translator(seed=2, num_decoder_layers=2, dropout_rate=0.0)
+    settings = {"global_train_batch_size": 2, "max_duration": "1ba", "loss": "cross_entropy", "gradient_clipping": None}
+    recipe = make_online(target=target, init=init, prompts=stream_file, online={**PAIR, "answers": answers}, **settings)
+    before = load_model(init, dtype="float32", device="cpu")
+    train(recipe)
+    folder, total, count = Path(recipe.run_dir) / "online" / "rank0" / "requests", 0.0, 0
+    for served in (read_served(folder / f"{i:08d}.safetensors") for i in range(2)):
+        places = list(served.mistakes)
+        log_q = answer_logits(before, served.prompt_ids, served.answer_ids).log_softmax(-1)[places]
+        total -= float(log_q.gather(1, torch.tensor(served.answer_ids)[places][:, None]).sum())
+        count += len(places)
+        teacher = load_model(target, dtype="float32", device="cpu")
+        expected, head = answer_logits(teacher, served.prompt_ids, served.answer_ids), head_of(teacher)
+        torch.testing.assert_close(head.logits(served.hidden_AH), expected, rtol=1e-3, atol=1e-4)
+    assert count
+    assert metrics(recipe)[0]["loss/train/total"] == pytest.approx(total / count, rel=1e-4)
+
+
+def test_a_draft_that_is_the_target_has_nothing_to_learn(make_online, tiny_target):
+    """No mistake in a whole interval: a loss of 0, and the weights stay."""
+    recipe = make_online(init=tiny_target, online={"answers": "live"}, global_train_batch_size=2, max_duration="2ba")
+    before = weights_of(tiny_target)
+    train(recipe)
+    assert {line["alpha"] for line in records(recipe)} == {1.0}
+    assert metrics(recipe)[0]["loss/train/total"] == 0
+    assert relative_difference({k.removeprefix("student.lm."): v for k, v in weights(recipe).items()}, before) < 1e-6
+
+
+def weights_of(folder):
+    return load_model(folder, dtype="float32", device="cpu").state_dict()
+
+
 def test_a_batch_fills_up_with_requests_of_before(make_online):
     recipe = make_online(global_train_batch_size=4, online={"buffer_size": 4})
     train(recipe)
