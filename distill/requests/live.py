@@ -103,6 +103,5 @@ class LiveRequests:
 
     def close(self) -> None:
         """See Requests: it ends when nobody speaks to it any more."""
-        if self.process is not None and self.process.stdin is not None:
-            self.process.stdin.close()
-            self.process.wait()
+        if self.process is not None:
+            self.process.communicate()  # closes what it hears, and waits

@@ -106,7 +106,7 @@ def test_a_process_that_ended_without_a_word_is_told(tmp_path, code):
         [sys.executable, "-c", words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     )
     requests = LiveRequests(Path("r.yaml"), Journal(tmp_path, Share(0, 1, 2)), yields=False, process=process)
-    with pytest.raises(UserError, match=rf"answers requests has ended \({code}\); what it said stands"):
+    with process, pytest.raises(UserError, match=rf"answers requests has ended \({code}\); what it said stands"):
         requests.take(0)
 
 
