@@ -189,7 +189,7 @@ def scores(
     asked: argparse.Namespace, base: Recipe, drafts: Mapping[str, Mapping[str, Any]]
 ) -> dict[float, dict[str, DraftScore]]:
     """Every draft along the same answers of the target, by temperature and name."""
-    prompts, dtype = eval_prompts(Run.of(base)), base.eval.dtype
+    prompts, dtype = eval_prompts(Run.of(base))[: base.eval.num_prompts], base.eval.dtype
     pair = Pair(
         load_model(asked.target, dtype=dtype),
         {name: load_model(told["draft"], dtype=dtype) for name, told in drafts.items()},
