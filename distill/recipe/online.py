@@ -35,10 +35,10 @@ class OnlineConfig(Section):
     stream: StreamConfig = Field(description="Which requests come, and in which order.")
     lookahead: Lookahead = 4
     update_interval: int = Field(default=8, ge=1, description="Requests between two updates, over all processes.")
-    steps_per_update: int = Field(default=1, ge=1, description="Optimiser steps of an update.")
+    steps_per_update: int = Field(default=3, ge=1, description="Optimiser steps of an update.")
     positions: Literal["rejected", "all"] = Field(
-        default="rejected",
-        description="What is learned of an answer: tokens in whose place the draft had proposed another, or all.",
+        default="all",
+        description="What is learned of an answer: all tokens, or those in whose place the draft had proposed another.",
     )
     buffer_size: int = Field(
         default=256,

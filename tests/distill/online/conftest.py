@@ -13,7 +13,7 @@ from distill.stages.running import cache_stage
 from tests.distill.conftest import NUM_TRAIN, random_answers
 
 NUM_REQUESTS = NUM_TRAIN
-SETTINGS = {"lookahead": 3, "update_interval": 2, "guard": None}
+SETTINGS = {"lookahead": 3, "update_interval": 2, "guard": None, "positions": "rejected", "steps_per_update": 1}
 
 
 @pytest.fixture
