@@ -26,6 +26,7 @@ MODULES = (  # all that have such tests, what is worth most first; a test looks 
     "tests/distill/text/test_training.py",
     "tests/distill/test_distributed.py",
     "tests/eval/latency/test_measure.py",
+    "tests/eval/decoding/test_answer_steps.py",
 )
 MOST_PROCESSES = 10  # each holds half a GiB of the GPU by being there
 CORES_OF_A_PROCESS = 1.5

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,14 +62,16 @@ def read_series(path: Path) -> Series:
     """The file that `widedraft latency --shapes --out` wrote, or as much of it as is kept here."""
     record = json.loads(path.read_text(encoding="utf-8"))
     steps = record["cells"][0]["together"]["steps"]
-    shapes = [{"head_vocab": 0, **shape} for shape in record["shapes"]]  # a file from before there were small heads
     return Series(
         {Kind(step["model"], step["tokens"]): np.array(step["each_ms"]) / 1000 for step in steps},
-        tuple(
-            EqualShape(shape["size"], Shape(**{field.name: shape[field.name] for field in fields(Shape)}))
-            for shape in shapes
-        ),
+        tuple(EqualShape(shape["size"], shape_of(shape)) for shape in record["shapes"]),
     )
+
+
+def shape_of(recorded: dict[str, Any]) -> Shape:
+    """A shape of a file, whose younger keys have the value that nobody said before there were such."""
+    known = {"head_vocab": 0, **recorded}
+    return Shape(**{field.name: known[field.name] for field in fields(Shape) if field.name in known})
 
 
 def scattered(total: int, repeats: int, rng: np.random.Generator) -> Indices:

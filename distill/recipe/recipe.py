@@ -100,7 +100,7 @@ class Recipe(Section):
         architecture = info.data.get("architecture")
         wanted = None if architecture is None else architecture.vocabulary
         if wanted is not None and wanted.origin == "answers" and not distill.learns_answers:
-            got = "train_on: text" if distill.train_on == "text" else "live requests"
+            got = "text" if distill.train_on == "text" else "live requests"
             raise ValueError(
                 f"must have train_on: answers when architecture.vocabulary is from answers, got {got}: held-out "
                 "prompts alone are answered then, and none of those is counted. Take the vocabulary from text, or from "

@@ -145,6 +145,7 @@ def test_states_kept_while_answering_are_on_the_processor_and_entries_made_of_th
     monkeypatch.setattr("distill.caching.kept_states.default_device", lambda: "cuda")
     (tmp_path / "p.jsonl").write_text("".join(f'{{"prompt": "What comes after {i}?"}}\n' for i in range(6)))
     data = {"prompts": [{"path": str(tmp_path / "p.jsonl")}], "num_eval_prompts": 2, "max_new_tokens": 5}
+    data["answer_steps"] = "eager"  # no graph is captured of what only pretends
     found, target = [], make_run("other").target.model_dump()
     for name in ("answering", "reading"):
         teacher = {"source": "cache", "contents": contents, "captured_while": name}
@@ -196,6 +197,7 @@ def test_a_target_is_cut_and_answers(make_run, tmp_path, gpu, method):
     architecture = {"layers": 2, "intermediate": 96, "hidden": 48, "method": method}
     architecture["calibration"] = {"tokens": 64, "sequence_len": 32}
     data = {"prompts": [{"path": str(tmp_path / "p.jsonl")}], "num_eval_prompts": 2, "max_new_tokens": 3}
+    data["answer_steps"] = "eager"
     recipe = type(recipe).model_validate(
         {
             "run_name": "r",

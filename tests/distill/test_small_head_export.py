@@ -20,6 +20,7 @@ from architectures.targets.target import read_config
 from distill.exporting.export import export_checkpoint
 from distill.recipe.recipe import RecipeError, load_recipe
 from distill.recipe.samples import SamplesConfig
+from distill.run.recorded import OF_REQUESTS
 from distill.run.run import Run
 from distill.run.stage_inputs import RESUMABLE_KEYS, training_inputs
 from eval.models.loading import load_model
@@ -177,7 +178,7 @@ NEW_SINCE_THE_FIRST_RUNS = {
 @pytest.mark.parametrize("key", NEW_SINCE_THE_FIRST_RUNS)
 def test_a_training_without_a_new_key_is_what_it_was_before_there_was_one(make_run, key):
     plain, shown = make_run("plain"), make_run("shown")
-    settings = plain.distill.model_dump(mode="json", exclude={*RESUMABLE_KEYS, *NEW_SINCE_THE_FIRST_RUNS})
+    settings = plain.distill.model_dump(mode="json", exclude={*RESUMABLE_KEYS, *NEW_SINCE_THE_FIRST_RUNS, *OF_REQUESTS})
     settings["teacher"] = {"source": "live", "contents": None, "k": None, "num_samples": None}
     assert training_inputs(Run.of(plain))["distill"] == fingerprint_value(settings)
     value = NEW_SINCE_THE_FIRST_RUNS[key]

@@ -56,7 +56,7 @@ def test_costs_are_those_that_check_estimates(capsys):
     assert widedraft.main(["check", str(WIDE), "--device", H100[1]]) == 0
     told = capsys.readouterr().out
     assert f"{row[3]} h (with" in told
-    assert row[3:5] == ["7.0", "43.3 GiB"]
+    assert row[3:5] == ["7.0", "43.8 GiB"]
     assert f"{row[4]} " in told
 
 

@@ -197,7 +197,7 @@ def test_a_draft_that_got_worse_is_taken_back(make_online, monkeypatch, capsys):
         return len(asked) == 2
 
     monkeypatch.setattr(distill.online.guard, "is_worse", is_worse)
-    settings = {"online": {"guard": {"every": 2, "level": 0.01}}, "global_train_batch_size": 2, "temperature": 1.0}
+    settings = {"online": {"guard": {"every": 2, "level": 0.01}}, "global_train_batch_size": 2, "data_temperature": 1.0}
     recipe = make_online("back", **settings, max_duration="4ba")
     train(recipe)
     assert "update 4: the draft is taken back to that of update 2: alpha 0." in capsys.readouterr().err

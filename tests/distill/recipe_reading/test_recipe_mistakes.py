@@ -205,14 +205,14 @@ IN_FILE = {
         "eval: {tasks: [{task: gsm8k, path: a, config: main}]}",
         (
             "r.yaml:5: eval.tasks[0].config must be left out beside path, got 'main'. "
-            "A JSON-lines file has no configurations or splits."
+            "A file has no configurations or splits."
         ),
     ),
     "split of a file": (
         "eval: {tasks: [{path: a, split: test}]}",
         (
             "r.yaml:5: eval.tasks[0].split must be left out beside path, got 'test'. "
-            "A JSON-lines file has no configurations or splits."
+            "A file has no configurations or splits."
         ),
     ),
     "micro-batch above the batch": (
