@@ -4,6 +4,7 @@ It is told of new drafts on its standard input, a line each: "draft UPDATES FILE
 output for each request that is whole in the journal, and "ended" after the last one of the stream.
 """
 
+import os
 import queue
 import sys
 import threading
@@ -47,8 +48,9 @@ def work(recipe: Recipe, folder: Path, draft: News, *, rank: int, world: int) ->
     served = journal.num_served()
     for asked in requests_of(run, first=journal.share.request(served), world=world):
         since_s = time.monotonic()
-        updates = drafts.newest_for(served)
-        journal.write(*drafts.server.serve(asked, updates=updates, since_s=since_s))
+        with drafts.serving:
+            updates = drafts.newest_for(served)
+            journal.write(*drafts.server.serve(asked, updates=updates, since_s=since_s))
         served += 1
         print("served", flush=True)
     print("ended", flush=True)
@@ -101,25 +103,30 @@ class Drafts:
         updates: That it has had.
         waits: Whether a request waits for the update before it.
         own: Requests of this process between two updates.
+        serving: Held while a request is answered.
     """
 
     server: Server
     updates: int
     waits: bool
     own: int
+    serving: threading.Lock
 
     def __init__(self, server: Server, draft: News, *, waits: bool, own: int) -> None:
         self.server, self.waits, self.own = server, waits, own
         self.news: queue.Queue[News | None] = queue.Queue()
+        self.serving = threading.Lock()
         self.take(draft)
         threading.Thread(target=self.listen, daemon=True).start()
 
     def listen(self) -> None:
-        """Note what is told; None when nobody speaks any more."""
+        """Note what is told; when nobody speaks any more end this process, which may wait for a request for ever."""
         for line in sys.stdin:
             _, updates, path = line.rstrip("\n").split(" ", 2)
             self.news.put((int(updates), Path(path)))
         self.news.put(None)
+        with self.serving:  # the request that is being answered is noted first
+            os._exit(0)
 
     def newest_for(self, served: int) -> int:
         """Take up the newest draft, once it has learned what it should have before the next request; its updates.

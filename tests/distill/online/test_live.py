@@ -99,6 +99,28 @@ def test_nobody_speaks_any_more(monkeypatch):
         drafts.newest_for(2)
 
 
+WAITS_FOR_EVER = """
+import sys, time
+from pathlib import Path
+from distill.requests import worker
+worker.read_weights = lambda model, path: None
+class Server: draft = None
+drafts = worker.Drafts(Server(), (0, Path("x")), waits=False, own=2)
+print("waiting", flush=True)
+time.sleep(600)  # as in a followed file that nobody writes to
+"""
+
+
+def test_what_waits_for_a_request_ends_with_the_training():
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITS_FOR_EVER], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waiting\n"
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
 @pytest.mark.parametrize("code", [2, 0, -9])
 def test_a_process_that_ended_without_a_word_is_told(tmp_path, code):
     words = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)" if code < 0 else f"raise SystemExit({code})"
