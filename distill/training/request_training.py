@@ -12,13 +12,14 @@ from distill.online.feed import RequestFeed, count_tokens
 from distill.online.guard import Guard
 from distill.online.updates import Updates, journal_of
 from distill.recipe.online import OnlineConfig
+from distill.recipe.recipe import save_recipe
 from distill.requests.answers import recorded_answers
 from distill.requests.arrivals import RecordedRequests, Requests
 from distill.requests.chances import Asker
 from distill.requests.journal import Journal, Share
 from distill.requests.live import LiveRequests
 from distill.requests.served import Served
-from distill.run.run import Run
+from distill.run.run import RECIPE_NAME, Run
 from distill.teacher.cached import CachedTeacher
 from distill.training.dataspec import Widths, split_batch
 from distill.training.model import DistillModel
@@ -101,7 +102,9 @@ def open_requests(run: Run, asker: Asker, journal: Journal) -> Requests:
     journal.folder.mkdir(parents=True, exist_ok=True)
     if online.answers == "recorded":
         return RecordedRequests(recorded_answers(run), asker, journal, online.lookahead, run.recipe.seed)
-    return LiveRequests(run.recipe_file, journal, yields=not (online.waits or torch.cuda.is_available()))
+    own = journal.folder / RECIPE_NAME  # that of the run may be of another command, with other overrides
+    save_recipe(run.recipe, own)
+    return LiveRequests(own, journal, yields=not (online.waits or torch.cuda.is_available()))
 
 
 def num_updates(run: Run, requests: Requests) -> int | None:

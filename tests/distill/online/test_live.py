@@ -99,6 +99,14 @@ def test_nobody_speaks_any_more(monkeypatch):
         drafts.newest_for(2)
 
 
+def test_what_serves_reads_the_recipe_that_trains(make_online):
+    """And not what another command left in the run: overrides count."""
+    recipe = make_online(online=LIVE, max_duration="1ba")
+    (Path(recipe.run_dir) / "recipe.yaml").write_text("# Resolved by widedraft\nnonsense\n")
+    train(recipe)
+    assert len(lines(recipe)) >= 2
+
+
 WAITS_FOR_EVER = """
 import sys, time
 from pathlib import Path
