@@ -1,6 +1,6 @@
 """Where a training on requests gets them: answered live in a process beside it, or recorded and replayed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -79,6 +79,7 @@ class RecordedRequests:
 
 
 def with_records(journal: Journal, wanted: Sequence[int]) -> list[tuple[Served, RequestRecord]]:
-    """Served requests with their lines."""
-    lines: Iterator[RequestRecord] = (record for record in journal.records() if record.request in set(wanted))
+    """Served requests, one after the other, with their lines: those before them are not read again."""
+    first = journal.share.index(wanted[0]) if wanted else 0
+    lines = [record for record in journal.records(first, len(wanted)) if record.request in wanted]
     return list(zip(journal.read(wanted), lines, strict=True))

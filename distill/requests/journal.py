@@ -7,6 +7,7 @@ is there, and lines behind the last such file are of requests that were in fligh
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -45,6 +46,10 @@ class Share:
         """The place in the stream of one of its requests, which count from 0."""
         return self.rank + self.world * index
 
+    def index(self, request: int) -> int:
+        """Which of its requests has a place in the stream."""
+        return (request - self.rank) // self.world
+
     def of_update(self, update: int) -> list[int]:
         """What the update learns that comes after so many others."""
         return [self.request(index) for index in range(update * self.own, (update + 1) * self.own)]
@@ -68,7 +73,7 @@ class Journal:
     def num_served(self) -> int:
         """How many requests are whole: those before the newest file."""
         newest = max((int(path.stem) for path in self.folder.glob("requests/*.safetensors")), default=None)
-        return 0 if newest is None else (newest - self.share.rank) // self.share.world + 1
+        return 0 if newest is None else self.share.index(newest) + 1
 
     def begin(self) -> int:
         """Make the folder, or drop the lines of requests that were in flight; how many are served.
@@ -83,11 +88,13 @@ class Journal:
         write_text(HEADER + "".join(map(line_of, kept)), self.records_file)
         return served
 
-    def records(self) -> Iterator[RequestRecord]:
-        """The lines; one that was cut off while it was written is none."""
+    def records(self, first: int = 0, count: int | None = None) -> Iterator[RequestRecord]:
+        """So many lines from that of one of its requests on; one that was cut off while it was written is none."""
         if self.records_file.is_file():
-            for number, line in enumerate(self.records_file.read_text(encoding="utf-8").splitlines(keepends=True), 1):
-                if number > 1 and line.endswith("\n"):
+            stop = None if count is None else first + 1 + count
+            lines = self.records_file.read_text(encoding="utf-8").splitlines(keepends=True)  # behind the header
+            for number, line in islice(enumerate(lines, 1), first + 1, stop):
+                if line.endswith("\n"):
                     yield parsed(LINE, line, f"{self.records_file}:{number}", REMEDY)
 
     def write(self, served: Served, record: RequestRecord) -> None:
