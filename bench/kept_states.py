@@ -33,7 +33,7 @@ from distill.caching.capture import CaptureSettings, Split
 from distill.caching.reading import TargetReading
 from distill.losses.chunked import Head
 from distill.recipe.recipe import Recipe, load_recipe
-from distill.recipe.teacher import teacher_dtype
+from distill.recipe.sections.teacher import teacher_dtype
 from distill.run.run import Run
 from distill.teacher_cache.contents import load_head
 from distill.teacher_cache.reader import TeacherCache

@@ -45,7 +45,7 @@ from transformers import AutoTokenizer, TrainerCallback
 
 from architectures.checkpoints.manifest import git_commit, hardware
 from distill.data.batches import Example
-from distill.recipe.teacher import LiveTeacher, default_loss
+from distill.recipe.sections.teacher import LiveTeacher, default_loss
 from distill.run.run import Run
 from distill.teacher_cache.answers import CachedAnswers
 from distill.training.trainer import build_model, build_trainer

@@ -28,7 +28,7 @@ import torch
 from architectures.checkpoints.manifest import provenance, write_manifest
 from architectures.files.atomic import write_json
 from distill.data.batches import AnswerDataset, Example
-from distill.recipe.teacher import AnyCache, HiddenCache, SampleCache, TopKCache, bytes_per_token
+from distill.recipe.sections.teacher import AnyCache, HiddenCache, SampleCache, TopKCache, bytes_per_token
 from distill.teacher_cache.contents import join_rows, narrow_ids
 from distill.teacher_cache.index import cut_into_shards, fingerprint_examples, index_file, write_index, write_tensors
 from distill.teacher_cache.reader import TeacherCache

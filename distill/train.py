@@ -56,8 +56,8 @@ from distill.masks.train import train_masks
 from distill.process.exits import end_on_sigterm, report_user_errors
 from distill.process.freed_memory import keep_freed_memory
 from distill.recipe.recipe import Recipe, load_recipe
-from distill.recipe.teacher import Cache, is_sharded
-from distill.recipe.training import DistillConfig
+from distill.recipe.sections.teacher import Cache, is_sharded
+from distill.recipe.sections.training import DistillConfig
 from distill.recipe.words import Debug, Overrides, RecipeFile, words_of
 from distill.run.run import Run, shape_of
 from distill.run.run_folder import owned_run

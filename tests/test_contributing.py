@@ -55,7 +55,7 @@ def test_a_table_that_lacks_a_file_or_has_one_too_many_is_seen(heading):
     assert of_code
     for row in of_code:
         assert amiss(heading, KINDS[heading].replace(row, "")) == listed(row)
-    other = "distill/recipe/teacher.py"
+    other = "distill/recipe/sections/teacher.py"
     assert amiss(heading, f"{KINDS[heading]}\n| [{other}](../{other}) | nothing |\n") == {other}
 
 

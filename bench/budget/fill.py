@@ -20,7 +20,7 @@ from bench.minutes.fill import in_its_own_process
 from distill.budget.law import Budget, fit
 from distill.budget.record import FILE, REMEDY, SCHEMA, Training, Trainings, write_trainings
 from distill.recipe.recipe import Recipe
-from distill.recipe.teacher import Cache, LiveTeacher
+from distill.recipe.sections.teacher import Cache, LiveTeacher
 from distill.run.recorded import recorded_values
 from distill.run.run import Run
 from distill.stages.running import cache_stage, generate_stage

@@ -19,7 +19,7 @@ from distill.budget.law import Budget
 from distill.budget.record import Training
 from distill.data.batches import AnswerDataset
 from distill.recipe.recipe import Recipe
-from distill.recipe.teacher import Cache
+from distill.recipe.sections.teacher import Cache
 from distill.run.progressive import share_answers
 from distill.run.run import Run
 from distill.stages.running import prune_stage

@@ -17,7 +17,7 @@ from bench.gpu.attempt import attempt
 from bench.gpu.memory import free_memory
 from bench.gpu.stage import Row, Setting, Size, lack_of_memory, lack_of_time
 from bench.loss import BYTES_OF_PLAIN, PEERS, Job, measure, measure_in_a_process
-from distill.recipe.token_selection import GPU_CHUNKS, chunk_size
+from distill.recipe.sections.token_selection import GPU_CHUNKS, chunk_size
 
 HIDDEN = NAMED_SHAPES["llama-7b"].shape.hidden
 PATHS_OF = {"forward_kl": ("plain", "chunked"), "jensen_shannon": ("plain", "chunked", "liger")}

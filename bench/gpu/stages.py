@@ -28,7 +28,7 @@ STAGES = {
     "machine": Listed(20, "peak FLOP/s and memory bandwidth, and the versions of everything", "bench.gpu.machine"),
     "tests": Listed(100, "the tests marked gpu", "bench.gpu.tests_stage"),
     "steps": Listed(105, "step times of named shapes beside the bandwidth floor", "bench.gpu.steps"),
-    "break_even": Listed(10, "the acceptance from which each shape pays, from the step times", "bench.gpu.break_even"),
+    "break_even": Listed(25, "the acceptance from which each shape pays, from the step times", "bench.gpu.break_even"),
     "distillation": Listed(75, "tokens/s and MFU of training: teacher live, cached, none", "bench.gpu.distillation"),
     "loss": Listed(30, "chunked loss beside whole logits and Liger: memory and time", "bench.gpu.losses"),
     "draft": Listed(150, "a draft trained there and then: speed-up beside assisted generation", "bench.gpu.draft"),

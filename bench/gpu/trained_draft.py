@@ -23,7 +23,7 @@ from bench.gpu.memory import free_memory
 from bench.gpu.stage import Row, Setting, SkippedError, number_type
 from distill.data.self_written import NAME as SELF_WRITTEN
 from distill.recipe.recipe import Recipe, load_recipe
-from distill.recipe.teacher import Cache
+from distill.recipe.sections.teacher import Cache
 from distill.run.run import Run
 from distill.run.run_folder import owned_run
 from distill.stages.running import cache_if_asked, generate_stage, prune_stage

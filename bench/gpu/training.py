@@ -32,7 +32,7 @@ from distill.monitoring.callbacks import CheckpointWriter
 from distill.monitoring.flops import forward_flops, head_flops, training_flops
 from distill.monitoring.step_times import PHASES
 from distill.recipe.recipe import Recipe, load_recipe
-from distill.recipe.teacher import HiddenCache, teacher_dtype
+from distill.recipe.sections.teacher import HiddenCache, teacher_dtype
 from distill.run.run import Run
 from distill.teacher.cached import CachedTeacher
 from distill.teacher.live import Teacher

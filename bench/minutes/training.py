@@ -15,8 +15,9 @@ from bench.minutes.setting import Setting
 from distill.data.batches import AnswerDataset
 from distill.estimates.expected_work import expected_reading
 from distill.recipe.recipe import Recipe
-from distill.recipe.teacher import Cache
-from distill.recipe.training import ExportConfig, SchedulerConfig
+from distill.recipe.sections.export import ExportConfig
+from distill.recipe.sections.optimizer import SchedulerConfig
+from distill.recipe.sections.teacher import Cache
 from distill.run.progressive import share_answers
 from distill.run.run import Run
 from distill.stages.running import prune_stage

@@ -26,7 +26,7 @@ from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 from distill.data.batches import Example
 from distill.losses.chunked import Head
-from distill.recipe.teacher import AnyCache, HiddenCache, TopKCache, bytes_per_token, kept_of, refuse_k_beyond
+from distill.recipe.sections.teacher import AnyCache, HiddenCache, TopKCache, bytes_per_token, kept_of, refuse_k_beyond
 from distill.teacher_cache.contents import join_rows, sampled_rows, top_k_rows, uniform_numbers
 from distill.teacher_cache.index import (
     Shard,

@@ -3,7 +3,7 @@
 from functools import partial
 
 from architectures.errors import UserError
-from distill.recipe.teacher import AnyCache, AnyTeacher, Cache, keeps_states, teacher_dtype
+from distill.recipe.sections.teacher import AnyCache, AnyTeacher, Cache, keeps_states, teacher_dtype
 from distill.run.entry_ids import entry_ids
 from distill.run.run import Run
 from distill.run.stage import Finish

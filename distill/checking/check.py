@@ -47,7 +47,7 @@ from distill.expected_time.stage_time import PlannedRun
 from distill.hub.files.early_checks import refuse_unpublishable, refuse_without_gguf
 from distill.recipe.families import refuse_unfit
 from distill.recipe.recipe import Recipe
-from distill.recipe.teacher import refuse_k_beyond
+from distill.recipe.sections.teacher import refuse_k_beyond
 from distill.run.run import Run, length_of
 from distill.run.run_folder import require_run_folder
 

@@ -20,8 +20,8 @@ from distill.checking.calibration_length import look_for_short_calibration
 from distill.data.conversations import Conversation
 from distill.data.held_out import distinct
 from distill.estimates.vocabulary_coverage import target_at_hand
-from distill.recipe.monitoring import missing_package
 from distill.recipe.recipe import Recipe
+from distill.recipe.sections.monitoring import missing_package
 from distill.run.run import Run
 from eval.answers.earlier_answers import refuse_ids_beyond
 from eval.prompts.forms import Prompt

@@ -9,7 +9,7 @@ from pathlib import Path
 from architectures.checkpoints.manifest_record import Counts, SplitCounts
 from distill.data.held_out import drop_duplicates, hold_out
 from distill.data.self_written import SelfWriting, write_own_prompts
-from distill.recipe.data import DataConfig
+from distill.recipe.sections.data import DataConfig
 from eval.answers.traces import DecodingSettings, read_traces
 from eval.decoding.answering import Answerer, within_context, write_traces
 from eval.models.loading import load_tokenizer

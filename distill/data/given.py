@@ -23,7 +23,7 @@ from distill.data.conversations import Conversation, load_conversations
 from distill.data.generate import count_answers, decoding_settings
 from distill.data.held_out import drop_duplicates, hold_out
 from distill.data.turns import Renderer
-from distill.recipe.data import DataConfig
+from distill.recipe.sections.data import DataConfig
 from eval.answers.older_answers import adopt_older_answers
 from eval.answers.shards import claim_shards, write_shard
 from eval.answers.traces import Trace, continues, read_traces

@@ -2,9 +2,9 @@
 
 from architectures.shapes.shape import DTYPE_BYTES
 from distill.estimates.expected_work import Work
-from distill.recipe.data import DataConfig
 from distill.recipe.recipe import Recipe
-from distill.recipe.teacher import Cache, bytes_per_token, keeps_states, teacher_dtype
+from distill.recipe.sections.data import DataConfig
+from distill.recipe.sections.teacher import Cache, bytes_per_token, keeps_states, teacher_dtype
 
 
 def cache_sizes(recipe: Recipe, work: Work, *, hidden: int, rows: int) -> dict[str, int]:

@@ -11,11 +11,11 @@ from architectures.errors import UserError
 from architectures.pages.counts import number_of
 from architectures.shapes.section import MasksConfig
 from distill.data.conversations import Conversation, load_conversations
-from distill.recipe.data import DataConfig
-from distill.recipe.online import OnlineConfig
 from distill.recipe.recipe import Recipe
-from distill.recipe.times import split_time
-from distill.recipe.training import DistillConfig
+from distill.recipe.sections.data import DataConfig
+from distill.recipe.sections.online import OnlineConfig
+from distill.recipe.sections.times import split_time
+from distill.recipe.sections.training import DistillConfig
 from distill.run.recorded import target_record
 from distill.run.run import Run
 from distill.run.stage_inputs import asked_inputs

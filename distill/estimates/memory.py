@@ -17,7 +17,7 @@ from architectures.families import FAMILIES
 from architectures.pages.counts import number_of
 from architectures.shapes.shape import DTYPE_BYTES, Shape
 from distill.estimates.trainings import Training
-from distill.recipe.token_selection import GPU_CHUNKS, chunk_size
+from distill.recipe.sections.token_selection import GPU_CHUNKS, chunk_size
 
 MASTER_BYTES = 4  # the student's weights, gradients and each of Adam's two moments are float32
 NORM_BYTES = 8  # of a norm, per channel and token: its input and its normalised input, in float32

@@ -7,8 +7,8 @@ from architectures.shapes.shape import DTYPE_BYTES, Shape
 from distill.estimates.frozen_embeddings import trained_parameters
 from distill.formulas.losses import Knowledge
 from distill.recipe.recipe import Recipe
-from distill.recipe.samples import SamplesConfig
-from distill.recipe.teacher import (
+from distill.recipe.sections.samples import SamplesConfig
+from distill.recipe.sections.teacher import (
     AnyTeacher,
     HiddenCache,
     NoTeacher,
@@ -17,7 +17,7 @@ from distill.recipe.teacher import (
     is_sharded,
     teacher_dtype,
 )
-from distill.recipe.training import DistillConfig
+from distill.recipe.sections.training import DistillConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from distill.data.conversations import Conversation
 from distill.estimates.expected_work import Work
-from distill.recipe.data import DataConfig
+from distill.recipe.sections.data import DataConfig
 from eval.prompts.forms import TEXT, Message, Prompt
 from eval.prompts.table import TASKS
 

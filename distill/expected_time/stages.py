@@ -11,7 +11,7 @@ from distill.expected_time.scorecard_time import scorecard_time
 from distill.expected_time.stage_time import PlannedRun, StageTime, unknown
 from distill.expected_time.training_time import masks_time, new_answers_time, trained_drafts, training_time
 from distill.monitoring.flops import forward_flops, head_flops
-from distill.recipe.teacher import AnyTeacher, Cache, SparseCache, keeps_states
+from distill.recipe.sections.teacher import AnyTeacher, Cache, SparseCache, keeps_states
 
 UNOPENED = "how many prompts there are is known once `widedraft generate` opens the data set"
 

@@ -19,10 +19,10 @@ from distill.expected_time.rates import step_s, steps_of_answers, training_flops
 from distill.expected_time.stage_time import PlannedRun, StageTime, unknown
 from distill.formulas.losses import Knowledge
 from distill.monitoring.flops import forward_flops, head_flops, training_flops
-from distill.recipe.samples import SamplesConfig
-from distill.recipe.teacher import HiddenCache, LiveTeacher, NoTeacher, teacher_dtype
-from distill.recipe.times import split_time
-from distill.recipe.training import GPU_PADDING
+from distill.recipe.sections.samples import SamplesConfig
+from distill.recipe.sections.teacher import HiddenCache, LiveTeacher, NoTeacher, teacher_dtype
+from distill.recipe.sections.times import split_time
+from distill.recipe.sections.training import GPU_PADDING
 
 Sequence = tuple[int, int]  # tokens, and positions that the output head runs at
 

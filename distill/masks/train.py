@@ -37,8 +37,8 @@ from distill.monitoring.callbacks import CheckpointWriter
 from distill.monitoring.gradient_norm import GradientNorm
 from distill.monitoring.loggers import ConsoleReport, MetricsFile
 from distill.monitoring.step_profile import profiled_steps
-from distill.recipe.teacher import teacher_dtype
-from distill.recipe.times import split_time
+from distill.recipe.sections.teacher import teacher_dtype
+from distill.recipe.sections.times import split_time
 from distill.run.older_runs import adopt_older_run
 from distill.run.run import Run, shape_of
 from distill.run.stage_inputs import mask_inputs

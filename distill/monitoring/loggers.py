@@ -18,8 +18,8 @@ from architectures.progress.track import words
 from distill.monitoring.metrics import estimates
 from distill.monitoring.step_times import PhaseShares
 from distill.monitoring.time_left import TrainingTimeLeft, share_of
-from distill.recipe.monitoring import missing_package
-from distill.recipe.training import DistillConfig
+from distill.recipe.sections.monitoring import missing_package
+from distill.recipe.sections.training import DistillConfig
 from eval.acceptance.estimates import Estimate
 
 TRACKERS = {"tensorboard": TensorboardLogger, "wandb": WandBLogger, "mlflow": MLFlowLogger}  # name = its package

@@ -13,7 +13,7 @@ from composer.utils import dist
 from torch import nn
 from torch.optim import Optimizer
 
-from distill.recipe.online import GuardConfig
+from distill.recipe.sections.online import GuardConfig
 from distill.requests.served import Served
 from distill.requests.weights import Snapshot, put_back, trained_weights
 from eval.records.request import RequestRecord

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from architectures.families import FAMILIES
 from architectures.families.family import Feature
 from distill.recipe.recipe import Recipe
-from distill.recipe.teacher import is_sharded
+from distill.recipe.sections.teacher import is_sharded
 
 Asks = Callable[[Recipe], bool]
 # feature -> the key that asks for it, and whether a recipe does

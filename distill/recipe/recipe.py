@@ -18,10 +18,11 @@ from architectures.files.reading import read_text
 from architectures.files.section import Section
 from architectures.settings.kinds import Seed
 from architectures.shapes.section import ArchitectureConfig, TargetConfig
-from distill.recipe.data import DataConfig
-from distill.recipe.teacher import NoTeacher, refuse_uncaptured
-from distill.recipe.text import TextConfig, refuse_unknown_references
-from distill.recipe.training import DistillConfig, ExportConfig
+from distill.recipe.sections.data import DataConfig
+from distill.recipe.sections.export import ExportConfig
+from distill.recipe.sections.teacher import NoTeacher, refuse_uncaptured
+from distill.recipe.sections.text import TextConfig, refuse_unknown_references
+from distill.recipe.sections.training import DistillConfig
 from distill.recipe_reading.environment import from_environment
 from distill.recipe_reading.mistakes import mistakes_of, report
 from distill.recipe_reading.source import read_source

@@ -8,7 +8,7 @@ from architectures.errors import UserError
 from architectures.files.atomic import write_text
 from architectures.progress.track import track
 from distill.losses.answer_logits import vocab_size_of
-from distill.recipe.teacher import teacher_dtype
+from distill.recipe.sections.teacher import teacher_dtype
 from distill.requests.answers import recorded_answers
 from distill.requests.chances import Asker
 from distill.requests.journal import HEADER, line_of

@@ -12,8 +12,8 @@ from torch import Tensor
 from distill.data.batches import Example, collate
 from distill.monitoring.phase_clock import PhaseClock
 from distill.monitoring.step_times import ROLLOUTS
-from distill.recipe.samples import SamplesConfig
-from distill.recipe.times import split_time
+from distill.recipe.sections.samples import SamplesConfig
+from distill.recipe.sections.times import split_time
 from distill.rollouts.sequences import Place, places_in
 from distill.rollouts.writing import Asked, Writer, Written, written_by, written_by_both
 

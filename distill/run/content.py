@@ -6,7 +6,7 @@ from typing import Any
 
 from architectures.checkpoints.fingerprint import fingerprint_file, fingerprint_folder, fingerprint_value
 from architectures.checkpoints.fingerprint_parts import Parts, flat, with_parts
-from distill.recipe.text import TextConfig, is_plain_text
+from distill.recipe.sections.text import TextConfig, is_plain_text
 from eval.prompts.source import PromptSource
 from eval.prompts.table import TASKS
 

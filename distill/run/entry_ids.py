@@ -8,7 +8,7 @@ whose head all later ones keep.
 
 from architectures.small_head.record import CONFIG_KEY, read_draft_vocabulary
 from architectures.targets.target import read_config
-from distill.recipe.teacher import SparseCache
+from distill.recipe.sections.teacher import SparseCache
 from distill.run.progressive import first_init
 from distill.run.run import Run
 

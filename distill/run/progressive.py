@@ -15,7 +15,7 @@ from architectures.errors import UserError
 from architectures.settings.recipe_command import command_of
 from architectures.targets.target import is_gguf, resolve_checkpoint
 from distill.recipe.recipe import Recipe
-from distill.recipe.teacher import Cache
+from distill.recipe.sections.teacher import Cache
 from distill.run.artifact import Artifact
 from distill.run.run import Run
 

@@ -8,7 +8,7 @@ from architectures.checkpoints.manifest_record import ModelReference, Source
 from architectures.shapes.section import ArchitectureConfig, TargetConfig
 from distill.formulas.losses import recorded_loss
 from distill.recipe.recipe import Recipe
-from distill.recipe.teacher import UNSAID
+from distill.recipe.sections.teacher import UNSAID
 
 OF_AN_ENCODER = ("encoder_layers", "encoder_method")  # recorded where one is cut, so that other recipes stay the same
 OF_REQUESTS = ("mode", "online")  # recorded where requests are learned

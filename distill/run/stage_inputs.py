@@ -18,7 +18,7 @@ from architectures.shapes.shape import Shape
 from architectures.targets.target import local_path, read_config
 from distill.formulas.losses import recorded_loss
 from distill.recipe.recipe import Recipe
-from distill.recipe.teacher import recorded, teacher_dtype
+from distill.recipe.sections.teacher import recorded, teacher_dtype
 from distill.recipe_reading.yaml_lines import dotted
 from distill.run.content import fingerprint_sources, fingerprint_text
 from distill.run.entry_ids import entry_ids

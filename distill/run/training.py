@@ -5,7 +5,7 @@ One that a later stage was built on is never replaced.
 
 from architectures.errors import UserError
 from architectures.targets.target import require_whole_head
-from distill.recipe.teacher import Cache
+from distill.recipe.sections.teacher import Cache
 from distill.run.older_runs import adopt_older_run
 from distill.run.run import Run
 from distill.run.stage_inputs import cache_inputs, generate_inputs, prune_inputs, training_inputs

@@ -15,7 +15,7 @@ from architectures.settings.recipe_command import command_of
 from distill.caching.stage import require_cached_teacher
 from distill.checking.check import check_recipe
 from distill.recipe.recipe import load_recipe
-from distill.recipe.teacher import Cache
+from distill.recipe.sections.teacher import Cache
 from distill.run.progressive import earlier_stages, share_answers
 from distill.run.run import Run
 from distill.run.run_folder import owned_run

@@ -11,7 +11,7 @@ from architectures.checkpoints.generation_settings import SETTINGS_NAME, write_a
 from architectures.checkpoints.manifest_record import Counts
 from architectures.pages.counts import number_of
 from distill.caching.stage import require_own_answers, states_are_due, write_cache
-from distill.recipe.teacher import keeps_states
+from distill.recipe.sections.teacher import keeps_states
 from distill.run.run import Run
 from distill.run.stage import Finish, Stage
 from distill.run.stage_inputs import cache_inputs, eval_inputs, generate_inputs, prune_inputs

@@ -22,7 +22,7 @@ from architectures.families import family_of
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 from distill.losses.chunked import Head
-from distill.recipe.teacher import id_bytes
+from distill.recipe.sections.teacher import id_bytes
 from eval.models.loading import text_config
 
 ID_TYPES = {1: torch.uint8, 2: torch.uint16, 4: torch.int32}

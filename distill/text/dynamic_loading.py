@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from architectures.errors import UserError
-from distill.recipe.text import MixtureConfig, TextConfig
+from distill.recipe.sections.text import MixtureConfig, TextConfig
 from distill.text.mixture import MixedDomains, updated_weights
 
 Losses = Mapping[str, float]

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from architectures.errors import UserError
-from distill.recipe.text import MixtureConfig, TextConfig
+from distill.recipe.sections.text import MixtureConfig, TextConfig
 from distill.text.sequences import DomainStream, held_out_sequences, open_texts
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import numpy as np
 
 from architectures.errors import UserError
 from architectures.files.reading import looked_for, parse_json, require_regular
-from distill.recipe.text import TextConfig, TextDomain, is_plain_text
+from distill.recipe.sections.text import TextConfig, TextDomain, is_plain_text
 from eval.prompts.rows import require_object
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from composer.utils import dist
 
 from architectures.errors import UserError
 from architectures.shapes.section import MasksConfig
-from distill.recipe.training import DistillConfig
+from distill.recipe.sections.training import DistillConfig
 
 
 def device_batch_size(config: DistillConfig | MasksConfig) -> int:

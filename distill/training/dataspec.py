@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from distill.data.batches import AnswerDataset
 from distill.recipe.recipe import Recipe
-from distill.recipe.training import GPU_PADDING
+from distill.recipe.sections.training import GPU_PADDING
 from distill.teacher_cache.answers import CachedAnswers
 
 TOKEN_COLUMNS = {"input_ids", "attention_mask", "keep", "next_ids"}  # PAD_ID and False are 0

@@ -8,8 +8,8 @@ from composer.utils import dist
 from torch.utils.data import DataLoader
 
 from distill.data.batches import AnswerDataset
-from distill.recipe.times import split_time
-from distill.recipe.training import DistillConfig
+from distill.recipe.sections.times import split_time
+from distill.recipe.sections.training import DistillConfig
 from distill.run.run import Run
 from distill.teacher_cache.answers import CachedAnswers
 from distill.training.answer_training import answer_training

@@ -12,8 +12,8 @@ from composer.optim import (
     LinearWithWarmupScheduler,
 )
 
-from distill.recipe.times import split_time
-from distill.recipe.training import OptimizerConfig, SchedulerConfig
+from distill.recipe.sections.optimizer import OptimizerConfig, SchedulerConfig
+from distill.recipe.sections.times import split_time
 from distill.training.model import DistillModel
 
 

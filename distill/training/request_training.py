@@ -11,8 +11,8 @@ from distill.online.buffer import Buffer
 from distill.online.feed import RequestFeed, count_tokens
 from distill.online.guard import Guard
 from distill.online.updates import Updates, journal_of
-from distill.recipe.online import OnlineConfig
 from distill.recipe.recipe import save_recipe
+from distill.recipe.sections.online import OnlineConfig
 from distill.requests.answers import recorded_answers
 from distill.requests.arrivals import RecordedRequests, Requests
 from distill.requests.chances import Asker

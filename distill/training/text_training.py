@@ -24,8 +24,8 @@ from architectures.errors import UserError
 from distill.formulas.dense import cross_entropy
 from distill.losses.chunked import Head, map_rows
 from distill.losses.kept_rows import learned
-from distill.recipe.text import TextConfig
-from distill.recipe.times import split_time
+from distill.recipe.sections.text import TextConfig
+from distill.recipe.sections.times import split_time
 from distill.run.run import Run
 from distill.teacher.absent import AbsentTeacher
 from distill.teacher.live import TeacherRows

@@ -28,8 +28,8 @@ from distill.monitoring.metrics import Known
 from distill.monitoring.processor_speed import ProcessorSpeed
 from distill.monitoring.step_profile import profiled_steps
 from distill.monitoring.step_times import StepTimes
-from distill.recipe.data import DataConfig
-from distill.recipe.teacher import (
+from distill.recipe.sections.data import DataConfig
+from distill.recipe.sections.teacher import (
     AnyTeacher,
     LiveTeacher,
     NoTeacher,
@@ -38,7 +38,7 @@ from distill.recipe.teacher import (
     refuse_cut_entries,
     teacher_dtype,
 )
-from distill.recipe.training import DistillConfig
+from distill.recipe.sections.training import DistillConfig
 from distill.run.run import Run
 from distill.teacher.absent import AbsentTeacher
 from distill.teacher.cached import CachedTeacher

@@ -13,7 +13,7 @@ from architectures.errors import UserError
 from architectures.small_head.config import COUNTED, VocabularyConfig
 from architectures.small_head.counting import coverage
 from architectures.small_head.record import UNUSED_IDS
-from distill.recipe.text import TextConfig
+from distill.recipe.sections.text import TextConfig
 from distill.vocabulary.answer_counts import Counts, id_counts_in, pooled
 from distill.vocabulary.text_counts import id_counts_in_text
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from distill.recipe.text import TextConfig
+    from distill.recipe.sections.text import TextConfig
     from distill.vocabulary.answer_counts import Counts
 
 TEXT_TOKENS = 1_000_000  # counted: a token that occurs once in 100 thousand is then seen ten times

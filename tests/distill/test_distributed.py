@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from distill.checkpoints.files import find_checkpoints
 from distill.recipe.recipe import save_recipe
-from distill.recipe.teacher import LiveTeacher, is_sharded
+from distill.recipe.sections.teacher import LiveTeacher, is_sharded
 from distill.run.run import Run
 from distill.run.run_folder import OWNED_VARIABLE, owned
 from distill.stages.running import cache_stage

@@ -19,7 +19,7 @@ from architectures.small_head.record import read_draft_vocabulary
 from architectures.targets.target import read_config
 from distill.exporting.export import export_checkpoint
 from distill.recipe.recipe import RecipeError, load_recipe
-from distill.recipe.samples import SamplesConfig
+from distill.recipe.sections.samples import SamplesConfig
 from distill.run.recorded import OF_REQUESTS
 from distill.run.run import Run
 from distill.run.stage_inputs import RESUMABLE_KEYS, training_inputs

@@ -21,7 +21,7 @@ from distill.exporting.export import export_checkpoint
 from distill.masks.train import train_masks
 from distill.monitoring.metrics import expected_acceptance
 from distill.recipe.recipe import save_recipe
-from distill.recipe.teacher import HiddenCache
+from distill.recipe.sections.teacher import HiddenCache
 from distill.run.run import Run
 from distill.run.stage_inputs import prune_inputs
 from distill.stages.processes import mask_stage

@@ -4,7 +4,7 @@ Source of the schedule: successive halving, Jamieson and Talwalkar 2016 (arXiv 1
 """
 
 from architectures.errors import UserError
-from distill.recipe.times import split_time
+from distill.recipe.sections.times import split_time
 
 FACTOR = 2
 RUNGS = 3  # where no longest training is named

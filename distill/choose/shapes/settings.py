@@ -15,7 +15,7 @@ from distill.choose.shapes.durations import rung_durations
 from distill.choose.shapes.given_alphas import GivenAlpha, known_alpha
 from distill.choose.shapes.vocabularies import VocabularySize, head_rows
 from distill.choose.shapes.widths import AXES, WidthSize
-from distill.recipe.times import Duration
+from distill.recipe.sections.times import Duration
 from distill.recipe.words import Debug, Overrides, RecipeFile
 
 AskedWidths = Annotated[tuple[WidthSize, ...], Flag(metavar="N|0.5x|all", absent="as the recipe has it")]

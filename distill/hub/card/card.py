@@ -29,7 +29,7 @@ from distill.hub.files.early_checks import repository_name
 from distill.hub.files.escaping import plain
 from distill.hub.files.terms import Terms
 from distill.recipe.recipe import Recipe
-from distill.recipe.samples import SamplesConfig
+from distill.recipe.sections.samples import SamplesConfig
 from eval.report.batches import best_batches
 from eval.report_inputs.cards import Card
 from eval.report_inputs.drafts import ScoredDraft, scored_drafts

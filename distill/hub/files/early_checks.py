@@ -10,7 +10,7 @@ from architectures.shapes.shape import Shape
 from architectures.targets.target import local_path
 from distill.hub.files.terms import PUBLISHED
 from distill.recipe.recipe import Recipe
-from distill.recipe.training import PushConfig
+from distill.recipe.sections.export import PushConfig
 
 
 def repository_name(repo_id: str) -> str:

@@ -22,7 +22,7 @@ OF_ANY_RECIPE = {  # texts that explain a command or are of a file whose recipe 
     "eval/report/training.py",
     "eval/commands/certify.py",
     "distill/stages/scoring_without_recipe.py",
-    "distill/recipe/training.py",
+    "distill/recipe/sections/training.py",
     "distill/estimates/expected_work.py",
     "distill/expected_time/stages.py",
     "distill/expected_time/training_time.py",

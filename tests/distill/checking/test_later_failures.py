@@ -8,8 +8,8 @@ import pytest
 
 import widedraft
 from architectures.checkpoints.manifest import write_manifest
-from distill.recipe import monitoring
 from distill.recipe.recipe import load_recipe
+from distill.recipe.sections import monitoring
 from distill.run.recorded import target_record
 from distill.run.run import Run
 from distill.run.stage_inputs import asked_inputs

@@ -11,7 +11,7 @@ from architectures.errors import UserError
 from distill.data import generate
 from distill.data.generate import generate_answers
 from distill.data.held_out import drop_duplicates, hold_out
-from distill.recipe.data import DataConfig
+from distill.recipe.sections.data import DataConfig
 from eval.answers.traces import read_traces
 from eval.decoding import answering
 from eval.prompts.forms import Prompt

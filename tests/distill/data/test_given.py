@@ -14,8 +14,8 @@ from architectures.errors import UserError
 from distill.data.conversations import Conversation, load_conversations
 from distill.data.generate import decoding_settings
 from distill.data.given import collect_given
-from distill.recipe.data import DataConfig
 from distill.recipe.recipe import Recipe
+from distill.recipe.sections.data import DataConfig
 from distill.run.run import Run
 from distill.stages.running import cache_stage, generate_stage
 from distill.train import read_answers, train

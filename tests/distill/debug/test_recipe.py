@@ -14,7 +14,7 @@ from distill.data.conversations import load_conversations
 from distill.debug.files import begin_debug, byte_tokenizer, prompts, write_tiny
 from distill.debug.recipe import debug_recipe, leaves, replaced, tiny_run
 from distill.recipe.recipe import Recipe, load_recipe
-from distill.recipe.token_selection import TokenSelection
+from distill.recipe.sections.token_selection import TokenSelection
 from eval.prompts.loading import load_prompts
 from eval.prompts.rendering import render_prompt
 

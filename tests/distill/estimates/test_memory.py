@@ -28,7 +28,7 @@ from distill.formulas.dense import forward_kl
 from distill.losses.chunked import Head, sum_of_rows
 from distill.losses.kept_rows import FrozenRows
 from distill.recipe.recipe import Recipe
-from distill.recipe.token_selection import chunk_size
+from distill.recipe.sections.token_selection import chunk_size
 from distill.teacher.live import TeacherRows
 
 LLAMA = NAMED_SHAPES["llama-7b"].shape

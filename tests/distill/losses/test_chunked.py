@@ -14,7 +14,7 @@ from distill.formulas.losses import LOSSES, loss_term
 from distill.losses import chunked
 from distill.losses.chunked import Head, chunked_sum, chunks, map_rows, plain_sum, sum_of_rows
 from distill.losses.objective import Objective
-from distill.recipe.token_selection import CHUNK_ENTRIES, chunk_size
+from distill.recipe.sections.token_selection import CHUNK_ENTRIES, chunk_size
 from tests.pretended_gpu import pretended_gpu
 
 H, V, TEACHER_H = 12, 37, 9

@@ -25,7 +25,7 @@ from distill.hub.files.contents import Forms, fit_context, lay_out_small_head
 from distill.hub.files.early_checks import refuse_without_gguf
 from distill.hub.files.terms import terms_of
 from distill.hub.push.publish import Wanted, dry_run, write_terms
-from distill.recipe.training import PushConfig
+from distill.recipe.sections.export import PushConfig
 from eval.records.files import plain
 from eval.report_inputs.cards import read_card
 from eval.report_inputs.drafts import scored_drafts

@@ -6,7 +6,7 @@ from distill.hub.card.card import anew_words
 from distill.hub.files.escaping import plain
 from distill.hub.files.public import published
 from distill.hub.files.terms import Terms, licence_of_card, refuse_unlicensed, terms_of
-from distill.recipe.samples import SamplesConfig
+from distill.recipe.sections.samples import SamplesConfig
 
 
 @pytest.mark.parametrize(

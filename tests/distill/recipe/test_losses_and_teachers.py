@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from distill.formulas.losses import LOSSES, loss_term
 from distill.losses.objective import build_objective
-from distill.recipe.teacher import HiddenCache, LiveTeacher, NoTeacher, SampleCache, TopKCache
-from distill.recipe.training import DistillConfig
+from distill.recipe.sections.teacher import HiddenCache, LiveTeacher, NoTeacher, SampleCache, TopKCache
+from distill.recipe.sections.training import DistillConfig
 from distill.teacher_cache.contents import sampled_rows, top_k_rows, uniform_numbers, widen
 
 TEACHERS = {

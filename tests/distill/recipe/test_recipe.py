@@ -16,10 +16,10 @@ from pydantic import ValidationError
 
 from architectures.shapes.section import ArchitectureConfig, TargetConfig
 from distill.commands.recipe_reference import SCHEMA_PATH, recipe_schema, schemas
-from distill.recipe.data import DataConfig
 from distill.recipe.recipe import Recipe, RecipeError, load_recipe, load_scoring, save_recipe
-from distill.recipe.times import split_time
-from distill.recipe.training import DistillConfig
+from distill.recipe.sections.data import DataConfig
+from distill.recipe.sections.times import split_time
+from distill.recipe.sections.training import DistillConfig
 from distill.recipe_reading.keys import schema_of
 from distill.recipe_reading.reference import REFERENCE_PATH, write_reference
 from distill.run.recorded import recipe_hash

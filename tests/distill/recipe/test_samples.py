@@ -8,8 +8,8 @@ from pydantic import ValidationError
 from distill.estimates.expected_work import new_answer_rows
 from distill.formulas.losses import LOSSES
 from distill.recipe.recipe import Recipe
-from distill.recipe.samples import SamplesConfig
-from distill.recipe.training import DistillConfig
+from distill.recipe.sections.samples import SamplesConfig
+from distill.recipe.sections.training import DistillConfig
 
 SOURCES = ("teacher", "student", "mix_request", "mix_token")
 TEACHERS = {

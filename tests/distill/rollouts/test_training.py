@@ -11,7 +11,7 @@ from composer.devices import DeviceCPU
 import distill.training.trainer
 from distill.data.batches import Example, collate
 from distill.formulas.dense import forward_kl
-from distill.recipe.samples import SamplesConfig
+from distill.recipe.sections.samples import SamplesConfig
 from distill.rollouts.rollouts import STUDENT_TOKENS, TEACHER_TOKENS, Rollouts
 from distill.rollouts.sequences import examples_of
 from distill.run.run import Run

@@ -13,7 +13,7 @@ from architectures.checkpoints.older_fingerprint import ADOPTED, sampled_fingerp
 from architectures.errors import UserError
 from architectures.files.reading import MIB
 from distill.recipe.recipe import Recipe
-from distill.recipe.token_selection import TokenSelection
+from distill.recipe.sections.token_selection import TokenSelection
 from distill.run import stage_inputs
 from distill.run.older_runs import adopt_older_run, checkpoints_of
 from distill.run.run import Run

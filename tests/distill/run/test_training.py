@@ -18,9 +18,11 @@ from architectures.checkpoints.manifest import changed_inputs, read_manifest, wr
 from architectures.errors import UserError
 from architectures.shapes.section import ArchitectureConfig
 from distill.recipe.recipe import load_recipe, save_recipe
-from distill.recipe.samples import SamplesConfig
-from distill.recipe.token_selection import TokenSelection
-from distill.recipe.training import DistillConfig, OptimizerConfig, PushConfig, SchedulerConfig
+from distill.recipe.sections.export import PushConfig
+from distill.recipe.sections.optimizer import OptimizerConfig, SchedulerConfig
+from distill.recipe.sections.samples import SamplesConfig
+from distill.recipe.sections.token_selection import TokenSelection
+from distill.recipe.sections.training import DistillConfig
 from distill.run import content
 from distill.run.content import fingerprint_sources, fingerprint_text
 from distill.run.run import Run

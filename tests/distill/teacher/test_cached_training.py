@@ -16,7 +16,7 @@ from distill.formulas.dense import forward_kl
 from distill.formulas.sparse import alpha_bounds, sampled_cross_entropy, top_k_kl
 from distill.monitoring.flops import forward_flops, head_flops
 from distill.monitoring.metrics import expected_acceptance
-from distill.recipe.teacher import TopKCache
+from distill.recipe.sections.teacher import TopKCache
 from distill.run.run import Run
 from distill.stages.running import cache_stage
 from distill.teacher_cache.answers import CachedAnswers, rows_in

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from distill.recipe.recipe import Recipe, RecipeError, load_recipe, save_recipe
-from distill.recipe.teacher import (
+from distill.recipe.sections.teacher import (
     HiddenCache,
     LiveTeacher,
     NoTeacher,

@@ -14,9 +14,9 @@ from distill.losses.answer_logits import logits_of
 from distill.monitoring.flops import answers_in, training_flops
 from distill.monitoring.metrics import LOOKAHEADS, Known, accept_chance, accept_chance_alone, eval_metrics
 from distill.recipe.recipe import Recipe
-from distill.recipe.teacher import LiveTeacher, NoTeacher
-from distill.recipe.text import TextConfig
-from distill.recipe.training import DistillConfig
+from distill.recipe.sections.teacher import LiveTeacher, NoTeacher
+from distill.recipe.sections.text import TextConfig
+from distill.recipe.sections.training import DistillConfig
 from distill.run.run import Run
 from distill.run.stage_inputs import generate_inputs, training_inputs
 from distill.stages.running import cache_stage

@@ -8,7 +8,7 @@ import pytest
 from distill.caching.capture import capture_teacher
 from distill.caching.reading import TargetReading
 from distill.data.batches import AnswerDataset
-from distill.recipe.teacher import AnyCache
+from distill.recipe.sections.teacher import AnyCache
 from distill.teacher_cache import index
 from tests.distill.teacher_cache.made import INPUTS, MAX_SEQ_LEN, answers, finish_into, settings_for, with_two_answers
 

@@ -11,7 +11,7 @@ import torch
 from architectures.checkpoints.manifest import write_manifest
 from distill.caching.capture import CaptureSettings
 from distill.data.batches import Example
-from distill.recipe.teacher import AnyCache, HiddenCache, SampleCache, TopKCache
+from distill.recipe.sections.teacher import AnyCache, HiddenCache, SampleCache, TopKCache
 from distill.teacher_cache.reader import TeacherCache
 from eval.answers.traces import Trace
 

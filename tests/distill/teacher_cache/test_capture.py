@@ -18,7 +18,7 @@ from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
 from architectures.files.atomic import remove_partials
 from distill.caching import capture, reading
-from distill.recipe.teacher import TopKCache
+from distill.recipe.sections.teacher import TopKCache
 from distill.run.run_folder import LOCK_NAME
 from distill.teacher_cache import index, record
 from distill.teacher_cache.contents import (
@@ -94,7 +94,7 @@ from architectures.files.atomic import partial_path
 from distill.data.batches import Example
 from distill.caching import capture, reading
 from distill.teacher_cache import index
-from distill.recipe.teacher import TeacherKey
+from distill.recipe.sections.teacher import TeacherKey
 from pydantic import TypeAdapter
 
 target, examples, inputs, runs = json.loads(sys.argv[1])

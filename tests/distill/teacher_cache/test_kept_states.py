@@ -19,7 +19,7 @@ from distill.caching.capture import Split
 from distill.caching.kept_states import KeptStates
 from distill.data.batches import AnswerDataset
 from distill.recipe.recipe import Recipe
-from distill.recipe.teacher import recorded
+from distill.recipe.sections.teacher import recorded
 from distill.run.progressive import share_answers, stage_recipe
 from distill.run.run import Run
 from distill.run.stage_inputs import cache_inputs, generate_inputs, training_inputs

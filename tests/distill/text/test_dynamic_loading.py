@@ -21,7 +21,7 @@ import distill.text.dynamic_loading
 from architectures.errors import UserError
 from distill.checkpoints.files import find_checkpoints
 from distill.monitoring.callbacks import CheckpointWriter
-from distill.recipe.text import MixtureConfig, TextConfig
+from distill.recipe.sections.text import MixtureConfig, TextConfig
 from distill.text.dynamic_loading import (
     DynamicLoading,
     RandomStateOnResume,
@@ -144,7 +144,7 @@ TWO_PROCESSES = """
 import importlib.util, sys, torch
 from pathlib import Path
 from transformers import AutoTokenizer
-from distill.recipe.text import TextConfig
+from distill.recipe.sections.text import TextConfig
 spec = importlib.util.spec_from_file_location("tiny", sys.argv[1])
 tiny = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tiny)

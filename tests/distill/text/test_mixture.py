@@ -10,7 +10,7 @@ from composer.utils import dist
 from transformers import AutoTokenizer
 
 from architectures.errors import UserError
-from distill.recipe.text import TextConfig
+from distill.recipe.sections.text import TextConfig
 from distill.text.mixture import (
     text_eval_loaders,
     text_loader,

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from distill.recipe.text import MixtureConfig
+from distill.recipe.sections.text import MixtureConfig
 from distill.text.mixture import (
     RULES,
     bounded_weights,

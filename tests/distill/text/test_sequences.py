@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from architectures.errors import UserError
-from distill.recipe.text import TextConfig, TextDomain
+from distill.recipe.sections.text import TextConfig, TextDomain
 from distill.text.sequences import DomainStream, PackedText, held_out_sequences, open_texts
 
 T = 8  # tokens of a sequence

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from architectures.files.section import Section
 from architectures.settings.kinds import Lookahead
-from distill.recipe.samples import SamplesConfig
+from distill.recipe.sections.samples import SamplesConfig
 from eval.streams.config import StreamConfig
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from architectures.files.section import Section
-from distill.recipe.times import FRACTION, WHOLE
+from distill.recipe.sections.times import FRACTION, WHOLE
 
 JSON_SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 

@@ -1,19 +1,18 @@
-"""Recipe sections `distill` and `export`. No torch, no Composer."""
+"""Recipe section `distill`. No torch, no Composer."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from architectures.engines.pair.finding import EngineName
-from architectures.files.number_types import Dtype, PrecisionOrAuto
+from architectures.files.number_types import PrecisionOrAuto
 from architectures.files.section import Section
-from architectures.gguf_export.names import GgufKind
-from architectures.shapes.serving import TensorParallel
 from distill.formulas.losses import AnyLoss, Knowledge, Loss, loss_terms
-from distill.recipe.monitoring import Loggers
-from distill.recipe.online import OnlineConfig, refuse_mode
-from distill.recipe.samples import SamplesConfig, refuse_shards, refuse_unscored
-from distill.recipe.teacher import (
+from distill.recipe.sections.export import PushConfig
+from distill.recipe.sections.monitoring import Loggers
+from distill.recipe.sections.online import OnlineConfig, refuse_mode
+from distill.recipe.sections.optimizer import GradientClipping, OptimizerConfig, SchedulerConfig
+from distill.recipe.sections.samples import SamplesConfig, refuse_shards, refuse_unscored
+from distill.recipe.sections.teacher import (
     AnyTeacher,
     Cache,
     LiveTeacher,
@@ -24,90 +23,10 @@ from distill.recipe.teacher import (
     refuse_temperature,
     refuse_unserved,
 )
-from distill.recipe.times import ConsoleInterval, Duration, Interval, Warmup, split_time
-from distill.recipe.token_selection import TokenSelection
+from distill.recipe.sections.times import ConsoleInterval, Duration, Interval, split_time
+from distill.recipe.sections.token_selection import TokenSelection
 
 GPU_PADDING = 64  # tokens: at most 32 widths of sequences of 2,048
-
-Beta = Annotated[float, Field(ge=0, lt=1)]
-
-
-class OptimizerConfig(Section):
-    """How gradients move the student."""
-
-    name: Literal["decoupled_adamw", "adamw"] = Field(
-        default="adamw", description="PyTorch's AdamW, fused into one pass, or Composer's DecoupledAdamW."
-    )
-    lr: float = Field(default=1e-3, gt=0, description="Peak learning rate.")
-    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.95), strict=False, description="Decay of the two moments.")
-    eps: float = Field(default=1e-8, gt=0, description="Added to the second moment's root.")
-    weight_decay: float = Field(
-        default=0.0,
-        ge=0,
-        description="Fraction of the weights removed each step; adamw multiplies it by the learning rate.",
-    )
-
-
-class SchedulerConfig(Section):
-    """How the learning rate moves over training."""
-
-    name: Literal["cosine_with_warmup", "linear_decay_with_warmup", "constant_with_warmup"] = Field(
-        default="cosine_with_warmup", description="Course after the warm-up."
-    )
-    t_warmup: Warmup = Field(default="0.05dur", description="Time over which the learning rate rises from zero.")
-    alpha_f: float = Field(
-        default=0.1,
-        ge=0,
-        description="Learning rate at the end as a multiple of lr; constant_with_warmup has none.",
-    )
-
-    @field_validator("alpha_f")
-    @classmethod
-    def _constant_has_no_end(cls, alpha_f: float, info: ValidationInfo) -> float:
-        if info.data.get("name") == "constant_with_warmup" and alpha_f != cls.model_fields["alpha_f"].default:
-            raise ValueError(
-                f"must be left out when distill.scheduler.name is constant_with_warmup, got {alpha_f}. "
-                "A constant learning rate ends at lr."
-            )
-        return alpha_f
-
-
-class GradientClipping(Section):
-    """Bounds the gradient of every step."""
-
-    clipping_type: Literal["norm"] = Field(default="norm", description="What is bounded: the norm of all gradients.")
-    clipping_threshold: float = Field(default=1.0, gt=0, description="Largest norm.")
-
-
-class PushConfig(Section):
-    """Where the finished draft is published; `widedraft push` has the same options."""
-
-    repo_id: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$",
-        title="a repository, as ORG/NAME",
-        examples=["my-org/llama2-7b-draft-796m"],
-        description="The repository; it is made if it is not there.",
-    )
-    public: bool = Field(default=False, description="Whether everybody may see it.")
-    revision: str | None = Field(default=None, min_length=1, description="Branch to push to; null is main.")
-    pull_request: bool = Field(default=False, description="Whether to open a pull request in place of a commit.")
-    base_model: str | None = Field(
-        default=None, min_length=1, description="The target's hub id, or none; null takes target.path where it is one."
-    )
-    license: str | None = Field(
-        default=None, min_length=1, description="The hub's identifier; null takes what is known of the target."
-    )
-    gguf: list[GgufKind] = Field(default=[], description="Files for llama.cpp that are sent with it.")
-
-    @field_validator("pull_request")
-    @classmethod
-    def _against_main(cls, pull_request: bool, info: ValidationInfo) -> bool:  # noqa: FBT001  # pydantic's signature
-        if pull_request and info.data.get("revision") is not None:
-            raise ValueError(
-                f"must be false beside revision, got true and {info.data['revision']}: a pull request is opened "
-                "against main."
-            )
-        return pull_request
 
 
 class DistillConfig(Section):
@@ -330,21 +249,3 @@ class DistillConfig(Section):
         """The terms of the loss; what `auto` means was filled in when the recipe was read."""
         assert self.loss != "auto"
         return loss_terms(self.loss)
-
-
-class ExportConfig(Section):
-    """How the finished draft is written."""
-
-    dtype: Dtype = Field(default="bfloat16", description="Number type of the draft's weights.")
-    checkpoint: Literal["best", "latest"] = Field(
-        default="best",
-        description="The checkpoint it is made from: the one with the highest held-out tau, or the last.",
-    )
-    engines: list[EngineName] = Field(
-        default=[],
-        description="Engines that are to serve the draft: `widedraft check` refuses a shape that one of them does not "
-        "serve. Nothing is made otherwise by it.",
-    )
-    tensor_parallel: TensorParallel = Field(
-        default=1, description="Devices over which those engines divide target and draft."
-    )

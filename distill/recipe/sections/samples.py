@@ -7,8 +7,8 @@ from pydantic import Field, ValidationInfo, field_validator
 from architectures.files.section import Section
 from architectures.settings.kinds import MaxNewTokens, Temperature
 from distill.formulas.losses import AnyLoss, Knowledge
-from distill.recipe.teacher import AnyTeacher, Cache, NoTeacher, is_sharded
-from distill.recipe.times import NO_RAMP, Ramp, split_time
+from distill.recipe.sections.teacher import AnyTeacher, Cache, NoTeacher, is_sharded
+from distill.recipe.sections.times import NO_RAMP, Ramp, split_time
 
 
 class SamplesConfig(Section):

@@ -1,0 +1,1 @@
+"""Sections of a recipe: what each key may be."""
