@@ -16,6 +16,15 @@ from distill.expected_time.devices import processor_device_name, slug_of
 SCHEMA = 1
 DEVICES = Path(__file__).parents[1] / "results" / "devices"
 
+# What says which measurement a row is. Other stages are made whole each time: their rows belong together.
+CELLS = {
+    "steps": "shape how batch context tokens equal_shapes deep wide aim",
+    "break_even": "target shape how batch context lookahead",
+    "distillation": "teacher student source seq_len microbatch batch optimizer packing mixed_lengths aim",
+    "loss": "path loss tokens vocab hidden teacher_hidden chunk_tokens",
+    "answers": "model batch prompt_tokens new_tokens how",
+}
+
 Record = dict[str, Any]
 
 
@@ -62,8 +71,33 @@ def stage_record(status: str, reason: str | None, rows: list[Row], *, seconds: f
     }
 
 
+def with_earlier(name: str, rows: list[Row], earlier: Record | None) -> list[Row]:
+    """The rows of a stage, and those that an earlier call measured and this one did not; each of them says when."""
+    if earlier is None or name not in CELLS:
+        return rows
+    measured = {cell_of(name, row) for row in rows if is_measured(row)}
+    created = earlier["provenance"]["created"]
+    kept = [
+        {"measured": created} | row
+        for row in earlier["rows"]
+        if is_measured(row) and cell_of(name, row) not in measured
+    ]
+    known = measured | {cell_of(name, row) for row in kept}
+    left_out = [row for row in rows if not is_measured(row) and cell_of(name, row) not in known]
+    return [*(row for row in rows if is_measured(row)), *kept, *left_out]
+
+
+def is_measured(row: Row) -> bool:
+    return "skipped" not in row and "failed" not in row
+
+
+def cell_of(name: str, row: Row) -> tuple[Any, ...]:
+    return tuple(row.get(key) for key in CELLS[name].split())
+
+
 def keep(record: Record, name: str, stage: Record, file: Path) -> None:
-    """Write the record with one stage more."""
+    """Write the record with one stage more, or made again."""
+    stage["rows"] = with_earlier(name, stage["rows"], record["stages"].get(name))
     record["stages"][name] = stage
     record["measured"] = datetime.now(UTC).date().isoformat()
     for key in ("git_commit", "python"):

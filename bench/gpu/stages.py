@@ -26,14 +26,14 @@ class Listed(NamedTuple):
 
 STAGES = {
     "machine": Listed(20, "peak FLOP/s and memory bandwidth, and the versions of everything", "bench.gpu.machine"),
-    "tests": Listed(100, "the tests marked gpu", "bench.gpu.tests_stage"),
-    "steps": Listed(105, "step times of named shapes beside the bandwidth floor", "bench.gpu.steps"),
-    "break_even": Listed(25, "the acceptance from which each shape pays, from the step times", "bench.gpu.break_even"),
-    "distillation": Listed(75, "tokens/s and MFU of training: teacher live, cached, none", "bench.gpu.distillation"),
+    "tests": Listed(115, "the tests marked gpu", "bench.gpu.tests_stage"),
+    "steps": Listed(90, "step times of named shapes beside the bandwidth floor", "bench.gpu.steps"),
+    "break_even": Listed(15, "the acceptance from which each shape pays, from the step times", "bench.gpu.break_even"),
+    "distillation": Listed(70, "tokens/s and MFU of training: teacher live, cached, none", "bench.gpu.distillation"),
     "loss": Listed(30, "chunked loss beside whole logits and Liger: memory and time", "bench.gpu.losses"),
-    "draft": Listed(150, "a draft trained there and then: speed-up beside assisted generation", "bench.gpu.draft"),
+    "draft": Listed(135, "a draft trained there and then: speed-up beside assisted generation", "bench.gpu.draft"),
     "answers": Listed(40, "answers/s of our decoder beside transformers' generate", "bench.gpu.answers"),
-    "profile": Listed(30, "a trace and a memory timeline of a round and of a training step", "bench.gpu.profiles"),
+    "profile": Listed(45, "a trace and a memory timeline of a round and of a training step", "bench.gpu.profiles"),
 }
 
 

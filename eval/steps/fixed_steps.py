@@ -115,9 +115,8 @@ class FixedSteps:
         rows, capacity = len(prompts), self.maker.capacity(capacity)
         free = self.free.setdefault((id(model), rows, capacity), [])
         made = free.pop(0) if free else MadeSteps(new_row_cache(model, rows=rows, capacity=capacity))
-        with without_cudnn():  # as they are taken
-            for feed in sorted(set(feeds) - made.steps.keys()):
-                made.steps[feed] = self.maker.make(model, made.cache, feed, rows=rows)
+        for feed in sorted(set(feeds) - made.steps.keys()):
+            made.steps[feed] = self.maker.make(model, made.cache, feed, rows=rows)
         sequencer = FixedSequencer(model, made, rows=rows, vocab_size=vocab_size, feeds=feeds)
         weakref.finalize(sequencer, free.append, made)
         return sequencer
@@ -134,7 +133,6 @@ class FixedSequencer:
         self.num_rows, self.sight = rows, Sight.of(model)
         self.keep_rows(list(range(rows)))
 
-    @without_cudnn()
     def feed(self, ids_BT: Tensor, spans: Sequence[Span], *, whole: bool) -> Tensor:
         """See eval.steps.sequencer.Sequencer; nothing in it waits for the device."""
         tokens = ids_BT.shape[1]
@@ -149,6 +147,7 @@ class FixedSequencer:
         logits = step(ids, positions)
         return logits[:, : tokens if whole else 1, : self.columns].index_select(0, self.rows_B)
 
+    @without_cudnn()
     def read_by_model(self, ids_BT: Tensor, positions_BT: Tensor, *, whole: bool) -> Tensor:
         """A step of another shape than those made, as of a prompt."""
         cache = self.made.cache

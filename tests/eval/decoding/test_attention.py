@@ -1,4 +1,4 @@
-"""Decoding and reading run without cuDNN's attention, and leave the process as it was; shown by what attention sees."""
+"""New shapes run without cuDNN's attention, fixed ones with it, and the process stays as it was."""
 
 import pytest
 import torch
@@ -9,6 +9,7 @@ from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
 from eval.models.loading import load_model
 from eval.steps.attention import without_cudnn
+from eval.steps.fixed_steps import FixedSequencer
 from eval.steps.sequencer import ForwardSequencer, TextSequencer, TranslationSequencer, open_sequencer
 from tests.eval.decoding.stand_ins import watched_maker
 
@@ -17,7 +18,7 @@ TWO = Limits(2)
 
 
 @pytest.fixture
-def seen(monkeypatch):
+def allowed(monkeypatch):
     """Whether cuDNN's attention was allowed, of every call of attention; it is, before and afterwards."""
     attend, found = functional.scaled_dot_product_attention, []
 
@@ -30,7 +31,13 @@ def seen(monkeypatch):
     yield found
     assert torch.backends.cuda.cudnn_sdp_enabled()
     assert found
-    assert not any(found)
+
+
+@pytest.fixture
+def seen(allowed):
+    """The same of calls that all are without it."""
+    yield allowed
+    assert not any(allowed)
 
 
 def test_plain_decoding_rounds_and_replays_run_without(target, noisy_draft, prompts, seen):
@@ -40,9 +47,27 @@ def test_plain_decoding_rounds_and_replays_run_without(target, noisy_draft, prom
 
 
 @pytest.mark.parametrize("kind", ["captured", "compiled", "traced"])
-def test_steps_are_made_and_taken_without(target, noisy_draft, prompts, monkeypatch, seen, kind):
+def test_steps_of_fixed_shapes_are_made_with_it_and_prompts_read_without(
+    target, noisy_draft, prompts, monkeypatch, allowed, kind
+):
+    """A graph keeps the kernels it was captured with, so one plan serves all of a step's replays."""
+    read, of_prompts = FixedSequencer.read_by_model, []
+
+    def watched(self, *arguments, **settings):
+        before = len(allowed)
+        logits = read(self, *arguments, **settings)
+        of_prompts.extend(range(before, len(allowed)))
+        return logits
+
+    monkeypatch.setattr(FixedSequencer, "read_by_model", watched)
     opener = watched_maker(kind, monkeypatch).opener()
     speculative_decode(target, noisy_draft, prompts[:2], limits=TWO, speculation=Speculation(2), opener=opener)
+    caches = 2 * target.config.num_hidden_layers  # a token at no position, when the caches of the two are made
+    without = [place for place, is_allowed in enumerate(allowed) if not is_allowed]
+    assert of_prompts
+    assert set(of_prompts) <= set(without)
+    assert len(without) - len(of_prompts) <= caches
+    assert any(allowed)
 
 
 @torch.inference_mode()
