@@ -115,12 +115,9 @@ class Batch:
 
     def next_tokens(self) -> tuple[Tensor, list[float]]:
         """tokens_B that the model would add to each text, and log p of each; of greedy ones none."""
-        logits_BS = self.verifier.feed(
-            self.filled([text.last(1) for text in self.texts]),
-            [(text.length - 1, 1) for text in self.texts],
-            whole=False,
-        )[:, 0]
-        [draws_B] = self.draws(self.streams.target_BD, 1)
+        [draws_B] = self.draws(self.streams.target_BD, 1)  # before the model is asked, as judging_draws
+        last_B1, starts = self.filled([text.last(1) for text in self.texts]), [text.length - 1 for text in self.texts]
+        logits_BS = self.verifier.feed(last_B1, [(start, 1) for start in starts], whole=False)[:, 0]
         columns_B, probs_BS = self.pick(logits_BS, self.seen_by_writer(), draws_B)
         logp = [] if probs_BS is None else at(probs_BS, columns_B).log().tolist()
         return tokens_of(columns_B, self.output_ids_S), logp
@@ -138,7 +135,8 @@ class Batch:
         start_s = clock_s(self.device)
         turn, counts = self.turn()
         drafted_s = clock_s(self.device)
-        verdict = self.judge(self.verify(turn.proposal, counts), turn)
+        draws = self.judging_draws(turn.proposal)
+        verdict = self.judge(self.verify(turn.proposal, counts), turn, draws)
         columns = [verdict.accepted_B[:, None], verdict.next_B[:, None], turn.proposal.tokens_BK]
         ends = torch.cat(columns, dim=1).tolist()
         seconds = (drafted_s - start_s, clock_s(self.device) - drafted_s)
@@ -262,16 +260,20 @@ class Batch:
         spans = [(text.length - 1, 1 + count) for text, count in zip(self.texts, counts, strict=True)]
         return self.verifier.feed(torch.cat([last_B1, proposal.tokens_BK], dim=1), spans, whole=True)
 
-    def judge(self, logits_BJV: Tensor, turn: Turn) -> Verdict:
-        """Which of the proposed tokens are kept, by the rule, and the target's own after them."""
+    def judging_draws(self, proposal: Proposal) -> Draws | None:
+        """What chance decides of a round; made before the target is asked, since making it waits for the device."""
+        if self.wanted.sampling.is_greedy:
+            return None
+        accept_BD, target_BD, count = self.streams.accept_BD, self.streams.target_BD, proposal.tokens_BK.shape[1]
+        return Draws(window(accept_BD, self.texts, count), window(target_BD, self.texts, count + 1))
+
+    def judge(self, logits_BJV: Tensor, turn: Turn, draws: Draws | None) -> Verdict:
+        """Which of the proposed tokens are kept, by the rule, and the target's own after them; waits for nothing."""
         flat_NV, seen_NV = logits_BJV.flatten(0, 1), self.seen_along(turn.proposal)
         sampling, (rows, steps) = self.wanted.sampling, logits_BJV.shape[:2]
-        if sampling.is_greedy:
+        if draws is None:
             return follow(penalised(flat_NV, sampling, seen_NV).argmax(dim=-1).view(rows, steps), turn.proposal)
         assert self.wanted.rule is not None
-        draws = Draws(
-            window(self.streams.accept_BD, self.texts, steps - 1), window(self.streams.target_BD, self.texts, steps)
-        )
         target_BJV = distribution(flat_NV, sampling, seen_NV).view(rows, steps, -1)
         return turn.judged(self.wanted.rule, target_BJV, draws)
 

@@ -31,11 +31,16 @@ class Turn:
     lookups: Sequence[Sequence[int]]
 
     @cached_property
+    def looked_up_B(self) -> Tensor:  # noqa: N802  # the suffix of a shape
+        """Which rows the text proposes for."""
+        return torch.tensor([bool(ids) for ids in self.lookups], device=self.drafted.tokens_BK.device)
+
+    @cached_property
     def proposal(self) -> Proposal:
         """Both together: their tokens, without what the draft's were drawn from."""
         if not any(self.lookups):
             return self.drafted
-        rows_B = torch.tensor([bool(ids) for ids in self.lookups], device=self.drafted.tokens_BK.device)
+        rows_B = self.looked_up_B
         most = max(self.drafted.tokens_BK.shape[1], *map(len, self.lookups))
         filled = torch.tensor([[*ids, *[0] * (most - len(ids))] for ids in self.lookups], device=rows_B.device)
         drafted_BK = pad(self.drafted.tokens_BK, (0, most - self.drafted.tokens_BK.shape[1]))
@@ -58,5 +63,5 @@ class Turn:
         width = self.drafted.tokens_BK.shape[1]
         own_draws = Draws(draws.accept_BK[:, :width], draws.target_BJ[:, : width + 1])
         own = RULES[rule](target_BJV[:, : width + 1], self.drafted, own_draws)
-        rows_B = torch.tensor([bool(ids) for ids in self.lookups], device=exact.next_B.device)
+        rows_B = self.looked_up_B
         return Verdict(exact.accepted_B.where(rows_B, own.accepted_B), exact.next_B.where(rows_B, own.next_B))

@@ -10,7 +10,7 @@ from torch.profiler import record_function
 from transformers import PreTrainedModel
 
 from eval.decoding.batch import Batch, Emitted
-from eval.decoding.rules import Proposal, Verdict
+from eval.decoding.rules import Draws, Proposal, Verdict
 from eval.decoding.texts import Limits, Text
 from eval.decoding.turn import Turn
 from eval.decoding.wanted import Streams, Wanted
@@ -39,9 +39,9 @@ class NamedBatch(Batch):
         with record_function(VERIFYING):
             return super().verify(proposal, counts)
 
-    def judge(self, logits_BJV: Tensor, turn: Turn) -> Verdict:
+    def judge(self, logits_BJV: Tensor, turn: Turn, draws: Draws | None) -> Verdict:
         with record_function(ACCEPTING):
-            return super().judge(logits_BJV, turn)
+            return super().judge(logits_BJV, turn, draws)
 
     def emit(
         self,

@@ -146,8 +146,8 @@ def rows_wait_for_the_slowest(patch):
     """Every row keeps as many tokens as the row that keeps fewest, but emits as if it were its own count."""
     judged = batch.Batch.judge
 
-    def mutant(self, logits_BJV, proposal):
-        verdict = judged(self, logits_BJV, proposal)
+    def mutant(self, logits_BJV, turn, draws):
+        verdict = judged(self, logits_BJV, turn, draws)
         return replace(verdict, accepted_B=verdict.accepted_B.min().expand_as(verdict.accepted_B))
 
     patch(batch.Batch, "judge", mutant)
