@@ -29,6 +29,7 @@ from architectures.settings.kinds import Rehash, Revision
 from distill.choose.shapes.settings import ChooseSettings
 from distill.commands import export_command, recipe_commands, requests
 from distill.commands.check_command import CheckSettings, check
+from distill.commands.launch import LaunchSettings, launch
 from distill.commands.preflight import preflight
 from distill.commands.recipe_commands import StageSettings, TrainingSettings
 from distill.commands.recipes import RecipesSettings, recipes
@@ -290,6 +291,11 @@ STAGES = {
         recipe_commands.run_everything,
         "all of it; continues where a stopped run left off",
         TrainingSettings,
+    ),
+    "launch": Stage(
+        launch,
+        "print the script that runs a recipe on several machines: SLURM, SkyPilot, Kubernetes, torchrun, composer",
+        LaunchSettings,
     ),
 }
 

@@ -44,6 +44,7 @@ NAVIGATION = {
         "Text": "text",
         "Online": "online",
         "On a GPU": "gpu",
+        "On several machines": "cluster",
     },
     "Judge it": {
         "Scoring": "scoring",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from composer.utils import get_free_tcp_port
 from transformers import AutoModelForCausalLM
 
 from distill.checkpoints.files import find_checkpoints
@@ -23,6 +24,8 @@ from distill.train import train
 from tests.distill.after_training import in_a_pickle, last_state, plant
 from tests.distill.small_heads import cut_draft
 from tests.distill.two_processes import attempt, train_by
+from tests.processes import Warm
+from widedraft import main
 
 ROOT = Path(__file__).parents[2]
 TOLERANCE = {"rtol": 0.0, "atol": 1e-5}  # of weights after a few steps at learning rate 1e-3: sums in another order
@@ -180,6 +183,38 @@ def test_a_planted_checkpoint_is_refused_by_all(pair, make_run, tmp_path, parall
     assert completed.returncode == 2, completed.stderr
     assert completed.stderr.count("names posix.system, which no checkpoint of a training here does") == 2
     assert not (tmp_path / "mark").exists()
+
+
+def of_machine(script: str, number: int, port: int) -> list[str]:
+    """What a printed script starts on one of two machines that are this one, in the place of all of a run training."""
+    told = {**os.environ, "NODE_RANK": str(number), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    words = script.replace("exec python", r"printf '%s\n'").replace("-m widedraft run", "-m distill.train")
+    return subprocess.run(["bash"], input=words, env=told, capture_output=True, text=True, check=True).stdout.split()
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("system", ["composer", "torchrun"])
+def test_two_machines_train_to_the_weights_of_one_process(make_run, capsys, system):
+    settings = {"device_train_microbatch_size": 1, "max_duration": "3ba"}
+    alone, together = make_run("alone", **settings), make_run("together", **settings)
+    path = Path(together.run_dir) / "recipe.yaml"
+    save_recipe(together, path)
+    main(["launch", str(path), "--print", system, "--nodes", "2", "--gpus-per-node", "1"])
+    script, port = capsys.readouterr().out, get_free_tcp_port()
+    machines = [
+        Warm(
+            [sys.executable, *of_machine(script, number, port)],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "NODE_RANK": str(number)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for number in (0, 1)
+    ]
+    train(alone)
+    said = [machine.communicate()[0] for machine in machines]
+    assert [machine.returncode for machine in machines] == [0, 0], said
+    assert_same_training(alone, together)
 
 
 @pytest.mark.usefixtures("warm")
