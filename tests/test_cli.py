@@ -116,6 +116,7 @@ def test_every_stage_has_help(stage, capsys):
 FINGERPRINTS_NOTHING = {
     "recipes",
     "check",
+    "launch",
     "preflight",
     "shapes",
     "tasks",

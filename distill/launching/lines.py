@@ -21,7 +21,7 @@ def composer_line(launch: Launch) -> str:
 
 
 def torchrun_line(launch: Launch) -> str:
-    """torchrun, whose processes inherit NODE_RANK: it sets none itself, and Composer asks for it where it names files."""
+    """torchrun, whose processes inherit NODE_RANK: it sets none, and Composer asks for it where it names files."""
     return CONTINUED.join(
         [
             "exec python -m torch.distributed.run",
