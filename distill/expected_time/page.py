@@ -34,13 +34,13 @@ def time_rows(run: PlannedRun, device: Device) -> list[Row]:
 
 
 def spent(time: StageTime) -> str:
-    """Of one device and, where a training can be shared, of several."""
+    """Of one device and, where several can share it, of these."""
     if time.seconds is None:
         return "unknown"
-    if time.processes == 1:
+    shared_s = time.on(time.processes)
+    if time.processes == 1 or shared_s is None:
         return duration(time.seconds)
-    shared = duration(time.seconds / time.processes)
-    return f"{duration(time.seconds)} (on {time.processes} devices {shared}, divided, unmeasured)"
+    return f"{duration(time.seconds)} (on {time.processes} devices {duration(shared_s)}, divided, unmeasured)"
 
 
 def spent_together(times: Sequence[StageTime]) -> str:
@@ -52,6 +52,6 @@ def spent_together(times: Sequence[StageTime]) -> str:
     if missing:
         return f"{duration(total_s)} without {' and '.join(missing)}"
     most = max(time.processes for time in times)
-    shared_s = sum((time.seconds or 0.0) / time.processes for time in times)
-    shared = f" (with {most} devices for training {duration(shared_s)})" if most > 1 else ""
+    shared_s = sum(time.on(time.processes) or 0.0 for time in times)
+    shared = f" (on {most} devices {duration(shared_s)})" if most > 1 else ""
     return f"{duration(total_s)}{shared}"

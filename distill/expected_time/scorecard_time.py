@@ -1,13 +1,14 @@
 """How long a scorecard takes: what eval/scorecard/score.py does, counted. Pure; no torch."""
 
 from itertools import product
-from math import inf
+from math import ceil, inf
 
 from architectures.shapes.shape import Shape
+from distill.estimates.memory import GROUP_OF_PROCESSES
 from distill.expected_time.devices import Device
 from distill.expected_time.lengths import written_answer
 from distill.expected_time.rates import are_captured, step_s, steps_of_answers, training_flops_per_s
-from distill.expected_time.stage_time import PlannedRun, StageTime, unknown
+from distill.expected_time.stage_time import Part, PlannedRun, StageTime, parts_of, unknown
 from distill.monitoring.flops import forward_flops
 from distill.recipe.recipe import Recipe
 
@@ -28,15 +29,26 @@ def scorecard_time(run: PlannedRun, device: Device) -> StageTime:
     if steps is None or speed is None:
         return unknown("scorecard", f"no steps in {config.dtype} were measured on {device.name}")
     written, live = written_answer(config.max_new_tokens), min(config.live_prompts, scored_prompts(run.recipe))
-    seconds = written_s(run, device, steps) + replay_flops(run) / speed.value + timing_s(run, steps)
     ways = LIVE_WAYS + bool(config.policy_prompts)
-    seconds += len(config.temperatures) * ways * live * written * steps[run.target, 1]
+    parts = (
+        *parts_of(written_s(run, device, steps), scored_shards(run.recipe)),
+        Part(replay_flops(run) / speed.value, num_answers(run.recipe)),
+        Part(timing_s(run, steps) + len(config.temperatures) * ways * live * written * steps[run.target, 1]),
+    )
     words = (
         f"estimated: {num_answers(run.recipe):,} answers of {written} tokens, replayed by {1 + DRAFTS} models, steps "
         f"timed, {live} prompts decoded by {ways} ways at each temperature; "
         f"{1e3 * steps[run.target, 1]:.3g} ms a step of the target alone"
     )
-    return StageTime("scorecard", seconds, measured=False, words=words)
+    seconds, shared = sum(part.seconds for part in parts), 1 if device.is_processor else GROUP_OF_PROCESSES
+    return StageTime("scorecard", seconds, measured=False, words=words, processes=shared, parts=parts)
+
+
+def scored_shards(recipe: Recipe) -> tuple[int, ...]:
+    """Files of the answers that are scored, and of those that policies are tuned on, at each temperature."""
+    config = recipe.eval
+    once = tuple(ceil(count / config.batch_size) for count in (scored_prompts(recipe), config.policy_prompts))
+    return once * len(config.temperatures)
 
 
 def scored_steps(run: PlannedRun, device: Device) -> Steps | None:

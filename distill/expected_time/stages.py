@@ -3,15 +3,19 @@
 Not counted: loading models, cutting the draft, writing files, padding.
 """
 
+from math import ceil
+
 from architectures.pages.counts import number_of
+from distill.estimates.memory import GROUP_OF_PROCESSES
 from distill.expected_time.devices import Device
 from distill.expected_time.lengths import written_answer
 from distill.expected_time.rates import are_captured, step_s, steps_of_answers, training_flops_per_s
 from distill.expected_time.scorecard_time import scorecard_time
-from distill.expected_time.stage_time import PlannedRun, StageTime, unknown
+from distill.expected_time.stage_time import Part, PlannedRun, StageTime, parts_of, unknown
 from distill.expected_time.training_time import masks_time, new_answers_time, trained_drafts, training_time
 from distill.monitoring.flops import forward_flops, head_flops
-from distill.recipe.sections.teacher import AnyTeacher, Cache, SparseCache, keeps_states
+from distill.recipe.sections.teacher import AnyTeacher, Cache, SparseCache, bytes_per_token, keeps_states, teacher_dtype
+from distill.teacher_cache.shard_sizes import shard_tokens
 
 UNOPENED = "how many prompts there are is known once `widedraft generate` opens the data set"
 
@@ -50,7 +54,20 @@ def answers_time(run: PlannedRun, device: Device) -> StageTime:
     seconds = steps * step.value
     seconds += count * forward_flops(run.target, [(run.lengths.prompt, 1)]) / reading.value
     measured = step.measured and reading.measured
-    return StageTime("answers", seconds, measured, f"{words}; {step.words}; prompts read at the speed of training")
+    words += f"; {step.words}; prompts read at the speed of training"
+    parts = tuple(parts_of(seconds, answer_shards(run, count)))
+    return StageTime("answers", seconds, measured, words, processes=sharing(device), parts=parts)
+
+
+def answer_shards(run: PlannedRun, count: int) -> tuple[int, int]:
+    """Files of so many answers, held-out ones and those to train on: each is one process's."""
+    held_out, size = min(count, run.recipe.data.num_eval_prompts), run.recipe.data.shard_size
+    return ceil(held_out / size), ceil((count - held_out) / size)
+
+
+def sharing(device: Device) -> int:
+    """Devices of one machine that share what is cut into pieces; processes of a processor share its cores."""
+    return 1 if device.is_processor else GROUP_OF_PROCESSES
 
 
 def prompts_answered(run: PlannedRun) -> int | None:
@@ -69,6 +86,7 @@ def passes_for_cache(teacher: AnyTeacher) -> bool:
 def cache_time(run: PlannedRun, device: Device) -> StageTime:
     """The teacher reads every answer once, held out or not; or of states that it kept, entries are made."""
     teacher = run.recipe.distill.teacher
+    assert isinstance(teacher, Cache), "of others nothing is written"
     rate = training_flops_per_s(device, "live", run.recipe.distill.precision, run.draft)
     if run.work.answers is None:
         return unknown("teacher cache", UNOPENED)
@@ -85,4 +103,21 @@ def cache_time(run: PlannedRun, device: Device) -> StageTime:
         flops = count * forward_flops(run.target, [(run.lengths.whole, run.lengths.answer)])
         sequences = number_of(count, "sequence")
         done = f"{sequences} of {run.lengths.whole:,} tokens, assumed to be read at the speed of training"
-    return StageTime("teacher cache", flops / rate.value, measured=False, words=f"{done}; {rate.words}")
+    seconds = flops / rate.value
+    return StageTime(
+        "teacher cache",
+        seconds,
+        measured=False,
+        words=f"{done}; {rate.words}",
+        processes=sharing(device),
+        parts=(Part(seconds, cache_files(run, teacher)),),
+    )
+
+
+def cache_files(run: PlannedRun, teacher: Cache) -> int:
+    """Files of a cache, each of them one process's; those of held-out answers, a few, are counted in."""
+    recipe = run.recipe
+    dtype = teacher_dtype(recipe.target.dtype, recipe.distill.precision)
+    widths = {"hidden": run.target.hidden, "rows": run.draft.head_rows, "dtype": dtype}
+    capacity = shard_tokens(bytes_per_token(teacher, "train", **widths))
+    return max(1, ceil((run.work.answers or 0) * run.lengths.answer / capacity))

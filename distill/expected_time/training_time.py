@@ -16,7 +16,7 @@ from distill.estimates.memory import process_counts
 from distill.estimates.trainings import learned_tokens, trainings
 from distill.expected_time.devices import Device
 from distill.expected_time.rates import step_s, steps_of_answers, training_flops_per_s
-from distill.expected_time.stage_time import PlannedRun, StageTime, unknown
+from distill.expected_time.stage_time import Part, PlannedRun, StageTime, unknown
 from distill.formulas.losses import Knowledge
 from distill.monitoring.flops import forward_flops, head_flops, training_flops
 from distill.recipe.sections.samples import SamplesConfig
@@ -55,8 +55,9 @@ def training_time(run: PlannedRun, device: Device, draft: Shape, name: str) -> S
         f"{number_of(count, 'sequence')} of {sequence[0]:,} tokens, {each / sequence[0] / 1e9:.3g} GFLOP a token, and "
         f"{number_of(evaluations, 'evaluation')}; {rate.words}"
     )
-    most = most_processes(run, device, "distillation")
-    return StageTime(name, flops / rate.value, rate.measured, words, processes=most)
+    most, seconds = most_processes(run, device, "distillation"), flops / rate.value
+    parts = (Part(seconds, config.global_train_batch_size, is_even=True),)
+    return StageTime(name, seconds, rate.measured, words, processes=most, parts=parts)
 
 
 def new_answers_time(run: PlannedRun, device: Device, draft: Shape, name: str) -> StageTime:
@@ -82,7 +83,10 @@ def new_answers_time(run: PlannedRun, device: Device, draft: Shape, name: str) -
     )
     told = "; ".join(rate.words for rate in known)
     processes = most_processes(run, device, "distillation")
-    return StageTime(name, seconds, all(rate.measured for rate in known), f"{words}; {told}", processes=processes)
+    parts = (Part(seconds, config.global_train_batch_size, is_even=True),)
+    return StageTime(
+        name, seconds, all(rate.measured for rate in known), f"{words}; {told}", processes=processes, parts=parts
+    )
 
 
 def mean_probability(samples: SamplesConfig) -> float:
@@ -104,8 +108,9 @@ def masks_time(run: PlannedRun, device: Device) -> StageTime:
     teacher = forward_flops(run.target, [sequence]) if masks.kl_weight else 0
     flops = count * training_flops(run.target, [sequence], teacher=teacher)
     words = f"{number_of(count, 'sequence')} of {text.max_seq_len:,} tokens, gates not counted; {rate.words}"
-    most = most_processes(run, device, "mask training")
-    return StageTime("mask training", flops / rate.value, measured=False, words=words, processes=most)
+    most, seconds = most_processes(run, device, "mask training"), flops / rate.value
+    parts = (Part(seconds, masks.global_train_batch_size, is_even=True),)
+    return StageTime("mask training", seconds, measured=False, words=words, processes=most, parts=parts)
 
 
 def most_processes(run: PlannedRun, device: Device, title: str) -> int:

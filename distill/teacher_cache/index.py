@@ -15,13 +15,10 @@ from torch import Tensor
 
 from architectures.files.atomic import write_bytes
 from distill.teacher_cache.record import FileRecord
+from distill.teacher_cache.shard_sizes import MAX_SHARD_BYTES, MAX_SHARD_TOKENS, shard_tokens
 
 if TYPE_CHECKING:
     from distill.data.batches import Example
-
-# A change of either limit needs another FORMAT.
-MAX_SHARD_BYTES = 2**28  # of memory while a shard is made
-MAX_SHARD_TOKENS = 2**16  # of work that an interruption loses
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ def cut_into_shards(name: str, num_kept: Sequence[int], *, token_bytes: int) -> 
         num_kept: Answer tokens of each answer.
         token_bytes: Bytes of one row.
     """
-    capacity = min(MAX_SHARD_TOKENS, max(1, MAX_SHARD_BYTES // token_bytes))
+    capacity = shard_tokens(token_bytes, most_tokens=MAX_SHARD_TOKENS, most_bytes=MAX_SHARD_BYTES)
     starts, filled = [0], 0
     for answer, tokens in enumerate(num_kept):
         if filled and filled + tokens > capacity:

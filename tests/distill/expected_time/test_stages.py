@@ -12,7 +12,7 @@ from distill.expected_time.devices import Device, Published, find_device
 from distill.expected_time.lengths import Lengths, mean_lengths
 from distill.expected_time.page import spent, spent_together
 from distill.expected_time.rates import step_s
-from distill.expected_time.stage_time import PlannedRun, StageTime, duration, unknown
+from distill.expected_time.stage_time import Part, PlannedRun, StageTime, duration, unknown
 from distill.expected_time.stages import stage_times
 from distill.monitoring.flops import forward_flops, head_flops, training_flops
 from distill.recipe.recipe import Recipe
@@ -273,7 +273,39 @@ def test_an_unknown_precision_is_no_time():
 def test_training_can_be_divided_among_as_many_devices_as_share_its_batch():
     assert times(run_of(global_train_batch_size=64))["training"].processes == 8
     assert times(run_of(global_train_batch_size=6))["training"].processes == 6
-    assert times(run_of())["answers"].processes == 1
+    assert times(run_of())["answers"].processes == 8
+
+
+def test_pieces_are_made_whole_and_what_is_one_process_s_is_not_shared():
+    stage = StageTime("one", 130.0, True, "", parts=(Part(100.0, 10), Part(20.0, 2), Part(10.0)))
+    assert stage.on(1) == pytest.approx(130.0)
+    assert stage.on(4) == pytest.approx(30.0 + 10.0 + 10.0)  # three pieces of ten, one of two
+    assert stage.on(512) == pytest.approx(10.0 + 10.0 + 10.0)
+    assert stage.serial_s == 10.0
+    assert StageTime("two", 80.0, True, "").on(8) == 80.0
+    assert Part(80.0, 64, is_even=True).shared_s(16) == 5.0
+    assert Part(80.0, 64, is_even=True).shared_s(24) is None
+
+
+def test_answers_are_shared_by_files_and_what_is_timed_by_nobody():
+    work, data = Work(1010, 1000), {"shard_size": 100, "batch_size": 50}
+    found = times(run_of(work, data=data))
+    assert [part.pieces for part in found["answers"].parts] == [1, 10]
+    assert found["answers"].seconds == pytest.approx(sum(part.seconds for part in found["answers"].parts))
+    scored = run_of(work, data={**data, "num_eval_prompts": 90}, scoring={"num_prompts": 70, "policy_prompts": 20})
+    *written, replayed, timed = times(scored)["scorecard"].parts
+    temperatures = len(scored.recipe.eval.temperatures)
+    shards = [-(-count // scored.recipe.eval.batch_size) for count in (70, 20)]
+    assert [part.pieces for part in written] == shards * temperatures
+    assert (replayed.pieces, timed.pieces) == (90 * temperatures, 1)
+    alone = [part.seconds for part in written if part.pieces == 1]
+    assert times(scored)["scorecard"].serial_s == pytest.approx(timed.seconds + sum(alone))
+
+
+def test_a_cache_is_shared_by_files():
+    [part] = times(run_of(teacher={"source": "cache"}))["teacher cache"].parts
+    tokens_of_a_file = 2**28 // (2 * TARGET.hidden)  # 256 MiB of states in bfloat16
+    assert part.pieces == -(-1000 * LENGTHS.answer // tokens_of_a_file) == 10
 
 
 def test_processes_of_a_processor_share_its_cores(device_file, records):
@@ -283,15 +315,17 @@ def test_processes_of_a_processor_share_its_cores(device_file, records):
 
 def test_a_divided_training_is_told_beside_the_whole_and_called_unmeasured():
     assert (
-        spent(StageTime("one", 7200.0, True, "", processes=8)) == "2.0 h (on 8 devices 15.0 min, divided, unmeasured)"
+        spent(StageTime("one", 7200.0, True, "", processes=8, parts=(Part(7200.0, 64, is_even=True),)))
+        == "2.0 h (on 8 devices 15.0 min, divided, unmeasured)"
     )
     assert spent(StageTime("one", 7200.0, measured=True, words="")) == "2.0 h"
     assert spent(unknown("one", "nobody knows")) == "unknown"
 
 
 def test_the_sum_is_of_what_is_known():
-    some = [StageTime("one", 60.0, measured=True, words=""), StageTime("two", 80.0, True, "", processes=8)]
-    assert spent_together(some) == "2.3 min (with 8 devices for training 70 s)"
+    two = StageTime("two", 80.0, True, "", processes=8, parts=(Part(80.0, 64, is_even=True),))
+    some = [StageTime("one", 60.0, measured=True, words=""), two]
+    assert spent_together(some) == "2.3 min (on 8 devices 70 s)"
     assert spent_together([some[0], unknown("two", "nobody knows")]) == "60 s without two"
     assert spent_together([unknown("two", "nobody knows")]) == "unknown"
 
