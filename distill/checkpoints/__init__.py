@@ -1,1 +1,1 @@
-"""Composer's checkpoint files: which there are, whether they are whole, and whose code they may run."""
+"""Checkpoints, files and folders of shards: which there are, whether they are whole, and whose code they may run."""

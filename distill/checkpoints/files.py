@@ -1,25 +1,25 @@
-"""Checkpoint files: which there are, which is the newest, and whether a file is whole.
+"""Checkpoints: which there are, which is the newest, and whether one is whole.
 
-Composer writes one file per checkpoint, `ep{epoch}-ba{batch}-rank0.pt`, straight to its final name: a machine that dies
-meanwhile, or a disk that fills up, leaves it cut short. A `.pt` file is a zip archive whose directory stands at its end
-and holds a CRC-32 of every entry, so damage shows without unpickling anything.
+A whole one is a file, `ep{epoch}-ba{batch}-rank0.pt`; Composer writes it straight to its final name: a machine that
+dies meanwhile, or a disk that fills up, leaves it cut short. A `.pt` file is a zip archive whose directory stands at
+its end and holds a CRC-32 of every entry, so damage shows without unpickling anything. A sharded one is a folder,
+`ep{epoch}-ba{batch}`, as folders.py reads it.
 """
 
 import re
-import struct
 import sys
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Literal
+
+from distill.checkpoints.archives import zip_damage
 
 CHECKPOINT_NAME = "ep{epoch}-ba{batch}-rank{rank}.pt"  # Composer fills this in
 LATEST_NAME = "latest-rank{rank}.pt"  # a link to the newest
 BEST_NAME = "best-rank0.pt"  # a link to the one whose held-out tau was highest
 MASK_CHECKPOINTS_KEPT = 2  # of mask training, whose recipe has no key for it
-# What zipfile raises on bytes that no archiver wrote: also for encrypted entries and unknown compressions.
-NOT_A_ZIP = (zipfile.BadZipFile, zlib.error, struct.error, NotImplementedError, RuntimeError, EOFError, ValueError)
-FILE_PATTERN = re.compile(r"ep(\d+)-ba(\d+)-rank0\.pt")
+FOLDER_NAME = "ep{epoch}-ba{batch}"  # of a sharded one
+OF_A_FILE = "-rank0.pt"
+NAME_PATTERN = re.compile(r"ep(\d+)-ba(\d+)(-rank0\.pt)?")
 
 
 def newest_intact_checkpoint(folder: Path) -> Path | None:
@@ -48,7 +48,7 @@ def best_checkpoint(folder: Path) -> Path | None:
     if not link.is_symlink():
         return None
     path = folder / link.readlink().name
-    problem = damage(path) if path.is_file() else "it is gone"
+    problem = damage(path) if path.exists() else "it is gone"
     if problem is not None:
         print(f"{path}: the best checkpoint cannot be used ({problem}).", file=sys.stderr)
         return None
@@ -56,29 +56,38 @@ def best_checkpoint(folder: Path) -> Path | None:
 
 
 def find_checkpoints(folder: Path) -> list[Path]:
-    """All checkpoint files of a training, whole or not, oldest first."""
-    named = (path for path in folder.glob("*.pt") if FILE_PATTERN.fullmatch(path.name) and path.is_file())
-    return sorted(named, key=training_time)
+    """All checkpoints of a training, files and folders, whole or not, oldest first."""
+    return sorted(filter(is_checkpoint, folder.glob("ep*")), key=training_time)
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a path is named as checkpoints are, and is what its name says."""
+    match = NAME_PATTERN.fullmatch(path.name)
+    return match is not None and (path.is_dir() if match[3] is None else path.is_file())
 
 
 def training_time(path: Path) -> tuple[int, int]:
-    """Batches and epochs trained when a checkpoint file was written, as its name says."""
-    match = FILE_PATTERN.fullmatch(path.name)
+    """Batches and epochs trained when a checkpoint was written, as its name says."""
+    match = NAME_PATTERN.fullmatch(path.name)
     assert match is not None, path
-    epoch, batch = map(int, match.groups())
+    epoch, batch = int(match[1]), int(match[2])
     return batch, epoch
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint file, in a few words; None when every byte of it is as it was written.
+    """What is wrong with a checkpoint, in a few words; None when every byte of it is as it was written.
 
-    torch stores entries as they are and none twice. An archive that would be larger when unpacked is not read at all.
+    Raises:
+        UserError: If it is a folder whose metadata names code.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
-                return "its entries are larger than the file"
-            entry = archive.testzip()
-    except NOT_A_ZIP as error:
-        return str(error) or type(error).__name__
-    return None if entry is None else f"wrong checksum of {entry}"
+    if not path.is_dir():
+        return file_damage(path)
+    from distill.checkpoints.folders import folder_damage  # only now, since it takes torch
+
+    return folder_damage(path)
+
+
+def file_damage(path: Path) -> str | None:
+    """The same of a file."""
+    with path.open("rb") as file:
+        return zip_damage(file, path.stat().st_size)

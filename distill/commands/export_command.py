@@ -26,8 +26,8 @@ class ExportSettings(Section):
     """What is exported: the draft of a recipe's run, or a checkpoint and what it belongs to."""
 
     words: RecipeWords = Field(default=(), description="A recipe, unless --checkpoint is given.")
-    checkpoint: Annotated[Path | None, Flag(metavar="FILE")] = Field(
-        default=None, description="A .pt file of <run>/checkpoints."
+    checkpoint: Annotated[Path | None, Flag(metavar="PATH")] = Field(
+        default=None, description="A .pt file, or a folder, of <run>/checkpoints."
     )
     init: Annotated[Path | None, Flag(metavar="DIR")] = Field(
         default=None, description="The folder its training started from: <run>/init."

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from architectures.checkpoints.fingerprint import fingerprint_checkpoint, fingerprint_file
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint, fingerprint_file, fingerprint_value
 from architectures.checkpoints.manifest import MANIFEST_NAME, write_manifest
 from architectures.checkpoints.target_files import carry_files, require_tokenizer, with_special_ids
 from architectures.checkpoints.vocabulary_rows import fit_rows
@@ -32,9 +32,9 @@ from architectures.small_head.record import (
     write_draft_vocabulary,
 )
 from architectures.targets.target import read_config
-from distill.checkpoints.files import damage
+from distill.checkpoints.files import damage, is_checkpoint
 from distill.data.unknown_inputs import UnknownInputs
-from distill.exporting.reading import algorithms_of, read_state
+from distill.exporting.reading import algorithms_of, read_model, read_state
 from distill.exporting.reloaded import compare_reloaded
 from distill.run.run import Run, shape_of
 from distill.run.stage_inputs import draft_inputs
@@ -62,14 +62,14 @@ def export_draft(run: Run, checkpoint: Path, *, finished: bool) -> None:
 
 def export_any(checkpoint: Path, init: Path, out: Path, *, target: Path, dtype: str) -> None:
     """Make a draft folder from a checkpoint that no recipe names; arguments and errors as for `export_checkpoint`."""
-    if not checkpoint.is_file():
-        raise UserError(f"{checkpoint}: no such file. Give a .pt file of a run's checkpoints.")
+    if not checkpoint.is_file() and not is_checkpoint(checkpoint):
+        raise UserError(f"{checkpoint}: no such checkpoint. Give a .pt file, or a folder, of a run's checkpoints.")
     if (problem := damage(checkpoint)) is not None:
         raise UserError(f"{checkpoint}: cut short or damaged ({problem}). Give another checkpoint of its training.")
     read_config(init)
     require_tokenizer(target)
     inputs = {
-        "checkpoint": fingerprint_file(checkpoint),
+        "checkpoint": fingerprint_saved(checkpoint),
         "init": fingerprint_checkpoint(init),
         "target": fingerprint_checkpoint(target),
     }
@@ -88,6 +88,13 @@ def export_any(checkpoint: Path, init: Path, out: Path, *, target: Path, dtype: 
     )
 
 
+def fingerprint_saved(checkpoint: Path) -> str:
+    """Of every byte of a checkpoint, a file or a folder."""
+    if checkpoint.is_file():
+        return fingerprint_file(checkpoint)
+    return fingerprint_value({path.name: fingerprint_file(path) for path in sorted(checkpoint.iterdir())})
+
+
 def export_checkpoint(
     checkpoint: Path,
     init: Path,
@@ -103,7 +110,7 @@ def export_checkpoint(
     Tokenizer, chat template and generation_config.json are the target's, byte for byte. Tied embeddings stay tied.
 
     Args:
-        checkpoint: A file of <run>/checkpoints, from one process or many.
+        checkpoint: A file or folder of <run>/checkpoints, from one process or many.
         init: The folder the training started from.
         out: The draft folder; an earlier draft there is replaced.
         target: The folder of the model it drafts for. Rows the student has beyond the target's vocab_size are padding
@@ -160,8 +167,8 @@ def write_vocabulary_and_card(vocabulary: DraftVocabulary, folder: Path, head: s
 
 
 def checkpoint_student(checkpoint: Path) -> dict[str, Tensor]:
-    """The student's tensors under the names of transformers' module, left on disk until they are used."""
-    return {name.removeprefix(STUDENT_PREFIX): tensor for name, tensor in read_state(checkpoint)["model"].items()}
+    """The student's tensors under the names of transformers' module; a file's are left on disk until they are used."""
+    return {name.removeprefix(STUDENT_PREFIX): tensor for name, tensor in read_model(checkpoint).items()}
 
 
 def read_student(checkpoint: Path, family: Family) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ that a checkpoint names (State._apply_required_algorithms, mosaicml 0.32.1), so 
 import pickle
 import struct
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy._core.multiarray import _reconstruct  # what numpy's own pickles call
+from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 from torch.torch_version import TorchVersion
 
 from architectures.errors import UserError
+from distill.checkpoints.folders import MODEL, STATE_NAME, read_tensors
 from distill.checkpoints.trust import are_trusted, code_found
 from distill.data.unknown_inputs import UnknownInputs
 from distill.monitoring.gradient_norm import GradientNorm
@@ -55,11 +57,24 @@ UNREADABLE = (
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Everything Composer saved; tensors are left on disk until they are used.
+    """Everything Composer saved, tensors left on disk until they are used; of a folder what lies beside its shards.
 
     Raises:
         UserError: If it holds anything but what a training here saves, unless checkpoints are trusted.
     """
+    if not path.is_dir():
+        saved = read_file(path)
+        if not are_trusted():
+            refuse_other_contents(saved, path, {"model"})
+        return saved
+    saved = read_file(path / STATE_NAME)
+    if not are_trusted():
+        refuse_other_contents(saved, path / STATE_NAME, set())
+    return saved
+
+
+def read_file(path: Path) -> Any:
+    """What one file holds; see read_checkpoint."""
     if are_trusted():
         return torch.load(path, map_location="cpu", mmap=True, weights_only=False)
     try:
@@ -68,19 +83,22 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             foreign = sorted(get_unsafe_globals_in_checkpoint(path))
             if foreign:
                 raise code_found(path, f"names {foreign[0]}")
-            saved = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+            return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except UserError:
         raise
     except UNREADABLE as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise UserError(f"{path}: is no checkpoint of a training ({reason}). Delete it.") from error
-    refuse_other_contents(saved, path)
-    return saved
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """The part of a checkpoint with model, optimiser and times."""
+    """The part of a checkpoint with times and whatever else the trainer knew; of a file model and optimiser too."""
     return read_checkpoint(path)["state"]
+
+
+def read_model(path: Path) -> dict[str, Tensor]:
+    """The trained tensors of a checkpoint, whole; those of a file are left on disk until they are used."""
+    return read_tensors(path, MODEL) if path.is_dir() else read_state(path)[MODEL]
 
 
 def is_free_of_code(path: str | Path, specs: Any = None) -> bool:  # noqa: ARG001  # Composer's signature
@@ -94,10 +112,10 @@ def is_trusted(path: str | Path, specs: Any = None) -> bool:  # noqa: ARG001  # 
     return True
 
 
-def refuse_other_contents(saved: Any, path: Path) -> None:
+def refuse_other_contents(saved: Any, path: Path, parts: Set[str]) -> None:
     """Raise UserError unless a checkpoint has the parts that are read of it, and no algorithm of Composer's."""
     state = saved.get("state") if isinstance(saved, dict) else None
-    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
+    if not isinstance(state, dict) or not all(isinstance(state.get(part), dict) for part in parts):
         raise UserError(f"{path}: is no checkpoint of a training (it has no state of a model). Delete it.")
     for name in algorithms_of(state):
         if name not in OWN_ALGORITHMS:

@@ -10,9 +10,9 @@ from transformers import PreTrainedModel
 
 from architectures.errors import UserError
 from architectures.settings.recipe_command import command_of
-from distill.checkpoints.files import damage, find_checkpoints
+from distill.checkpoints.files import OF_A_FILE, damage, find_checkpoints
 from distill.exporting.export import STUDENT_PREFIX
-from distill.exporting.reading import read_state
+from distill.exporting.reading import read_model, read_state
 from distill.run.run import Run
 from eval.models.loading import load_model
 from eval.records.origin import UNDISTILLED
@@ -46,7 +46,7 @@ def is_whole(path: Path) -> bool:
 def saved_model(path: Path, load: Callable[[], PreTrainedModel]) -> Saved:
     """One checkpoint, not yet in memory."""
     timestamp = read_state(path)["timestamp"]["Timestamp"]
-    name = path.name.removesuffix("-rank0.pt")
+    name = path.name.removesuffix(OF_A_FILE)
     return Saved(name, timestamp["batch"], timestamp["token"], load)
 
 
@@ -63,7 +63,7 @@ def load_checkpoint(init: Path, path: Path, *, dtype: str, rounded: str) -> PreT
         UserError: If it was not trained from init.
     """
     model, kept = load_model(init, dtype=dtype), getattr(torch, rounded)
-    weights = {name.removeprefix(STUDENT_PREFIX): tensor.to(kept) for name, tensor in read_state(path)["model"].items()}
+    weights = {name.removeprefix(STUDENT_PREFIX): tensor.to(kept) for name, tensor in read_model(path).items()}
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:

@@ -1,17 +1,30 @@
 """What happens during training besides learning: checkpoints that survive a full disk, and the intervals of metrics."""
 
 import shutil
+from collections.abc import Callable
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
 import torch
 from composer import Callback, Logger, State, Time
 from composer.callbacks import CheckpointSaver
-from composer.utils import dist, reproducibility
+from composer.utils import dist, format_name_with_dist_and_time, reproducibility
+from torch import distributed
 
+from architectures.checkpoints.manifest import MANIFEST_NAME
 from architectures.errors import UserError
-from architectures.files.atomic import replacing
-from distill.checkpoints.files import BEST_NAME, CHECKPOINT_NAME, LATEST_NAME, find_checkpoints, training_time
+from architectures.files.atomic import remove_partials, replacing
+from distill.checkpoints.failures import disk_error, explain_write_failure
+from distill.checkpoints.files import (
+    BEST_NAME,
+    CHECKPOINT_NAME,
+    FOLDER_NAME,
+    LATEST_NAME,
+    find_checkpoints,
+    training_time,
+)
+from distill.checkpoints.saving import Writing, agreed, begin_writing, finish_writing, is_written, writers_group
 from distill.monitoring.metrics import estimates
 
 
@@ -26,9 +39,21 @@ class CheckpointWriter(CheckpointSaver):
         save_interval: Time between two, as a Composer time string; the end of training is always saved.
         num_to_keep: The newest so many stay. One more exists while it is written, so a failed write costs none.
         best_by: Name of the metric of evaluations that makes a checkpoint the best when it is highest; None for none.
+        sharded: Whether each process writes its own shards, while training goes on. A checkpoint then has its name
+            from the end of the batch in which the last process is done; one that fails ends the training there.
+        continues: Puts a trainer where a sharded checkpoint was written, which Composer does for files alone.
     """
 
-    def __init__(self, folder: Path, *, save_interval: str, num_to_keep: int, best_by: str | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        save_interval: str,
+        num_to_keep: int,
+        best_by: str | None = None,
+        sharded: bool = False,
+        continues: Callable[[State, Logger], None] | None = None,
+    ):
         super().__init__(
             folder=str(folder),
             filename=CHECKPOINT_NAME,
@@ -39,13 +64,42 @@ class CheckpointWriter(CheckpointSaver):
             num_checkpoints_to_keep=num_to_keep,
             overwrite=True,  # only files found damaged on resuming are ever in the way
         )
-        self.best_by = best_by
+        self.best_by, self.sharded, self.continues = best_by, sharded, continues
+        self.group: distributed.ProcessGroup | None = None
+        self.writing: Writing | None = None
         self.best_value = float("-inf")
         self.best_batch = -1
 
+    def before_load(self, state: State, logger: Logger) -> None:
+        """The trainer is there, its model sharded."""
+        if self.continues is not None:
+            self.continues(state, logger)
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Remove what a killed session left half-written."""
+        super().fit_start(state, logger)
+        if dist.get_global_rank() == 0:
+            remove_partials(Path(self.folder), mark=MANIFEST_NAME)
+        self.group = writers_group() if self.sharded else None
+
+    def batch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
+        """Name what has been written meanwhile."""
+        if self.writing is not None and is_written(self.writing, state):
+            self.settle()
+
+    def fit_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
+        """Wait for what is being written."""
+        self.settle()
+
     def close(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
-        """Remove the folder that the base class makes for uploads."""
+        """Remove the folder that the base class makes for uploads; keep what was all but written when training failed.
+
+        No process waits for another here, which may be gone.
+        """
         self.tmp_dir_for_symlink.cleanup()
+        writing, self.writing = self.writing, None
+        if writing is not None and writing.future.exception() is None and dist.get_global_rank() == 0:
+            self._name(writing)
 
     def eval_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
         """Remember an evaluation no worse than any before; what is not trained yet does not count."""
@@ -87,8 +141,13 @@ class CheckpointWriter(CheckpointSaver):
         super().load_state_dict(state)
 
     def _save_checkpoint(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Write one file from rank 0. All ranks call this: a sharded student is gathered first."""
+        """Write one file from rank 0, or begin to write a folder. All ranks call this, for their shards."""
         self.last_checkpoint_batch = state.timestamp.batch
+        if self.sharded:
+            self.settle()
+            name = format_name_with_dist_and_time(FOLDER_NAME, state.run_name, state.timestamp)
+            self.writing = begin_writing(state, Path(self.folder) / name, self.group)
+            return
         path = Path(self.filename.format(state))
         contents = {"state": state.state_dict(), "rng": reproducibility.get_rng_state()}
         outcome = [self._publish(contents, path) if dist.get_global_rank() == 0 else None]
@@ -105,9 +164,34 @@ class CheckpointWriter(CheckpointSaver):
             if cause is None:
                 raise
             return explain_write_failure(cause, path)
+        self._is_there(path)
+        return None
+
+    def settle(self) -> None:
+        """Wait until all processes have written what they began, and name it.
+
+        Raises:
+            UserError: On all processes, if the disk of one refused.
+        """
+        writing, self.writing = self.writing, None
+        if writing is None:
+            return
+        wait([writing.future])
+        problem = agreed(self._name(writing) if dist.get_global_rank() == 0 else None)
+        if problem is not None:
+            raise UserError(problem)
+
+    def _name(self, writing: Writing) -> str | None:
+        """Give what was written its name; the problem in words if there was one."""
+        problem = finish_writing(writing)
+        if problem is None:
+            self._is_there(writing.path)
+        return problem
+
+    def _is_there(self, path: Path) -> None:
+        """Point `latest` at a new checkpoint and remove the oldest."""
         link_to(path, LATEST_NAME.format(rank=0))
         self.tidy(path.parent, training_time(path)[0])
-        return None
 
     def tidy(self, folder: Path, batch: int) -> None:
         """Point `best` at the best; remove all but it and the newest, first damaged ones beyond the given batch."""
@@ -120,13 +204,21 @@ class CheckpointWriter(CheckpointSaver):
         best = linked(folder / BEST_NAME)
         for surplus in checkpoints[: -self.num_checkpoints_to_keep]:
             if surplus.name != best:
-                surplus.unlink()
+                remove(surplus)
 
 
 def write_checkpoint(contents: dict[str, Any], path: Path) -> None:
     """Write a checkpoint through a neighbouring file and a rename, so that a crash leaves no half of it."""
     with replacing(path) as file:
         torch.save(contents, file)
+
+
+def remove(checkpoint: Path) -> None:
+    """Delete a checkpoint, a file or a folder."""
+    if checkpoint.is_dir():
+        shutil.rmtree(checkpoint)
+    else:
+        checkpoint.unlink()
 
 
 def link_to(path: Path, name: str) -> None:
@@ -139,24 +231,6 @@ def link_to(path: Path, name: str) -> None:
 def linked(link: Path) -> str | None:
     """The name of the file a link points to; None where there is no link."""
     return link.readlink().name if link.is_symlink() else None
-
-
-def disk_error(error: BaseException | None) -> OSError | None:
-    """The operating system's error behind an exception: torch raises a RuntimeError while it handles one."""
-    while error is not None and not isinstance(error, OSError):
-        error = error.__cause__ or error.__context__
-    return error
-
-
-def explain_write_failure(cause: OSError, path: Path) -> str:
-    """The message for a checkpoint that could not be written, with what can still be used."""
-    usable = find_checkpoints(path.parent)
-    earlier = f"{usable[-1]} stays usable" if usable else "there is no earlier one"
-    free_gib = shutil.disk_usage(path.parent).free / 2**30
-    return (
-        f"{path}: writing this checkpoint failed ({cause.strerror}); its disk has {free_gib:.2f} GiB free, and "
-        f"{earlier}. Make room, then run the same command again to continue."
-    )
 
 
 class EvaluationIntervals(Callback):

@@ -48,8 +48,8 @@ def recorded_values(recipe: Recipe) -> dict[str, Any]:
     if not recipe.distill.samples.writes:
         del values["distill"]["samples"]
     values["eval"] = recipe.eval.recorded()
-    for section, name in (("data", "answer_steps"), ("distill", "pad_to_multiple")):
-        del values[section][name]  # as the device, they say how the same is computed
+    for section, name in (("data", "answer_steps"), ("distill", "pad_to_multiple"), ("distill", "checkpoints")):
+        del values[section][name]  # as the device, they say how the same is computed, or kept
     if recipe.distill.online is None:
         for key in OF_REQUESTS:
             del values["distill"][key]

@@ -38,6 +38,7 @@ RESUMABLE_KEYS = frozenset(  # a continued training may change these
         "eval_first",
         "save_interval",
         "save_num_checkpoints_to_keep",
+        "checkpoints",
         "autoresume",
         "parallelism",
         "loggers",

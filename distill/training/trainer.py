@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from composer import Algorithm, Callback, Evaluator, Trainer
+from composer import Algorithm, Callback, Evaluator, Logger, State, Trainer
 from composer.callbacks import LRMonitor, SpeedMonitor
 from composer.devices import Device, DeviceCPU, DeviceGPU
 from composer.utils import dist
@@ -13,12 +13,13 @@ from transformers import PreTrainedModel
 from architectures.draft_vocabulary.unknown import begin_unknown, with_unknown
 from architectures.errors import UserError
 from distill.checkpoints.files import newest_intact_checkpoint
+from distill.checkpoints.saving import read_into
 from distill.checkpoints.trust import guard_composer
 from distill.data.batches import AnswerDataset
 from distill.data.unknown_inputs import UnknownInputs
 from distill.estimates.frozen_embeddings import freeze_input_embeddings
 from distill.exporting.export import vocab_size_of
-from distill.exporting.reading import read_checkpoint
+from distill.exporting.reading import read_checkpoint, read_state
 from distill.losses.answer_logits import AnswerLogits
 from distill.losses.objective import build_objective
 from distill.monitoring.callbacks import CheckpointWriter, EvaluationIntervals
@@ -82,8 +83,8 @@ def newest_for_all(folder: Path) -> Path | None:
 
 def newest_or_problem(folder: Path) -> tuple[Path | None, str | None]:
     """The newest intact checkpoint, or why it is refused."""
-    checkpoint = newest_intact_checkpoint(folder)
     try:
+        checkpoint = newest_intact_checkpoint(folder)
         if checkpoint is not None:
             read_checkpoint(checkpoint)
     except UserError as error:
@@ -202,7 +203,8 @@ def build_trainer(
         widths=Widths.of(recipe),
     )
     guard_composer()
-    return Trainer(
+    folder = checkpoint if checkpoint is not None and checkpoint.is_dir() else None
+    trainer = Trainer(
         model=model,
         train_dataloader=learned.spec,
         eval_dataloader=Evaluator(label="eval", dataloader=eval_data),
@@ -232,6 +234,8 @@ def build_trainer(
                 save_interval=interval(config.save_interval, config, learned),
                 num_to_keep=config.save_num_checkpoints_to_keep,
                 best_by=Known(not isinstance(config.teacher, NoTeacher), recipe.data.temperature).best_by,
+                sharded=config.checkpoints == "sharded",
+                continues=None if folder is None else partial(continue_from_shards, folder),
             ),
             EvaluationIntervals(),
             *alpha_bounds(config, model),
@@ -243,9 +247,22 @@ def build_trainer(
         progress_bar=False,  # ours is among the loggers
         run_name=recipe.run_name,
         seed=recipe.seed,
-        load_path=None if checkpoint is None else str(checkpoint),
+        load_path=None if checkpoint is None or checkpoint == folder else str(checkpoint),
         dist_timeout=DIST_TIMEOUT_S,
     )
+    if folder is not None:
+        trainer._rng_state = read_checkpoint(folder)["rng"]  # noqa: SLF001  # as Composer keeps those of a file
+    return trainer
+
+
+def continue_from_shards(folder: Path, state: State, logger: Logger) -> None:
+    """Weights, moments, times, callbacks and data as they were when a sharded checkpoint was written.
+
+    Random states come back with the first batch that is trained on, which Composer sees to.
+    """
+    rest = read_state(folder)
+    read_into(state, folder, rest.pop("optimizers"))
+    state.load_state_dict(rest, logger)
 
 
 def alpha_bounds(config: DistillConfig, model: DistillModel) -> list[Callback]:

@@ -2,7 +2,10 @@
 
 import json
 import os
-from collections.abc import Callable
+import resource
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,8 @@ import pytest
 import torch
 
 from distill.checkpoints.files import find_checkpoints
+from distill.checkpoints.folders import read_tensors
+from distill.exporting.reading import read_model, read_state
 from distill.recipe.recipe import Recipe
 
 # Of gradients and losses after one step, between a GPU and the processor or two runs on a GPU.
@@ -19,8 +24,22 @@ REPEAT_RTOL = 1e-5  # the same device, whose sums may run in another order; a pr
 
 
 def last_state(recipe: Recipe, folder: str = "checkpoints") -> dict[str, Any]:
+    """Of the newest checkpoint, a file or a folder."""
     last = find_checkpoints(Path(recipe.run_dir) / folder)[-1]
+    if last.is_dir():
+        return sharded_state(last)
     return torch.load(last, map_location="cpu", weights_only=False)["state"]  # a GPU's are compared with a processor's
+
+
+def sharded_state(folder: Path) -> dict[str, Any]:
+    """What a folder holds, laid out as in a file."""
+    state = read_state(folder)
+    for optimizer in state["optimizers"].values():
+        optimizer["state"] = {}
+        for name, tensor in read_tensors(folder, "optimizers").items():
+            parameter, kind = name.rsplit(".", 1)
+            optimizer["state"].setdefault(parameter, {})[kind] = tensor
+    return {**state, "model": OrderedDict(read_model(folder))}
 
 
 def weights(recipe: Recipe) -> dict[str, torch.Tensor]:
@@ -87,3 +106,14 @@ def plant(path: Path, what: Callable[[dict[str, Any], Path], None], mark: Path) 
     saved = torch.load(path, weights_only=False)
     what(saved, mark)
     torch.save(saved, path)
+
+
+@contextmanager
+def file_size_limit(num_bytes: int) -> Iterator[None]:
+    """Writing beyond so many bytes of a file fails, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

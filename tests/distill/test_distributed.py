@@ -5,6 +5,7 @@ What only trains is trained by a pair of processes that stays; launches, and wha
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -14,14 +15,15 @@ import torch
 from composer.utils import get_free_tcp_port
 from transformers import AutoModelForCausalLM
 
-from distill.checkpoints.files import find_checkpoints
+from distill.checkpoints.files import damage, find_checkpoints
+from distill.checkpoints.metadata import METADATA_NAME, read_metadata
 from distill.recipe.recipe import save_recipe
 from distill.recipe.sections.teacher import LiveTeacher, is_sharded
 from distill.run.run import Run
 from distill.run.run_folder import OWNED_VARIABLE, owned
 from distill.stages.running import cache_stage
 from distill.train import train
-from tests.distill.after_training import in_a_pickle, last_state, plant
+from tests.distill.after_training import Touch, in_a_pickle, last_state, plant
 from tests.distill.small_heads import cut_draft
 from tests.distill.two_processes import attempt, train_by
 from tests.processes import Warm
@@ -91,6 +93,36 @@ def test_two_processes_equal_one(pair, make_run, parallelism):
         train(changed(alone, max_duration="6ba"))
         train_by(pair, together, max_duration="6ba")
         assert_same_training(alone, together)
+
+
+@pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
+def test_a_sharded_checkpoint_is_continued_by_any_number_of_processes(pair, make_run, tmp_path, parallelism):
+    """2 -> 2 -> 1 -> 2, against one process with whole checkpoints; then its metadata is planted."""
+    settings = {"device_train_microbatch_size": 1}
+    alone = make_run("alone", **settings)
+    together = make_run("together", parallelism=parallelism, checkpoints="sharded", **settings)
+    for batches, processes in ((2, 2), (3, 2), (4, 1), (5, 2)):
+        train(changed(alone, max_duration=f"{batches}ba"))
+        if processes == 2:
+            train_by(pair, together, max_duration=f"{batches}ba")
+        else:
+            train(changed(together, max_duration=f"{batches}ba", parallelism="ddp"))
+        newest = find_checkpoints(Path(together.run_dir) / "checkpoints")[-1]
+        assert len(list(newest.glob("__*.distcp"))) == processes
+        assert_same_training(alone, together)
+    draft = AutoModelForCausalLM.from_pretrained(Path(together.run_dir) / "draft")
+    assert draft.lm_head.weight is draft.model.embed_tokens.weight
+
+    (newest / "__1_0.distcp").rename(tmp_path / "__1_0.distcp")
+    assert (damage(newest) or "").startswith("its shard __1_0.distcp is missing")
+    (tmp_path / "__1_0.distcp").rename(newest / "__1_0.distcp")
+    metadata = read_metadata(newest)
+    metadata.planner_data = Touch(tmp_path / "mark")
+    (newest / METADATA_NAME).write_bytes(pickle.dumps(metadata))
+    completed = attempt(pair, together, "distill.max_duration=6ba")
+    assert completed.returncode == 2, completed.stderr
+    assert completed.stderr.count("names posix.system, which no checkpoint of a training here does") == 2
+    assert not (tmp_path / "mark").exists()
 
 
 @pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])

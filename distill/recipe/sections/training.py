@@ -107,6 +107,11 @@ class DistillConfig(Section):
         ge=1,
         description="Newest checkpoints kept; one more exists while it is written.",
     )
+    checkpoints: Literal["whole", "sharded"] = Field(
+        default="whole",
+        description="whole: one file, which process 0 gathers and writes while all wait. sharded: a folder, in which "
+        "each process writes its own part while training goes on. Either is continued by any number of processes.",
+    )
     autoresume: bool = Field(default=True, description="Whether to continue from the newest intact checkpoint.")
     parallelism: Literal["ddp", "fsdp2"] = Field(
         default="ddp", description="Whether each process holds the whole student or a shard of it."

@@ -2,9 +2,6 @@
 
 import json
 import os
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,6 +18,7 @@ from distill.checkpoints.files import (
 )
 from distill.monitoring.metrics import PooledOverAnswers
 from distill.train import train
+from tests.distill.after_training import file_size_limit
 
 
 def write(folder: Path, *names: str) -> list[Path]:
@@ -253,17 +251,6 @@ def test_refuses_to_train_over_checkpoints_it_may_not_resume_from(make_run):
     stubborn = recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"autoresume": False})})
     with pytest.raises(UserError, match=r"checkpoints: holds checkpoints .* distill\.autoresume is false"):
         train(stubborn)
-
-
-@contextmanager
-def file_size_limit(num_bytes: int) -> Iterator[None]:
-    """Writing beyond so many bytes of a file fails, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_full_disk_costs_no_checkpoint(make_run):

@@ -1,0 +1,273 @@
+"""Sharded checkpoints: continued to the last bit, whole or not taken, and no code of theirs runs."""
+
+import json
+import os
+import pickle
+import shutil
+import warnings
+from pathlib import Path
+from threading import Event
+
+import pytest
+import torch
+from torch.distributed.checkpoint import FileSystemWriter, save
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+
+import distill.training.trainer
+from architectures.errors import UserError
+from distill.checkpoints.files import BEST_NAME, damage, find_checkpoints, newest_intact_checkpoint
+from distill.checkpoints.folders import CheckedReader
+from distill.checkpoints.metadata import METADATA_NAME, read_metadata
+from distill.checkpoints.saving import DiskErrors
+from distill.checkpoints.trust import TRUST, VALIDATION_VARIABLE
+from distill.exporting.export import export_any
+from distill.exporting.reading import read_model
+from distill.exporting.saved_models import saved_models
+from distill.monitoring.metrics import PooledOverAnswers
+from distill.run.recorded import recipe_hash
+from distill.run.run import Run
+from distill.run.stage_inputs import training_inputs
+from distill.train import train
+from distill.training.model import DistillModel
+from tests.distill.after_training import Touch, assert_equal, file_size_limit, in_a_pickle, last_state, metrics, plant
+
+
+def changed(recipe, **distill):
+    return recipe.model_copy(update={"distill": recipe.distill.model_copy(update=distill)})
+
+
+def folder_of(recipe) -> Path:
+    return Path(recipe.run_dir) / "checkpoints"
+
+
+def names(recipe) -> list[str]:
+    return [path.name for path in find_checkpoints(folder_of(recipe))]
+
+
+def test_a_whole_and_a_sharded_training_are_the_same(make_run):
+    whole, sharded = make_run("whole"), make_run("sharded", checkpoints="sharded")
+    train(whole)
+    train(sharded)
+    assert names(sharded) == ["ep1-ba5", "ep1-ba6"]
+    assert_equal(last_state(whole)["model"], last_state(sharded)["model"])
+    assert_equal(last_state(whole)["optimizers"], last_state(sharded)["optimizers"])
+
+
+@pytest.mark.parametrize(("first", "then"), [("sharded", "sharded"), ("whole", "sharded"), ("sharded", "whole")])
+def test_resumed_equals_uninterrupted_bit_for_bit(make_run, make_checkpoint, stopped, first, then):
+    """Dropout, order, schedule and moments included; whichever way each session saves."""
+    init = make_checkpoint(num_hidden_layers=2, attention_dropout=0.5)
+    straight, resumed = make_run("straight", init=init), make_run("resumed", init=init, checkpoints=first)
+    train(straight)
+    with stopped(distill.training.trainer, "build_loggers", 5):
+        train(resumed)
+    assert names(resumed)[-1].startswith("ep1-ba4")
+    train(changed(resumed, checkpoints=then))
+    for part in ("model", "optimizers"):
+        assert_equal(last_state(straight)[part], last_state(resumed)[part])
+    losses = [[line.get("loss/train/total") for line in metrics(recipe).values()] for recipe in (straight, resumed)]
+    assert losses[0] == losses[1]
+
+
+def test_the_best_and_the_newest_are_kept_and_exported(make_run, monkeypatch):
+    recipe = make_run(checkpoints="sharded", save_num_checkpoints_to_keep=1, save_interval="3ba", eval_interval="1ba")
+    values = iter((9.0, 1.1, 1.5, 1.2, 1.4, 1.0, 1.3))  # the first is of what is not trained yet
+    compute = PooledOverAnswers.compute
+
+    def scripted(metric):
+        value = compute(metric)
+        return torch.tensor(next(values)) if getattr(metric.terms, "keywords", {}) == {"lookahead": 5} else value
+
+    monkeypatch.setattr(PooledOverAnswers, "compute", scripted)
+    train(recipe)
+    assert names(recipe) == ["ep0-ba2", "ep1-ba6"]
+    assert (folder_of(recipe) / BEST_NAME).readlink().name == "ep0-ba2"
+    assert (folder_of(recipe) / "latest-rank0.pt").readlink().name == "ep1-ba6"
+    manifest = json.loads((Path(recipe.run_dir) / "draft" / "manifest.json").read_text())
+    assert manifest["checkpoint"] == "ep0-ba2"
+    scored = saved_models(Run.of(recipe))
+    assert [(each.name, each.batches) for each in scored[1:]] == [("ep0-ba2", 2), ("ep1-ba6", 6)]
+    weights = scored[2].open().state_dict()
+    wanted = {name.removeprefix("student.lm."): tensor for name, tensor in last_state(recipe)["model"].items()}
+    assert all(torch.equal(weights[name].bfloat16(), wanted[name].bfloat16()) for name in wanted)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with one sharded checkpoint, of one process; copy it before you break it."""
+    folder = tmp_path_factory.mktemp("trained") / "ep0-ba1"
+    weights = torch.nn.Linear(8, 8)
+    tensors = {"model": dict(weights.state_dict()), "optimizers": {"weight": {"exp_avg": torch.arange(1000.0)}}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        save(tensors, storage_writer=FileSystemWriter(folder), no_dist=True)
+    torch.save({"state": {"timestamp": {}}, "rng": []}, folder / "state.pt")
+    return folder
+
+
+@pytest.fixture
+def saved(trained, tmp_path):
+    return Path(shutil.copytree(trained, tmp_path / trained.name))
+
+
+def test_a_whole_folder_is_intact(saved):
+    assert damage(saved) is None
+    assert newest_intact_checkpoint(saved.parent) == saved
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("__0_0.distcp", "its shard __0_0.distcp is missing; copy it back, or delete the folder"),
+        (".metadata", "its .metadata is missing; copy it back"),
+        ("state.pt", "its state.pt is missing; copy it back"),
+    ],
+)
+def test_what_is_missing_is_named_and_the_checkpoint_before_is_taken(saved, capsys, name, problem):
+    older = Path(shutil.copytree(saved, saved.with_name("ep0-ba0")))
+    (saved / name).unlink()
+    assert newest_intact_checkpoint(saved.parent) == older
+    assert capsys.readouterr().err.startswith(f"{saved}: cut short or damaged ({problem}")
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata", "state.pt"])
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_what_is_cut_short_is_named(saved, name, share):
+    os.truncate(saved / name, int(share * (saved / name).stat().st_size))
+    assert name in (damage(saved) or "")
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", "state.pt"])
+def test_one_wrong_byte_is_damage(saved, name):
+    contents = bytearray((saved / name).read_bytes())
+    place = contents.find(torch.arange(1000.0).numpy().tobytes()) if name != "state.pt" else contents.find(b"timestamp")
+    contents[place + 5] ^= 1
+    (saved / name).write_bytes(contents)
+    assert name in (damage(saved) or "")
+
+
+def test_export_names_the_missing_shard(saved, tmp_path):
+    (saved / "__0_0.distcp").unlink()
+    with pytest.raises(UserError, match=r"ep0-ba1: cut short or damaged \(its shard __0_0\.distcp is missing; copy it"):
+        export_any(saved, tmp_path, tmp_path / "out", target=tmp_path, dtype="float32")
+    with pytest.raises(UserError, match=r"no such checkpoint\. Give a \.pt file, or a folder"):
+        export_any(tmp_path, tmp_path, tmp_path / "out", target=tmp_path, dtype="float32")
+
+
+def planted(folder: Path, **changes: object) -> None:
+    metadata = read_metadata(folder)
+    for name, value in changes.items():
+        setattr(metadata, name, value)
+    (folder / METADATA_NAME).write_bytes(pickle.dumps(metadata))
+
+
+def test_a_planted_function_is_never_called(saved, tmp_path):
+    """Nowhere: when the newest is looked for, when tensors are read, and when torch would read it."""
+    planted(saved, planner_data=Touch(tmp_path / "mark"))
+    refused = pytest.raises(UserError, match=r"\.metadata: names posix\.system, which no checkpoint of a training here")
+    for read in (damage, read_model, lambda folder: CheckedReader(folder).read_metadata()):
+        with refused:
+            read(saved)
+    assert not (tmp_path / "mark").exists()
+
+
+def test_what_torch_would_unpickle_is_refused(saved, tmp_path):
+    """A tensor's name that holds a pickle; and a file elsewhere."""
+    described = dict(read_metadata(saved).state_dict_metadata)
+    planted(saved, state_dict_metadata={**described, "model.weight": BytesStorageMetadata()})
+    with pytest.raises(UserError, match=r"holds 'model\.weight', which is no tensor, which no checkpoint"):
+        read_model(saved)
+
+
+def test_a_file_elsewhere_is_refused(saved):
+    places = dict(read_metadata(saved).storage_data)
+    for place in places.values():
+        place.relative_path = "../elsewhere.distcp"
+    planted(saved, storage_data=places)
+    with pytest.raises(UserError, match=r"names the file '\.\./elsewhere\.distcp'"):
+        damage(saved)
+
+
+def test_a_planted_state_is_refused(make_run, tmp_path):
+    recipe = make_run(checkpoints="sharded", max_duration="1ba")
+    train(recipe)
+    state = folder_of(recipe) / "ep0-ba1" / "state.pt"
+    plant(state, in_a_pickle, tmp_path / "mark")
+    with pytest.raises(UserError, match=r"state\.pt: names posix\.system, which no checkpoint of a training here does"):
+        train(changed(recipe, max_duration="2ba"))
+    assert not (tmp_path / "mark").exists()
+
+
+def test_metadata_of_who_is_trusted_is_read(saved, monkeypatch, tmp_path):
+    planted(saved, planner_data=Touch(tmp_path / "mark"))
+    monkeypatch.setenv(VALIDATION_VARIABLE, TRUST)
+    assert set(read_model(saved)) == {"weight", "bias"}
+    assert (tmp_path / "mark").exists()
+
+
+def test_resumes_before_a_missing_shard_and_leaves_no_half(make_run, capsys):
+    recipe = make_run(checkpoints="sharded", max_duration="3ba")
+    train(recipe)
+    newest = folder_of(recipe) / "ep0-ba3"
+    before = last_state(recipe)["model"]
+    (newest / "__0_0.distcp").unlink()
+    half = folder_of(recipe) / "ep1-ba4.0123456789abcdef.partial"
+    half.mkdir()
+    capsys.readouterr()
+    train(recipe)
+    assert f"{newest}: cut short or damaged (its shard __0_0.distcp is missing" in capsys.readouterr().err
+    assert_equal(before, last_state(recipe)["model"])
+    assert names(recipe) == ["ep0-ba2", "ep0-ba3"]
+    assert not half.exists()
+
+
+def test_a_full_disk_costs_no_checkpoint(make_run):
+    """It is said at the end of the batch in which it is known."""
+    recipe = make_run(checkpoints="sharded", max_duration="2ba")
+    train(recipe)
+    folder = folder_of(recipe)
+    most = (folder / "ep0-ba2" / "__0_0.distcp").stat().st_size // 2
+    with file_size_limit(most), pytest.raises(UserError) as caught:
+        train(changed(recipe, max_duration="6ba"))
+    assert str(caught.value).startswith(f"{folder / 'ep0-ba3'}: writing this checkpoint failed (File too large);")
+    assert f"and {folder / 'ep0-ba2'} stays usable. Make room" in str(caught.value)
+    assert names(recipe) == ["ep0-ba1", "ep0-ba2"]
+    assert not list(folder.glob("*.partial"))
+    train(changed(recipe, max_duration="3ba"))
+    assert names(recipe) == ["ep0-ba2", "ep0-ba3"]
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(make_run, monkeypatch):
+    """The first write ends only after the third batch has begun; its checkpoint appears then, whole."""
+    recipe = make_run(checkpoints="sharded", max_duration="4ba", save_interval="2ba", eval_interval="4ba")
+    may_end, seen = Event(), []
+    write, loss = DiskErrors.write_data, DistillModel.loss
+
+    def late(self, plan, planner):
+        assert may_end.wait(60)
+        return write(self, plan, planner)
+
+    def told(model, outputs, batch):
+        seen.append(names(recipe))
+        if len(seen) == 3:
+            may_end.set()
+        return loss(model, outputs, batch)
+
+    monkeypatch.setattr(DiskErrors, "write_data", late)
+    monkeypatch.setattr(DistillModel, "loss", told)
+    train(changed(recipe, eval_first=False))
+    assert seen[2] == []
+    assert names(recipe) == ["ep0-ba2", "ep1-ba4"]
+
+
+def test_what_was_being_written_when_training_failed_is_kept(make_run, stopped):
+    recipe = make_run(checkpoints="sharded", save_interval="2ba")
+    with stopped(distill.training.trainer, "build_loggers", 3):
+        train(recipe)
+    assert names(recipe) == ["ep0-ba2"]
+
+
+def test_how_checkpoints_are_kept_is_no_input(make_run):
+    whole, sharded = make_run("whole"), make_run("sharded", checkpoints="sharded")
+    assert recipe_hash(whole) == recipe_hash(sharded.model_copy(update={"run_name": "whole", "run_dir": whole.run_dir}))
+    assert training_inputs(Run.of(whole)) == training_inputs(Run.of(sharded))
