@@ -63,7 +63,9 @@ def export_draft(run: Run, checkpoint: Path, *, finished: bool) -> None:
 def export_any(checkpoint: Path, init: Path, out: Path, *, target: Path, dtype: str) -> None:
     """Make a draft folder from a checkpoint that no recipe names; arguments and errors as for `export_checkpoint`."""
     if not checkpoint.is_file() and not is_checkpoint(checkpoint):
-        raise UserError(f"{checkpoint}: no such checkpoint. Give a .pt file, or a folder, of a run's checkpoints.")
+        raise UserError(
+            f"{checkpoint}: no such file or folder of a training. Give a .pt file, or a folder, of a run's checkpoints."
+        )
     if (problem := damage(checkpoint)) is not None:
         raise UserError(f"{checkpoint}: cut short or damaged ({problem}). Give another checkpoint of its training.")
     read_config(init)

@@ -150,7 +150,7 @@ def test_export_names_the_missing_shard(saved, tmp_path):
     (saved / "__0_0.distcp").unlink()
     with pytest.raises(UserError, match=r"ep0-ba1: cut short or damaged \(its shard __0_0\.distcp is missing; copy it"):
         export_any(saved, tmp_path, tmp_path / "out", target=tmp_path, dtype="float32")
-    with pytest.raises(UserError, match=r"no such checkpoint\. Give a \.pt file, or a folder"):
+    with pytest.raises(UserError, match=r"no such file or folder of a training\. Give a \.pt file, or a folder"):
         export_any(tmp_path, tmp_path, tmp_path / "out", target=tmp_path, dtype="float32")
 
 
