@@ -51,6 +51,22 @@ class Counts(TypedDict):
     eval: NotRequired[SplitCounts]
 
 
+class AnsweredBy(TypedDict):
+    """An engine that wrote answers, which ones, and what the target said of a sample of them.
+
+    `differing` counts answers of the sample that are not the target's own greedy ones, `largest_gap` is in logits where
+    one parts from them; `sigmas` is of sampled ones.
+    """
+
+    engine: str
+    of: str
+    answers: int
+    checked: int
+    differing: int
+    largest_gap: float
+    sigmas: float
+
+
 class Hardware(TypedDict):
     """The machine; GPUs are named where torch was loaded."""
 
@@ -82,6 +98,7 @@ class Details(Source, total=False):
     seed: int
     target: ModelReference | str | None
     answers: str
+    answered_by: list[AnsweredBy]
     counts: Counts
     metrics: dict[str, float]
     finished: bool

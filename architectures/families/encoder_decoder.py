@@ -92,6 +92,7 @@ T5 = Family(
         "packing": "its encoder sees all of a row, and would read the texts of a row as one",
         "text": "it answers what its encoder reads, and plain text has no answers",
         "self_written_prompts": "it answers prompts, and writes none from nothing",
+        "answer engine": "vLLM has no such model, and prompts of token ids are continued by a decoder alone",
         "sharded teacher": "what is sharded is opened as a decoder-only model",
         "fsdp2": "embeddings that two stacks share have not been tried sharded",
         "choose": "shapes are chosen by one depth, and it has two",

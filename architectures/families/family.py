@@ -24,6 +24,7 @@ Feature = Literal[  # what a recipe can ask for, and not every family can be giv
     "packing",
     "text",
     "self_written_prompts",
+    "answer engine",
     "sharded teacher",
     "fsdp2",
     "choose",

@@ -11,6 +11,7 @@ from distill.data.held_out import drop_duplicates, hold_out
 from distill.data.self_written import SelfWriting, write_own_prompts
 from distill.recipe.sections.data import DataConfig
 from eval.answers.traces import DecodingSettings, read_traces
+from eval.answers.writing import Kind
 from eval.decoding.answering import Answerer, within_context, write_traces
 from eval.models.loading import load_tokenizer
 from eval.prompts.forms import Prompt
@@ -28,7 +29,7 @@ def generate_answers(
     seed: int,
     dtype: str,
     to_train_on: bool = True,
-    answered_by: type[Answerer] = Answerer,
+    answered_by: Kind = Answerer,
 ) -> Counts:
     """Write the target's answers to out/train-*.jsonl and, for prompts held out of training, to out/eval-*.jsonl.
 
@@ -42,7 +43,7 @@ def generate_answers(
         dtype: Number type of the target while it writes.
         to_train_on: Whether answers are what is trained on. Otherwise held-out prompts alone are answered, and all
             prompts may be held out.
-        answered_by: An Answerer, or one that keeps hidden states as well.
+        answered_by: An Answerer, one that keeps hidden states as well, or an engine.
 
     Returns:
         Counts for the manifest: prompts, self_written, duplicates, too_long; and of "train" and "eval" each prompts,

@@ -27,6 +27,7 @@ from distill.recipe.sections.data import DataConfig
 from eval.answers.older_answers import adopt_older_answers
 from eval.answers.shards import claim_shards, write_shard
 from eval.answers.traces import Trace, continues, read_traces
+from eval.answers.writing import Kind
 from eval.decoding.answering import write_traces
 from eval.prompts.forms import Prompt
 from eval.prompts.lengths import source_words
@@ -46,7 +47,14 @@ class GivenSettings:
 
 
 def collect_given(
-    target: Path, config: DataConfig, out: Path, *, seed: int, dtype: str, to_train_on: bool = True
+    target: Path,
+    config: DataConfig,
+    out: Path,
+    *,
+    seed: int,
+    dtype: str,
+    to_train_on: bool = True,
+    answered_by: Kind | None = None,
 ) -> Counts:
     """Write the conversations' answers to out/train-*.jsonl, and the target's to held-out ones to out/eval-*.jsonl.
 
@@ -60,6 +68,7 @@ def collect_given(
         seed: Of the draw and of the target's answers.
         dtype: Number type of the target while it writes.
         to_train_on: Whether answers are what is trained on. Otherwise only held-out questions are answered.
+        answered_by: What writes the target's answers, as write_traces has it.
 
     Returns:
         Counts for the manifest, as distill.data.generate.generate_answers has them, where a held-out conversation is as
@@ -79,7 +88,8 @@ def collect_given(
     drawn, held_out = hold_out(fitting, config.num_eval_prompts, seed=seed, least_left=1 if to_train_on else 0)
     train = drop_asked(drawn, held_out) if to_train_on else []
     questions = [prompt for conversation in held_out for prompt in prompts_of(conversation)]
-    write_traces(target, questions, out, decoding_settings(config, seed=seed, dtype=dtype), name="eval")
+    settings_of_eval = decoding_settings(config, seed=seed, dtype=dtype)
+    write_traces(target, questions, out, settings_of_eval, name="eval", answered_by=answered_by)
     if to_train_on:
         write_given(renderer, train, out, settings)
     learned, num_left_out = count_given(out, train)

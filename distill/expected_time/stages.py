@@ -39,6 +39,8 @@ def answers_time(run: PlannedRun, device: Device) -> StageTime:
     recipe, data, count = run.recipe, run.recipe.data, prompts_answered(run)
     if count is None:
         return unknown("answers", UNOPENED)
+    if not recipe.generate.is_local:
+        return unknown("answers", f"{count:,}, by generate.engine={recipe.generate.engine}, whose speed is its own")
     written = run.lengths.answer if data.answers == "written" else written_answer(data.max_new_tokens)
     bound = "at most " if run.work.at_most else ""
     words = f"{bound}{count:,} of {written} tokens in batches of {data.batch_size}"

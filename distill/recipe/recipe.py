@@ -20,13 +20,14 @@ from architectures.settings.kinds import Seed
 from architectures.shapes.section import ArchitectureConfig, TargetConfig
 from distill.recipe.sections.data import DataConfig
 from distill.recipe.sections.export import ExportConfig
-from distill.recipe.sections.teacher import NoTeacher, refuse_uncaptured
+from distill.recipe.sections.teacher import NoTeacher, keeps_states, refuse_uncaptured
 from distill.recipe.sections.text import TextConfig, refuse_unknown_references
 from distill.recipe.sections.training import DistillConfig
 from distill.recipe_reading.environment import from_environment
 from distill.recipe_reading.mistakes import mistakes_of, report
 from distill.recipe_reading.source import read_source
 from distill.recipe_reading.yaml_lines import KeyPath
+from eval.answer_engines.config import GenerateConfig
 from eval.config import EvalConfig, from_recorded
 
 AnySection = TypeVar("AnySection", bound=Section)
@@ -57,6 +58,7 @@ class Recipe(Section):
     target: TargetConfig
     architecture: ArchitectureConfig
     data: DataConfig
+    generate: GenerateConfig = GenerateConfig()
     distill: DistillConfig = DistillConfig()
     text: TextConfig | None = Field(
         default=None,
@@ -117,6 +119,17 @@ class Recipe(Section):
             raise ValueError(
                 "must have mode: offline when data.answers is given, got online: how much of a draft the target keeps "
                 "shows on its own answers alone. Set data.answers to written."
+            )
+        return distill
+
+    @field_validator("distill")
+    @classmethod
+    def _states_are_kept_here(cls, distill: DistillConfig, info: ValidationInfo) -> DistillConfig:
+        generate = info.data.get("generate")
+        if generate is not None and not generate.is_local and keeps_states(distill.teacher):
+            raise ValueError(
+                f"must have teacher.captured_while: reading when generate.engine is {generate.engine}, got answering: "
+                "an engine tells tokens and no hidden states. The target then reads its answers once more."
             )
         return distill
 
@@ -196,6 +209,7 @@ class Scoring(Section):
     """What the command line may set where a target and a draft are scored without a recipe."""
 
     seed: Seed = 17
+    generate: GenerateConfig = GenerateConfig()
     eval: EvalConfig = EvalConfig()
 
 

@@ -50,6 +50,7 @@ def recorded_values(recipe: Recipe) -> dict[str, Any]:
     values["eval"] = recipe.eval.recorded()
     for section, name in (("data", "answer_steps"), ("distill", "pad_to_multiple"), ("distill", "checkpoints")):
         del values[section][name]  # as the device, they say how the same is computed, or kept
+    del values["generate"]  # likewise: whoever decodes, it is the same model
     if recipe.distill.online is None:
         for key in OF_REQUESTS:
             del values["distill"][key]

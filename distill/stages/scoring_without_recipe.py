@@ -115,6 +115,7 @@ def score_without_recipe(settings: EvalSettings) -> None:
 
 def score_pair(settings: EvalSettings, target: str, draft: str) -> None:
     """Score one draft against one target."""
+    from eval.answer_engines.answerer import engine_asked
     from eval.policies.policy_file import FILE_NAME
     from eval.prompts.loading import load_in_turn
     from eval.scorecard import headline, score_drafts
@@ -127,8 +128,9 @@ def score_pair(settings: EvalSettings, target: str, draft: str) -> None:
     prompts = load_in_turn(prompt_sources(settings.prompts), most=most)
     named = {"baseline": settings.baseline, "draft": draft}  # the last is the one the verdict is about
     drafts = {name: resolve_checkpoint(folder) for name, folder in named.items() if folder is not None}
-    with owned(out):
-        scorecard = score_drafts(resolve_checkpoint(target), drafts, prompts, scoring.eval, out, seed=scoring.seed)
+    with owned(out), engine_asked(scoring.generate) as kind:
+        how = {"seed": scoring.seed, "answered_by": kind}
+        scorecard = score_drafts(resolve_checkpoint(target), drafts, prompts, scoring.eval, out, **how)
     policies = out / FILE_NAME
     told = f"policies:  {policies}, for --beside once it lies in the draft's folder\n" if policies.is_file() else ""
     print(f"scorecard: {out / 'scorecard.md'}\n{told}\n{headline(scorecard)}")
@@ -140,6 +142,8 @@ def score_recorded(settings: EvalSettings, recorded: Path, name: str) -> None:
     from eval.recorded.score import USED_KEYS, score_recording
 
     scoring = load_scoring(settings.words)
+    if not scoring.generate.is_local:
+        raise UserError("generate must be left out beside --recorded: the answers are the recorded ones.")
     require_used(settings.words, USED_KEYS)
     draft, out = resolve_checkpoint(name), output_folder(settings.out, name)
     with owned(out):

@@ -4,23 +4,31 @@ Training is a stage too, in processes of its own: distill/stages/training.py. He
 `widedraft check` and `--help` never pay for them.
 """
 
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from architectures.checkpoints.generation_settings import SETTINGS_NAME, write_assistant_settings
 from architectures.checkpoints.manifest_record import Counts
 from architectures.pages.counts import number_of
 from distill.caching.stage import require_own_answers, states_are_due, write_cache
+from distill.recipe.recipe import Recipe
 from distill.recipe.sections.teacher import keeps_states
 from distill.run.run import Run
 from distill.run.stage import Finish, Stage
 from distill.run.stage_inputs import cache_inputs, eval_inputs, generate_inputs, prune_inputs
 from distill.run.training import refuse_orphaned_training
 from distill.teacher_cache.record import is_whole
+from eval.answers.shards import SETTINGS_NAME as SHARDS_NAME
 
 if TYPE_CHECKING:
+    from architectures.checkpoints.manifest_record import AnsweredBy
+    from eval.answers.writing import Kind
     from eval.prompts.forms import Prompt
     from eval.records.scorecard import Scorecard
+
+NAMES = ("eval", "train")  # of the shards of a run's answers
 
 
 def cut_draft(run: Run, finish: Finish) -> str:
@@ -45,7 +53,7 @@ def cut_draft(run: Run, finish: Finish) -> str:
 def write_answers(run: Run, finish: Finish) -> str:
     """Let the target answer the prompts, or lay out the answers they come with, into <run>/data."""
     counts = make_answers(run)
-    finish(answers=run.recipe.data.answers, counts=counts)
+    finish(answers=run.recipe.data.answers, counts=counts, **engines_of(run.data.path, NAMES))
     return counts_words(counts)
 
 
@@ -74,20 +82,40 @@ def make_answers(run: Run) -> Counts:
     """Answers by the target, or those that come with the prompts; their counts."""
     from distill.data.generate import generate_answers
     from distill.data.given import collect_given
-    from eval.decoding.state_keeper import StateKeeper
 
     recipe = run.recipe
     answered = collect_given if recipe.data.answers == "given" else generate_answers
+    with answering_by(recipe) as kind:
+        return answered(
+            run.target,
+            recipe.data,
+            run.data.path,
+            seed=recipe.seed,
+            dtype=recipe.target.dtype,
+            to_train_on=recipe.distill.learns_answers,
+            answered_by=kind,
+        )
+
+
+@contextmanager
+def answering_by(recipe: Recipe) -> "Iterator[Kind]":
+    """What writes a recipe's answers, for as long as the block lasts."""
+    from eval.answer_engines.answerer import engine_asked
+    from eval.decoding.state_keeper import StateKeeper
+
     if keeps_states(recipe.distill.teacher):
-        answered = partial(generate_answers, answered_by=StateKeeper)
-    return answered(
-        run.target,
-        recipe.data,
-        run.data.path,
-        seed=recipe.seed,
-        dtype=recipe.target.dtype,
-        to_train_on=recipe.distill.learns_answers,
-    )
+        yield StateKeeper
+        return
+    with engine_asked(recipe.generate) as kind:
+        yield kind
+
+
+def engines_of(folder: Path, names: Sequence[str]) -> "dict[str, list[AnsweredBy]]":
+    """What a manifest says of the engines that wrote some answers; nothing where widedraft wrote them all."""
+    from eval.answers.engine_evidence import answered_by
+
+    rows = [row for name in names for row in answered_by(folder, name)]
+    return {"answered_by": rows} if rows else {}
 
 
 def require_drafts(run: Run) -> None:
@@ -98,13 +126,32 @@ def require_drafts(run: Run) -> None:
 
 def score_draft(run: Run, finish: Finish) -> None:
     """Score <run>/draft and the undistilled <run>/init against the target, into <run>/eval."""
+    from eval.answer_engines.answerer import engine_asked
     from eval.records.origin import UNDISTILLED
     from eval.scorecard import score_drafts
 
     drafts = {UNDISTILLED: run.init.path, "draft": run.draft.path}
-    score_drafts(run.target, drafts, eval_prompts(run), run.recipe.eval, run.eval.path, seed=run.recipe.seed)
-    finish()
+    with engine_asked(run.recipe.generate) as kind:
+        score_drafts(
+            run.target,
+            drafts,
+            eval_prompts(run),
+            run.recipe.eval,
+            run.eval.path,
+            seed=run.recipe.seed,
+            answered_by=kind,
+        )
+    finish(**engines_of_scores(run.eval.path))
     take_policies(run)
+
+
+def engines_of_scores(folder: Path) -> "dict[str, list[AnsweredBy]]":
+    """The same of the answers of a scorecard, those that policies were tuned on included."""
+    from eval.answers.engine_evidence import answered_by
+
+    folders = sorted(path.parent for path in folder.rglob(SHARDS_NAME))
+    rows = [row for each in folders for row in answered_by(each, "eval", of=str(each.relative_to(folder)))]
+    return {"answered_by": rows} if rows else {}
 
 
 def take_policies(run: Run) -> None:

@@ -3,8 +3,6 @@
 A killed run continues at its first missing shard and ends in the same bytes as one that was left alone.
 """
 
-import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,13 +15,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint, fingerprint_value
 from architectures.errors import UserError
-from architectures.progress.track import Advance, no_progress, progress
+from architectures.progress.track import Advance, no_progress
 from eval.answers.asked_turns import Turn, first_turns, num_turns
 from eval.answers.earlier_answers import Earlier, earlier_answers
+from eval.answers.engine_evidence import OWN
 from eval.answers.older_answers import adopt_older_answers
 from eval.answers.shards import claim_shards, write_shard
 from eval.answers.token_ids import require_rows_for_row
 from eval.answers.traces import DecodingSettings, Trace, asked, rows_of
+from eval.answers.writing import Kind, Missing, tell_writers, write_missing
 from eval.decoding.batch import Emitted
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import decode_steps
@@ -55,7 +55,7 @@ def write_traces(
     settings: DecodingSettings,
     *,
     name: str = "train",
-    answered_by: "type[Answerer] | None" = None,
+    answered_by: Kind | None = None,
     answers_from: Sequence[Path] = (),
 ) -> None:
     """Let the target answer every prompt, into out/<name>-00000.jsonl and so on.
@@ -70,13 +70,15 @@ def write_traces(
         out: Folder of the answers.
         settings: How the target writes.
         name: First part of the shards' names.
-        answered_by: What writes them: an Answerer where left out, or an eval.decoding.state_keeper.StateKeeper.
+        answered_by: What writes them: an Answerer where left out, a StateKeeper, or an engine
+            (eval.answer_engines.answerer).
         answers_from: Folders of earlier answers; one to the same prompt is taken from there.
 
     Raises:
         UserError: If out holds answers of this name made otherwise, earlier ones were, or no prompt is short enough.
     """
     adopt_older_answers(out, target)
+    kind = answered_by or Answerer
     settings, tokenizer = within_context(target, settings), load_tokenizer(target)
     turns = first_turns(drop_too_long(prompts, tokenizer, settings.max_prompt_len))
     chunks = [turns[start : start + settings.shard_size] for start in range(0, len(turns), settings.shard_size)]
@@ -85,9 +87,8 @@ def write_traces(
         "template": template_hash(tokenizer),
         "prompts": fingerprint_value([asked(prompt) for prompt in prompts]),
         **settings.claimed,
-        **claimed_draws(settings.temperature),
+        **claimed_draws(settings.temperature, kind.draws),
     }
-    kind = answered_by or Answerer
     identity, states = tokenizer_identity(tokenizer), kind.keeps_states
     earlier = earlier_answers(answers_from, record, with_states=states)
     answerer = kind(target, tokenizer, settings, name=name, earlier=earlier)
@@ -101,9 +102,9 @@ def sampling_of(settings: DecodingSettings) -> Sampling:
     return Sampling(settings.temperature, settings.top_p, settings.top_k, settings.min_p, settings.repetition_penalty)
 
 
-def claimed_draws(temperature: float) -> dict[str, str]:
+def claimed_draws(temperature: float, draws: str = DRAWS) -> dict[str, str]:
     """What a folder of texts claims of its random numbers; nothing where none decided."""
-    return {} if temperature == 0 else {"draws": DRAWS}
+    return {} if temperature == 0 else {"draws": draws}
 
 
 def within_context(target: Path, settings: DecodingSettings) -> DecodingSettings:
@@ -130,7 +131,8 @@ PASS_ROWS = 32  # rows that cost as much as the weights of a pass do: 48 rows to
 class Answerer:
     """The target, loaded when it is first asked what no earlier answer says."""
 
-    keeps_states: ClassVar[bool] = False  # whether hidden states are written beside the answers
+    keeps_states: ClassVar[bool] = False
+    draws: ClassVar[str] = DRAWS
 
     def __init__(
         self,
@@ -164,6 +166,17 @@ class Answerer:
     def is_written(self, path: Path) -> bool:
         """Whether a shard is there, with all that belongs to it."""
         return path.is_file()
+
+    def work_of(self, missing: Missing) -> float:
+        """See Writer."""
+        return sum(work_of(num_turns(turns), self.settings.batch_size) for _, turns in missing)
+
+    def write_all(self, missing: Missing) -> Iterator[Trace]:
+        """Yield the answers of shards that are written one after another."""
+        if missing:
+            tell_writers(missing[0][0].parent, self.name, OWN)
+        for path, turns in missing:
+            yield from self.write(path, turns)
 
     def write(self, path: Path, turns: Sequence[Turn]) -> Iterator[Trace]:
         """Yield the answers of a shard as they come; it is written when it is complete."""
@@ -253,26 +266,6 @@ class Answerer:
             task=turn.task,
             answer_logp=tuple(round(logp, LOGP_DIGITS) for logp in decoded.logp) or None,
         )
-
-
-def write_missing(missing: Sequence[tuple[Path, Sequence[Turn]]], answerer: Answerer, *, name: str) -> None:
-    """Write shards one after another under a progress bar; end with lines that say how fast it went."""
-    start_s = time.monotonic()
-    total = sum(num_turns(turns) for _, turns in missing)
-    each = (trace for path, turns in missing for trace in answerer.write(path, turns))
-    written = [0, 0]  # answers and their tokens
-    whole = sum(work_of(num_turns(turns), answerer.settings.batch_size) for _, turns in missing)
-    with progress(f"{name} answers", total=total, whole=whole) as answerer.advance:
-        for trace in each:
-            is_taken = trace.id in answerer.taken
-            answerer.advance(whole / total if is_taken else 0)  # else its batch counts the steps that it takes
-            if not is_taken:
-                written = [written[0] + 1, written[1] + len(trace.answer_ids)]
-    if answerer.taken:
-        print(f"{name}: {len(answerer.taken)} answers taken from earlier ones", file=sys.stderr)
-    if written[0]:
-        rate = written[1] / (time.monotonic() - start_s)
-        print(f"{name}: {written[0]} answers, {written[1]} tokens, {rate:.0f} tokens/s", file=sys.stderr)
 
 
 def work_of(count: int, batch_size: int) -> int:

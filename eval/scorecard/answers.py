@@ -9,6 +9,7 @@ from typing import Protocol
 
 from eval.answers.token_ids import require_known_ids
 from eval.answers.traces import DecodingSettings, Trace, read_traces
+from eval.answers.writing import Kind
 from eval.config import EvalConfig, SamplingConfig
 from eval.decoding.answering import write_traces
 from eval.models.loading import text_config
@@ -34,7 +35,14 @@ class Answers:
 
 
 def record_answers(
-    target: Path, prompts: Sequence[Prompt], config: EvalConfig, out: Path, *, temperature: float, seed: int
+    target: Path,
+    prompts: Sequence[Prompt],
+    config: EvalConfig,
+    out: Path,
+    *,
+    temperature: float,
+    seed: int,
+    answered_by: Kind | None = None,
 ) -> Answers:
     """Let the target answer, unless it has, and read its answers."""
     folder = answers_folder(out, temperature, config.sampling)
@@ -49,7 +57,7 @@ def record_answers(
         dtype=config.dtype,
         steps=config.answer_steps,
     )
-    write_traces(target, prompts, folder, settings, name=TRACES_NAME)
+    write_traces(target, prompts, folder, settings, name=TRACES_NAME, answered_by=answered_by)
     traces = read_traces(folder, TRACES_NAME)
     return Answers(traces, prompt_numbers(traces, prompts))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from architectures.checkpoints.manifest import processor_name
 from eval.acceptance.replay import rule_name
 from eval.acceptance.speedup import StepTimes
+from eval.answers.writing import Kind
 from eval.config import EvalConfig, SamplingConfig
 from eval.decoding.sampling import Sampling
 from eval.policies.policy_file import SCHEMA, PolicyFile, TunedPolicy, prompt_fingerprint
@@ -34,13 +35,20 @@ def tuning_prompts(prompts: Sequence[Prompt], config: EvalConfig) -> Sequence[Pr
 
 
 def record_tuning_answers(
-    target: Path, prompts: Sequence[Prompt], config: EvalConfig, out: Path, *, seed: int
+    target: Path,
+    prompts: Sequence[Prompt],
+    config: EvalConfig,
+    out: Path,
+    *,
+    seed: int,
+    answered_by: Kind | None = None,
 ) -> dict[float, Answers]:
     """The target's answers to them at every temperature; none where there are no prompts."""
     if not prompts:
         return {}
+    how = {"seed": seed, "answered_by": answered_by}
     return {
-        temperature: record_answers(target, prompts, config, out / FOLDER, temperature=temperature, seed=seed)
+        temperature: record_answers(target, prompts, config, out / FOLDER, temperature=temperature, **how)
         for temperature in config.temperatures
     }
 

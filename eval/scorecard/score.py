@@ -12,6 +12,7 @@ from architectures.files.atomic import write_text
 from architectures.pages.markdown import markdown
 from eval.acceptance import paired_ratios
 from eval.acceptance.estimates import INTERVALS, Resampling
+from eval.answers.writing import Kind
 from eval.config import EvalConfig, SamplingConfig
 from eval.latency.threads import chosen_threads
 from eval.models.identity import model_facts
@@ -34,7 +35,14 @@ from eval.scorecard.sidecars import write_sidecars
 
 
 def score_drafts(
-    target: Path, drafts: Mapping[str, Path], prompts: Sequence[Prompt], config: EvalConfig, out: Path, *, seed: int
+    target: Path,
+    drafts: Mapping[str, Path],
+    prompts: Sequence[Prompt],
+    config: EvalConfig,
+    out: Path,
+    *,
+    seed: int,
+    answered_by: Kind | None = None,
 ) -> Scorecard:
     """Score drafts of one target on the same prompts; write out/scorecard.json, its page and what is beside it.
 
@@ -45,6 +53,7 @@ def score_drafts(
         config: How to score.
         out: Folder for these files, and for the target's answers, which a rerun reads again.
         seed: Of sampled answers, resampling, and the order of what is timed.
+        answered_by: What writes the target's answers, as write_traces has it.
 
     Returns:
         What scorecard.json holds.
@@ -56,8 +65,9 @@ def score_drafts(
         require_same_tokenizer(target, draft)
     taken, to_tune_on = prompts[: config.num_prompts], tuning_prompts(prompts, config)
     with chosen_threads(config.num_threads, lambda: load_model(target, dtype=config.dtype)) as threads:
-        answers = {t: record_answers(target, taken, config, out, temperature=t, seed=seed) for t in config.temperatures}
-        tuning = record_tuning_answers(target, to_tune_on, config, out, seed=seed)
+        how = {"seed": seed, "answered_by": answered_by}
+        answers = {t: record_answers(target, taken, config, out, temperature=t, **how) for t in config.temperatures}
+        tuning = record_tuning_answers(target, to_tune_on, config, out, **how)
         for group, folder in ((answers, out), (tuning, out / TUNING_FOLDER)):
             require_fitting([target, *drafts.values()], group, folder, config.sampling)
         pair = Pair(

@@ -14,6 +14,7 @@ from architectures.pages.markdown import markdown
 from eval.acceptance.estimates import Columns, Estimate, Resampling, pooled_ratio
 from eval.acceptance.paired_ratios import paired_ratio_differences
 from eval.acceptance.speedup import StepTimes
+from eval.answers.writing import Kind
 from eval.config import EvalConfig
 from eval.decoding.sampling import Sampling
 from eval.latency.machine import torch_threads
@@ -46,7 +47,14 @@ class Saved:
 
 
 def score_checkpoints(
-    target: Path, saved: Sequence[Saved], prompts: Sequence[Prompt], config: EvalConfig, folder: Path, *, seed: int
+    target: Path,
+    saved: Sequence[Saved],
+    prompts: Sequence[Prompt],
+    config: EvalConfig,
+    folder: Path,
+    *,
+    seed: int,
+    answered_by: Kind | None = None,
 ) -> Curves:
     """Score checkpoints of one training; write checkpoints.json and checkpoints.md beside the scorecard of its draft.
 
@@ -57,11 +65,13 @@ def score_checkpoints(
         config: How it was scored.
         folder: Of the scorecard; the target's answers there are read again.
         seed: Of the scorecard.
+        answered_by: What wrote the answers of the scorecard.
     """
     card = read_scorecard(folder / CARD_NAME)
     taken, temperatures = prompts[: config.num_prompts], config.temperatures
     with torch_threads(card.settings.threads if config.num_threads == "auto" else config.num_threads):
-        answers = {t: record_answers(target, taken, config, folder, temperature=t, seed=seed) for t in temperatures}
+        how = {"seed": seed, "answered_by": answered_by}
+        answers = {t: record_answers(target, taken, config, folder, temperature=t, **how) for t in temperatures}
         scores = replay_all(load_model(target, dtype=config.dtype), saved, answers, config)
     resampling = Resampling(config.confidence, config.num_resamples, seed)
     draft = card.drafts[-1]

@@ -159,6 +159,7 @@ def score_candidates(run: Run, drafts: Mapping[str, Path], length: str) -> "Scor
 
     The target's answers are those of every other length.
     """
+    from eval.answer_engines.answerer import engine_asked
     from eval.records.files import CARD_NAME, read_scorecard
     from eval.scorecard import score_drafts
 
@@ -169,7 +170,9 @@ def score_candidates(run: Run, drafts: Mapping[str, Path], length: str) -> "Scor
         answers = trials_folder(run) / "answers"
         answers.mkdir(parents=True, exist_ok=True)
         link(answers, scored.path / answers.name)
-        score_drafts(run.target, drafts, eval_prompts(run), config_of(run), scored.path, seed=run.recipe.seed)
+        with engine_asked(run.recipe.generate) as kind:
+            how = {"seed": run.recipe.seed, "answered_by": kind}
+            score_drafts(run.target, drafts, eval_prompts(run), config_of(run), scored.path, **how)
         run.record(scored, inputs)
     return read_scorecard(scored.path / CARD_NAME)
 

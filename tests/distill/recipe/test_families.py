@@ -27,6 +27,7 @@ ASKS = MappingProxyType(  # feature -> sections that ask for it
         "packing": {"distill": {"packing": True}},
         "text": {"distill": {"train_on": "text", "max_duration": "9ba"}, "text": {}},
         "self_written_prompts": {"data": {**ANSWERED, "self_written_prompts": 4}},
+        "answer engine": {"generate": {"engine": "endpoint", "urls": ["http://a"]}},
         "sharded teacher": {
             "distill": {"teacher": {"source": "live", "parallelism": "fsdp2"}, "device_train_microbatch_size": 1}
         },
@@ -55,6 +56,7 @@ def recipe_of(folder: Path, target: Path, sections: dict[str, dict[str, object]]
             "architecture": architecture,
             "data": data,
             "distill": sections.get("distill", {}),
+            "generate": sections.get("generate", {}),
             "eval": {"num_prompts": 2, "policy_prompts": 0},
             **words,
         }

@@ -1,0 +1,87 @@
+"""Who writes the shards of a folder of answers, and the loop that has them written."""
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from transformers import PreTrainedTokenizerBase
+
+from architectures.progress.track import Advance, progress
+from eval.answers.asked_turns import Turn, num_turns
+from eval.answers.earlier_answers import Earlier
+from eval.answers.engine_evidence import writers
+from eval.answers.traces import DecodingSettings, Trace
+
+Missing = Sequence[tuple[Path, Sequence[Turn]]]  # shards that are not there, and what each of them asks
+
+
+class Writer(Protocol):
+    """What writes the shards of one name."""
+
+    advance: Advance
+
+    @property
+    def taken(self) -> Mapping[int, Earlier]: ...
+
+    def is_written(self, path: Path) -> bool: ...
+
+    def work_of(self, missing: Missing) -> float:
+        """The work of some shards, in any unit; told by `advance` but for answers that are taken."""
+        ...
+
+    def write_all(self, missing: Missing) -> Iterator[Trace]: ...
+
+
+class Kind(Protocol):
+    """A kind of Writer: a class, or an engine that is open.
+
+    Attributes:
+        keeps_states: Whether hidden states are written beside the answers.
+        draws: How sampled tokens follow from seeds.
+    """
+
+    @property
+    def keeps_states(self) -> bool: ...
+
+    @property
+    def draws(self) -> str: ...
+
+    def __call__(
+        self,
+        target: Path,
+        tokenizer: PreTrainedTokenizerBase,
+        settings: DecodingSettings,
+        *,
+        name: str,
+        earlier: Mapping[tuple[int, ...], Earlier] | None = None,
+    ) -> Writer: ...
+
+
+def write_missing(missing: Missing, answerer: Writer, *, name: str) -> None:
+    """Write shards under a progress bar; end with lines that say how fast it went."""
+    start_s = time.monotonic()
+    total = sum(num_turns(turns) for _, turns in missing)
+    each = answerer.write_all(missing)
+    written = [0, 0]  # answers and their tokens
+    whole = answerer.work_of(missing)
+    with progress(f"{name} answers", total=total, whole=whole) as answerer.advance:
+        for trace in each:
+            is_taken = trace.id in answerer.taken
+            answerer.advance(whole / total if is_taken else 0)  # else its batch counts the steps that it takes
+            if not is_taken:
+                written = [written[0] + 1, written[1] + len(trace.answer_ids)]
+    if answerer.taken:
+        print(f"{name}: {len(answerer.taken)} answers taken from earlier ones", file=sys.stderr)
+    if written[0]:
+        rate = written[1] / (time.monotonic() - start_s)
+        print(f"{name}: {written[0]} answers, {written[1]} tokens, {rate:.0f} tokens/s", file=sys.stderr)
+
+
+def tell_writers(out: Path, name: str, writer: str) -> None:
+    """Say where a folder's answers come to be of several writers: they agree up to near ties, and not beyond."""
+    others = [other for other in writers(out, name) if other != writer]
+    if others:
+        told = f"{name} answers that are there were written by {', '.join(others)}; now {writer} goes on"
+        print(f"{out}: {told}", file=sys.stderr, flush=True)

@@ -1,0 +1,5 @@
+"""As vLLM has it."""
+
+
+class RequestOutputKind:
+    FINAL_ONLY = "final only"

@@ -1,0 +1,63 @@
+"""Which settings go with which engine, in a recipe and on a command line."""
+
+import pytest
+
+from distill.recipe.recipe import RecipeError, load_recipe, load_scoring
+
+RECIPE = """
+run_name: a
+target: {path: t}
+architecture: {layers: 1, method: first_last}
+data: {prompts: [{path: p.jsonl}]}
+"""
+HERE = "generate.urls=[http://localhost:8000]"
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    (tmp_path / "a.yaml").write_text(RECIPE)
+    return tmp_path / "a.yaml"
+
+
+def refused(recipe, *words):
+    with pytest.raises(RecipeError) as raised:
+        load_recipe(recipe, words)
+    return str(raised.value)
+
+
+def test_widedraft_decodes_unless_told_otherwise(recipe):
+    assert load_recipe(recipe).generate.is_local
+
+
+def test_addresses_are_those_of_servers(recipe):
+    words = ("generate.engine=endpoint", "generate.urls=[http://a:1/v1/,https://b]")
+    assert load_recipe(recipe, words).generate.urls == ("http://a:1", "https://b")
+    assert load_scoring(words).generate.urls == ("http://a:1", "https://b")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("generate.engine=endpoint",), "generate.urls must be given when generate.engine is endpoint."),
+        (("generate.engine=vllm",), "generate.python must be given when generate.engine is vllm."),
+        ((HERE,), "generate.urls must be left out when generate.engine is local, got "),
+        (("generate.checked=0.5",), "generate.checked must be left out when generate.engine is local, got 0.5. "),
+        (
+            ("generate.engine=endpoint", HERE, "generate.tensor_parallel=2"),
+            "generate.tensor_parallel must be left out when generate.engine is endpoint, got 2. vllm alone reads it.",
+        ),
+        (
+            ("generate.engine=vllm", "generate.python=p", "generate.retries=2"),
+            "generate.retries must be left out when generate.engine is vllm, got 2. endpoint alone reads it.",
+        ),
+        (("generate.engine=endpoint", "generate.urls=[localhost:8000]"), "must be the address of a server, as "),
+        (("generate.engine=endpoint", "generate.urls=[http://key@a:8000]"), "Keys go into a variable."),
+        (("generate.engine=endpoint", "generate.urls=[http://a,http://a/]"), "must name each server once, got "),
+        (
+            ("generate.engine=endpoint", HERE, "distill.teacher={source: cache, captured_while: answering}"),
+            "must have teacher.captured_while: reading when generate.engine is endpoint, got answering: ",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(recipe, words, told):
+    assert told in refused(recipe, *words)
