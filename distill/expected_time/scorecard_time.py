@@ -35,13 +35,19 @@ def scorecard_time(run: PlannedRun, device: Device) -> StageTime:
         Part(replay_flops(run) / speed.value, num_answers(run.recipe)),
         Part(timing_s(run, steps) + len(config.temperatures) * ways * live * written * steps[run.target, 1]),
     )
+    answers = f"{num_answers(run.recipe):,} answers of {written} tokens{written_by(run.recipe)}"
     words = (
-        f"estimated: {num_answers(run.recipe):,} answers of {written} tokens, replayed by {1 + DRAFTS} models, steps "
+        f"estimated: {answers}, replayed by {1 + DRAFTS} models, steps "
         f"timed, {live} prompts decoded by {ways} ways at each temperature; "
         f"{1e3 * steps[run.target, 1]:.3g} ms a step of the target alone"
     )
     seconds, shared = sum(part.seconds for part in parts), 1 if device.is_processor else GROUP_OF_PROCESSES
     return StageTime("scorecard", seconds, measured=False, words=words, processes=shared, parts=parts)
+
+
+def written_by(recipe: Recipe) -> str:
+    """Whose time is left out."""
+    return "" if recipe.generate.is_local else f" (without the time of generate.engine={recipe.generate.engine})"
 
 
 def scored_shards(recipe: Recipe) -> tuple[int, ...]:
@@ -65,8 +71,10 @@ def scored_steps(run: PlannedRun, device: Device) -> Steps | None:
 
 
 def written_s(run: PlannedRun, device: Device, steps: Steps) -> float:
-    """Seconds in which the target writes the answers of all temperatures."""
+    """Seconds in which the target writes the answers of all temperatures; none where an engine does."""
     config = run.recipe.eval
+    if not run.recipe.generate.is_local:
+        return 0.0
     count = steps_of_answers(device, num_answers(run.recipe), config.batch_size, config.max_new_tokens)
     if not are_captured(device, run.target, config.answer_steps):
         return count * steps[run.target, config.batch_size]

@@ -19,7 +19,8 @@ from eval.models.loading import load_tokenizer
 from eval.prompts.forms import Prompt
 from eval.prompts.rendering import render_prompt
 
-FAKE = Path(__file__).parent / "fake_vllm"
+FAKE = Path(__file__).with_name("fake_vllm.py")
+OUTPUT_KINDS = "class RequestOutputKind:\n    FINAL_ONLY = 'final only'\n"
 SETTINGS = DecodingSettings(
     max_new_tokens=6,
     temperature=0.0,
@@ -35,8 +36,13 @@ NEVER = -1
 
 
 @pytest.fixture
-def config(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(FAKE))
+def config(tmp_path, monkeypatch):
+    """Of an environment whose vLLM is the fake one."""
+    package = tmp_path / "environment" / "vllm"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(FAKE.read_text())
+    (package / "sampling_params.py").write_text(OUTPUT_KINDS)
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
     return GenerateConfig(engine="vllm", python=sys.executable, concurrency=2, gpu_memory_utilization=0.5)
 
 

@@ -1,5 +1,0 @@
-"""As vLLM has it."""
-
-
-class RequestOutputKind:
-    FINAL_ONLY = "final only"
