@@ -45,6 +45,7 @@ NAVIGATION = {
         "Online": "online",
         "On a GPU": "gpu",
         "On several machines": "cluster",
+        "What more GPUs gain": "scale",
     },
     "Judge it": {
         "Scoring": "scoring",

@@ -69,6 +69,7 @@ class StageTime:
         words: Amounts and speeds it is derived from, or why it is not known.
         processes: The most devices of one machine that can share it.
         parts: How its time is shared, one after another; all of it one process's where there are none.
+        steps: Of a training, in each of which its processes meet.
     """
 
     name: str
@@ -77,6 +78,7 @@ class StageTime:
     words: str
     processes: int = 1
     parts: tuple[Part, ...] = ()
+    steps: int = 0
 
     def on(self, processes: int) -> float | None:
         """Seconds on so many devices, as if talking to each other took nothing; None where that is not known."""

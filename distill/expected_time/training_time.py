@@ -56,8 +56,9 @@ def training_time(run: PlannedRun, device: Device, draft: Shape, name: str) -> S
         f"{number_of(evaluations, 'evaluation')}; {rate.words}"
     )
     most, seconds = most_processes(run, device, "distillation"), flops / rate.value
-    parts = (Part(seconds, config.global_train_batch_size, is_even=True),)
-    return StageTime(name, seconds, rate.measured, words, processes=most, parts=parts)
+    batch = config.global_train_batch_size
+    parts = (Part(seconds, batch, is_even=True),)
+    return StageTime(name, seconds, rate.measured, words, processes=most, parts=parts, steps=ceil(count / batch))
 
 
 def new_answers_time(run: PlannedRun, device: Device, draft: Shape, name: str) -> StageTime:
@@ -103,14 +104,15 @@ def masks_time(run: PlannedRun, device: Device) -> StageTime:
     rate = training_flops_per_s(device, "live" if masks.kl_weight else "none", masks.precision, run.target)
     if rate is None:
         return unknown("mask training", f"no training in {masks.precision} was measured on {device.name}")
-    count = int(split_time(masks.max_duration)[0]) * masks.global_train_batch_size
+    steps = int(split_time(masks.max_duration)[0])
+    count = steps * masks.global_train_batch_size
     sequence = (text.max_seq_len, text.max_seq_len - 1)
     teacher = forward_flops(run.target, [sequence]) if masks.kl_weight else 0
     flops = count * training_flops(run.target, [sequence], teacher=teacher)
     words = f"{number_of(count, 'sequence')} of {text.max_seq_len:,} tokens, gates not counted; {rate.words}"
     most, seconds = most_processes(run, device, "mask training"), flops / rate.value
     parts = (Part(seconds, masks.global_train_batch_size, is_even=True),)
-    return StageTime("mask training", seconds, measured=False, words=words, processes=most, parts=parts)
+    return StageTime("mask training", seconds, measured=False, words=words, processes=most, parts=parts, steps=steps)
 
 
 def most_processes(run: PlannedRun, device: Device, title: str) -> int:
