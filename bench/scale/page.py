@@ -196,10 +196,9 @@ def traffic_cells(recipe: Scaled, time: StageTime, network: Network) -> Iterator
     yield f"{sent[64] / GB:.3g}" if 64 in sent else ""
     yield f"{sent[64] * time.steps / TB:.3g}" if 64 in sent else ""
     for gpus in (8, 64):
-        computed = time.on(gpus)
-        known = gpus in by_gpus and computed is not None
-        yield f"{1e3 * computed / time.steps:.3g}" if known else ""
-        yield f"{1e3 * network.seconds(by_gpus[gpus]):.3g}" if known else ""
+        computed_s = time.on(gpus) if gpus in by_gpus else None
+        yield "" if computed_s is None else f"{1e3 * computed_s / time.steps:.3g}"
+        yield "" if computed_s is None else f"{1e3 * network.seconds(by_gpus[gpus]):.3g}"
 
 
 def measured_blocks(measured: Measured | None) -> list[Block]:

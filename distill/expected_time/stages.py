@@ -14,7 +14,16 @@ from distill.expected_time.scorecard_time import scorecard_time
 from distill.expected_time.stage_time import Part, PlannedRun, StageTime, parts_of, unknown
 from distill.expected_time.training_time import masks_time, new_answers_time, trained_drafts, training_time
 from distill.monitoring.flops import forward_flops, head_flops
-from distill.recipe.sections.teacher import AnyTeacher, Cache, SparseCache, bytes_per_token, keeps_states, teacher_dtype
+from distill.recipe.sections.teacher import (
+    AnyCache,
+    AnyTeacher,
+    Cache,
+    HiddenCache,
+    SparseCache,
+    bytes_per_token,
+    keeps_states,
+    teacher_dtype,
+)
 from distill.teacher_cache.shard_sizes import shard_tokens
 
 UNOPENED = "how many prompts there are is known once `widedraft generate` opens the data set"
@@ -88,7 +97,7 @@ def passes_for_cache(teacher: AnyTeacher) -> bool:
 def cache_time(run: PlannedRun, device: Device) -> StageTime:
     """The teacher reads every answer once, held out or not; or of states that it kept, entries are made."""
     teacher = run.recipe.distill.teacher
-    assert isinstance(teacher, Cache), "of others nothing is written"
+    assert isinstance(teacher, HiddenCache | SparseCache), "of others nothing is written"
     rate = training_flops_per_s(device, "live", run.recipe.distill.precision, run.draft)
     if run.work.answers is None:
         return unknown("teacher cache", UNOPENED)
@@ -116,7 +125,7 @@ def cache_time(run: PlannedRun, device: Device) -> StageTime:
     )
 
 
-def cache_files(run: PlannedRun, teacher: Cache) -> int:
+def cache_files(run: PlannedRun, teacher: AnyCache) -> int:
     """Files of a cache, each of them one process's; those of held-out answers, a few, are counted in."""
     recipe = run.recipe
     dtype = teacher_dtype(recipe.target.dtype, recipe.distill.precision)
