@@ -31,7 +31,7 @@ WORDS = (
     "data.shard_size=16",
     "architecture.method=first_last",
     "distill.teacher={source: live}",
-    "distill.max_duration=16ba",
+    "distill.max_duration=24ba",
     "distill.global_train_batch_size=8",
     "distill.device_train_microbatch_size=4",
     "distill.eval_first=false",
@@ -96,5 +96,5 @@ def training_of(metrics: Path, processes: int, threads: int) -> Counted:
     lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     steps = [line for line in lines if "step/student_s" in line]
     seconds = sum(line[f"step/{name}_s"] for line in steps for name in STEP)
-    tokens = max(line["time/token"] for line in steps)
+    tokens = max(line.get("time/token", 0) for line in lines)
     return Counted(TRAINING, processes, threads, len(steps), int(tokens), seconds)
