@@ -126,10 +126,8 @@ def test_what_commands_say_is_counted(tmp_path):
     said = "eval: 32 answers, 1,280 tokens, 64 tokens/s\nelse\ntrain: 96 answers, 4,000 tokens, 100 tokens/s\n"
     assert answers_of(said, 2, 1) == Counted(ANSWERS, 2, 1, 128, 5280, 60.0)
     assert len(SAID.findall(said)) == 2
-    steps = [
-        {"batch": n, "time/token": 100.0 * n, "step/save_s": 9.0} | {f"step/{s}_s": 0.5 for s in STEP} for n in (1, 2)
-    ]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, [*steps, {"batch": 2, "loss": 1}])))
+    steps = [{"batch": n, "step/save_s": 9.0} | {f"step/{s}_s": 0.5 for s in STEP} for n in (1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, [*steps, {"batch": 2, "time/token": 200.0}])))
     assert training_of(tmp_path / "metrics.jsonl", 1, 2) == Counted(TRAINING, 1, 2, 2, 200, 6.0)
 
 
