@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import widedraft
+from architectures.settings.holding import WHOLE
 
 
 @pytest.fixture
@@ -23,8 +24,9 @@ def scored(monkeypatch):
 
     calls = []
 
-    def score_drafts(target, drafts, prompts, config, out, *, seed):
+    def score_drafts(target, drafts, prompts, config, out, *, seed, holding):
         calls.append((target, drafts, [prompt.source for prompt in prompts], config.num_prompts, out, seed))
+        assert holding == WHOLE
         return {}
 
     monkeypatch.setattr(scorecard, "score_drafts", score_drafts)

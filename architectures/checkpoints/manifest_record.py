@@ -16,7 +16,13 @@ StageName = Literal[
 ]  # fmt: skip
 
 
-class ModelReference(TypedDict):
+class Packed(TypedDict, total=False):
+    """In how many bits a weight of a target's linear layers was, where that is not as its folder has them."""
+
+    bits: int
+
+
+class ModelReference(Packed):
     """A model as a recipe asks for it: a folder or hub id, and a branch, tag or commit."""
 
     path: str

@@ -6,10 +6,11 @@ A section takes a kind and says its own default (`lookahead: Lookahead = 4`). Wh
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, WithJsonSchema
 
 from architectures.files.number_types import DtypeOrAuto
 from architectures.settings.flags import Flag
+from architectures.settings.holding import Placement
 
 MOST = 10**6  # of what is counted or sampled: beyond what any machine does
 Value = TypeVar("Value")
@@ -36,6 +37,13 @@ def each_once(values: tuple[Value, ...]) -> tuple[Value, ...]:
     return values
 
 
+def packed_bits(bits: int) -> int:
+    """The bits of a weight, where they are so many as bitsandbytes packs."""
+    if bits not in (8, 4):
+        raise ValueError(f"must be 8 or 4, got {bits}.")
+    return bits
+
+
 Once = AfterValidator(each_once)
 Several = Field(strict=False, min_length=1)  # lists stand for tuples in recipes; at least one value
 
@@ -47,6 +55,37 @@ Drafts = Annotated[
     tuple[str, ...], Field(strict=False, description="Folders or hub ids of drafts."), Once, Flag(metavar="B")
 ]
 Revision = Annotated[str, Field(description="Branch, tag or commit of a target on the hub."), Flag(metavar="R")]
+TargetPlacement = Annotated[
+    Placement,
+    Field(
+        description="Where the target's weights are: whole on one device; spread over the GPUs, the memory and the "
+        "disk of this machine; or, of layers, on the disk, read layer by layer."
+    ),
+]
+DeviceMemoryGib = Annotated[
+    float | None,
+    Field(
+        gt=0,
+        le=MOST,
+        description="GiB that a target which is not whole may take on each GPU, or of the memory where there is none; "
+        "null takes what is free.",
+    ),
+]
+HostMemoryGib = Annotated[
+    float | None,
+    Field(
+        gt=0,
+        le=MOST,
+        description="GiB of the memory that a spread target may take beside the GPUs; null takes what is free.",
+    ),
+]
+TargetBits = Annotated[
+    Annotated[int, AfterValidator(packed_bits), WithJsonSchema({"type": "integer", "enum": [8, 4]})] | None,
+    Field(
+        description="Pack the target's linear layers into 8 or 4 bits a weight (bitsandbytes): another model, which "
+        "manifests and scorecards name; null leaves them as they are."
+    ),
+]
 
 Lookahead = Annotated[int, Field(ge=1, le=MOST, description="Draft tokens per round.")]
 Lookaheads = Annotated[

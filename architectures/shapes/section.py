@@ -9,6 +9,8 @@ from pydantic import AfterValidator, Field, ValidationInfo, WithJsonSchema, fiel
 
 from architectures.files.number_types import BatchDtypeOrAuto, PrecisionOrAuto
 from architectures.files.section import Section
+from architectures.settings.holding import Holding
+from architectures.settings.kinds import DeviceMemoryGib, HostMemoryGib, TargetBits, TargetPlacement
 from architectures.shapes.shape import NAMED_SHAPES
 from architectures.small_head.config import VocabularyConfig
 
@@ -70,6 +72,21 @@ class TargetConfig(Section):
         description="Number type of the target's weights while it writes answers and teaches; auto is bfloat16 on a "
         "GPU and on processors that multiply many rows faster in it, else float32.",
     )
+    placement: TargetPlacement = "whole"
+    device_memory_gib: DeviceMemoryGib = None
+    host_memory_gib: HostMemoryGib = None
+    bits: TargetBits = None
+
+    @property
+    def holding(self) -> Holding:
+        """How it is held while it answers and teaches."""
+        return Holding(self.placement, self.device_memory_gib, self.host_memory_gib, self.bits)
+
+    @model_validator(mode="after")
+    def _held_in_one_way(self) -> "TargetConfig":
+        if (mistake := self.holding.mistake) is not None:
+            raise ValueError(f"must be held in one way: {mistake}")
+        return self
 
 
 class CalibrationConfig(Section):

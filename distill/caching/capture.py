@@ -22,6 +22,7 @@ from torch import Tensor
 from architectures.errors import UserError
 from architectures.files.disk import free_bytes, size
 from architectures.progress.track import track
+from architectures.settings.holding import WHOLE, Holding
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 from distill.data.batches import Example
@@ -52,6 +53,7 @@ class CaptureSettings:
         dtype: Number type of the teacher's weights, arithmetic and hidden states, by name.
         seed: Of the draws.
         batch_size: Answers read together.
+        holding: How the teacher is held.
         ids: Ascending, that kept entries are of, by row: the teacher given that it says one of them; None for all ids.
     """
 
@@ -60,6 +62,7 @@ class CaptureSettings:
     seed: int
     batch_size: int
     ids: tuple[int, ...] | None = None
+    holding: Holding = WHOLE
 
     def rows_among(self, vocab_size: int) -> int:
         """How many ids kept entries are of, in a vocabulary of so many."""

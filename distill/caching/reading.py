@@ -5,7 +5,7 @@ Shape suffixes used in this file:
 """
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -16,8 +16,11 @@ from distill.caching.capture import CaptureSettings, Split
 from distill.data.batches import Example, collate
 from distill.losses.answer_logits import AnswerLogits, head_of
 from distill.losses.chunked import Head
-from eval.models.loading import load_model
+from distill.teacher_cache.contents import load_head
+from eval.models.loading import default_device
 from eval.steps.attention import without_cudnn
+from eval.targets.loading import load_target
+from eval.targets.passes import Pass, run_passes
 
 
 class TargetReading:
@@ -29,22 +32,31 @@ class TargetReading:
 
     @cached_property
     def lm(self) -> PreTrainedModel:
-        return load_model(self.target, dtype=self.settings.dtype)
+        return load_target(self.target, dtype=self.settings.dtype, holding=self.settings.holding)
 
     @cached_property
     def reads(self) -> AnswerLogits:
         return AnswerLogits(self.lm)
 
     def head(self) -> Head:
-        """See StateSource."""
+        """See StateSource; of a teacher that is not whole it is read for itself."""
+        if self.settings.holding.placement != "whole":
+            return load_head(self.target, dtype=self.settings.dtype, device=default_device())
         return head_of(self.lm)
 
     def states(self, split: Split, answers: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
         """See StateSource; in the order of their lengths, so that a batch holds little padding."""
         ordered = sorted(answers, key=lambda answer: len(split.examples[answer].input_ids))
-        for start in range(0, len(ordered), self.settings.batch_size):
-            batch = ordered[start : start + self.settings.batch_size]
-            yield from zip(batch, self.hidden_states([split.examples[answer] for answer in batch]), strict=True)
+        starts = range(0, len(ordered), self.settings.batch_size)
+        batches = [ordered[start : start + self.settings.batch_size] for start in starts]
+        passes = [self.reading([split.examples[answer] for answer in batch]) for batch in batches]
+        for batch, states in zip(batches, run_passes(self.lm, passes), strict=True):
+            yield from zip(batch, states, strict=True)
+
+    def reading(self, examples: Sequence[Example]) -> Pass[list[Tensor]]:
+        """One batch, to be read when its turn comes."""
+        width = max(len(example.input_ids) for example in examples)
+        return Pass(partial(self.hidden_states, examples), len(examples), width)
 
     @torch.inference_mode()
     @without_cudnn()

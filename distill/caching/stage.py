@@ -44,7 +44,12 @@ def write_cache(run: Run, finish: Finish) -> str:
     read = {name: read_split(run, name, joined=joined and name == "train") for name in splits}
     dtype = teacher_dtype(recipe.target.dtype, recipe.distill.precision)
     settings = CaptureSettings(
-        teacher, dtype=dtype, seed=recipe.seed, batch_size=recipe.data.batch_size, ids=entry_ids(run)
+        teacher,
+        dtype=dtype,
+        seed=recipe.seed,
+        batch_size=recipe.data.batch_size,
+        ids=entry_ids(run),
+        holding=recipe.target.holding,
     )
     if keeps_states(teacher):
         source = KeptStates(run.data.path, run.target, dtype=dtype, max_seq_len=recipe.data.max_seq_len, names=splits)

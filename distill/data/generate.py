@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from architectures.checkpoints.manifest_record import Counts, SplitCounts
+from architectures.settings.holding import WHOLE, Holding
 from distill.data.held_out import drop_duplicates, hold_out
 from distill.data.self_written import SelfWriting, write_own_prompts
 from distill.recipe.sections.data import DataConfig
@@ -30,6 +31,7 @@ def generate_answers(
     dtype: str,
     to_train_on: bool = True,
     answered_by: Kind = Answerer,
+    holding: Holding = WHOLE,
 ) -> Counts:
     """Write the target's answers to out/train-*.jsonl and, for prompts held out of training, to out/eval-*.jsonl.
 
@@ -44,6 +46,7 @@ def generate_answers(
         to_train_on: Whether answers are what is trained on. Otherwise held-out prompts alone are answered, and all
             prompts may be held out.
         answered_by: An Answerer, one that keeps hidden states as well, or an engine.
+        holding: How the target is held.
 
     Returns:
         Counts for the manifest: prompts, self_written, duplicates, too_long; and of "train" and "eval" each prompts,
@@ -53,10 +56,10 @@ def generate_answers(
         UserError: If there are no prompts, too few to hold some out, or out holds answers made otherwise.
     """
     named = load_prompts(config.prompts)  # first, so that a bad row is refused before any work
-    written = write_own_prompts_if_asked(target, config, out, seed=seed, dtype=dtype)
+    written = write_own_prompts_if_asked(target, config, out, seed=seed, dtype=dtype, holding=holding)
     prompts = [*named, *written]
     distinct = drop_duplicates(prompts)
-    settings = within_context(target, decoding_settings(config, seed=seed, dtype=dtype))
+    settings = within_context(target, decoding_settings(config, seed=seed, dtype=dtype, holding=holding))
     fitting = drop_too_long(distinct, load_tokenizer(target), settings.max_prompt_len)
     train, held_out = hold_out(fitting, config.num_eval_prompts, seed=seed, least_left=1 if to_train_on else 0)
     answered = {"eval": held_out, "train": train} if to_train_on else {"eval": held_out}
@@ -75,16 +78,18 @@ def generate_answers(
     }
 
 
-def write_own_prompts_if_asked(target: Path, config: DataConfig, out: Path, *, seed: int, dtype: str) -> list[Prompt]:
+def write_own_prompts_if_asked(
+    target: Path, config: DataConfig, out: Path, *, seed: int, dtype: str, holding: Holding = WHOLE
+) -> list[Prompt]:
     """The prompts the recipe asks the target to write itself; none if it asks for none."""
     if config.self_written_prompts == 0:
         return []
     sizes = {"batch_size": config.batch_size, "shard_size": config.shard_size}
-    settings = SelfWriting(seed=seed, dtype=dtype, **sizes, steps=config.answer_steps)
+    settings = SelfWriting(seed=seed, dtype=dtype, **sizes, steps=config.answer_steps, holding=holding)
     return write_own_prompts(target, config.self_written_prompts, out, settings)
 
 
-def decoding_settings(config: DataConfig, *, seed: int, dtype: str) -> DecodingSettings:
+def decoding_settings(config: DataConfig, *, seed: int, dtype: str, holding: Holding = WHOLE) -> DecodingSettings:
     """How the recipe wants the answers decoded."""
     return DecodingSettings(
         max_new_tokens=config.max_new_tokens,
@@ -96,6 +101,7 @@ def decoding_settings(config: DataConfig, *, seed: int, dtype: str) -> DecodingS
         seed=seed,
         dtype=dtype,
         steps=config.answer_steps,
+        holding=holding,
     )
 
 

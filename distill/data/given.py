@@ -19,6 +19,7 @@ from architectures.checkpoints.fingerprint import fingerprint_tokenizer, fingerp
 from architectures.checkpoints.manifest_record import Counts, SplitCounts
 from architectures.errors import UserError
 from architectures.progress.track import track
+from architectures.settings.holding import WHOLE, Holding
 from distill.data.conversations import Conversation, load_conversations
 from distill.data.generate import count_answers, decoding_settings
 from distill.data.held_out import drop_duplicates, hold_out
@@ -55,6 +56,7 @@ def collect_given(
     dtype: str,
     to_train_on: bool = True,
     answered_by: Kind | None = None,
+    holding: Holding = WHOLE,
 ) -> Counts:
     """Write the conversations' answers to out/train-*.jsonl, and the target's to held-out ones to out/eval-*.jsonl.
 
@@ -69,6 +71,7 @@ def collect_given(
         dtype: Number type of the target while it writes.
         to_train_on: Whether answers are what is trained on. Otherwise only held-out questions are answered.
         answered_by: What writes the target's answers, as write_traces has it.
+        holding: How the target is held.
 
     Returns:
         Counts for the manifest, as distill.data.generate.generate_answers has them, where a held-out conversation is as
@@ -88,7 +91,7 @@ def collect_given(
     drawn, held_out = hold_out(fitting, config.num_eval_prompts, seed=seed, least_left=1 if to_train_on else 0)
     train = drop_asked(drawn, held_out) if to_train_on else []
     questions = [prompt for conversation in held_out for prompt in prompts_of(conversation)]
-    settings_of_eval = decoding_settings(config, seed=seed, dtype=dtype)
+    settings_of_eval = decoding_settings(config, seed=seed, dtype=dtype, holding=holding)
     write_traces(target, questions, out, settings_of_eval, name="eval", answered_by=answered_by)
     if to_train_on:
         write_given(renderer, train, out, settings)

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
 from architectures.progress.track import track
+from architectures.settings.holding import WHOLE, Holding
 from architectures.settings.kinds import HowAnswered
 from eval.answers.older_answers import adopt_older_answers
 from eval.answers.shards import claim_shards, read_shard, write_shard
@@ -25,11 +26,12 @@ from eval.decoding.answering import claimed_draws, derive_seed
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
-from eval.models.loading import context_length_of, load_model, load_tokenizer, stop_token_ids
+from eval.models.loading import context_length_of, load_tokenizer, stop_token_ids
 from eval.prompts.forms import Prompt, user_turn
 from eval.prompts.rendering import chat_text, template_hash
 from eval.steps.answer_steps import answer_opener
 from eval.steps.sequencer import Opener
+from eval.targets.loading import load_target
 
 NAME = "self-written"
 SENTINEL = "widedraftusertext"
@@ -50,6 +52,7 @@ class SelfWriting:
         temperature: Divides the logits.
         top_p: Probability mass sampled from.
         steps: How the target's steps are run; claimed by no folder, as eval.answers.traces has it.
+        holding: How the target is held; its bits are claimed.
     """
 
     seed: int
@@ -60,11 +63,13 @@ class SelfWriting:
     temperature: float = 1.0
     top_p: float = 0.95
     steps: HowAnswered = "auto"
+    holding: Holding = WHOLE
 
     @property
     def claimed(self) -> dict[str, Any]:
         """As a folder of prompts claims them."""
-        return {name: value for name, value in asdict(self).items() if name != "steps"}
+        values = {name: value for name, value in asdict(self).items() if name not in ("steps", "holding")}
+        return values | self.holding.claimed
 
 
 @dataclass(frozen=True)
@@ -181,7 +186,7 @@ class Writer:
 
     @cached_property
     def model(self) -> PreTrainedModel:
-        return load_model(self.target, dtype=self.settings.dtype)
+        return load_target(self.target, dtype=self.settings.dtype, holding=self.settings.holding)
 
     @cached_property
     def opener(self) -> Opener:

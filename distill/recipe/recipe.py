@@ -18,6 +18,7 @@ from architectures.files.reading import read_text
 from architectures.files.section import Section
 from architectures.settings.kinds import Seed
 from architectures.shapes.section import ArchitectureConfig, TargetConfig
+from distill.recipe.held_target import refuse_held
 from distill.recipe.sections.data import DataConfig
 from distill.recipe.sections.export import ExportConfig
 from distill.recipe.sections.teacher import NoTeacher, keeps_states, refuse_uncaptured
@@ -140,6 +141,14 @@ class Recipe(Section):
         if target is not None and data is not None:  # else reported already
             words = {"answers": data.answers, "target_dtype": target.dtype, "precision": distill.precision}
             refuse_uncaptured(distill.teacher, **words)
+        return distill
+
+    @field_validator("distill")
+    @classmethod
+    def _its_target_can_be_so_held(cls, distill: DistillConfig, info: ValidationInfo) -> DistillConfig:
+        target, architecture = info.data.get("target"), info.data.get("architecture")
+        if target is not None and architecture is not None:  # else reported already
+            refuse_held(target, architecture, distill)
         return distill
 
     @field_validator("distill")

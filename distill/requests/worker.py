@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -61,7 +62,8 @@ def open_server(run: Run, draft: Path, *, rank: int) -> Server:
     recipe, online = run.recipe, run.recipe.distill.online
     assert online is not None
     device = f"cuda:{rank % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
-    target, proposer = (load_model(folder, dtype=recipe.target.dtype, device=device) for folder in (run.target, draft))
+    load = partial(load_model, dtype=recipe.target.dtype, device=device)
+    target, proposer = load(run.target, bits=recipe.target.bits), load(draft)
     return Server(
         target,
         proposer,

@@ -4,13 +4,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from architectures.checkpoints.fingerprint import fingerprint_value
-from architectures.checkpoints.manifest_record import ModelReference, Source
+from architectures.checkpoints.manifest_record import ModelReference, Packed, Source
 from architectures.shapes.section import ArchitectureConfig, TargetConfig
 from distill.formulas.losses import recorded_loss
 from distill.recipe.recipe import Recipe
 from distill.recipe.sections.teacher import UNSAID
 
 OF_AN_ENCODER = ("encoder_layers", "encoder_method")  # recorded where one is cut, so that other recipes stay the same
+WHERE_IT_IS = ("placement", "device_memory_gib", "host_memory_gib")  # of the target: as the device
 OF_REQUESTS = ("mode", "online")  # recorded where requests are learned
 
 
@@ -26,8 +27,9 @@ def carried(recipe: Recipe, names: Iterable[str]) -> dict[str, Any]:
 
 
 def target_record(target: TargetConfig) -> ModelReference:
-    """The target as a manifest names it."""
-    return {"path": target.path, "revision": target.revision}
+    """The target as a manifest names it; in fewer bits it is another model."""
+    packed: Packed = {} if target.bits is None else {"bits": target.bits}
+    return {"path": target.path, "revision": target.revision, **packed}
 
 
 def source_record(wanted: ArchitectureConfig) -> Source:
@@ -51,6 +53,8 @@ def recorded_values(recipe: Recipe) -> dict[str, Any]:
     for section, name in (("data", "answer_steps"), ("distill", "pad_to_multiple"), ("distill", "checkpoints")):
         del values[section][name]  # as the device, they say how the same is computed, or kept
     del values["generate"]  # likewise: whoever decodes, it is the same model
+    for key in (*WHERE_IT_IS, *([] if recipe.target.bits else ["bits"])):
+        del values["target"][key]
     if recipe.distill.online is None:
         for key in OF_REQUESTS:
             del values["distill"][key]

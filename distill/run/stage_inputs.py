@@ -193,6 +193,11 @@ def self_writing(recipe: Recipe) -> list[str | int]:
     return ["self-written", recipe.seed, recipe.data.batch_size, recipe.data.shard_size]
 
 
+def packed_inputs(recipe: Recipe) -> dict[str, str]:
+    """That the target is in fewer bits than its folder has, where it is: another model answers and teaches then."""
+    return {} if recipe.target.bits is None else {"target.bits": str(recipe.target.bits)}
+
+
 def generate_inputs(run: Run) -> dict[str, str]:
     """What the answers are made from."""
     return {"target": fingerprint_checkpoint(run.target), **asked_inputs(run.recipe)}
@@ -211,6 +216,7 @@ def asked_inputs(recipe: Recipe) -> dict[str, str]:
         ),
         "prompts": fingerprint_sources(recipe.data.prompts),
         "seed": str(recipe.seed),
+        **packed_inputs(recipe),
         **held_out_alone,
     }
 
@@ -231,6 +237,7 @@ def cache_inputs(run: Run) -> dict[str, str]:
         "data.batch_size": str(recipe.data.batch_size),  # more rows in one product may round otherwise
         "distill.teacher": section(recipe, "distill.teacher", recorded(recipe.distill.teacher)),
         "seed": str(recipe.seed),
+        **packed_inputs(recipe),
         **({} if ids is None else {"architecture.vocabulary": fingerprint_value(list(ids))}),
     }
 
@@ -258,6 +265,7 @@ def training_inputs(run: Run) -> dict[str, str]:
         "data": data_as_input(run),
         "distill": section(run.recipe, "distill", settings),
         "seed": str(run.recipe.seed),
+        **packed_inputs(run.recipe),
         **others,
     }
 
@@ -273,7 +281,7 @@ def draft_inputs(run: Run) -> dict[str, str]:
 
 def eval_inputs(run: Run) -> dict[str, str]:
     """What the scorecard is made from."""
-    scoring = run.recipe.eval
+    scoring, placement = run.recipe.eval, run.recipe.target.placement
     settings, untold = scoring.recorded(exclude={"tasks": TASK}), {"tasks", "answer_steps"}
     if not settings["policy_prompts"]:
         del settings["policy_prompts"]  # what was recorded before there was this key holds
@@ -284,4 +292,6 @@ def eval_inputs(run: Run) -> dict[str, str]:
         "eval": section(run.recipe, "eval", settings, told=scoring.model_dump(mode="json", exclude=untold)),
         "prompts": fingerprint_sources(scoring.tasks) if scoring.tasks else data_as_input(run),
         "seed": str(run.recipe.seed),
+        **packed_inputs(run.recipe),
+        **({} if placement == "whole" else {"target.placement": placement}),  # which decides how long its steps take
     }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.checkpoints.manifest import changed_inputs
+from architectures.errors import UserError
 from architectures.pruning.plan import load_plan, needed_scores, plan_pruning
 from architectures.pruning.plan_record import PLAN_NAME, PruningPlan
 from architectures.pruning.scores import Scores
@@ -91,12 +92,24 @@ def scores_of(run: Run, source: Path, needed: set[str]) -> Scores:
         known = load_scores(file)
     missing = needed - known.arrays.keys()
     if missing:
+        refuse_scores_of_parts(run, source)
         refuse_long_calibration(run.recipe, str(source), length_of(source))
         save_scores(file, {**known.arrays, **compute_scores(run, source, missing)})
         run.record(run.scores, inputs)
         known = load_scores(file)
     print(f"   {file}: {'computed' if missing else 'up to date'} ({', '.join(sorted(needed))})", flush=True)
     return known
+
+
+def refuse_scores_of_parts(run: Run, source: Path) -> None:
+    """Raise UserError if scores are to be computed of a target that is not whole in memory."""
+    placement = run.recipe.target.placement
+    if placement != "whole" and source == run.target:
+        raise UserError(
+            f"target.placement is {placement}: scores of layers, heads, neurons and channels (architecture.method, "
+            "width_method) look at all weights at once. Take first_last, evenly_spaced or random, a plan.json made on "
+            "a larger machine (architecture.plan), or its scores (architecture.scores)."
+        )
 
 
 def compute_scores(run: Run, source: Path, missing: set[str]) -> dict[str, Any]:
@@ -149,7 +162,12 @@ def calibration_texts(run: Run, tokenizer: Any) -> Iterator[str]:
     prompts = load_prompts(recipe.data.prompts if text is None else [PromptSource(path=text)])
     if not prompts:  # the stage that answers them finds them there
         prompts = write_own_prompts_if_asked(
-            run.target, recipe.data, run.data.path, seed=recipe.seed, dtype=recipe.target.dtype
+            run.target,
+            recipe.data,
+            run.data.path,
+            seed=recipe.seed,
+            dtype=recipe.target.dtype,
+            holding=recipe.target.holding,
         )
     for prompt in prompts:
         yield tokenizer.decode(render_prompt(tokenizer, prompt.messages))

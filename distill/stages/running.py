@@ -162,7 +162,7 @@ def checkpoints_stage(run: Run) -> None:
     eval_stage(run)
     folder, recipe = run.eval.path, run.recipe
     with engine_asked(recipe.generate) as kind:
-        how = {"seed": recipe.seed, "answered_by": kind}
+        how = {"seed": recipe.seed, "answered_by": kind, "holding": recipe.target.holding}
         curves = score_checkpoints(run.target, saved_models(run), eval_prompts(run), recipe.eval, folder, **how)
     report_stage(run)
     print(f"checkpoints: {folder / 'checkpoints.md'}\nreport:      {folder / 'report.html'}\n")

@@ -11,7 +11,15 @@ from architectures.errors import UserError
 from architectures.files.section import Section
 from architectures.pages.markdown import markdown
 from architectures.settings.flags import Flag, flag_of
-from architectures.settings.kinds import Lookahead, Rehash
+from architectures.settings.holding import WHOLE, Holding
+from architectures.settings.kinds import (
+    DeviceMemoryGib,
+    HostMemoryGib,
+    Lookahead,
+    Rehash,
+    TargetBits,
+    TargetPlacement,
+)
 from architectures.targets.target import resolve_checkpoint
 from distill.checkpoints.trust import OPTION, TrustCheckpoints
 from distill.recipe.recipe import load_scoring
@@ -44,9 +52,20 @@ class EvalSettings(Section):
     out: Annotated[Path | None, Flag(metavar="DIR", absent="eval-<draft's name>")] = Field(
         default=None, description="Where the scorecard goes."
     )
+    target_placement: TargetPlacement = "whole"
+    target_device_memory_gib: DeviceMemoryGib = None
+    target_host_memory_gib: HostMemoryGib = None
+    target_bits: TargetBits = None
     debug: Debug = False
     rehash: Rehash = False
     trust_checkpoints: TrustCheckpoints = False
+
+    @property
+    def holding(self) -> Holding:
+        """How the target is held; a recipe says it of its own."""
+        return Holding(
+            self.target_placement, self.target_device_memory_gib, self.target_host_memory_gib, self.target_bits
+        )
 
     @property
     def is_without_recipe(self) -> bool:
@@ -63,6 +82,13 @@ class EvalSettings(Section):
                 "widedraft eval needs a RECIPE alone, or --target, --draft and --prompts, or --recorded and --draft, "
                 "then perhaps --baseline and --out."
             )
+        if self.holding != WHOLE and (self.target is None or self.recorded is not None):
+            raise UserError(
+                "--target-placement, its memory and --target-bits are of a --target. A recipe says them of its own, in "
+                "section target; answers that are recorded need no target."
+            )
+        if (mistake := self.holding.mistake) is not None:
+            raise UserError(f"--target-placement: {mistake}")
         if self.trust_checkpoints and not self.checkpoints:
             raise UserError(f"{OPTION} goes with --checkpoints: nothing else here reads any. Leave it out.")
         return self
@@ -129,7 +155,7 @@ def score_pair(settings: EvalSettings, target: str, draft: str) -> None:
     named = {"baseline": settings.baseline, "draft": draft}  # the last is the one the verdict is about
     drafts = {name: resolve_checkpoint(folder) for name, folder in named.items() if folder is not None}
     with owned(out), engine_asked(scoring.generate) as kind:
-        how = {"seed": scoring.seed, "answered_by": kind}
+        how = {"seed": scoring.seed, "answered_by": kind, "holding": settings.holding}
         scorecard = score_drafts(resolve_checkpoint(target), drafts, prompts, scoring.eval, out, **how)
     policies = out / FILE_NAME
     told = f"policies:  {policies}, for --beside once it lies in the draft's folder\n" if policies.is_file() else ""

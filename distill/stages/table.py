@@ -94,6 +94,7 @@ def make_answers(run: Run) -> Counts:
             dtype=recipe.target.dtype,
             to_train_on=recipe.distill.learns_answers,
             answered_by=kind,
+            holding=recipe.target.holding,
         )
 
 
@@ -140,6 +141,7 @@ def score_draft(run: Run, finish: Finish) -> None:
             run.eval.path,
             seed=run.recipe.seed,
             answered_by=kind,
+            holding=run.recipe.target.holding,
         )
     finish(**engines_of_scores(run.eval.path))
     take_policies(run)

@@ -97,7 +97,9 @@ class Teacher:
         return Shape.from_config(self.model.lm.config.to_dict())
 
 
-def load_teacher(target: Path, *, dtype: str, device: str, packing: bool = False, multiple: int = 1) -> Teacher:
+def load_teacher(
+    target: Path, *, dtype: str, device: str, packing: bool = False, multiple: int = 1, bits: int | None = None
+) -> Teacher:
     """The teacher of a target folder.
 
     Args:
@@ -106,5 +108,7 @@ def load_teacher(target: Path, *, dtype: str, device: str, packing: bool = False
         device: Where it runs, as torch names it.
         packing: As in AnswerLogits.
         multiple: Likewise.
+        bits: Of a weight of its linear layers, if they are to be packed.
     """
-    return Teacher(AnswerLogits(load_model(target, dtype=dtype, device=device), packing=packing, multiple=multiple))
+    lm = load_model(target, dtype=dtype, device=device, bits=bits)
+    return Teacher(AnswerLogits(lm, packing=packing, multiple=multiple))

@@ -120,19 +120,19 @@ def build_model(run: Run, *, eval_tasks: tuple[str, ...]) -> DistillModel:
         config,
         recipe.data,
         student,
-        teacher_of(config.teacher, run.target, **placed, **laid_out),
+        teacher_of(config.teacher, run.target, **placed, **laid_out, bits=recipe.target.bits),
         selection=None if selection is None else Selection(load_frozen(Path(selection.reference)), selection.fraction),
         eval_tasks=eval_tasks,
     )
 
 
 def teacher_of(
-    teacher: AnyTeacher, target: Path, *, dtype: str, device: str, packing: bool, multiple: int
+    teacher: AnyTeacher, target: Path, *, dtype: str, device: str, packing: bool, multiple: int, bits: int | None
 ) -> Teacher | CachedTeacher | AbsentTeacher:
     """What a recipe's teacher is while the student trains."""
     match teacher:
         case LiveTeacher():
-            load = load_sharded_teacher if is_sharded(teacher) else load_teacher
+            load = load_sharded_teacher if is_sharded(teacher) else partial(load_teacher, bits=bits)
             return load(target, dtype=dtype, device=device, packing=packing, multiple=multiple)
         case NoTeacher():
             return AbsentTeacher(vocab_size_of(target))

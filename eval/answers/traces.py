@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from architectures.errors import UserError
 from architectures.files.entry_kinds import TokenId
 from architectures.files.typed_file import parsed
+from architectures.settings.holding import WHOLE, Holding
 from architectures.settings.kinds import HowAnswered
 from eval.answers.shards import REWRITTEN, lines_of, shard_lines
 from eval.answers.trace_laws import require_messages
@@ -76,6 +77,7 @@ class DecodingSettings:
         seed: Of the random draws.
         dtype: Number type of the target while it writes.
         steps: How its steps are run.
+        holding: How it is held.
     """
 
     max_new_tokens: int
@@ -90,16 +92,19 @@ class DecodingSettings:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     steps: HowAnswered = "auto"
+    holding: Holding = WHOLE
 
     @property
     def claimed(self) -> dict[str, Any]:
         """As a folder of answers claims them: what is younger than its name stands there where it changes a choice.
 
         How steps are run does not, like the device: texts are the same up to near ties, and may continue otherwise.
+        Nor does where the target's weights are; in fewer bits it is another model.
         """
         unsaid = {field.name: field.default for field in fields(self)}  # MISSING of those that always stand there
-        values = {name: value for name, value in asdict(self).items() if name != "steps"}
-        return {name: value for name, value in values.items() if value != unsaid[name]}
+        values = {name: value for name, value in asdict(self).items() if name not in ("steps", "holding")}
+        said = {name: value for name, value in values.items() if value != unsaid[name]}
+        return said | self.holding.claimed
 
 
 def asked(prompt: Prompt) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -32,6 +32,7 @@ from architectures.settings.kinds import (
     Repeats,
     Seed,
     Target,
+    TargetBits,
 )
 from eval.commands.steps import how_asked, one_way
 from eval.prompts.words import PromptWords
@@ -58,6 +59,7 @@ def parameter_count(text: str) -> int:
 Parameters = Annotated[
     tuple[Annotated[int, BeforeValidator(parameter_count, json_schema_input_type=str)], ...],
     Once,
+    TargetBits,
     Flag(metavar="N", absent="a quarter and an eighth of the target's"),
 ]
 
@@ -83,9 +85,7 @@ class LatencySettings(Section):
     contexts: Contexts = (128, 1024)
     lookaheads: Lookaheads = Field(default=(1, 4), description="Numbers of draft tokens verified, each once.")
     repeats: Repeats = Field(default=30, description="Repetitions of every step.")
-    target_bits: Literal["8", "4"] | None = Field(
-        default=None, description="Pack the target's linear layers, as a server may do."
-    )
+    target_bits: TargetBits = None
     compile: Compile = Field(default=False, description="Measure compiled steps too: half a minute a shape.")
     capture: Capture = Field(default=False, description="Measure captured steps too: CUDA graphs, on a GPU.")
     dtype: NumberType = AUTO
@@ -258,5 +258,5 @@ def target_and_drafts(settings: LatencySettings) -> tuple[dict[str, "PreTrainedM
     ]
     names = ["draft"] if len(drafts) == 1 else [f"draft {number}" for number in range(1, len(drafts) + 1)]
     folders = {TARGET: folder, **dict(zip(names, drafts, strict=True))}
-    bits = {} if settings.target_bits is None else {TARGET: int(settings.target_bits)}
+    bits = {} if settings.target_bits is None else {TARGET: settings.target_bits}
     return {name: load_model(path, dtype=dtype, bits=bits.get(name)) for name, path in folders.items()}, text_ids

@@ -31,7 +31,6 @@ from eval.decoding.texts import DRAWS, Decoded, Limits
 from eval.decoding.wanted import Wanted
 from eval.models.loading import (
     context_length_of,
-    load_model,
     load_tokenizer,
     stop_token_ids,
     text_config,
@@ -42,6 +41,7 @@ from eval.prompts.lengths import drop_too_long
 from eval.prompts.rendering import render_prompt, template_hash
 from eval.steps.answer_steps import answer_opener
 from eval.steps.sequencer import Opener
+from eval.targets.loading import load_target
 
 LOGP_DIGITS = 6  # of log-probabilities in nats: more than float32 has of most
 
@@ -153,7 +153,7 @@ class Answerer:
 
     @cached_property
     def model(self) -> PreTrainedModel:
-        return load_model(self.target, dtype=self.settings.dtype)
+        return load_target(self.target, dtype=self.settings.dtype, holding=self.settings.holding)
 
     @cached_property
     def opener(self) -> Opener:

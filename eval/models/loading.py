@@ -1,6 +1,7 @@
 """Checkpoints as the scorer opens them: whole or refused, never half random; one tokenizer for target and draft."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,7 @@ def load_model(
     device: str | None = None,
     encoder_decoder: bool = False,
     bits: int | None = None,
+    placing: Mapping[str, Any] | None = None,
 ) -> PreTrainedModel:
     """The language model of a checkpoint folder, in eval mode, every tensor read from its safetensors files.
 
@@ -95,6 +97,8 @@ def load_model(
         device: A torch device; None takes "cuda" where there is one, else "cpu".
         encoder_decoder: Whether the caller can do with an encoder-decoder model of any family.
         bits: 8 or 4 packs the linear layers into so many a weight; None leaves them in dtype.
+        placing: Arguments of from_pretrained by which it comes to lie on several devices and the disk, in the place of
+            one device; the caller has looked at the numbers of its weights.
 
     Raises:
         UserError: If it is an encoder-decoder model of a family that must not be, weights are missing, damaged, no
@@ -105,6 +109,7 @@ def load_model(
     require_enough_bytes(folder)
     chosen_device = device or default_device()
     packing = {} if bits is None else loading_arguments(bits, dtype=dtype, device=chosen_device)
+    packing |= placing or {}
     show_progress_only_in_a_terminal()
     opens, head = model_class(folder, encoder_decoder=encoder_decoder), read_head(folder, read_config(folder))
     if head is not None:
@@ -133,6 +138,8 @@ def load_model(
         name_rows(model, head.ids)
     refuse_whole_numbers(folder, model)
     model = model if packing else model.to(chosen_device)  # transformers leaves it in eval mode
+    if placing is not None:
+        return model
     refuse_not_finite(folder, model)
     if (slow := slow_type()) is not None:
         quicken_products(model, slow)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from architectures.errors import UserError
@@ -73,7 +74,14 @@ def refuse_not_finite(folder: Path, model: PreTrainedModel) -> None:
     finite_N = extremes_N2.isfinite().all(dim=1)
     if not finite_N.all():
         name = list(tensors)[int(finite_N.int().argmin())]
-        raise UserError(
-            f"{folder}: {name} holds NaN or infinity in {str(tensors[name].dtype).removeprefix('torch.')}. The model "
-            "could not speak: copy or download it again, or load it in a number type that holds its weights."
-        )
+        refuse_not_finite_tensor(str(folder), name, tensors[name])
+
+
+def refuse_not_finite_tensor(where: str, name: str, tensor: Tensor) -> None:
+    """Raise UserError if a tensor has an entry that is NaN or infinite, as read into the model's number type."""
+    if not tensor.numel() or torch.stack(tensor.aminmax()).isfinite().all():
+        return
+    raise UserError(
+        f"{where}: {name} holds NaN or infinity in {str(tensor.dtype).removeprefix('torch.')}. The model "
+        "could not speak: copy or download it again, or load it in a number type that holds its weights."
+    )

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from architectures.checkpoints.manifest import provenance
+from architectures.settings.holding import Placement
 from eval.acceptance.estimates import Resampling
 from eval.config import SamplingConfig
 from eval.records.values import Confidence, Count, Counted, NotNegative, Positive, Some
@@ -21,6 +22,8 @@ class ScoredModel:
         path: Its folder.
         fingerprint: fingerprint_checkpoint of that.
         head_vocab_size: Ids that it can say, where they are fewer than its vocabulary; else null.
+        bits: Of a weight of its linear layers, where they were packed: it is another model than its folder; else null.
+        placement: How it was held, where it was not whole on one device; else null.
     """
 
     path: str
@@ -31,6 +34,8 @@ class ScoredModel:
     parameters: Count
     dtype: str
     head_vocab_size: Count | None = None
+    bits: Count | None = None
+    placement: Placement | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

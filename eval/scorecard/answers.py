@@ -7,6 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
 
+from architectures.settings.holding import WHOLE, Holding
 from eval.answers.token_ids import require_known_ids
 from eval.answers.traces import DecodingSettings, Trace, read_traces
 from eval.answers.writing import Kind
@@ -43,6 +44,7 @@ def record_answers(
     temperature: float,
     seed: int,
     answered_by: Kind | None = None,
+    holding: Holding = WHOLE,
 ) -> Answers:
     """Let the target answer, unless it has, and read its answers."""
     folder = answers_folder(out, temperature, config.sampling)
@@ -56,6 +58,7 @@ def record_answers(
         seed=seed,
         dtype=config.dtype,
         steps=config.answer_steps,
+        holding=holding,
     )
     write_traces(target, prompts, folder, settings, name=TRACES_NAME, answered_by=answered_by)
     traces = read_traces(folder, TRACES_NAME)

@@ -2,19 +2,23 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from architectures.draft_vocabulary.head import head_ids
 from architectures.progress.track import track
 from eval.acceptance.bins import ReplayedAnswer
 from eval.acceptance.replay import answer_logits, replay_answer
+from eval.answers.traces import Trace
 from eval.decoding.batch import first_tokens
 from eval.decoding.sampling import Sampling
 from eval.models.loading import shared_vocab_size
 from eval.records.grid import TARGET
 from eval.scorecard.answers import Answers
 from eval.scorecard.draft_scores import ReplayedDraft
+from eval.targets.passes import Pass, run_passes
 
 
 @dataclass(frozen=True)
@@ -39,19 +43,24 @@ class Pair:
         return {TARGET: self.target, self.primary: self.drafts[self.primary]}
 
 
+def answer_pass(model: PreTrainedModel, trace: Trace) -> Pass[Tensor]:
+    """A model's pass over one answer, to be made when its turn comes."""
+    read = partial(answer_logits, model, trace.prompt_ids, trace.answer_ids)
+    return Pass(read, rows=1, width=len(trace.token_ids))
+
+
 def replay_drafts(pair: Pair, answers: Answers, *, sampling: Sampling) -> list[ReplayedDraft]:
     """Every draft along every answer; the target's pass over an answer serves all of them."""
     replayed: dict[str, list[ReplayedAnswer]] = {name: [] for name in pair.drafts}
-    numbered = list(zip(answers.prompt_numbers, answers.traces, strict=True))
-    tokens = [len(trace.prompt_ids) + len(trace.answer_ids) for trace in answers.traces]
-    for prompt, trace in track(
+    passes = [answer_pass(pair.target, trace) for trace in answers.traces]
+    numbered = zip(answers.prompt_numbers, answers.traces, run_passes(pair.target, passes), strict=True)
+    for prompt, trace, target_logits_TV in track(
         numbered,
         description=f"replay at T={sampling.temperature:g}",
-        total=len(numbered),
-        works=lambda pair: len(pair[1].prompt_ids) + len(pair[1].answer_ids),
-        whole=sum(tokens),
+        total=len(passes),
+        works=lambda read: len(read[1].token_ids),
+        whole=sum(each.width for each in passes),
     ):
-        target_logits_TV = answer_logits(pair.target, trace.prompt_ids, trace.answer_ids)
         for name, draft in pair.drafts.items():
             vocab_size = shared_vocab_size(pair.target, draft)
             draft_logits_TV = answer_logits(draft, trace.prompt_ids, trace.answer_ids)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from architectures.checkpoints.manifest import processor_name
+from architectures.settings.holding import WHOLE, Holding
 from eval.acceptance.replay import rule_name
 from eval.acceptance.speedup import StepTimes
 from eval.answers.writing import Kind
@@ -42,11 +43,12 @@ def record_tuning_answers(
     *,
     seed: int,
     answered_by: Kind | None = None,
+    holding: Holding = WHOLE,
 ) -> dict[float, Answers]:
     """The target's answers to them at every temperature; none where there are no prompts."""
     if not prompts:
         return {}
-    how = {"seed": seed, "answered_by": answered_by}
+    how = {"seed": seed, "answered_by": answered_by, "holding": holding}
     return {
         temperature: record_answers(target, prompts, config, out / FOLDER, temperature=temperature, **how)
         for temperature in config.temperatures

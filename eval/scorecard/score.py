@@ -5,11 +5,13 @@ Writes scorecard.json (schema widedraft.scorecard/3, every field explained in do
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from architectures.checkpoints.fingerprint import fingerprint_value
 from architectures.files.atomic import write_text
 from architectures.pages.markdown import markdown
+from architectures.settings.holding import WHOLE, Holding
 from eval.acceptance import paired_ratios
 from eval.acceptance.estimates import INTERVALS, Resampling
 from eval.answers.writing import Kind
@@ -32,6 +34,7 @@ from eval.scorecard.measure import measure
 from eval.scorecard.policies import FOLDER as TUNING_FOLDER
 from eval.scorecard.policies import policy_file, record_tuning_answers, tuning_prompts
 from eval.scorecard.sidecars import write_sidecars
+from eval.targets.loading import held_facts, load_target
 
 
 def score_drafts(
@@ -43,6 +46,7 @@ def score_drafts(
     *,
     seed: int,
     answered_by: Kind | None = None,
+    holding: Holding = WHOLE,
 ) -> Scorecard:
     """Score drafts of one target on the same prompts; write out/scorecard.json, its page and what is beside it.
 
@@ -54,6 +58,7 @@ def score_drafts(
         out: Folder for these files, and for the target's answers, which a rerun reads again.
         seed: Of sampled answers, resampling, and the order of what is timed.
         answered_by: What writes the target's answers, as write_traces has it.
+        holding: How the target is held.
 
     Returns:
         What scorecard.json holds.
@@ -64,14 +69,15 @@ def score_drafts(
     for draft in drafts.values():
         require_same_tokenizer(target, draft)
     taken, to_tune_on = prompts[: config.num_prompts], tuning_prompts(prompts, config)
-    with chosen_threads(config.num_threads, lambda: load_model(target, dtype=config.dtype)) as threads:
-        how = {"seed": seed, "answered_by": answered_by}
+    load = partial(load_target, target, dtype=config.dtype, holding=holding)
+    how = {"seed": seed, "answered_by": answered_by, "holding": holding}
+    with chosen_threads(config.num_threads, load) as threads:
         answers = {t: record_answers(target, taken, config, out, temperature=t, **how) for t in config.temperatures}
         tuning = record_tuning_answers(target, to_tune_on, config, out, **how)
         for group, folder in ((answers, out), (tuning, out / TUNING_FOLDER)):
             require_fitting([target, *drafts.values()], group, folder, config.sampling)
         pair = Pair(
-            load_model(target, dtype=config.dtype),
+            load(),
             {name: load_model(folder, dtype=config.dtype) for name, folder in drafts.items()},
         )
         resampling = Resampling(config.confidence, config.num_resamples, seed)
@@ -80,7 +86,7 @@ def score_drafts(
         scorecard = Scorecard(
             verdict="",
             warnings=(),
-            target=ScoredModel(**model_facts(target, pair.target)),
+            target=ScoredModel(**model_facts(target, pair.target), **held_facts(holding)),
             drafts=tuple(DraftModel(draft=name, **model_facts(drafts[name], pair.drafts[name])) for name in drafts),
             prompts=prompts_section(prompts, answers, config),
             settings=ScoredSettings(
@@ -105,8 +111,8 @@ def score_drafts(
         write_grid(grid, scorecard, out)
         if measured.tuned:
             models = {"target": scorecard.target, "draft": scorecard.drafts[-1]}
-            how = {"num_threads": threads.count, "sampling": config.sampling}
-            write_policies(policy_file(measured.tuned, tuning, **models, **how), out)
+            run = {"num_threads": threads.count, "sampling": config.sampling}
+            write_policies(policy_file(measured.tuned, tuning, **models, **run), out)
     scorecard = replace(scorecard, warnings=(*find_warnings(scorecard), *left_out), verdict=verdict(scorecard))
     write_text(f"{markdown(scorecard_page(scorecard))}\n", out / "scorecard.md")
     write_record(scorecard, out / CARD_NAME)

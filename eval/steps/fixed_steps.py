@@ -27,6 +27,7 @@ from eval.steps.attention import without_cudnn
 from eval.steps.row_cache import RowCache
 from eval.steps.row_step import Sight, Span, forward, positions_of
 from eval.steps.sequencer import Feed, takes_rows
+from eval.targets.layered import held_otherwise
 
 SHORTEST = 256  # slots of a cache
 
@@ -182,6 +183,8 @@ def require_fixed_shapes(model: PreTrainedModel, flag: str) -> None:
     if not takes_rows(model):
         what = f"steps of a model of type {model.config.model_type} are not {made} here."
         raise CannotMakeError(f"{model.name_or_path}: {what}", remedy)
+    if (held := held_otherwise(model)) is not None:
+        raise CannotMakeError(f"{model.name_or_path}: its {held}, so its steps are not {made} here.", remedy)
     if scaling is not None:
         raise CannotMakeError(
             f"{model.name_or_path}: its rotary embedding ({scaling}) is chosen anew at every step by how long the text "

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from architectures.files.atomic import write_text
 from architectures.pages.markdown import markdown
+from architectures.settings.holding import WHOLE, Holding
 from eval.acceptance.estimates import Columns, Estimate, Resampling, pooled_ratio
 from eval.acceptance.paired_ratios import paired_ratio_differences
 from eval.acceptance.speedup import StepTimes
@@ -18,13 +19,13 @@ from eval.answers.writing import Kind
 from eval.config import EvalConfig
 from eval.decoding.sampling import Sampling
 from eval.latency.machine import torch_threads
-from eval.models.loading import load_model
 from eval.prompts.forms import Prompt
 from eval.records.files import CARD_NAME, read_scorecard
 from eval.scorecard.answers import Answers, record_answers
 from eval.scorecard.draft_scores import DraftScore
 from eval.scorecard.loaded_models import Pair, replay_drafts
 from eval.scorecard.record import speedup_row
+from eval.targets.loading import load_target
 from eval.training_curve.curves import JSON_NAME, PAGE_NAME, SCHEMA, Curve, Curves, Point, write_curves
 from eval.training_curve.page import curves_page
 
@@ -55,6 +56,7 @@ def score_checkpoints(
     *,
     seed: int,
     answered_by: Kind | None = None,
+    holding: Holding = WHOLE,
 ) -> Curves:
     """Score checkpoints of one training; write checkpoints.json and checkpoints.md beside the scorecard of its draft.
 
@@ -66,13 +68,14 @@ def score_checkpoints(
         folder: Of the scorecard; the target's answers there are read again.
         seed: Of the scorecard.
         answered_by: What wrote the answers of the scorecard.
+        holding: How the target is held.
     """
     card = read_scorecard(folder / CARD_NAME)
     taken, temperatures = prompts[: config.num_prompts], config.temperatures
     with torch_threads(card.settings.threads if config.num_threads == "auto" else config.num_threads):
-        how = {"seed": seed, "answered_by": answered_by}
+        how = {"seed": seed, "answered_by": answered_by, "holding": holding}
         answers = {t: record_answers(target, taken, config, folder, temperature=t, **how) for t in temperatures}
-        scores = replay_all(load_model(target, dtype=config.dtype), saved, answers, config)
+        scores = replay_all(load_target(target, dtype=config.dtype, holding=holding), saved, answers, config)
     resampling = Resampling(config.confidence, config.num_resamples, seed)
     draft = card.drafts[-1]
     steps = card.latency.step_times(draft.draft)

@@ -45,14 +45,15 @@ def measured_steps(
     from eval.latency.steps import Setting
     from eval.latency.threads import chosen_threads
     from eval.latency.untrained import untrained_models
-    from eval.models.loading import load_model, load_tokenizer
+    from eval.models.loading import load_tokenizer
     from eval.records.grid import TARGET
     from eval.scorecard.record import scored_latency
+    from eval.targets.loading import load_target
 
     config, names = recipe.eval, [candidate.name for candidate in candidates]
     text_ids = [token for prompt in PROMPTS for token in load_tokenizer(target)(prompt)["input_ids"]]
     found = []
-    model = load_model(target, dtype=config.dtype)
+    model = load_target(target, dtype=config.dtype, holding=recipe.target.holding)
     with chosen_threads(config.num_threads, lambda: model) as threads:
         drafts = dict(zip(names, untrained_models(model, [candidate.shape for candidate in candidates]), strict=True))
         models = {TARGET: model, **drafts}

@@ -171,7 +171,7 @@ def score_candidates(run: Run, drafts: Mapping[str, Path], length: str) -> "Scor
         answers.mkdir(parents=True, exist_ok=True)
         link(answers, scored.path / answers.name)
         with engine_asked(run.recipe.generate) as kind:
-            how = {"seed": run.recipe.seed, "answered_by": kind}
+            how = {"seed": run.recipe.seed, "answered_by": kind, "holding": run.recipe.target.holding}
             score_drafts(run.target, drafts, eval_prompts(run), config_of(run), scored.path, **how)
         run.record(scored, inputs)
     return read_scorecard(scored.path / CARD_NAME)

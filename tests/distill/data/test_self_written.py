@@ -78,7 +78,7 @@ def test_lost_shards_are_written_again_as_they_were(asking_target, tmp_path):
 
 def test_finished_prompts_load_no_model(asking_target, tmp_path, monkeypatch):
     prompts = write_own_prompts(asking_target, 4, tmp_path, SETTINGS)
-    monkeypatch.setattr(self_written, "load_model", None)
+    monkeypatch.setattr(self_written, "load_target", None)
     assert write_own_prompts(asking_target, 4, tmp_path, SETTINGS) == prompts
     assert write_own_prompts(asking_target, 3, tmp_path, SETTINGS) == prompts[:3]
 

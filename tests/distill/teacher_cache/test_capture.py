@@ -58,7 +58,7 @@ def test_a_token_takes_the_bytes_that_were_estimated(write, examples, teacher, c
 
 def test_a_cache_that_cannot_fit_is_refused_before_a_byte_is_written(write, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(capture, "free_bytes", lambda _: 1000)
-    monkeypatch.setattr(reading, "load_model", None)
+    monkeypatch.setattr(reading, "load_target", None)
     with pytest.raises(UserError, match=r"cache: the teacher cache needs 0\.0 MiB, the disk has 0\.0 MiB free\. Make"):
         write(HIDDEN)
     assert not (tmp_path / "cache").exists()
@@ -181,7 +181,7 @@ def test_a_shard_damaged_between_two_sessions_is_found_by_its_checksum_and_named
 
 def test_a_finished_capture_loads_no_model(write, monkeypatch, tmp_path):
     before = contents_on_disk(write(SAMPLES))
-    monkeypatch.setattr(reading, "load_model", None)
+    monkeypatch.setattr(reading, "load_target", None)
     assert contents_on_disk(write(SAMPLES)) == before
 
 

@@ -150,7 +150,7 @@ def refuse_to_load(*_, **__):
 def test_a_cache_of_kept_states_says_what_reading_says(answered, monkeypatch, teacher):
     kept, read = answered("kept", teacher), answered("read", {**teacher, "captured_while": "reading"})
     cache_stage(Run.of(read))
-    monkeypatch.setattr(reading, "load_model", refuse_to_load)
+    monkeypatch.setattr(reading, "load_target", refuse_to_load)
     if not teacher:
         monkeypatch.setattr(kept_states, "load_head", refuse_to_load)
     cache_stage(Run.of(kept))
@@ -257,7 +257,7 @@ def test_lost_states_are_named_by_the_cache_and_made_again_by_generate(answered,
     generate_stage(Run.of(recipe))
     assert "data: 1 shards without hidden states, the first is train-00001.jsonl" in capsys.readouterr().out
     assert files(run_of(recipe) / "data") == before
-    monkeypatch.setattr(answering, "load_model", refuse_to_load)
+    monkeypatch.setattr(answering, "load_target", refuse_to_load)
     generate_stage(Run.of(recipe))
     assert "data: up to date" in capsys.readouterr().out
 
@@ -305,7 +305,7 @@ def test_states_are_needed_until_the_cache_is_made(answered, capsys, monkeypatch
     for file in data.glob("*.safetensors"):
         file.unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(answering, "load_model", refuse_to_load)
+        patch.setattr(answering, "load_target", refuse_to_load)
         capsys.readouterr()
         generate_stage(Run.of(recipe))
         cache_stage(Run.of(recipe))
@@ -332,7 +332,7 @@ def test_answers_that_were_written_without_states_are_refused_by_generate_and_by
 
 def test_answers_with_states_serve_a_teacher_that_reads_them_or_runs(answered, capsys, monkeypatch):
     recipe = answered()
-    monkeypatch.setattr(answering, "load_model", refuse_to_load)
+    monkeypatch.setattr(answering, "load_target", refuse_to_load)
     for teacher in ({"captured_while": "reading"}, {"source": "live", "captured_while": None}):
         other = answered(teacher=teacher)
         assert generate_inputs(Run.of(other)) == generate_inputs(Run.of(recipe))

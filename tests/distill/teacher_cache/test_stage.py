@@ -59,7 +59,7 @@ def test_a_current_cache_is_skipped_and_a_lost_shard_written_again(recipe, capsy
     cache_stage(Run.of(recipe))
     capsys.readouterr()
     with monkeypatch.context() as patch:
-        patch.setattr(reading, "load_model", None)
+        patch.setattr(reading, "load_target", None)
         cache_stage(Run.of(recipe))
     assert f"{cache_of(recipe)}: up to date" in capsys.readouterr().out
     shard = cache_of(recipe) / "train-00000.safetensors"

@@ -13,6 +13,7 @@ import pytest
 
 from architectures.errors import UserError
 from architectures.files.atomic import remove_partials
+from architectures.settings.holding import Holding
 from eval.answers.asked_turns import first_turns
 from eval.answers.traces import DecodingSettings, Trace, read_traces
 from eval.decoding import answering
@@ -182,7 +183,7 @@ def test_finished_answers_load_no_model(chatty_target, tmp_path, capsys, monkeyp
     write_traces(chatty_target, PROMPTS, tmp_path, GREEDY)
     before = shard_bytes(tmp_path)
     capsys.readouterr()
-    monkeypatch.setattr(answering, "load_model", None)
+    monkeypatch.setattr(answering, "load_target", None)
     write_traces(chatty_target, PROMPTS, tmp_path, GREEDY)
     assert shard_bytes(tmp_path) == before
     assert capsys.readouterr().err == ""
@@ -219,7 +220,7 @@ def test_killed_run_ends_in_the_same_bytes(chatty_target, tmp_path):
     prompts = [*PROMPTS, Prompt("talk.jsonl:1", ({"role": "user", "content": "first"},), ("second",))]
     runs = {"greedy": GREEDY, "sampled": SAMPLED}
     rows = [[prompt.source, prompt.messages, prompt.later_turns] for prompt in prompts]
-    argument = [str(chatty_target), rows, {str(tmp_path / out): dataclasses.asdict(runs[out]) for out in runs}]
+    argument = [str(chatty_target), rows, {str(tmp_path / out): runs[out].claimed for out in runs}]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-c", KILLED, json.dumps(argument)], env=environment, check=True)
     for name, settings in runs.items():
@@ -251,7 +252,7 @@ def settings_changes() -> list[Any]:
         "min_p": 0.1,
         "repetition_penalty": 1.1,
     }
-    assert set(values) | {"steps"} == {
+    assert set(values) | {"steps", "holding"} == {
         field.name for field in dataclasses.fields(DecodingSettings)
     }  # which are no claim
     return list(values.items())
@@ -267,6 +268,15 @@ def test_changed_setting_is_refused_with_both_values(chatty_target, tmp_path, na
         f"{tmp_path}: its train answers were made with other settings: {name} was {old}, is {json.dumps(value)}. "
         "Choose another run_name, or delete this folder to make them again."
     )
+
+
+def test_a_target_in_fewer_bits_is_another_and_one_held_elsewhere_is_not(chatty_target, tmp_path):
+    write_traces(chatty_target, PROMPTS[:2], tmp_path, GREEDY)
+    before = shard_bytes(tmp_path)
+    write_traces(chatty_target, PROMPTS[:2], tmp_path, dataclasses.replace(GREEDY, holding=Holding("layers")))
+    with pytest.raises(UserError, match="its train answers were made with other settings: bits was null, is 4"):
+        write_traces(chatty_target, PROMPTS[:2], tmp_path, dataclasses.replace(GREEDY, holding=Holding(bits=4)))
+    assert shard_bytes(tmp_path) == before
 
 
 def test_changed_target_template_and_prompts_are_refused_by_name(chatty_target, make_checkpoint, tmp_path):

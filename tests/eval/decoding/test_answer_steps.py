@@ -228,7 +228,9 @@ def test_answers_on_a_device_are_those_of_eager_steps(target, tmp_path, device, 
     """float32, token for token: batches of several sizes, a real graph on a GPU; states within 1e-4."""
     if device == "cpu":
         capturing("itself", monkeypatch)
-    monkeypatch.setattr(answering, "load_model", lambda folder, dtype: load_model(folder, dtype=dtype, device=device))
+    monkeypatch.setattr(
+        answering, "load_target", lambda folder, dtype, holding: load_model(folder, dtype=dtype, device=device)
+    )
     for steps in ("eager", "captured"):
         answers(target, tmp_path, GREEDY, steps, StateKeeper)
     require_the_same(tmp_path)

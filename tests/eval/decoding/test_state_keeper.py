@@ -103,7 +103,7 @@ def test_a_shard_is_missing_if_either_file_is(target, tmp_path, monkeypatch, los
     keep(target, tmp_path)
     assert files(tmp_path) == before
     assert (tmp_path / "train-00000.hidden.safetensors").stat().st_mtime_ns == since_ns
-    monkeypatch.setattr(answering, "load_model", None)
+    monkeypatch.setattr(answering, "load_target", None)
     keep(target, tmp_path)  # nothing is missing
 
 
@@ -144,7 +144,7 @@ for out, moment in runs.items():  # a child each: importing torch twice would ta
 def test_a_killed_run_ends_in_the_same_bytes(target, tmp_path):
     runs = {str(tmp_path / moment): moment for moment in ("among", "between")}
     rows = [[prompt.source, prompt.messages, prompt.later_turns] for prompt in PROMPTS]
-    argument = json.dumps([str(target), rows, dataclasses.asdict(SAMPLED), runs])
+    argument = json.dumps([str(target), rows, SAMPLED.claimed, runs])
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-c", KILLED, argument], env=environment, check=True)
     whole, first = files(keep(target, tmp_path / "whole", SAMPLED)), "train-00000"
@@ -174,7 +174,7 @@ def test_answers_written_with_states_are_answers_like_any(target, tmp_path, monk
     keep(target, tmp_path)
     before = files(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(answering, "load_model", None)
+        patch.setattr(answering, "load_target", None)
         write_traces(target, PROMPTS, tmp_path, GREEDY)
     (tmp_path / "train-00001.jsonl").unlink()
     write_traces(target, PROMPTS, tmp_path, GREEDY)
@@ -196,14 +196,14 @@ def test_answers_from_which_something_may_be_made_never_change(target, tmp_path)
 
 
 def test_a_target_whose_states_are_no_numbers_is_refused(target, tmp_path, monkeypatch):
-    load = answering.load_model
+    load = answering.load_target
 
-    def overflowing(folder, *, dtype):
-        model = load(folder, dtype=dtype)
+    def overflowing(folder, *, dtype, holding):
+        model = load(folder, dtype=dtype, holding=holding)
         model.base_model.norm.weight.data[3] = torch.inf
         return model
 
-    monkeypatch.setattr(answering, "load_model", overflowing)
+    monkeypatch.setattr(answering, "load_target", overflowing)
     with pytest.raises(UserError, match=r"file\.jsonl:\d: not all of the target's hidden states of its answer are num"):
         keep(target, tmp_path)
     assert not list(tmp_path.glob("train-*"))

@@ -1,0 +1,43 @@
+"""What a recipe cannot ask of a target that is not whole in memory, or in fewer bits. No torch."""
+
+from architectures.shapes.section import ArchitectureConfig, TargetConfig
+from distill.recipe.sections.teacher import LiveTeacher, is_sharded
+from distill.recipe.sections.training import DistillConfig
+
+
+def refuse_held(target: TargetConfig, architecture: ArchitectureConfig, distill: DistillConfig) -> None:
+    """Raise ValueError for what needs all weights of the target at every step of a training."""
+    if target.bits is not None:
+        refuse_packed(target, architecture, distill)
+    if target.placement == "whole":
+        return
+    where = f"when target.placement is {target.placement}"
+    if architecture.method == "learned_masks":
+        raise ValueError(
+            f"must not follow architecture.method: learned_masks {where}: masks are trained together with all of the "
+            "target's weights. Choose another method, or a target that fits whole."
+        )
+    if distill.online is not None:
+        raise ValueError(
+            f"must have mode: offline {where}, got online: requests are answered while the student trains, and every "
+            "token would wait for all weights. Let it answer first (data)."
+        )
+    if isinstance(distill.teacher, LiveTeacher):
+        raise ValueError(  # noqa: TRY004  # a mistake in a recipe
+            f"must have teacher.source: cache or none {where}, got live: all weights would be brought along for every "
+            "batch. Set distill.teacher.source=cache, for which each is read once for many answers."
+        )
+
+
+def refuse_packed(target: TargetConfig, architecture: ArchitectureConfig, distill: DistillConfig) -> None:
+    """Raise ValueError for what needs the target's own weights, or cuts them into shards."""
+    if architecture.method == "learned_masks":
+        raise ValueError(
+            f"must not follow architecture.method: learned_masks when target.bits is {target.bits}: masks are trained "
+            "on the weights as they are. Leave target.bits out, or choose another method."
+        )
+    if is_sharded(distill.teacher):
+        raise ValueError(
+            f"must leave out teacher.parallelism when target.bits is {target.bits}: packed weights are not cut into "
+            "shards. Leave one of the two out."
+        )

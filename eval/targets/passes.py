@@ -1,0 +1,145 @@
+"""Many forward passes of a target. Where its layers are on the disk, all texts go through one before the next is read.
+
+Every pass is the model's own call, interrupted: it runs up to the layer whose turn it is, what that layer gives is
+kept, and the call is left. At the next layer's turn the call begins again, and layers that had theirs give what was
+kept of the last one, which is all that a layer hands on. So nothing here knows how a family makes its masks, positions
+or biases, and what comes out is what an uninterrupted call gives, bit for bit where the same kernels run.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from architectures.files.disk import size
+from architectures.progress.track import LINE_INTERVAL_S
+from eval.targets.caps import refuse_small_cap
+from eval.targets.layered import HEAD, DiskPart, Layers, layers_of
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Pass(Generic[Result]):
+    """One call of a model.
+
+    Attributes:
+        run: The call; it may be made several times, and gives the same each time.
+        rows: Of texts that it reads.
+        width: Tokens of the longest.
+    """
+
+    run: Callable[[], Result]
+    rows: int
+    width: int
+
+
+class PausedError(Exception):
+    """A layer has run whose turn it was."""
+
+
+@dataclass(eq=False)
+class Kept:
+    """What the layers of one pass have given so far: of each stack the last one's."""
+
+    of_stack: dict[int, Any] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Interrupted:
+    """A Walk: a call that is left behind the layer whose turn it is; none is where the turn is the head's."""
+
+    turn: int
+    kept: Kept
+    embedded: int = 0  # stacks whose words were asked for in this call
+
+    def embed(self, compute: Callable[[], Tensor]) -> Tensor:
+        """The words of a stack until its first layer has run; afterwards anything of their size."""
+        stack, self.embedded = self.embedded, self.embedded + 1
+        return states_of(self.kept.of_stack[stack]) if stack in self.kept.of_stack else compute()
+
+    def run(self, part: DiskPart, compute: Callable[[], Any]) -> Any:
+        if part.number == HEAD:
+            return compute()
+        if part.number != self.turn:
+            return self.kept.of_stack[part.stack]
+        self.kept.of_stack[part.stack] = compute()
+        raise PausedError
+
+
+def states_of(given: Any) -> Tensor:
+    """The hidden states of what a layer gave, which come first where there is more."""
+    return given[0] if isinstance(given, tuple) else given
+
+
+def run_passes(model: PreTrainedModel, passes: Sequence[Pass[Result]]) -> Iterator[Result]:
+    """What each pass gives, in their order.
+
+    Raises:
+        UserError: If a target on the disk has too little memory for one of them.
+    """
+    layers = layers_of(model)
+    if layers is None:
+        yield from (each.run() for each in passes)
+        return
+    blocks = cut_into_blocks(model, layers, passes)
+    for number, block in enumerate(blocks, start=1):
+        yield from run_block(layers, block, words=f"block {number} of {len(blocks)}")
+
+
+def cut_into_blocks(model: PreTrainedModel, layers: Layers, passes: Sequence[Pass[Result]]) -> list[list[Pass[Result]]]:
+    """The passes in blocks, each as large as what its texts keep between two layers leaves memory for."""
+    memory, (allowed, _) = layers.memory, layers.cap
+    for each in passes:
+        refuse_small_cap(str(model.name_or_path), memory, layers.cap, rows=each.rows, width=each.width)
+    blocks: list[list[Pass[Result]]] = []
+    held, largest = 0, 0
+    for each in passes:
+        held += memory.held_bytes(each.rows, each.width)
+        largest = max(largest, memory.pass_bytes(each.rows, each.width))
+        if not blocks or memory.kept_bytes + memory.largest_bytes + held + largest > allowed:
+            blocks.append([])
+            held, largest = memory.held_bytes(each.rows, each.width), memory.pass_bytes(each.rows, each.width)
+        blocks[-1].append(each)
+    return blocks
+
+
+def run_block(layers: Layers, block: Sequence[Pass[Result]], *, words: str) -> Iterator[Result]:
+    """Some passes through one layer after another; what they give comes when all layers have run."""
+    kept, reported_s = [Kept() for _ in block], time.monotonic()
+    for part in layers.parts:
+        with layers.loading(part):
+            for each, so_far in zip(block, kept, strict=True):
+                go_on(layers, each, so_far, turn=part.number)
+        if time.monotonic() - reported_s >= LINE_INTERVAL_S:
+            reported_s = time.monotonic()
+            done, read = f"layer {part.number + 1} of {len(layers.parts)}", size(layers.memory.weight_bytes).strip()
+            print(f"{words}: {done}, {read} of weights are read for it", file=sys.stderr, flush=True)
+    with layers.head_stays():
+        for each in block:
+            yield finish(layers, each, kept.pop(0))
+
+
+def go_on(layers: Layers, each: Pass[Any], kept: Kept, *, turn: int) -> None:
+    """Take a pass through one layer."""
+    layers.walk = Interrupted(turn, kept)
+    try:
+        each.run()
+    except PausedError:
+        return
+    finally:
+        layers.walk = None
+    raise AssertionError("a pass runs through every layer once")
+
+
+def finish(layers: Layers, each: Pass[Result], kept: Kept) -> Result:
+    """What a pass gives whose layers have all run."""
+    layers.walk = Interrupted(HEAD, kept)
+    try:
+        return each.run()
+    finally:
+        layers.walk = None

@@ -1,0 +1,24 @@
+"""Every family's random checkpoint, and targets held in every way."""
+
+import pytest
+
+from architectures.families import FAMILIES
+from architectures.settings.holding import Holding
+from tests.architectures.conftest import FAMILY_SETTINGS, perturb_vectors
+
+LAYERS = Holding("layers")
+
+
+@pytest.fixture(scope="session")
+def held_family(make_checkpoint, make_translator):
+    """held_family(name): the folder of a family's checkpoint, whose biases and norms differ from layer to layer."""
+    made = {}
+
+    def of(name):
+        if name not in made:
+            is_translator = FAMILIES[name].encoder is not None
+            settings = {} if is_translator else {"model_type": name, **FAMILY_SETTINGS.get(name, {})}
+            made[name] = perturb_vectors((make_translator if is_translator else make_checkpoint)(**settings))
+        return made[name]
+
+    return of

@@ -1,0 +1,151 @@
+"""A target whose layers are on the disk says what the same target says in memory, of every family."""
+
+from collections import Counter
+from functools import partial
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from architectures.errors import UserError
+from architectures.families import FAMILIES
+from architectures.settings.holding import Holding
+from eval.acceptance.replay import answer_logits
+from eval.decoding.speculative import plain_decode
+from eval.decoding.texts import Limits
+from eval.models.loading import load_model, stop_token_ids
+from eval.steps.fixed_steps import CannotMakeError, require_fixed_shapes
+from eval.targets import layered
+from eval.targets.layered import layers_of
+from eval.targets.loading import load_target
+from eval.targets.passes import Pass, cut_into_blocks, run_passes
+from tests.eval.targets.conftest import LAYERS
+
+TEXTS = [
+    ([5, 9, 17, 40], [7, 8, 9]),
+    ([6, 11], [10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21]),
+    ([200, 100, 50, 25, 12, 6, 3], [30, 31]),
+]
+LIMITS = Limits(6, frozenset())
+
+
+def passes_of(model):
+    return [Pass(partial(answer_logits, model, *text), 1, sum(map(len, text))) for text in TEXTS]
+
+
+def in_layers(folder, dtype="float32", holding=LAYERS):
+    return load_target(folder, dtype=dtype, holding=holding, device="cpu")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_texts_read_layer_by_layer_are_read_as_ever(held_family, family):
+    folder = held_family(family)
+    whole, model = load_model(folder, dtype="float32", device="cpu"), in_layers(folder)
+    for given, text in zip(run_passes(model, passes_of(model)), TEXTS, strict=True):
+        assert torch.equal(given, answer_logits(whole, *text))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_decoding_reads_every_layer_at_every_step_and_says_the_same(held_family, family):
+    folder, prompts = held_family(family), [prompt for prompt, _ in TEXTS]
+    whole, model = load_model(folder, dtype="float32", device="cpu"), in_layers(folder)
+    ours, theirs = (plain_decode(each, prompts, limits=LIMITS) for each in (model, whole))
+    assert [text.token_ids for text in ours] == [text.token_ids for text in theirs]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_weights_are_read_into_the_number_type_asked_for(held_family, dtype):
+    folder = held_family("qwen2")
+    whole, model = load_model(folder, dtype=dtype, device="cpu"), in_layers(folder, dtype)
+    assert model.dtype == whole.dtype
+    for given, text in zip(run_passes(model, passes_of(model)), TEXTS, strict=True):
+        assert torch.equal(given, answer_logits(whole, *text))
+
+
+@pytest.mark.parametrize("settings", [{"tied": False}, {"gated": True}, {"tied": False, "gated": True}])
+def test_an_encoder_and_a_decoder_with_a_head_of_its_own(make_translator, settings):
+    folder = make_translator(**settings)
+    whole, model = load_model(folder, dtype="float32", device="cpu"), in_layers(folder)
+    for given, text in zip(run_passes(model, passes_of(model)), TEXTS, strict=True):
+        assert torch.equal(given, answer_logits(whole, *text))
+
+
+def test_float16_of_a_family_that_keeps_some_weights_in_float32_is_refused(held_family):
+    with pytest.raises(UserError, match=r"in float16 transformers keeps wo in float32, .* Set bfloat16 or float32"):
+        in_layers(held_family("t5"), "float16")
+
+
+def test_the_model_says_of_itself_what_the_whole_one_says(target_folder):
+    whole, model = load_model(target_folder, dtype="float32", device="cpu"), in_layers(target_folder)
+    assert model.num_parameters() == whole.num_parameters()
+    assert (model.device, model.dtype) == (whole.device, whole.dtype)
+    assert stop_token_ids(model) == stop_token_ids(whole)
+    assert {name: size.shape for name, size in model.named_parameters()} == {
+        name: size.shape for name, size in whole.named_parameters()
+    }
+
+
+def read_counts(monkeypatch):
+    """How often each tensor is read from now on."""
+    counts, read = Counter(), layered.read_tensor
+    monkeypatch.setattr(layered, "read_tensor", lambda weights, name: counts.update([name]) or read(weights, name))
+    return counts
+
+
+def test_every_weight_is_read_once_for_all_texts_and_is_gone_afterwards(target_folder, monkeypatch):
+    model, counts = in_layers(target_folder), read_counts(monkeypatch)
+    list(run_passes(model, passes_of(model)))
+    in_layer = {name for name, _ in model.named_parameters() if ".layers." in name}
+    assert counts == Counter({*in_layer, "model.embed_tokens.weight"})  # the last as the head, which it is
+    assert all(model.get_parameter(name).isnan().all() for name in in_layer)
+    assert model.lm_head.weight.untyped_storage().nbytes() == 4
+
+
+def test_texts_that_do_not_fit_together_are_read_in_blocks(target_folder, monkeypatch):
+    model, counts = in_layers(target_folder), read_counts(monkeypatch)
+    layers = layers_of(model)
+    layers.cap = (layers.memory.least_bytes(1, 14), "a test says so")
+    blocks = cut_into_blocks(model, layers, passes_of(model))
+    assert [len(block) for block in blocks] == [1, 1, 1]
+    list(run_passes(model, passes_of(model)))
+    assert set(counts.values()) == {3}
+    layers.cap = (layers.memory.least_bytes(1, 14) + layers.memory.held_bytes(1, 16), "a test says so")
+    assert sum(map(len, cut_into_blocks(model, layers, passes_of(model)))) == 3
+    assert len(cut_into_blocks(model, layers, passes_of(model))) == 1
+
+
+def test_a_text_that_is_too_long_for_the_cap_is_refused_before_any_is_read(target_folder, monkeypatch):
+    model, counts = in_layers(target_folder), read_counts(monkeypatch)
+    layers = layers_of(model)
+    layers.cap = (layers.memory.least_bytes(1, 10), "target.device_memory_gib is 0.1")
+    with pytest.raises(UserError, match=r"1 texts of 14 tokens take .* target\.device_memory_gib is 0\.1, .*Raise"):
+        list(run_passes(model, passes_of(model)))
+    assert not counts
+
+
+def test_a_cap_that_holds_no_layer_is_refused_with_file_figures_and_remedy(target_folder):
+    refusal = (
+        rf"{target_folder}: read layer by layer it takes at least .* MiB: its layer has 0\.1 MiB; but "
+        r"target\.device_memory_gib is 0\.0001, 0\.1 MiB\. Raise target\.device_memory_gib, or take a machine"
+    )
+    with pytest.raises(UserError, match=refusal):
+        in_layers(target_folder, holding=Holding("layers", 0.0001))
+
+
+def test_a_weight_that_is_no_number_is_named_when_it_is_read(target_folder, tmp_path):
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    for file in target_folder.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.2.mlp.up_proj.weight"][3, 4] = torch.inf
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    model = in_layers(folder)
+    with pytest.raises(UserError, match=r"model\.safetensors: model\.layers\.2\.mlp\.up_proj\.weight holds NaN or inf"):
+        list(run_passes(model, passes_of(model)))
+    assert not layers_of(model).absent  # nothing stays loaded behind an error
+
+
+def test_its_steps_are_neither_captured_nor_compiled(target_folder):
+    with pytest.raises(CannotMakeError, match="its layers are read from the disk each time they run"):
+        require_fixed_shapes(in_layers(target_folder), "--capture")

@@ -1,0 +1,71 @@
+"""A target of which a part is on the disk, by accelerate."""
+
+import pytest
+import torch
+
+from architectures.errors import UserError
+from architectures.settings.holding import Holding
+from eval.acceptance.replay import answer_logits
+from eval.decoding.speculative import plain_decode
+from eval.decoding.texts import Limits
+from eval.models.loading import load_model
+from eval.targets.loading import load_target
+from tests.conftest import hide_gpus
+
+HALF = 0.00045  # GiB: two of four layers, and the embedding
+GIVEN = ([5, 9, 17, 40], [7, 8, 9])
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch):
+    hide_gpus(monkeypatch)
+
+
+def spread(folder, **memory):
+    return load_target(folder, dtype="float32", holding=Holding("spread", **memory))
+
+
+def test_a_target_half_on_the_disk_says_what_it_says_in_memory(target_folder):
+    whole, model = load_model(target_folder, dtype="float32"), spread(target_folder, device_memory_gib=HALF)
+    places = list(model.hf_device_map.values())
+    assert places.count("disk") >= 1
+    assert places.count("cpu") >= 2
+    assert torch.equal(answer_logits(model, *GIVEN), answer_logits(whole, *GIVEN))
+    [ours], [theirs] = (plain_decode(each, [GIVEN[0]], limits=Limits(5, frozenset())) for each in (model, whole))
+    assert ours.token_ids == theirs.token_ids
+
+
+@pytest.mark.parametrize(
+    ("memory", "refusal"),
+    [
+        (
+            {"device_memory_gib": 0.0001},
+            r"its layer has 0\.1 MiB in float32, and must lie whole where it is computed; ",
+        ),
+        ({"host_memory_gib": 1.0}, r"target\.host_memory_gib is 1 and there is no GPU: the processor computes, whose "),
+    ],
+)
+def test_memory_that_holds_nothing_is_refused(target_folder, memory, refusal):
+    with pytest.raises(UserError, match=refusal):
+        spread(target_folder, **memory)
+
+
+def test_several_processes_would_each_take_all_devices(target_folder, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match=r"target\.placement is spread, and there are 2 processes: each would take all"):
+        spread(target_folder)
+
+
+@pytest.mark.parametrize(
+    ("holding", "mistake"),
+    [
+        (Holding(device_memory_gib=1), "device_memory_gib is 1 with placement: whole, which has no cap"),
+        (Holding("layers", host_memory_gib=1), "host_memory_gib is 1 with placement: layers"),
+        (Holding("layers", bits=8), "bits is 8 with placement: layers"),
+        (Holding("spread", 1, 1), None),
+        (Holding(bits=4), None),
+    ],
+)
+def test_what_does_not_go_together_is_told(holding, mistake):
+    assert (holding.mistake or "").startswith(mistake or "")
+    assert (holding.mistake is None) == (mistake is None)
