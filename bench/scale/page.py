@@ -184,17 +184,17 @@ def traffic_rows(recipe: Scaled, network: Network) -> Iterator[list[str]]:
     for time in recipe.times:
         if time.steps:
             most = recipe.traffic(time, min(recipe.most_gpus, OF_A_NODE))
-            moved = [f"{each / GB:.3g}" for each in (most.reduced, most.gathered, most.scattered)]
+            moved = [f"{most.size(kind) / GB:.3g}" for kind in ("reduced", "gathered", "scattered")]
             yield [f"`{recipe.name}`", time.name, *moved, *traffic_cells(recipe, time, network)]
 
 
 def traffic_cells(recipe: Scaled, time: StageTime, network: Network) -> Iterator[str]:
     """On a node and on eight of them; empty where so many GPUs cannot share a step."""
     by_gpus = {gpus: recipe.traffic(time, gpus) for gpus in (8, 64) if gpus <= recipe.most_gpus}
-    sent = {gpus: each.sent for gpus, each in by_gpus.items()}
-    yield f"{sent[8] / GB:.3g}" if 8 in sent else ""
-    yield f"{sent[64] / GB:.3g}" if 64 in sent else ""
-    yield f"{sent[64] * time.steps / TB:.3g}" if 64 in sent else ""
+    leaving = by_gpus[64].out_of(OF_A_NODE) if 64 in by_gpus else None
+    yield f"{by_gpus[8].sent / GB:.3g}" if 8 in by_gpus else ""
+    yield "" if leaving is None else f"{leaving / GB:.3g}"
+    yield "" if leaving is None else f"{leaving * time.steps / TB:.3g}"
     for gpus in (8, 64):
         computed_s = time.on(gpus) if gpus in by_gpus else None
         yield "" if computed_s is None else f"{1e3 * computed_s / time.steps:.3g}"

@@ -40,8 +40,7 @@ class Network:
 
     def seconds(self, traffic: Traffic) -> float:
         """Until a step's bytes are sent, where nothing is computed meanwhile."""
-        slowest = self.of_gpu if traffic.processes <= OF_A_NODE else min(self.of_gpu, self.of_node)
-        return traffic.sent / (slowest * 1e9)
+        return max(traffic.sent / self.of_gpu, traffic.out_of(OF_A_NODE) / self.of_node) / 1e9
 
 
 @dataclass(frozen=True)
