@@ -1,6 +1,7 @@
 """What more GPUs gain: tables of docs/scale.md, those of your own prices, and the measurements they are held against.
 
 python -m bench.scale                       # prints them; with --write into docs/scale.md
+python -m bench.scale --recipe my.yaml distill.global_train_batch_size=256
 python -m bench.scale measure               # one process and two, on this machine's processor
 """
 
@@ -14,9 +15,9 @@ from architectures.pages.terminal import terminal
 from bench.scale.measure import measure
 from bench.scale.measured import FILE, read_measured
 from bench.scale.page import DOC, Asked, blocks, scaled_recipes, with_scale
-from bench.scale.predicted import Network
+from bench.scale.predicted import Network, Scaled, scaled
 from distill.commands.recipe_headers import nominal_device
-from distill.expected_time.devices import find_device
+from distill.expected_time.devices import Device, find_device
 from distill.process.exits import report_user_errors
 
 PRICE = 2.5
@@ -30,6 +31,9 @@ def options_of(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--price", type=positive, help=f"dollars a GPU and hour (default: {PRICE})")
     parser.add_argument("--of-gpu", type=positive, default=Network.of_gpu, help="GB/s of a GPU within its node")
     parser.add_argument("--of-node", type=positive, default=Network.of_node, help="GB/s of a node to others")
+    parser.add_argument(
+        "--recipe", nargs="+", metavar="WORD", help="a recipe of your own, and key=value words, in the place of all"
+    )
     parser.add_argument("--write", action="store_true", help="write docs/scale.md")
     parser.add_argument("--out", type=Path, default=FILE, help="of measure")
     parser.add_argument("--folder", type=Path, default=Path("runs/scale"), help="of measure's runs")
@@ -51,6 +55,14 @@ def asked_of(options: argparse.Namespace) -> Asked:
     return Asked(device, Network(options.of_gpu, options.of_node), options.price if given else PRICE, words)
 
 
+def recipes_of(options: argparse.Namespace, device: Device) -> list[Scaled]:
+    """The recipe that is named, or all that come with widedraft."""
+    if options.recipe is None:
+        return scaled_recipes(device)
+    path, *overrides = options.recipe
+    return [scaled(Path(path), device, *overrides)]
+
+
 def tables(options: argparse.Namespace) -> None:
     """Print the tables, or write those of the page.
 
@@ -59,9 +71,9 @@ def tables(options: argparse.Namespace) -> None:
     """
     asked = asked_of(options)
     if not options.write:
-        print(terminal(*blocks(scaled_recipes(asked.device), asked, read_measured())))
+        print(terminal(*blocks(recipes_of(options, asked.device), asked, read_measured())))
         return
-    if asked != asked_of(options_of([])):
+    if options.recipe or asked != asked_of(options_of([])):
         raise UserError("--write writes docs/scale.md, which tells of the defaults. Leave the others out.")
     write_text(with_scale(DOC.read_text(encoding="utf-8"), asked, read_measured()), DOC)
 

@@ -8,13 +8,13 @@ from architectures.pages.blocks import Block, Section, Sentence, Table
 from architectures.pages.markdown import between, markdown
 from bench.scale.measure import RECIPE, WORDS
 from bench.scale.measured import ANSWERS, COMMAND, Measured, compared
-from bench.scale.predicted import GPUS, OF_A_NODE, Network, Scaled, scaled
+from bench.scale.predicted import GPUS, OF_A_NODE, RECIPES, Network, Scaled, scaled
 from distill.commands.recipe_headers import basis
 from distill.expected_time.devices import Device, find_device, slug_of
 from distill.expected_time.stage_time import StageTime
 
 ROOT = Path(__file__).parents[2]
-DOC, RECIPES = ROOT / "docs" / "scale.md", ROOT / "recipes"
+DOC = ROOT / "docs" / "scale.md"
 BEGIN, END = "<!-- scale: begin -->", "<!-- scale: end -->"
 WANTED = 6.0  # times the answers of one GPU, on 8
 GB, TB = 1e9, 1e12

@@ -19,6 +19,7 @@ from distill.expected_time.stages import stage_times
 from distill.recipe.recipe import load_recipe
 from eval.prompts.source import PromptSource
 
+RECIPES = Path(__file__).parents[2] / "recipes"
 GPUS = (1, 2, 4, 8, 16, 64, 512)
 OF_A_NODE = 8
 AUTO = {"target.dtype": "bfloat16", "distill.precision": "amp_bf16", "eval.dtype": "bfloat16"}  # what it is on a GPU
@@ -100,14 +101,19 @@ def scaled(path: Path, device: Device, *overrides: str) -> Scaled:
     """A recipe as it would run on a device, before anything of it was run."""
     recipe = load_recipe(path, [*on_gpu(path), *overrides])
     cut = planned(recipe)
-    rows = [read_rows(source, recipe.data) if is_ours(source) else None for source in recipe.data.prompts]
+    rows = [read_rows(source, recipe.data) if is_counted(path, source) else None for source in recipe.data.prompts]
     run = timed_run(recipe, cut, unwritten_work(recipe, rows), rows)
     return Scaled(path.stem, run, tuple(stage_times(run, device)))
 
 
-def is_ours(source: PromptSource) -> bool:
-    """Whether a file of prompts comes with widedraft: of others, which may be here or not, a recipe says how many."""
-    return source.path is not None and Path(source.path).is_relative_to("recipes")
+def is_counted(path: Path, source: PromptSource) -> bool:
+    """Whether prompts can be counted: of a recipe that comes with widedraft those alone that come with it.
+
+    The others may be here or not, and the page must say the same on every machine: a recipe says how many it takes.
+    """
+    if path.resolve().parent == RECIPES:
+        return source.path is not None and Path(source.path).is_relative_to("recipes")
+    return True
 
 
 def on_gpu(path: Path) -> Iterator[str]:

@@ -143,3 +143,13 @@ def test_a_price_that_is_given_is_told_as_given(capsys):
     said = capsys.readouterr().out
     assert "4 dollars a GPU and hour, as given" in said
     assert "50 GB/s from a node to others" in said
+
+
+def test_a_recipe_of_ones_own_with_another_batch_takes_more_gpus(capsys, tmp_path):
+    own = tmp_path / "own.yaml"
+    own.write_text((RECIPES / "llama2-7b-wide-796m.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+    assert main(["--recipe", str(own), "distill.global_train_batch_size=512"]) == 0
+    said = capsys.readouterr().out
+    assert "`own`" in said
+    assert "at most" not in said
+    assert main(["--write", "--recipe", str(own)]) == 2
