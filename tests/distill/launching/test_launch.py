@@ -250,6 +250,10 @@ MASKS = ("architecture.method=learned_masks", "architecture.masks.global_train_b
             "distill.loggers.wandb.init_kwargs.api_key=***: looks like a secret, which the script would keep.",
         ),
         (("--print", "slurm", "--nodes", "0"), "--nodes must be"),
+        (
+            ("--print", "slurm", "--nodes", "2", "target.placement=spread"),
+            "target.placement is spread, which takes all",
+        ),
         (("--print", "slurm", "--nodes", "2", "--setup", "a\nb"), "--setup must"),
     ],
 )
