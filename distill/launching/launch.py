@@ -90,8 +90,8 @@ def refuse_unshared(recipe: Recipe, processes: int) -> None:
     ]
     if recipe.target.placement == "spread" and processes > 1:
         problems.append(
-            f"target.placement is spread, which takes all GPUs of a machine for one process, got {processes}. Set it to "
-            "layers, of which each process has its own, or use --nodes 1 --gpus-per-node 1."
+            f"target.placement is spread, which takes all GPUs of a machine for one process, got {processes}. Set it "
+            "to layers, of which each process has its own, or use --nodes 1 --gpus-per-node 1."
         )
     if problems:
         raise UserError("\n".join(problems))
