@@ -251,7 +251,7 @@ MASKS = ("architecture.method=learned_masks", "architecture.masks.global_train_b
         ),
         (("--print", "slurm", "--nodes", "0"), "--nodes must be"),
         (
-            ("--print", "slurm", "--nodes", "2", "target.placement=spread"),
+            ("--print", "slurm", "--nodes", "2", "target.placement=spread", "distill.teacher={source: cache}"),
             "target.placement is spread, which takes all",
         ),
         (("--print", "slurm", "--nodes", "2", "--setup", "a\nb"), "--setup must"),
