@@ -45,6 +45,7 @@ from distill.run.stage_inputs import mask_inputs
 from distill.teacher.live import load_teacher
 from distill.text.dynamic_loading import DynamicLoading, RandomStateOnResume, held_out_losses, reference_losses
 from distill.text.mixture import text_eval_loaders, text_loader
+from distill.text.sharing import Share
 from distill.training.batch_sizes import device_batch_size, microbatch_size
 from distill.training.trainer import DIST_TIMEOUT_S, newest_for_all, training_device
 from eval.latency.memory import free_bytes
@@ -184,8 +185,9 @@ def build_text(run: Run, model: MaskModel) -> tuple[DataSpec, DynamicLoading]:
     recipe, text, tokenizer = run.recipe, run.recipe.text, load_tokenizer(run.target)
     assert text is not None  # a recipe with learned masks has text
     size = device_batch_size(recipe.architecture.masks)
-    loader, domains = text_loader(text, tokenizer, batch_size=size, seed=recipe.seed)
-    held_out = text_eval_loaders(text, tokenizer, batch_size=1)
+    share = Share.of_all()
+    loader, domains = text_loader(text, tokenizer, batch_size=size, seed=recipe.seed, share=share)
+    held_out = text_eval_loaders(text, tokenizer, batch_size=1, share=share)
     device = model.student.device
 
     def masked_losses(_: State) -> dict[str, float]:

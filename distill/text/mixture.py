@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 from architectures.errors import UserError
 from distill.recipe.sections.text import MixtureConfig, TextConfig
 from distill.text.sequences import DomainStream, held_out_sequences, open_texts
+from distill.text.sharing import Share
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -104,8 +105,8 @@ class MixedDomains(IterableDataset[Sample]):
     """Training sequences without end, each from a domain drawn by the current weights.
 
     All processes draw the same domains in the same order and keep every world_size-th sequence, so that the sequences
-    of a batch do not depend on how many processes share it, and one state says where all of them stand. The price is
-    that each process tokenizes the text of all.
+    of a batch do not depend on how many processes share it, and one state says where all of them stand. Each reads and
+    tokenizes its own pieces of the text and hears the tokens of the others.
 
     The position belongs to the dataset and not to its iterators: a second iteration continues the first. Composer's
     checkpoints hold it through `state_dict`, and then do not skip batches on resuming.
@@ -115,6 +116,7 @@ class MixedDomains(IterableDataset[Sample]):
         weights: Share of each, adding up to 1.
         seed: Of the draws.
         fingerprint: What the streams were cut with; a state with another is refused.
+        share: Of the processes that draw together.
     """
 
     def __init__(
@@ -124,7 +126,9 @@ class MixedDomains(IterableDataset[Sample]):
         *,
         seed: int,
         fingerprint: Mapping[str, int],
+        share: Share,
     ):
+        self.share = share
         self.streams = dict(streams)
         self.names = tuple(self.streams)
         self.weights = list(weights)
@@ -140,9 +144,8 @@ class MixedDomains(IterableDataset[Sample]):
         """
         if (worker := get_worker_info()) is not None:
             raise ValueError(f"num_workers must be 0, got {worker.num_workers}: new weights do not reach workers.")
-        rank, world_size = dist.get_global_rank(), dist.get_world_size()
         while True:
-            yield [self._draw() for _ in range(world_size)][rank]
+            yield [self._draw() for _ in range(self.share.size)][self.share.rank]
 
     def set_weights(self, weights: Sequence[float]) -> None:
         """The share of each domain from the next sequence on."""
@@ -170,6 +173,11 @@ class MixedDomains(IterableDataset[Sample]):
             {"domains": list(names), **marks}
             for names, marks in ((self.names, self.fingerprint), (state["weights"], state["fingerprint"]))
         )
+        if any("piece" not in stream for stream in state["streams"].values()):
+            raise UserError(
+                "The checkpoint was written by a version that cut text otherwise, one process reading all of it. "
+                "Start a run with another run_name, or finish this one with that version."
+            )
         different = [key for key in ours if ours[key] != theirs.get(key)]
         if different:
             key = different[0]
@@ -210,6 +218,7 @@ def text_loader(
     *,
     batch_size: int,
     seed: int,
+    share: Share,
     collate: Collate | None = None,
 ) -> tuple[DataLoader[Any], MixedDomains]:
     """Batches {"input_ids": ids_BT, "domain": domain_B} without end for this process, and the dataset they come from.
@@ -217,24 +226,30 @@ def text_loader(
     Args:
         batch_size: Sequences per batch of this process.
         seed: Of the draws and of the order within each domain.
+        share: Of the processes that read the text together.
         collate: Makes other batches of the same sequences.
 
     Raises:
         UserError: If the text of a domain cannot be read, or is too short.
     """
-    texts = open_texts(config, tokenizer)
+    texts = open_texts(config, tokenizer, share)
     for text in texts.values():
         held_out_sequences(text, count=config.num_eval_sequences)
     streams = {name: DomainStream(text, seed=seed, block_size=config.shuffle_block) for name, text in texts.items()}
     fingerprint = {key: getattr(config, key) for key in ("max_seq_len", "num_eval_sequences", "shuffle_block")}
-    dataset = MixedDomains(streams, initial_weights(config), seed=seed, fingerprint=fingerprint)
+    dataset = MixedDomains(streams, initial_weights(config), seed=seed, fingerprint=fingerprint, share=share)
     # A generator of its own: without one, every new iterator would draw from torch's, which dropout and masks use.
     generator = torch.Generator()
     return DataLoader(dataset, batch_size=batch_size, collate_fn=collate, generator=generator), dataset
 
 
 def text_eval_loaders(
-    config: TextConfig, tokenizer: "PreTrainedTokenizerBase", *, batch_size: int, collate: Collate | None = None
+    config: TextConfig,
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    batch_size: int,
+    collate: Collate | None = None,
+    share: Share | None = None,
 ) -> dict[str, DataLoader[Any]]:
     """Batches of each domain's held-out sequences, in order, by its name: this process's share of them.
 
@@ -244,7 +259,7 @@ def text_eval_loaders(
         UserError: If the text of a domain cannot be read, or is too short.
     """
     loaders = {}
-    for domain, (name, text) in enumerate(open_texts(config, tokenizer).items()):
+    for domain, (name, text) in enumerate(open_texts(config, tokenizer, share).items()):
         dataset = HeldOut(held_out_sequences(text, count=config.num_eval_sequences), domain)
         sampler = dist.get_sampler(dataset, shuffle=False)
         generator = torch.Generator()

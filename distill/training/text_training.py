@@ -31,6 +31,7 @@ from distill.teacher.absent import AbsentTeacher
 from distill.teacher.live import TeacherRows
 from distill.text.dynamic_loading import DynamicLoading, RandomStateOnResume, held_out_loss, reference_losses
 from distill.text.mixture import MixedDomains, text_eval_loaders, text_loader
+from distill.text.sharing import Share
 from distill.training.dataspec import count_tokens, cut_padding, split_batch
 from distill.training.model import Batch, DistillModel
 from eval.models.loading import load_tokenizer
@@ -57,9 +58,9 @@ def text_training(
     config, text, tokenizer = run.recipe.distill, run.recipe.text, load_tokenizer(run.init.path)
     assert text is not None  # whoever trains on text has some
     end_id = cast("int", tokenizer.eos_token_id) if config.isolate_documents else None
-    collate = partial(collate_text, end_id=end_id)
-    loader, domains = text_loader(text, tokenizer, batch_size=batch_size, seed=run.recipe.seed, collate=collate)
-    held_out = text_eval_loaders(text, tokenizer, batch_size=config.device_eval_batch_size, collate=collate)
+    together = {"collate": partial(collate_text, end_id=end_id), "share": Share.of_all()}
+    loader, domains = text_loader(text, tokenizer, batch_size=batch_size, seed=run.recipe.seed, **together)
+    held_out = text_eval_loaders(text, tokenizer, batch_size=config.device_eval_batch_size, **together)
 
     mixture = build_mixture(text, model, domains, held_out, max_duration=config.max_duration, device=device)
     data = DataSpec(

@@ -32,6 +32,7 @@ from distill.text.dynamic_loading import (
     reference_losses,
 )
 from distill.text.mixture import text_eval_loaders, text_loader
+from distill.text.sharing import Share
 
 VOCABULARY = 264
 CPU = torch.device("cpu")
@@ -81,7 +82,10 @@ def config(tmp_path):
 def train_tiny(text: TextConfig, tokenizer, folder: Path, *, max_duration: str, checkpoint=None):
     """Train with global batches of 4, a checkpoint each; (model, domains, callback, logger) of this process."""
     model, logger = TinyModel(), InMemoryLogger()
-    loader, domains = text_loader(text, tokenizer, batch_size=4 // dist.get_world_size(), seed=1)
+    if dist.get_world_size() > 1:
+        dist.initialize_dist("cpu", timeout=60)
+    size, share = 4 // dist.get_world_size(), Share.of_all()
+    loader, domains = text_loader(text, tokenizer, batch_size=size, seed=1, share=share)
     held_out = text_eval_loaders(text, tokenizer, batch_size=2)
 
     def measure(state):

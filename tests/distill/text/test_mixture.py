@@ -6,15 +6,13 @@ from itertools import chain, islice
 
 import pytest
 import torch
-from composer.utils import dist
 from transformers import AutoTokenizer
 
 from architectures.errors import UserError
 from distill.recipe.sections.text import TextConfig
-from distill.text.mixture import (
-    text_eval_loaders,
-    text_loader,
-)
+from distill.text.mixture import text_eval_loaders, text_loader
+from distill.text.sharing import Share
+from tests.distill.text.shares import by_all
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +46,7 @@ def first_texts(loader, tokenizer, num_batches: int) -> list[str]:
 
 
 def test_a_batch_in_full(config, tokenizer):
-    loader, domains = text_loader(config(), tokenizer, batch_size=3, seed=1)
+    loader, domains = text_loader(config(), tokenizer, batch_size=3, seed=1, share=Share())
     batch = next(iter(loader))
     assert set(batch) == {"input_ids", "domain"}
     assert batch["input_ids"].shape == (3, 8)
@@ -68,7 +66,7 @@ def test_held_out_batches_are_the_first_rows_of_their_domain(config, tokenizer):
 
 
 def test_nothing_held_out_is_trained_on_over_many_epochs(config, tokenizer):
-    loader, domains = text_loader(config(), tokenizer, batch_size=10, seed=1)
+    loader, domains = text_loader(config(), tokenizer, batch_size=10, seed=1, share=Share())
     seen = Counter(first_texts(loader, tokenizer, 20))
     assert set(seen) == {f"a {i:05d}" for i in range(2, 20)} | {f"b {i:05d}" for i in range(2, 9)}
     assert sum(count for text, count in seen.items() if text[0] == "b") == domains.num_used["b"]
@@ -76,7 +74,7 @@ def test_nothing_held_out_is_trained_on_over_many_epochs(config, tokenizer):
 
 
 def test_the_share_of_sequences_follows_the_weights(config, tokenizer):
-    loader, domains = text_loader(config(weights=(3, 1)), tokenizer, batch_size=100, seed=5)
+    loader, domains = text_loader(config(weights=(3, 1)), tokenizer, batch_size=100, seed=5, share=Share())
     assert domains.weights == [0.75, 0.25]
     batches = iter(loader)
     for weights in ([0.75, 0.25], [0.1, 0.9]):
@@ -89,7 +87,7 @@ def test_the_share_of_sequences_follows_the_weights(config, tokenizer):
 
 
 def test_new_weights_reach_the_very_next_sequence(config, tokenizer):
-    loader, domains = text_loader(config(), tokenizer, batch_size=4, seed=1)
+    loader, domains = text_loader(config(), tokenizer, batch_size=4, seed=1, share=Share())
     batches = iter(loader)
     for weights in ([1.0, 0.0], [0.0, 1.0], [1.0, 0.0]):
         next(batches)
@@ -99,22 +97,23 @@ def test_new_weights_reach_the_very_next_sequence(config, tokenizer):
 
 def test_the_seed_decides(config, tokenizer):
     one, same, other = (
-        first_texts(text_loader(config(), tokenizer, batch_size=4, seed=seed)[0], tokenizer, 5) for seed in (1, 1, 2)
+        first_texts(text_loader(config(), tokenizer, batch_size=4, seed=seed, share=Share())[0], tokenizer, 5)
+        for seed in (1, 1, 2)
     )
     assert one == same != other
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_processes_share_the_batch_of_one(config, tokenizer, monkeypatch, world_size):
-    alone, domains = text_loader(config(), tokenizer, batch_size=2 * world_size, seed=1)
+def test_processes_share_the_batch_of_one(config, tokenizer, world_size):
+    text = config()
+    alone, domains = text_loader(text, tokenizer, batch_size=2 * world_size, seed=1, share=Share())
     whole = [texts_of(batch, tokenizer) for batch in islice(alone, 6)]
-    monkeypatch.setattr(dist, "get_world_size", lambda: world_size)
-    parts, states = [], []
-    for rank in range(world_size):
-        monkeypatch.setattr(dist, "get_global_rank", lambda rank=rank: rank)
-        loader, share = text_loader(config(), tokenizer, batch_size=2, seed=1)
-        parts.append([texts_of(batch, tokenizer) for batch in islice(loader, 6)])
-        states.append(share.state_dict())
+
+    def read(share: Share):
+        loader, dataset = text_loader(text, tokenizer, batch_size=2, seed=1, share=share)
+        return [texts_of(batch, tokenizer) for batch in islice(loader, 6)], dataset.state_dict()
+
+    parts, states = zip(*by_all(world_size, read), strict=True)
     for step, batch in enumerate(whole):
         assert [part[step] for part in parts] == [batch[rank::world_size] for rank in range(world_size)]
     for state in states:  # and every process stands where one alone stands
@@ -124,13 +123,13 @@ def test_processes_share_the_batch_of_one(config, tokenizer, monkeypatch, world_
 
 @pytest.mark.parametrize("num_before", [0, 1, 3, 8])
 def test_a_resumed_dataset_equals_an_uninterrupted_one(config, tokenizer, num_before):
-    loader, domains = text_loader(config(weights=(2, 1)), tokenizer, batch_size=5, seed=1)
+    loader, domains = text_loader(config(weights=(2, 1)), tokenizer, batch_size=5, seed=1, share=Share())
     batches = iter(loader)
     list(islice(batches, num_before))
     domains.set_weights([0.2, 0.8])
     state = domains.state_dict()
     after = list(chain.from_iterable(texts_of(batch, tokenizer) for batch in islice(batches, 10)))
-    resumed, other = text_loader(config(weights=(2, 1)), tokenizer, batch_size=5, seed=1)
+    resumed, other = text_loader(config(weights=(2, 1)), tokenizer, batch_size=5, seed=1, share=Share())
     first_texts(resumed, tokenizer, 2)
     other.load_state_dict(state)
     assert other.weights == [0.2, 0.8]
@@ -139,8 +138,8 @@ def test_a_resumed_dataset_equals_an_uninterrupted_one(config, tokenizer, num_be
 
 
 def test_a_second_iteration_continues_the_first(config, tokenizer):
-    whole = first_texts(text_loader(config(), tokenizer, batch_size=4, seed=1)[0], tokenizer, 6)
-    loader, _ = text_loader(config(), tokenizer, batch_size=4, seed=1)
+    whole = first_texts(text_loader(config(), tokenizer, batch_size=4, seed=1, share=Share())[0], tokenizer, 6)
+    loader, _ = text_loader(config(), tokenizer, batch_size=4, seed=1, share=Share())
     assert first_texts(loader, tokenizer, 2) + first_texts(loader, tokenizer, 4) == whole
 
 
@@ -148,7 +147,7 @@ def test_reading_leaves_the_random_state_of_training_alone(config, tokenizer):
     torch.manual_seed(0)
     expected = torch.rand(3)
     torch.manual_seed(0)
-    loader, _ = text_loader(config(), tokenizer, batch_size=4, seed=1)
+    loader, _ = text_loader(config(), tokenizer, batch_size=4, seed=1, share=Share())
     first_texts(loader, tokenizer, 3)
     for held_out in text_eval_loaders(config(), tokenizer, batch_size=2).values():
         first_texts(held_out, tokenizer, 9)
@@ -170,24 +169,33 @@ CHANGED = {
 
 @pytest.mark.parametrize(("keys", "message"), CHANGED.values(), ids=CHANGED)
 def test_a_state_of_sequences_cut_otherwise_is_refused(config, tokenizer, keys, message):
-    state = text_loader(config(), tokenizer, batch_size=1, seed=1)[1].state_dict()
-    _, domains = text_loader(config(**keys), tokenizer, batch_size=1, seed=1)
+    state = text_loader(config(), tokenizer, batch_size=1, seed=1, share=Share())[1].state_dict()
+    _, domains = text_loader(config(**keys), tokenizer, batch_size=1, seed=1, share=Share())
     with pytest.raises(UserError) as raised:
         domains.load_state_dict(state)
     assert str(raised.value).startswith(message)
 
 
+def test_a_state_of_the_version_before_is_refused(config, tokenizer):
+    _, domains = text_loader(config(), tokenizer, batch_size=1, seed=1, share=Share())
+    state = domains.state_dict()
+    for stream in state["streams"].values():
+        del stream["piece"]
+    with pytest.raises(UserError, match=r"a version that cut text otherwise, .* Start a run with another run_name"):
+        domains.load_state_dict(state)
+
+
 def test_a_state_of_other_domains_is_refused(config, tokenizer):
-    state = text_loader(config(), tokenizer, batch_size=1, seed=1)[1].state_dict()
+    state = text_loader(config(), tokenizer, batch_size=1, seed=1, share=Share())[1].state_dict()
     one = config().model_copy(update={"domains": config().domains[:1]})
-    _, domains = text_loader(one, tokenizer, batch_size=1, seed=1)
+    _, domains = text_loader(one, tokenizer, batch_size=1, seed=1, share=Share())
     with pytest.raises(UserError, match=r"text\.domains was \['a', 'b'\] when .* and is \['a'\] now\."):
         domains.load_state_dict(state)
 
 
 def test_a_short_domain_is_refused_by_both_builders(config, tokenizer):
     for build in (
-        lambda: text_loader(config(num_eval_sequences=9), tokenizer, batch_size=1, seed=1),
+        lambda: text_loader(config(num_eval_sequences=9), tokenizer, batch_size=1, seed=1, share=Share()),
         lambda: text_eval_loaders(config(num_eval_sequences=9), tokenizer, batch_size=1),
     ):
         with pytest.raises(UserError, match=r"b\.jsonl: text\.domains b holds 9 sequences of 8 tokens, and 9 held out"):
@@ -195,7 +203,7 @@ def test_a_short_domain_is_refused_by_both_builders(config, tokenizer):
 
 
 def test_other_worker_processes_are_refused(config, tokenizer):
-    _, domains = text_loader(config(), tokenizer, batch_size=1, seed=1)
+    _, domains = text_loader(config(), tokenizer, batch_size=1, seed=1, share=Share())
     loader = torch.utils.data.DataLoader(domains, num_workers=1)
     with pytest.raises(ValueError, match="num_workers must be 0"):
         next(iter(loader))
