@@ -31,7 +31,7 @@ from distill.commands import export_command, recipe_commands, requests
 from distill.commands.check_command import CheckSettings, check
 from distill.commands.launch import LaunchSettings, launch
 from distill.commands.preflight import preflight
-from distill.commands.recipe_commands import StageSettings, TrainingSettings
+from distill.commands.recipe_commands import GenerateSettings, StageSettings, TrainingSettings
 from distill.commands.recipes import RecipesSettings, recipes
 from distill.hub.push.command import PushSettings, push
 from distill.process.exits import report_user_errors
@@ -186,7 +186,7 @@ STAGES = {
         "cut the undistilled draft out of the target, into <run>/init",
         StageSettings,
     ),
-    "generate": Stage(recipe_commands.generate, "let the target answer the prompts, into <run>/data", StageSettings),
+    "generate": Stage(recipe_commands.generate, "let the target answer the prompts, into <run>/data", GenerateSettings),
     "cache": Stage(
         recipe_commands.cache,
         "write what the teacher says of the answers, for a cached teacher, into <run>/teacher_cache",

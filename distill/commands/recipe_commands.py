@@ -1,24 +1,30 @@
 """Commands that take a recipe: RECIPE key=value ..., and perhaps --debug. Each imports what it runs when it runs."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from architectures.files.section import Section
+from architectures.settings.flags import Flag
 from architectures.settings.kinds import Rehash
 from architectures.settings.recipe_command import of_recipe
 from distill.checkpoints.trust import TrustCheckpoints, Trusting, trust_checkpoints
 from distill.choose.shapes.settings import ChooseSettings
 from distill.recipe.words import Debug, NamesRecipe, Overrides, RecipeFile, words_of
 from distill.stages.scoring_without_recipe import EvalSettings, score_without_recipe
+from eval.answers.parts import EVERY_FILE, Part
 from eval.profiling.option import Profile, require_profile_folder
 
 if TYPE_CHECKING:
     from distill.recipe.recipe import Recipe
     from distill.run.run import Run
+
+
+SHARD = re.compile(r"[1-9]\d{0,4}/[1-9]\d{0,4}")
 
 
 class Named(NamedTuple):
@@ -36,6 +42,31 @@ class StageSettings(Section):
     overrides: Overrides = ()
     debug: Debug = False
     rehash: Rehash = False
+
+
+class GenerateSettings(Section):
+    """The recipe whose prompts are answered, and which part of the answers is written."""
+
+    recipe: RecipeFile
+    overrides: Overrides = ()
+    shard: Annotated[str | None, Flag(metavar="I/N", absent="all of them")] = Field(
+        default=None,
+        description="Write every N-th file of answers, from the I-th on; the last of N such jobs joins them.",
+    )
+    debug: Debug = False
+    rehash: Rehash = False
+
+    @field_validator("shard")
+    @classmethod
+    def _one_of_them(cls, shard: str | None) -> str | None:
+        if shard is not None and not (SHARD.fullmatch(shard) and int(shard.split("/")[0]) <= int(shard.split("/")[1])):
+            raise ValueError(f"must be I/N with I from 1 to N, as 2/4, got {shard}.")
+        return shard
+
+    @property
+    def part(self) -> Part:
+        """Which files that are."""
+        return EVERY_FILE if self.shard is None else Part(*map(int, self.shard.split("/")))
 
 
 class TrainingSettings(Section):
@@ -97,8 +128,12 @@ def recipe_words(settings: NamesRecipe, *, weights: bool = True) -> tuple[Path, 
 
 
 @contextmanager
-def own_run(settings: NamesRecipe) -> Iterator[Named]:
+def own_run(settings: NamesRecipe, *, beside_others: bool = False) -> Iterator[Named]:
     """The recipe a command names, in a run that no other command works in meanwhile.
+
+    Args:
+        settings: Name it.
+        beside_others: Other commands that say the same may work in it.
 
     Raises:
         UserError: If the recipe is wrong, its folder may not be a run's, or another process works in it.
@@ -110,7 +145,7 @@ def own_run(settings: NamesRecipe) -> Iterator[Named]:
     with of_recipe(words_of(settings)):
         path, overrides = recipe_words(settings)
         run = Run.of(load_recipe(path, overrides))
-        with owned_run(run):
+        with owned_run(run, beside_others=beside_others):
             yield Named(run, path, overrides)
 
 
@@ -150,12 +185,12 @@ def prune(settings: StageSettings) -> None:
         prune_stage(named.run)
 
 
-def generate(settings: StageSettings) -> None:
-    """Let the target answer the prompts."""
+def generate(settings: GenerateSettings) -> None:
+    """Let the target answer the prompts, or a part of them beside other jobs that answer theirs."""
     from distill.stages.running import generate_stage
 
-    with own_run(settings) as named:
-        generate_stage(named.run)
+    with own_run(settings, beside_others=settings.part != EVERY_FILE) as named:
+        generate_stage(named.run, settings.part)
 
 
 def cache(settings: CacheSettings) -> None:

@@ -11,6 +11,7 @@ from architectures.settings.holding import WHOLE, Holding
 from distill.data.held_out import drop_duplicates, hold_out
 from distill.data.self_written import SelfWriting, write_own_prompts
 from distill.recipe.sections.data import DataConfig
+from eval.answers.parts import EVERY_FILE, Part, missing_shards
 from eval.answers.traces import DecodingSettings, read_traces
 from eval.answers.writing import Kind
 from eval.decoding.answering import Answerer, within_context, write_traces
@@ -32,7 +33,8 @@ def generate_answers(
     to_train_on: bool = True,
     answered_by: Kind = Answerer,
     holding: Holding = WHOLE,
-) -> Counts:
+    part: Part = EVERY_FILE,
+) -> Counts | None:
     """Write the target's answers to out/train-*.jsonl and, for prompts held out of training, to out/eval-*.jsonl.
 
     An interrupted run continues. Which prompts are held out depends on the prompts and the seed alone.
@@ -47,9 +49,11 @@ def generate_answers(
             prompts may be held out.
         answered_by: An Answerer, one that keeps hidden states as well, or an engine.
         holding: How the target is held.
+        part: Which files are written here; other jobs write the others.
 
     Returns:
-        Counts for the manifest: prompts, self_written, duplicates, too_long; and of "train" and "eval" each prompts,
+        None while files of other parts are missing, else:
+        counts for the manifest: prompts, self_written, duplicates, too_long; and of "train" and "eval" each prompts,
         answers and answer_tokens. A prompt of several turns has several answers; too_long counts turns without one.
 
     Raises:
@@ -65,7 +69,9 @@ def generate_answers(
     answered = {"eval": held_out, "train": train} if to_train_on else {"eval": held_out}
     earlier = [Path(folder) for folder in config.answers_from]
     for name, split in answered.items():
-        write_traces(target, split, out, settings, name=name, answered_by=answered_by, answers_from=earlier)
+        write_traces(target, split, out, settings, name=name, answered_by=answered_by, answers_from=earlier, part=part)
+    if missing_shards(out, list(answered)):
+        return None
     counts = {"train": NO_ANSWERS, **{name: count_answers(out, name, split) for name, split in answered.items()}}
     num_left_out = sum(left_out for _, left_out in counts.values())
     return {

@@ -26,6 +26,7 @@ from distill.data.held_out import drop_duplicates, hold_out
 from distill.data.turns import Renderer
 from distill.recipe.sections.data import DataConfig
 from eval.answers.older_answers import adopt_older_answers
+from eval.answers.parts import EVERY_FILE, Part, missing_shards, one_at_a_time
 from eval.answers.shards import claim_shards, write_shard
 from eval.answers.traces import Trace, continues, read_traces
 from eval.answers.writing import Kind
@@ -57,7 +58,8 @@ def collect_given(
     to_train_on: bool = True,
     answered_by: Kind | None = None,
     holding: Holding = WHOLE,
-) -> Counts:
+    part: Part = EVERY_FILE,
+) -> Counts | None:
     """Write the conversations' answers to out/train-*.jsonl, and the target's to held-out ones to out/eval-*.jsonl.
 
     An interrupted run continues. Which conversations are held out depends on them and the seed alone; one that begins
@@ -72,9 +74,11 @@ def collect_given(
         to_train_on: Whether answers are what is trained on. Otherwise only held-out questions are answered.
         answered_by: What writes the target's answers, as write_traces has it.
         holding: How the target is held.
+        part: Which files of the target's answers are written here; other jobs write the others.
 
     Returns:
-        Counts for the manifest, as distill.data.generate.generate_answers has them, where a held-out conversation is as
+        None while files of other parts are missing, else:
+        counts for the manifest, as distill.data.generate.generate_answers has them, where a held-out conversation is as
         many prompts as it has answers; further `asked_in_eval`, conversations left out of training for their question,
         and of "train" `sequences`, which the conversations become where they are learned whole, and `split`,
         conversations that become several.
@@ -92,9 +96,12 @@ def collect_given(
     train = drop_asked(drawn, held_out) if to_train_on else []
     questions = [prompt for conversation in held_out for prompt in prompts_of(conversation)]
     settings_of_eval = decoding_settings(config, seed=seed, dtype=dtype, holding=holding)
-    write_traces(target, questions, out, settings_of_eval, name="eval", answered_by=answered_by)
+    write_traces(target, questions, out, settings_of_eval, name="eval", answered_by=answered_by, part=part)
     if to_train_on:
-        write_given(renderer, train, out, settings)
+        with one_at_a_time(out):  # laid out in seconds, by whoever comes first
+            write_given(renderer, train, out, settings)
+    if missing_shards(out, ["eval"]):
+        return None
     learned, num_left_out = count_given(out, train)
     asked, num_unanswered = count_answers(out, "eval", questions)
     return {

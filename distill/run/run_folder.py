@@ -33,22 +33,26 @@ held: dict[str, int] = {}  # file descriptors of this process's locks, by folder
 
 
 @contextmanager
-def owned_run(run: Run) -> Iterator[None]:
-    """Own a run for as long as the block lasts.
+def owned_run(run: Run, *, beside_others: bool = False) -> Iterator[None]:
+    """Own a run for as long as the block lasts; see `owned`.
 
     Raises:
         UserError: If its folder may not be a run's, or another process owns it.
     """
     require_run_folder(run)
-    with owned(run.folder):
+    with owned(run.folder, beside_others=beside_others):
         yield
 
 
 @contextmanager
-def owned(folder: Path) -> Iterator[None]:
+def owned(folder: Path, *, beside_others: bool = False) -> Iterator[None]:
     """Own a folder for as long as the block lasts; at once where this process or the one that started it does already.
 
-    What killed owners left half-written in it is removed.
+    What killed owners left half-written in it is removed, unless others may be writing.
+
+    Args:
+        folder: To be owned.
+        beside_others: Others that say the same may own it too, and nobody else.
 
     Raises:
         UserError: If another process owns it.
@@ -59,8 +63,9 @@ def owned(folder: Path) -> Iterator[None]:
         return
     folder.mkdir(parents=True, exist_ok=True)
     with open_lock(folder) as file:
-        take_lock(file, folder)
-        remove_partials(folder, mark=LOCK_NAME)
+        take_lock(file, folder, fcntl.LOCK_SH if beside_others else fcntl.LOCK_EX)
+        if not beside_others:
+            remove_partials(folder, mark=LOCK_NAME)
         held[name] = file.fileno()
         os.environ[OWNED_VARIABLE] = os.pathsep.join([*owned_folders(), name])
         try:
@@ -82,14 +87,14 @@ def open_lock(folder: Path) -> BinaryIO:
     return os.fdopen(descriptor, "r+b", buffering=0)
 
 
-def take_lock(file: BinaryIO, folder: Path) -> None:
+def take_lock(file: BinaryIO, folder: Path, kind: int = fcntl.LOCK_EX) -> None:
     """Lock an open file and write down who has it.
 
     Raises:
         UserError: If another process has.
     """
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         raise UserError(
             f"{folder}: {describe_owner(file.read())} works in it. Wait until that has ended, or set another run_name."

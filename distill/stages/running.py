@@ -5,6 +5,7 @@ Finished stages of the same inputs are left as they are, so an interrupted run c
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,8 +23,9 @@ from distill.run.run_folder import owned_run
 from distill.run.stage import carry_out
 from distill.run.stage_inputs import counts_answers
 from distill.stages.processes import distill_stage, mask_stage
-from distill.stages.table import CACHE, GENERATE, PRUNE, SCORE, eval_prompts, read_scorecard
+from distill.stages.table import CACHE, GENERATE, PRUNE, SCORE, eval_prompts, read_scorecard, write_answers
 from distill.teacher_cache.record import verify_files
+from eval.answers.parts import EVERY_FILE, Part
 
 
 def run_all(recipe_path: Path, overrides: Sequence[str]) -> None:
@@ -101,9 +103,18 @@ def prune_stage(run: Run) -> None:
     carry_out(PRUNE, run)
 
 
-def generate_stage(run: Run) -> None:
-    """Let the target answer the prompts, or lay out the answers they come with, into <run>/data."""
-    carry_out(GENERATE, run)
+def generate_stage(run: Run, part: Part = EVERY_FILE) -> None:
+    """Let the target answer the prompts, or lay out the answers they come with, into <run>/data.
+
+    Raises:
+        UserError: If parts are asked for of prompts that the target writes itself.
+    """
+    if part != EVERY_FILE and run.recipe.data.self_written_prompts:
+        raise UserError(
+            "--shard: not beside data.self_written_prompts: which prompts there are is known once one job has written "
+            "them all. Leave --shard out."
+        )
+    carry_out(replace(GENERATE, make=partial(write_answers, part=part)), run)
 
 
 def cache_stage(run: Run) -> None:

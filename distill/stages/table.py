@@ -20,7 +20,9 @@ from distill.run.stage import Finish, Stage
 from distill.run.stage_inputs import cache_inputs, eval_inputs, generate_inputs, prune_inputs
 from distill.run.training import refuse_orphaned_training
 from distill.teacher_cache.record import is_whole
+from eval.answers.parts import EVERY_FILE, Part, missing_shards
 from eval.answers.shards import SETTINGS_NAME as SHARDS_NAME
+from eval.answers.shards import read_claims
 
 if TYPE_CHECKING:
     from architectures.checkpoints.manifest_record import AnsweredBy
@@ -50,9 +52,18 @@ def cut_draft(run: Run, finish: Finish) -> str:
     return plan.summary()
 
 
-def write_answers(run: Run, finish: Finish) -> str:
-    """Let the target answer the prompts, or lay out the answers they come with, into <run>/data."""
-    counts = make_answers(run)
+def write_answers(run: Run, finish: Finish, *, part: Part = EVERY_FILE) -> str:
+    """Let the target answer the prompts, or lay out the answers they come with, into <run>/data.
+
+    Args:
+        run: Whose recipe says so.
+        finish: Called by whoever finds all parts there.
+        part: What of the files is written.
+    """
+    counts = make_answers(run, part)
+    if counts is None:
+        left = len(missing_shards(run.data.path, [name for name in NAMES if name in read_claims(run.data.path)]))
+        return f"part {part.number} of {part.of} is written, {left} files of others are not: the last job joins them"
     finish(answers=run.recipe.data.answers, counts=counts, **engines_of(run.data.path, NAMES))
     return counts_words(counts)
 
@@ -78,8 +89,8 @@ def counts_words(counts: Counts) -> str:
     return ", ".join(told)
 
 
-def make_answers(run: Run) -> Counts:
-    """Answers by the target, or those that come with the prompts; their counts."""
+def make_answers(run: Run, part: Part = EVERY_FILE) -> Counts | None:
+    """Answers by the target, or those that come with the prompts; their counts once all parts are there."""
     from distill.data.generate import generate_answers
     from distill.data.given import collect_given
 
@@ -95,6 +106,7 @@ def make_answers(run: Run) -> Counts:
             to_train_on=recipe.distill.learns_answers,
             answered_by=kind,
             holding=recipe.target.holding,
+            part=part,
         )
 
 

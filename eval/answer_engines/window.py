@@ -165,6 +165,12 @@ class Window:
                     f"{verdict.excess:.1f} times as far below what the target here says as a near tie may. "
                     f"{REMEDY}"
                 )
+        if judge.has_too_many_ties(verdicts.values()):
+            ties, tokens = (sum(getattr(one, name) for one in verdicts.values()) for name in ("ties", "tokens"))
+            raise UserError(
+                f"{self.engine}: the target here takes another token at {ties} of {tokens} places of its answers, far "
+                f"more often than rounding explains. {REMEDY}"
+            )
         gaps = [verdict.gap for verdict in verdicts.values() if verdict.first is not None]
         return {"differing": len(gaps), "largest_gap": max(gaps, default=0.0)}
 

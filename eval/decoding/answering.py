@@ -5,6 +5,7 @@ A killed run continues at its first missing shard and ends in the same bytes as 
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from hashlib import sha256
@@ -20,6 +21,7 @@ from eval.answers.asked_turns import Turn, first_turns, num_turns
 from eval.answers.earlier_answers import Earlier, earlier_answers
 from eval.answers.engine_evidence import OWN
 from eval.answers.older_answers import adopt_older_answers
+from eval.answers.parts import EVERY_FILE, Part, one_at_a_time
 from eval.answers.shards import claim_shards, write_shard
 from eval.answers.token_ids import require_rows_for_row
 from eval.answers.traces import DecodingSettings, Trace, asked, rows_of
@@ -57,6 +59,7 @@ def write_traces(
     name: str = "train",
     answered_by: Kind | None = None,
     answers_from: Sequence[Path] = (),
+    part: Part = EVERY_FILE,
 ) -> None:
     """Let the target answer every prompt, into out/<name>-00000.jsonl and so on.
 
@@ -73,6 +76,7 @@ def write_traces(
         answered_by: What writes them: an Answerer where left out, a StateKeeper, or an engine
             (eval.answer_engines.answerer).
         answers_from: Folders of earlier answers; one to the same prompt is taken from there.
+        part: Which of the files are written; other jobs may write the others meanwhile.
 
     Raises:
         UserError: If out holds answers of this name made otherwise, earlier ones were, or no prompt is short enough.
@@ -92,8 +96,10 @@ def write_traces(
     identity, states = tokenizer_identity(tokenizer), kind.keeps_states
     earlier = earlier_answers(answers_from, record, with_states=states)
     answerer = kind(target, tokenizer, settings, name=name, earlier=earlier)
-    paths = claim_shards(out, name, record, num_shards=len(chunks), tokenizer=identity, hidden_states=states)
-    missing = [(path, chunk) for path, chunk in zip(paths, chunks, strict=True) if not answerer.is_written(path)]
+    with nullcontext() if part == EVERY_FILE else one_at_a_time(out):
+        paths = claim_shards(out, name, record, num_shards=len(chunks), tokenizer=identity, hidden_states=states)
+    mine = part.of_all(list(zip(paths, chunks, strict=True)))
+    missing = [(path, chunk) for path, chunk in mine if not answerer.is_written(path)]
     write_missing(missing, answerer, name=name)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from architectures.errors import UserError
-from eval.answer_engines import endpoint
+from eval.answer_engines import endpoint, judge
 from eval.answer_engines.answerer import engine_asked
 from eval.answer_engines.config import GenerateConfig
 from eval.answer_engines.probe import PROBE_TOKENS
@@ -274,9 +274,8 @@ def test_answers_of_the_sample_are_read(target_folder, noisy_folder, tmp_path):
 
 def test_near_ties_are_counted(target_folder, noisy_folder, tmp_path, own_folder, monkeypatch, capsys):
     """With a tolerance that takes everything for a near tie, the noisy model's answers count as differing."""
-    from eval.answer_engines import judge
-
     monkeypatch.setattr(judge, "KERNELS", 1e9)
+    monkeypatch.setattr(judge, "TIES_SHARE", 1.0)
     with served(FakeServer(noisy_folder)) as server:
         answer(target_folder, tmp_path / "out", asked(server, checked=1.0))
     ours = [trace.answer_ids for trace in read_traces(own_folder, "train")]
@@ -289,6 +288,15 @@ def test_near_ties_are_counted(target_folder, noisy_folder, tmp_path, own_folder
     assert count <= row["differing"] <= count + 3
     assert row["largest_gap"] > 0
     assert f"{row['differing']} of these ({row['differing'] / 10:.1%}) differ" in capsys.readouterr().err
+
+
+def test_near_ties_that_are_too_many_are_refused(target_folder, noisy_folder, tmp_path, monkeypatch):
+    """As of a server whose weights were quantised: each gap is small, and there are many."""
+    monkeypatch.setattr(judge, "KERNELS", 1e9)
+    with served(FakeServer(noisy_folder)) as server:
+        told = refused(target_folder, tmp_path, asked(server, checked=1.0), replace(SETTINGS, shard_size=20))
+    assert told.startswith("vllm 0.32.0: the target here takes another token at ")
+    assert shards(tmp_path) == {}
 
 
 SAMPLED = replace(SETTINGS, temperature=1.0, top_p=0.9, max_new_tokens=24)

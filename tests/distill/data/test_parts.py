@@ -1,0 +1,79 @@
+"""Several jobs write one run's answers: each its files, the last joins them, in the bytes of one job."""
+
+import json
+
+import pytest
+
+from architectures.errors import UserError
+from distill.run import run_folder
+from eval.answers.parts import Part
+from widedraft import main
+
+RECIPE = """
+run_name: {name}
+run_dir: {folder}/{name}
+target: {{path: {target}, dtype: float32}}
+architecture: {{layers: 2, method: first_last}}
+data: {{prompts: [{{path: {folder}/p.jsonl}}], num_eval_prompts: 3, max_seq_len: 128, max_new_tokens: 6, shard_size: 2}}
+"""
+
+
+@pytest.fixture
+def recipe(tiny_target, tmp_path):
+    """recipe(name) is the file of a recipe of nine prompts: five files of answers."""
+    rows = [{"prompt": f"say {i}"} for i in range(9)]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def write(name):
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(RECIPE.format(name=name, folder=tmp_path, target=tiny_target))
+        return str(path)
+
+    return write
+
+
+def answers(folder):
+    return {path.name: path.read_bytes() for path in sorted((folder / "data").glob("*.jsonl"))}
+
+
+def test_the_last_of_several_jobs_joins_what_all_have_written(recipe, tmp_path, capsys):
+    assert main(["generate", recipe("whole")]) == 0
+    assert main(["generate", recipe("parts"), "--shard", "2/3"]) == 0
+    told = capsys.readouterr().out
+    assert "part 2 of 3 is written, 3 files of others are not: the last job joins them" in told
+    assert sorted(answers(tmp_path / "parts")) == ["eval-00001.jsonl", "train-00001.jsonl"]
+    assert not (tmp_path / "parts" / "data" / "manifest.json").exists()
+    assert main(["generate", recipe("parts"), "--shard", "3/3"]) == 0
+    assert main(["generate", recipe("parts"), "--shard", "1/3"]) == 0
+    assert answers(tmp_path / "parts") == answers(tmp_path / "whole")
+    counts = [json.loads((tmp_path / name / "data" / "manifest.json").read_text())["counts"] for name in RUNS]
+    assert counts[0] == counts[1]
+
+
+RUNS = ("parts", "whole")
+
+
+def test_jobs_with_parts_share_a_run_and_nobody_else_works_in_it(tmp_path):
+    with run_folder.open_lock(tmp_path) as first, run_folder.open_lock(tmp_path) as second:
+        shared, alone = run_folder.fcntl.LOCK_SH, run_folder.fcntl.LOCK_EX
+        run_folder.take_lock(first, tmp_path, shared)
+        run_folder.take_lock(second, tmp_path, shared)
+        with run_folder.open_lock(tmp_path) as third, pytest.raises(UserError, match=r"works in it\. Wait"):
+            run_folder.take_lock(third, tmp_path, alone)
+
+
+@pytest.mark.parametrize("shard", ["0/2", "3/2", "2", "a/b", "1/0"])
+def test_what_is_no_part_is_refused(recipe, capsys, shard):
+    assert main(["generate", recipe("none"), "--shard", shard]) == 2
+    assert f"--shard must be I/N with I from 1 to N, as 2/4, got {shard}." in capsys.readouterr().err
+
+
+def test_prompts_that_the_target_writes_are_one_jobs(recipe, capsys):
+    assert main(["generate", recipe("own"), "data.self_written_prompts=3", "--shard", "1/2"]) == 2
+    assert "--shard: not beside data.self_written_prompts: " in capsys.readouterr().err
+
+
+def test_parts_are_every_nth_and_together_all():
+    files = list(range(7))
+    parts = [Part(number, 3).of_all(files) for number in (1, 2, 3)]
+    assert parts == [[0, 3, 6], [1, 4], [2, 5]]
