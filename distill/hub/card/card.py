@@ -7,6 +7,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
+from architectures.checkpoints.manifest_record import AnsweredBy
 from architectures.files.atomic import write_text
 from architectures.pages.blocks import Block, Caution, Code, Items, Section, Sentence, Table, Verdict
 from architectures.pages.counts import number_of
@@ -53,6 +54,7 @@ class Publication:
         card: Its scorecard as everybody may read it; None where it is published without one.
         grids: Step times at other batches, if they were taken with it.
         counts: Of the answers it was trained on, as the manifest of <run>/data has them.
+        answered_by: The engines that decoded them, as there; none where widedraft did.
         terms: Its licence.
         serving: How engines take it.
         certified: Whether a certificate goes with it.
@@ -65,6 +67,7 @@ class Publication:
     card: Card | None
     grids: Grids
     counts: Mapping[str, Any]
+    answered_by: Sequence[AnsweredBy]
     terms: Terms
     serving: Sequence[Serving]
     certified: bool
@@ -235,7 +238,17 @@ def training_words(of: Publication) -> str:
     train = of.counts.get("train", {})
     tokens, answers = train.get("answer_tokens"), train.get("answers")
     counted = "answers, of which nobody kept count" if tokens is None else f"{tokens:,} tokens of {answers:,} answers"
-    return counted + anew_words(of.recipe.distill.samples)
+    return counted + engine_words(of.answered_by) + anew_words(of.recipe.distill.samples)
+
+
+def engine_words(answered_by: Sequence[AnsweredBy]) -> str:
+    """Which engines decoded answers to train on, and how many of the checked ones are not our own greedy ones."""
+    rows = [row for row in answered_by if row["of"] == "train"]
+    told = (
+        f"{plain(row['engine'])} ({row['differing']} of {row['checked']} checked ones part at a near tie)"
+        for row in rows
+    )
+    return f", decoded by {' and '.join(told)}" if rows else ""
 
 
 def anew_words(samples: SamplesConfig) -> str:
