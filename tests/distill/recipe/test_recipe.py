@@ -110,7 +110,8 @@ def test_scoring_settings_come_from_the_command_line_alone():
     scoring = load_scoring(["eval.num_prompts=3", "seed=1"])
     assert (scoring.eval.num_prompts, scoring.eval.batch_size, scoring.seed) == (3, 32, 1)
     with pytest.raises(
-        RecipeError, match=r"^command line: data.top_p=1: data is not a key of a recipe. A recipe holds seed, generate, eval"
+        RecipeError,
+        match=r"^command line: data.top_p=1: data is not a key of a recipe. A recipe holds seed, generate, e",
     ):
         load_scoring(["data.top_p=1"])
 
