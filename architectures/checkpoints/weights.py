@@ -149,11 +149,15 @@ def single_file(folder: Path) -> str:
 
 
 def read_header(file: Path) -> dict[str, TensorInfo]:
-    """The tensors of one shard. Opening checks that the file is as long as its header says."""
+    """The tensors of one shard. Opening checks that the file is as long as its header says.
+
+    It is opened as for numpy: for torch the whole file would be mapped as memory of this process's own, which a cap of
+    that memory may not allow.
+    """
     if not file.is_file():
         raise UserError(f"{file}: missing shard. Fetch the checkpoint again.")
     try:
-        with safe_open(file, framework="pt") as shard:
+        with safe_open(file, framework="np") as shard:
             slices = {name: shard.get_slice(name) for name in shard.keys()}  # noqa: SIM118 - not a dict
             entries = {
                 name: (tensor_slice.get_dtype(), tuple(tensor_slice.get_shape()))

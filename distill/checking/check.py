@@ -35,6 +35,7 @@ from distill.estimates.expected_work import (
     work_rows,
 )
 from distill.estimates.frozen_embeddings import refuse_tied, trained_parameters
+from distill.estimates.held_target import held_target_rows
 from distill.estimates.mask_memory import refuse_sharded_masks
 from distill.estimates.memory import MASTER_BYTES, memory_parts, process_counts, together
 from distill.estimates.trainings import Training, trainings
@@ -50,6 +51,7 @@ from distill.recipe.recipe import Recipe
 from distill.recipe.sections.teacher import refuse_k_beyond
 from distill.run.run import Run, length_of
 from distill.run.run_folder import require_run_folder
+from eval.targets.layer_memory import refuse_asked_cap
 
 Row = tuple[str, str]
 
@@ -101,6 +103,8 @@ def check_recipe(recipe: Recipe, device: str | None = None) -> list[Section]:
     unchecked: list[str] = []
     if cut is not None:
         attempt(lambda: refuse_unfit(recipe, cut.target.family), problems)
+        held = {"dtype": recipe.target.dtype, "holding": recipe.target.holding}
+        attempt(lambda: refuse_asked_cap(recipe.target.path, cut.target, **held), problems)
         of = Looked(recipe, cut.target, cut.source, is_answered=counts is not None)
         seen = [attempt(look, problems) for look in looks(of, prompts, tasks)]
         unchecked = [words for words in seen if words is not None]
@@ -121,6 +125,7 @@ def check_recipe(recipe: Recipe, device: str | None = None) -> list[Section]:
         **coverage,
         **head_blocks(recipe, cut.source, cut.target, cut.draft),
         **served,
+        **held_target_rows(recipe, cut.target, on_gpu=on_gpu),
         **{memory_title(each): memory_rows(each) for each in trainings(recipe, cut.target, cut.draft, on_gpu=on_gpu)},
         f"disk ({size(free_bytes(Path(recipe.run_dir))).strip()} free)": disk_rows(recipe, cut, work),
         "work": [

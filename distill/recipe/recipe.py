@@ -18,7 +18,7 @@ from architectures.files.reading import read_text
 from architectures.files.section import Section
 from architectures.settings.kinds import Seed
 from architectures.shapes.section import ArchitectureConfig, TargetConfig
-from distill.recipe.held_target import refuse_held
+from distill.recipe.held_target import refuse_engine, refuse_held
 from distill.recipe.sections.data import DataConfig
 from distill.recipe.sections.export import ExportConfig
 from distill.recipe.sections.teacher import NoTeacher, keeps_states, refuse_uncaptured
@@ -142,6 +142,13 @@ class Recipe(Section):
             words = {"answers": data.answers, "target_dtype": target.dtype, "precision": distill.precision}
             refuse_uncaptured(distill.teacher, **words)
         return distill
+
+    @field_validator("generate")
+    @classmethod
+    def _an_engine_has_the_targets_weights(cls, generate: GenerateConfig, info: ValidationInfo) -> GenerateConfig:
+        if (target := info.data.get("target")) is not None:
+            refuse_engine(target, generate.engine)
+        return generate
 
     @field_validator("distill")
     @classmethod

@@ -15,6 +15,7 @@ from distill.recipe.families import refuse_unfit
 from distill.recipe.recipe import Recipe, save_recipe
 from distill.run.artifact import ARTIFACTS, Artifact
 from distill.run.recorded import carried
+from eval.targets.layer_memory import refuse_asked_cap
 
 RECIPE_NAME, LOGS_NAME, TARGET_NAME = "recipe.yaml", "logs", "target"
 
@@ -120,12 +121,16 @@ class Run:
 
         Raises:
             UserError: If there is no such target, it is a draft with a small output head, the recipe asks for what its
-                family cannot be given, or the recipe's texts may be longer than it was made for.
+                family cannot be given, the recipe's texts may be longer than it was made for, or the memory that the
+                recipe leaves it holds no layer of it.
         """
         save_recipe(self.recipe, self.recipe_file)
         require_whole_head(self.target)
         refuse_unfit(self.recipe, read_config(self.target).get("model_type", ""))
         self.refuse_long_texts()
+        if self.recipe.target.placement != "whole":
+            target = self.recipe.target
+            refuse_asked_cap(self.target, shape_of(self.target), target.dtype, target.holding)
 
     def refuse_long_texts(self, *drafts: Path) -> None:
         """Raise UserError if a text may come to more tokens than the target, or another model, was made for."""

@@ -5,6 +5,7 @@ from eval.acceptance.estimates import Estimate
 from eval.acceptance.intervals import least_units
 from eval.pages.doubts import DISTRUSTED, NOT_BELIEVED, doubt_words, is_distrusted
 from eval.predictions.ranking import predicted_interval
+from eval.records.origin import ScoredModel
 from eval.records.scorecard import Scorecard
 from eval.records.scorecard_speeds import POLICY, Live, SpeedupRow, WayRow
 from eval.records.steps import StepTime
@@ -130,6 +131,7 @@ def find_warnings(scorecard: Scorecard) -> list[str]:
             f"In float32 the target, reading its own answers, would choose another token at {changed} places (summed "
             "over drafts): near-ties, or answers that were not written by this target."
         )
+    warnings += held_words(scorecard.target)
     if not scorecard.latency.settled:
         warnings.append(
             f"Step times had not settled after {scorecard.latency.warm_up_repeats} warm-up repetitions: the "
@@ -150,6 +152,24 @@ def find_warnings(scorecard: Scorecard) -> list[str]:
         few = too_few_words(scorecard.prompts.scored, "scored prompt", "scored prompts", least)
         warnings.append(f"{few[0].upper()}{few[1:]}.")
     return warnings
+
+
+def held_words(target: ScoredModel) -> list[str]:
+    """That the draft was judged against another model than the target's folder has, or at another one's speed."""
+    packed = (
+        f"The target's linear layers were packed into {target.bits} bits a weight: the draft is judged against that "
+        "model, and not against the target as it is published."
+    )
+    placed = {
+        "layers": "Every step of the target read all of its weights from the disk: step times, promises and measured "
+        "speeds are those of such a target, and of none that is whole in memory. Acceptance is the same.",
+        "spread": "The target was spread over devices, memory and disk: step times, promises and measured speeds "
+        "are those of this machine's way between them. Acceptance is the same.",
+    }
+    return [
+        *([] if target.bits is None else [packed]),
+        *([placed[target.placement]] if target.placement in placed else []),
+    ]
 
 
 def disturbed_words(live: Live, step: StepTime) -> list[str]:

@@ -5,20 +5,18 @@ from pathlib import Path
 
 import torch
 
-from architectures.errors import UserError
 from architectures.files.disk import size
 from architectures.settings.holding import Holding
-from eval.targets.layer_memory import LayerMemory
+from eval.targets.layer_memory import asked_bytes
 
 PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 SHARE_OF_FREE = 0.8  # the rest is for what else a process does: drafts, logits, and what its allocator cannot use
-KEY = "target.device_memory_gib"
 
 
 def cap_bytes(holding: Holding, device: torch.device) -> tuple[int, str]:
     """What the target may take on a device, and where that number is from."""
-    if holding.device_memory_gib is not None:
-        return int(holding.device_memory_gib * 2**30), f"{KEY} is {holding.device_memory_gib:g}"
+    if (asked := asked_bytes(holding)) is not None:
+        return asked
     free = free_bytes(device)
     return int(SHARE_OF_FREE * free), f"{size(free).strip()} can be taken here, {SHARE_OF_FREE:.0%} of it by the target"
 
@@ -61,29 +59,3 @@ def kibibytes(file: Path, name: str) -> int:
     """A line of a file of /proc."""
     lines = dict(line.split(":", 1) for line in file.read_text().splitlines() if ":" in line)
     return int(lines[name].split()[0])
-
-
-def refuse_small_cap(
-    folder: Path | str, memory: LayerMemory, cap: tuple[int, str], *, rows: int = 1, width: int = 1
-) -> None:
-    """Raise UserError if a target cannot even be read layer by layer.
-
-    Args:
-        folder: Of the target.
-        memory: What it takes.
-        cap: From cap_bytes.
-        rows: Of the largest pass.
-        width: Tokens of each.
-    """
-    allowed, origin = cap
-    needed = memory.least_bytes(rows, width)
-    if needed <= allowed:
-        return
-    at_work = size(needed - memory.least_bytes(0, 0)).strip()
-    texts = f", and {rows} texts of {width:,} tokens take {at_work}" if width > 1 else ""
-    fewer = " or lower data.batch_size" if rows > 1 else ""
-    raise UserError(
-        f"{folder}: read layer by layer it takes at least {size(needed).strip()}: {memory.largest} has "
-        f"{size(memory.largest_bytes).strip()}{texts}; but {origin}, {size(allowed).strip()}. "
-        f"Raise {KEY}{fewer}, or take a machine with more memory."
-    )

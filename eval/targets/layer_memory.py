@@ -2,10 +2,15 @@
 
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 
+from architectures.errors import UserError
 from architectures.families import FAMILIES
+from architectures.files.disk import size
+from architectures.settings.holding import Holding
 from architectures.shapes.shape import DTYPE_BYTES, Shape
 
+KEY = "target.device_memory_gib"
 WIDEST = 3  # times the width of a feed-forward: gate, up and their product
 STREAMS = 6  # copies of the residual stream while a layer runs: its input, output, norms and sums
 SCORE_COPIES = 2  # of attention scores, where the kernel keeps them: before and after the softmax
@@ -82,3 +87,42 @@ def layer_memory(shape: Shape, dtype: str, *, keeps_scores: bool = True) -> Laye
 def prod_sum(tensors: dict[str, tuple[int, ...]]) -> int:
     """Numbers in some tensors."""
     return sum(map(prod, tensors.values()))
+
+
+def asked_bytes(holding: Holding) -> tuple[int, str] | None:
+    """The memory that a device may give a target, and where that number is from; None where nobody says."""
+    gib = holding.device_memory_gib
+    return None if gib is None else (int(gib * 2**30), f"{KEY} is {gib:g}")
+
+
+def refuse_asked_cap(target: Path | str, shape: Shape, dtype: str, holding: Holding) -> None:
+    """Raise UserError if the memory that is asked for holds not even the largest part of a target."""
+    asked = asked_bytes(holding)
+    if holding.placement != "whole" and asked is not None:
+        refuse_small_cap(target, layer_memory(shape, dtype), asked)
+
+
+def refuse_small_cap(
+    folder: Path | str, memory: LayerMemory, cap: tuple[int, str], *, rows: int = 1, width: int = 1
+) -> None:
+    """Raise UserError if a target cannot even be read layer by layer.
+
+    Args:
+        folder: Of the target.
+        memory: What it takes.
+        cap: From cap_bytes.
+        rows: Of the largest pass.
+        width: Tokens of each.
+    """
+    allowed, origin = cap
+    needed = memory.least_bytes(rows, width)
+    if needed <= allowed:
+        return
+    at_work = size(needed - memory.least_bytes(0, 0)).strip()
+    texts = f", and {rows} texts of {width:,} tokens take {at_work}" if width > 1 else ""
+    fewer = " or lower data.batch_size" if rows > 1 else ""
+    raise UserError(
+        f"{folder}: one layer at a time it takes at least {size(needed).strip()}: {memory.largest} has "
+        f"{size(memory.largest_bytes).strip()}{texts}; but {origin}, {size(allowed).strip()}. "
+        f"Raise {KEY}{fewer}, or take a machine with more memory."
+    )

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from architectures.files.disk import size
 from architectures.progress.track import LINE_INTERVAL_S
-from eval.targets.caps import refuse_small_cap
+from eval.targets.layer_memory import refuse_small_cap
 from eval.targets.layered import HEAD, DiskPart, Layers, layers_of
 
 Result = TypeVar("Result")

@@ -18,8 +18,8 @@ from architectures.shapes.shape import Shape, checkpoint_tensors
 from architectures.targets.target import read_config, require_whole_head
 from eval.models.loading import load_config, model_class
 from eval.models.products import quick_forward, slow_type
-from eval.targets.caps import cap_bytes, refuse_small_cap
-from eval.targets.layer_memory import layer_memory
+from eval.targets.caps import cap_bytes
+from eval.targets.layer_memory import layer_memory, refuse_small_cap
 from eval.targets.layered import HEAD, LAYERS_OF, DiskPart, Layers
 from eval.targets.tensor_files import read_tensor
 

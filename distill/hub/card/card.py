@@ -229,7 +229,15 @@ def fact_rows(of: Publication, folder: Path) -> list[tuple[str, str]]:
         ("made by", f"cutting the target ({of.recipe.architecture.method}), then distilling its own answers"),
         ("trained on", training_words(of)),
         ("loss", f"{loss_words(of.recipe.distill.loss)}, {of.recipe.distill.max_duration}"),
+        *packed_rows(of),
     ]
+
+
+def packed_rows(of: Publication) -> list[tuple[str, str]]:
+    """That another model than the published target answered, taught and judged; nothing where it was that one."""
+    bits = of.recipe.target.bits
+    told = f"with its linear layers in {bits} bits a weight: it answered, taught and judged so, which is another model"
+    return [] if bits is None else [("target", told)]
 
 
 def training_words(of: Publication) -> str:

@@ -125,7 +125,7 @@ def test_a_text_that_is_too_long_for_the_cap_is_refused_before_any_is_read(targe
 
 def test_a_cap_that_holds_no_layer_is_refused_with_file_figures_and_remedy(target_folder):
     refusal = (
-        rf"{target_folder}: read layer by layer it takes at least .* MiB: its layer has 0\.1 MiB; but "
+        rf"{target_folder}: one layer at a time it takes at least .* MiB: its layer has 0\.1 MiB; but "
         r"target\.device_memory_gib is 0\.0001, 0\.1 MiB\. Raise target\.device_memory_gib, or take a machine"
     )
     with pytest.raises(UserError, match=refusal):

@@ -1,0 +1,76 @@
+"""What a recipe cannot ask of a target that is not whole in memory, or in fewer bits."""
+
+import pytest
+
+from architectures.errors import UserError
+from architectures.settings.holding import Holding
+from distill.recipe.recipe import Recipe, RecipeError, load_recipe
+from distill.run.recorded import recipe_hash, target_record
+from distill.run.run import Run
+from distill.run.stage_inputs import asked_inputs
+
+RECIPE = """
+run_name: held
+target: {{path: {target}}}
+architecture: {{layers: 2, method: evenly_spaced}}
+data: {{prompts: [{{path: {target}/config.json}}]}}
+distill: {{teacher: {{source: cache}}}}
+"""
+
+
+@pytest.fixture
+def recipe_with(tiny_target, tmp_path):
+    def load(*words) -> Recipe:
+        file = tmp_path / "recipe.yaml"
+        file.write_text(RECIPE.format(target=tiny_target))
+        return load_recipe(file, [f"run_dir={tmp_path / 'run'}", *words])
+
+    return load
+
+
+def test_a_recipe_says_how_its_target_is_held(recipe_with):
+    assert recipe_with().target.holding == Holding()
+    words = ("target.placement=spread", "target.device_memory_gib=70", "target.host_memory_gib=200")
+    assert recipe_with(*words).target.holding == Holding("spread", 70.0, 200.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (["target.placement=layers", "distill.teacher.source=live"], "got live: all weights would be brought along"),
+        (["target.placement=spread", "distill.teacher.source=live"], "when target.placement is spread, got live"),
+        (["target.bits=3"], "target.bits must be 8 or 4, got 3"),
+        (["target.bits=4", "target.placement=layers"], "bits is 4 with placement: layers"),
+        (["target.device_memory_gib=4"], "device_memory_gib is 4 with placement: whole, which has no cap"),
+        (
+            ["target.bits=4", "generate.engine=vllm", "generate.python=python3"],
+            "generate must be local when target.bits is 4, got vllm",
+        ),
+        (
+            [
+                "target.bits=8",
+                "distill.teacher={source: live, parallelism: fsdp2}",
+                "distill.device_train_microbatch_size=2",
+            ],
+            "must leave out teacher.parallelism when target.bits is 8",
+        ),
+    ],
+)
+def test_what_needs_all_weights_at_once_is_refused(recipe_with, words, refusal):
+    with pytest.raises(RecipeError, match=refusal.replace(".", r"\.")):
+        recipe_with(*words)
+
+
+def test_where_the_weights_are_moves_no_fingerprint_and_bits_do(recipe_with):
+    plain, layers, packed = recipe_with(), recipe_with("target.placement=layers"), recipe_with("target.bits=4")
+    assert recipe_hash(plain) == recipe_hash(layers) != recipe_hash(packed)
+    assert asked_inputs(plain) == asked_inputs(layers)
+    assert asked_inputs(packed) == {**asked_inputs(plain), "target.bits": "4"}
+    assert target_record(layers.target) == target_record(plain.target)
+    assert target_record(packed.target)["bits"] == 4
+
+
+def test_a_cap_that_holds_no_layer_is_refused_before_a_stage_begins(recipe_with):
+    run = Run.of(recipe_with("target.placement=layers", "target.device_memory_gib=0.00001"))
+    with pytest.raises(UserError, match=r"one layer at a time it takes at least .*device_memory_gib is 1e-05"):
+        run.begin()
