@@ -201,7 +201,7 @@ def share_cores() -> None:
 
 def join_other_processes(config: DistillConfig) -> None:
     """Meet the other ranks, if there are any."""
-    if dist.get_world_size() > 1 or config.parallelism == "fsdp2" or is_sharded(config.teacher):
+    if dist.get_world_size() > 1 or config.parallelism != "ddp" or is_sharded(config.teacher):
         dist.initialize_dist(training_device(), timeout=DIST_TIMEOUT_S)
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from architectures.masks.shards import whole
 from architectures.pruning.plan_record import PruningPlan
 from architectures.shapes.shape import Shape
 
@@ -123,23 +124,32 @@ class Masks(nn.Module):
             {name: nn.Parameter(torch.zeros(MULTIPLIERS, *axis.size[:-1])) for name, axis in self.axes.items()}
         )
 
+    def values(self, name: str) -> Tensor:
+        """log_alpha_X of an axis, all of them; call on all processes where they are divided."""
+        return whole(self.log_alpha[name])
+
     def sampled(self, step: int) -> Gates:
         """Gates drawn for one step: equal on every rank, for every micro-batch, and after resuming."""
         generator = np.random.default_rng((self.seed, step))  # torch's own looks at the last 32 bits of a seed only
         draws = {name: torch.from_numpy(generator.random(axis.size, np.float32)) for name, axis in self.axes.items()}
-        return self.gates(lambda name: hard_concrete(self.log_alpha[name], draws[name].to(self.log_alpha[name].device)))
+
+        def drawn(name: str) -> Tensor:
+            log_alpha_X = self.values(name)
+            return hard_concrete(log_alpha_X, draws[name].to(log_alpha_X.device))
+
+        return self.gates(drawn)
 
     def expected(self) -> Gates:
         """Gates without chance: the middle of the distribution, clipped."""
-        return self.gates(lambda name: middle(self.log_alpha[name]))
+        return self.gates(lambda name: middle(self.values(name)))
 
     def final(self) -> Gates:
         """As `expected`, but exactly as many are open as the draft keeps: what `plan_from_masks` removes is 0."""
-        return self.gates(lambda name: middle(self.log_alpha[name]).clamp(min=LEAST_KEPT) * self.kept(name))
+        return self.gates(lambda name: middle(self.values(name)).clamp(min=LEAST_KEPT) * self.kept(name))
 
     def kept(self, name: str) -> Tensor:
         """kept_X of an axis: True for the largest log-alphas, as many as the draft keeps; of equals the earlier."""
-        order_X = torch.argsort(self.log_alpha[name].detach(), dim=-1, descending=True, stable=True)
+        order_X = torch.argsort(self.values(name).detach(), dim=-1, descending=True, stable=True)
         kept_X = torch.zeros_like(order_X, dtype=torch.bool)
         return kept_X.scatter_(-1, order_X[..., : self.axes[name].kept], value=True)
 
@@ -158,7 +168,7 @@ class Masks(nn.Module):
 
     def expected_sizes(self) -> dict[str, Tensor]:
         """Of every axis, how many gates are expected to be above 0; the mean over C. Differentiable."""
-        return {name: open_probability(self.log_alpha[name]).sum(dim=-1).mean() for name in self.axes}
+        return {name: open_probability(self.values(name)).sum(dim=-1).mean() for name in self.axes}
 
     def gaps(self, progress: float) -> dict[str, Tensor]:
         """gap_C of every axis: how many more gates are expected open than should be now, in the axis's parts.
@@ -171,8 +181,7 @@ class Masks(nn.Module):
             progress: 0 asks for the target's size, 1 for the draft's, linear between.
         """
         return {
-            name: axis.parts
-            * (open_probability(self.log_alpha[name]).mean(dim=-1) - (1 + progress * (axis.fraction - 1)))
+            name: axis.parts * (open_probability(self.values(name)).mean(dim=-1) - (1 + progress * (axis.fraction - 1)))
             for name, axis in self.axes.items()
         }
 
@@ -187,7 +196,7 @@ class Masks(nn.Module):
         """
         terms = []
         for name, gap_C in self.gaps(progress).items():
-            linear_C, square_C = ascending(self.multipliers[name])
+            linear_C, square_C = ascending(whole(self.multipliers[name]))
             terms.append((linear_C * gap_C + square_C * gap_C**2).sum())
         return torch.stack(terms).sum()
 

@@ -36,7 +36,6 @@ from distill.estimates.expected_work import (
 )
 from distill.estimates.frozen_embeddings import refuse_tied, trained_parameters
 from distill.estimates.held_target import held_target_rows
-from distill.estimates.mask_memory import refuse_sharded_masks
 from distill.estimates.memory import MASTER_BYTES, memory_parts, process_counts, together
 from distill.estimates.trainings import Training, trainings
 from distill.estimates.vocabulary_coverage import vocabulary_block
@@ -113,8 +112,6 @@ def check_recipe(recipe: Recipe, device: str | None = None) -> list[Section]:
         attempt(lambda: refuse_without_gguf(recipe.distill.push_to_hub, Run.of(recipe).draft.path, cut.draft), problems)
         if recipe.distill.freeze_input_embeddings:
             attempt(lambda: refuse_tied(tied=cut.draft.tied), problems)
-        if recipe.architecture.method == "learned_masks":
-            attempt(lambda: refuse_sharded_masks(recipe, cut.target, on_gpu=on_gpu), problems)
     served = None if cut is None else attempt(partial(engine_blocks, recipe, cut.draft), problems)
     coverage = None if cut is None else attempt(partial(vocabulary_block, recipe, cut.target, cut.draft), problems)
     work = None if problems else attempt(lambda: expected_work(recipe, prompts, counts), problems)

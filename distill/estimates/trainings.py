@@ -89,7 +89,7 @@ def trainings(recipe: Recipe, target: Shape, draft: Shape, *, on_gpu: bool = Fal
         microbatch=None if config.device_train_microbatch_size == "auto" else config.device_train_microbatch_size,
         seq_len=seq_len,
         loss_tokens=loss_tokens,
-        sharded=config.parallelism == "fsdp2",
+        sharded=config.parallelism != "ddp",
         packing=config.packing,
         cached_bytes=cached_bytes(config.teacher, target, dtype),
         teacher_sharded=is_sharded(config.teacher),
@@ -152,6 +152,8 @@ def mask_training(recipe: Recipe, target: Shape, *, on_gpu: bool = False) -> Tra
         seq_len=text.max_seq_len,
         loss_tokens=text.max_seq_len - 1,
         gated=True,
+        sharded=recipe.distill.parallelism != "ddp",
+        teacher_sharded=is_sharded(recipe.distill.teacher),
         on_gpu=on_gpu,
     )
 

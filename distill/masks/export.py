@@ -1,11 +1,10 @@
 """Trained weights and masks become a Hugging Face folder of the target's shape, with the plan that cuts the draft."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from architectures.checkpoints.manifest import MANIFEST_NAME
 from architectures.checkpoints.target_files import carry_files
@@ -23,7 +22,7 @@ from distill.exporting.export import stored_name
 
 
 def export_masks(
-    student: PreTrainedModel,
+    student: Mapping[str, Tensor],
     masks: Masks,
     plan: PruningPlan,
     target: Path,
@@ -35,7 +34,7 @@ def export_masks(
     """Write the masked student's weights with the final gates multiplied in; the folder appears whole or not at all.
 
     Args:
-        student: Trained, of the target's shape.
+        student: Trained weights of the target's shape, by the names of transformers' module.
         masks: Trained with it.
         plan: Made from the masks.
         target: Whose config, tokenizer and generation settings are carried over.
@@ -45,7 +44,7 @@ def export_masks(
     """
     require_replaceable(out, MANIFEST_NAME, reading=target, stage="masks")
     family, cast = FAMILIES[masks.source.family], getattr(torch, dtype)
-    trained = {stored_name(name, family): tensor for name, tensor in student.state_dict().items()}
+    trained = {stored_name(name, family): tensor for name, tensor in student.items()}
     locations, gates = tensor_locations(masks.source), masks.final()
 
     def read(name: str) -> Tensor:
@@ -62,5 +61,5 @@ def export_masks(
 
 def open_kept_fraction(masks: Masks, name: str) -> float:
     """The share of an axis's kept gates that are more open than closed: below 1, training was too short to decide."""
-    gates_X = middle(masks.log_alpha[name].detach())
+    gates_X = middle(masks.values(name).detach())
     return float((gates_X[masks.kept(name)] > 0.5).double().mean())

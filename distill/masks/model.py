@@ -6,18 +6,18 @@ Shape suffixes used in this file:
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from composer.models import ComposerModel
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from architectures.masks.gating import masked
 from architectures.masks.masks import Masks
 from architectures.shapes.section import MasksConfig
 from distill.formulas.dense import cross_entropy, forward_kl
-from distill.losses.answer_logits import head_of
-from distill.losses.chunked import sum_of_rows
+from distill.losses.answer_logits import AnswerLogits, vocab_size_of
+from distill.losses.chunked import Head, sum_of_rows
 from distill.teacher.live import Teacher, TeacherRows
 
 Batch = Mapping[str, Tensor]
@@ -40,7 +40,7 @@ class MaskModel(ComposerModel):
 
     def __init__(
         self,
-        student: PreTrainedModel,
+        student: AnswerLogits,
         masks: Masks,
         teacher: Teacher | None,
         *,
@@ -55,6 +55,7 @@ class MaskModel(ComposerModel):
         self.config = config
         self.warmup_batches = warmup_batches
         self.cpu_bfloat16 = cpu_bfloat16
+        self.vocab_size = vocab_size_of(student.lm)
         self.step = 0
 
     @property
@@ -67,11 +68,12 @@ class MaskModel(ComposerModel):
         ids_BT = batch["input_ids"]
         with (
             torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.cpu_bfloat16),
-            masked(self.student, self.masks.sampled(self.step), self.masks.source),
+            masked(self.student.lm, self.masks.sampled(self.step), self.masks.source),
         ):
-            student_AH = predicting(self.student, ids_BT)
-            teacher_AH = None if self.teacher is None else frozen_hidden(self.teacher, ids_BT)
-            losses = self.token_losses(student_AH, teacher_AH, ids_BT[:, 1:].flatten())
+            predicting_BT = predicts(ids_BT)
+            rows = {"input_ids": ids_BT, "keep": predicting_BT}
+            teacher = None if self.teacher is None else self.teacher.rows(rows, vocab_size=self.vocab_size)
+            losses = self.student(ids_BT, predicting_BT, partial(self.token_losses, teacher, ids_BT[:, 1:].flatten()))
         with torch.autocast(ids_BT.device.type, enabled=False):
             return {**losses, "constraint": self.masks.lagrangian(self.progress)}
 
@@ -87,13 +89,13 @@ class MaskModel(ComposerModel):
         reported = {name: value for name, value in outputs.items() if name != "tokens"}
         return {**reported, "total": outputs["tokens"] + outputs["constraint"]}
 
-    def token_losses(self, student_AH: Tensor, teacher_AH: Tensor | None, next_ids_A: Tensor) -> dict[str, Tensor]:
+    def token_losses(
+        self, teacher: TeacherRows | None, next_ids_A: Tensor, student_AH: Tensor, head: Head
+    ) -> dict[str, Tensor]:
         """Means over tokens, from chunks of logits: `tokens`, and its parts without gradients."""
         weights = {"lm": self.config.lm_weight}
-        teacher = None
-        if self.teacher is not None and teacher_AH is not None:
+        if teacher is not None:
             weights["kl"] = self.config.kl_weight
-            teacher = TeacherRows(teacher_AH, head_of(self.teacher.model.lm))
         parts = {name: torch.zeros((), device=student_AH.device) for name in weights}
 
         def loss_of_rows(student_CV: Tensor, rows: slice) -> Tensor:
@@ -104,18 +106,12 @@ class MaskModel(ComposerModel):
                 parts[name] += loss_C.detach().sum()
             return torch.stack([weights[name] * loss_C for name, loss_C in losses.items()]).sum(dim=0)
 
-        tokens = sum_of_rows(student_AH, head_of(self.student), loss_of_rows)
+        tokens = sum_of_rows(student_AH, head, loss_of_rows)
         return {name: each / len(next_ids_A) for name, each in {**parts, "tokens": tokens}.items()}
 
 
-def predicting(lm: PreTrainedModel, ids_BT: Tensor) -> Tensor:
-    """hidden_AH behind the last norm, at every position but each sequence's last, which predicts nothing."""
-    hidden_BTH = lm.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
-    return hidden_BTH[:, :-1].flatten(0, 1)
-
-
-@torch.no_grad()
-def frozen_hidden(teacher: Teacher, ids_BT: Tensor) -> Tensor:
-    """hidden_AH of the teacher, in its own dtype whatever autocast surrounds the call."""
-    with torch.autocast(teacher.device_type, enabled=False):
-        return predicting(teacher.model.lm, ids_BT)
+def predicts(ids_BT: Tensor) -> Tensor:
+    """predicting_BT: every position but each sequence's last, which predicts nothing."""
+    predicting_BT = torch.ones_like(ids_BT, dtype=torch.bool)
+    predicting_BT[:, -1] = False
+    return predicting_BT

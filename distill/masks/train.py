@@ -7,6 +7,7 @@ out of it. Run it again after an interruption and it continues.
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,40 +17,46 @@ from composer.callbacks import SpeedMonitor
 from composer.loggers import LoggerDestination
 from composer.optim import CosineAnnealingWithWarmupScheduler, DecoupledAdamW
 from composer.utils import dist
-from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch import nn
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.masks.gating import masked
-from architectures.masks.masks import Masks, plan_from_masks
+from architectures.masks.masks import plan_from_masks
 from architectures.settings.recipe_command import command_of
-from architectures.shapes.requested_shape import masked_shape
 from architectures.shapes.section import MasksConfig
 from architectures.targets.target import require_whole_head
 from distill.checkpoints.files import MASK_CHECKPOINTS_KEPT
 from distill.checkpoints.trust import guard_composer
-from distill.estimates.mask_memory import refuse_masks_beyond, refuse_sharded_masks
+from distill.estimates.mask_memory import refuse_masks_beyond
 from distill.estimates.trainings import mask_training
-from distill.losses.answer_logits import head_of
+from distill.losses.answer_logits import AnswerLogits
+from distill.masks.building import (
+    all_logits,
+    build_mask_model,
+    gathered,
+    in_batches,
+    load_frozen,
+    masks_of,
+    part_of,
+    without_dur,
+)
 from distill.masks.export import export_masks, open_kept_fraction
 from distill.masks.model import MaskModel
 from distill.monitoring.callbacks import CheckpointWriter
 from distill.monitoring.gradient_norm import GradientNorm
 from distill.monitoring.loggers import ConsoleReport, MetricsFile
 from distill.monitoring.step_profile import profiled_steps
-from distill.recipe.sections.teacher import teacher_dtype
-from distill.recipe.sections.times import split_time
 from distill.run.older_runs import adopt_older_run
 from distill.run.run import Run, shape_of
 from distill.run.stage_inputs import mask_inputs
-from distill.teacher.live import load_teacher
+from distill.sharding.fsdp2 import parallelism_config
 from distill.text.dynamic_loading import DynamicLoading, RandomStateOnResume, held_out_losses, reference_losses
 from distill.text.mixture import text_eval_loaders, text_loader
 from distill.text.sharing import Share
 from distill.training.batch_sizes import device_batch_size, microbatch_size
 from distill.training.trainer import DIST_TIMEOUT_S, newest_for_all, training_device
 from eval.latency.memory import free_bytes
-from eval.models.loading import load_model, load_tokenizer, require_rows
+from eval.models.loading import load_tokenizer, require_rows
 
 WARMUP, ALPHA_F = "0.1dur", 0.1  # of the learning rates, as in Sheared LLaMA
 CLIPPING_THRESHOLD = 1.0
@@ -82,15 +89,15 @@ def train_masks(run: Run, profile: Path | None = None) -> None:
             trainer.fit()
     finally:
         trainer.engine.close()
+    metrics, state = mask_metrics(model), gathered(model)
     if dist.get_global_rank() == 0:
-        write_masks(run, model)
+        write_masks(run, state, metrics)
 
 
 def refuse_too_large(run: Run) -> None:
-    """Raise UserError, before anything is loaded, if this process cannot hold the training or was told to share it."""
+    """Raise UserError, before anything is loaded, if this process cannot hold its share of the training."""
     source = shape_of(run.target)
     on_gpu = torch.cuda.is_available()
-    refuse_sharded_masks(run.recipe, source, on_gpu=on_gpu)
     device, sharers = torch.device("cpu"), dist.get_local_world_size()
     if on_gpu:
         device, sharers = torch.device(f"cuda:{dist.get_local_rank()}"), 1
@@ -112,36 +119,6 @@ def begin_masks(run: Run) -> None:
         run.record(begun, inputs)
 
 
-def build_mask_model(run: Run) -> MaskModel:
-    """The target's weights in float32 and fresh masks, beside the frozen target on this process's device."""
-    recipe, target, on_gpu = run.recipe, run.target, torch.cuda.is_available()
-    config, source = recipe.architecture.masks, shape_of(run.target)
-    masks = Masks(source, masked_shape(source, recipe.architecture), seed=recipe.seed)
-    full_precision = config.precision == "fp32"
-    device = f"cuda:{dist.get_local_rank()}" if on_gpu else "cpu"
-    dtype = teacher_dtype(recipe.target.dtype, config.precision)
-    return MaskModel(
-        load_model(target, dtype="float32", device=device),
-        masks,
-        load_teacher(target, dtype=dtype, device=device) if config.kl_weight else None,
-        config=config,
-        warmup_batches=in_batches(config.target_warmup, config),
-        cpu_bfloat16=not on_gpu and not full_precision,
-    )
-
-
-def in_batches(time: str, config: MasksConfig) -> int:
-    """A time of the masks section in batches, at least one."""
-    value, unit = split_time(time)
-    total, _ = split_time(config.max_duration)
-    return max(1, round(value * total if unit == "dur" else value))
-
-
-def without_dur(time: str, config: MasksConfig) -> str:
-    """A time in batches if it was a share of the training: Composer asks for the length of the text, which has none."""
-    return f"{in_batches(time, config)}ba" if split_time(time)[1] == "dur" else time
-
-
 def build_mask_trainer(run: Run, model: MaskModel, profile: Path | None = None) -> Trainer:
     """A trainer that stands at the newest checkpoint, or at the start where there is none."""
     recipe, folder = run.recipe, run.mask_checkpoints.path
@@ -158,6 +135,7 @@ def build_mask_trainer(run: Run, model: MaskModel, profile: Path | None = None) 
         device=training_device(),
         precision=config.precision if torch.cuda.is_available() else "fp32",  # bfloat16 on CPU: see MaskModel
         device_train_microbatch_size=microbatch_size(config),
+        parallelism_config=parallelism_config(run.recipe.distill),
         callbacks=[
             *profiled_steps(profile),
             MaskSchedule(),
@@ -178,37 +156,34 @@ def build_mask_trainer(run: Run, model: MaskModel, profile: Path | None = None) 
 
 
 def build_text(run: Run, model: MaskModel) -> tuple[DataSpec, DynamicLoading]:
-    """Batches of text, and what moves the share of each domain by the masked model's held-out losses.
-
-    Call before a checkpoint is loaded: a reference that the recipe leaves out is the target's own loss.
-    """
+    """Batches of text, and what moves the share of each domain by the masked model's held-out losses."""
     recipe, text, tokenizer = run.recipe, run.recipe.text, load_tokenizer(run.target)
     assert text is not None  # a recipe with learned masks has text
     size = device_batch_size(recipe.architecture.masks)
     share = Share.of_all()
     loader, domains = text_loader(text, tokenizer, batch_size=size, seed=recipe.seed, share=share)
     held_out = text_eval_loaders(text, tokenizer, batch_size=1, share=share)
-    device = model.student.device
+    device = torch.device(f"cuda:{dist.get_local_rank()}" if torch.cuda.is_available() else "cpu")
+    measure = partial(held_out_losses, loaders=held_out, device=device)
 
     def masked_losses(_: State) -> dict[str, float]:
         model.eval()
-        with masked(model.student, model.masks.expected(), model.masks.source):
-            losses = held_out_losses(lambda ids: all_logits(model.student, ids), held_out, device=device)
+        with masked(model.student.lm, model.masks.expected(), model.masks.source):
+            losses = measure(partial(all_logits, model.student))
         model.train()
         return losses
 
-    references = reference_losses(
-        text, lambda: held_out_losses(lambda ids: all_logits(model.student, ids), held_out, device=device)
-    )
+    references = reference_losses(text, lambda: measure(partial(all_logits, untrained(run, model))))
     interval = without_dur(text.mixture.update_interval, recipe.architecture.masks)
     rule = text.mixture.model_copy(update={"update_interval": interval})
     mixture = DynamicLoading(domains, masked_losses, config=rule, references=references, rates=RATES)
     return DataSpec(loader, get_num_tokens_in_batch=lambda batch: batch["input_ids"].numel()), mixture
 
 
-@torch.no_grad()
-def all_logits(lm: PreTrainedModel, ids_BT: Tensor) -> Tensor:
-    return head_of(lm).logits(lm.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state)
+def untrained(run: Run, model: MaskModel) -> AnswerLogits:
+    """The target in float32, before a checkpoint is loaded; where only rank 0 has it, in shards of its own."""
+    whole = run.recipe.distill.parallelism == "ddp"
+    return model.student if whole else load_frozen(run, dtype="float32", sharded=True).model
 
 
 def build_mask_optimizer(config: MasksConfig, model: MaskModel) -> DecoupledAdamW:
@@ -280,15 +255,16 @@ def build_mask_loggers(run: Run) -> list[LoggerDestination]:
     return [report, MetricsFile(str(run.logs / "masks.jsonl"))]
 
 
-def write_masks(run: Run, model: MaskModel) -> None:
-    """Make <run>/masks from the trained model, and say what comes next."""
-    out, masks, target = run.masks.path, model.masks, run.target
+def write_masks(run: Run, state: dict[str, Any], metrics: dict[str, float]) -> None:
+    """Make <run>/masks from the trained model's state, and say what comes next."""
+    out, masks, target = run.masks.path, masks_of(run, state), run.target
     plan = plan_from_masks(masks, masks.source, masks.draft, target=fingerprint_checkpoint(target))
 
     def finish(folder: Path) -> None:
-        run.record(run.masks, mask_inputs(run), folder, metrics=mask_metrics(model))
+        run.record(run.masks, mask_inputs(run), folder, metrics=metrics)
 
-    export_masks(model.student, masks, plan, target, out, dtype=run.recipe.target.dtype, finish=finish)
+    student = part_of(state, "student.lm.")
+    export_masks(student, masks, plan, target, out, dtype=run.recipe.target.dtype, finish=finish)
     for name in masks.axes:
         if (share := open_kept_fraction(masks, name)) < ENOUGH_OPEN:
             print(

@@ -23,7 +23,7 @@ ASKED: Mapping[Feature, tuple[str, Asks]] = {
     "self_written_prompts": ("data.self_written_prompts", lambda recipe: recipe.data.self_written_prompts > 0),
     "answer engine": ("generate.engine", lambda recipe: not recipe.generate.is_local),
     "sharded teacher": ("distill.teacher.parallelism=fsdp2", lambda recipe: is_sharded(recipe.distill.teacher)),
-    "fsdp2": ("distill.parallelism=fsdp2", lambda recipe: recipe.distill.parallelism == "fsdp2"),
+    "fsdp2": ("distill.parallelism=fsdp2 or hsdp", lambda recipe: recipe.distill.parallelism != "ddp"),
 }
 
 

@@ -182,6 +182,19 @@ class Recipe(Section):
             )
         return distill
 
+    @field_validator("distill")
+    @classmethod
+    def _shards_of_masks_know_their_size(cls, distill: DistillConfig, info: ValidationInfo) -> DistillConfig:
+        architecture = info.data.get("architecture")
+        if architecture is None or architecture.method != "learned_masks":
+            return distill
+        if distill.parallelism != "ddp" and architecture.masks.device_train_microbatch_size == "auto":
+            raise ValueError(
+                f"must have parallelism: ddp when architecture.masks.device_train_microbatch_size is auto, got "
+                f"{distill.parallelism}. Give a number."
+            )
+        return distill
+
     @field_validator("text")
     @classmethod
     def _text_is_there_for_who_reads_it(cls, text: TextConfig | None, info: ValidationInfo) -> TextConfig | None:

@@ -12,6 +12,12 @@ from distill.recipe.sections.teacher import UNSAID
 
 OF_AN_ENCODER = ("encoder_layers", "encoder_method")  # recorded where one is cut, so that other recipes stay the same
 WHERE_IT_IS = ("placement", "device_memory_gib", "host_memory_gib")  # of the target: as the device
+HOW = (  # as the device, they say how the same is computed, or kept
+    ("data", "answer_steps"),
+    ("distill", "pad_to_multiple"),
+    ("distill", "checkpoints"),
+    ("distill", "shard_degree"),
+)
 OF_REQUESTS = ("mode", "online")  # recorded where requests are learned
 
 
@@ -50,8 +56,8 @@ def recorded_values(recipe: Recipe) -> dict[str, Any]:
     if not recipe.distill.samples.writes:
         del values["distill"]["samples"]
     values["eval"] = recipe.eval.recorded()
-    for section, name in (("data", "answer_steps"), ("distill", "pad_to_multiple"), ("distill", "checkpoints")):
-        del values[section][name]  # as the device, they say how the same is computed, or kept
+    for section, name in HOW:
+        del values[section][name]
     del values["generate"]  # likewise: whoever decodes, it is the same model
     for key in (*WHERE_IT_IS, *([] if recipe.target.bits else ["bits"])):
         del values["target"][key]

@@ -41,6 +41,7 @@ RESUMABLE_KEYS = frozenset(  # a continued training may change these
         "checkpoints",
         "autoresume",
         "parallelism",
+        "shard_degree",
         "loggers",
         "push_to_hub",
         "progress_bar",

@@ -41,6 +41,7 @@ from distill.recipe.sections.teacher import (
 )
 from distill.recipe.sections.training import DistillConfig
 from distill.run.run import Run
+from distill.sharding.fsdp2 import parallelism_config
 from distill.teacher.absent import AbsentTeacher
 from distill.teacher.cached import CachedTeacher
 from distill.teacher.live import Teacher, load_teacher
@@ -224,7 +225,7 @@ def build_trainer(
         device_train_microbatch_size=microbatch_size(config),
         accumulate_train_batch_on_tokens=True,
         eval_interval=interval(config.eval_interval, config, learned),
-        parallelism_config={"fsdp2": {"state_dict_type": "full"}} if config.parallelism == "fsdp2" else None,
+        parallelism_config=parallelism_config(config),
         callbacks=[
             StepTimes(model.clock),
             *profiled_steps(profile, model.clock),

@@ -146,7 +146,7 @@ def make_masks(tmp_path: Path, tiny_target: Path) -> Callable[..., Any]:
     generator = random.Random(3)
     text.write_text("".join(generator.choice("abcdefgh \n") for _ in range(6000)))
 
-    def make(name: str = "run", architecture=None, update_interval: str = "2ba", **masks) -> Recipe:
+    def make(name: str = "run", architecture=None, update_interval: str = "2ba", distill=None, **masks) -> Recipe:
         settings = {
             "max_duration": "6ba",
             "global_train_batch_size": 4,
@@ -167,7 +167,7 @@ def make_masks(tmp_path: Path, tiny_target: Path) -> Callable[..., Any]:
                 "num_eval_sequences": 2,
                 "mixture": {"update_interval": update_interval},
             },
-            distill={"progress_bar": False},
+            distill={"progress_bar": False, **(distill or {})},
         )
 
     return make

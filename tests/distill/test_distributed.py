@@ -72,6 +72,21 @@ def assert_same_training(one, other) -> None:
     assert last_evaluation(one) == pytest.approx(last_evaluation(other), rel=1e-5)
 
 
+@pytest.mark.parametrize("clipping", ["{clipping_threshold: 0.05}", "null"], ids=["clipped at every step", "never"])
+@pytest.mark.parametrize(
+    ("parallelism", "degree", "share"), [("fsdp2", "auto", 0.5), ("hsdp", "auto", 0.5), ("hsdp", 1, 1.0)]
+)
+def test_gradients_of_shards_are_those_of_one_process(pair, make_run, parallelism, degree, share, clipping):
+    """The size of a gradient that is clipped at every step is never seen; an evaluation leaves its head gathered."""
+    settings = {"device_train_microbatch_size": 1, "max_duration": "3ba", "eval_first": False}
+    settings["gradient_clipping"] = None if clipping == "null" else {"clipping_threshold": 0.05}
+    alone, together = make_run("alone", **settings), make_run("together", **settings)
+    train_by(pair, together, parallelism=parallelism, shard_degree=degree)
+    assert pair.shares == pytest.approx([share] * 2, rel=0.02)
+    train(alone)
+    assert_same_training(alone, together)
+
+
 @pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
 def test_two_processes_equal_one(pair, make_run, parallelism):
     settings = {

@@ -29,6 +29,7 @@ class Pair:
     def __init__(self, folder: Path):
         self.folder, self.numbers = folder, count()
         self.launcher: subprocess.Popen[bytes] | None = None
+        self.shares: list[float] = []  # of the model that was trained last, what each process held
 
     def train(self, *words: str, chunk: int | None = None) -> subprocess.CompletedProcess[str]:
         """What `composer -n 2 -m distill.train WORDS` says, and the worse of two exit codes.
@@ -51,6 +52,7 @@ class Pair:
             "".join(job.with_suffix(f".{name}{rank}").read_text(encoding="utf-8") for rank in (0, 1))
             for name in ("out", "err")
         )
+        self.shares = [float(share.read_text()) for share in sorted(self.folder.glob(f"{job.name}.share?"))]
         return subprocess.CompletedProcess(list(words), max(int(code.read_text()) for code in codes), out, err)
 
     def end(self) -> None:
@@ -108,7 +110,11 @@ def serve(folder: Path) -> None:
         asked = json.loads(job.read_text(encoding="utf-8"))
         if asked is None:
             return
-        with said_into(job.with_suffix(f".out{rank}"), job.with_suffix(f".err{rank}")), in_chunks_of(asked["chunk"]):
+        with (
+            said_into(job.with_suffix(f".out{rank}"), job.with_suffix(f".err{rank}")),
+            in_chunks_of(asked["chunk"]),
+            noted_shares(job.with_suffix(f".share{rank}")),
+        ):
             try:
                 code = main(asked["words"])
             except BaseException:  # as of a process of its own: a traceback and exit code 1
@@ -123,6 +129,25 @@ def in_chunks_of(tokens: int | None) -> AbstractContextManager[object]:
     if tokens is None:
         return nullcontext()
     return patch("distill.losses.chunked.chunk_size", lambda _vocab: tokens)
+
+
+@contextmanager
+def noted_shares(path: Path) -> Iterator[None]:
+    """A training writes down, as it begins, which share of its model's parameters this process holds."""
+    from composer import Trainer
+
+    fit = Trainer.fit
+
+    def noted(trainer: Any) -> None:
+        held = [
+            (getattr(each, "to_local", lambda each=each: each)(), each) for each in trainer.state.model.parameters()
+        ]
+        share = sum(part.numel() for part, _ in held) / sum(each.numel() for _, each in held)
+        path.write_text(str(share))
+        fit(trainer)
+
+    with patch.object(Trainer, "fit", noted):
+        yield
 
 
 @contextmanager

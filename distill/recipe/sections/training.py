@@ -113,8 +113,14 @@ class DistillConfig(Section):
         "each process writes its own part while training goes on. Either is continued by any number of processes.",
     )
     autoresume: bool = Field(default=True, description="Whether to continue from the newest intact checkpoint.")
-    parallelism: Literal["ddp", "fsdp2"] = Field(
-        default="ddp", description="Whether each process holds the whole student or a shard of it."
+    parallelism: Literal["ddp", "fsdp2", "hsdp"] = Field(
+        default="ddp",
+        description="Whether each process holds the whole student (ddp) or a shard of it: of all processes (fsdp2), or "
+        "of those of its machine, with a copy on each machine (hsdp). Also of learned masks.",
+    )
+    shard_degree: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        default="auto",
+        description="With parallelism hsdp: over how many processes one copy is divided. auto: those of a machine.",
     )
     loggers: Loggers = Field(default={"file": {}})
     push_to_hub: PushConfig | None = Field(
@@ -218,15 +224,28 @@ class DistillConfig(Section):
     @field_validator("parallelism")
     @classmethod
     def _size_known_to_shards(cls, parallelism: str, info: ValidationInfo) -> str:
-        if parallelism == "fsdp2" and info.data.get("device_train_microbatch_size") == "auto":
-            raise ValueError("must be ddp when distill.device_train_microbatch_size is auto, got fsdp2. Give a number.")
-        samples = info.data.get("samples")
-        if parallelism == "fsdp2" and samples is not None and samples.writes:
+        if parallelism != "ddp" and info.data.get("device_train_microbatch_size") == "auto":
             raise ValueError(
-                f"must be ddp when distill.samples.source is {samples.source}, got fsdp2: a student in shards would be "
-                "gathered for every token, and processes write answers of different lengths. A draft fits one device."
+                f"must be ddp when distill.device_train_microbatch_size is auto, got {parallelism}. Give a number."
+            )
+        samples = info.data.get("samples")
+        if parallelism != "ddp" and samples is not None and samples.writes:
+            raise ValueError(
+                f"must be ddp when distill.samples.source is {samples.source}, got {parallelism}: a student in shards "
+                "would be gathered for every token, and processes write answers of different lengths. A draft fits one "
+                "device."
             )
         return parallelism
+
+    @field_validator("shard_degree")
+    @classmethod
+    def _of_copies(cls, degree: int | str, info: ValidationInfo) -> int | str:
+        if degree != "auto" and info.data.get("parallelism", "hsdp") != "hsdp":
+            raise ValueError(
+                f"must be left out when distill.parallelism is {info.data['parallelism']}, got {degree}. "
+                "It is of hsdp: ddp divides nothing, and fsdp2 divides over all processes."
+            )
+        return degree
 
     @field_validator("scheduler")
     @classmethod

@@ -1,23 +1,22 @@
-"""Masks are trained whole on every process: said, and refused before anything is loaded where it cannot be."""
+"""What masks hold of a process, whole or in shards: said, and refused before anything is loaded if it is too much."""
 
 import json
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 import distill.masks.train
 import distill.train
-from architectures.checkpoints.manifest import write_manifest
 from architectures.errors import UserError
 from architectures.pages.terminal import terminal
 from architectures.shapes.shape import NAMED_SHAPES
 from distill.checking.check import check_recipe
-from distill.estimates.mask_memory import refuse_masks_beyond, refuse_sharded_masks
+from distill.estimates.mask_memory import refuse_masks_beyond
 from distill.estimates.memory import held_bytes, memory_parts, together
 from distill.estimates.trainings import mask_training
 from distill.recipe.recipe import Recipe
 from distill.train import train
-from widedraft import main
 
 LLAMA = NAMED_SHAPES["llama-7b"].shape
 GIB = 2**30
@@ -45,29 +44,22 @@ def recipe_of(tmp_path, monkeypatch):
     return make
 
 
-def test_check_refuses_shards_of_what_is_trained_whole(recipe_of):
-    assert "184.7 GiB" in terminal(*check_recipe(recipe_of()))
-    with pytest.raises(UserError) as refused:
-        check_recipe(recipe_of(parallelism="fsdp2"))
-    assert str(refused.value) == (
-        "distill.parallelism is fsdp2, and masks are trained whole on every process: 394.5 GiB on each of 1, "
-        "184.7 GiB on each of 8, estimated. Where a device holds that, train them with ddp (`widedraft masks "
-        "RECIPE`) and set fsdp2 again; else use a smaller target, or another architecture.method, such as greedy."
-    )
+MASKS = {"shape": "wide-1.3b", "masks": {"device_train_microbatch_size": 1}}
+SHARDS = {"parallelism": "fsdp2", "teacher": {"parallelism": "fsdp2"}}
 
 
-def test_the_exit_code_is_2(recipe_of, tmp_path, capfd):
-    from distill.recipe.recipe import save_recipe
+def test_check_tells_what_shards_take(recipe_of):
+    assert "184.7 GiB" in terminal(*check_recipe(recipe_of()))  # four whole sequences at once, on every process
+    told = terminal(*check_recipe(recipe_of(architecture=MASKS, **SHARDS)))
+    assert "(of 1 | of 8; by FSDP2), mask training" in told
+    assert "124.8 GiB |   27.2 GiB  together" in told
 
-    save_recipe(recipe_of(parallelism="fsdp2"), tmp_path / "r.yaml")
-    assert main(["check", "r.yaml"]) == 2
-    assert "184.7 GiB on each of 8" in capfd.readouterr().err
 
-
-def test_finished_masks_leave_the_draft_to_be_shared(recipe_of):
-    recipe = recipe_of(parallelism="fsdp2")
-    write_manifest(Path("run/masks"), stage="masks", inputs={})
-    refuse_sharded_masks(recipe, LLAMA, on_gpu=True)
+def test_shards_must_be_told_how_many_sequences_they_take(recipe_of):
+    with pytest.raises(
+        ValidationError, match=r"architecture\.masks\.device_train_microbatch_size is auto, got fsdp2"
+    ):
+        recipe_of(parallelism="fsdp2")
 
 
 @pytest.mark.parametrize("method", ["greedy", "first_last"])
@@ -105,15 +97,11 @@ def test_a_device_that_cannot_hold_them_is_refused_and_a_narrow_one_named(recipe
     refuse_masks_beyond(training, **{**place, "free_bytes": None})
 
 
-@pytest.mark.parametrize(
-    ("distill_keys", "free", "message"),
-    [({}, 1_000_000, "cpu has 0.0 GiB free"), ({"parallelism": "fsdp2"}, 10**12, "distill.parallelism is fsdp2")],
-)
-def test_training_refuses_before_it_loads(recipe_of, tiny_target, monkeypatch, distill_keys, free, message):
-    monkeypatch.setattr(distill.masks.train, "free_bytes", lambda _: free)
-    monkeypatch.setattr(distill.masks.train, "load_model", lambda *_, **__: pytest.fail("loaded"))
-    recipe = recipe_of(tiny_target, {"layers": 2}, **distill_keys)
+def test_training_refuses_before_it_loads(recipe_of, tiny_target, monkeypatch):
+    monkeypatch.setattr(distill.masks.train, "free_bytes", lambda _: 1_000_000)
+    monkeypatch.setattr(distill.masks.train, "build_mask_model", lambda *_, **__: pytest.fail("loaded"))
+    recipe = recipe_of(tiny_target, {"layers": 2})
     monkeypatch.setattr(distill.train, "join_other_processes", lambda _: None)  # or this process would stay joined
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=r"cpu has 0\.0 GiB free"):
         train(recipe)
     assert not Path("run/mask_checkpoints").exists()

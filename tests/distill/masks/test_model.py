@@ -24,7 +24,7 @@ def build(folder: Path, *, with_teacher: bool = True, **config) -> MaskModel:
     source = Shape.from_config(read_config(folder))
     student, teacher = (AutoModelForCausalLM.from_pretrained(folder, dtype="auto") for _ in range(2))
     return MaskModel(
-        student,
+        AnswerLogits(student),
         Masks(source, replace(source, layers=2, intermediate=64), seed=5),
         Teacher(AnswerLogits(teacher)) if with_teacher else None,
         config=MasksConfig(**config),
@@ -48,8 +48,8 @@ def test_losses_are_those_of_whole_logits(tiny_target):
             values.fill_(1.5)
         found = losses(model)
         target = model.teacher.model.lm(IDS).logits[:, :-1].log_softmax(-1)
-        with masked(model.student, model.masks.sampled(4), model.masks.source):
-            student = model.student(IDS).logits[:, :-1].log_softmax(-1)
+        with masked(model.student.lm, model.masks.sampled(4), model.masks.source):
+            student = model.student.lm(IDS).logits[:, :-1].log_softmax(-1)
         lm = cross_entropy(student.flatten(0, 1), IDS[:, 1:].flatten())
         kl = (target.exp() * (target - student)).sum(-1).mean()
     assert float(found["lm"]) == pytest.approx(float(lm), rel=1e-5)

@@ -17,7 +17,8 @@ from architectures.errors import UserError
 from architectures.masks.gating import masked
 from architectures.pruning.plan_record import PruningPlan
 from distill.checkpoints.files import find_checkpoints
-from distill.masks.train import build_mask_model, build_mask_optimizer, in_batches, weights
+from distill.masks.building import build_mask_model, in_batches
+from distill.masks.train import build_mask_optimizer, weights
 from distill.monitoring.gradient_norm import GradientNorm
 from distill.recipe.recipe import Recipe, save_recipe
 from distill.run.run import Run
@@ -60,11 +61,11 @@ def test_leaves_folded_weights_and_a_plan_of_the_drafts_shape(make_masks, capsys
     model.load_state_dict(last_state(recipe, "mask_checkpoints")["model"])
     ids = torch.arange(3, 35)[None]
     with torch.inference_mode():
-        with masked(model.student, model.masks.final(), model.masks.source):
-            expected = model.student(ids).logits
+        with masked(model.student.lm, model.masks.final(), model.masks.source):
+            expected = model.student.lm(ids).logits
         found = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()(ids).logits
     torch.testing.assert_close(found, expected, **CLOSE)
-    assert not torch.equal(found, build_mask_model(Run.of(recipe)).student(ids).logits)
+    assert not torch.equal(found, build_mask_model(Run.of(recipe)).student.lm(ids).logits)
 
 
 def test_prune_slices_the_trained_weights_by_their_plan(make_masks, tmp_path):
@@ -155,12 +156,16 @@ def assert_close_training(one: Recipe, other: Recipe) -> None:
         assert logs[0][last][name] == pytest.approx(logs[1][last][name], rel=1e-5)
 
 
-@pytest.mark.slow  # two processes import torch and Composer
-def test_two_processes_equal_one(pair, make_masks):
-    settings = {"max_duration": "4ba", "device_train_microbatch_size": 2}
-    alone, together = make_masks("alone", **settings), make_masks("together", **settings)
+SHARDS = {"parallelism": "fsdp2", "device_train_microbatch_size": 1, "teacher": {"parallelism": "fsdp2"}}
+
+
+@pytest.mark.parametrize("shared", [{}, SHARDS, {**SHARDS, "parallelism": "hsdp", "shard_degree": 1}], ids=str)
+def test_two_processes_equal_one(pair, make_masks, shared):
+    settings = {"max_duration": "4ba", "device_train_microbatch_size": 2, "update_interval": "1ba"}
+    alone, together = make_masks("alone", **settings), make_masks("together", distill=shared, **settings)
     train(alone)
     train_by(pair, together)
+    assert pair.shares == pytest.approx([0.5 if shared.get("parallelism") == "fsdp2" else 1.0] * 2, rel=0.02)
     assert_close_training(alone, together)
     states = [last_state(recipe, "mask_checkpoints")["model"] for recipe in (alone, together)]
     for name, tensor in states[0].items():

@@ -1,0 +1,1 @@
+"""How processes share what is trained, and what a backward pass computes again."""
