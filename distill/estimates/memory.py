@@ -193,11 +193,24 @@ def activation_part(training: Training, processes: int) -> Part:
     """What the student's layers keep from their forward pass for their backward pass."""
     sequences, student = sequences_at_once(training, processes), training.student
     tokens, per_token = sequences * training.seq_len, layer_bytes_per_token(training)
+    if training.recomputed:
+        return recomputed_part(training, tokens, per_token)
     size = tokens * (student.layers * per_token + NORM_BYTES * student.hidden)
     origin = (
         f"{number_of(sequences, 'sequence')} x {training.seq_len} tokens x "
         f"{number_of(student.layers, 'layer')} x {per_token:,} bytes, "
         "and the last norm"
+    )
+    return Part("activations", size, origin)
+
+
+def recomputed_part(training: Training, tokens: int, per_token: int) -> Part:
+    """As activations, where each layer keeps its input, and one at a time all that it needs."""
+    student = training.student
+    size = tokens * (student.layers * MASTER_BYTES * student.hidden + per_token + NORM_BYTES * student.hidden)
+    origin = (
+        f"{tokens:,} tokens x ({number_of(student.layers, 'layer')} x {MASTER_BYTES * student.hidden:,} bytes of their "
+        f"inputs, and {per_token:,} of the one that is computed again), and the last norm"
     )
     return Part("activations", size, origin)
 

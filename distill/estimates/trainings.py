@@ -39,6 +39,7 @@ class Training:
         packing: Whether sequences share rows. The slots of a packed batch are fewer; all of them are counted.
         cached_bytes: What a batch holds of a cached teacher per answer token; None where the teacher runs.
         teacher_sharded: Whether FSDP2 divides the teacher.
+        recomputed: Whether layers keep their inputs alone.
         logits_of_teacher: Whether the loss is made of the teacher's logits, which a cache of entries spares.
         frozen_embeddings: Whether the student's input embeddings have neither gradients nor moments.
         written_bytes: Keys and values per token of those that write answers while the student trains.
@@ -61,6 +62,7 @@ class Training:
     packing: bool = False
     cached_bytes: int | None = None
     teacher_sharded: bool = False
+    recomputed: bool = False
     logits_of_teacher: bool = True
     frozen_embeddings: bool = False
     written_bytes: int = 0
@@ -90,6 +92,7 @@ def trainings(recipe: Recipe, target: Shape, draft: Shape, *, on_gpu: bool = Fal
         seq_len=seq_len,
         loss_tokens=loss_tokens,
         sharded=config.parallelism != "ddp",
+        recomputed=config.activation_checkpointing,
         packing=config.packing,
         cached_bytes=cached_bytes(config.teacher, target, dtype),
         teacher_sharded=is_sharded(config.teacher),
@@ -153,6 +156,7 @@ def mask_training(recipe: Recipe, target: Shape, *, on_gpu: bool = False) -> Tra
         loss_tokens=text.max_seq_len - 1,
         gated=True,
         sharded=recipe.distill.parallelism != "ddp",
+        recomputed=recipe.distill.activation_checkpointing,
         teacher_sharded=is_sharded(recipe.distill.teacher),
         on_gpu=on_gpu,
     )

@@ -15,6 +15,7 @@ from distill.masks.model import MaskModel
 from distill.recipe.sections.teacher import is_sharded, teacher_dtype
 from distill.recipe.sections.times import split_time
 from distill.run.run import Run, shape_of
+from distill.sharding.recomputing import recompute_layers
 from distill.teacher.live import Teacher, load_teacher
 from distill.teacher.sharded import load_sharded_teacher, without_weights
 from eval.models.loading import load_model
@@ -32,6 +33,8 @@ def build_mask_model(run: Run) -> MaskModel:
         student = load_model(target, dtype="float32", device="cpu")
     else:
         student = without_weights(target, dtype="float32")
+    if recipe.distill.activation_checkpointing:
+        recompute_layers(student)
     return MaskModel(
         AnswerLogits(student),
         masks,

@@ -17,6 +17,7 @@ HOW = (  # as the device, they say how the same is computed, or kept
     ("distill", "pad_to_multiple"),
     ("distill", "checkpoints"),
     ("distill", "shard_degree"),
+    ("distill", "activation_checkpointing"),
 )
 OF_REQUESTS = ("mode", "online")  # recorded where requests are learned
 

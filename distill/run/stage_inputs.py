@@ -42,6 +42,7 @@ RESUMABLE_KEYS = frozenset(  # a continued training may change these
         "autoresume",
         "parallelism",
         "shard_degree",
+        "activation_checkpointing",
         "loggers",
         "push_to_hub",
         "progress_bar",

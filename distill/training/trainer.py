@@ -42,6 +42,7 @@ from distill.recipe.sections.teacher import (
 from distill.recipe.sections.training import DistillConfig
 from distill.run.run import Run
 from distill.sharding.fsdp2 import parallelism_config
+from distill.sharding.recomputing import recompute_layers
 from distill.teacher.absent import AbsentTeacher
 from distill.teacher.cached import CachedTeacher
 from distill.teacher.live import Teacher, load_teacher
@@ -117,6 +118,8 @@ def build_model(run: Run, *, eval_tasks: tuple[str, ...]) -> DistillModel:
         begin_unknown(student, init)
     if config.freeze_input_embeddings:
         freeze_input_embeddings(student)
+    if config.activation_checkpointing:
+        recompute_layers(student)
     return distill_model(
         config,
         recipe.data,

@@ -122,6 +122,11 @@ class DistillConfig(Section):
         default="auto",
         description="With parallelism hsdp: over how many processes one copy is divided. auto: those of a machine.",
     )
+    activation_checkpointing: bool = Field(
+        default=False,
+        description="Whether layers keep their inputs alone and are computed again in the backward pass: less memory, "
+        "a forward pass more. Also of learned masks.",
+    )
     loggers: Loggers = Field(default={"file": {}})
     push_to_hub: PushConfig | None = Field(
         default=None, description="`widedraft run` publishes the draft there once it is scored; null keeps it here."
