@@ -12,6 +12,7 @@ model has one; its decoder then reads a start token in the place of the last of 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import PurePath
 
 import torch
@@ -42,6 +43,11 @@ class Example:
     def prompt_len(self) -> int:
         """Tokens before the first answer."""
         return self.begins or (self.spans[0][0] + 1 if self.spans else len(self.input_ids))
+
+    @cached_property
+    def all_ids_T(self) -> Tensor:  # noqa: N802  # a shape
+        """Every token, the last included; made once, since a tuple takes longer to read than a batch to lay out."""
+        return torch.tensor([*self.input_ids, self.last_id])
 
     @property
     def answer_ids(self) -> Iterator[int]:
@@ -129,10 +135,10 @@ def collate(examples: Sequence[Example]) -> dict[str, Tensor]:
     positions_T = torch.arange(int(lengths_B1.max()))
     real_BT = positions_T < lengths_B1
     return {
-        "input_ids": padded([example.input_ids for example in examples]),
+        "input_ids": padded([example.all_ids_T[:-1] for example in examples]),
         "attention_mask": real_BT,
         "keep": marked([example.spans for example in examples], width=len(positions_T)),
-        "next_ids": padded([(*example.input_ids[1:], example.last_id) for example in examples]),
+        "next_ids": padded([example.all_ids_T[1:] for example in examples]),
         "task": torch.tensor([[example.task] for example in examples]),
         "prompt_len": torch.tensor([[example.prompt_len] for example in examples]),
     }
@@ -147,7 +153,6 @@ def marked(spans: Sequence[Sequence[tuple[int, int]]], *, width: int) -> Tensor:
     return keep_BT
 
 
-def padded(rows: Sequence[Sequence[int]]) -> Tensor:
+def padded(rows: Sequence[Tensor]) -> Tensor:
     """Rows of ids, each padded on the right to the longest."""
-    tensors = [torch.tensor(row) for row in rows]
-    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=PAD_ID)
+    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=PAD_ID)

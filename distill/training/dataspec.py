@@ -13,12 +13,12 @@ from composer import DataSpec
 from composer.utils import dist
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.utils.data import DataLoader
 
 from distill.data.batches import AnswerDataset
 from distill.recipe.recipe import Recipe
 from distill.recipe.sections.training import GPU_PADDING
 from distill.teacher_cache.answers import CachedAnswers
+from distill.training.read_ahead import ReadAhead
 
 TOKEN_COLUMNS = {"input_ids", "attention_mask", "keep", "next_ids"}  # PAD_ID and False are 0
 
@@ -89,7 +89,7 @@ def build_dataspec(
     rewritten: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None,
     widths: Widths = AS_THEY_ARE,
 ) -> DataSpec:
-    """What Composer's trainer reads: this rank's share of the dataset, and how to count and cut its batches.
+    """What Composer's trainer reads, ahead: this rank's share of the dataset, and how to count and cut its batches.
 
     The last, smaller batch is kept. Where the number of ranks does not divide the dataset, the sampler repeats up to
     ranks - 1 examples at the end of an epoch; Composer drops these repeats from evaluations.
@@ -103,7 +103,7 @@ def build_dataspec(
         widths: Of micro-batches.
     """
     sampler = dist.get_sampler(dataset, shuffle=shuffle, seed=seed)
-    loader = DataLoader(dataset, batch_size=device_batch_size, sampler=sampler, collate_fn=dataset.collate)
+    loader = ReadAhead(dataset, batch_size=device_batch_size, sampler=sampler, collate_fn=dataset.collate)
     return DataSpec(
         loader,
         batch_transforms=rewritten,
