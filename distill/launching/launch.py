@@ -88,6 +88,12 @@ def refuse_unshared(recipe: Recipe, processes: int) -> None:
         for key, size in shared_sizes(recipe)
         if size % processes
     ]
+    degree = recipe.distill.shard_degree
+    if degree != "auto" and processes % degree:
+        problems.append(
+            f"distill.shard_degree must divide the number of processes, got {degree} and {processes}. Change it, or "
+            "--nodes and --gpus-per-node; auto takes those of a machine."
+        )
     if recipe.target.placement == "spread" and processes > 1:
         problems.append(
             f"target.placement is spread, which takes all GPUs of a machine for one process, got {processes}. Set it "

@@ -249,6 +249,10 @@ MASKS = ("architecture.method=learned_masks", "architecture.masks.global_train_b
             ("--print", "slurm", "--nodes", "2", "distill.loggers.wandb.init_kwargs.api_key=abc"),
             "distill.loggers.wandb.init_kwargs.api_key=***: looks like a secret, which the script would keep.",
         ),
+        (
+            ("--print", "slurm", "--nodes", "2", "distill.parallelism=hsdp", "distill.shard_degree=3"),
+            "distill.shard_degree must divide the number of processes, got 3 and 16.",
+        ),
         (("--print", "slurm", "--nodes", "0"), "--nodes must be"),
         (
             ("--print", "slurm", "--nodes", "2", "target.placement=spread", "distill.teacher={source: cache}"),
