@@ -45,6 +45,7 @@ NAVIGATION = {
         "Online": "online",
         "On a GPU": "gpu",
         "On several machines": "cluster",
+        "Targets larger than one device": "large_targets",
         "What more GPUs gain": "scale",
     },
     "Judge it": {
