@@ -306,6 +306,8 @@ def test_sampled_answers_follow_their_seeds_and_the_targets_distribution(target_
     for name in ("once", "again"):
         with served(FakeServer(target_folder, "sglang", is_deterministic=True)) as server:
             answer(target_folder, tmp_path / name, asked(server, checked=1.0), SAMPLED)
+            seeds = [body["sampling_seed"] for body in server.asked if body["temperature"]]
+            assert len(set(seeds)) == len(seeds) == 10
     assert shards(tmp_path / "once") == shards(tmp_path / "again")
     assert all(abs(row["sigmas"]) < 4 for row in answered_by(tmp_path / "once", "train"))
     settings = json.loads((tmp_path / "once" / "settings.json").read_text())["train"]["settings"]
