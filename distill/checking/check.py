@@ -20,6 +20,7 @@ from architectures.shapes.shape import NAMED_SHAPES, Shape
 from architectures.small_head.record import CONFIG_KEY, refuse_small_head
 from architectures.targets.target import NOT_HERE, config_at_hand, is_gguf, packaged_words
 from distill.checking.attempts import attempt
+from distill.checking.fits import Machines, refuse_beyond, stage_needs, stage_rows
 from distill.checking.later_failures import Looked, looks, scored_rows
 from distill.checking.served_shape import engine_blocks
 from distill.checkpoints.files import MASK_CHECKPOINTS_KEPT
@@ -78,7 +79,7 @@ class Cut:
     unread: tuple[str, ...] = ()
 
 
-def check_recipe(recipe: Recipe, device: str | None = None) -> list[Section]:
+def check_recipe(recipe: Recipe, device: str | None = None, machines: Machines | None = None) -> list[Section]:
     """Shapes, parameters, layers kept, memory, disk, prompts, steps, tokens and hours.
 
     Reads the target's config.json, the prompt files, and the manifest of <run>/data if there is one.
@@ -86,6 +87,7 @@ def check_recipe(recipe: Recipe, device: str | None = None) -> list[Section]:
     Args:
         recipe: What would be run.
         device: Where, as `find_device` takes it.
+        machines: How many processes share it, and what they may hold; None where nobody says.
 
     Raises:
         UserError: With everything wrong with target, shape and prompts, one line each.
@@ -117,13 +119,20 @@ def check_recipe(recipe: Recipe, device: str | None = None) -> list[Section]:
     work = None if problems else attempt(lambda: expected_work(recipe, prompts, counts), problems)
     if cut is None or work is None or timed_on is None or coverage is None or served is None:
         raise UserError("\n".join(problems))
+    trained = trainings(recipe, cut.target, cut.draft, on_gpu=on_gpu)
+    needs = []
+    if machines is not None:
+        shapes = (cut.target, cut.source, cut.draft)
+        needs = list(stage_needs(recipe, *shapes, processes=machines.processes, trained=trained, on_gpu=on_gpu))
+        refuse_beyond(needs, machines)
     rows = {
         f"{recipe.run_name}, in {recipe.run_dir}": model_rows(recipe, cut, unchecked),
         **coverage,
         **head_blocks(recipe, cut.source, cut.target, cut.draft),
         **served,
         **held_target_rows(recipe, cut.target, on_gpu=on_gpu),
-        **{memory_title(each): memory_rows(each) for each in trainings(recipe, cut.target, cut.draft, on_gpu=on_gpu)},
+        **{memory_title(each): memory_rows(each) for each in trained},
+        **({} if machines is None else stage_rows(needs, machines)),
         f"disk ({size(free_bytes(Path(recipe.run_dir))).strip()} free)": disk_rows(recipe, cut, work),
         "work": [
             *work_rows(recipe, work),

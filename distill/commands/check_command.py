@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -13,6 +13,9 @@ from architectures.settings.flags import Flag
 from architectures.settings.recipe_command import of_recipe
 from distill.commands.recipe_commands import of_words, recipe_of
 from distill.recipe.words import Debug, RecipeFile, is_recipe, words_of
+
+if TYPE_CHECKING:
+    from distill.checking.fits import Machines
 
 
 class CheckSettings(Section):
@@ -27,6 +30,13 @@ class CheckSettings(Section):
         default=None,
         description="Tell hours on this device: one that was measured, a GPU whose figures are published, or a file of "
         "`python -m bench.gpu`.",
+    )
+
+    processes: Annotated[int | None, Field(ge=1), Flag(metavar="N", absent="1 where --device-gib is given")] = Field(
+        default=None, description="Tell the memory of one of so many processes in every stage."
+    )
+    device_gib: Annotated[float | None, Field(gt=0), Flag(metavar="GIB", absent="nothing is refused")] = Field(
+        default=None, description="Refuse a recipe of which a stage takes more memory than this of one device."
     )
 
     @property
@@ -75,4 +85,13 @@ def print_check(path: Path, settings: CheckSettings) -> None:
 
     named = of_words((str(path), *settings.overrides), debug=settings.debug)
     with of_recipe(words_of(named)):
-        print(terminal(*check_recipe(recipe_of(named, weights=False), settings.device)))
+        print(terminal(*check_recipe(recipe_of(named, weights=False), settings.device, machines_of(settings))))
+
+
+def machines_of(settings: CheckSettings) -> "Machines | None":
+    """What is told of processes and their devices; None where nothing is."""
+    from distill.checking.fits import Machines
+
+    if settings.processes is None and settings.device_gib is None:
+        return None
+    return Machines(settings.processes or 1, settings.device_gib)

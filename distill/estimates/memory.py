@@ -103,7 +103,8 @@ def held_bytes(training: Training, processes: int) -> int:
 
 def student_parts(training: Training, processes: int) -> list[Part]:
     """The student's weights, and as much for the gradients and moments of what is trained; a process's share."""
-    shards, trained = processes if training.sharded else 1, training.trained_parameters
+    shards = min(processes, training.shard_degree or processes) if training.sharded else 1
+    trained = training.trained_parameters
     divided = f" / {shards} processes" if shards > 1 else ""
     return [
         Part(

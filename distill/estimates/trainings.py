@@ -19,6 +19,8 @@ from distill.recipe.sections.teacher import (
 )
 from distill.recipe.sections.training import DistillConfig
 
+OF_A_MACHINE = 8  # processes
+
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
@@ -40,6 +42,7 @@ class Training:
         cached_bytes: What a batch holds of a cached teacher per answer token; None where the teacher runs.
         teacher_sharded: Whether FSDP2 divides the teacher.
         recomputed: Whether layers keep their inputs alone.
+        shard_degree: Over how many processes one copy is divided; None for all.
         logits_of_teacher: Whether the loss is made of the teacher's logits, which a cache of entries spares.
         frozen_embeddings: Whether the student's input embeddings have neither gradients nor moments.
         written_bytes: Keys and values per token of those that write answers while the student trains.
@@ -63,6 +66,7 @@ class Training:
     cached_bytes: int | None = None
     teacher_sharded: bool = False
     recomputed: bool = False
+    shard_degree: int | None = None
     logits_of_teacher: bool = True
     frozen_embeddings: bool = False
     written_bytes: int = 0
@@ -93,6 +97,7 @@ def trainings(recipe: Recipe, target: Shape, draft: Shape, *, on_gpu: bool = Fal
         loss_tokens=loss_tokens,
         sharded=config.parallelism != "ddp",
         recomputed=config.activation_checkpointing,
+        shard_degree=copies_over(config),
         packing=config.packing,
         cached_bytes=cached_bytes(config.teacher, target, dtype),
         teacher_sharded=is_sharded(config.teacher),
@@ -105,6 +110,13 @@ def trainings(recipe: Recipe, target: Shape, draft: Shape, *, on_gpu: bool = Fal
     )
     masks = recipe.architecture.method == "learned_masks"
     return [mask_training(recipe, target, on_gpu=on_gpu), distillation] if masks else [distillation]
+
+
+def copies_over(config: DistillConfig) -> int | None:
+    """Processes of one copy: auto takes a machine of eight; None where there are no copies of shards."""
+    if config.parallelism != "hsdp":
+        return None
+    return OF_A_MACHINE if config.shard_degree == "auto" else config.shard_degree
 
 
 def written_bytes(samples: SamplesConfig, draft: Shape, target: Shape, dtype: str) -> int:
@@ -157,6 +169,7 @@ def mask_training(recipe: Recipe, target: Shape, *, on_gpu: bool = False) -> Tra
         gated=True,
         sharded=recipe.distill.parallelism != "ddp",
         recomputed=recipe.distill.activation_checkpointing,
+        shard_degree=copies_over(recipe.distill),
         teacher_sharded=is_sharded(recipe.distill.teacher),
         on_gpu=on_gpu,
     )

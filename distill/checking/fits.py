@@ -1,0 +1,105 @@
+"""Memory of a process in every stage, on a machine that is told of: what cannot fit is refused. No torch.
+
+Trainings are estimated at their fullest (distill/estimates/memory.py). Of stages that only read models the least is
+told: their weights, and the keys and values of the texts that are decoded at once.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from architectures.errors import UserError
+from architectures.files.disk import size
+from architectures.pages.counts import number_of
+from architectures.shapes.shape import Shape
+from distill.estimates.held_target import held_target_bytes
+from distill.estimates.memory import memory_parts, together
+from distill.estimates.trainings import Training
+from distill.recipe.recipe import Recipe
+from distill.recipe.sections.teacher import Cache
+
+Row = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Where a recipe is to run.
+
+    Attributes:
+        processes: That share a stage, one to a device.
+        device_gib: Memory of a device; None where nobody says.
+    """
+
+    processes: int
+    device_gib: float | None = None
+
+    @property
+    def words(self) -> str:
+        return f"{self.processes} process{'' if self.processes == 1 else 'es'}"
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one process of a stage holds."""
+
+    stage: str
+    size_bytes: int
+    origin: str
+    remedy: str
+
+
+def stage_needs(
+    recipe: Recipe, target: Shape, source: Shape, draft: Shape, *, processes: int, trained: list[Training], on_gpu: bool
+) -> Iterator[Need]:
+    """What each stage of a run needs, in their order."""
+    dtype, rows = recipe.target.dtype, recipe.data.batch_size
+    whole = target.weight_bytes(dtype)
+    held = whole if recipe.target.placement == "whole" else held_target_bytes(recipe, target, on_gpu=on_gpu)
+    kept = rows * recipe.data.max_seq_len * target.kv_bytes_per_token(dtype)
+    by_layers = "target.placement: layers, target.bits, or a smaller data.batch_size"
+    texts = f"{number_of(rows, 'text')} of {recipe.data.max_seq_len:,} tokens"
+    yield Need("answers, at least", held + kept, f"target, keys and values of {texts}", by_layers)
+    yield Need("calibration, at least", source.weight_bytes(dtype), "what is cut", "architecture.method: first_last")
+    if isinstance(recipe.distill.teacher, Cache):
+        yield Need("teacher's cache, at least", held, "target", by_layers)
+    for training in trained:
+        needed = together(memory_parts(training, processes))
+        yield Need(f"{training.title}, estimated", needed, "the parts above, at their fullest", remedy(training))
+    scored, read = recipe.eval.batch_size, recipe.data.max_seq_len
+    models = held + draft.weight_bytes(recipe.eval.dtype)
+    decoded = scored * read * target.kv_bytes_per_token(recipe.eval.dtype)
+    fewer = "target.placement: layers, target.bits, or a smaller eval.batch_size"
+    yield Need("scorecard, at least", models + decoded, f"target, draft, {number_of(scored, 'row')} decoded", fewer)
+
+
+def remedy(training: Training) -> str:
+    """What makes a training smaller that is not done yet."""
+    steps = [
+        *([] if training.sharded else ["distill.parallelism: fsdp2"]),
+        *([] if training.recomputed else ["distill.activation_checkpointing: true"]),
+        *([] if training.teacher is None or training.teacher_sharded else ["distill.teacher: {parallelism: fsdp2}"]),
+        *([] if training.microbatch == 1 else ["a smaller device_train_microbatch_size"]),
+        "more processes",
+    ]
+    return ", ".join(steps[:-1]) + f" or {steps[-1]}" if len(steps) > 1 else steps[0]
+
+
+def stage_rows(needs: list[Need], machines: Machines) -> dict[str, list[Row]]:
+    """A block of what one process holds in every stage."""
+    beside = "" if machines.device_gib is None else f", of {machines.device_gib:g} GiB each"
+    title = f"memory of one of {machines.words}{beside}, by stage"
+    return {title: [(size(need.size_bytes), f"{need.stage}: {need.origin}") for need in needs]}
+
+
+def refuse_beyond(needs: list[Need], machines: Machines) -> None:
+    """Raise UserError naming every stage that one device cannot hold, and what makes it smaller."""
+    if machines.device_gib is None:
+        return
+    large = [need for need in needs if need.size_bytes > machines.device_gib * 2**30]
+    lines = [
+        f"{need.stage.split(',')[0]}: one of {machines.words} needs "
+        f"{size(need.size_bytes).strip()}, {need.stage.split(', ')[1]}, and a device has {machines.device_gib:g} GiB. "
+        f"Use {need.remedy}."
+        for need in large
+    ]
+    if lines:
+        raise UserError("\n".join(lines))
