@@ -263,7 +263,7 @@ def test_the_scored_lookahead_is_written_into_the_draft_and_makes_nothing_stale(
     write_answers(recipe, 90, name="eval")
     calls = []
 
-    def score(target: Path, drafts: Any, prompts: Any, config: Any, out: Path, *, seed: int) -> None:
+    def score(target: Path, drafts: Any, prompts: Any, config: Any, out: Path, **_: Any) -> None:
         calls.append(out)
 
     monkeypatch.setattr(eval.scorecard, "score_drafts", score)
