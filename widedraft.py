@@ -31,10 +31,11 @@ from distill.commands import export_command, recipe_commands, requests
 from distill.commands.check_command import CheckSettings, check
 from distill.commands.launch import LaunchSettings, launch
 from distill.commands.preflight import preflight
-from distill.commands.recipe_commands import GenerateSettings, StageSettings, TrainingSettings
+from distill.commands.recipe_commands import GenerateSettings, MaskSettings, RunSettings, StageSettings
 from distill.commands.recipes import RecipesSettings, recipes
 from distill.hub.push.command import PushSettings, push
 from distill.process.exits import report_user_errors
+from distill.ranks.launching import launch_if_several
 from distill.stages import scoring_without_recipe
 from eval.commands import checks
 from eval.commands.certify import CertifySettings, certify
@@ -97,6 +98,7 @@ def run_stage(name: str, words: Sequence[str]) -> None:
     settings = read_settings(parser, stage.settings, words)
     if getattr(settings, "rehash", False):  # commands that fingerprint nothing have no such setting
         rehash_from_now()
+    launch_if_several(settings, [name, *words])
     stage.run(settings)
 
 
@@ -179,7 +181,7 @@ STAGES = {
     "masks": Stage(
         recipe_commands.masks,
         "train learned masks, for a recipe with that method, into <run>/masks; then prune",
-        TrainingSettings,
+        MaskSettings,
     ),
     "prune": Stage(
         recipe_commands.prune,
@@ -290,7 +292,7 @@ STAGES = {
     "run": Stage(
         recipe_commands.run_everything,
         "all of it; continues where a stopped run left off",
-        TrainingSettings,
+        RunSettings,
     ),
     "launch": Stage(
         launch,

@@ -29,12 +29,12 @@ from distill.stages.running import generate_stage, prune_stage
 from distill.stages.table import eval_prompts
 from distill.train import export, fit, read_answers
 from distill.training.trainer import build_model, build_trainer
+from eval.acceptance.draft_scores import DraftScore
 from eval.acceptance.estimates import Estimate, Resampling
 from eval.decoding.sampling import Sampling
 from eval.models.loading import load_model
 from eval.scorecard.acceptance_record import difference_row, mean
 from eval.scorecard.answers import record_answers
-from eval.scorecard.draft_scores import DraftScore
 from eval.scorecard.loaded_models import Pair, replay_drafts
 
 QUICKSTART = Path(__file__).parents[1] / "recipes" / "quickstart.yaml"

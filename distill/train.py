@@ -55,10 +55,12 @@ from distill.exporting.export import export_draft, vocab_size_of
 from distill.masks.train import train_masks
 from distill.process.exits import end_on_sigterm, report_user_errors
 from distill.process.freed_memory import keep_freed_memory
+from distill.ranks.same import refuse_differing
 from distill.recipe.recipe import Recipe, load_recipe
 from distill.recipe.sections.teacher import Cache, is_sharded
 from distill.recipe.sections.training import DistillConfig
 from distill.recipe.words import Debug, Overrides, RecipeFile, words_of
+from distill.run.recorded import told_apart
 from distill.run.run import Run, shape_of
 from distill.run.run_folder import owned_run
 from distill.run.training import begin_training, masks_are_due, require_training_inputs
@@ -137,6 +139,9 @@ def train_owned(run: Run, profile: Path | None) -> None:
     """The steps of a training, in a run that no other command works in."""
     config = run.recipe.distill
     share_cores()
+    if dist.get_world_size() > 1:
+        dist.initialize_dist(training_device(), timeout=DIST_TIMEOUT_S)
+        refuse_differing("recipe", dist.all_gather_object(told_apart(run.recipe)))
     if not torch.cuda.is_available():
         keep_freed_memory()
     if masks_are_due(run):

@@ -178,7 +178,7 @@ def training_here(monkeypatch: pytest.MonkeyPatch, trainings_begin_at_once: None
     from distill import train
     from distill.stages import processes
 
-    def run_training(recipe_path: Path, overrides: list[str]) -> None:
+    def run_training(recipe_path: Path, overrides: list[str], *_: object) -> None:
         assert train.main([str(recipe_path), *overrides]) == 0
 
     monkeypatch.setattr(processes, "run_training", run_training)

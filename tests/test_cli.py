@@ -136,7 +136,7 @@ def test_rehash_is_of_the_commands_that_fingerprint(stage, capsys):
 
 def test_rehash_reaches_the_processes_of_a_training(recipe, monkeypatch):
     monkeypatch.setenv("WIDEDRAFT_REHASH_FROM", "0")
-    monkeypatch.setattr(processes, "distill_stage", lambda *arguments: None)
+    monkeypatch.setattr(processes, "distill_stage", lambda *arguments, share: None)
     before_ns = time.time_ns()
     assert widedraft.main(["distill", recipe]) == 0
     assert processes.training_environment()["WIDEDRAFT_REHASH_FROM"] == "0"
@@ -146,7 +146,7 @@ def test_rehash_reaches_the_processes_of_a_training(recipe, monkeypatch):
 
 def test_profile_reaches_the_processes_of_a_training(recipe, tmp_path, monkeypatch, capsys):
     seen, folder = [], tmp_path / "made" / "p"
-    monkeypatch.setattr(processes, "distill_stage", lambda *arguments: seen.append(arguments))
+    monkeypatch.setattr(processes, "distill_stage", lambda *arguments, share: seen.append(arguments))
     assert widedraft.main(["distill", recipe, "seed=5", "--profile", str(folder)]) == 0
     assert seen == [(Path(recipe), ["seed=5"], f"--profile={folder}")]
     assert folder.is_dir()
@@ -194,7 +194,7 @@ def test_cache_writes_or_verifies(words, function, recipe, monkeypatch):
 )
 def test_stages_of_several_processes_get_file_and_words(word, module, function, recipe, monkeypatch):
     seen = []
-    monkeypatch.setattr(module, function, lambda *arguments: seen.append(arguments))
+    monkeypatch.setattr(module, function, lambda path, words, *_, **__: seen.append((path, words)))
     assert widedraft.main([word, recipe, "seed=5", "run_name=x"]) == 0
     assert seen == [(Path(recipe), ["seed=5", "run_name=x"])]
 

@@ -26,6 +26,7 @@ from architectures.progress.track import track
 from architectures.pruning.slicing import READERS
 from architectures.reading import read_text
 from architectures.shapes.shape import Shape
+from architectures.sharing import ALONE, Share
 
 COUNTED_AXES = {"hidden", "intermediate", "query", "key_value"}  # of matrices, for the magnitude scores
 ROWS_AT_ONCE = 1024  # of a matrix in float64
@@ -39,7 +40,9 @@ class Sums(dict[Hashable, Tensor]):
         self[name] = self[name] + value if name in self else value
 
 
-def activation_scores(model: PreTrainedModel, ids_ST: Tensor, *, batch_size: int = 1) -> dict[str, NDArray[np.float64]]:
+def activation_scores(
+    model: PreTrainedModel, ids_ST: Tensor, *, batch_size: int = 1, share: Share = ALONE
+) -> dict[str, NDArray[np.float64]]:
     """The scores of `architectures.pruning.scores`, but for the two orders of layers.
 
     Families whose layers alone can be cut have block_influence_L, mean_abs_JH and spread_JH alone; those with an
@@ -55,21 +58,33 @@ def activation_scores(model: PreTrainedModel, ids_ST: Tensor, *, batch_size: int
         model: Of a known family, with its head; left as it was.
         ids_ST: Calibration text.
         batch_size: Sequences at once. No score depends on it.
+        share: This process's part of the batches. The first process alone is given scores: those of one process, to the
+            last bit, as the sums of batches are added up in the order of these.
 
     Raises:
         UserError: If an activation or weight is not finite.
     """
     family, shape = FAMILIES[model.config.model_type], Shape.from_config(model.config.to_dict())
-    sums = Sums()
+    sums, of_batch = Sums(), Sums()
     batches = ids_ST.to(model.device).split(batch_size)
+
+    def sums_of(ids_BT: Tensor) -> Sums:
+        of_batch.clear()
+        read_text(model, ids_BT)
+        return of_batch if share.leads else Sums({name: value.cpu() for name, value in of_batch.items()})
+
     with evaluating(model), torch.inference_mode(), ExitStack() as hooks:
-        watch_stream(model, decoder_stream(family, shape), "", sums, hooks)
+        watch_stream(model, decoder_stream(family, shape), "", of_batch, hooks)
         if family.encoder is not None:
-            watch_stream(model, encoder_stream(family, shape), "encoder ", sums, hooks)
+            watch_stream(model, encoder_stream(family, shape), "encoder ", of_batch, hooks)
         if family.width:
-            watch_parts(model, family, shape, sums, hooks)
-        for ids_BT in track(batches, description="Scores of the target's parts", total=len(batches)):
-            read_text(model, ids_BT)
+            watch_parts(model, family, shape, of_batch, hooks)
+        read = share.in_order(batches, sums_of)
+        for each in track(read, description="Scores of the target's parts", total=len(batches)):
+            for name, value in each.items():
+                sums.add(name, value.to(model.device))
+        if not share.leads:
+            return {}
         scores = stream_scores(sums, shape)
         if family.width:
             scores |= minitron_scores(sums, shape)

@@ -25,6 +25,7 @@ from architectures.families import FAMILIES
 from architectures.importance.activation_scores import evaluating, removable
 from architectures.progress.track import track
 from architectures.reading import for_head, read_text
+from architectures.sharing import ALONE, Share
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Shrinking(TypedDict):
 DistanceFrom = Callable[[Passage], Callable[[Tensor], Tensor]]  # of the whole model to one with another exit_1TH
 
 
-def removal_order(model: PreTrainedModel, ids_ST: Tensor) -> list[int]:
+def removal_order(model: PreTrainedModel, ids_ST: Tensor, share: Share = ALONE) -> list[int]:
     """num_layers - 1 layers: again and again the one without which the model changes least; of equals the earlier.
 
     The change is KL(whole model || cut model) in nats, mean over all tokens, from log-probabilities in float32. It is
@@ -80,19 +81,20 @@ def removal_order(model: PreTrainedModel, ids_ST: Tensor) -> list[int]:
     Args:
         model: Of a known family, with its head; left as it was.
         ids_ST: Calibration text.
+        share: This process's part of the candidates of each step; all of them find the same order.
 
     Raises:
         UserError: If the model, whole or cut, overflows.
     """
     with evaluating(model), torch.inference_mode():
-        search = LayerSearch(model, ids_ST)
+        search = LayerSearch(model, ids_ST, share)
         blocks, order = search.single_layers(), []
         for _ in track(steps_left(len(blocks)), description="Greedy removal of layers", **shrinking(len(blocks))):
             order += blocks.pop(search.nearest_layer(blocks)).layers
         return order
 
 
-def merge_order(model: PreTrainedModel, ids_ST: Tensor) -> list[int]:
+def merge_order(model: PreTrainedModel, ids_ST: Tensor, share: Share = ALONE) -> list[int]:
     """num_layers - 1 layers, in the order in which each, with the group it leads, is merged into the group before it.
 
     Again and again those two neighbouring groups become one that leave the final hidden states (behind the final norm)
@@ -108,12 +110,13 @@ def merge_order(model: PreTrainedModel, ids_ST: Tensor) -> list[int]:
     Args:
         model: Of a known family, with its head; left as it was.
         ids_ST: Calibration text.
+        share: As of removal_order.
 
     Raises:
         UserError: If the model, whole or merged, overflows.
     """
     with evaluating(model), torch.inference_mode():
-        search = LayerSearch(model, ids_ST)
+        search = LayerSearch(model, ids_ST, share)
         blocks, order = search.single_layers(), []
         pairs: list[Block] = []
         for _ in track(steps_left(len(blocks)), description="Merging of layers", **shrinking(len(blocks))):
@@ -137,7 +140,8 @@ def shrinking(count: int) -> Shrinking:
 class LayerSearch:
     """A model whose layers can be run in any selection, on sequences whose passage through it is known."""
 
-    def __init__(self, model: PreTrainedModel, ids_ST: Tensor) -> None:
+    def __init__(self, model: PreTrainedModel, ids_ST: Tensor, share: Share = ALONE) -> None:
+        self.share = share
         family = FAMILIES[model.config.model_type]
         layers = model.get_submodule(family.layer_prefix.rstrip("."))
         assert isinstance(layers, nn.ModuleList)
@@ -214,7 +218,20 @@ class LayerSearch:
         tail: Tail,
         distance_from: DistanceFrom,
     ) -> dict[int, float]:
-        """distance_C of some candidates, ascending indices of blocks, on one sequence."""
+        """distance_C of some candidates, ascending indices of blocks, on one sequence; each process takes some."""
+        mine = self.own_distances(passage, blocks, self.share.mine(candidates), tail, distance_from)
+        found = {candidate: value for each in self.share.exchange(mine) for candidate, value in each.items()}
+        return {candidate: found[candidate] for candidate in candidates}  # in their order: of equals the first counts
+
+    def own_distances(
+        self,
+        passage: Passage,
+        blocks: Sequence[Block],
+        candidates: Sequence[int],
+        tail: Tail,
+        distance_from: DistanceFrom,
+    ) -> dict[int, float]:
+        """The same by this process."""
         distance, stream_1TH = distance_from(passage), passage.entry
         distance_C: dict[int, float] = {}
         reached = 0

@@ -29,11 +29,11 @@ from distill.teacher_cache.reader import TeacherCache
 from distill.train import export, read_answers, read_split
 from distill.training.trainer import build_model, build_trainer
 from eval.acceptance.counts import pool, tau
+from eval.acceptance.draft_scores import DraftScore
 from eval.decoding.sampling import Sampling
 from eval.latency.machine import torch_threads
 from eval.models.loading import load_model
 from eval.scorecard.answers import Answers, record_answers
-from eval.scorecard.draft_scores import DraftScore
 from eval.scorecard.loaded_models import Pair, replay_drafts
 
 GREEDY = 0.0

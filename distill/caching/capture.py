@@ -24,6 +24,7 @@ from architectures.files.disk import free_bytes, size
 from architectures.progress.track import track
 from architectures.settings.holding import WHOLE, Holding
 from architectures.shapes.shape import Shape
+from architectures.sharing import ALONE, Share
 from architectures.targets.target import read_config
 from distill.data.batches import Example
 from distill.losses.chunked import Head
@@ -37,7 +38,7 @@ from distill.teacher_cache.index import (
     write_index,
     write_tensors,
 )
-from distill.teacher_cache.record import FORMAT, JOURNAL_NAME, FileRecord, Journal, intact_files
+from distill.teacher_cache.record import FORMAT, FileRecord, Journal, intact_files, remove_journals
 from eval.decoding.answering import derive_seed
 
 ROWS_AT_ONCE = 256  # whose logits are held together
@@ -99,6 +100,7 @@ def capture_teacher(
     source: "StateSource",
     inputs: Mapping[str, str],
     finish: Callable[..., None],
+    share: Share = ALONE,
 ) -> None:
     """Write what the teacher says of every answer token into a cache folder; continue one that was interrupted.
 
@@ -110,26 +112,41 @@ def capture_teacher(
         source: Of its states.
         inputs: Named fingerprints of everything the rows depend on.
         finish: Called with what the manifest says of the cache; writes it.
+        share: This process's part of the files.
 
     Raises:
         UserError: If the disk has too little room, top_k asks for more entries than there are, or out holds a cache
             that was made from other inputs.
     """
     splits = plan_splits(target, answers, settings)
+    journal = share.lead(lambda: begun_journal(out, inputs, splits)).of_process(share.index)
+    capturer = Capturer(source, settings)
+    for split in splits:
+        write_shards(split, capturer, journal, share)
+    files = {name: record for each in share.exchange(journal.files) for name, record in each.items()}
+    if share.leads:
+        files |= {
+            index_file(split.name): write_index(out, split.name, split.num_kept, split.shards) for split in splits
+        }
+        finish(
+            format=FORMAT,
+            splits={split.name: describe(split, settings) for split in splits},
+            files={name: vars(files[name]) for name in sorted(files)},
+        )
+        remove_journals(out)
+
+
+def begun_journal(out: Path, inputs: Mapping[str, str], splits: Sequence[Split]) -> Journal:
+    """The journal of a cache with the files that are there, once it is known that the others fit on the disk.
+
+    Raises:
+        UserError: As capture_teacher.
+    """
     journal = Journal(out, inputs)
     intact = find_intact(out, journal)
     say_size(splits, intact, out)
     journal.begin(intact)
-    capturer = Capturer(source, settings)
-    for split in splits:
-        write_shards(split, capturer, journal)
-        journal.add(index_file(split.name), write_index(out, split.name, split.num_kept, split.shards))
-    finish(
-        format=FORMAT,
-        splits={split.name: describe(split, settings) for split in splits},
-        files={name: vars(journal.files[name]) for name in sorted(journal.files)},
-    )
-    (out / JOURNAL_NAME).unlink()
+    return journal
 
 
 def plan_splits(target: Path, answers: Mapping[str, Sequence[Example]], settings: CaptureSettings) -> list[Split]:
@@ -228,20 +245,24 @@ class Capturer:
         )
 
 
-def write_shards(split: Split, capturer: Capturer, journal: Journal) -> None:
-    """Write the missing shards of a split under a progress bar; end with a line that says how fast it went."""
-    missing = [shard for shard in split.shards if shard.file not in journal.files]
+def write_shards(split: Split, capturer: Capturer, journal: Journal, share: Share = ALONE) -> None:
+    """Write this process's part of a split's missing shards under a progress bar.
+
+    When all processes have written theirs, a line says how fast it went.
+    """
+    missing = share.mine([shard for shard in split.shards if shard.file not in journal.begun_with])
     num_answers = sum(len(shard.answers) for shard in missing)
     num_tokens = sum(split.examples[answer].num_kept for shard in missing for answer in shard.answers)
     start_s = time.monotonic()
     for _ in track(
         write_each(split, missing, capturer, journal),
-        description=f"teacher of {split.name}",
+        description=f"teacher of {split.name}{share.words}",
         total=num_answers,
         works=lambda answer: len(split.examples[answer].input_ids),
         whole=sum(len(split.examples[answer].input_ids) for shard in missing for answer in shard.answers),
     ):
         pass
+    num_answers, num_tokens = map(sum, zip(*share.exchange((num_answers, num_tokens)), strict=True))
     if num_answers:
         elapsed_s = time.monotonic() - start_s
         print(

@@ -62,6 +62,7 @@ def write_cache(run: Run, finish: Finish) -> str:
         settings,
         source=source,
         inputs=cache_inputs(run),
+        share=run.share,
         finish=partial(finish, dtype=dtype, captured_while=teacher.captured_while, max_seq_len=recipe.data.max_seq_len),
     )
     return f"{teacher.contents} of the teacher"

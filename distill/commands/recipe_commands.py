@@ -2,18 +2,20 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
+from architectures.errors import UserError
 from architectures.files.section import Section
 from architectures.settings.flags import Flag
 from architectures.settings.kinds import Rehash
 from architectures.settings.recipe_command import of_recipe
 from distill.checkpoints.trust import TrustCheckpoints, Trusting, trust_checkpoints
 from distill.choose.shapes.settings import ChooseSettings
+from distill.ranks.launching import FLAG, Processes
 from distill.recipe.words import Debug, NamesRecipe, Overrides, RecipeFile, words_of
 from distill.stages.scoring_without_recipe import EvalSettings, score_without_recipe
 from eval.answers.parts import EVERY_FILE, Part
@@ -42,6 +44,7 @@ class StageSettings(Section):
     overrides: Overrides = ()
     debug: Debug = False
     rehash: Rehash = False
+    processes: Processes = None
 
 
 class GenerateSettings(Section):
@@ -55,6 +58,7 @@ class GenerateSettings(Section):
     )
     debug: Debug = False
     rehash: Rehash = False
+    processes: Processes = None
 
     @field_validator("shard")
     @classmethod
@@ -69,8 +73,19 @@ class GenerateSettings(Section):
         return EVERY_FILE if self.shard is None else Part(*map(int, self.shard.split("/")))
 
 
-class TrainingSettings(Section):
-    """The recipe whose training is begun, continued or read."""
+class RunSettings(Section):
+    """The recipe all of whose stages are made."""
+
+    recipe: RecipeFile
+    overrides: Overrides = ()
+    debug: Debug = False
+    rehash: Rehash = False
+    trust_checkpoints: TrustCheckpoints = False
+    processes: Processes = None
+
+
+class MaskSettings(Section):
+    """The recipe whose masks are trained."""
 
     recipe: RecipeFile
     overrides: Overrides = ()
@@ -98,6 +113,18 @@ class CacheSettings(Section):
     debug: Debug = False
     rehash: Rehash = False
     verify: bool = Field(default=False, description="Compare the checksums of a finished cache; write nothing.")
+    processes: Processes = None
+
+    @model_validator(mode="after")
+    def _nothing_to_share_out(self) -> "CacheSettings":
+        if self.verify and self.processes is not None:
+            raise UserError(f"{FLAG} goes with what writes a cache: --verify reads one. Leave it out.")
+        return self
+
+    @property
+    def is_for_one(self) -> bool:
+        """See distill.ranks.launching."""
+        return self.verify
 
 
 def of_words(words: Sequence[str], *, debug: bool) -> StageSettings:
@@ -136,17 +163,26 @@ def own_run(settings: NamesRecipe, *, beside_others: bool = False) -> Iterator[N
         beside_others: Other commands that say the same may work in it.
 
     Raises:
-        UserError: If the recipe is wrong, its folder may not be a run's, or another process works in it.
+        UserError: If the recipe is wrong, its folder may not be a run's, another process works in it, or the processes
+            of this command were given different recipes.
     """
+    from distill.ranks.joining import joined
+    from distill.ranks.same import refuse_spread, require_same
     from distill.recipe.recipe import load_recipe
+    from distill.run.recorded import told_apart
     from distill.run.run import Run
     from distill.run.run_folder import owned_run
 
-    with of_recipe(words_of(settings)):
-        path, overrides = recipe_words(settings)
-        run = Run.of(load_recipe(path, overrides))
-        with owned_run(run, beside_others=beside_others):
-            yield Named(run, path, overrides)
+    with of_recipe(words_of(settings)), joined() as share:
+        recipe, path, overrides = load_recipe(settings.recipe, settings.overrides), settings.recipe, settings.overrides
+        require_same(share, "recipe", told_apart(recipe))
+        refuse_spread(share, recipe.target.holding)
+        if settings.debug:
+            path, overrides = share.lead(lambda: recipe_words(settings))
+            recipe = load_recipe(path, overrides)
+        run = Run.of(recipe, share)
+        with owned_run(run, beside_others=beside_others) if share.leads else nullcontext():
+            yield Named(run, path, list(overrides))
 
 
 def choose(settings: ChooseSettings) -> None:
@@ -165,16 +201,16 @@ def choose(settings: ChooseSettings) -> None:
 
             choose_by_budget(named.run.recipe, settings, settings.budget)
             return
-        choose_shape(named.path, named.overrides, settings)
+        choose_shape(named.path, named.overrides, settings, named.run.share)
 
 
-def masks(settings: TrainingSettings) -> None:
+def masks(settings: MaskSettings) -> None:
     """Train learned masks; the training processes load the recipe themselves."""
     from distill.stages.processes import mask_stage
 
     trust_if_asked(settings)
     with own_run(settings) as named:
-        mask_stage(named.path, named.overrides)
+        mask_stage(named.path, named.overrides, named.run.share)
 
 
 def prune(settings: StageSettings) -> None:
@@ -215,7 +251,7 @@ def distill(settings: DistillSettings) -> None:
     if settings.profile is not None:
         require_profile_folder(settings.profile)
     with own_run(settings) as named:
-        distill_stage(named.path, named.overrides, *profile_words)
+        distill_stage(named.path, named.overrides, *profile_words, share=named.run.share)
 
 
 def score(settings: EvalSettings) -> None:
@@ -230,10 +266,10 @@ def score(settings: EvalSettings) -> None:
         (checkpoints_stage if settings.checkpoints else eval_stage)(named.run)
 
 
-def run_everything(settings: TrainingSettings) -> None:
+def run_everything(settings: RunSettings) -> None:
     """All stages, skipping what is done."""
     from distill.stages.running import run_all
 
     trust_if_asked(settings)
     with own_run(settings) as named:
-        run_all(named.path, named.overrides)
+        run_all(named.path, named.overrides, named.run.share)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from architectures.checkpoints.manifest_record import Counts, SplitCounts
 from architectures.settings.holding import WHOLE, Holding
+from architectures.sharing import ALONE, Share
 from distill.data.held_out import drop_duplicates, hold_out
 from distill.data.self_written import SelfWriting, write_own_prompts
 from distill.recipe.sections.data import DataConfig
@@ -34,6 +35,7 @@ def generate_answers(
     answered_by: Kind = Answerer,
     holding: Holding = WHOLE,
     part: Part = EVERY_FILE,
+    share: Share = ALONE,
 ) -> Counts | None:
     """Write the target's answers to out/train-*.jsonl and, for prompts held out of training, to out/eval-*.jsonl.
 
@@ -50,6 +52,7 @@ def generate_answers(
         answered_by: An Answerer, one that keeps hidden states as well, or an engine.
         holding: How the target is held.
         part: Which files are written here; other jobs write the others.
+        share: This process's share of them.
 
     Returns:
         None while files of other parts are missing, else:
@@ -60,17 +63,18 @@ def generate_answers(
         UserError: If there are no prompts, too few to hold some out, or out holds answers made otherwise.
     """
     named = load_prompts(config.prompts)  # first, so that a bad row is refused before any work
-    written = write_own_prompts_if_asked(target, config, out, seed=seed, dtype=dtype, holding=holding)
+    held = {"holding": holding, "share": share}
+    written = write_own_prompts_if_asked(target, config, out, seed=seed, dtype=dtype, **held)
     prompts = [*named, *written]
     distinct = drop_duplicates(prompts)
     settings = within_context(target, decoding_settings(config, seed=seed, dtype=dtype, holding=holding))
     fitting = drop_too_long(distinct, load_tokenizer(target), settings.max_prompt_len)
     train, held_out = hold_out(fitting, config.num_eval_prompts, seed=seed, least_left=1 if to_train_on else 0)
     answered = {"eval": held_out, "train": train} if to_train_on else {"eval": held_out}
-    earlier = [Path(folder) for folder in config.answers_from]
+    how = {"answered_by": answered_by, "answers_from": [Path(folder) for folder in config.answers_from]}
     for name, split in answered.items():
-        write_traces(target, split, out, settings, name=name, answered_by=answered_by, answers_from=earlier, part=part)
-    if missing_shards(out, list(answered)):
+        write_traces(target, split, out, settings, name=name, share=share, part=part, **how)
+    if share.lead(lambda: missing_shards(out, list(answered))):
         return None
     counts = {"train": NO_ANSWERS, **{name: count_answers(out, name, split) for name, split in answered.items()}}
     num_left_out = sum(left_out for _, left_out in counts.values())
@@ -85,14 +89,21 @@ def generate_answers(
 
 
 def write_own_prompts_if_asked(
-    target: Path, config: DataConfig, out: Path, *, seed: int, dtype: str, holding: Holding = WHOLE
+    target: Path,
+    config: DataConfig,
+    out: Path,
+    *,
+    seed: int,
+    dtype: str,
+    holding: Holding = WHOLE,
+    share: Share = ALONE,
 ) -> list[Prompt]:
     """The prompts the recipe asks the target to write itself; none if it asks for none."""
     if config.self_written_prompts == 0:
         return []
     sizes = {"batch_size": config.batch_size, "shard_size": config.shard_size}
     settings = SelfWriting(seed=seed, dtype=dtype, **sizes, steps=config.answer_steps, holding=holding)
-    return write_own_prompts(target, config.self_written_prompts, out, settings)
+    return write_own_prompts(target, config.self_written_prompts, out, settings, share)
 
 
 def decoding_settings(config: DataConfig, *, seed: int, dtype: str, holding: Holding = WHOLE) -> DecodingSettings:

@@ -10,6 +10,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import accumulate, groupby, pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ from architectures.checkpoints.manifest_record import Counts, SplitCounts
 from architectures.errors import UserError
 from architectures.progress.track import track
 from architectures.settings.holding import WHOLE, Holding
+from architectures.sharing import ALONE, Share
 from distill.data.conversations import Conversation, load_conversations
 from distill.data.generate import count_answers, decoding_settings
 from distill.data.held_out import drop_duplicates, hold_out
@@ -59,6 +61,7 @@ def collect_given(
     answered_by: Kind | None = None,
     holding: Holding = WHOLE,
     part: Part = EVERY_FILE,
+    share: Share = ALONE,
 ) -> Counts | None:
     """Write the conversations' answers to out/train-*.jsonl, and the target's to held-out ones to out/eval-*.jsonl.
 
@@ -75,6 +78,7 @@ def collect_given(
         answered_by: What writes the target's answers, as write_traces has it.
         holding: How the target is held.
         part: Which files of the target's answers are written here; other jobs write the others.
+        share: This process's share of them.
 
     Returns:
         None while files of other parts are missing, else:
@@ -95,12 +99,13 @@ def collect_given(
     drawn, held_out = hold_out(fitting, config.num_eval_prompts, seed=seed, least_left=1 if to_train_on else 0)
     train = drop_asked(drawn, held_out) if to_train_on else []
     questions = [prompt for conversation in held_out for prompt in prompts_of(conversation)]
-    settings_of_eval = decoding_settings(config, seed=seed, dtype=dtype, holding=holding)
-    write_traces(target, questions, out, settings_of_eval, name="eval", answered_by=answered_by, part=part)
+    decoding = decoding_settings(config, seed=seed, dtype=dtype, holding=holding)
+    how = {"answered_by": answered_by, "part": part, "share": share}
+    write_traces(target, questions, out, decoding, name="eval", **how)
     if to_train_on:
-        with one_at_a_time(out):  # laid out in seconds, by whoever comes first
-            write_given(renderer, train, out, settings)
-    if missing_shards(out, ["eval"]):
+        with one_at_a_time(out) if share.leads else nullcontext():  # laid out in seconds, by whoever comes first
+            write_given(renderer, train, out, settings, share)
+    if share.lead(lambda: missing_shards(out, ["eval"])):
         return None
     learned, num_left_out = count_given(out, train)
     asked, num_unanswered = count_answers(out, "eval", questions)
@@ -209,13 +214,19 @@ def follows(earlier: Trace, later: Trace) -> bool:
     return continues((*earlier.prompt_ids, *earlier.answer_ids), later.prompt_ids)
 
 
-def write_given(renderer: Renderer, conversations: Sequence[Conversation], out: Path, settings: GivenSettings) -> None:
+def write_given(
+    renderer: Renderer,
+    conversations: Sequence[Conversation],
+    out: Path,
+    settings: GivenSettings,
+    share: Share = ALONE,
+) -> None:
     """Write each assistant turn as a trace, into out/train-00000.jsonl and so on; shards that exist are kept.
 
     Raises:
         UserError: If out holds answers to train on made otherwise, or a row's answers cannot be told apart.
     """
-    adopt_older_answers(out, renderer.target)
+    share.lead(lambda: adopt_older_answers(out, renderer.target))
     record = {
         **fingerprint_tokenizer(renderer.target),
         "answers": "given",
@@ -226,13 +237,15 @@ def write_given(renderer: Renderer, conversations: Sequence[Conversation], out: 
     first_ids = accumulate((len(each.answers) for each in conversations), initial=0)
     numbered = list(zip(first_ids, conversations, strict=False))  # the last sum is the number of all answers
     chunks = [numbered[start : start + settings.shard_size] for start in range(0, len(numbered), settings.shard_size)]
-    paths = claim_shards(out, "train", record, num_shards=len(chunks))
-    missing = [(path, chunk) for path, chunk in zip(paths, chunks, strict=True) if not path.is_file()]
+    paths = share.lead(lambda: claim_shards(out, "train", record, num_shards=len(chunks)))
+    absent = share.lead(lambda: [number for number, path in enumerate(paths) if not path.is_file()])
+    missing = [(paths[number], chunks[number]) for number in share.mine(absent)]
     start_s, num_answers, num_tokens = time.monotonic(), 0, 0
     total = sum(len(chunk) for _, chunk in missing)
     for traces in track(write_each(missing, renderer, settings), description="train conversations", total=total):
         num_answers += len(traces)
         num_tokens += sum(len(trace.answer_ids) for trace in traces)
+    share.meet()
     if num_answers:
         rate = num_tokens / (time.monotonic() - start_s)
         print(f"train: {num_answers} given answers, {num_tokens} tokens, {rate:.0f} tokens/s", file=sys.stderr)

@@ -9,7 +9,6 @@ Source: Xu et al. 2024, "Magpie: Alignment Data Synthesis from Scratch by Prompt
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from architectures.errors import UserError
 from architectures.progress.track import track
 from architectures.settings.holding import WHOLE, Holding
 from architectures.settings.kinds import HowAnswered
+from architectures.sharing import ALONE, Share
 from eval.answers.older_answers import adopt_older_answers
 from eval.answers.shards import claim_shards, read_shard, write_shard
 from eval.decoding.answering import claimed_draws, derive_seed
@@ -87,14 +87,16 @@ class UserTurn:
     stop_text: str
 
 
-def write_own_prompts(target: Path, count: int, out: Path, settings: SelfWriting) -> list[Prompt]:
+def write_own_prompts(target: Path, count: int, out: Path, settings: SelfWriting, share: Share = ALONE) -> list[Prompt]:
     """Let the target write `count` distinct prompts, into out/self-written-00000.jsonl and so on.
+
+    Of several processes each writes its share of the shards, and none that a single process would not have written.
 
     Raises:
         UserError: If the target has no chat template, says too little that is new, was made for texts too short to
             hold a prompt, or out holds prompts made otherwise.
     """
-    adopt_older_answers(out, target)
+    share.lead(lambda: adopt_older_answers(out, target))
     tokenizer = load_tokenizer(target)
     turn = find_user_turn(tokenizer, target)
     settings = within_context(target, settings, opening=len(turn.opening_ids))
@@ -105,9 +107,9 @@ def write_own_prompts(target: Path, count: int, out: Path, settings: SelfWriting
         **settings.claimed,
         **claimed_draws(settings.temperature),
     }
-    num_candidates = count * CANDIDATES_PER_PROMPT
-    paths = claim_shards(out, NAME, record, num_shards=-(-num_candidates // settings.shard_size))
-    texts = islice(distinct_texts(writer, paths), count)
+    num_shards = -(-count * CANDIDATES_PER_PROMPT // settings.shard_size)
+    paths = share.lead(lambda: claim_shards(out, NAME, record, num_shards=num_shards))
+    texts = distinct_texts(writer, paths, count, share)
     prompts = [
         Prompt(f"{NAME}:{number}", (user_turn(text),))
         for number, text in enumerate(track(texts, description=f"{NAME} prompts", total=count), start=1)
@@ -226,15 +228,30 @@ class Writer:
         return text if (stopped or turn_end) and is_clean and is_long_enough else None
 
 
-def distinct_texts(writer: Writer, paths: Sequence[Path]) -> Iterator[str]:
-    """The usable texts of all shards, each once whatever its case and spacing; missing shards are written first."""
-    seen = set()
-    size = writer.settings.shard_size
-    for index, path in enumerate(paths):
-        if not path.is_file():
-            write_shard(path, writer.write(range(index * size, (index + 1) * size)))
+def distinct_texts(writer: Writer, paths: Sequence[Path], count: int, share: Share = ALONE) -> Iterator[str]:
+    """The first usable texts of all shards, so many at most, each once whatever its case and spacing.
+
+    Shards that are missing are written first: as many at a time as there are processes, but none before it is known
+    that those before it hold too few texts.
+    """
+    seen: set[str] = set()
+    size, begun = writer.settings.shard_size, 0
+    while len(seen) < count and begun < len(paths):
+        needed = -(-(count - len(seen)) // size)
+        numbers = range(begun, min(begun + min(needed, share.count), len(paths)))
+        begun = numbers.stop
+        missing = share.lead(lambda: [number for number in numbers if not paths[number].is_file()])  # noqa: B023
+        for number in share.mine(missing):
+            write_shard(paths[number], writer.write(range(number * size, (number + 1) * size)))
+        share.meet()
+        yield from new_texts([paths[number] for number in numbers], seen, count)
+
+
+def new_texts(paths: Sequence[Path], seen: set[str], count: int) -> Iterator[str]:
+    """The texts of some shards that have not been seen, until so many have."""
+    for path in paths:
         for row in read_shard(path):
             key = " ".join(row["prompt"].casefold().split())
-            if key not in seen:
+            if len(seen) < count and key not in seen:
                 seen.add(key)
                 yield row["prompt"]

@@ -20,7 +20,12 @@ FULL_OR_FORBIDDEN = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errn
 UNUSABLE_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 SHOWN_CHARACTERS = 200  # of a path
 PIPE_CLOSED = 128 + signal.SIGPIPE  # as a shell has it of any program whose reader is gone
+AGAIN = "Run the same command again: what was finished is kept, and the rest is made."
 FROM_CHECKPOINT = "Run the same command again to continue from the newest checkpoint, if there is one."
+
+
+class LostProcessError(RuntimeError):
+    """Another process of this command is gone."""
 
 
 def end_on_sigterm(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # a signal handler's signature
@@ -33,14 +38,20 @@ def end_on_sigterm(number: int, frame: FrameType | None) -> None:  # noqa: ARG00
     sys.exit(128 + signal.SIGTERM)
 
 
-def say_lost(reason: str) -> None:
+def end_stage_on_sigterm(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # a signal handler's signature
+    """The same of a stage that several processes share out."""
+    say_lost("Ended from outside (SIGTERM): another process of this command failed, or was killed.", AGAIN)
+    sys.exit(128 + signal.SIGTERM)
+
+
+def say_lost(reason: str, remedy: str = FROM_CHECKPOINT) -> None:
     """Say once that another process is lost; SIGTERM changes nothing any more, as this process is ending.
 
     A lost process is noticed twice: by the connection to it, and by Composer's launcher, whose SIGTERM may come during
     either's way out.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    say_once(f"{reason} {FROM_CHECKPOINT}")
+    say_once(f"{reason} {remedy}")
 
 
 def report_user_errors(command: Callable[[], None]) -> int:
@@ -62,9 +73,10 @@ def report_user_errors(command: Callable[[], None]) -> int:
             raise
         return fail(message)
     except RuntimeError as error:
-        if not LOST_PROCESS.search(str(error)):
+        if not isinstance(error, LostProcessError) and not LOST_PROCESS.search(str(error)):
             raise
-        say_lost(f"Another process of this training is gone ({str(error).splitlines()[0]}).")
+        of, remedy = ("command", AGAIN) if isinstance(error, LostProcessError) else ("training", FROM_CHECKPOINT)
+        say_lost(f"Another process of this {of} is gone ({str(error).splitlines()[0]}).", remedy)
         return 1
     except KeyboardInterrupt:
         say_once(INTERRUPTED)

@@ -24,14 +24,14 @@ def earlier_stages(run: Run) -> Iterator[Run]:
     """The run of every stage before the last, in order."""
     source = run.recipe.architecture.source
     for layers in (run.recipe.architecture.stages or [])[:-1]:
-        stage = Run.of(stage_recipe(run, layers, source))
+        stage = Run.of(stage_recipe(run, layers, source), run.share)
         yield stage
         source = str(stage.draft.path)
 
 
 def stage_run(run: Run, layers: int) -> Run:
     """The run of a stage that was begun before, as far as its folders tell."""
-    return Run(run.recipe, run.folder / f"stage-{layers}")
+    return Run(run.recipe, run.folder / f"stage-{layers}", run.share)
 
 
 def stage_recipe(run: Run, layers: int, source: str | None) -> Recipe:

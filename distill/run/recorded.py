@@ -1,14 +1,17 @@
 """What manifests say of a recipe: its target, what the draft is cut out of, its hash, its seed. No torch."""
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
 from architectures.checkpoints.fingerprint import fingerprint_value
+from architectures.checkpoints.fingerprint_parts import flat
 from architectures.checkpoints.manifest_record import ModelReference, Packed, Source
 from architectures.shapes.section import ArchitectureConfig, TargetConfig
 from distill.formulas.losses import recorded_loss
 from distill.recipe.recipe import Recipe
 from distill.recipe.sections.teacher import UNSAID
+from distill.recipe_reading.yaml_lines import dotted
 
 OF_AN_ENCODER = ("encoder_layers", "encoder_method")  # recorded where one is cut, so that other recipes stay the same
 WHERE_IT_IS = ("placement", "device_memory_gib", "host_memory_gib")  # of the target: as the device
@@ -47,6 +50,16 @@ def source_record(wanted: ArchitectureConfig) -> Source:
 def recipe_hash(recipe: Recipe) -> str:
     """sha256 of the resolved recipe."""
     return fingerprint_value(recorded_values(recipe))
+
+
+def told_apart(recipe: Recipe) -> dict[str, str]:
+    """Every key of a recipe with its value, for processes that must have the same; secrets as fingerprints."""
+    values = flat(recipe.model_dump(mode="json"), "")
+    secret = tuple(dotted(path) for path in recipe.references)
+    return {
+        key: fingerprint_value(value) if key.startswith(secret) else json.dumps(value, ensure_ascii=False)
+        for key, value in ((key.removeprefix("."), value) for key, value in values.items())
+    }
 
 
 def recorded_values(recipe: Recipe) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 from architectures.checkpoints.manifest import write_manifest
 from architectures.shapes.context_length import ContextLength, context_length
 from architectures.shapes.shape import Shape
+from architectures.sharing import ALONE, Share
 from architectures.targets.target import read_config, require_whole_head, resolve_checkpoint
 from distill.data.longest_texts import refuse_long_texts
 from distill.recipe.families import refuse_unfit
@@ -27,15 +28,17 @@ class Run:
     Attributes:
         recipe: With all its values.
         folder: Its run_dir, or where that was moved to.
+        share: This process's part of the work, where several work in the run.
     """
 
     recipe: Recipe
     folder: Path
+    share: Share = ALONE
 
     @classmethod
-    def of(cls, recipe: Recipe) -> "Run":
+    def of(cls, recipe: Recipe, share: Share = ALONE) -> "Run":
         """The run of a recipe, where the recipe says."""
-        return cls(recipe, Path(recipe.run_dir))
+        return cls(recipe, Path(recipe.run_dir), share)
 
     @cached_property
     def target(self) -> Path:

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from architectures.checkpoints.manifest import PACKAGES, package_version
+from distill.ranks.same import require_same
 from distill.run.artifact import Artifact
 from distill.run.older_runs import adopt_older_run
 from distill.run.run import Run
@@ -71,14 +73,31 @@ def carry_out(stage: Stage, run: Run) -> None:
     Raises:
         UserError: If the stage may not begin, or what is there is of other inputs and is not replaced.
     """
-    begin(run)
-    stage.require(run)
+    share = run.share
+    share.lead(lambda: may_begin(stage, run))
     artifact, inputs = stage.artifact(run), stage.inputs(run)
-    if not is_up_to_date(stage, run, artifact, inputs):
-        outcome = stage.make(run, partial(run.record, artifact, inputs))
+    require_same(share, "inputs", {**inputs, **versions()})
+    if not share.lead(lambda: is_up_to_date(stage, run, artifact, inputs)):
+        finish = partial(run.record, artifact, inputs) if share.leads else left_to_the_first
+        outcome = stage.make(run, finish)
         if outcome is not None:
             print(f"   {artifact.path}: {outcome}", flush=True)
-    stage.afterwards(run)
+    share.lead(lambda: stage.afterwards(run))
+
+
+def may_begin(stage: Stage, run: Run) -> None:
+    """Raise UserError unless a stage may."""
+    begin(run)
+    stage.require(run)
+
+
+def left_to_the_first(_: Path | None = None, /, **details: Any) -> None:
+    """Of several processes the first alone writes the manifest."""
+
+
+def versions() -> dict[str, str]:
+    """Of everything that decides what a stage makes, where several processes make it."""
+    return {name: str(package_version(name)) for name in PACKAGES}
 
 
 def is_up_to_date(stage: Stage, run: Run, artifact: Artifact, inputs: Mapping[str, str]) -> bool:

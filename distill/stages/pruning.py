@@ -86,17 +86,23 @@ def scores_of(run: Run, source: Path, needed: set[str]) -> Scores:
     """The scores a plan needs: those of the scores folder, and those missing there, computed and added."""
     from architectures.pruning.score_files import SCORES_NAME, load_scores, save_scores
 
-    inputs, manifest = scores_inputs(run, source), run.scores.manifest
-    file, known = run.scores.path / SCORES_NAME, Scores()
-    if manifest is not None and file.is_file() and not changed_inputs(manifest, inputs):
-        known = load_scores(file)
+    inputs, file, share = scores_inputs(run, source), run.scores.path / SCORES_NAME, run.share
+
+    def scores_there() -> Scores:
+        manifest = run.scores.manifest
+        is_there = manifest is not None and file.is_file() and not changed_inputs(manifest, inputs)
+        return load_scores(file) if is_there else Scores()
+
+    known = share.lead(scores_there)
     missing = needed - known.arrays.keys()
     if missing:
         refuse_scores_of_parts(run, source)
         refuse_long_calibration(run.recipe, str(source), length_of(source))
-        save_scores(file, {**known.arrays, **compute_scores(run, source, missing)})
-        run.record(run.scores, inputs)
-        known = load_scores(file)
+        computed = compute_scores(run, source, missing)
+        if share.leads:
+            save_scores(file, {**known.arrays, **computed})
+            run.record(run.scores, inputs)
+        known = share.lead(lambda: load_scores(file))
     print(f"   {file}: {'computed' if missing else 'up to date'} ({', '.join(sorted(needed))})", flush=True)
     return known
 
@@ -113,7 +119,7 @@ def refuse_scores_of_parts(run: Run, source: Path) -> None:
 
 
 def compute_scores(run: Run, source: Path, missing: set[str]) -> dict[str, Any]:
-    """The missing scores, and all others that the same pass over the text gives."""
+    """The missing scores, and all others that the same pass over the text gives; of several processes to the first."""
     import numpy as np
 
     from architectures.importance.activation_scores import activation_scores
@@ -124,8 +130,9 @@ def compute_scores(run: Run, source: Path, missing: set[str]) -> dict[str, Any]:
     model = load_model(source, dtype=run.recipe.target.dtype)
     ids_ST = ids_ST.to(model.device)
     searches = {"removal_order": removal_order, "merge_order": merge_order}
-    scores = {name: np.array(search(model, ids_ST)) for name, search in searches.items() if name in missing}
-    return scores if missing <= searches.keys() else {**scores, **activation_scores(model, ids_ST)}
+    share = run.share
+    scores = {name: np.array(search(model, ids_ST, share)) for name, search in searches.items() if name in missing}
+    return scores if missing <= searches.keys() else {**scores, **activation_scores(model, ids_ST, share=share)}
 
 
 def calibration_ids(run: Run) -> "Tensor":
@@ -168,6 +175,7 @@ def calibration_texts(run: Run, tokenizer: Any) -> Iterator[str]:
             seed=recipe.seed,
             dtype=recipe.target.dtype,
             holding=recipe.target.holding,
+            share=run.share,
         )
     for prompt in prompts:
         yield tokenizer.decode(render_prompt(tokenizer, prompt.messages))

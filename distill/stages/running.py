@@ -5,6 +5,7 @@ Finished stages of the same inputs are left as they are, so an interrupted run c
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from architectures.errors import UserError
 from architectures.progress.processor import CurrentStage
 from architectures.progress.track import tell_load
 from architectures.settings.recipe_command import command_of
+from architectures.sharing import ALONE, Share
 from distill.caching.stage import require_cached_teacher
 from distill.checking.check import check_recipe
 from distill.recipe.recipe import load_recipe
@@ -28,27 +30,32 @@ from distill.teacher_cache.record import verify_files
 from eval.answers.parts import EVERY_FILE, Part
 
 
-def run_all(recipe_path: Path, overrides: Sequence[str]) -> None:
+def run_all(recipe_path: Path, overrides: Sequence[str], share: Share = ALONE) -> None:
     """Check, prune, generate, distil, export, score, report, publish; skip what is current; print the headline.
 
     Learned masks are trained first, where the recipe wants them; answers are written before the cut that counts them.
     """
-    run = Run.of(load_recipe(recipe_path, overrides))
-    check_first(run)
+    run = Run.of(load_recipe(recipe_path, overrides), share)
+    share.lead(lambda: check_first(run))
     if run.recipe.architecture.stages is not None:
         run_earlier_stages(run)
     if run.recipe.architecture.method == "learned_masks":
-        timed("masks", lambda: mask_stage(recipe_path, overrides))
+        timed("masks", lambda: mask_stage(recipe_path, overrides, share))
     first_two = {"prune": prune_stage, "generate": generate_stage}
     for name in reversed(first_two) if counts_answers(run.recipe) else first_two:
         timed(name, partial(first_two[name], run))
     cache_if_asked(run)
-    timed("distill", lambda: distill_stage(recipe_path, overrides))
+    timed("distill", lambda: distill_stage(recipe_path, overrides, share=share))
     timed("eval", lambda: eval_stage(run))
     timed("report", lambda: report_stage(run))
     if run.recipe.distill.push_to_hub is not None:
         timed("push", lambda: push_stage(run))
-    print_outcome(run)
+    share.lead(lambda: print_outcome(run))
+
+
+def owned_by_the_first(run: Run) -> AbstractContextManager[None]:
+    """Own a run for as long as the block lasts; of several processes the first owns it for all."""
+    return owned_run(run) if run.share.leads else nullcontext()
 
 
 def check_first(run: Run) -> None:
@@ -70,11 +77,11 @@ def run_earlier_stages(run: Run) -> None:
     timed("generate", lambda: generate_stage(run))
     for stage in earlier_stages(run):
         print(f"== stage of {stage.recipe.architecture.layers} layers, in {stage.folder}", flush=True)
-        with owned_run(stage):
-            share_answers(run, stage)
+        with owned_by_the_first(stage):
+            run.share.lead(partial(share_answers, run, stage))
             timed("prune", partial(prune_stage, stage))
             cache_if_asked(run)
-            timed("distill", partial(distill_stage, stage.recipe_file, []))
+            timed("distill", partial(distill_stage, stage.recipe_file, [], share=run.share))
 
 
 def timed(name: str, stage: Callable[[], None]) -> None:
@@ -173,7 +180,7 @@ def checkpoints_stage(run: Run) -> None:
     eval_stage(run)
     folder, recipe = run.eval.path, run.recipe
     with engine_asked(recipe.generate) as kind:
-        how = {"seed": recipe.seed, "answered_by": kind, "holding": recipe.target.holding}
+        how = {"seed": recipe.seed, "answered_by": kind, "holding": recipe.target.holding, "share": run.share}
         curves = score_checkpoints(run.target, saved_models(run), eval_prompts(run), recipe.eval, folder, **how)
     report_stage(run)
     print(f"checkpoints: {folder / 'checkpoints.md'}\nreport:      {folder / 'report.html'}\n")
@@ -184,11 +191,16 @@ def report_stage(run: Run) -> None:
     """Make the page of <run>/eval, anew each time: it takes seconds."""
     from eval.report.page import write_report
 
-    write_report([run.eval.path], run.eval.path / "report.html")
+    run.share.lead(lambda: write_report([run.eval.path], run.eval.path / "report.html"))
 
 
 def push_stage(run: Run) -> None:
     """Publish the draft where distill.push_to_hub says; nothing is sent that is there already."""
+    run.share.lead(lambda: publish(run))
+
+
+def publish(run: Run) -> None:
+    """The same, by one process."""
     from distill.hub.push.command import pushed_words
     from distill.hub.push.publish import Wanted, push_run
 

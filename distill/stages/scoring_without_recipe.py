@@ -1,12 +1,15 @@
 """What `widedraft eval` scores where no recipe says it: a pair of models, or a draft on recorded answers. No torch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from omegaconf import OmegaConf
 from pydantic import Field, model_validator
 
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint, fingerprint_value
+from architectures.checkpoints.fingerprint_parts import flat
 from architectures.errors import UserError
 from architectures.files.section import Section
 from architectures.pages.markdown import markdown
@@ -22,12 +25,17 @@ from architectures.settings.kinds import (
 )
 from architectures.targets.target import resolve_checkpoint
 from distill.checkpoints.trust import OPTION, TrustCheckpoints
-from distill.recipe.recipe import load_scoring
+from distill.ranks.joining import joined
+from distill.ranks.launching import FLAG, Processes
+from distill.ranks.same import refuse_spread, require_same
+from distill.recipe.recipe import Scoring, load_scoring
 from distill.recipe.words import Debug, RecipeWords
 from distill.run.run_folder import owned
+from eval.answers.traces import asked
 from eval.prompts.words import PromptWords, prompt_sources
 
 if TYPE_CHECKING:
+    from eval.prompts.forms import Prompt
     from eval.recorded.answers import Recording
 
 
@@ -59,6 +67,12 @@ class EvalSettings(Section):
     debug: Debug = False
     rehash: Rehash = False
     trust_checkpoints: TrustCheckpoints = False
+    processes: Processes = None
+
+    @property
+    def is_for_one(self) -> bool:
+        """See distill.ranks.launching."""
+        return self.recorded is not None
 
     @property
     def holding(self) -> Holding:
@@ -89,6 +103,8 @@ class EvalSettings(Section):
             )
         if (mistake := self.holding.mistake) is not None:
             raise UserError(f"--target-placement: {mistake}")
+        if self.processes is not None and self.is_for_one:
+            raise UserError(f"{FLAG} goes with a target that answers: recorded answers are read by one process.")
         if self.trust_checkpoints and not self.checkpoints:
             raise UserError(f"{OPTION} goes with --checkpoints: nothing else here reads any. Leave it out.")
         return self
@@ -153,13 +169,31 @@ def score_pair(settings: EvalSettings, target: str, draft: str) -> None:
     most = scoring.eval.num_prompts + scoring.eval.policy_prompts
     prompts = load_in_turn(prompt_sources(settings.prompts), most=most)
     named = {"baseline": settings.baseline, "draft": draft}  # the last is the one the verdict is about
-    drafts = {name: resolve_checkpoint(folder) for name, folder in named.items() if folder is not None}
-    with owned(out), engine_asked(scoring.generate) as kind:
-        how = {"seed": scoring.seed, "answered_by": kind, "holding": settings.holding}
-        scorecard = score_drafts(resolve_checkpoint(target), drafts, prompts, scoring.eval, out, **how)
+    folder = resolve_checkpoint(target)
+    drafts = {name: resolve_checkpoint(each) for name, each in named.items() if each is not None}
+    with (
+        joined() as share,
+        owned(out) if share.leads else nullcontext(),
+        engine_asked(scoring.generate) as kind,
+    ):
+        refuse_spread(share, settings.holding)
+        if share.count > 1:
+            told = told_apart({"target": folder, **drafts}, prompts, scoring)
+            require_same(share, "models, prompts and settings", told)
+        how = {"seed": scoring.seed, "answered_by": kind, "holding": settings.holding, "share": share}
+        scorecard = score_drafts(folder, drafts, prompts, scoring.eval, out, **how)
     policies = out / FILE_NAME
     told = f"policies:  {policies}, for --beside once it lies in the draft's folder\n" if policies.is_file() else ""
     print(f"scorecard: {out / 'scorecard.md'}\n{told}\n{headline(scorecard)}")
+
+
+def told_apart(models: Mapping[str, Path], prompts: "Sequence[Prompt]", scoring: Scoring) -> dict[str, str]:
+    """All that decides a scorecard, for processes that must have the same."""
+    return {
+        **{name: fingerprint_checkpoint(folder) for name, folder in models.items()},
+        "prompts": fingerprint_value([asked(prompt) for prompt in prompts]),
+        **{key.removeprefix("."): str(value) for key, value in flat(scoring.model_dump(mode="json"), "").items()},
+    }
 
 
 def score_recorded(settings: EvalSettings, recorded: Path, name: str) -> None:

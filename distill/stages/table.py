@@ -40,15 +40,16 @@ def cut_draft(run: Run, finish: Finish) -> str:
 
     refuse_orphaned_training(run)
     weights, plan, origin = weights_and_plan(run)
-    prune_checkpoint(
-        weights,
-        plan,
-        run.init.path,
-        target=run.target,
-        dtype=run.recipe.target.dtype,
-        origin=origin,
-        finish=finish,
-    )
+    if run.share.leads:
+        prune_checkpoint(
+            weights,
+            plan,
+            run.init.path,
+            target=run.target,
+            dtype=run.recipe.target.dtype,
+            origin=origin,
+            finish=finish,
+        )
     return plan.summary()
 
 
@@ -107,6 +108,7 @@ def make_answers(run: Run, part: Part = EVERY_FILE) -> Counts | None:
             answered_by=kind,
             holding=recipe.target.holding,
             part=part,
+            share=run.share,
         )
 
 
@@ -154,9 +156,10 @@ def score_draft(run: Run, finish: Finish) -> None:
             seed=run.recipe.seed,
             answered_by=kind,
             holding=run.recipe.target.holding,
+            share=run.share,
         )
     finish(**engines_of_scores(run.eval.path))
-    take_policies(run)
+    run.share.lead(lambda: take_policies(run))
 
 
 def engines_of_scores(folder: Path) -> "dict[str, list[AnsweredBy]]":

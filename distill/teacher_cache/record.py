@@ -10,6 +10,7 @@ No torch: whether a cache is current is known at once.
 
 import json
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NotRequired
@@ -36,6 +37,7 @@ from architectures.settings.recipe_command import command_of
 # Of files, names and journal. Where shards are cut belongs to it: a journal knows them by number alone.
 FORMAT = "widedraft.teacher_cache/2"
 JOURNAL_NAME = "capture.jsonl"
+OTHER_JOURNALS = "capture-*.jsonl"  # of processes but the first
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,9 @@ def intact_files(folder: Path, records: Mapping[str, FileRecord]) -> dict[str, F
 class Journal:
     """The shards of a cache that are written, kept across interruptions.
 
+    Of several processes each has a file of its own, as no disk promises that two may add lines to one; whoever begins
+    anew reads all of them.
+
     Args:
         folder: Of the cache; made if it is not there.
         inputs: What the cache is made from.
@@ -158,20 +163,32 @@ class Journal:
         self.path = folder / JOURNAL_NAME
         self.inputs = dict(inputs)
         self.files: dict[str, FileRecord] = {}
+        self.begun_with: frozenset[str] = frozenset()
         manifest = read_manifest(folder)
         if manifest is not None:  # it was finished, and a file was lost since then
             self._refuse_others(recorded_inputs(manifest))
             self.files = recorded_files(folder)
         elif self.path.is_file():
-            self.files = self._read()
+            for path in (self.path, *sorted(folder.glob(OTHER_JOURNALS))):
+                self.files |= self._read(path)
 
     def begin(self, intact: Mapping[str, FileRecord]) -> None:
         """Write down the files that are whole, and no others; the cache counts as unfinished from now on."""
-        self.files = dict(intact)
-        head = json.dumps({"format": FORMAT, "inputs": self.inputs, "fingerprint": FINGERPRINT_KIND}) + "\n"
-        lines = [head, *(journal_line(name, record) for name, record in intact.items())]
+        self.files, self.begun_with = dict(intact), frozenset(intact)
+        lines = [self._head(), *(journal_line(name, record) for name, record in intact.items())]
         write_text("".join(lines), self.path)
+        for path in self.folder.glob(OTHER_JOURNALS):
+            path.unlink()
         (self.folder / MANIFEST_NAME).unlink(missing_ok=True)
+
+    def of_process(self, index: int) -> "Journal":
+        """The journal of what one of several processes writes, once the first has begun this one."""
+        if index == 0:
+            return self
+        own = copy(self)
+        own.path, own.files = self.folder / OTHER_JOURNALS.replace("*", str(index)), {}
+        write_text(self._head(), own.path)
+        return own
 
     def add(self, name: str, record: FileRecord) -> None:
         """Note that a file is whole. Call after it is."""
@@ -179,13 +196,17 @@ class Journal:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(journal_line(name, record))
 
-    def _read(self) -> dict[str, FileRecord]:
+    def _head(self) -> str:
+        """The first line: what the cache is made from."""
+        return json.dumps({"format": FORMAT, "inputs": self.inputs, "fingerprint": FINGERPRINT_KIND}) + "\n"
+
+    def _read(self, path: Path) -> dict[str, FileRecord]:
         """What an interrupted capture wrote; its last line may be cut short."""
-        _, *lines = read_text(self.path, remedy=remedy()).split("\n")  # the last is empty, or cut short
-        head = journal_head(self.path)
+        _, *lines = read_text(path, remedy=remedy()).split("\n")  # the last is empty, or cut short
+        head = journal_head(path)
         refuse_other_format(self.folder, head["format"])
         self._refuse_others(head["inputs"])
-        rows = [parsed(ROW, line, f"{self.path}:{number}", remedy()) for number, line in enumerate(lines[:-1], start=2)]
+        rows = [parsed(ROW, line, f"{path}:{number}", remedy()) for number, line in enumerate(lines[:-1], start=2)]
         return {row["name"]: FileRecord(row["num_bytes"], row["sha256"]) for row in rows}
 
     def _refuse_others(self, inputs: Mapping[str, str]) -> None:
@@ -195,6 +216,12 @@ class Journal:
                 f"{self.folder} was begun from another {', '.join(changed)} than the recipe now asks for. "
                 f"Choose another run_name, or delete {self.folder}."
             )
+
+
+def remove_journals(folder: Path) -> None:
+    """Of a cache that is finished."""
+    for path in (folder / JOURNAL_NAME, *folder.glob(OTHER_JOURNALS)):
+        path.unlink()
 
 
 def is_journal_of_older_kind(folder: Path) -> bool:

@@ -9,6 +9,7 @@ from typing import Protocol
 from transformers import PreTrainedTokenizerBase
 
 from architectures.progress.track import Advance, progress
+from architectures.sharing import ALONE, Share
 from eval.answers.asked_turns import Turn, num_turns
 from eval.answers.earlier_answers import Earlier
 from eval.answers.engine_evidence import writers
@@ -59,24 +60,28 @@ class Kind(Protocol):
     ) -> Writer: ...
 
 
-def write_missing(missing: Missing, answerer: Writer, *, name: str) -> None:
-    """Write shards under a progress bar; end with lines that say how fast it went."""
+def write_missing(missing: Missing, answerer: Writer, *, name: str, share: Share = ALONE) -> None:
+    """Write this process's shards under a progress bar.
+
+    When all processes have written theirs, lines say how many answers there are and how fast it went.
+    """
     start_s = time.monotonic()
     total = sum(num_turns(turns) for _, turns in missing)
     each = answerer.write_all(missing)
     written = [0, 0]  # answers and their tokens
     whole = answerer.work_of(missing)
-    with progress(f"{name} answers", total=total, whole=whole) as answerer.advance:
+    with progress(f"{name} answers{share.words}", total=total, whole=whole) as answerer.advance:
         for trace in each:
             is_taken = trace.id in answerer.taken
             answerer.advance(whole / total if is_taken else 0)  # else its batch counts the steps that it takes
             if not is_taken:
                 written = [written[0] + 1, written[1] + len(trace.answer_ids)]
-    if answerer.taken:
-        print(f"{name}: {len(answerer.taken)} answers taken from earlier ones", file=sys.stderr)
-    if written[0]:
-        rate = written[1] / (time.monotonic() - start_s)
-        print(f"{name}: {written[0]} answers, {written[1]} tokens, {rate:.0f} tokens/s", file=sys.stderr)
+    taken, answers, tokens = map(sum, zip(*share.exchange((len(answerer.taken), *written)), strict=True))
+    if taken:
+        print(f"{name}: {taken} answers taken from earlier ones", file=sys.stderr)
+    if answers:
+        rate = tokens / (time.monotonic() - start_s)
+        print(f"{name}: {answers} answers, {tokens} tokens, {rate:.0f} tokens/s", file=sys.stderr)
 
 
 def tell_writers(out: Path, name: str, writer: str) -> None:

@@ -17,12 +17,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint, fingerprint_value
 from architectures.errors import UserError
 from architectures.progress.track import Advance, no_progress
+from architectures.sharing import ALONE, Share
 from eval.answers.asked_turns import Turn, first_turns, num_turns
 from eval.answers.earlier_answers import Earlier, earlier_answers
 from eval.answers.engine_evidence import OWN
 from eval.answers.older_answers import adopt_older_answers
 from eval.answers.parts import EVERY_FILE, Part, one_at_a_time
-from eval.answers.shards import claim_shards, write_shard
+from eval.answers.shards import claim_shards, shard_paths, write_shard
 from eval.answers.token_ids import require_rows_for_row
 from eval.answers.traces import DecodingSettings, Trace, asked, rows_of
 from eval.answers.writing import Kind, Missing, tell_writers, write_missing
@@ -60,6 +61,7 @@ def write_traces(
     answered_by: Kind | None = None,
     answers_from: Sequence[Path] = (),
     part: Part = EVERY_FILE,
+    share: Share = ALONE,
 ) -> None:
     """Let the target answer every prompt, into out/<name>-00000.jsonl and so on.
 
@@ -77,11 +79,12 @@ def write_traces(
             (eval.answer_engines.answerer).
         answers_from: Folders of earlier answers; one to the same prompt is taken from there.
         part: Which of the files are written; other jobs may write the others meanwhile.
+        share: This process's share of them. All of these files are there when it returns.
 
     Raises:
         UserError: If out holds answers of this name made otherwise, earlier ones were, or no prompt is short enough.
     """
-    adopt_older_answers(out, target)
+    share.lead(lambda: adopt_older_answers(out, target))
     kind = answered_by or Answerer
     settings, tokenizer = within_context(target, settings), load_tokenizer(target)
     turns = first_turns(drop_too_long(prompts, tokenizer, settings.max_prompt_len))
@@ -96,11 +99,15 @@ def write_traces(
     identity, states = tokenizer_identity(tokenizer), kind.keeps_states
     earlier = earlier_answers(answers_from, record, with_states=states)
     answerer = kind(target, tokenizer, settings, name=name, earlier=earlier)
-    with nullcontext() if part == EVERY_FILE else one_at_a_time(out):
-        paths = claim_shards(out, name, record, num_shards=len(chunks), tokenizer=identity, hidden_states=states)
-    mine = part.of_all(list(zip(paths, chunks, strict=True)))
-    missing = [(path, chunk) for path, chunk in mine if not answerer.is_written(path)]
-    write_missing(missing, answerer, name=name)
+
+    def missing_shards() -> list[Path]:
+        with nullcontext() if part == EVERY_FILE else one_at_a_time(out):
+            paths = claim_shards(out, name, record, num_shards=len(chunks), tokenizer=identity, hidden_states=states)
+        return [path for path in part.of_all(paths) if not answerer.is_written(path)]
+
+    by_path = dict(zip(shard_paths(out, name, len(chunks)), chunks, strict=True))
+    missing = share.mine(share.lead(missing_shards))
+    write_missing([(path, by_path[path]) for path in missing], answerer, name=name, share=share)
 
 
 def sampling_of(settings: DecodingSettings) -> Sampling:

@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from architectures.errors import UserError
+from architectures.sharing import Share
 from eval.latency.machine import default_threads, torch_threads
 from eval.latency.steps import Setting, hold_context, time_step
 from eval.records.evidence import StepEvidence, ThreadStep, threads_words
@@ -56,16 +57,28 @@ def chosen_threads(asked: Asked, load_target: Callable[[], PreTrainedModel], *, 
     Raises:
         UserError: If `auto` is asked for and the model is on a GPU, or reads one text at a time and batch is larger.
     """
+    chosen = choose_threads(asked, load_target, batch=batch)
+    with torch_threads(chosen.count):
+        yield chosen
+
+
+def choose_threads(asked: Asked, load_target: Callable[[], PreTrainedModel], *, batch: int = 1) -> Threads:
+    """The threads that were asked for; arguments and errors as of chosen_threads."""
     if asked != "auto":
-        with torch_threads(asked) as count:
-            yield Threads(count)
-        return
+        return Threads(asked or default_threads())
     tried = tried_threads(load_target(), batch)
     picked = fastest(tried)
     taken = ", ".join(step.words for step in tried)
     print(f"num_threads=auto: {threads_words(picked)}, by the target's step ({taken})", flush=True)
-    with torch_threads(picked) as count:
-        yield Threads(count, tried)
+    return Threads(picked, tried)
+
+
+@contextmanager
+def threads_of_a_share(chosen: Threads, share: Share) -> Iterator[None]:
+    """Run the block with the chosen threads; where several processes do so at once, with no more than each has."""
+    count = chosen.count if share.count == 1 else min(chosen.count, torch.get_num_threads())
+    with torch_threads(count):
+        yield
 
 
 def tried_threads(target: PreTrainedModel, batch: int) -> tuple[ThreadStep, ...]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from eval.acceptance.counts import Counts, pool
+from eval.acceptance.draft_scores import DraftScore, PartedScores
 from eval.acceptance.estimates import (
     Columns,
     Estimate,
@@ -35,7 +36,6 @@ from eval.records.differences import (
     TokenTable,
 )
 from eval.records.values import Mean, Ratio
-from eval.scorecard.draft_scores import DraftScore, PartedScores
 
 
 class PerPromptRounds(Protocol):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from architectures.settings.holding import WHOLE, Holding
+from architectures.sharing import ALONE, Share
 from eval.answers.token_ids import require_known_ids
 from eval.answers.traces import DecodingSettings, Trace, read_traces
 from eval.answers.writing import Kind
@@ -45,8 +46,9 @@ def record_answers(
     seed: int,
     answered_by: Kind | None = None,
     holding: Holding = WHOLE,
+    share: Share = ALONE,
 ) -> Answers:
-    """Let the target answer, unless it has, and read its answers."""
+    """Let the target answer, unless it has, and read its answers; of several processes each writes a part of them."""
     folder = answers_folder(out, temperature, config.sampling)
     settings = DecodingSettings(
         max_new_tokens=config.max_new_tokens,
@@ -60,7 +62,7 @@ def record_answers(
         steps=config.answer_steps,
         holding=holding,
     )
-    write_traces(target, prompts, folder, settings, name=TRACES_NAME, answered_by=answered_by)
+    write_traces(target, prompts, folder, settings, name=TRACES_NAME, answered_by=answered_by, share=share)
     traces = read_traces(folder, TRACES_NAME)
     return Answers(traces, prompt_numbers(traces, prompts))
 

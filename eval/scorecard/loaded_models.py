@@ -1,6 +1,6 @@
 """A target and its drafts, loaded, and what the drafts do along its answers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,15 +9,17 @@ from transformers import PreTrainedModel
 
 from architectures.draft_vocabulary.head import head_ids
 from architectures.progress.track import track
+from architectures.sharing import ALONE, Share
 from eval.acceptance.bins import ReplayedAnswer
-from eval.acceptance.replay import answer_logits, replay_answer
+from eval.acceptance.draft_scores import ReplayedDraft
+from eval.acceptance.replay import Replay, answer_logits, replay_answer
 from eval.answers.traces import Trace
+from eval.config import SamplingConfig
 from eval.decoding.batch import first_tokens
 from eval.decoding.sampling import Sampling
 from eval.models.loading import shared_vocab_size
 from eval.records.grid import TARGET
 from eval.scorecard.answers import Answers
-from eval.scorecard.draft_scores import ReplayedDraft
 from eval.targets.passes import Pass, run_passes
 
 
@@ -49,30 +51,78 @@ def answer_pass(model: PreTrainedModel, trace: Trace) -> Pass[Tensor]:
     return Pass(read, rows=1, width=len(trace.token_ids))
 
 
-def replay_drafts(pair: Pair, answers: Answers, *, sampling: Sampling) -> list[ReplayedDraft]:
+@dataclass(frozen=True)
+class Replayed:
+    """A target's answers, and what its drafts do along them; all by the temperature of the answers.
+
+    Attributes:
+        pair: The models.
+        answers: That are scored.
+        tuning: That a policy is tuned on; empty where none is.
+        along: Every draft along those that are scored.
+        along_tuning: The last draft along the others.
+    """
+
+    pair: Pair
+    answers: Mapping[float, Answers]
+    tuning: Mapping[float, Answers]
+    along: Mapping[float, Sequence[ReplayedDraft]]
+    along_tuning: Mapping[float, ReplayedDraft]
+
+
+def replay_all(
+    pair: Pair,
+    answers: Mapping[float, Answers],
+    tuning: Mapping[float, Answers],
+    *,
+    sampling: SamplingConfig,
+    share: Share,
+) -> Replayed:
+    """All that is replayed for a scorecard but texts that are decoded for it; each process replays a part."""
+    primary = Pair(pair.target, {pair.primary: pair.drafts[pair.primary]})
+
+    def along(models: Pair, groups: Mapping[float, Answers]) -> dict[float, list[ReplayedDraft]]:
+        return {t: replay_drafts(models, groups[t], sampling=Sampling.of(t, sampling), share=share) for t in groups}
+
+    of_tuning = {t: replayed for t, [replayed] in along(primary, tuning).items()}
+    return Replayed(pair, answers, tuning, along(pair, answers), of_tuning)
+
+
+def replay_drafts(pair: Pair, answers: Answers, *, sampling: Sampling, share: Share = ALONE) -> list[ReplayedDraft]:
     """Every draft along every answer; the target's pass over an answer serves all of them."""
-    replayed: dict[str, list[ReplayedAnswer]] = {name: [] for name in pair.drafts}
-    passes = [answer_pass(pair.target, trace) for trace in answers.traces]
-    numbered = zip(answers.prompt_numbers, answers.traces, run_passes(pair.target, passes), strict=True)
-    for prompt, trace, target_logits_TV in track(
-        numbered,
-        description=f"replay at T={sampling.temperature:g}",
+    mine = share.mine(answers.traces)
+    passes = [answer_pass(pair.target, trace) for trace in mine]
+    read = track(
+        zip(mine, run_passes(pair.target, passes), strict=True),
+        description=f"replay at T={sampling.temperature:g}{share.words}",
         total=len(passes),
-        works=lambda read: len(read[1].token_ids),
+        works=lambda read: len(read[0].token_ids),
         whole=sum(each.width for each in passes),
-    ):
-        for name, draft in pair.drafts.items():
-            vocab_size = shared_vocab_size(pair.target, draft)
-            draft_logits_TV = answer_logits(draft, trace.prompt_ids, trace.answer_ids)
-            replay = replay_answer(
-                target_logits_TV[:, :vocab_size],
-                draft_logits_TV[:, :vocab_size],
-                trace.answer_ids,
-                sampling=sampling,
-                prompt_ids=first_tokens(pair.target, trace.prompt_ids),
-            )
-            replayed[name].append(ReplayedAnswer(prompt, trace.category, replay, trace.task))
+    )
+    replayed = share.together([replays_of(pair, trace, logits_TV, sampling) for trace, logits_TV in read])
+    numbered = list(zip(answers.prompt_numbers, answers.traces, replayed, strict=True))
     return [
-        ReplayedDraft(name, sampling.temperature, rows, has_small_head=head_ids(pair.drafts[name]) is not None)
-        for name, rows in replayed.items()
+        ReplayedDraft(
+            name,
+            sampling.temperature,
+            [ReplayedAnswer(prompt, trace.category, each[name], trace.task) for prompt, trace, each in numbered],
+            has_small_head=head_ids(draft) is not None,
+        )
+        for name, draft in pair.drafts.items()
     ]
+
+
+def replays_of(pair: Pair, trace: Trace, target_logits_TV: Tensor, sampling: Sampling) -> dict[str, Replay]:
+    """Every draft along one answer."""
+    replays = {}
+    for name, draft in pair.drafts.items():
+        vocab_size = shared_vocab_size(pair.target, draft)
+        draft_logits_TV = answer_logits(draft, trace.prompt_ids, trace.answer_ids)
+        replays[name] = replay_answer(
+            target_logits_TV[:, :vocab_size],
+            draft_logits_TV[:, :vocab_size],
+            trace.answer_ids,
+            sampling=sampling,
+            prompt_ids=first_tokens(pair.target, trace.prompt_ids),
+        )
+    return replays

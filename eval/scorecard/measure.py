@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from eval.acceptance.counts import Counts
+from eval.acceptance.draft_scores import DraftScore, ReplayedDraft
 from eval.acceptance.estimates import Resampling
 from eval.acceptance.replay import replay_counts, replay_pair, rule_name
 from eval.answers.traces import Trace
@@ -22,10 +23,9 @@ from eval.records.steps import ScoredLatency
 from eval.rounds.round_trace import Run
 from eval.scorecard.acceptance_record import acceptance_row, difference_row
 from eval.scorecard.answers import Answers, context_of
-from eval.scorecard.draft_scores import DraftScore, ReplayedDraft
 from eval.scorecard.live import LiveAnswer, compare_with_replay, decode_live, live_run
 from eval.scorecard.live_record import live_record, ways_of
-from eval.scorecard.loaded_models import Pair, replay_drafts
+from eval.scorecard.loaded_models import Pair, Replayed
 from eval.scorecard.policies import TunedDraft, policy_rows, recorded_along, stopping_rows, tune_draft
 from eval.scorecard.record import scored_latency, speedup_row
 
@@ -64,32 +64,21 @@ class Scored:
         return self.by_rule[0]
 
 
-def measure(
-    pair: Pair,
-    answers: Mapping[float, Answers],
-    tuning: Mapping[float, Answers],
-    config: EvalConfig,
-    resampling: Resampling,
-) -> Measured:
-    """Replay every draft, time all steps, tune policies, and decode live.
+def measure(replayed: Replayed, config: EvalConfig, resampling: Resampling) -> Measured:
+    """Count what was replayed, time all steps, tune policies, and decode live.
 
     Args:
-        pair: The models.
-        answers: To score on, by temperature.
-        tuning: To tune policies on, by temperature; empty for none.
+        replayed: The models, answers to score and to tune on, and what drafts do along them.
         config: How to score.
         resampling: How intervals are made.
     """
+    pair, answers = replayed.pair, replayed.answers
     lookaheads = config.lookaheads
-    scored = [
-        Scored(draft, draft.scores(lookaheads))
-        for temperature in answers
-        for draft in replay_drafts(pair, answers[temperature], sampling=Sampling.of(temperature, config.sampling))
-    ]
+    scored = [Scored(draft, draft.scores(lookaheads)) for drafts in replayed.along.values() for draft in drafts]
     latency = timed(pair, answers, config, resampling)
     forecasts = [forecast(pair, score.leading, latency) for score in scored]
     steps = latency.step_times(pair.primary)
-    tuned = tune_draft(pair, tuning, steps, config)
+    tuned = tune_draft(replayed.tuning, replayed.along_tuning, steps, config)
     ours = {score.leading.temperature: score for score in scored if score.leading.draft == pair.primary}
     promised = {row.temperature: row for row in forecasts if row.draft == pair.primary}
     most = config.max_new_tokens

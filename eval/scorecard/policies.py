@@ -6,11 +6,12 @@ from pathlib import Path
 
 from architectures.checkpoints.manifest import processor_name
 from architectures.settings.holding import WHOLE, Holding
+from architectures.sharing import ALONE, Share
+from eval.acceptance.draft_scores import ReplayedDraft
 from eval.acceptance.replay import rule_name
 from eval.acceptance.speedup import StepTimes
 from eval.answers.writing import Kind
 from eval.config import EvalConfig, SamplingConfig
-from eval.decoding.sampling import Sampling
 from eval.policies.policy_file import SCHEMA, PolicyFile, TunedPolicy, prompt_fingerprint
 from eval.policies.policy_replay import RecordedAnswer, Rounds
 from eval.policies.tune import Tuned, rounds_of, tune
@@ -20,8 +21,6 @@ from eval.prompts.to_tune_on import prompts_behind
 from eval.records.origin import ScoredModel
 from eval.records.scorecard_speeds import LookupRow, PolicyRow, StoppingRow
 from eval.scorecard.answers import Answers, record_answers
-from eval.scorecard.draft_scores import ReplayedDraft
-from eval.scorecard.loaded_models import Pair, replay_drafts
 
 FOLDER = "tuning"  # of the answers, beside those that are scored on
 
@@ -44,11 +43,12 @@ def record_tuning_answers(
     seed: int,
     answered_by: Kind | None = None,
     holding: Holding = WHOLE,
+    share: Share = ALONE,
 ) -> dict[float, Answers]:
     """The target's answers to them at every temperature; none where there are no prompts."""
     if not prompts:
         return {}
-    how = {"seed": seed, "answered_by": answered_by, "holding": holding}
+    how = {"seed": seed, "answered_by": answered_by, "holding": holding, "share": share}
     return {
         temperature: record_answers(target, prompts, config, out / FOLDER, temperature=temperature, **how)
         for temperature in config.temperatures
@@ -64,14 +64,12 @@ class TunedDraft:
 
 
 def tune_draft(
-    pair: Pair, answers: Mapping[float, Answers], steps: StepTimes, config: EvalConfig
+    answers: Mapping[float, Answers], replayed: Mapping[float, ReplayedDraft], steps: StepTimes, config: EvalConfig
 ) -> dict[float, TunedDraft]:
-    """What is fastest on these answers, for each temperature."""
-    primary = Pair(pair.target, {pair.primary: pair.drafts[pair.primary]})
+    """What is fastest on these answers, along which the last draft was replayed, for each temperature."""
     tuned = {}
     for temperature, group in answers.items():
-        [replayed] = replay_drafts(primary, group, sampling=Sampling.of(temperature, config.sampling))
-        along = recorded_along(replayed, group, max_new_tokens=config.max_new_tokens)
+        along = recorded_along(replayed[temperature], group, max_new_tokens=config.max_new_tokens)
         tuned[temperature] = TunedDraft(tune(along, steps), tune_stopping(along, steps))
     return tuned
 

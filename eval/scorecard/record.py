@@ -1,6 +1,7 @@
 """What a scorecard says of step times and what they promise. Pure; docs/scoring.md explains it."""
 
 from eval.acceptance.counts import ratio, tau
+from eval.acceptance.draft_scores import DraftScore
 from eval.acceptance.speedup import (
     StepTimes,
     best_lookahead,
@@ -13,7 +14,6 @@ from eval.acceptance.speedup import (
 from eval.latency.measure import Latency
 from eval.records.scorecard_speeds import Forecast, SpeedupRow
 from eval.records.steps import DraftSteps, ScoredLatency, VerifyStep
-from eval.scorecard.draft_scores import DraftScore
 
 
 def scored_latency(latency: Latency, *, batch: int = 1) -> ScoredLatency:

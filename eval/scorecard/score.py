@@ -12,11 +12,13 @@ from architectures.checkpoints.fingerprint import fingerprint_value
 from architectures.files.atomic import write_text
 from architectures.pages.markdown import markdown
 from architectures.settings.holding import WHOLE, Holding
+from architectures.sharing import ALONE, Share
 from eval.acceptance import paired_ratios
 from eval.acceptance.estimates import INTERVALS, Resampling
 from eval.answers.writing import Kind
 from eval.config import EvalConfig, SamplingConfig
-from eval.latency.threads import chosen_threads
+from eval.latency.machine import torch_threads
+from eval.latency.threads import Threads, choose_threads, threads_of_a_share
 from eval.models.identity import model_facts
 from eval.models.loading import load_model, require_positions, require_same_tokenizer
 from eval.pages.scorecard_page import scorecard_page
@@ -29,7 +31,7 @@ from eval.records.origin import AnswersRow, DraftModel, Prompts, Provenance, Sco
 from eval.records.scorecard import Scorecard, ScoredSettings
 from eval.scorecard.answers import Answers, context_of, longest_text, record_answers, require_rows_of
 from eval.scorecard.grid import measure_batches, write_grid
-from eval.scorecard.loaded_models import Pair
+from eval.scorecard.loaded_models import Pair, Replayed, replay_all
 from eval.scorecard.measure import measure
 from eval.scorecard.policies import FOLDER as TUNING_FOLDER
 from eval.scorecard.policies import policy_file, record_tuning_answers, tuning_prompts
@@ -47,6 +49,7 @@ def score_drafts(
     seed: int,
     answered_by: Kind | None = None,
     holding: Holding = WHOLE,
+    share: Share = ALONE,
 ) -> Scorecard:
     """Score drafts of one target on the same prompts; write out/scorecard.json, its page and what is beside it.
 
@@ -59,6 +62,8 @@ def score_drafts(
         seed: Of sampled answers, resampling, and the order of what is timed.
         answered_by: What writes the target's answers, as write_traces has it.
         holding: How the target is held.
+        share: This process's part of answers and replays. What is timed is timed by the first process while the others
+            wait with nothing in memory.
 
     Returns:
         What scorecard.json holds.
@@ -68,55 +73,98 @@ def score_drafts(
     """
     for draft in drafts.values():
         require_same_tokenizer(target, draft)
+    load = partial(load_target, target, dtype=config.dtype, holding=holding)
+    threads = share.lead(lambda: choose_threads(config.num_threads, load))
+    how = {"seed": seed, "answered_by": answered_by, "holding": holding, "share": share}
+    with threads_of_a_share(threads, share):
+        replayed = replay_prompts(target, drafts, prompts, config, out, **how)
+    if share.count > 1:
+        print(f"   one of {share.count} processes measures step times and live decoding, the others wait", flush=True)
+
+    def measured_card() -> Scorecard:
+        assert replayed is not None, "of the first process"
+        facts = ScoredModel(**model_facts(target, replayed.pair.target), **held_facts(holding))
+        with torch_threads(threads.count):
+            card = measure_card(replayed, facts, drafts, prompts, config, out=out, seed=seed, threads=threads)
+        write_text(f"{markdown(scorecard_page(card))}\n", out / "scorecard.md")
+        write_record(card, out / CARD_NAME)
+        return card
+
+    return share.lead(measured_card)
+
+
+def replay_prompts(
+    target: Path,
+    drafts: Mapping[str, Path],
+    prompts: Sequence[Prompt],
+    config: EvalConfig,
+    out: Path,
+    *,
+    seed: int,
+    answered_by: Kind | None,
+    holding: Holding,
+    share: Share,
+) -> Replayed | None:
+    """Let the target answer, and replay its drafts along what it said; None but for the first process."""
     taken, to_tune_on = prompts[: config.num_prompts], tuning_prompts(prompts, config)
     load = partial(load_target, target, dtype=config.dtype, holding=holding)
-    how = {"seed": seed, "answered_by": answered_by, "holding": holding}
-    with chosen_threads(config.num_threads, load) as threads:
-        answers = {t: record_answers(target, taken, config, out, temperature=t, **how) for t in config.temperatures}
-        tuning = record_tuning_answers(target, to_tune_on, config, out, **how)
-        for group, folder in ((answers, out), (tuning, out / TUNING_FOLDER)):
-            require_fitting([target, *drafts.values()], group, folder, config.sampling)
-        pair = Pair(
-            load(),
-            {name: load_model(folder, dtype=config.dtype) for name, folder in drafts.items()},
-        )
-        resampling = Resampling(config.confidence, config.num_resamples, seed)
-        measured = measure(pair, answers, tuning, config, resampling)
-        grid, left_out = measure_batches(pair.target_and_primary, context_of(answers), config, resampling)
-        scorecard = Scorecard(
-            verdict="",
-            warnings=(),
-            target=ScoredModel(**model_facts(target, pair.target), **held_facts(holding)),
-            drafts=tuple(DraftModel(draft=name, **model_facts(drafts[name], pair.drafts[name])) for name in drafts),
-            prompts=prompts_section(prompts, answers, config),
-            settings=ScoredSettings(
-                **config.recorded(),
-                seed=seed,
-                threads=threads.count,
-                device=pair.device,
-                intervals=INTERVALS,
-                speedup_intervals=paired_ratios.INTERVALS,
-            ),
-            acceptance=measured.acceptance,
-            differences=measured.differences,
-            latency=replace(measured.latency, evidence=threads.noted(measured.latency.evidence)),
-            speedup=measured.speedup,
-            policies=measured.policies,
-            stopping=measured.stopping,
-            live=measured.live[0],
-            live_at=measured.live[1:],
-            provenance=Provenance.of_this_process(),
-        )
-        write_sidecars(scorecard, measured.run, answers[measured.live[0].temperature].first_turns(), out)
-        write_grid(grid, scorecard, out)
-        if measured.tuned:
-            models = {"target": scorecard.target, "draft": scorecard.drafts[-1]}
-            run = {"num_threads": threads.count, "sampling": config.sampling}
-            write_policies(policy_file(measured.tuned, tuning, **models, **run), out)
-    scorecard = replace(scorecard, warnings=(*find_warnings(scorecard), *left_out), verdict=verdict(scorecard))
-    write_text(f"{markdown(scorecard_page(scorecard))}\n", out / "scorecard.md")
-    write_record(scorecard, out / CARD_NAME)
-    return scorecard
+    how = {"seed": seed, "answered_by": answered_by, "holding": holding, "share": share}
+    answers = {t: record_answers(target, taken, config, out, temperature=t, **how) for t in config.temperatures}
+    tuning = record_tuning_answers(target, to_tune_on, config, out, **how)
+    for group, folder in ((answers, out), (tuning, out / TUNING_FOLDER)):
+        require_fitting([target, *drafts.values()], group, folder, config.sampling)
+    pair = Pair(load(), {name: load_model(folder, dtype=config.dtype) for name, folder in drafts.items()})
+    replayed = replay_all(pair, answers, tuning, sampling=config.sampling, share=share)
+    return replayed if share.leads else None
+
+
+def measure_card(
+    replayed: Replayed,
+    target: ScoredModel,
+    drafts: Mapping[str, Path],
+    prompts: Sequence[Prompt],
+    config: EvalConfig,
+    *,
+    out: Path,
+    seed: int,
+    threads: Threads,
+) -> Scorecard:
+    """Measure what replays cannot say; the scorecard, and on the disk what stands beside it."""
+    pair, answers = replayed.pair, replayed.answers
+    resampling = Resampling(config.confidence, config.num_resamples, seed)
+    measured = measure(replayed, config, resampling)
+    grid, left_out = measure_batches(pair.target_and_primary, context_of(answers), config, resampling)
+    scorecard = Scorecard(
+        verdict="",
+        warnings=(),
+        target=target,
+        drafts=tuple(DraftModel(draft=name, **model_facts(drafts[name], pair.drafts[name])) for name in drafts),
+        prompts=prompts_section(prompts, answers, config),
+        settings=ScoredSettings(
+            **config.recorded(),
+            seed=seed,
+            threads=threads.count,
+            device=pair.device,
+            intervals=INTERVALS,
+            speedup_intervals=paired_ratios.INTERVALS,
+        ),
+        acceptance=measured.acceptance,
+        differences=measured.differences,
+        latency=replace(measured.latency, evidence=threads.noted(measured.latency.evidence)),
+        speedup=measured.speedup,
+        policies=measured.policies,
+        stopping=measured.stopping,
+        live=measured.live[0],
+        live_at=measured.live[1:],
+        provenance=Provenance.of_this_process(),
+    )
+    write_sidecars(scorecard, measured.run, answers[measured.live[0].temperature].first_turns(), out)
+    write_grid(grid, scorecard, out)
+    if measured.tuned:
+        models = {"target": scorecard.target, "draft": scorecard.drafts[-1]}
+        how = {"num_threads": threads.count, "sampling": config.sampling}
+        write_policies(policy_file(measured.tuned, replayed.tuning, **models, **how), out)
+    return replace(scorecard, warnings=(*find_warnings(scorecard), *left_out), verdict=verdict(scorecard))
 
 
 def require_fitting(

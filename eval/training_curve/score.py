@@ -12,17 +12,19 @@ from transformers import PreTrainedModel
 from architectures.files.atomic import write_text
 from architectures.pages.markdown import markdown
 from architectures.settings.holding import WHOLE, Holding
+from architectures.sharing import ALONE, Share
+from eval.acceptance.draft_scores import DraftScore
 from eval.acceptance.estimates import Columns, Estimate, Resampling, pooled_ratio
 from eval.acceptance.paired_ratios import paired_ratio_differences
 from eval.acceptance.speedup import StepTimes
 from eval.answers.writing import Kind
 from eval.config import EvalConfig
 from eval.decoding.sampling import Sampling
-from eval.latency.machine import torch_threads
+from eval.latency.machine import default_threads
+from eval.latency.threads import Threads, threads_of_a_share
 from eval.prompts.forms import Prompt
 from eval.records.files import CARD_NAME, read_scorecard
 from eval.scorecard.answers import Answers, record_answers
-from eval.scorecard.draft_scores import DraftScore
 from eval.scorecard.loaded_models import Pair, replay_drafts
 from eval.scorecard.record import speedup_row
 from eval.targets.loading import load_target
@@ -57,6 +59,7 @@ def score_checkpoints(
     seed: int,
     answered_by: Kind | None = None,
     holding: Holding = WHOLE,
+    share: Share = ALONE,
 ) -> Curves:
     """Score checkpoints of one training; write checkpoints.json and checkpoints.md beside the scorecard of its draft.
 
@@ -69,13 +72,16 @@ def score_checkpoints(
         seed: Of the scorecard.
         answered_by: What wrote the answers of the scorecard.
         holding: How the target is held.
+        share: This process's part of the replays; the first process writes.
     """
     card = read_scorecard(folder / CARD_NAME)
     taken, temperatures = prompts[: config.num_prompts], config.temperatures
-    with torch_threads(card.settings.threads if config.num_threads == "auto" else config.num_threads):
-        how = {"seed": seed, "answered_by": answered_by, "holding": holding}
+    threads = card.settings.threads if config.num_threads == "auto" else config.num_threads
+    with threads_of_a_share(Threads(threads or default_threads()), share):
+        how = {"seed": seed, "answered_by": answered_by, "holding": holding, "share": share}
         answers = {t: record_answers(target, taken, config, folder, temperature=t, **how) for t in temperatures}
-        scores = replay_all(load_target(target, dtype=config.dtype, holding=holding), saved, answers, config)
+        whole = load_target(target, dtype=config.dtype, holding=holding)
+        scores = replay_all(whole, saved, answers, config, share)
     resampling = Resampling(config.confidence, config.num_resamples, seed)
     draft = card.drafts[-1]
     steps = card.latency.step_times(draft.draft)
@@ -85,13 +91,18 @@ def score_checkpoints(
         draft.fingerprint,
         tuple(curve(saved, scores[t], steps, resampling) for t in temperatures),
     )
-    write_text(f"{markdown(curves_page(curves))}\n", folder / PAGE_NAME)
-    write_curves(curves, folder / JSON_NAME)
+    if share.leads:
+        write_text(f"{markdown(curves_page(curves))}\n", folder / PAGE_NAME)
+        write_curves(curves, folder / JSON_NAME)
     return curves
 
 
 def replay_all(
-    target: PreTrainedModel, saved: Sequence[Saved], answers: Mapping[float, Answers], config: EvalConfig
+    target: PreTrainedModel,
+    saved: Sequence[Saved],
+    answers: Mapping[float, Answers],
+    config: EvalConfig,
+    share: Share = ALONE,
 ) -> dict[float, list[DraftScore]]:
     """Scores of every checkpoint by temperature."""
     scores: dict[float, list[DraftScore]] = {temperature: [] for temperature in answers}
@@ -99,7 +110,7 @@ def replay_all(
         print(f"   {checkpoint.name}, {number} of {len(saved)}", flush=True)
         pair = Pair(target, {checkpoint.name: checkpoint.open()})
         for temperature, written in answers.items():
-            [replayed] = replay_drafts(pair, written, sampling=Sampling.of(temperature, config.sampling))
+            [replayed] = replay_drafts(pair, written, sampling=Sampling.of(temperature, config.sampling), share=share)
             scores[temperature].append(replayed.scores(config.lookaheads)[0])
     return scores
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from architectures.errors import UserError
 from architectures.pages.blocks import Block
 from architectures.pages.markdown import markdown
+from architectures.sharing import ALONE, Share
 from distill.choose.ranked.page import left_out_page, prospects_page, rung_page, steps_blocks
 from distill.choose.ranked.record import Choice, timed_candidates, write_choice
 from distill.choose.ranked.vocabulary_page import ranked_by_answers, vocabulary_page
@@ -49,34 +50,35 @@ class Timed:
     pruned: Pruned
 
 
-def choose(path: Path, overrides: Sequence[str], settings: ChooseSettings) -> None:
+def choose(path: Path, overrides: Sequence[str], settings: ChooseSettings, share: Share = ALONE) -> None:
     """Print what was found, and write the recipe of the winner, and choice.json.
 
     Args:
         path: A recipe.
         overrides: Its key=value words.
         settings: Which shapes, and how they are ranked.
+        share: This process's part of what is made and trained; the first process times steps and writes.
     """
     require_file(settings.out, path)
     recipe = load_recipe(path, overrides)
     trial = load_recipe(path, [*overrides, f"distill.max_duration={settings.duration}", *TRIAL])
-    run = Run.of(recipe)
-    begin(run)
+    run = Run.of(recipe, share)
+    share.lead(lambda: begin(run))
     asked = shapes_in(run.target, trial, settings.wanted)
     id_counts = id_counts_for(recipe, asked.candidates, run.target)
     alphas = alphas_of(settings.alphas, asked.candidates, id_counts) if settings.alphas else {}
-    timed = timed_shapes(run, asked, settings)
+    timed = share.lead(lambda: timed_shapes(run, asked, settings))
     tell_prospects(timed, id_counts)
     found: list[Rung] = []
     if not settings.untrained and timed.pruned.kept:
         for rung in ranked_as_given(recipe, timed, alphas) if alphas else trained(run, timed, settings):
             found.append(rung)
             tell(*rung_page(rung))
-            write_choice(choice_of(recipe, timed, found, None), trials_folder(run))
+            share.lead(lambda: write_choice(choice_of(recipe, timed, found, None), trials_folder(run)))
         tell_coverage(run, timed, id_counts)
     winner = found[-1].ranked[0].draft if found else None
-    write_choice(choice_of(recipe, timed, found, winner), trials_folder(run))
-    if winner is not None:
+    share.lead(lambda: write_choice(choice_of(recipe, timed, found, winner), trials_folder(run)))
+    if winner is not None and share.leads:
         out = settings.out or trials_folder(run) / RECIPE_NAME
         save_recipe(chosen_recipe(recipe, timed.pruned.kept, winner), out)
         print(f"\n{out}: the recipe of {winner}. Next: widedraft run {out}")

@@ -15,6 +15,7 @@ from distill.choose.shapes.durations import rung_durations
 from distill.choose.shapes.given_alphas import GivenAlpha, known_alpha
 from distill.choose.shapes.vocabularies import VocabularySize, head_rows
 from distill.choose.shapes.widths import AXES, WidthSize
+from distill.ranks.launching import Processes
 from distill.recipe.sections.times import Duration
 from distill.recipe.words import Debug, Overrides, RecipeFile
 
@@ -31,8 +32,10 @@ REFUSED = {  # by what shapes are ranked by: the options that would do nothing t
         "most_milliseconds": "times nothing",
         **dict.fromkeys(("batch_sizes", "contexts"), BATCH_1),
         "longest": UNTRAINED,
+        "processes": "is the work of one process",
     },
     "budget": {
+        "processes": "is the work of one process",
         "out": "ranks mixes of tokens and writes no recipe",
         **dict.fromkeys((*AXES.values(), "widest"), NO_WIDTHS),
         "most_milliseconds": "bounds minutes alone, by --within",
@@ -52,6 +55,7 @@ class ChooseSettings(Section):
     debug: Debug = False
     rehash: Rehash = False
     trust_checkpoints: TrustCheckpoints = False
+    processes: Processes = None
     layers: Annotated[tuple[Annotated[int, Field(ge=1, le=MOST)], ...], Flag(absent="1 2 3 4 6 8 12")] = Field(
         default=(), description="Numbers of layers of the candidates."
     )
@@ -135,6 +139,11 @@ class ChooseSettings(Section):
     def ranked_by(self) -> str:
         """What shapes are ranked by: a name of RANKED_BY; "duration" where nothing is named."""
         return next((name for name in RANKED_BY if name in self.model_fields_set), RANKED_BY[0])
+
+    @property
+    def is_for_one(self) -> bool:
+        """See distill.ranks.launching."""
+        return self.floors is not None or self.budget is not None
 
     @model_validator(mode="after")
     def _by_one_thing(self) -> "ChooseSettings":

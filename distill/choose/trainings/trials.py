@@ -14,6 +14,7 @@ docs/choosing.md has what was measured. The recipe that is chosen trains its sma
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,16 +23,17 @@ from architectures.checkpoints.fingerprint import fingerprint_checkpoint, finger
 from architectures.progress.time_left import TimeLeft
 from architectures.progress.track import words
 from architectures.shapes.section import ArchitectureConfig
+from architectures.sharing import ALONE
 from distill.choose.shapes.candidates import Candidate, trials_folder
 from distill.recipe.recipe import Recipe
+from distill.recipe.sections.teacher import is_sharded
 from distill.run.artifact import ARTIFACTS, Artifact
 from distill.run.content import fingerprint_sources
 from distill.run.progressive import share_answers, with_imported_target
 from distill.run.run import Run
-from distill.run.run_folder import owned_run
 from distill.run.stage import begin
 from distill.stages.processes import distill_stage
-from distill.stages.running import cache_if_asked, generate_stage, prune_stage, timed
+from distill.stages.running import cache_if_asked, generate_stage, owned_by_the_first, prune_stage, timed
 from distill.stages.table import eval_prompts
 
 if TYPE_CHECKING:
@@ -63,20 +65,52 @@ def train_candidates(
         The folder of each one's weights, by name.
     """
     needed = [trials[body] for body in dict.fromkeys(candidate.body for candidate in candidates)]
-    left = TimeLeft(len(needed), time.monotonic())
-    for number, recipe in enumerate(needed, start=1):
-        print(f"== {Path(recipe.run_dir).name} for {length}, {number} of {len(needed)}", flush=True)
+    for recipe in needed:
+        cut_candidate(run, trial_run(run, recipe, length), None if earlier is None else trial_run(run, recipe, earlier))
+    together = trained_together(run)
+    mine = needed if together else run.share.mine(needed)
+    left = TimeLeft(len(mine), time.monotonic())
+    for number, recipe in enumerate(mine, start=1):
+        print(f"== {Path(recipe.run_dir).name} for {length}, {number} of {len(mine)}{run.share.words}", flush=True)
         trial = trial_run(run, recipe, length)
-        with owned_run(trial):
-            share_answers(run, trial)
-            if earlier is not None:
-                go_on_from(trial_run(run, recipe, earlier), trial)
-            timed("prune", partial(prune_stage, trial))
-            timed("distill", partial(distill_stage, trial.recipe_file, []))
+        train_candidate(trial if together else replace(trial, share=ALONE))
         left.advance(1, time.monotonic())
-        if number < len(needed):
-            print(f"   {number} of {len(needed)} trained, {words(left.seconds)} left", flush=True)
+        if number < len(mine):
+            print(f"   {number} of {len(mine)} trained, {words(left.seconds)} left", flush=True)
+    run.share.meet()
     return {each.name: weights_of(run, each, trials[each.body], length) for each in candidates}
+
+
+def trained_together(run: Run) -> bool:
+    """Whether all processes train each candidate, as one device cannot hold it, and not each process some of them."""
+    config = run.recipe.distill
+    return config.parallelism == "fsdp2" or is_sharded(config.teacher)
+
+
+def cut_candidate(run: Run, trial: Run, earlier: Run | None) -> None:
+    """Make what the training of a candidate begins with, by all processes: scores of one serve the others.
+
+    Args:
+        run: That it belongs to, with its answers.
+        trial: Of the candidate.
+        earlier: A shorter training of it that this one goes on from; None to begin.
+    """
+    with owned_by_the_first(trial):
+        run.share.lead(lambda: prepare(run, trial, earlier))
+        timed(f"prune {trial.folder.name}", partial(prune_stage, trial))
+
+
+def train_candidate(trial: Run) -> None:
+    """Train one candidate, by the processes that share its trial."""
+    with owned_by_the_first(trial):
+        timed("distill", partial(distill_stage, trial.recipe_file, [], share=trial.share))
+
+
+def prepare(run: Run, trial: Run, earlier: Run | None) -> None:
+    """Lay the answers into a trial, and where it starts."""
+    share_answers(run, trial)
+    if earlier is not None:
+        go_on_from(earlier, trial)
 
 
 def trials_of(candidates: Sequence[Candidate]) -> dict[str, Recipe]:
@@ -126,8 +160,8 @@ def weights_of(run: Run, candidate: Candidate, trial: Recipe, length: str) -> Pa
         return draft
     print(f"== {candidate.name}, cut out of {candidate.body}", flush=True)
     cut = trial_run(run, cut_recipe(candidate, draft), length)
-    with owned_run(cut):
-        share_answers(run, cut)
+    with owned_by_the_first(cut):
+        run.share.lead(lambda: share_answers(run, cut))
         timed("prune", partial(prune_stage, cut))
     return cut.init.path
 
@@ -151,7 +185,7 @@ def trial_run(run: Run, trial: Recipe, length: str) -> Run:
             "distill": trial.distill.model_copy(update={"max_duration": length}),
         }
     )
-    return Run.of(with_imported_target(timed_trial, run))
+    return Run.of(with_imported_target(timed_trial, run), run.share)
 
 
 def score_candidates(run: Run, drafts: Mapping[str, Path], length: str) -> "Scorecard":
@@ -163,18 +197,24 @@ def score_candidates(run: Run, drafts: Mapping[str, Path], length: str) -> "Scor
     from eval.records.files import CARD_NAME, read_scorecard
     from eval.scorecard import score_drafts
 
-    begin(run)
+    share, seed = run.share, run.recipe.seed
+    share.lead(lambda: begin(run))
     scored = Artifact(trials_folder(run) / length / "eval", ARTIFACTS["eval"])
     inputs = scored_inputs(run, drafts)
-    if not scored.is_current(inputs):
-        answers = trials_folder(run) / "answers"
-        answers.mkdir(parents=True, exist_ok=True)
-        link(answers, scored.path / answers.name)
+    if not share.lead(lambda: scored.is_current(inputs)):
+        share.lead(lambda: link_answers(run, scored.path))
         with engine_asked(run.recipe.generate) as kind:
-            how = {"seed": run.recipe.seed, "answered_by": kind, "holding": run.recipe.target.holding}
+            how = {"seed": seed, "answered_by": kind, "holding": run.recipe.target.holding, "share": share}
             score_drafts(run.target, drafts, eval_prompts(run), config_of(run), scored.path, **how)
-        run.record(scored, inputs)
+        share.lead(lambda: run.record(scored, inputs))
     return read_scorecard(scored.path / CARD_NAME)
+
+
+def link_answers(run: Run, scored: Path) -> None:
+    """Let a scorecard of candidates find the target's answers where all others do."""
+    answers = trials_folder(run) / "answers"
+    answers.mkdir(parents=True, exist_ok=True)
+    link(answers, scored / answers.name)
 
 
 def config_of(run: Run) -> "EvalConfig":

@@ -130,7 +130,7 @@ def test_turns_without_room_are_counted(tiny_target, prompt_file, tmp_path):
 def test_self_written_prompts_join_those_of_files(tiny_target, prompt_file, tmp_path, monkeypatch):
     asked = []
 
-    def write_own_prompts(target, count, out, settings):
+    def write_own_prompts(target, count, out, settings, share):
         asked.append((target, count, out, settings))
         return ask("question 0", "written by itself")
 

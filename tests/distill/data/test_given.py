@@ -25,6 +25,7 @@ from eval.models.loading import load_tokenizer
 from eval.prompts.forms import Prompt
 from eval.prompts.rendering import render_prompt
 from eval.prompts.source import PromptSource
+from tests.sharing import by_processes
 
 LOSS_RTOL = 1e-6  # float32, a cached hidden state was computed in another batch
 
@@ -343,3 +344,19 @@ def test_a_cached_teacher_teaches_conversations_as_the_live_one_does(given):
     live, cached = losses
     assert len(live) == 3
     assert cached == pytest.approx(live, rel=LOSS_RTOL)
+
+
+def test_several_processes_lay_out_the_files_of_one(tiny_target, row_file, tmp_path):
+    rows = [{"messages": [ask(f"{i}?"), answer(f"{i}."), ask("and?"), answer("no")]} for i in range(9)]
+    how = {"seed": 5, "dtype": "float32"}
+    given = config(row_file(*rows), shard_size=2)
+    counts = collect_given(tiny_target, given, tmp_path / "alone", **how)
+    together = by_processes(
+        3, lambda share: collect_given(tiny_target, given, tmp_path / "together", share=share, **how)
+    )
+    assert together == [counts] * 3
+    ours, theirs = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("together", "alone")
+    )
+    assert ours == theirs
+    assert len([name for name in ours if name.endswith(".jsonl")]) == 6  # 4 to train on, 2 held out

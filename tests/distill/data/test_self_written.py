@@ -22,6 +22,7 @@ from distill.data.self_written import (
 )
 from eval.decoding.texts import DRAWS
 from eval.models.loading import load_tokenizer
+from tests.sharing import by_processes
 
 KNOWN = (
     "Why is the sky blue?",
@@ -249,3 +250,20 @@ def test_prompts_are_no_longer_than_the_context_leaves_behind_the_opening(make_c
     assert self_written.within_context(target, long_enough, opening=6) == long_enough
     with pytest.raises(UserError, match="max_position_embeddings is 30, and its chat template opens a prompt with 30"):
         self_written.within_context(target, SETTINGS, opening=30)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_several_processes_write_the_prompts_and_the_shards_of_one(asking_target, tmp_path, count):
+    alone = write_own_prompts(asking_target, 5, tmp_path / "alone", SETTINGS)
+    together = by_processes(
+        count, lambda share: write_own_prompts(asking_target, 5, tmp_path / "together", SETTINGS, share)
+    )
+    assert together == [alone] * count
+    files = shard_bytes(tmp_path / "alone")
+    assert len(files) >= 2
+    assert shard_bytes(tmp_path / "together") == files
+
+
+def test_no_process_writes_a_shard_ahead_of_what_is_known_to_be_needed(asking_target, tmp_path):
+    by_processes(4, lambda share: write_own_prompts(asking_target, 1, tmp_path, SETTINGS, share))
+    assert list(shard_bytes(tmp_path)) == [f"{NAME}-00000.jsonl"]

@@ -223,7 +223,7 @@ def test_the_stage_hands_the_option_on_or_says_that_nothing_is_trained(make_run,
     recipe, words = make_run(max_duration="4ba"), []
     path = Path(recipe.run_dir) / "recipe.yaml"
     save_recipe(recipe, path)
-    monkeypatch.setattr(processes, "run_training", lambda *given: words.append(given))
+    monkeypatch.setattr(processes, "run_training", lambda *given: words.append(given[:2]))
     processes.distill_stage(path, ["distill.max_duration=4ba"], "--profile=p")
     assert words == [(path, ["distill.max_duration=4ba", "--profile=p"])]
     train(recipe)

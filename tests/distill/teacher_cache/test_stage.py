@@ -191,7 +191,7 @@ def test_training_asks_for_the_cache(recipe):
 def test_a_run_caches_between_answers_and_training_where_the_recipe_wants_it(recipe, make_run, monkeypatch):
     seen = []
     for name in ("prune_stage", "generate_stage", "distill_stage", "eval_stage", "report_stage", "print_outcome"):
-        monkeypatch.setattr(stages, name, lambda *_, name=name: seen.append(name))
+        monkeypatch.setattr(stages, name, lambda *_, name=name, **__: seen.append(name))
     monkeypatch.setattr(stages, "cache_stage", lambda _: seen.append("cache_stage"))
     monkeypatch.setattr(stages, "check_first", lambda _: seen.append("check_first"))
     for wanted in (recipe, make_run("live")):
@@ -205,7 +205,7 @@ def test_a_run_in_stages_caches_behind_its_first_cut(recipe, monkeypatch):
     """Which says what ids the entries of a cache are of."""
     seen = []
     for name in ("prune_stage", "generate_stage", "distill_stage", "eval_stage", "report_stage", "print_outcome"):
-        monkeypatch.setattr(stages, name, lambda given, *_, name=name: seen.append((name, run_of(given))))
+        monkeypatch.setattr(stages, name, lambda given, *_, name=name, **__: seen.append((name, run_of(given))))
     monkeypatch.setattr(stages, "cache_stage", lambda given: seen.append(("cache_stage", run_of(given))))
     monkeypatch.setattr(stages, "check_first", lambda _: None)  # the recipe's one prompt is stood in for
     in_two = changed(recipe, "architecture", layers=None, stages=[3, 2])

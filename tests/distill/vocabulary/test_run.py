@@ -114,7 +114,7 @@ def test_a_run_writes_answers_before_it_cuts_by_them(make_recipe, list_of, monke
     done = []
     for name in ("prune", "generate", "eval", "report"):
         monkeypatch.setattr(stages, f"{name}_stage", lambda _, name=name: done.append(name))
-    monkeypatch.setattr(stages, "distill_stage", lambda *_: done.append("distill"))
+    monkeypatch.setattr(stages, "distill_stage", lambda *_, **__: done.append("distill"))
     monkeypatch.setattr(stages, "print_outcome", lambda _: None)
     save_recipe(recipe, tmp_path / "r.yaml")
     run_all(tmp_path / "r.yaml", [])

@@ -7,13 +7,13 @@ import pytest
 
 from eval.acceptance.bins import ReplayedAnswer
 from eval.acceptance.counts import count_trace
+from eval.acceptance.draft_scores import AnswerScore, DraftScore, ReplayedDraft, score_answer
 from eval.acceptance.estimates import Resampling
 from eval.acceptance.replay import Accepts, Replay
 from eval.records.acceptance import PerPosition
 from eval.records.differences import PromptSigns, TokenTable
 from eval.records.values import Ratio
 from eval.scorecard.acceptance_record import acceptance_row, difference_row, rounds_at
-from eval.scorecard.draft_scores import AnswerScore, DraftScore, ReplayedDraft, score_answer
 
 RESAMPLING = Resampling(confidence=0.75, num_resamples=100, seed=17)  # three prompts are enough for an interval
 

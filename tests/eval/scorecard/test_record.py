@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from eval.acceptance.counts import count_trace
+from eval.acceptance.draft_scores import AnswerScore, DraftScore
 from eval.acceptance.estimates import Resampling
 from eval.acceptance.speedup import StepTimes, break_even_alpha
 from eval.decoding.texts import Decoded, Round
 from eval.records.scorecard_speeds import LOOKUP, RoundCounts, Spent, SpentByBoth
-from eval.scorecard.draft_scores import AnswerScore, DraftScore
 from eval.scorecard.live import DRAFT, LiveAnswer, LiveWay, compare_with_replay
 from eval.scorecard.live_record import live_record
 from eval.scorecard.record import forecast, speedup_row

@@ -7,9 +7,9 @@ import pytest
 from architectures.errors import UserError
 from architectures.pages.markdown import markdown
 from eval.acceptance.counts import Counts
+from eval.acceptance.draft_scores import AnswerScore, DraftScore
 from eval.acceptance.estimates import Resampling
 from eval.acceptance.speedup import StepTimes
-from eval.scorecard.draft_scores import AnswerScore, DraftScore
 from eval.training_curve.curves import SCHEMA, Curves, read_curves, write_curves
 from eval.training_curve.page import best_sentence, curves_page
 from eval.training_curve.score import Saved, curve

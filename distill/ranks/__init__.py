@@ -1,0 +1,1 @@
+"""Several processes of one command: how they are started, meet, and end together."""

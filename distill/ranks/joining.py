@@ -1,0 +1,117 @@
+"""The processes that a launcher started for one command meet, and end together.
+
+    composer -n 8 -m widedraft run RECIPE
+
+Composer's launcher and torchrun say by RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT who
+is who. Without these there is one process, which imports nothing here.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from architectures.errors import UserError
+from architectures.sharing import ALONE, Share
+from distill.process.exits import end_stage_on_sigterm
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
+
+    from distill.ranks.board import StoreBoard
+
+MEETING_S = 1800  # in which all have to come: those of another machine may start later
+
+
+def is_launched() -> bool:
+    """Whether a launcher started this process beside others."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+@contextmanager
+def joined() -> Iterator[Share]:
+    """This process's share of what the block does with the others that a launcher started; all of it where none did.
+
+    The first process alone is heard. A mistake that one finds ends all of them.
+
+    Raises:
+        UserError: If there are fewer GPUs than processes, or another process found a mistake.
+        LostProcessError: If another process is gone.
+    """
+    if not is_launched():
+        yield ALONE
+        return
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or torch tells of lost connections by stacks of C++
+    from distill.ranks.board import Pulse, StoreBoard
+
+    index, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    signal.signal(signal.SIGTERM, end_stage_on_sigterm if index == 0 else signal.SIG_DFL)
+    take_own_device()
+    board = StoreBoard(meeting_place(index, count), index, count)
+    with ExitStack() as stack:
+        stack.enter_context(Pulse(board))
+        if index > 0:
+            stack.enter_context(silenced())
+        yield from share_until_the_end(board)
+
+
+def share_until_the_end(board: "StoreBoard") -> Iterator[Share]:
+    """The share of a process; tells the others of a mistake, and lets them read what they still wait for."""
+    try:
+        yield Share(board.index, board.count, board)
+    except UserError as error:
+        board.tell_mistake(str(error))
+        board.leave()
+        raise
+    board.leave()
+
+
+def meeting_place(index: int, count: int) -> "Store":
+    """The store that all processes know by the environment."""
+    import torch.distributed
+    from torch.distributed.rendezvous import rendezvous
+
+    try:
+        store, _, _ = next(iter(rendezvous("env://", index, count, timeout=timedelta(seconds=MEETING_S))))
+    except torch.distributed.DistError as error:
+        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise UserError(
+            f"process {index} of {count} did not meet the others at {where} ({str(error).splitlines()[0]}). Give all "
+            "machines the same --master_addr and --master_port, and start them within half an hour."
+        ) from error
+    return store
+
+
+def take_own_device() -> None:
+    """Let "cuda" be this process's own GPU; on a processor take its share of the cores.
+
+    Raises:
+        UserError: If there are fewer GPUs than processes here.
+    """
+    import torch
+
+    local, processes = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if torch.cuda.is_available():
+        gpus = torch.cuda.device_count()
+        if processes > gpus:
+            raise UserError(f"{processes} processes on this machine, which has {gpus} GPUs: start one for each GPU.")
+        torch.cuda.set_device(local)
+    elif "OMP_NUM_THREADS" not in os.environ:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        torch.set_num_threads(max(1, cores // processes))
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Nothing is printed but how this process ends: the first one speaks for all."""
+    out, err = sys.stdout, sys.stderr
+    with Path(os.devnull).open("w") as nowhere:
+        sys.stdout = sys.stderr = nowhere
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = out, err

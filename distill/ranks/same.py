@@ -1,0 +1,57 @@
+"""Processes that work together were given the same recipe, read the same files and run the same versions. No torch."""
+
+from collections.abc import Mapping, Sequence
+
+from architectures.errors import UserError
+from architectures.settings.holding import Holding
+from architectures.sharing import Share
+
+MOST_NAMED = 3
+ABSENT = "nothing"
+
+
+def require_same(share: Share, what: str, values: Mapping[str, str]) -> None:
+    """Compare some values of every process.
+
+    Args:
+        share: Of them.
+        what: The values say, of which the message tells.
+        values: Of this process, by name; fingerprints among them.
+
+    Raises:
+        UserError: On all of them, if two of them differ, naming the first values in which they do.
+    """
+    refuse_differing(what, share.exchange(dict(values)))
+
+
+def refuse_differing(what: str, given: Sequence[Mapping[str, str]]) -> None:
+    """Raise UserError if the values of two processes differ."""
+    for other, values in enumerate(given):
+        names = [name for name in sorted({*given[0], *values}) if given[0].get(name) != values.get(name)]
+        if names:
+            raise UserError(difference(what, given, other, names))
+
+
+def refuse_spread(share: Share, holding: Holding) -> None:
+    """Raise UserError if several processes would each spread the target over the GPUs of all."""
+    if share.count > 1 and holding.placement == "spread":
+        raise UserError(
+            f"target.placement is spread, which takes all GPUs of a machine for one process, and there are "
+            f"{share.count}. Start one (--processes 1), or set it to whole or layers."
+        )
+
+
+def difference(what: str, given: Sequence[Mapping[str, str]], other: int, names: Sequence[str]) -> str:
+    """In words, what the first process and another one differ in."""
+    told = "; ".join(f"{name} is {said(given[0], name)} and {said(given[other], name)}" for name in names[:MOST_NAMED])
+    more = "" if len(names) <= MOST_NAMED else f"; and {len(names) - MOST_NAMED} more"
+    return (
+        f"process 0 and process {other} of {len(given)} do not have the same {what}: {told}{more}. "
+        "Give all of them one recipe, with the same values, and one version of everything."
+    )
+
+
+def said(values: Mapping[str, str], name: str) -> str:
+    """A value as a message shows it: fingerprints by their first twelve digits."""
+    value = values.get(name, ABSENT)
+    return f"{value[:12]}…" if len(value) == 64 else value

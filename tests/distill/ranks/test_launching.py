@@ -1,0 +1,115 @@
+"""Commands in several processes: how many are started, by which words, and which commands refuse to be."""
+
+import os
+import sys
+
+import pytest
+
+import widedraft
+from architectures.errors import UserError
+from distill.ranks import launching
+from distill.ranks.same import refuse_differing
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """The programs that a command turned into; none is started."""
+    programs: list[tuple[list[str], str]] = []
+
+    def become(_: str, words: list[str], environment: dict[str, str]) -> None:
+        programs.append((words, environment["PYTHONSAFEPATH"]))
+        raise SystemExit(0)
+
+    monkeypatch.setattr(os, "execve", become)
+    return programs
+
+
+LAUNCHER = [sys.executable, "-m", "composer", "-n"]
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        (["run", "r.yaml", "--processes", "3", "seed=5"], ["3", "-m", "widedraft", "run", "r.yaml", "seed=5"]),
+        (["generate", "--processes=2", "r.yaml"], ["2", "-m", "widedraft", "generate", "r.yaml"]),
+        (["choose", "r.yaml", "--layers", "1", "2", "--processes", "2"],
+         ["2", "-m", "widedraft", "choose", "r.yaml", "--layers", "1", "2"]),
+    ],
+)  # fmt: skip
+def test_a_command_becomes_the_launcher_of_as_many_as_it_is_told(launched, words, given):
+    with pytest.raises(SystemExit):
+        widedraft.main(words)
+    assert launched == [([*LAUNCHER, *given], "1")]
+
+
+@pytest.mark.parametrize("command", ["prune", "generate", "cache", "eval", "choose", "run"])
+def test_there_is_one_process_for_every_gpu(launched, monkeypatch, command):
+    monkeypatch.setattr(launching, "gpus_here", lambda: 8)
+    with pytest.raises(SystemExit):
+        widedraft.main([command, "r.yaml"])
+    assert launched == [([*LAUNCHER, "8", "-m", "widedraft", command, "r.yaml"], "1")]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["generate", "missing.yaml", "--processes", "1"],
+        ["cache", "missing.yaml", "--verify"],
+        ["eval", "--recorded", "missing", "--draft", "missing"],
+        ["choose", "missing.yaml", "--floors", "H200"],
+        ["distill", "missing.yaml"],  # whose training has processes of its own
+        ["check", "missing.yaml"],
+    ],
+)
+def test_what_one_process_does_is_started_once(launched, monkeypatch, words, capsys):
+    monkeypatch.setattr(launching, "gpus_here", lambda: 8)
+    assert widedraft.main(words) == 2
+    assert not launched
+    assert "missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        (["report", "r"], "one process, and a launcher has started 2 processes. Start it by itself."),
+        (["check", "r.yaml"], "`widedraft check` as it was asked for is the work of one process"),
+        (["cache", "r.yaml", "--verify"], "`widedraft cache` as it was asked for is the work of one process"),
+        (["run", "r.yaml", "--processes", "2"], "--processes must be left out where a launcher has started 2"),
+    ],
+)  # fmt: skip
+def test_what_processes_cannot_share_is_refused(monkeypatch, capsys, words, refused):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert widedraft.main(words) == 2
+    assert refused in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        (["cache", "r.yaml", "--verify", "--processes", "2"], "--processes goes with what writes a cache"),
+        (
+            ["eval", "--recorded", "a", "--draft", "b", "--processes", "2"],
+            "--processes goes with a target",
+        ),
+        (
+            ["choose", "r.yaml", "--floors", "H200", "--processes", "2"],
+            "--processes: --floors is the work of one process. Leave it out.",
+        ),
+        (["run", "r.yaml", "--processes", "0"], "--processes must be"),
+    ],
+)
+def test_a_number_that_would_be_ignored_is_refused(launched, capsys, words, refused):
+    assert widedraft.main(words) == 2
+    assert refused in capsys.readouterr().err
+    assert not launched
+
+
+def test_processes_that_differ_are_told_of_the_first_keys():
+    same = {"seed": "17", "data.batch_size": "8"}
+    refuse_differing("recipe", [same, same, dict(same)])
+    with pytest.raises(UserError) as refusal:
+        refuse_differing("recipe", [same, same, {**same, "seed": "18", "more": "a" * 64}])
+    assert str(refusal.value) == (
+        "process 0 and process 2 of 3 do not have the same recipe: more is nothing and aaaaaaaaaaaa…; seed is 17 and "
+        "18. Give all of them one recipe, with the same values, and one version of everything."
+    )

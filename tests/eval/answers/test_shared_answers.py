@@ -1,0 +1,102 @@
+"""Answers that several processes write are those of one, byte for byte, and a lost process costs its shard only."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from eval.answers.traces import read_traces
+from eval.decoding import answering
+from eval.decoding.answering import Answerer, write_traces
+from eval.decoding.state_keeper import StateKeeper
+from eval.prompts.forms import Prompt
+from tests.eval.answers.test_traces import GREEDY, PROMPTS, SAMPLED
+from tests.sharing import by_processes
+
+TALK = Prompt("talk.jsonl:1", ({"role": "user", "content": "first"},), ("second", "third"))
+EVERY = [TALK, *PROMPTS]
+SMALL = dataclasses.replace(GREEDY, shard_size=2)
+
+
+@pytest.fixture(scope="module", params=["llama", "t5"])
+def target(request, make_checkpoint, make_translator):
+    """Whose answers end at different lengths: many tokens stop it."""
+    folder = (make_translator if request.param == "t5" else make_checkpoint)(seed=1)
+    config = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps({**config, "eos_token_id": [2, *range(100, 264, 9)]}))
+    return folder
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("count", [2, 9])  # of processes; there are 6 shards
+@pytest.mark.parametrize("kind", [Answerer, StateKeeper])
+@pytest.mark.parametrize("settings", [SMALL, dataclasses.replace(SAMPLED, shard_size=2)], ids=["greedy", "sampled"])
+def test_several_processes_write_the_files_of_one(target, tmp_path, count, kind, settings):
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    write_traces(target, EVERY, alone, settings, answered_by=kind)
+    by_processes(count, lambda share: write_traces(target, EVERY, together, settings, answered_by=kind, share=share))
+    assert files(together) == files(alone)
+
+
+def test_each_shard_is_written_by_one_process_and_each_process_writes_some(target, tmp_path, monkeypatch):
+    written: list[tuple[int, str]] = []
+    write = answering.write_shard
+
+    def work(share):
+        def note(path, rows):
+            written.append((share.index, path.name))
+            write(path, rows)
+
+        monkeypatch.setattr(answering, "write_shard", note)
+        write_traces(target, EVERY, tmp_path, SMALL, share=share)
+
+    by_processes(2, work)
+    assert sorted(name for _, name in written) == sorted(path.name for path in tmp_path.glob("*.jsonl"))
+
+
+def test_earlier_answers_are_taken_by_whoever_writes_their_shard(target, tmp_path, capsys):
+    earlier, alone, together = (tmp_path / name for name in ("earlier", "alone", "together"))
+    write_traces(target, PROMPTS[:5], earlier, SMALL)
+    how = {"answers_from": [earlier]}
+    write_traces(target, EVERY, alone, SMALL, **how)
+    capsys.readouterr()
+    by_processes(2, lambda share: write_traces(target, EVERY, together, SMALL, share=share, **how))
+    assert files(together) == files(alone)
+    assert "train: 5 answers taken from earlier ones" in capsys.readouterr().err
+
+
+def test_a_lost_process_costs_the_shard_it_was_writing(target, tmp_path, monkeypatch):
+    whole, lost = tmp_path / "whole", tmp_path / "lost"
+    write_traces(target, EVERY, whole, SMALL)
+    write = answering.write_shard
+
+    def work(share):
+        def die_in_its_second_shard(path, rows):
+            if path.name == "train-00003.jsonl":
+                raise MemoryError("killed")
+            write(path, rows)
+
+        monkeypatch.setattr(answering, "write_shard", die_in_its_second_shard)
+        write_traces(target, EVERY, lost, SMALL, share=share)
+
+    with pytest.raises(MemoryError):
+        by_processes(2, work)
+    monkeypatch.setattr(answering, "write_shard", write)
+    kept = {path.name: path.stat().st_mtime_ns for path in lost.glob("*.jsonl")}
+    assert "train-00001.jsonl" in kept  # the lost one had written it
+    assert "train-00003.jsonl" not in kept
+    by_processes(3, lambda share: write_traces(target, EVERY, lost, SMALL, share=share))  # another number goes on
+    assert files(lost) == files(whole)
+    assert {name: (lost / name).stat().st_mtime_ns for name in kept} == kept
+
+
+def test_all_read_the_answers_once_the_last_is_written(target, tmp_path):
+    def work(share):
+        write_traces(target, EVERY, tmp_path, SMALL, share=share)
+        return len(read_traces(tmp_path, "train"))
+
+    assert by_processes(3, work) == [len(PROMPTS) + 3] * 3
