@@ -40,6 +40,11 @@ class CheckSettings(Section):
     )
 
     @property
+    def is_for_one(self) -> bool:
+        """See distill.ranks.launching: its `processes` are those that it tells of."""
+        return True
+
+    @property
     def recipes(self) -> list[Path]:
         """Each once."""
         more = (Path(word) for word in self.words if is_recipe(word))
