@@ -176,7 +176,7 @@ def test_shapes_prints_the_table(capsys):
 @pytest.mark.parametrize("stage", ["prune", "generate", "export", "eval"])
 def test_a_stage_gets_the_recipe_with_the_words_of_the_command_line(stage, recipe, monkeypatch):
     seen = []
-    monkeypatch.setattr(stages, f"{stage}_stage", seen.append)
+    monkeypatch.setattr(stages, f"{stage}_stage", lambda run, *_: seen.append(run))
     assert widedraft.main([stage, recipe, "seed=5"]) == 0
     assert [(run.recipe.run_name, run.recipe.seed) for run in seen] == [("demo", 5)]
 

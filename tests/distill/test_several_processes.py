@@ -38,9 +38,11 @@ def recipe(tiny_target, tmp_path) -> Path:
     return file
 
 
-def launch(*words: str, program: tuple[str, ...] = ("-m", "widedraft")) -> subprocess.CompletedProcess[str]:
+def launch(
+    *words: str, program: tuple[str, ...] = ("-m", "widedraft"), processes: int = 2
+) -> subprocess.CompletedProcess[str]:
     """What `composer -n 2` says of a command."""
-    command = [sys.executable, "-m", "composer", "-n", "2", *program, *words]
+    command = [sys.executable, "-m", "composer", "-n", str(processes), *program, *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
@@ -98,6 +100,48 @@ def test_processes_with_different_recipes_are_refused(recipe, tmp_path):
         assert (refused.stdout + refused.stderr).count(message) == 1
         assert "Traceback" not in refused.stdout + refused.stderr
     assert not (tmp_path / "run" / "data").exists()
+
+
+CHOOSING = """
+import sys
+from dataclasses import replace
+import distill.process.own_packages
+from distill.choose.ranked import command
+from tests.eval.records import latency
+import widedraft
+
+def steps(_recipe, _target, candidates, places):
+    # Step times of models so small say nothing.
+    times = {one.name: ({1: 4.0, 2: 6.0, 3: 8.0}[one.shape.layers],) * 2 for one in candidates}
+    timed = latency(40.0, {lookahead: 40.0 + 2 * lookahead for lookahead in (1, 2, 3)}, times, 0.5)
+    return [replace(timed, batch=batch, context_tokens=context) for batch, context in places]
+
+command.measured_steps = steps
+sys.exit(widedraft.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm")
+def test_candidates_are_trained_by_one_process_each(recipe, tmp_path):
+    """Three of them by two, to the weights and the card's acceptance of one process that trains all."""
+    (tmp_path / "choosing.py").write_text(CHOOSING)
+    program = (str(tmp_path / "choosing.py"),)
+    words = ("choose", str(recipe), "--layers", "1", "2", "3", "--duration", "2ba", "--longest", "2ba")
+    launched = launch(*words, program=program)
+    assert launched.returncode == 0, launched.stderr
+    for number in (1, 2):  # of the process that speaks; the other trains one
+        assert launched.stdout.count(f"for 2ba, {number} of 2, process 1 of 2") == 1
+    assert launched.stdout.count("the recipe of ") == 1
+    run, together = tmp_path / "run", tmp_path / "together"
+    run.rename(together)
+    alone = launch(*words, program=program, processes=1)
+    assert alone.returncode == 0, alone.stderr
+    for layers in (1, 2, 3):
+        weights = Path("choose", "2ba", f"{layers}-layers", "draft", "model.safetensors")
+        assert (together / weights).read_bytes() == (run / weights).read_bytes()
+    cards = [json.loads((folder / "choose/2ba/eval/scorecard.json").read_text()) for folder in (together, run)]
+    assert cards[0]["acceptance"] == cards[1]["acceptance"]
 
 
 LOSING_ONE = """

@@ -84,7 +84,7 @@ def train_candidates(
 def trained_together(run: Run) -> bool:
     """Whether all processes train each candidate, as one device cannot hold it, and not each process some of them."""
     config = run.recipe.distill
-    return config.parallelism == "fsdp2" or is_sharded(config.teacher)
+    return config.parallelism != "ddp" or is_sharded(config.teacher)
 
 
 def cut_candidate(run: Run, trial: Run, earlier: Run | None) -> None:

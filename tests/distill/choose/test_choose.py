@@ -11,7 +11,9 @@ from distill.choose.ranked import command
 from distill.choose.ranked.page import GIVEN_ALPHAS, after_training, prospects_page, ranking_verdict
 from distill.choose.shapes.candidates import DEPTHS
 from distill.choose.steps.timed import Place
+from distill.choose.trainings.trials import trained_together
 from distill.recipe.recipe import load_recipe, save_recipe
+from distill.run.run import Run
 from eval.predictions.ranking import Prospect, Ranked, prospect, step_times
 from tests.distill.choose.asked import candidates_of, run_choose
 from tests.distill.run.test_progressive import TINY
@@ -206,3 +208,17 @@ def test_mistakes_are_told_before_anything_is_measured(recipe_file, tmp_path, ca
 def test_words_that_make_no_sense(recipe_file, capsys, words, message):
     assert run_choose(recipe_file, *words) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "together"),
+    [
+        ([], False),
+        (["distill.parallelism=fsdp2"], True),
+        (["distill.parallelism=hsdp"], True),
+        (["distill.teacher={parallelism: fsdp2}"], True),
+    ],
+)
+def test_candidates_that_are_held_in_shards_are_trained_by_all_processes(recipe_file, words, together):
+    recipe = load_recipe(recipe_file, [*TINY, "distill.device_train_microbatch_size=1", *words])
+    assert trained_together(Run.of(recipe)) == together

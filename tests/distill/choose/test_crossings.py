@@ -27,6 +27,7 @@ WORDS = {  # of options in the table, where they need a value
     "--heads": (4,),
     "--most-parameters": (10**9,),
     "--most-milliseconds": (50,),
+    "--processes": (1,),
     "--widest": ("--most-parameters", 10**9),
     "--batch-sizes": (1, 4),
     "--contexts": (32, 64),

@@ -55,7 +55,7 @@ def test_costs_are_those_that_check_estimates(capsys):
     [row] = rows_of(capsys.readouterr().out, "## Least times")
     assert widedraft.main(["check", str(WIDE), "--device", H100[1]]) == 0
     told = capsys.readouterr().out
-    assert f"{row[3]} h (with" in told
+    assert f"{row[3]} h (on 8 devices" in told
     assert row[3:5] == ["7.0", "43.8 GiB"]
     assert f"{row[4]} " in told
 

@@ -359,7 +359,7 @@ def stages(monkeypatch):
     asked = []
 
     def stage(name):
-        def run(given, *_):
+        def run(given, *_, **__):
             recipe = load_recipe(given) if isinstance(given, Path) else given.recipe
             wanted = recipe.architecture
             size = wanted.vocabulary and wanted.vocabulary.size
@@ -385,8 +385,8 @@ def test_of_several_sizes_each_depth_is_trained_once_and_cut(recipe_file, source
     found = trained(Run.of(recipe), candidates_of(recipe, source, [1, 2], None, [50, 100]))
     assert stages[1:] == [
         ("prune", "1-layers", 1, None, None),
-        ("distill", "1-layers", 1, None, None),
         ("prune", "2-layers", 2, None, None),
+        ("distill", "1-layers", 1, None, None),
         ("distill", "2-layers", 2, None, None),
         ("prune", "1-layers-50-ids", 1, "1-layers/draft", 50),
         ("prune", "1-layers-100-ids", 1, "1-layers/draft", 100),

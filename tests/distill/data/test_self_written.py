@@ -240,7 +240,7 @@ def test_same_words_in_other_case_and_spacing_count_once(tiny_target, tmp_path):
         "".join(json.dumps({"prompt": text}) + "\n" for text in ("Why so?  Tell", "why so? tell", "why not?"))
     )
     writer = Writer(tiny_target, load_tokenizer(tiny_target), UserTurn([1], frozenset(), "x"), SETTINGS)
-    assert list(self_written.distinct_texts(writer, [path])) == ["Why so?  Tell", "why not?"]
+    assert list(self_written.distinct_texts(writer, [path], 3)) == ["Why so?  Tell", "why not?"]
 
 
 def test_prompts_are_no_longer_than_the_context_leaves_behind_the_opening(make_checkpoint):

@@ -29,7 +29,7 @@ IN_FILE = {
         "callbacks: {}",
         (
             "r.yaml:5: callbacks is not a key of a recipe. A recipe holds run_name, run_dir, seed, variables, target, "
-            "architecture, data, distill, text, eval, export. Free values belong in variables."
+            "architecture, data, generate, distill, text, eval, export. Free values belong in variables."
         ),
     ),
     "unknown argument of a logger": (

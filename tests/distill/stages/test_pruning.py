@@ -13,6 +13,7 @@ from architectures.pruning.plan_record import PLAN_NAME
 from architectures.pruning.score_files import SCORES_NAME, load_scores
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
+from architectures.sharing import Share
 from architectures.targets.target import read_config
 from distill.data.self_written import SelfWriting
 from distill.recipe.recipe import Recipe
@@ -206,7 +207,7 @@ def test_without_prompts_the_targets_own_are_calibrated_on_where_the_answers_wil
 ):
     asked = []
 
-    def write(target: Path, count: int, out: Path, settings: SelfWriting) -> list[Prompt]:
+    def write(target: Path, count: int, out: Path, settings: SelfWriting, _: Share) -> list[Prompt]:
         asked.append((target, count, out, settings))
         return [Prompt(f"self-written:{n}", ({"role": "user", "content": f"Why {n}?"},)) for n in range(count)]
 
