@@ -91,6 +91,7 @@ def test_every_setting_says_what_it_is(stage, name):
 SINGULAR = {  # counts, and words that end so
     "num_threads", "num_prompts", "max_new_tokens", "repeats", "samples", "rounds", "most_parameters",
     "most_milliseconds", "checkpoints", "trust_checkpoints", "target_bits", "floors", "nodes",
+    "processes",
 }  # fmt: skip
 LISTS_OF_ANOTHER_NAME = {"gguf", "allow"}  # a form of a draft, and a verb
 

@@ -99,8 +99,12 @@ def test_another_broken_pipe_is_our_own_bug():
 
 @pytest.mark.parametrize("during", ["while heavy modules are imported", "before a command", "after a command"])
 def test_ctrl_c_outside_a_command_ends_in_one_line(during, tmp_path):
-    """A module of ours whose import takes a while stands for torch's; it would swallow an exception, as C++ does."""
-    slow = "import time\nprint('now', flush=True)\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print('lost')\n"
+    """A module of ours whose import takes a while stands for torch's; it would swallow an exception, as C++ does.
+
+    A signal that comes between Python's last look for one and the system's sleep is seen when that has ended.
+    """
+    wait = "for _ in range(1200): time.sleep(0.05)\n"
+    slow = f"import time\nprint('now', flush=True)\ntry:\n  {wait}except KeyboardInterrupt: print('lost')\n"
     (tmp_path / "slow.py").write_text(slow, encoding="utf-8")
     programs = {
         "while heavy modules are imported": (
@@ -109,7 +113,7 @@ def test_ctrl_c_outside_a_command_ends_in_one_line(during, tmp_path):
         "before a command": "import slow\n",
         "after a command": (
             "from distill.process.exits import report_user_errors\nreport_user_errors(lambda: None)\n"
-            "print('now', flush=True)\nimport time\ntime.sleep(60)\n"
+            f"print('now', flush=True)\nimport time\n{wait}"
         ),
     }
     program = f"from distill.process.interrupts import take_interrupts\ntake_interrupts()\n{programs[during]}"

@@ -10,6 +10,7 @@ from architectures.errors import UserError
 from architectures.files.section import Section
 from architectures.pages.terminal import terminal
 from architectures.settings.flags import Flag
+from architectures.settings.kinds import MOST
 from architectures.settings.recipe_command import of_recipe
 from distill.commands.recipe_commands import of_words, recipe_of
 from distill.recipe.words import Debug, RecipeFile, is_recipe, words_of
@@ -32,9 +33,10 @@ class CheckSettings(Section):
         "`python -m bench.gpu`.",
     )
 
-    processes: Annotated[int | None, Field(ge=1), Flag(metavar="N", absent="1 where --device-gib is given")] = Field(
-        default=None, description="Tell the memory of one of so many processes in every stage."
-    )
+    processes: Annotated[
+        Annotated[int, Field(ge=1, le=MOST)] | None,
+        Flag(metavar="N", absent="1 where --device-gib is given"),
+    ] = Field(default=None, description="Tell the memory of one of so many processes in every stage.")
     device_gib: Annotated[float | None, Field(gt=0), Flag(metavar="GIB", absent="nothing is refused")] = Field(
         default=None, description="Refuse a recipe of which a stage takes more memory than this of one device."
     )

@@ -42,7 +42,8 @@ def launch(
     save_recipe(recipe, path)
     command = [sys.executable, "-m", "composer", "-n", str(num_processes), *program, str(path)]
     overrides = [f"distill.{key}={value}" for key, value in distill.items()]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ours = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))  # another clone may be installed
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ours}
     return subprocess.run([*command, *overrides], cwd=cwd, env=environment, capture_output=True, text=True, check=False)
 
 

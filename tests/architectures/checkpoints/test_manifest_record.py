@@ -17,12 +17,22 @@ MODEL = {"path": "org/model", "revision": "main"}
 TRAIN = {"prompts": 8, "answers": 20, "answer_tokens": 90, "sequences": 9, "split": 1}
 COUNTS = {"prompts": 10, "self_written": 1, "duplicates": 0, "too_long": 2, "asked_in_eval": 0, "train": TRAIN}
 CACHE = {"captured_while": "answering", "max_seq_len": 64, "format": "widedraft.teacher_cache/2"}
+ENGINE = {
+    "engine": "vllm",
+    "of": "train",
+    "answers": 20,
+    "checked": 8,
+    "differing": 1,
+    "largest_gap": 0.25,
+    "sigmas": 0.0,
+}
+ANSWERED = {"answers": "written", "answered_by": [ENGINE]}
 PARTS = {"a.jsonl": "0" * 64, "data.max_seq_len": 64}
 WRITTEN = {  # every entry that a stage adds
     "masks": {"metrics": {"masks/layers/gap": 0.5}, "target": MODEL, "recipe": "hash", "seed": 17},
     "scores": {"target": MODEL, "source": MODEL},
     "prune": {"target": MODEL, "source": MODEL, "recipe": "hash"},
-    "generate": {"answers": "written", "counts": {**COUNTS, "eval": TRAIN}, "target": MODEL, "recipe": "hash"},
+    "generate": {**ANSWERED, "counts": {**COUNTS, "eval": TRAIN}, "target": MODEL, "recipe": "hash"},
     "cache": {"splits": {"train": {"shards": []}}, "files": {"a": {"num_bytes": 1}}, "dtype": "float32", **CACHE},
     "distill": {"recipe": "hash", "seed": 17},
     "export": {"finished": True, "checkpoint": None, "init": "run/init", "dtype": "float32"},
@@ -43,6 +53,7 @@ WRONG = {  # one value for each field that its type does not have
     "target": 3,
     "source": {"path": "org/model"},
     "answers": 9,
+    "answered_by": [{**ENGINE, "differing": "one"}],
     "counts": {"prompts": "ten", "train": TRAIN},
     "metrics": {"gap": "wide"},
     "finished": "yes",

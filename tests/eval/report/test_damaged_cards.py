@@ -15,7 +15,9 @@ from eval.report.page import report_sections
 from eval.report_inputs.cards import read_cards
 
 OPTIONAL = {"model_type", "head_vocab_size", "p99_ms", "speedup_intervals", "evidence", "confidence", "schema"}
-OPTIONAL |= {"sampling", "top_p", "top_k", "min_p", "repetition_penalty", "live_at", "stopping", "p_value"}  # younger
+YOUNGER = {"sampling", "top_p", "top_k", "min_p", "repetition_penalty", "live_at", "stopping", "p_value"}
+YOUNGER |= {"bits", "placement"}  # than scorecards that are still read
+OPTIONAL |= YOUNGER
 TYPED_SETTINGS = {*ScoredSettings.model_fields}
 
 
@@ -66,6 +68,16 @@ def test_no_field_may_be_missing(text, typed_places, tmp_path):
         record = json.loads(text)
         del at(record, way)[last]
         assert refusal(record, tmp_path).startswith(f"{tmp_path}: {'.'.join(map(str, (*way, last)))}: Field required")
+
+
+def test_a_scorecard_of_before_the_younger_fields_is_read(text, typed_places, tmp_path):
+    younger = [path for path in typed_places if path[-1] in YOUNGER]
+    assert {path[-1] for path in younger} == YOUNGER
+    record = json.loads(text)
+    for *way, last in reversed(younger):
+        del at(record, way)[last]
+    target = scorecard_from(record, tmp_path).target
+    assert (target.bits, target.placement) == (None, None)
 
 
 def others(value):
