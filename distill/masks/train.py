@@ -163,17 +163,19 @@ def build_text(run: Run, model: MaskModel) -> tuple[DataSpec, DynamicLoading]:
     share = Share.of_all()
     loader, domains = text_loader(text, tokenizer, batch_size=size, seed=recipe.seed, share=share)
     held_out = text_eval_loaders(text, tokenizer, batch_size=1, share=share)
-    device = torch.device(f"cuda:{dist.get_local_rank()}" if torch.cuda.is_available() else "cpu")
-    measure = partial(held_out_losses, loaders=held_out, device=device)
+
+    def measured(read: AnswerLogits) -> dict[str, float]:
+        device = next(read.parameters()).device
+        return held_out_losses(partial(all_logits, read), held_out, device=device)
 
     def masked_losses(_: State) -> dict[str, float]:
         model.eval()
         with masked(model.student.lm, model.masks.expected(), model.masks.source):
-            losses = measure(partial(all_logits, model.student))
+            losses = measured(model.student)
         model.train()
         return losses
 
-    references = reference_losses(text, lambda: measure(partial(all_logits, untrained(run, model))))
+    references = reference_losses(text, lambda: measured(untrained(run, model)))
     interval = without_dur(text.mixture.update_interval, recipe.architecture.masks)
     rule = text.mixture.model_copy(update={"update_interval": interval})
     mixture = DynamicLoading(domains, masked_losses, config=rule, references=references, rates=RATES)

@@ -11,7 +11,8 @@ import torch
 
 from architectures.masks.masks import plan_from_masks
 from distill.formulas.losses import LOSSES, loss_term
-from distill.masks.train import build_mask_model, build_text, mask_metrics, write_masks
+from distill.masks.building import build_mask_model, gathered
+from distill.masks.train import build_text, mask_metrics, write_masks
 from distill.monitoring.gradient_norm import total_norm
 from distill.monitoring.metrics import eval_metrics
 from distill.recipe.recipe import Recipe
@@ -187,7 +188,7 @@ def test_masks_are_trained_and_written(make_masks, gpu):
     assert found[0] == pytest.approx(found[1], rel=1e-5)
     plans = [plan_from_masks(each.masks, each.masks.source, each.masks.draft, target="") for each in models]
     assert plans[0] == plans[1]
-    write_masks(Run.of(recipe), models[1])
+    write_masks(Run.of(recipe), gathered(models[1]), mask_metrics(models[1]))
 
 
 @pytest.mark.parametrize("method", ["block_influence", "greedy", "merge"])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from architectures.families import FAMILIES
 from architectures.importance.activation_scores import activation_scores
 from architectures.importance.layer_search import merge_order, removal_order
 from eval.models.loading import load_model
@@ -11,9 +12,12 @@ from tests.sharing import by_processes
 
 IDS_ST = torch.randint(3, 260, (5, 20), generator=torch.Generator().manual_seed(7))
 GPT2 = {"model_type": "gpt2", "n_layer": 4, "n_embd": 64, "n_head": 4, "n_positions": 512}
+TRIED = ("llama", "gpt2", "t5")
+ORDERS = [(name, removal_order) for name in TRIED]
+ORDERS += [(name, merge_order) for name in TRIED if "merge" not in FAMILIES[name].refused]
 
 
-@pytest.fixture(scope="module", params=["llama", "gpt2", "t5"])
+@pytest.fixture(scope="module", params=TRIED)
 def model(request, make_checkpoint, make_translator):
     if request.param == "t5":
         return load_model(make_translator(), dtype="float32")
@@ -30,7 +34,7 @@ def test_scores_have_the_bits_of_one_process(model, count):
     assert others == [{}] * (count - 1)
 
 
-@pytest.mark.parametrize("search", [removal_order, merge_order])
+@pytest.mark.parametrize(("model", "search"), ORDERS, indirect=["model"])
 @pytest.mark.parametrize("count", [2, 3, 7])
 def test_all_find_the_order_of_one_process(model, search, count):
     assert by_processes(count, lambda share: search(model, IDS_ST, share)) == [search(model, IDS_ST)] * count
