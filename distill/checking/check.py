@@ -20,7 +20,7 @@ from architectures.shapes.shape import NAMED_SHAPES, Shape
 from architectures.small_head.record import CONFIG_KEY, refuse_small_head
 from architectures.targets.target import NOT_HERE, config_at_hand, is_gguf, packaged_words
 from distill.checking.attempts import attempt
-from distill.checking.fits import Machines, refuse_beyond, stage_needs, stage_rows
+from distill.checking.fits import NOT_SAID, Machines, refuse_beyond, stage_needs, stage_rows
 from distill.checking.later_failures import Looked, looks, scored_rows
 from distill.checking.served_shape import engine_blocks
 from distill.checkpoints.files import MASK_CHECKPOINTS_KEPT
@@ -37,7 +37,7 @@ from distill.estimates.expected_work import (
 )
 from distill.estimates.frozen_embeddings import refuse_tied, trained_parameters
 from distill.estimates.held_target import held_target_rows
-from distill.estimates.memory import MASTER_BYTES, memory_parts, process_counts, together
+from distill.estimates.memory import GROUP_OF_PROCESSES, MASTER_BYTES, memory_parts, process_counts, together
 from distill.estimates.trainings import Training, trainings
 from distill.estimates.vocabulary_coverage import vocabulary_block
 from distill.estimates.vocabulary_sizes import head_blocks
@@ -79,7 +79,7 @@ class Cut:
     unread: tuple[str, ...] = ()
 
 
-def check_recipe(recipe: Recipe, device: str | None = None, machines: Machines | None = None) -> list[Section]:
+def check_recipe(recipe: Recipe, device: str | None = None, machines: Machines = NOT_SAID) -> list[Section]:
     """Shapes, parameters, layers kept, memory, disk, prompts, steps, tokens and hours.
 
     Reads the target's config.json, the prompt files, and the manifest of <run>/data if there is one.
@@ -87,7 +87,7 @@ def check_recipe(recipe: Recipe, device: str | None = None, machines: Machines |
     Args:
         recipe: What would be run.
         device: Where, as `find_device` takes it.
-        machines: How many processes share it, and what they may hold; None where nobody says.
+        machines: How many processes share it, and what they may hold.
 
     Raises:
         UserError: With everything wrong with target, shape and prompts, one line each.
@@ -120,11 +120,9 @@ def check_recipe(recipe: Recipe, device: str | None = None, machines: Machines |
     if cut is None or work is None or timed_on is None or coverage is None or served is None:
         raise UserError("\n".join(problems))
     trained = trainings(recipe, cut.target, cut.draft, on_gpu=on_gpu)
-    needs = []
-    if machines is not None:
-        shapes = (cut.target, cut.source, cut.draft)
-        needs = list(stage_needs(recipe, *shapes, processes=machines.processes, trained=trained, on_gpu=on_gpu))
-        refuse_beyond(needs, machines)
+    machines, shapes = machines.on(timed_on), (cut.target, cut.source, cut.draft)
+    needs_of = partial(stage_needs, recipe, *shapes, trained=trained, on_gpu=on_gpu)
+    refuse_beyond(list(needs_of(processes=machines.processes or GROUP_OF_PROCESSES)), machines)
     rows = {
         f"{recipe.run_name}, in {recipe.run_dir}": model_rows(recipe, cut, unchecked),
         **coverage,
@@ -132,7 +130,7 @@ def check_recipe(recipe: Recipe, device: str | None = None, machines: Machines |
         **served,
         **held_target_rows(recipe, cut.target, on_gpu=on_gpu),
         **{memory_title(each): memory_rows(each) for each in trained},
-        **({} if machines is None else stage_rows(needs, machines)),
+        **stage_rows(list(needs_of(processes=machines.processes or 1)), machines),
         f"disk ({size(free_bytes(Path(recipe.run_dir))).strip()} free)": disk_rows(recipe, cut, work),
         "work": [
             *work_rows(recipe, work),

@@ -5,15 +5,16 @@ told: their weights, and the keys and values of the texts that are decoded at on
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from architectures.errors import UserError
 from architectures.files.disk import size
 from architectures.pages.counts import number_of
 from architectures.shapes.shape import Shape
 from distill.estimates.held_target import held_target_bytes
-from distill.estimates.memory import memory_parts, together
+from distill.estimates.memory import GROUP_OF_PROCESSES, memory_parts, together
 from distill.estimates.trainings import Training
+from distill.expected_time.devices import Device
 from distill.recipe.recipe import Recipe
 from distill.recipe.sections.teacher import Cache
 
@@ -25,16 +26,20 @@ class Machines:
     """Where a recipe is to run.
 
     Attributes:
-        processes: That share a stage, one to a device.
+        processes: That share a stage, one to a device; None where nobody says.
         device_gib: Memory of a device; None where nobody says.
     """
 
-    processes: int
+    processes: int | None = None
     device_gib: float | None = None
 
-    @property
-    def words(self) -> str:
-        return f"{self.processes} process{'' if self.processes == 1 else 'es'}"
+    def on(self, device: Device) -> "Machines":
+        """With the memory of a GPU that is known, unless another was told."""
+        known = None if device.published is None else device.published.memory_gib
+        return self if self.device_gib is not None else replace(self, device_gib=known)
+
+
+NOT_SAID = Machines()
 
 
 @dataclass(frozen=True)
@@ -62,8 +67,10 @@ def stage_needs(
     if isinstance(recipe.distill.teacher, Cache):
         yield Need("teacher's cache, at least", held, "target", by_layers)
     for training in trained:
-        needed = together(memory_parts(training, processes))
-        yield Need(f"{training.title}, estimated", needed, "the parts above, at their fullest", remedy(training))
+        shrinks = on_gpu and training.microbatch is None
+        smallest = replace(training, microbatch=1) if shrinks else training
+        how = "with micro-batches of 1, to which auto goes down" if shrinks else "the parts above, at their fullest"
+        yield Need(f"{training.title}, estimated", together(memory_parts(smallest, processes)), how, remedy(smallest))
     scored, read = recipe.eval.batch_size, recipe.data.max_seq_len
     models = held + draft.weight_bytes(recipe.eval.dtype)
     decoded = scored * read * target.kv_bytes_per_token(recipe.eval.dtype)
@@ -85,18 +92,24 @@ def remedy(training: Training) -> str:
 
 def stage_rows(needs: list[Need], machines: Machines) -> dict[str, list[Row]]:
     """A block of what one process holds in every stage."""
-    beside = "" if machines.device_gib is None else f", of {machines.device_gib:g} GiB each"
-    title = f"memory of one of {machines.words}{beside}, by stage"
+    held = "" if machines.device_gib is None else f", on devices of {machines.device_gib:g} GiB"
+    title = f"memory of one process (of {machines.processes or 1:,}), by stage{held}"
     return {title: [(size(need.size_bytes), f"{need.stage}: {need.origin}") for need in needs]}
 
 
 def refuse_beyond(needs: list[Need], machines: Machines) -> None:
-    """Raise UserError naming every stage that one device cannot hold, and what makes it smaller."""
+    """Raise UserError naming every stage that one device cannot hold, and what makes it smaller.
+
+    Args:
+        needs: Of one of `machines.processes`, or of as many as a machine has where nobody said how many.
+        machines: Where the recipe is to run.
+    """
     if machines.device_gib is None:
         return
+    count = machines.processes or GROUP_OF_PROCESSES
     large = [need for need in needs if need.size_bytes > machines.device_gib * 2**30]
     lines = [
-        f"{need.stage.split(',')[0]}: one of {machines.words} needs "
+        f"{need.stage.split(',')[0]}: one of {number_of(count, 'process', 'processes')} needs "
         f"{size(need.size_bytes).strip()}, {need.stage.split(', ')[1]}, and a device has {machines.device_gib:g} GiB. "
         f"Use {need.remedy}."
         for need in large

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
@@ -14,9 +14,6 @@ from architectures.settings.kinds import MOST
 from architectures.settings.recipe_command import of_recipe
 from distill.commands.recipe_commands import of_words, recipe_of
 from distill.recipe.words import Debug, RecipeFile, is_recipe, words_of
-
-if TYPE_CHECKING:
-    from distill.checking.fits import Machines
 
 
 class CheckSettings(Section):
@@ -35,11 +32,12 @@ class CheckSettings(Section):
 
     processes: Annotated[
         Annotated[int, Field(ge=1, le=MOST)] | None,
-        Flag(metavar="N", absent="1 where --device-gib is given"),
+        Flag(metavar="N", absent="1, and refused is what one of 8 cannot hold either"),
     ] = Field(default=None, description="Tell the memory of one of so many processes in every stage.")
-    device_gib: Annotated[float | None, Field(gt=0), Flag(metavar="GIB", absent="nothing is refused")] = Field(
-        default=None, description="Refuse a recipe of which a stage takes more memory than this of one device."
-    )
+    device_gib: Annotated[
+        Annotated[float, Field(gt=0)] | None,
+        Flag(metavar="GIB", absent="what the GPU has, where that is known; else nothing is refused"),
+    ] = Field(default=None, description="Refuse a recipe of which a stage takes more memory than this of one device.")
 
     @property
     def is_for_one(self) -> bool:
@@ -89,16 +87,9 @@ def is_right(path: Path, settings: CheckSettings) -> bool:
 
 def print_check(path: Path, settings: CheckSettings) -> None:
     from distill.checking.check import check_recipe
-
-    named = of_words((str(path), *settings.overrides), debug=settings.debug)
-    with of_recipe(words_of(named)):
-        print(terminal(*check_recipe(recipe_of(named, weights=False), settings.device, machines_of(settings))))
-
-
-def machines_of(settings: CheckSettings) -> "Machines | None":
-    """What is told of processes and their devices; None where nothing is."""
     from distill.checking.fits import Machines
 
-    if settings.processes is None and settings.device_gib is None:
-        return None
-    return Machines(settings.processes or 1, settings.device_gib)
+    machines = Machines(settings.processes, settings.device_gib)
+    named = of_words((str(path), *settings.overrides), debug=settings.debug)
+    with of_recipe(words_of(named)):
+        print(terminal(*check_recipe(recipe_of(named, weights=False), settings.device, machines)))

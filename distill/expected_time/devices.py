@@ -28,19 +28,21 @@ class Published:
         name: As the driver calls it.
         peak_flops: A second, dense, by precision of training.
         bandwidth_gb_s: Of its memory.
+        memory_gib: How much of it there is, as torch tells it; None where nobody says.
     """
 
     name: str
     peak_flops: Mapping[str, float]
     bandwidth_gb_s: float
+    memory_gib: float | None = None
 
 
 # Source: NVIDIA's data sheets of H100, H200 and A100; without sparsity.
 PUBLISHED = (
-    Published("NVIDIA H100 80GB HBM3", {"amp_bf16": 989e12, "fp32": 67e12}, 3350),
-    Published("NVIDIA H100 PCIe", {"amp_bf16": 756e12, "fp32": 51e12}, 2000),
-    Published("NVIDIA H200", {"amp_bf16": 989e12, "fp32": 67e12}, 4800),
-    Published("NVIDIA A100-SXM4-80GB", {"amp_bf16": 312e12, "fp32": 19.5e12}, 2039),
+    Published("NVIDIA H100 80GB HBM3", {"amp_bf16": 989e12, "fp32": 67e12}, 3350, 79.1),
+    Published("NVIDIA H100 PCIe", {"amp_bf16": 756e12, "fp32": 51e12}, 2000, 79.1),
+    Published("NVIDIA H200", {"amp_bf16": 989e12, "fp32": 67e12}, 4800, 139.8),
+    Published("NVIDIA A100-SXM4-80GB", {"amp_bf16": 312e12, "fp32": 19.5e12}, 2039, 79.1),
 )
 
 

@@ -63,3 +63,26 @@ def test_copies_are_divided_over_their_own_processes():
 
 def test_what_is_done_already_is_no_remedy():
     assert remedy(replace(WIDE, sharded=True, teacher_sharded=True, recomputed=True, microbatch=1)) == "more processes"
+
+
+def test_a_gpu_whose_memory_is_known_refuses_what_one_of_eight_cannot_hold(tmp_path, monkeypatch, capfd):
+    """Nobody said how many processes, nor how much a device has; micro-batches of auto go down to one sequence."""
+    wanted = {"shape": "wide-1.3b", "method": "learned_masks"}
+    place, device = ("meta-llama/Llama-2-7b-hf", wanted), ("--device", "nvidia-h100-80gb-hbm3")
+    code, said = told(tmp_path, monkeypatch, capfd, *place, {}, *device)
+    assert code == 2
+    assert "mask training: one of 8 processes needs 159.7 GiB, estimated, and a device has 79.1 GiB." in said
+    assert "a smaller device_train_microbatch_size" not in said
+    code, said = told(tmp_path, monkeypatch, capfd, *place, {}, *device, "--device-gib", "192")
+    assert code == 0
+    assert "memory of one process (of 1), by stage, on devices of 192 GiB" in said
+    assert "mask training, estimated: with micro-batches of 1, to which auto goes down" in said
+
+
+def test_on_a_processor_every_stage_is_told_and_nothing_is_refused(tmp_path, monkeypatch, capfd):
+    layers = {"layers": 4, "method": "first_last"}
+    device = "--device", "amd-epyc-2-cores"
+    code, said = told(tmp_path, monkeypatch, capfd, "meta-llama/Llama-2-7b-hf", layers, {}, *device)
+    assert code == 0
+    for stage in ("answers, at least", "calibration, at least", "distillation, estimated", "scorecard, at least"):
+        assert f"GiB  {stage}" in said
