@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import init_empty_weights
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import GenerationConfig, PreTrainedModel
 
 from architectures.checkpoints.weights import Weights, open_weights, require_tensors
@@ -65,10 +67,23 @@ def refuse_mixed_types(folder: Path, model: PreTrainedModel, dtype: str) -> None
         )
 
 
+class EmptyWithoutStorage(TorchFunctionMode):
+    """Uninitialised tensors, as modules make their weights of, get no memory: not even until a weight is registered.
+
+    accelerate gives it back then, but what is freed in small pieces is not always used again.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        told = dict(kwargs or {})
+        if func is torch.empty:
+            told["device"] = "meta"
+        return func(*args, **told)
+
+
 def without_weights(folder: Path, *, dtype: str) -> PreTrainedModel:
     """The model of a folder, its parameters without storage; buffers, which no checkpoint holds, are there."""
     config, opens = load_config(folder), model_class(folder, encoder_decoder=False)
-    with init_empty_weights(include_buffers=False):
+    with init_empty_weights(include_buffers=False), EmptyWithoutStorage():
         lm = opens.from_config(config, dtype=getattr(torch, dtype), trust_remote_code=False)
     lm.tie_weights()
     return lm
