@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 from eval.acceptance.replay import answer_logits
 from eval.models.loading import load_model
+from eval.targets import shell
 
 ROOT = Path(__file__).parents[3]
 SIZES = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 24, "num_attention_heads": 8}
@@ -19,6 +21,7 @@ CAP_MIB = 190  # above what the process has before it opens the target, which ha
 CAPPED = """
 import hashlib, json, resource, sys
 from functools import partial
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -82,3 +85,10 @@ def test_a_cap_that_fits_nothing_is_refused_and_not_run_into(large_target):
     assert "one layer at a time it takes at least" in refused.stderr
     assert "can be taken here" in refused.stderr
     assert "Raise target.device_memory_gib" in refused.stderr
+
+
+def test_weights_get_no_memory_even_before_accelerate_takes_it_back(make_checkpoint, monkeypatch):
+    monkeypatch.setattr(shell, "init_empty_weights", lambda *, include_buffers: nullcontext(include_buffers))
+    model = shell.without_weights(make_checkpoint(), dtype="float32")
+    assert all(parameter.is_meta for parameter in model.parameters() if parameter.dim() > 1)
+    assert not any(buffer.is_meta for buffer in model.buffers())
