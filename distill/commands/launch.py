@@ -7,16 +7,17 @@ from pydantic import AfterValidator, Field
 from architectures.files.section import Section
 from architectures.settings.flags import Flag
 from distill.commands.recipe_commands import recipe_of
+from distill.launching.copies import recipe_in_copy, run_dir_words
 from distill.launching.launch import Launch, refuse_unshared, run_words
 from distill.launching.systems import OF_SYSTEMS, SYSTEMS, refuse_unasked
 from distill.recipe.words import Debug, Overrides, RecipeFile
 
 
 def one_line(text: str) -> str:
-    """The text, where it is a line."""
-    if "\n" in text:
+    """The text without blanks around it, where it is a line."""
+    if len(text.strip().splitlines()) != 1:
         raise ValueError("must be one line.")
-    return text
+    return text.strip()
 
 
 Text = Annotated[str, Field(min_length=1), AfterValidator(one_line)]
@@ -55,11 +56,11 @@ def launch(settings: LaunchSettings) -> None:
     own = {name: getattr(settings, name) for name in OF_SYSTEMS}
     refuse_unasked(settings.print, own)
     recipe = recipe_of(settings, weights=False)
-    overrides = settings.overrides
-    if settings.print == "skypilot" and not any(word.startswith("run_dir=") for word in overrides):
-        overrides = (*overrides, f"run_dir=/shared/{recipe.run_name}")
+    path, overrides = settings.recipe, settings.overrides
+    if settings.print == "skypilot":
+        path, overrides = recipe_in_copy(path), (*overrides, *run_dir_words(recipe, debug=settings.debug))
     asked = Launch(
-        words=run_words(settings.recipe, overrides, debug=settings.debug),
+        words=run_words(path, overrides, debug=settings.debug),
         run_name=recipe.run_name,
         nodes=settings.nodes,
         processes=settings.gpus_per_node,

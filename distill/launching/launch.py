@@ -65,7 +65,7 @@ def run_words(recipe: Path, overrides: Sequence[str], *, debug: bool) -> tuple[s
 
 def refuse_unlaunchable(word: str) -> None:
     """Raise UserError for a word that would not reach the processes as it is, or that no file should keep."""
-    if EXPANDED.search(word) or "\n" in word:
+    if EXPANDED.search(word) or len(word.splitlines()) > 1:
         raise UserError(
             f"{word!r}: a launcher replaces what stands behind a $, and a script is of lines. Write the value without, "
             "or in the recipe."

@@ -39,7 +39,8 @@ def threads_line(launch: Launch) -> str:
 
 
 def setup_lines(launch: Launch) -> list[str]:
-    return [] if launch.setup is None else [launch.setup]
+    """Without the shell's refusal of variables that nobody set, which what activates an environment may read."""
+    return [] if launch.setup is None else ["set +u", launch.setup, "set -u"]
 
 
 def indented(text: str, spaces: int) -> str:

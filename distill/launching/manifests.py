@@ -13,7 +13,8 @@ OF_SKYPILOT = f"""\
 OF_KUBERNETES = f"""\
 # kubectl apply -f FILE. Recipe, prompts, target and run are on the claim, which every pod mounts at {SHARED} (so it
 # must be ReadWriteMany) and works in. A pod that was evicted or has failed comes back, and the run continues; a mistake
-# of the recipe (exit code 2) ends the job. Kubernetes 1.31 or later."""
+# of the recipe (exit code 2) ends the job. A job that is there, also one that has ended, is started again by kubectl
+# replace --force -f FILE, not by apply. Kubernetes 1.31 or later."""
 
 RESTARTS = 6  # of all pods: when one is lost the others end too
 
@@ -91,7 +92,7 @@ def skypilot_task(launch: Launch) -> str:
             "workdir: .",
             *volume,
             "setup: |",
-            indented("\n".join(setup_lines(launch)), 2),
+            indented(f"{launch.setup}", 2),
             "run: |",
             indented(skypilot_run(launch), 2),
             "",

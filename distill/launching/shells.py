@@ -43,6 +43,7 @@ def slurm_script(launch: Launch) -> str:
     """A batch job with one task on each node, which is Composer's launcher.
 
     --cpu-bind=none: a task is bound to a core on some clusters, and this one starts all processes of its node.
+    --mem=0: all of a node's memory, which --exclusive alone does not give.
     """
     on_a_node = f'export NODE_RANK="$SLURM_NODEID"\n{composer_line(launch)}'
     return "\n".join(
@@ -53,6 +54,7 @@ def slurm_script(launch: Launch) -> str:
             "#SBATCH --ntasks-per-node=1",
             f"#SBATCH --gpus-per-node={launch.processes}",
             "#SBATCH --exclusive",
+            "#SBATCH --mem=0",
             "#SBATCH --requeue",
             "#SBATCH --open-mode=append",
             f"#SBATCH --output={launch.job_name}-%j.log",

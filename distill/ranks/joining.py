@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from architectures.errors import UserError
 from architectures.sharing import ALONE, Share
-from distill.process.exits import end_stage_on_sigterm
+from distill.process.exits import LostProcessError, end_stage_on_sigterm
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
@@ -45,6 +45,7 @@ def joined() -> Iterator[Share]:
     if not is_launched():
         yield ALONE
         return
+    refuse_half_launched()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or torch tells of lost connections by stacks of C++
     from distill.ranks.board import Pulse, StoreBoard
 
@@ -70,18 +71,41 @@ def share_until_the_end(board: "StoreBoard") -> Iterator[Share]:
     board.leave()
 
 
+def refuse_half_launched() -> None:
+    """Raise UserError for an environment that says of several processes, and not which of them this one is."""
+    numbers = ("RANK", "WORLD_SIZE", "MASTER_PORT")
+    unset = [name for name in numbers if not os.environ.get(name, "").isdecimal()]
+    unset += [] if os.environ.get("MASTER_ADDR") else ["MASTER_ADDR"]
+    if unset or int(os.environ["RANK"]) >= int(os.environ["WORLD_SIZE"]):
+        said = ", ".join(f"{name} is {os.environ.get(name) or 'not set'}" for name in (*numbers, "MASTER_ADDR"))
+        raise UserError(
+            f"{said}: no launcher sets them so. Start several processes by `composer -n N -m widedraft ...` or "
+            "--processes N; for one, unset WORLD_SIZE."
+        )
+
+
 def meeting_place(index: int, count: int) -> "Store":
-    """The store that all processes know by the environment."""
+    """The store that all processes know by the environment.
+
+    Raises:
+        UserError: If its port is taken.
+        LostProcessError: If others do not come.
+    """
     import torch.distributed
     from torch.distributed.rendezvous import rendezvous
 
     try:
         store, _, _ = next(iter(rendezvous("env://", index, count, timeout=timedelta(seconds=MEETING_S))))
     except torch.distributed.DistError as error:
-        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        raise UserError(
-            f"process {index} of {count} did not meet the others at {where} ({str(error).splitlines()[0]}). Give all "
-            "machines the same --master_addr and --master_port, and start them within half an hour."
+        where, why = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", str(error).splitlines()[0]
+        if "EADDRINUSE" in why:
+            raise UserError(
+                f"{where}: the port is taken, perhaps by another run on this machine. Give all machines another "
+                "--master_port (`widedraft launch`: --port)."
+            ) from error
+        raise LostProcessError(
+            f"process {index} of {count} did not meet the others at {where}: {why} All machines have to be given the "
+            "same --master_addr and --master_port, and to start within half an hour"
         ) from error
     return store
 

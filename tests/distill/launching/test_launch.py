@@ -111,7 +111,7 @@ ENVIRONMENT = {  # as each system has it on its second machine
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_the_second_machine_is_told_its_rank_the_first_one_and_the_run(system, printed, told):
-    value = "run_dir=runs/a b's"
+    value = "run_dir=/shared/a b's"
     script = printed(system, value, "distill.optimizer.lr=3e-4", "--port", "29777")
     subprocess.run(["bash", "-n"], input=shell_of(system, script), text=True, check=True)
     seen = told(shell_of(system, script), **ENVIRONMENT[system])
@@ -119,7 +119,8 @@ def test_the_second_machine_is_told_its_rank_the_first_one_and_the_run(system, p
     assert (seen["NODE_RANK"], seen["MASTER_ADDR"], seen["MASTER_PORT"]) == ("1", first, "29777")
     assert seen["PYTHONSAFEPATH"] == "1"
     launcher = {**flags(seen["words"]), "words": seen["words"][seen["words"].index("widedraft") :]}
-    assert launcher["words"] == ["widedraft", "run", str(RECIPE), value, "distill.optimizer.lr=3e-4"]
+    recipe = os.path.relpath(RECIPE) if system == "skypilot" else str(RECIPE)
+    assert launcher["words"] == ["widedraft", "run", recipe, value, "distill.optimizer.lr=3e-4"]
     wanted = {"nnodes": "2", "nproc-per-node": "8", "node-rank": "1", "master-addr": first, "master-port": "29777"}
     if system != "torchrun":
         names = ("nproc", "world_size", "node_rank", "base_rank", "master_addr", "master_port")
@@ -163,9 +164,13 @@ def test_slurm_reads_every_line_of_its_header(printed):
     header = lines[1 : next(place for place, line in enumerate(lines) if not line.startswith("#SBATCH") and place)]
     assert lines[0] == "#!/bin/bash"
     assert all(re.fullmatch(r"#SBATCH --[a-z-]+(=\S+)?", line) for line in header)
-    assert {"#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1", "#SBATCH --gpus-per-node=4", "#SBATCH --requeue"} <= {
-        *header
-    }
+    assert {
+        "#SBATCH --mem=0",
+        "#SBATCH --nodes=2",
+        "#SBATCH --ntasks-per-node=1",
+        "#SBATCH --gpus-per-node=4",
+        "#SBATCH --requeue",
+    } <= {*header}
     assert not any(line.startswith("#SBATCH") for line in lines[1 + len(header) :])
 
 
@@ -174,6 +179,57 @@ def test_a_setup_goes_before_on_every_node(printed, told):
         script = printed(system, "--setup", "export MASTER_PORT=4321")
         assert told(shell_of(system, script), **ENVIRONMENT[system])["MASTER_PORT"] == "4321"
     assert yaml.safe_load(printed("skypilot"))["setup"] == "pip install .\n"
+    assert yaml.safe_load(printed("skypilot", "--setup", "\tpip install ."))["setup"] == "pip install .\n"
+
+
+def test_a_setup_may_read_variables_that_nobody_set(printed, told):
+    """As what activates an environment does; the script's own are still asked for."""
+    for system in ("slurm", "torchrun", "composer", "kubernetes"):
+        script = printed(system, "--setup", "export MASTER_PORT=43$NOT_SET_ANYWHERE")
+        assert told(shell_of(system, script), **ENVIRONMENT[system])["MASTER_PORT"] == "43"
+        assert "set -u\n" in shell_of(system, script)
+
+
+@pytest.fixture
+def task_of(capsys):
+    """task_of(*words) -> code, task of SkyPilot, and what was said."""
+
+    def task(*words):
+        code = main(["launch", *words, "--print", "skypilot", "--nodes", "1", *OWN["skypilot"]])
+        captured = capsys.readouterr()
+        return code, yaml.safe_load(captured.out), captured.err
+
+    return task
+
+
+def test_a_task_of_skypilot_names_what_its_nodes_have(task_of, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    for recipe in (tmp_path / "above.yaml", tmp_path / "here" / "mine.yaml"):
+        recipe.write_text(RECIPE.read_text())
+    monkeypatch.chdir(tmp_path / "here")
+    shared = "widedraft run mine.yaml run_dir=/shared/llama2-7b-wide-796m"
+    for words, said in (
+        (("mine.yaml",), shared),
+        ((str(tmp_path / "here" / "mine.yaml"),), shared),
+        (("mine.yaml", "--debug"), f"{shared} --debug"),
+        (("mine.yaml", "run_dir=/shared/x"), "widedraft run mine.yaml run_dir=/shared/x"),
+    ):
+        code, task, err = task_of(*words)
+        assert (code, task["run"].strip().rpartition(" -m ")[2]) == (0, said), err
+    for words, said in (
+        (("../above.yaml",), "../above.yaml: is not in the working folder"),
+        (("mine.yaml", "run_dir=runs/x"), "run_dir is runs/x, which is in the copy that each node has"),
+    ):
+        code, task, err = task_of(*words)
+        assert (code, task) == (2, None)
+        assert said in err
+
+
+def test_a_run_folder_of_the_recipe_itself_stays(task_of, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(f"run_dir: /shared/of/mine\n{RECIPE.read_text()}")
+    assert task_of("mine.yaml")[1]["run"].strip().endswith(" -m widedraft run mine.yaml")
 
 
 def test_a_task_of_skypilot(printed, told):
@@ -259,6 +315,9 @@ MASKS = ("architecture.method=learned_masks", "architecture.masks.global_train_b
             "target.placement is spread, which takes all",
         ),
         (("--print", "slurm", "--nodes", "2", "--setup", "a\nb"), "--setup must"),
+        (("--print", "skypilot", "--nodes", "2", "--gpu", "H100", "--setup", "a\u2028b"), "--setup must"),
+        (("--print", "kubernetes", "--nodes", "2", "--image", "a", "--volume", "  "), "--volume must"),
+        (("--print", "slurm", "--nodes", "2", "run_dir=runs/a\x85b"), "a script is of lines"),
     ],
 )
 def test_what_no_script_can_start_is_refused(words, said, refused):

@@ -1,0 +1,58 @@
+"""Processes that do not come together: whose environment is half of one, whose port is taken, whom nobody meets."""
+
+import socket
+
+import pytest
+from composer.utils import get_free_tcp_port
+
+from architectures.errors import UserError
+from distill.process.exits import LostProcessError
+from distill.ranks import joining
+from distill.ranks.joining import joined, meeting_place
+
+WHOLE = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29500", "MASTER_ADDR": "127.0.0.1"}
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """environment(**changed) sets what a launcher sets; None is left out."""
+
+    def put(**changed):
+        for name, value in {**WHOLE, **changed}.items():
+            monkeypatch.delenv(name, raising=False)
+            if value is not None:
+                monkeypatch.setenv(name, value)
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"RANK": None}, "RANK is not set, WORLD_SIZE is 2"),
+        ({"RANK": "2"}, "RANK is 2, WORLD_SIZE is 2"),
+        ({"MASTER_PORT": "abc"}, "MASTER_PORT is abc"),
+        ({"MASTER_ADDR": None}, "MASTER_ADDR is not set"),
+    ],
+)
+def test_half_an_environment_of_a_launcher_is_refused(environment, changed, said):
+    environment(**changed)
+    with pytest.raises(UserError, match=said), joined():
+        pass
+
+
+def test_a_port_that_is_taken_is_said(environment):
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))  # as torch's store listens
+        taken.listen()
+        environment(MASTER_PORT=str(taken.getsockname()[1]))
+        with pytest.raises(UserError, match="the port is taken"):
+            meeting_place(0, 2)
+
+
+def test_nobody_came_is_no_mistake_of_the_recipe(environment, monkeypatch):
+    """Kubernetes ends a job for good where a pod says 2, which is of mistakes; this one it has to start again."""
+    monkeypatch.setattr(joining, "MEETING_S", 0.2)
+    environment(MASTER_PORT=str(get_free_tcp_port()))
+    with pytest.raises(LostProcessError, match="process 0 of 2 did not meet the others"):
+        meeting_place(0, 2)
