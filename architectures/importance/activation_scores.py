@@ -8,7 +8,7 @@ Shape suffixes used in this file:
     D = head width, Q = N x D, X = inputs of a linear layer
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -22,6 +22,8 @@ from transformers import PreTrainedModel
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.families.family import Family, Part
+from architectures.importance.sums import Sums, keep_sums, sums_so_far
+from architectures.kept import Kept
 from architectures.progress.track import track
 from architectures.pruning.slicing import READERS
 from architectures.reading import read_text
@@ -32,16 +34,8 @@ COUNTED_AXES = {"hidden", "intermediate", "query", "key_value"}  # of matrices, 
 ROWS_AT_ONCE = 1024  # of a matrix in float64
 
 
-class Sums(dict[Hashable, Tensor]):
-    """Running sums by name."""
-
-    def add(self, name: Hashable, value: Tensor) -> None:
-        """Add to the sum of this name, which starts at zero."""
-        self[name] = self[name] + value if name in self else value
-
-
 def activation_scores(
-    model: PreTrainedModel, ids_ST: Tensor, *, batch_size: int = 1, share: Share = ALONE
+    model: PreTrainedModel, ids_ST: Tensor, *, batch_size: int = 1, share: Share = ALONE, kept: Kept | None = None
 ) -> dict[str, NDArray[np.float64]]:
     """The scores of `architectures.pruning.scores`, but for the two orders of layers.
 
@@ -60,13 +54,15 @@ def activation_scores(
         batch_size: Sequences at once. No score depends on it.
         share: This process's part of the batches. The first process alone is given scores: those of one process, to the
             last bit, as the sums of batches are added up in the order of these.
+        kept: Where the sums so far are, and go now and then, so that an interrupted pass goes on behind them.
 
     Raises:
         UserError: If an activation or weight is not finite.
     """
     family, shape = FAMILIES[model.config.model_type], Shape.from_config(model.config.to_dict())
-    sums, of_batch = Sums(), Sums()
+    of_batch = Sums()
     batches = ids_ST.to(model.device).split(batch_size)
+    num_read, sums = share.lead(lambda: sums_so_far(kept, model.device)) if kept else (0, Sums())
 
     def sums_of(ids_BT: Tensor) -> Sums:
         of_batch.clear()
@@ -79,10 +75,13 @@ def activation_scores(
             watch_stream(model, encoder_stream(family, shape), "encoder ", of_batch, hooks)
         if family.width:
             watch_parts(model, family, shape, of_batch, hooks)
-        read = share.in_order(batches, sums_of)
-        for each in track(read, description="Scores of the target's parts", total=len(batches)):
+        read = share.in_order(batches[num_read:], sums_of)
+        left = track(read, description="Scores of the target's parts", total=len(batches) - num_read)
+        for count, each in enumerate(left, start=num_read + 1):
             for name, value in each.items():
                 sums.add(name, value.to(model.device))
+            if kept is not None and kept.is_due:
+                keep_sums(kept, count, sums)
         if not share.leads:
             return {}
         scores = stream_scores(sums, shape)

@@ -23,6 +23,8 @@ from transformers import PreTrainedModel
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.importance.activation_scores import evaluating, removable
+from architectures.importance.known_distances import KnownDistances
+from architectures.kept import Kept
 from architectures.progress.track import track
 from architectures.reading import for_head, read_text
 from architectures.sharing import ALONE, Share
@@ -70,7 +72,7 @@ class Shrinking(TypedDict):
 DistanceFrom = Callable[[Passage], Callable[[Tensor], Tensor]]  # of the whole model to one with another exit_1TH
 
 
-def removal_order(model: PreTrainedModel, ids_ST: Tensor, share: Share = ALONE) -> list[int]:
+def removal_order(model: PreTrainedModel, ids_ST: Tensor, share: Share = ALONE, kept: Kept | None = None) -> list[int]:
     """num_layers - 1 layers: again and again the one without which the model changes least; of equals the earlier.
 
     The change is KL(whole model || cut model) in nats, mean over all tokens, from log-probabilities in float32. It is
@@ -82,19 +84,20 @@ def removal_order(model: PreTrainedModel, ids_ST: Tensor, share: Share = ALONE) 
         model: Of a known family, with its head; left as it was.
         ids_ST: Calibration text.
         share: This process's part of the candidates of each step; all of them find the same order.
+        kept: Where distances that were found are, and go now and then, so that an interrupted search finds no others.
 
     Raises:
         UserError: If the model, whole or cut, overflows.
     """
     with evaluating(model), torch.inference_mode():
-        search = LayerSearch(model, ids_ST, share)
+        search = LayerSearch(model, ids_ST, share, KnownDistances("removal_order", kept, share))
         blocks, order = search.single_layers(), []
         for _ in track(steps_left(len(blocks)), description="Greedy removal of layers", **shrinking(len(blocks))):
             order += blocks.pop(search.nearest_layer(blocks)).layers
         return order
 
 
-def merge_order(model: PreTrainedModel, ids_ST: Tensor, share: Share = ALONE) -> list[int]:
+def merge_order(model: PreTrainedModel, ids_ST: Tensor, share: Share = ALONE, kept: Kept | None = None) -> list[int]:
     """num_layers - 1 layers, in the order in which each, with the group it leads, is merged into the group before it.
 
     Again and again those two neighbouring groups become one that leave the final hidden states (behind the final norm)
@@ -111,12 +114,13 @@ def merge_order(model: PreTrainedModel, ids_ST: Tensor, share: Share = ALONE) ->
         model: Of a known family, with its head; left as it was.
         ids_ST: Calibration text.
         share: As of removal_order.
+        kept: Likewise.
 
     Raises:
         UserError: If the model, whole or merged, overflows.
     """
     with evaluating(model), torch.inference_mode():
-        search = LayerSearch(model, ids_ST, share)
+        search = LayerSearch(model, ids_ST, share, KnownDistances("merge_order", kept, share))
         blocks, order = search.single_layers(), []
         pairs: list[Block] = []
         for _ in track(steps_left(len(blocks)), description="Merging of layers", **shrinking(len(blocks))):
@@ -140,8 +144,10 @@ def shrinking(count: int) -> Shrinking:
 class LayerSearch:
     """A model whose layers can be run in any selection, on sequences whose passage through it is known."""
 
-    def __init__(self, model: PreTrainedModel, ids_ST: Tensor, share: Share = ALONE) -> None:
-        self.share = share
+    def __init__(
+        self, model: PreTrainedModel, ids_ST: Tensor, share: Share = ALONE, known: KnownDistances | None = None
+    ) -> None:
+        self.share, self.known = share, known or KnownDistances("", None, share)
         family = FAMILIES[model.config.model_type]
         layers = model.get_submodule(family.layer_prefix.rstrip("."))
         assert isinstance(layers, nn.ModuleList)
@@ -219,9 +225,14 @@ class LayerSearch:
         distance_from: DistanceFrom,
     ) -> dict[int, float]:
         """distance_C of some candidates, ascending indices of blocks, on one sequence; each process takes some."""
+        found = self.known.recall()
+        if found is not None:
+            return found
         mine = self.own_distances(passage, blocks, self.share.mine(candidates), tail, distance_from)
         found = {candidate: value for each in self.share.exchange(mine) for candidate, value in each.items()}
-        return {candidate: found[candidate] for candidate in candidates}  # in their order: of equals the first counts
+        in_order = {candidate: found[candidate] for candidate in candidates}  # of equals the first counts
+        self.known.add(in_order)
+        return in_order
 
     def own_distances(
         self,

@@ -25,6 +25,8 @@ from distill.vocabulary.output_ids import Choice, chosen
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from architectures.kept import Kept
+
 
 def weights_and_plan(run: Run) -> tuple[Path, PruningPlan, dict[str, Any]]:
     """The folder to cut the draft out of, how, and where the ids of its head come from, for who loads the draft.
@@ -84,6 +86,7 @@ def recipe_plan(run: Run, source: Path) -> PruningPlan:
 
 def scores_of(run: Run, source: Path, needed: set[str]) -> Scores:
     """The scores a plan needs: those of the scores folder, and those missing there, computed and added."""
+    from architectures.kept import Kept, remove_kept
     from architectures.pruning.score_files import SCORES_NAME, load_scores, save_scores
 
     inputs, file, share = scores_inputs(run, source), run.scores.path / SCORES_NAME, run.share
@@ -98,10 +101,12 @@ def scores_of(run: Run, source: Path, needed: set[str]) -> Scores:
     if missing:
         refuse_scores_of_parts(run, source)
         refuse_long_calibration(run.recipe, str(source), length_of(source))
-        computed = compute_scores(run, source, missing)
+        kept = Kept(run.scores.path / "parts", inputs)
+        computed = compute_scores(run, source, missing, kept)
         if share.leads:
             save_scores(file, {**known.arrays, **computed})
             run.record(run.scores, inputs)
+            remove_kept(kept.folder)
         known = share.lead(lambda: load_scores(file))
     print(f"   {file}: {'computed' if missing else 'up to date'} ({', '.join(sorted(needed))})", flush=True)
     return known
@@ -118,8 +123,15 @@ def refuse_scores_of_parts(run: Run, source: Path) -> None:
         )
 
 
-def compute_scores(run: Run, source: Path, missing: set[str]) -> dict[str, Any]:
-    """The missing scores, and all others that the same pass over the text gives; of several processes to the first."""
+def compute_scores(run: Run, source: Path, missing: set[str], kept: "Kept") -> dict[str, Any]:
+    """The missing scores, and all others that the same pass over the text gives; of several processes to the first.
+
+    Args:
+        run: Whose recipe says of which text.
+        source: Folder of the model.
+        missing: Names of scores.
+        kept: What an interrupted computation found, and what this one finds.
+    """
     import numpy as np
 
     from architectures.importance.activation_scores import activation_scores
@@ -129,10 +141,9 @@ def compute_scores(run: Run, source: Path, missing: set[str]) -> dict[str, Any]:
     ids_ST = calibration_ids(run)
     model = load_model(source, dtype=run.recipe.target.dtype)
     ids_ST = ids_ST.to(model.device)
-    searches = {"removal_order": removal_order, "merge_order": merge_order}
-    share = run.share
-    scores = {name: np.array(search(model, ids_ST, share)) for name, search in searches.items() if name in missing}
-    return scores if missing <= searches.keys() else {**scores, **activation_scores(model, ids_ST, share=share)}
+    searches, how = {"removal_order": removal_order, "merge_order": merge_order}, {"share": run.share, "kept": kept}
+    scores = {name: np.array(search(model, ids_ST, **how)) for name, search in searches.items() if name in missing}
+    return scores if missing <= searches.keys() else {**scores, **activation_scores(model, ids_ST, **how)}
 
 
 def calibration_ids(run: Run) -> "Tensor":

@@ -1,6 +1,6 @@
 """A target and its drafts, loaded, and what the drafts do along its answers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -8,10 +8,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from architectures.draft_vocabulary.head import head_ids
+from architectures.kept import Kept
 from architectures.progress.track import track
 from architectures.sharing import ALONE, Share
 from eval.acceptance.bins import ReplayedAnswer
 from eval.acceptance.draft_scores import ReplayedDraft
+from eval.acceptance.kept_replays import Keeping, keep_replays, replays_there
 from eval.acceptance.replay import Replay, answer_logits, replay_answer
 from eval.answers.traces import Trace
 from eval.config import SamplingConfig
@@ -77,30 +79,52 @@ def replay_all(
     *,
     sampling: SamplingConfig,
     share: Share,
+    keeping: Keeping | None = None,
 ) -> Replayed:
-    """All that is replayed for a scorecard but texts that are decoded for it; each process replays a part."""
+    """All that is replayed for a scorecard but texts that are decoded for it; each process replays a part.
+
+    Args:
+        pair: The models.
+        answers: That are scored.
+        tuning: That a policy is tuned on.
+        sampling: Of the answers that are not greedy.
+        share: This process's part.
+        keeping: Where an interrupted command left replays, and this one puts its own; None to keep none.
+    """
     primary = Pair(pair.target, {pair.primary: pair.drafts[pair.primary]})
 
-    def along(models: Pair, groups: Mapping[float, Answers]) -> dict[float, list[ReplayedDraft]]:
-        return {t: replay_drafts(models, groups[t], sampling=Sampling.of(t, sampling), share=share) for t in groups}
+    def along(models: Pair, groups: Mapping[float, Answers], name: str) -> dict[float, list[ReplayedDraft]]:
+        replayed = {}
+        for t, group in groups.items():
+            kept = None if keeping is None else keeping.of(f"{name}-T{t:g}", group.traces)
+            replayed[t] = replay_drafts(models, group, sampling=Sampling.of(t, sampling), share=share, kept=kept)
+        return replayed
 
-    of_tuning = {t: replayed for t, [replayed] in along(primary, tuning).items()}
-    return Replayed(pair, answers, tuning, along(pair, answers), of_tuning)
+    of_tuning = {t: replayed for t, [replayed] in along(primary, tuning, "tuning").items()}
+    return Replayed(pair, answers, tuning, along(pair, answers, "scored"), of_tuning)
 
 
-def replay_drafts(pair: Pair, answers: Answers, *, sampling: Sampling, share: Share = ALONE) -> list[ReplayedDraft]:
-    """Every draft along every answer; the target's pass over an answer serves all of them."""
-    mine = share.mine(answers.traces)
-    passes = [answer_pass(pair.target, trace) for trace in mine]
-    read = track(
-        zip(mine, run_passes(pair.target, passes), strict=True),
-        description=f"replay at T={sampling.temperature:g}{share.words}",
-        total=len(passes),
-        works=lambda read: len(read[0].token_ids),
-        whole=sum(each.width for each in passes),
-    )
-    replayed = share.together([replays_of(pair, trace, logits_TV, sampling) for trace, logits_TV in read])
-    numbered = list(zip(answers.prompt_numbers, answers.traces, replayed, strict=True))
+def replay_drafts(
+    pair: Pair, answers: Answers, *, sampling: Sampling, share: Share = ALONE, kept: Kept | None = None
+) -> list[ReplayedDraft]:
+    """Every draft along every answer; the target's pass over an answer serves all of them.
+
+    Args:
+        pair: The models.
+        answers: Of the target.
+        sampling: By which they were decoded.
+        share: This process's part of the answers.
+        kept: Where the replays of an interrupted pass are, and those of this one go.
+    """
+    there = share.lead(lambda: {} if kept is None else replays_there(kept, len(answers.traces)))
+    missing = [number for number in range(len(answers.traces)) if number not in there]
+    mine = {number: answers.traces[number] for number in share.mine(missing)}
+    made = share.together(list(replays_of_some(pair, mine, sampling, kept, share.words)))
+    replayed = {**there, **dict(zip(missing, made, strict=True))}
+    numbered = [
+        (prompt, trace, replayed[number])
+        for number, (prompt, trace) in enumerate(zip(answers.prompt_numbers, answers.traces, strict=True))
+    ]
     return [
         ReplayedDraft(
             name,
@@ -110,6 +134,25 @@ def replay_drafts(pair: Pair, answers: Answers, *, sampling: Sampling, share: Sh
         )
         for name, draft in pair.drafts.items()
     ]
+
+
+def replays_of_some(
+    pair: Pair, traces: Mapping[int, Trace], sampling: Sampling, kept: Kept | None, words: str
+) -> Iterator[dict[str, Replay]]:
+    """Every draft along some answers, by number, under a progress bar; each is kept as soon as it is made."""
+    passes = [answer_pass(pair.target, trace) for trace in traces.values()]
+    read = track(
+        zip(traces.items(), run_passes(pair.target, passes), strict=True),
+        description=f"replay at T={sampling.temperature:g}{words}",
+        total=len(passes),
+        works=lambda read: len(read[0][1].token_ids),
+        whole=sum(each.width for each in passes),
+    )
+    for (number, trace), logits_TV in read:
+        replays = replays_of(pair, trace, logits_TV, sampling)
+        if kept is not None:
+            keep_replays(kept, number, replays)
+        yield replays
 
 
 def replays_of(pair: Pair, trace: Trace, target_logits_TV: Tensor, sampling: Sampling) -> dict[str, Replay]:

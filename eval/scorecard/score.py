@@ -8,13 +8,15 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from architectures.checkpoints.fingerprint import fingerprint_value
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint, fingerprint_value
 from architectures.files.atomic import write_text
+from architectures.kept import remove_kept
 from architectures.pages.markdown import markdown
 from architectures.settings.holding import WHOLE, Holding
 from architectures.sharing import ALONE, Share
 from eval.acceptance import paired_ratios
 from eval.acceptance.estimates import INTERVALS, Resampling
+from eval.acceptance.kept_replays import Keeping
 from eval.answers.writing import Kind
 from eval.config import EvalConfig, SamplingConfig
 from eval.latency.machine import torch_threads
@@ -37,6 +39,8 @@ from eval.scorecard.policies import FOLDER as TUNING_FOLDER
 from eval.scorecard.policies import policy_file, record_tuning_answers, tuning_prompts
 from eval.scorecard.sidecars import write_sidecars
 from eval.targets.loading import held_facts, load_target
+
+REPLAYS_NAME = "replays"  # of the folder of passes that are made, until their scorecard is
 
 
 def score_drafts(
@@ -88,6 +92,7 @@ def score_drafts(
             card = measure_card(replayed, facts, drafts, prompts, config, out=out, seed=seed, threads=threads)
         write_text(f"{markdown(scorecard_page(card))}\n", out / "scorecard.md")
         write_record(card, out / CARD_NAME)
+        remove_kept(out / REPLAYS_NAME)
         return card
 
     return share.lead(measured_card)
@@ -114,8 +119,20 @@ def replay_prompts(
     for group, folder in ((answers, out), (tuning, out / TUNING_FOLDER)):
         require_fitting([target, *drafts.values()], group, folder, config.sampling)
     pair = Pair(load(), {name: load_model(folder, dtype=config.dtype) for name, folder in drafts.items()})
-    replayed = replay_all(pair, answers, tuning, sampling=config.sampling, share=share)
+    keeping = Keeping(out / REPLAYS_NAME, replay_inputs(target, drafts, config, holding))
+    replayed = replay_all(pair, answers, tuning, sampling=config.sampling, share=share, keeping=keeping)
     return replayed if share.leads else None
+
+
+def replay_inputs(target: Path, drafts: Mapping[str, Path], config: EvalConfig, holding: Holding) -> dict[str, str]:
+    """What replays depend on beside the answers."""
+    return {
+        "target": fingerprint_checkpoint(target),
+        "bits": str(holding.bits),
+        "drafts": fingerprint_value({name: fingerprint_checkpoint(folder) for name, folder in drafts.items()}),
+        "dtype": config.dtype,
+        "sampling": fingerprint_value(config.sampling.model_dump()),
+    }
 
 
 def measure_card(

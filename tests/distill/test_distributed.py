@@ -240,14 +240,11 @@ def of_machine(script: str, number: int, port: int) -> list[str]:
     return subprocess.run(["bash"], input=words, env=told, capture_output=True, text=True, check=True).stdout.split()
 
 
-@pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("system", ["composer", "torchrun"])
-def test_two_machines_train_to_the_weights_of_one_process(make_run, capsys, system):
-    settings = {"device_train_microbatch_size": 1, "max_duration": "3ba"}
-    alone, together = make_run("alone", **settings), make_run("together", **settings)
-    path = Path(together.run_dir) / "recipe.yaml"
-    save_recipe(together, path)
-    main(["launch", str(path), "--print", system, "--nodes", "2", "--gpus-per-node", "1"])
+def train_on_two_machines(recipe, capsys, system: str, *words: str, processes: int = 1) -> None:
+    """By the printed script of each machine, which has so many processes; `words` are key=value."""
+    path = Path(recipe.run_dir) / "recipe.yaml"
+    save_recipe(recipe, path)
+    main(["launch", str(path), *words, "--print", system, "--nodes", "2", "--gpus-per-node", str(processes)])
     script, port = capsys.readouterr().out, get_free_tcp_port()
     machines = [
         Warm(
@@ -259,10 +256,49 @@ def test_two_machines_train_to_the_weights_of_one_process(make_run, capsys, syst
         )
         for number in (0, 1)
     ]
-    train(alone)
     said = [machine.communicate()[0] for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0], said
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("system", ["composer", "torchrun"])
+def test_two_machines_train_to_the_weights_of_one_process(make_run, capsys, system):
+    settings = {"device_train_microbatch_size": 1, "max_duration": "3ba"}
+    alone, together = make_run("alone", **settings), make_run("together", **settings)
+    train_on_two_machines(together, capsys, system)
+    train(alone)
     assert_same_training(alone, together)
+
+
+@pytest.mark.usefixtures("warm")
+def test_copies_of_shards_on_two_machines_of_two_processes_equal_one_process(pair, make_run, capsys):
+    """Then one process, then two: each goes on from the sharded checkpoint of those before, and exports."""
+    settings = {"device_train_microbatch_size": 1, "global_train_batch_size": 4}
+    alone = make_run("alone", **settings)
+    together = make_run("together", checkpoints="sharded", parallelism="hsdp", **settings)
+    train_on_two_machines(together, capsys, "composer", "distill.max_duration=2ba", processes=2)
+    train(changed(alone, max_duration="2ba"))
+    written = [shard_bytes(together)]
+    assert_same_training(alone, together)
+    train(changed(together, max_duration="3ba", parallelism="ddp"))
+    written.append(shard_bytes(together))
+    train(changed(alone, max_duration="3ba"))
+    assert_same_training(alone, together)
+    train_by(pair, together, max_duration="4ba")
+    written.append(shard_bytes(together))
+    train(changed(alone, max_duration="4ba"))
+    assert_same_training(alone, together)
+    assert [len(each) for each in written] == [4, 1, 2]
+    assert sum(written[0]) == pytest.approx(sum(written[1]), rel=0.1)  # of two copies each number is written once
+    exported = (AutoModelForCausalLM.from_pretrained(Path(each.run_dir) / "draft") for each in (alone, together))
+    for one, other in zip(*(draft.parameters() for draft in exported), strict=True):
+        torch.testing.assert_close(one, other, **TOLERANCE)
+
+
+def shard_bytes(recipe) -> list[int]:
+    """Of each shard of the newest checkpoint."""
+    newest = find_checkpoints(Path(recipe.run_dir) / "checkpoints")[-1]
+    return [path.stat().st_size for path in newest.glob("__*.distcp")]
 
 
 @pytest.mark.usefixtures("warm")
