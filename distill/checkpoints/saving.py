@@ -95,11 +95,14 @@ def agreed(value: Any) -> Any:
 
 
 def tensors_and_rest(state: State) -> tuple[dict[str, Any], dict[str, Any]]:
-    """This process's shards of weights and moments, and what the optimiser holds beside them."""
+    """This process's shards of weights and moments, and what the optimiser holds beside them.
+
+    Weights are asked for first, which lets go of what an evaluation left gathered: the optimiser knows shards alone.
+    """
     optimizer = state.optimizers[0]
+    weights = get_model_state_dict(state.model)
     held = get_optimizer_state_dict(state.model, optimizer)
-    tensors = {MODEL: get_model_state_dict(state.model), OPTIMISER: held.pop("state")}
-    return tensors, {type(optimizer).__qualname__: held}
+    return {MODEL: weights, OPTIMISER: held.pop("state")}, {type(optimizer).__qualname__: held}
 
 
 def rest_of(state: State) -> dict[str, Any]:

@@ -113,8 +113,11 @@ def test_two_processes_equal_one(pair, make_run, parallelism):
 
 @pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
 def test_a_sharded_checkpoint_is_continued_by_any_number_of_processes(pair, make_run, tmp_path, parallelism):
-    """2 -> 2 -> 1 -> 2, against one process with whole checkpoints; then its metadata is planted."""
-    settings = {"device_train_microbatch_size": 1}
+    """2 -> 2 -> 1 -> 2, against one process with whole checkpoints; then its metadata is planted.
+
+    Each is written behind an evaluation, which leaves the head of shards gathered.
+    """
+    settings = {"device_train_microbatch_size": 1, "eval_interval": "1ba"}
     alone = make_run("alone", **settings)
     together = make_run("together", parallelism=parallelism, checkpoints="sharded", **settings)
     for batches, processes in ((2, 2), (3, 2), (4, 1), (5, 2)):
