@@ -33,12 +33,16 @@ class Share:
         index: Of this process, from 0; the first one leads.
         count: Of all processes.
         board: Where they meet.
+        per_machine: Of the processes, which are numbered machine by machine; all where left out.
     """
 
-    def __init__(self, index: int = 0, count: int = 1, board: Board | None = None) -> None:
+    def __init__(
+        self, index: int = 0, count: int = 1, board: Board | None = None, *, per_machine: int | None = None
+    ) -> None:
         assert 0 <= index < count, (index, count)
         assert (board is None) == (count == 1), "several processes meet somewhere"
         self.index, self.count, self.board = index, count, board
+        self.per_machine = per_machine or count
         self._step = 0
         self._left = ""  # name of the latest value that was exchanged
 

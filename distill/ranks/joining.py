@@ -63,7 +63,8 @@ def joined() -> Iterator[Share]:
 def share_until_the_end(board: "StoreBoard") -> Iterator[Share]:
     """The share of a process; tells the others of a mistake, and lets them read what they still wait for."""
     try:
-        yield Share(board.index, board.count, board)
+        per_machine = int(os.environ.get("LOCAL_WORLD_SIZE", board.count))
+        yield Share(board.index, board.count, board, per_machine=per_machine)
     except UserError as error:
         board.tell_mistake(str(error))
         board.leave()

@@ -28,7 +28,7 @@ from distill.recipe_reading.environment import from_environment
 from distill.recipe_reading.mistakes import mistakes_of, report
 from distill.recipe_reading.source import read_source
 from distill.recipe_reading.yaml_lines import KeyPath
-from eval.answer_engines.config import GenerateConfig
+from eval.answer_engines.clients.config import GenerateConfig
 from eval.config import EvalConfig, from_recorded
 
 AnySection = TypeVar("AnySection", bound=Section)

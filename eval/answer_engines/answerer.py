@@ -7,21 +7,24 @@ would, and a sample of the answers is what the target could have written. So wha
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from architectures.errors import UserError
 from architectures.progress.track import Advance, no_progress
+from architectures.sharing import ALONE, Share
 from eval.answer_engines.abreast import in_any_order
-from eval.answer_engines.config import GenerateConfig
+from eval.answer_engines.clients.config import Asker, GenerateConfig
+from eval.answer_engines.clients.endpoint import found
+from eval.answer_engines.clients.exchange import EngineLostError, Server, Words
+from eval.answer_engines.clients.offline import offline_vllm
+from eval.answer_engines.clients.servers import Servers
 from eval.answer_engines.conversing import Conversing
-from eval.answer_engines.endpoint import found
-from eval.answer_engines.exchange import EngineLostError, Server, Words
-from eval.answer_engines.offline import offline_vllm
 from eval.answer_engines.probe import Prober
-from eval.answer_engines.servers import Servers
 from eval.answer_engines.window import Open, Window
 from eval.answers.asked_turns import num_turns
 from eval.answers.earlier_answers import Earlier
@@ -77,8 +80,9 @@ class EngineAnswers:
         *,
         name: str,
         earlier: Mapping[tuple[int, ...], Earlier] | None = None,
+        share: Share = ALONE,
     ) -> "EngineAnswerer":
-        return EngineAnswerer(Answerer(target, tokenizer, settings, name=name, earlier=earlier), self)
+        return EngineAnswerer(Answerer(target, tokenizer, settings, name=name, earlier=earlier, share=share), self)
 
     def servers(self, here: Answerer) -> Servers:
         """The engine with the target of some answers, and nothing else loaded in it."""
@@ -87,17 +91,36 @@ class EngineAnswers:
         key = (here.target, settings.dtype, longest)
         if key not in self.opened:
             self.stack.close()
-            self.opened = {key: self.open(here.target, dtype=settings.dtype, longest=longest)}
+            self.opened = {key: self.open(here.target, here.share, dtype=settings.dtype, longest=longest)}
         return self.opened[key]
 
-    def open(self, target: Path, *, dtype: str, longest: int) -> Servers:
+    def open(self, target: Path, share: Share, *, dtype: str, longest: int) -> Servers:
         """Servers that were found, or a worker with the target loaded."""
         if self.config.engine == "endpoint":
             return Servers.of([found(url, self.config) for url in self.config.urls])
         limit = context_length_of(target)
         room = PROBE_ROOM if limit is None else min(PROBE_ROOM, limit.tokens)
-        worker = offline_vllm(target, self.config, dtype=dtype, longest=max(longest, room))
+        worker = offline_vllm(target, self.config, share, dtype=dtype, longest=max(longest, room))
         return Servers.of([self.stack.enter_context(worker)])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one of several processes has come to.
+
+    Attributes:
+        missing: Shards that it was to write.
+        kept: That it wrote.
+        found: Of them.
+        lost: Why its engine answers no more; None where it does.
+        folder: Of the shards, where it does not.
+    """
+
+    missing: int
+    kept: int = 0
+    found: tuple[Evidence, ...] = ()
+    lost: str | None = None
+    folder: Path | None = None
 
 
 class EngineAnswerer:
@@ -118,8 +141,23 @@ class EngineAnswerer:
     def taken(self) -> dict[int, Earlier]:
         return self.here.taken
 
+    @property
+    def asker(self) -> Asker:
+        return self.config.asker(self.here.share, gpus=torch.cuda.device_count())
+
+    @cached_property
+    def words(self) -> Words:
+        return Words(self.here.tokenizer, self.here.vocab_size)
+
+    @cached_property
+    def stop_ids(self) -> tuple[int, ...]:
+        return tuple(sorted(stop_token_ids(self.here.model)))
+
     def is_written(self, path: Path) -> bool:
         return self.here.is_written(path)
+
+    def mine(self, missing: Sequence[Path]) -> Sequence[Path]:
+        return self.asker.mine(missing)
 
     def work_of(self, missing: Missing) -> float:
         """Every answer counts alike: an engine batches them as they come."""
@@ -129,38 +167,64 @@ class EngineAnswerer:
         """Yield answers as they come; shards are written as they are vouched for.
 
         Raises:
-            EngineLostError: If the engine is gone; what it answered till then is kept, shard by shard.
+            EngineLostError: If the engine of any process is gone, once all have written what was answered till then.
             UserError: If it is not the target's, or no longer.
         """
-        if not missing:
-            return
-        servers, here = self.engines.servers(self.here), self.here
-        tell_writers(missing[0][0].parent, here.name, servers.there[0].served.words)
-        stop_ids, words = tuple(sorted(stop_token_ids(here.model))), Words(here.tokenizer, here.vocab_size)
-        window = Window(
-            self.probed(servers.there, Prober(here.model, words, stop_ids)),
+        outcome = Outcome(missing=len(missing))
+        if missing:
+            servers, folder = self.engines.servers(self.here), missing[0][0].parent
+            tell_writers(folder, self.here.name, servers.there[0].served.words)
+            window = self.window(servers)
+            try:
+                yield from self.answers(missing, window)
+                window.settle()
+            except EngineLostError as error:
+                window.keep()
+                outcome = replace(outcome, lost=str(error), folder=folder)
+            outcome = replace(outcome, kept=window.num_written, found=tuple(window.found))
+        self.conclude(self.here.share.exchange(outcome))
+
+    def window(self, servers: Servers) -> Window:
+        """What vouches for answers of some servers, each of which has answered a probe as the target does.
+
+        Raises:
+            UserError: If one has not.
+        """
+        here = self.here
+        prober = Prober(here.model, self.words, self.stop_ids)
+        return Window(
+            self.probed(servers.there, prober),
             servers,
             sampling_of(here.settings),
             servers.there[0].served.words,
             self.config,
             name=here.name,
         )
-        conversing = Conversing(here, servers, words, stop_ids)
+
+    def answers(self, missing: Missing, window: Window) -> Iterator[Trace]:
+        """Answers in whatever order they come; complete shards are written wherever a probe is due."""
+        conversing = Conversing(self.here, window.servers, self.words, self.stop_ids)
         shards = [(Open(path, len(turns)), turns) for path, turns in missing]
         pieces = (partial(conversing.converse, shard, turn) for shard, turns in shards for turn in turns)
-        try:
-            for answered in in_any_order(pieces, at_once=self.config.concurrency):
-                self.advance(len(answered.asked), items=0)
-                yield from answered.traces
-                window.add(answered)
-        except EngineLostError as error:
-            kept = window.keep()
+        for answered in in_any_order(pieces, at_once=self.asker.at_once):
+            self.advance(len(answered.asked), items=0)
+            yield from answered.traces
+            window.add(answered)
+
+    def conclude(self, outcomes: Sequence[Outcome]) -> None:
+        """Say what was found of the answers of all processes.
+
+        Raises:
+            EngineLostError: If one of them lost its engine.
+        """
+        lost = next((one for one in outcomes if one.lost), None)
+        if lost is not None:
+            kept, missing = sum(one.kept for one in outcomes), sum(one.missing for one in outcomes)
             raise EngineLostError(
-                f"{error}\n{kept} of the {len(missing)} shards of {here.name} answers that were missing are kept in "
-                f"{missing[0][0].parent}. Run the same command again: it continues."
-            ) from error
-        window.settle()
-        tell(window.found, here.name)
+                f"{lost.lost}\n{kept} of the {missing} shards of {self.here.name} answers that were missing are kept "
+                f"in {lost.folder}. Run the same command again: it continues."
+            )
+        tell([found for one in outcomes for found in one.found], self.here.name)
 
     def probed(self, servers: Sequence[Server], prober: Prober) -> Prober:
         """The prober, to which every server has answered as the target does.

@@ -4,8 +4,8 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from eval.answer_engines.exchange import Asked, Server, Words, refuse_impossible
-from eval.answer_engines.servers import Servers
+from eval.answer_engines.clients.exchange import Asked, Server, Words, refuse_impossible
+from eval.answer_engines.clients.servers import Servers
 from eval.answer_engines.window import Answered, Open
 from eval.answers.asked_turns import Turn
 from eval.answers.traces import Trace

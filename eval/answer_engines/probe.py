@@ -12,7 +12,7 @@ from functools import cached_property
 from transformers import PreTrainedModel
 
 from architectures.errors import UserError
-from eval.answer_engines.exchange import Asked, Reply, Server, Words, named, refuse_impossible
+from eval.answer_engines.clients.exchange import Asked, Reply, Server, Words, named, refuse_impossible
 from eval.answer_engines.judge import Verdict, judge_greedy
 from eval.decoding.sampling import Sampling
 from eval.prompts.rendering import render_prompt

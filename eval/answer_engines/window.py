@@ -9,10 +9,10 @@ from typing import Any
 
 from architectures.errors import UserError
 from eval.answer_engines import judge
-from eval.answer_engines.config import GenerateConfig
-from eval.answer_engines.exchange import EngineLostError, Server
+from eval.answer_engines.clients.config import GenerateConfig
+from eval.answer_engines.clients.exchange import EngineLostError, Server
+from eval.answer_engines.clients.servers import Servers
 from eval.answer_engines.probe import Prober
-from eval.answer_engines.servers import Servers
 from eval.answers.engine_evidence import Evidence, evidence_path, write_evidence
 from eval.answers.shards import write_shard
 from eval.answers.traces import Trace, rows_of

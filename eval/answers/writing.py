@@ -19,7 +19,7 @@ Missing = Sequence[tuple[Path, Sequence[Turn]]]  # shards that are not there, an
 
 
 class Writer(Protocol):
-    """What writes the shards of one name."""
+    """What writes the shards of one name; of several processes each has one, and all call its methods alike."""
 
     advance: Advance
 
@@ -27,6 +27,10 @@ class Writer(Protocol):
     def taken(self) -> Mapping[int, Earlier]: ...
 
     def is_written(self, path: Path) -> bool: ...
+
+    def mine(self, missing: Sequence[Path]) -> Sequence[Path]:
+        """Those that this process writes."""
+        ...
 
     def work_of(self, missing: Missing) -> float:
         """The work of some shards, in any unit; told by `advance` but for answers that are taken."""
@@ -57,6 +61,7 @@ class Kind(Protocol):
         *,
         name: str,
         earlier: Mapping[tuple[int, ...], Earlier] | None = None,
+        share: Share = ALONE,
     ) -> Writer: ...
 
 

@@ -98,7 +98,7 @@ def write_traces(
     }
     identity, states = tokenizer_identity(tokenizer), kind.keeps_states
     earlier = earlier_answers(answers_from, record, with_states=states)
-    answerer = kind(target, tokenizer, settings, name=name, earlier=earlier)
+    answerer = kind(target, tokenizer, settings, name=name, earlier=earlier, share=share)
 
     def missing_shards() -> list[Path]:
         with nullcontext() if part == EVERY_FILE else one_at_a_time(out):
@@ -106,7 +106,7 @@ def write_traces(
         return [path for path in part.of_all(paths) if not answerer.is_written(path)]
 
     by_path = dict(zip(shard_paths(out, name, len(chunks)), chunks, strict=True))
-    missing = share.mine(share.lead(missing_shards))
+    missing = answerer.mine(share.lead(missing_shards))
     write_missing([(path, by_path[path]) for path in missing], answerer, name=name, share=share)
 
 
@@ -155,12 +155,14 @@ class Answerer:
         *,
         name: str,
         earlier: Mapping[tuple[int, ...], Earlier] | None = None,
+        share: Share = ALONE,
     ) -> None:
         self.target = target
         self.tokenizer = tokenizer
         self.settings = settings
         self.name = name
         self.earlier = earlier or {}
+        self.share = share
         self.advance: Advance = no_progress
         self.taken: dict[int, Earlier] = {}  # of the earlier ones those that answer a turn, by its id
 
@@ -179,6 +181,10 @@ class Answerer:
     def is_written(self, path: Path) -> bool:
         """Whether a shard is there, with all that belongs to it."""
         return path.is_file()
+
+    def mine(self, missing: Sequence[Path]) -> Sequence[Path]:
+        """See Writer."""
+        return self.share.mine(missing)
 
     def work_of(self, missing: Missing) -> float:
         """See Writer."""

@@ -3,8 +3,8 @@
     PYTHON_OF_VLLM vllm_answers_worker.py
 
 The first line of its input says what to load; each further one asks for a text by token ids, and a line for each comes
-out as soon as it is written, whichever ends first. eval.answer_engines.offline is at the other end. What vLLM itself
-prints goes to the error output.
+out as soon as it is written, whichever ends first. eval.answer_engines.clients.offline is at the other end. What vLLM
+itself prints goes to the error output.
 """
 
 import json

@@ -31,6 +31,8 @@ class FakeServer:
         is_deterministic: Whether SGLang looks at seeds.
         temperature: At which it draws, whatever is asked for.
         asked: What it was asked for, text by text.
+        prompt: The latest.
+        is_back: For a test to note that it was gone.
     """
 
     folder: Any
@@ -43,6 +45,8 @@ class FakeServer:
     is_deterministic: bool = False
     temperature: float | None = None
     asked: list[Answer] = field(default_factory=list)
+    prompt: list[int] = field(default_factory=list)
+    is_back: bool = False
     url: str = ""
 
     def __post_init__(self) -> None:
@@ -90,6 +94,7 @@ class FakeServer:
     def decode(self, prompt: list[int], most: int, how: Answer, seed: int) -> tuple[list[int], bool, str]:
         with self.lock:
             self.asked.append(how)
+            self.prompt = prompt
             self.before(self, len(self.asked))
             limits = Limits(most, frozenset(how["stop_token_ids"]))
             sampling = Sampling(how["temperature"] if self.temperature is None else self.temperature, how["top_p"])

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from architectures.errors import UserError
-from eval.answer_engines import endpoint, judge
+from eval.answer_engines import judge
 from eval.answer_engines.answerer import engine_asked
-from eval.answer_engines.config import GenerateConfig
+from eval.answer_engines.clients import endpoint
+from eval.answer_engines.clients.config import GenerateConfig
 from eval.answer_engines.probe import PROBE_TOKENS
 from eval.answers.engine_evidence import answered_by, evidence_of
 from eval.answers.traces import DecodingSettings, read_traces
@@ -241,8 +242,12 @@ def test_a_server_that_is_too_slow_is_told_of(target_folder, tmp_path):
 def test_weights_that_change_half_way_are_noticed(target_folder, noisy_folder, tmp_path, own):
     """Shards before the last good probe are kept, and nothing of what came since."""
 
-    def changes(server, number):
-        if number == 6:  # the probe, three answers, the second probe, and then
+    probes = []
+
+    def changes(server, _number):
+        if is_probe(server):
+            probes.append(server)
+        elif len(probes) == 2:
             server.serve(noisy_folder)
 
     out = tmp_path / "out"

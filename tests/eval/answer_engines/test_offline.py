@@ -8,7 +8,7 @@ import pytest
 
 from architectures.errors import UserError
 from eval.answer_engines.answerer import engine_asked
-from eval.answer_engines.config import GenerateConfig
+from eval.answer_engines.clients.config import GenerateConfig
 from eval.answer_engines.probe import PROBE_TOKENS, QUESTION
 from eval.answers.engine_evidence import answered_by
 from eval.answers.traces import DecodingSettings, read_traces

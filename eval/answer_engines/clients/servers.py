@@ -5,7 +5,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from eval.answer_engines.exchange import Asked, EngineLostError, Reply, Server
+from eval.answer_engines.clients.exchange import Asked, EngineLostError, Reply, Server
 
 
 @dataclass

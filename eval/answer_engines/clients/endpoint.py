@@ -11,9 +11,9 @@ from urllib3 import BaseHTTPResponse, PoolManager, Retry, Timeout
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, MaxRetryError, ReadTimeoutError
 
 from architectures.errors import UserError
-from eval.answer_engines.config import GenerateConfig
-from eval.answer_engines.exchange import Asked, EngineLostError, Reply, Served
-from eval.answer_engines.interfaces import Interface, SglangInterface, VllmInterface
+from eval.answer_engines.clients.config import GenerateConfig
+from eval.answer_engines.clients.exchange import Asked, EngineLostError, Reply, Served
+from eval.answer_engines.clients.interfaces import Interface, SglangInterface, VllmInterface
 
 PASSING = (408, 409, 425, 429, 500, 502, 503, 504)  # what a server answers that may answer otherwise in a while
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0

@@ -1,13 +1,18 @@
 """Recipe section `generate`: who decodes the target's answers. No torch."""
 
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from architectures.files.section import Section
 from architectures.settings.kinds import MOST
 from architectures.shapes.serving import TensorParallel
+from architectures.sharing import Share
+
+Unit = TypeVar("Unit")
 
 AnswerEngine = Literal["local", "vllm", "endpoint"]
 BOTH: tuple[AnswerEngine, ...] = ("vllm", "endpoint")
@@ -44,6 +49,25 @@ def plain_address(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
+@dataclass(frozen=True)
+class Asker:
+    """A process among those that ask.
+
+    Attributes:
+        number: Of it, from 0; None of one that asks nothing.
+        of: So many ask.
+        at_once: So much does it ask at the same time.
+    """
+
+    number: int | None
+    of: int
+    at_once: int
+
+    def mine(self, units: Sequence[Unit]) -> Sequence[Unit]:
+        """Those of some units, known to all, that this process asks for."""
+        return () if self.number is None else units[self.number :: self.of]
+
+
 class GenerateConfig(Section):
     """Who decodes the target's answers, those to train on, held-out ones and those of the scorecard alike."""
 
@@ -76,7 +100,12 @@ class GenerateConfig(Section):
         lt=1,
         description="Share of a GPU's memory that vLLM takes; the target that checks its answers needs the rest.",
     )
-    concurrency: int = Field(default=64, ge=1, le=4096, description="Answers that are asked for at the same time.")
+    concurrency: int = Field(
+        default=64,
+        ge=1,
+        le=4096,
+        description="Answers that are asked for at the same time: of servers by all processes together.",
+    )
     checked: float = Field(
         default=0.05, gt=0, le=1, description="Share of answers that the target here reads, at least one a shard."
     )
@@ -112,6 +141,27 @@ class GenerateConfig(Section):
         if len(set(urls)) < len(urls):
             raise ValueError(f"must name each server once, got {', '.join(urls)}.")
         return urls
+
+    def asker(self, share: Share, *, gpus: int) -> "Asker":
+        """Which part of what is asked one of several processes asks.
+
+        Servers have `concurrency` requests of all processes together. vLLM runs once a machine, or on GPUs as often as
+        there are `tensor_parallel` processes: on the GPUs of these. Of every engine there are as many processes.
+
+        Args:
+            share: Of the process.
+            gpus: Of this machine.
+        """
+        if self.engine == "endpoint":
+            asking = min(share.count, self.concurrency)
+            own = self.concurrency // asking + (share.index < self.concurrency % asking)
+            return Asker(share.index if share.index < asking else None, asking, own)
+        wide = self.tensor_parallel if gpus else share.per_machine
+        engines = max(1, share.per_machine // wide)
+        machine, local = divmod(share.index, share.per_machine)
+        is_first = local % wide == 0 and local // wide < engines
+        number = machine * engines + local // wide if is_first else None
+        return Asker(number, share.count // share.per_machine * engines, self.concurrency)
 
     @property
     def is_local(self) -> bool:

@@ -1,23 +1,30 @@
 """vLLM without a server: a worker of ours in vLLM's own environment, which writes all texts that it is asked for."""
 
 import json
+import os
+import re
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any
 
+import torch
+
 from architectures.errors import UserError
-from eval.answer_engines.config import GenerateConfig
-from eval.answer_engines.exchange import Asked, EngineLostError, Reply, Served
-from eval.answer_engines.interfaces import sampling_words
+from architectures.sharing import Share
+from eval.answer_engines.clients.config import GenerateConfig
+from eval.answer_engines.clients.exchange import Asked, EngineLostError, Reply, Served
+from eval.answer_engines.clients.interfaces import sampling_words
 from eval.engine_runs.worker import LINES_SHOWN
 
-WORKER = Path(__file__).parents[1] / "engine_runs" / "workers" / "vllm_answers_worker.py"
+WORKER = Path(__file__).parents[2] / "engine_runs" / "workers" / "vllm_answers_worker.py"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+LAUNCHED = re.compile(r"((LOCAL|GROUP|ROLE|NODE)_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+")
 GO_SECONDS = 20  # that a worker gets to end by itself, once its input has ended
 Line = dict[str, Any]
 
@@ -103,12 +110,15 @@ def last_words(said: IO[str]) -> str:
 
 
 @contextmanager
-def offline_vllm(target: Path, config: GenerateConfig, *, dtype: str, longest: int) -> Iterator[OfflineVllm]:
+def offline_vllm(
+    target: Path, config: GenerateConfig, share: Share, *, dtype: str, longest: int
+) -> Iterator[OfflineVllm]:
     """The target loaded in vLLM, for as long as the block lasts.
 
     Args:
         target: Its folder.
         config: Names the Python, and how the target is divided.
+        share: Of the process, whose GPU is the first that the worker has.
         dtype: Number type.
         longest: Tokens of prompt and answer together at most.
 
@@ -117,7 +127,11 @@ def offline_vllm(target: Path, config: GenerateConfig, *, dtype: str, longest: i
         EngineLostError: If it has no vLLM, or that does not load the target; what it said last is told.
     """
     python = str(config.python)
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said, started(python, said) as process:
+    own = environment_of(share, config.tensor_parallel, os.environ, gpus=torch.cuda.device_count())
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said,
+        started(python, said, own) as process,
+    ):
         first = {
             "target": str(target.resolve()),
             "dtype": dtype,
@@ -137,8 +151,27 @@ def offline_vllm(target: Path, config: GenerateConfig, *, dtype: str, longest: i
         yield engine
 
 
+def environment_of(share: Share, tensor_parallel: int, ours: Mapping[str, str], *, gpus: int) -> dict[str, str]:
+    """Variables of a worker: of several processes none that say who is who among them, and each other GPUs.
+
+    Args:
+        share: Of the process that starts it.
+        tensor_parallel: GPUs of the worker.
+        ours: Variables of that process.
+        gpus: That it sees.
+    """
+    if share.count == 1:
+        return dict(ours)
+    own = {name: value for name, value in ours.items() if not LAUNCHED.fullmatch(name)}
+    if gpus:
+        visible = ours.get(VISIBLE, "").split(",") if ours.get(VISIBLE) else list(map(str, range(gpus)))
+        first = share.index % share.per_machine
+        own[VISIBLE] = ",".join(visible[first : first + tensor_parallel])
+    return own
+
+
 @contextmanager
-def started(python: str, said: IO[str]) -> Iterator[subprocess.Popen[str]]:
+def started(python: str, said: IO[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
     """The worker's process; it has ended once the block has."""
     try:
         process = subprocess.Popen(
@@ -146,6 +179,7 @@ def started(python: str, said: IO[str]) -> Iterator[subprocess.Popen[str]]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=said,
+            env=environment,
             encoding="utf-8",
         )
     except OSError as error:

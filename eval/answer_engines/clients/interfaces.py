@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from eval.answer_engines.exchange import Asked, Reply
+from eval.answer_engines.clients.exchange import Asked, Reply
 from eval.decoding.sampling import Sampling
 
 
