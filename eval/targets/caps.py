@@ -1,5 +1,6 @@
 """How much memory a process may still take, and whether a target that is on the disk can do with it."""
 
+import os
 import resource
 from pathlib import Path
 
@@ -22,11 +23,15 @@ def cap_bytes(holding: Holding, device: torch.device) -> tuple[int, str]:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that this process can still take on a device: what is free, and what its own limits leave of it."""
+    """Memory that this process can still take on a device: what is free, and what its own limits leave of it.
+
+    On a processor the others of a launch take as much as this one, at the same time.
+    """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     limits = left_by_limit("AS", "VmSize"), left_by_limit("DATA", "VmData")
-    return max(0, min(available_bytes(), left_by_cgroup(), *limits))
+    of_all = min(available_bytes(), left_by_cgroup()) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(0, min(of_all, *limits))
 
 
 def available_bytes() -> int:
