@@ -118,6 +118,7 @@ def connection(url: str, config: GenerateConfig) -> Connection:
         backoff_factor=FIRST_WAIT_S,
         backoff_max=LONGEST_WAIT_S,
         backoff_jitter=FIRST_WAIT_S,
+        respect_retry_after_header=False,  # which may say hours, and we would wait them without a word
     )
     limits = Timeout(connect=min(CONNECT_S, config.timeout_s), read=config.timeout_s)
     pool = PoolManager(maxsize=config.concurrency, headers=headers, retries=again, timeout=limits)

@@ -132,6 +132,8 @@ def served(server: FakeServer) -> Iterator[FakeServer]:
             content = json.dumps(page).encode()
             self.send_response(status if page is not None else 404)
             self.send_header("Content-Length", str(len(content)))
+            if status != 200:
+                self.send_header("Retry-After", "3600")  # of which nothing is made
             self.end_headers()
             self.wfile.write(content)
 
