@@ -11,7 +11,7 @@ import pytest
 
 import widedraft
 from distill.process import interrupts
-from distill.process.exits import report_user_errors
+from distill.process.exits import end_stage_on_sigterm, report_user_errors
 
 ROOT = Path(__file__).parents[1]
 PAIR = ("--target", "a", "--draft", "b")
@@ -182,3 +182,26 @@ def test_a_command_catches_ctrl_c_itself_and_a_process_that_ignores_it_stays_so(
         assert report_user_errors(lambda: os.kill(os.getpid(), signal.SIGINT)) == 130
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_launcher_that_is_interrupted_too_does_not_change_what_is_said(monkeypatch, capfd):
+    """It sends SIGTERM to processes that are on their way out of Ctrl-C."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setattr(interrupts.Process, "is_ours", False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    def command():
+        signal.signal(signal.SIGTERM, end_stage_on_sigterm)
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        interrupts.take_interrupts()
+        assert report_user_errors(command) == 130
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert capfd.readouterr().err == f"{interrupts.INTERRUPTED}\n"

@@ -51,12 +51,21 @@ def restore_interrupts() -> None:
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt in a command's own code; elsewhere say so and end this process at once."""
+    """Raise KeyboardInterrupt in a command's own code; elsewhere say so and end this process at once.
+
+    A terminal interrupts a launcher too, which sends SIGTERM to all processes at once: it asks for what is under way.
+    """
     if Process.runs_command and not imports(frame):
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            signal.signal(signal.SIGTERM, go_on_ending)
         signal.default_int_handler(number, frame)
     if os.environ.get("LOCAL_RANK", "0") == "0":
         os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"{INTERRUPTED}\n".encode())
     os._exit(EXIT_CODE)
+
+
+def go_on_ending(number: int, frame: FrameType | None) -> None:
+    """What a signal does to a process that is ending; the launcher kills one that does not."""
 
 
 def imports(frame: FrameType | None) -> bool:
