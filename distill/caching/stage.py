@@ -3,6 +3,7 @@
 from functools import partial
 
 from architectures.errors import UserError
+from distill.process.interrupts import signals_kept
 from distill.recipe.sections.teacher import AnyCache, AnyTeacher, Cache, keeps_states, teacher_dtype
 from distill.run.entry_ids import entry_ids
 from distill.run.run import Run
@@ -32,13 +33,13 @@ def states_are_due(run: Run) -> bool:
 
 def write_cache(run: Run, finish: Finish) -> str:
     """Let the teacher read the answers, or take the states it kept; continues an interrupted capture."""
-    from distill.caching.capture import CaptureSettings, capture_teacher
-    from distill.caching.kept_states import KeptStates
-    from distill.caching.reading import TargetReading
-    from distill.train import read_split, restore_signals
+    with signals_kept():
+        from distill.caching.capture import CaptureSettings, capture_teacher
+        from distill.caching.kept_states import KeptStates
+        from distill.caching.reading import TargetReading
+        from distill.train import read_split
 
     recipe, teacher = run.recipe, require_cached_teacher(run.recipe.distill.teacher)
-    restore_signals()  # importing Composer took Ctrl-C away
     splits = ("train", "eval") if recipe.distill.learns_answers else ("eval",)
     joined = recipe.data.answers == "given"
     read = {name: read_split(run, name, joined=joined and name == "train") for name in splits}

@@ -50,6 +50,16 @@ def restore_interrupts() -> None:
         signal.signal(signal.SIGINT, interrupt if Process.is_ours else signal.default_int_handler)
 
 
+@contextmanager
+def signals_kept() -> Iterator[None]:
+    """Signals are answered behind the block as before it: what it imports may take them, as Composer does."""
+    ended_by = signal.getsignal(signal.SIGTERM)
+    yield
+    restore_interrupts()
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, ended_by)
+
+
 def interrupt(number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt in a command's own code; elsewhere say so and end this process at once.
 

@@ -1,0 +1,163 @@
+"""Every stage of a run by one process, by two, and by two of which one is killed, after which the command runs again.
+
+The files are those of one process in all three, and what was finished is not made again. Two processes are two threads
+here that take turns; that real ones end together, and say so, is tested in test_several_processes.py, and that a
+training goes on from its newest checkpoint in test_distributed.py.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from architectures.importance import activation_scores
+from architectures.importance.layer_search import LayerSearch
+from architectures.sharing import ALONE, Share
+from distill import train
+from distill.caching import capture
+from distill.recipe.recipe import load_recipe
+from distill.run.run import Run
+from distill.stages import processes
+from distill.stages.processes import distill_stage
+from distill.stages.running import cache_stage, eval_stage, generate_stage, prune_stage
+from eval.decoding import answering
+from eval.scorecard import loaded_models
+from tests.distill.test_several_processes import contents
+from tests.sharing import by_processes
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = """
+data: {{prompts: [{{path: {prompts}}}], num_eval_prompts: 4, max_new_tokens: 8, max_seq_len: 128, shard_size: 3,
+  temperature: 1.0}}
+distill: {{max_duration: 4ba, global_train_batch_size: 4, precision: fp32, scheduler: {{t_warmup: 1ba}},
+  eval_first: false, eval_interval: 1dur, save_interval: 1dur,
+  teacher: {{source: cache, contents: top_k, k: 8}}}}
+export: {{dtype: float32}}
+eval:
+  {{num_prompts: 2, policy_prompts: 2, max_new_tokens: 8, batch_size: 1, lookaheads: [1, 2], latency_repeats: 2,
+    live_prompts: 2, latency_batch_sizes: [], num_resamples: 50, num_threads: 1, dtype: float32}}
+"""
+CUT = "{layers: 2, method: greedy, intermediate: 96, width_method: flap, calibration: {tokens: 160, sequence_len: 32}}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """Work of a stage that processes share out.
+
+    Attributes:
+        stage: Of the run.
+        what: Is shared out, as docs/distilling.md says it.
+        unit: Object and name of the function that makes one unit.
+        lost: Units at most that the second command makes again, though they were made.
+    """
+
+    stage: str
+    what: str
+    unit: tuple[Any, str]
+    lost: int
+
+
+ROWS = [
+    Row("generate", "files of answers", (answering, "write_shard"), 1),
+    Row("prune", "every distance", (LayerSearch, "through"), 12),  # what one call of distances asks
+    Row("prune", "the sums", (activation_scores, "read_text"), 2),
+    Row("cache", "files of the cache", (capture, "write_tensors"), 1),
+    Row("eval", "files of answers", (answering, "write_shard"), 1),
+    Row("eval", "each answer's", (loaded_models, "replays_of"), 1),
+]
+STAGES: dict[str, tuple[Callable[[Run], object], tuple[str, ...], tuple[str, ...]]] = {
+    # what does it, the folders it makes, and those of them that hold nothing that is timed
+    "generate": (generate_stage, ("data",), ("data",)),
+    "prune": (prune_stage, ("scores", "init"), ("scores", "init")),
+    "cache": (cache_stage, ("teacher_cache",), ("teacher_cache",)),
+    "distill": (lambda run: distill_stage(run.recipe_file, []), ("checkpoints", "draft", "logs"), ()),
+    "eval": (eval_stage, ("eval",), ("eval/answers", "eval/tuning")),
+}
+
+
+@pytest.fixture(scope="module")
+def whole(make_checkpoint, tmp_path_factory, trainings_begin_at_once) -> Path:
+    """A folder with a recipe, and its run by one process as "whole"."""
+    folder = tmp_path_factory.mktemp("lost")
+    prompts, file = folder / "prompts.jsonl", folder / "recipe.yaml"
+    prompts.write_text("".join(json.dumps({"prompt": f"What comes after {i}?"}) + "\n" for i in range(16)))
+    file.write_text(
+        f"run_name: tiny\nrun_dir: {folder / 'run'}\ntarget: {{path: {make_checkpoint(seed=1)}, dtype: float32}}\n"
+        f"architecture: {CUT}" + SETTINGS.format(prompts=prompts)
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "run_training", lambda path, *_: train.main([str(path)]))
+        patch.setattr(train, "restore_signals", lambda: None)
+        for stage in STAGES:
+            carry_out(stage, folder)
+    return (folder / "run").rename(folder / "whole").parent
+
+
+def carry_out(stage: str, folder: Path, share: Share = ALONE) -> None:
+    STAGES[stage][0](Run.of(load_recipe(folder / "recipe.yaml", []), share))
+
+
+def carry_out_by_two(stage: str, folder: Path) -> None:
+    by_processes(2, lambda share: carry_out(stage, folder, share))
+
+
+def run_before(stage: str, folder: Path) -> Path:
+    """The run as it is before a stage."""
+    run = folder / "run"
+    shutil.rmtree(run, ignore_errors=True)
+    shutil.copytree(folder / "whole", run, symlinks=True)
+    for name in list(STAGES)[list(STAGES).index(stage) :]:
+        for made in STAGES[name][1]:
+            shutil.rmtree(run / made)
+    return run
+
+
+class Units:
+    """Counts the units of a row that are made, and kills who comes to one of them."""
+
+    def __init__(self, row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+        holder, name = row.unit
+        self.count, self.fatal, make = 0, 0, getattr(holder, name)
+
+        def counted(*words: Any, **named: Any) -> Any:
+            self.count += 1
+            if self.count == self.fatal:
+                raise MemoryError("killed")
+            return make(*words, **named)
+
+        monkeypatch.setattr(holder, name, counted)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.stage}, {row.what}")
+def test_two_processes_and_a_lost_one_make_the_files_of_one(whole, monkeypatch, row):
+    monkeypatch.setattr("architectures.kept.EVERY_S", 0.0)
+    units, compared = Units(row, monkeypatch), STAGES[row.stage][2]
+    run = run_before(row.stage, whole)
+    carry_out_by_two(row.stage, whole)
+    assert contents(run, *compared) == contents(whole / "whole", *compared)
+
+    num_units, units.count, units.fatal = units.count, 0, units.count // 2 + 1
+    run = run_before(row.stage, whole)
+    with pytest.raises(MemoryError):
+        carry_out_by_two(row.stage, whole)
+    num_left, units.count, units.fatal = num_units - (units.fatal - 1), 0, 0
+    carry_out_by_two(row.stage, whole)
+    assert num_left <= units.count <= num_left + row.lost
+    assert contents(run, *compared) == contents(whole / "whole", *compared)
+    for folder in STAGES[row.stage][1]:
+        assert names(run / folder) == names(whole / "whole" / folder)  # nothing that was kept stays
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_the_documentation_says_of_every_row_what_is_kept():
+    text = (ROOT / "docs" / "distilling.md").read_text(encoding="utf-8")
+    table = text.partition("### What a lost process costs")[2].partition("\n## ")[0].splitlines()
+    for row in ROWS:
+        assert any(f"`{row.stage}`" in line and row.what in line for line in table), row
