@@ -214,8 +214,8 @@ def write_checkpoint(contents: dict[str, Any], path: Path) -> None:
 
 
 def remove(checkpoint: Path) -> None:
-    """Delete a checkpoint, a file or a folder."""
-    if checkpoint.is_dir():
+    """Delete a checkpoint, a file or a folder; of a link to an earlier training's the link."""
+    if checkpoint.is_dir() and not checkpoint.is_symlink():
         shutil.rmtree(checkpoint)
     else:
         checkpoint.unlink()

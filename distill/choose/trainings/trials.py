@@ -24,6 +24,7 @@ from architectures.progress.time_left import TimeLeft
 from architectures.progress.track import words
 from architectures.shapes.section import ArchitectureConfig
 from architectures.sharing import ALONE
+from distill.checkpoints.files import find_checkpoints
 from distill.choose.shapes.candidates import Candidate, trials_folder
 from distill.recipe.recipe import Recipe
 from distill.recipe.sections.teacher import is_sharded
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from eval.config import EvalConfig
     from eval.records.scorecard import Scorecard
 
-LINKED = "*.pt"  # checkpoints, and the links to the best and the latest
+NAMED = "*.pt"  # links to the best and the latest; checkpoints that are files too
 
 
 def prepare_answers(run: Run) -> None:
@@ -136,7 +137,8 @@ def go_on_from(earlier: Run, later: Run) -> None:
     if later.checkpoints.is_finished:
         return
     link(earlier.init.path, later.init.path)
-    for path in sorted(earlier.checkpoints.path.glob(LINKED)):
+    saved = earlier.checkpoints.path
+    for path in sorted({*saved.glob(NAMED), *find_checkpoints(saved)}):
         linked = later.checkpoints.path / path.name
         if path.is_symlink():
             linked.parent.mkdir(parents=True, exist_ok=True)

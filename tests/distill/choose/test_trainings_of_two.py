@@ -1,0 +1,105 @@
+"""Candidates trained by two processes: what a lost one costs, and where longer trainings begin."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from distill import train
+from distill.checkpoints.files import find_checkpoints
+from distill.choose.ranked import command
+from distill.choose.ranked.command import choose
+from distill.choose.shapes.settings import ChooseSettings
+from distill.stages import processes
+from tests.distill.run.test_progressive import TINY
+from tests.eval.records import latency
+from tests.sharing import by_processes
+
+LAYERS = (1, 2, 3)
+
+
+@pytest.fixture
+def recipe(tiny_target, tmp_path) -> Path:
+    prompts, file = tmp_path / "prompts.jsonl", tmp_path / "recipe.yaml"
+    prompts.write_text("".join(json.dumps({"prompt": f"What comes after {i}?"}) + "\n" for i in range(6)))
+    file.write_text(
+        f"run_name: tiny\nrun_dir: {tmp_path / 'run'}\ntarget: {{path: {tiny_target}, dtype: float32}}\n"
+        f"architecture: {{layers: 2, method: first_last}}\ndata: {{prompts: [{{path: {prompts}}}]}}\n"
+        "eval: {dtype: float32}\n"
+    )
+    return file
+
+
+def measured_steps(_recipe, _target, candidates, places):
+    """Step times of models so small say nothing."""
+    times = {one.name: ({1: 4.0, 2: 6.0, 3: 8.0}[one.shape.layers],) * 2 for one in candidates}
+    timed = latency(40.0, {1: 42.0}, times, 0.5)
+    return [replace(timed, batch=batch, context_tokens=context) for batch, context in places]
+
+
+@pytest.fixture
+def fatal() -> list[int]:
+    """The how-manieth training nobody ends."""
+    return []
+
+
+@pytest.fixture
+def trained(monkeypatch, trainings_begin_at_once, fatal) -> list[str]:
+    """Folders of the trainings that were begun; who begins the one that its fixture `fatal` names is killed."""
+    begun = list[str]()
+
+    def run_training(path: Path, *_: object) -> None:
+        begun.append(path.parent.name)
+        if len(begun) in fatal:
+            fatal.clear()
+            raise MemoryError("killed")
+        train.main([str(path)])
+
+    monkeypatch.setattr(processes, "run_training", run_training)
+    monkeypatch.setattr(train, "restore_signals", lambda: None)
+    monkeypatch.setattr(command, "measured_steps", measured_steps)
+    return begun
+
+
+def found(recipe: Path) -> tuple[dict[str, bytes], object]:
+    """Weights of all candidates, and their acceptance."""
+    folder = recipe.parent / "run" / "choose" / "2ba"
+    weights = {path.parent.parent.name: path.read_bytes() for path in folder.glob("*/draft/model.safetensors")}
+    return weights, json.loads((folder / "eval" / "scorecard.json").read_text())["acceptance"]
+
+
+def choose_by_two(recipe: Path, *words: str, layers: tuple[int, ...] = LAYERS, longest: str = "2ba") -> None:
+    settings = ChooseSettings(recipe=recipe, layers=layers, duration="2ba", longest=longest)
+    by_processes(2, lambda share: choose(recipe, [*TINY, *words], settings, share))
+
+
+def test_a_lost_process_costs_the_training_it_was_at(recipe, trained, fatal):
+    fatal.append(2)
+    with pytest.raises(MemoryError):
+        choose_by_two(recipe)
+    assert len(trained) == 2
+    ended = trained[0]
+    trained.clear()
+    choose_by_two(recipe)
+    assert sorted(trained) == sorted(f"{layers}-layers" for layers in LAYERS if f"{layers}-layers" != ended)
+    resumed = found(recipe)
+    (recipe.parent / "run").rename(recipe.parent / "resumed")
+    trained.clear()
+    choose_by_two(recipe)
+    assert len(trained) == 3
+    assert found(recipe) == resumed
+
+
+@pytest.mark.usefixtures("trained")
+def test_longer_trainings_go_on_from_sharded_checkpoints(recipe, monkeypatch):
+    """As from whole ones, which test_rungs.py sees; those of the shorter training stay."""
+    monkeypatch.setattr("distill.choose.trainings.rungs.beaten", lambda *_: [])
+    words = ("distill.checkpoints=sharded", "distill.save_num_checkpoints_to_keep=1")
+    choose_by_two(recipe, *words, layers=(1, 2), longest="4ba")
+    for layers in (1, 2):
+        shorter, longer = (recipe.parent / "run" / "choose" / length / f"{layers}-layers" for length in ("2ba", "4ba"))
+        lines = (longer / "logs" / "metrics.jsonl").read_text().splitlines()
+        assert min(json.loads(line)["batch"] for line in lines) >= 2
+        assert [path.name for path in find_checkpoints(shorter / "checkpoints")] == ["ep1-ba2"]
+        assert [path.name for path in find_checkpoints(longer / "checkpoints")] == ["ep3-ba4"]
