@@ -5,7 +5,7 @@ Memory holds one tensor, whatever the size of the checkpoint.
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -16,6 +16,7 @@ from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from architectures.checkpoints.tensor_files import read_rows, read_tensor
 from architectures.errors import UserError
 from architectures.files.atomic import write_json
 from architectures.files.entry_kinds import Kind
@@ -53,9 +54,14 @@ class Weights:
     left_out: str = ""  # what every name has before the name the file gives it
 
     def read(self, name: str) -> Tensor:
-        """One tensor. Its memory is the file's own pages, given back when the tensor goes."""
-        with safe_open(self.files[name], framework="pt") as shard:
-            return shard.get_tensor(name.removeprefix(self.left_out))
+        """One tensor; nothing else of its file takes memory."""
+        info = self.info[name]
+        return read_tensor(self.files[name], name.removeprefix(self.left_out), dtype=info.dtype, size=info.size)
+
+    def read_rows(self, name: str, rows: Sequence[int]) -> Tensor:
+        """Some rows of a matrix."""
+        info, stored = self.info[name], name.removeprefix(self.left_out)
+        return read_rows(self.files[name], stored, rows, dtype=info.dtype, columns=info.size[1])
 
 
 def open_weights(folder: Path, *, base_prefix: str = "") -> Weights:

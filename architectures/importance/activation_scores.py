@@ -9,33 +9,54 @@ Shape suffixes used in this file:
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 (as everyone calls it)
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.families.family import Family, Part
 from architectures.importance.sums import Sums, keep_sums, sums_so_far
+from architectures.importance.watching import Reading, Watch, evaluating
 from architectures.kept import Kept
 from architectures.progress.track import track
-from architectures.pruning.slicing import READERS
-from architectures.reading import read_text
 from architectures.shapes.shape import Shape
 from architectures.sharing import ALONE, Share
 
 COUNTED_AXES = {"hidden", "intermediate", "query", "key_value"}  # of matrices, for the magnitude scores
 ROWS_AT_ONCE = 1024  # of a matrix in float64
+Read = TypeVar("Read")
+WeightOf = Callable[[str], Tensor]  # a parameter, by its name in the model
+ReadTogether = Callable[[Watch, Sequence[Reading]], Iterator[None]]
+
+
+@dataclass(frozen=True)
+class Access:
+    """How texts are read and weights are had of a model that is not whole on one device.
+
+    Attributes:
+        weight_of: Gives its weights.
+        read_together: Has it read texts, each of which may be begun several times, and gives as many times nothing;
+            None where they are read one after the other.
+    """
+
+    weight_of: WeightOf
+    read_together: ReadTogether | None = None
 
 
 def activation_scores(
-    model: PreTrainedModel, ids_ST: Tensor, *, batch_size: int = 1, share: Share = ALONE, kept: Kept | None = None
+    model: PreTrainedModel,
+    ids_ST: Tensor,
+    *,
+    batch_size: int = 1,
+    share: Share = ALONE,
+    kept: Kept | None = None,
+    access: Access | None = None,
 ) -> dict[str, NDArray[np.float64]]:
     """The scores of `architectures.pruning.scores`, but for the two orders of layers.
 
@@ -53,55 +74,62 @@ def activation_scores(
         ids_ST: Calibration text.
         batch_size: Sequences at once. No score depends on it.
         share: This process's part of the batches. The first process alone is given scores: those of one process, to the
-            last bit, as the sums of batches are added up in the order of these.
-        kept: Where the sums so far are, and go now and then, so that an interrupted pass goes on behind them.
+            last bit, as the sums of batches are added up in the order of these. Texts that are read together are the
+            work of one process.
+        kept: Where the sums so far are, and go now and then, so that an interrupted pass goes on behind them; texts
+            that are read together have none until all have been read.
+        access: To the model; None of one that is whole on one device.
 
     Raises:
         UserError: If an activation or weight is not finite.
     """
     family, shape = FAMILIES[model.config.model_type], Shape.from_config(model.config.to_dict())
-    of_batch = Sums()
-    batches = ids_ST.to(model.device).split(batch_size)
-    num_read, sums = share.lead(lambda: sums_so_far(kept, model.device)) if kept else (0, Sums())
-
-    def sums_of(ids_BT: Tensor) -> Sums:
-        of_batch.clear()
-        read_text(model, ids_BT)
-        return of_batch if share.leads else Sums({name: value.cpu() for name, value in of_batch.items()})
-
-    with evaluating(model), torch.inference_mode(), ExitStack() as hooks:
-        watch_stream(model, decoder_stream(family, shape), "", of_batch, hooks)
-        if family.encoder is not None:
-            watch_stream(model, encoder_stream(family, shape), "encoder ", of_batch, hooks)
-        if family.width:
-            watch_parts(model, family, shape, of_batch, hooks)
-        read = share.in_order(batches[num_read:], sums_of)
-        left = track(read, description="Scores of the target's parts", total=len(batches) - num_read)
-        for count, each in enumerate(left, start=num_read + 1):
-            for name, value in each.items():
-                sums.add(name, value.to(model.device))
-            if kept is not None and kept.is_due:
-                keep_sums(kept, count, sums)
+    held = access or Access(model.get_parameter)
+    watch, batches = Watch(model, family, shape), ids_ST.to(model.device).split(batch_size)
+    with evaluating(model), torch.inference_mode():
+        with watch.hooks():
+            if held.read_together is None:
+                sums = sums_in_turn(watch, batches, share, kept)
+            else:
+                sums = sums_together(watch, batches, held.read_together)
         if not share.leads:
             return {}
         scores = stream_scores(sums, shape)
         if family.width:
             scores |= minitron_scores(sums, shape)
-            scores |= flap_scores(model, family, shape, sums, num_tokens=ids_ST.numel())
-            scores |= magnitude_scores(model, family, shape)
+            scores |= flap_scores(held.weight_of, family, shape, sums, num_tokens=ids_ST.numel())
+            scores |= magnitude_scores(held.weight_of, family, shape)
         return {name: require_finite(name, values, model.dtype) for name, values in scores.items()}
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Dropout off inside the block; every module's mode as before behind it."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
+def sums_in_turn(watch: Watch, batches: Sequence[Tensor], share: Share, kept: Kept | None) -> Sums:
+    """Sums over batches that are read one after the other; of several processes to the first."""
+    device = watch.model.device
+    num_read, total = share.lead(lambda: sums_so_far(kept, device)) if kept else (0, Sums())
+
+    def sums_of(ids_BT: Tensor) -> Sums:
+        watch.sums = Sums()
+        watch.read(Reading(ids_BT))
+        return watch.sums if share.leads else Sums({name: value.cpu() for name, value in watch.sums.items()})
+
+    read = tracked(share.in_order(batches[num_read:], sums_of), len(batches) - num_read)
+    for count, each in enumerate(read, start=num_read + 1):
+        for name, value in each.items():
+            total.add(name, value.to(device))
+        if kept is not None and kept.is_due:
+            keep_sums(kept, count, total)
+    return total
+
+
+def sums_together(watch: Watch, batches: Sequence[Tensor], read_together: ReadTogether) -> Sums:
+    """Likewise, of batches that go through one layer after another together: each is added to every sum in its turn."""
+    for _ in tracked(read_together(watch, [Reading(ids_BT) for ids_BT in batches]), len(batches)):
+        pass
+    return watch.sums
+
+
+def tracked(read: Iterable[Read], total: int) -> Iterator[Read]:
+    return track(read, description="Scores of the target's parts", total=total)
 
 
 def require_finite(name: str, values: Tensor, dtype: torch.dtype) -> NDArray[np.float64]:
@@ -116,93 +144,6 @@ def require_finite(name: str, values: Tensor, dtype: torch.dtype) -> NDArray[np.
             "Set target.dtype to bfloat16 or float32, or fetch the checkpoint again."
         )
     return values.cpu().numpy()
-
-
-def decoder_stream(family: Family, shape: Shape) -> list[str]:
-    """The modules that read the residual stream, in turn: every layer, and the norm behind the last."""
-    return [
-        *(f"{family.layer_prefix}{layer}" for layer in range(shape.layers)),
-        family.outside["final_norm"].name,
-    ]
-
-
-def encoder_stream(family: Family, shape: Shape) -> list[str]:
-    """The same of an encoder."""
-    assert family.encoder is not None
-    prefix = family.encoder.layer_prefix
-    return [*(f"{prefix}{layer}" for layer in range(shape.encoder_layers)), family.outside["encoder_norm"].name]
-
-
-def watch_stream(model: nn.Module, names: Sequence[str], of: str, sums: Sums, hooks: ExitStack) -> None:
-    """Sum up the residual stream before each of some modules, under names that begin with `of`."""
-    before: list[Tensor] = []  # the stream one position earlier
-
-    def watch(position: int) -> Callable[..., None]:
-        def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
-            x_BTH = args[0].double()
-            squares_BTH = x_BTH.square()
-            mean_square_BT1 = squares_BTH.mean(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
-            sums.add((f"{of}tokens", position), torch.tensor(x_BTH.shape[0] * x_BTH.shape[1], device=x_BTH.device))
-            sums.add((f"{of}mean_abs", position), x_BTH.abs().sum(dim=(0, 1)))
-            sums.add((f"{of}spread", position), (squares_BTH / mean_square_BT1).sum(dim=(0, 1)))
-            if position > 0:
-                turned = (1 - F.cosine_similarity(before.pop(), x_BTH, dim=-1)).sum()
-                sums.add((f"{of}influence", position - 1), turned)
-            before[:] = [x_BTH]
-
-        return hook
-
-    for position, name in enumerate(names):
-        hooks.enter_context(removable(model.get_submodule(name).register_forward_pre_hook(watch(position))))
-
-
-@contextmanager
-def removable(handle: Any) -> Iterator[None]:
-    """A hook that is gone behind the block."""
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def watch_parts(model: nn.Module, family: Family, shape: Shape, sums: Sums, hooks: ExitStack) -> None:
-    """Sum up the inputs of the linears behind neurons and heads, and what attention and feed-forward read."""
-
-    def watch_input(role: str, layer: int) -> Callable[..., None]:
-        def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
-            x_BTX = args[0].double()
-            sums.add(("input", role, layer), x_BTX.sum(dim=(0, 1)))
-            sums.add(("squares", role, layer), x_BTX.square().sum(dim=(0, 1)))
-            is_heads = role == "attention_output"
-            sizes = x_BTX.unflatten(-1, (shape.heads, -1)).norm(dim=-1) if is_heads else x_BTX.abs()
-            sums.add(("activation", role, layer), sizes.mean(dim=1).square().sum(dim=0))
-
-        return hook
-
-    def add_read(role: str, layer: int, x_BTH: Tensor) -> None:
-        sums.add(("read", role, layer), x_BTH.double().abs().mean(dim=1).square().sum(dim=0))
-
-    def watch_output(role: str, layer: int) -> Callable[..., None]:
-        return lambda _module, _args, y_BTH: add_read(role, layer, y_BTH)
-
-    def watch_read(role: str, layer: int) -> Callable[..., None]:
-        return lambda _module, args: add_read(role, layer, args[0])
-
-    for layer in range(shape.layers):
-        for role in ("attention_output", "ffn_down"):
-            module = model.get_submodule(family.layer_module(layer, role))
-            hooks.enter_context(removable(module.register_forward_pre_hook(watch_input(role, layer))))
-        for norm, linear in zip(READERS, ("query", "ffn_gate"), strict=True):
-            role = norm if norm in family.layer else linear
-            module = model.get_submodule(family.layer_module(layer, role))
-            watch, put = (
-                (watch_output, module.register_forward_hook)
-                if role == norm
-                else (watch_read, module.register_forward_pre_hook)
-            )
-            hooks.enter_context(removable(put(watch(role, layer))))
-    final_norm = model.get_submodule(family.outside["final_norm"].name)
-    hooks.enter_context(removable(final_norm.register_forward_hook(watch_output("final_norm", shape.layers))))
 
 
 def stream_scores(sums: Sums, shape: Shape) -> dict[str, Tensor]:
@@ -233,11 +174,11 @@ def minitron_scores(sums: Sums, shape: Shape) -> dict[str, Tensor]:
     }
 
 
-def flap_scores(model: nn.Module, family: Family, shape: Shape, sums: Sums, *, num_tokens: int) -> dict[str, Tensor]:
+def flap_scores(weight_of: WeightOf, family: Family, shape: Shape, sums: Sums, *, num_tokens: int) -> dict[str, Tensor]:
     """Variance over all tokens of an input, times the sum of squares of the weights it meets; a head's are added up."""
 
     def variances(role: str, layer: int) -> Tensor:
-        weight = model.get_parameter(f"{family.layer_module(layer, role)}.weight")
+        weight = weight_of(f"{family.layer_module(layer, role)}.weight")
         mean_X = sums["input", role, layer] / num_tokens
         variance_X = (sums["squares", role, layer] / num_tokens - mean_X.square()).clamp_min(0)
         return variance_X * column_squares(weight)
@@ -249,7 +190,7 @@ def flap_scores(model: nn.Module, family: Family, shape: Shape, sums: Sums, *, n
     }
 
 
-def magnitude_scores(model: nn.Module, family: Family, shape: Shape) -> dict[str, Tensor]:
+def magnitude_scores(weight_of: WeightOf, family: Family, shape: Shape) -> dict[str, Tensor]:
     """The root of the sum of squares of all weights of matrices that a part touches.
 
     A head touches its rows of the query, those of the key and value it shares with its group, and its columns of the
@@ -257,9 +198,7 @@ def magnitude_scores(model: nn.Module, family: Family, shape: Shape) -> dict[str
     """
 
     def squares_of(parts: Mapping[str, Part], prefix: str = "") -> Sums:
-        return axis_squares(
-            ((part, model.get_parameter(f"{prefix}{part.name}.weight")) for part in parts.values()), shape
-        )
+        return axis_squares(((part, weight_of(f"{prefix}{part.name}.weight")) for part in parts.values()), shape)
 
     outside = {role: part for role, part in family.outside.items() if not (role == "head" and shape.tied)}
     layers = [squares_of(family.layer, f"{family.layer_prefix}{layer}.") for layer in range(shape.layers)]

@@ -22,8 +22,8 @@ from transformers import PreTrainedModel
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.importance.activation_scores import evaluating, removable
 from architectures.importance.known_distances import KnownDistances
+from architectures.importance.watching import evaluating, removable
 from architectures.kept import Kept
 from architectures.progress.track import track
 from architectures.reading import for_head, read_text

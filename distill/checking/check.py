@@ -20,6 +20,7 @@ from architectures.shapes.shape import NAMED_SHAPES, Shape
 from architectures.small_head.record import CONFIG_KEY, refuse_small_head
 from architectures.targets.target import NOT_HERE, config_at_hand, is_gguf, packaged_words
 from distill.checking.attempts import attempt
+from distill.checking.due_orders import refuse_due_orders
 from distill.checking.fits import NOT_SAID, Machines, refuse_beyond, stage_needs, stage_rows
 from distill.checking.later_failures import Looked, looks, scored_rows
 from distill.checking.served_shape import engine_blocks
@@ -106,6 +107,7 @@ def check_recipe(recipe: Recipe, device: str | None = None, machines: Machines =
         attempt(lambda: refuse_unfit(recipe, cut.target.family), problems)
         held = {"dtype": recipe.target.dtype, "holding": recipe.target.holding}
         attempt(lambda: refuse_asked_cap(recipe.target.path, cut.target, **held), problems)
+        attempt(lambda: refuse_due_orders(Run.of(recipe), cut.source), problems)
         of = Looked(recipe, cut.target, cut.source, is_answered=counts is not None)
         seen = [attempt(look, problems) for look in looks(of, prompts, tasks)]
         unchecked = [words for words in seen if words is not None]

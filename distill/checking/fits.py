@@ -17,6 +17,7 @@ from distill.estimates.trainings import Training
 from distill.expected_time.devices import Device
 from distill.recipe.recipe import Recipe
 from distill.recipe.sections.teacher import Cache
+from eval.targets.layer_memory import layer_memory
 
 Row = tuple[str, str]
 
@@ -63,7 +64,7 @@ def stage_needs(
     by_layers = "target.placement: layers, target.bits, or a smaller data.batch_size"
     texts = f"{number_of(rows, 'text')} of {recipe.data.max_seq_len:,} tokens"
     yield Need("answers, at least", held + kept, f"target, keys and values of {texts}", by_layers)
-    yield Need("calibration, at least", source.weight_bytes(dtype), "what is cut", "architecture.method: first_last")
+    yield Need("calibration, at least", *calibrated(recipe, source, on_gpu=on_gpu))
     if isinstance(recipe.distill.teacher, Cache):
         yield Need("teacher's cache, at least", held, "target", by_layers)
     for training in trained:
@@ -76,6 +77,23 @@ def stage_needs(
     decoded = scored * read * target.kv_bytes_per_token(recipe.eval.dtype)
     fewer = "target.placement: layers, target.bits, or a smaller eval.batch_size"
     yield Need("scorecard, at least", models + decoded, f"target, draft, {number_of(scored, 'row')} decoded", fewer)
+
+
+def calibrated(recipe: Recipe, source: Shape, *, on_gpu: bool) -> tuple[int, str, str]:
+    """What scores are computed of holds, in words too, and what makes it smaller."""
+    target, text = recipe.target, (1, recipe.architecture.calibration.sequence_len)
+    if target.placement == "layers" and recipe.architecture.source is None:
+        in_layers = layer_memory(source, target.dtype, keeps_scores=not on_gpu)
+        return (
+            in_layers.least_bytes(*text),
+            "one layer of what is cut",
+            "a smaller architecture.calibration.sequence_len",
+        )
+    return (
+        source.weight_bytes(target.dtype),
+        "what is cut",
+        "target.placement: layers, or architecture.method: first_last",
+    )
 
 
 def remedy(training: Training) -> str:

@@ -1,8 +1,17 @@
 """What a recipe cannot ask of a target that is not whole in memory, or in fewer bits. No torch."""
 
+from architectures.errors import UserError
+from architectures.pruning.plan import LAYER_SCORES
+from architectures.settings.holding import Placement
 from architectures.shapes.section import ArchitectureConfig, TargetConfig
 from distill.recipe.sections.teacher import LiveTeacher, is_sharded
 from distill.recipe.sections.training import DistillConfig
+
+SEARCHED = {"whole": set(), "spread": {"merge_order"}, "layers": {"merge_order", "removal_order"}}
+WHY = {
+    "spread": "with merged copies of all layers in memory",
+    "layers": "and for each would read all that follow from the disk again",
+}
 
 
 def refuse_held(target: TargetConfig, architecture: ArchitectureConfig, distill: DistillConfig) -> None:
@@ -49,4 +58,15 @@ def refuse_packed(target: TargetConfig, architecture: ArchitectureConfig, distil
         raise ValueError(
             f"must leave out teacher.parallelism when target.bits is {target.bits}: packed weights are not cut into "
             "shards. Leave one of the two out."
+        )
+
+
+def refuse_orders(placement: Placement, missing: set[str]) -> None:
+    """Raise UserError if an order of layers is to be found that needs all weights in memory."""
+    methods = [name for name, score in LAYER_SCORES.items() if score in missing & SEARCHED[placement]]
+    if methods:
+        raise UserError(
+            f"target.placement is {placement}: architecture.method {methods[0]} runs the target without each of its "
+            f"layers, {WHY[placement]}. Take block_influence, whose scores come of one pass, or the order found on a "
+            "larger machine (architecture.plan or architecture.scores)."
         )

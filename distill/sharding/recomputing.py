@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from architectures.importance.activation_scores import removable
+from architectures.importance.watching import removable
 
 
 def recompute_layers(lm: nn.Module) -> None:

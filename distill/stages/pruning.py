@@ -5,17 +5,20 @@ shape; a method that needs others later adds them to the same file.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.checkpoints.manifest import changed_inputs
-from architectures.errors import UserError
 from architectures.pruning.plan import load_plan, needed_scores, plan_pruning
 from architectures.pruning.plan_record import PLAN_NAME, PruningPlan
 from architectures.pruning.scores import Scores
+from architectures.settings.holding import WHOLE, Placement
+from architectures.sharing import ALONE
 from architectures.small_head.config import VocabularyConfig
 from distill.data.longest_texts import refuse_long_calibration
+from distill.recipe.held_target import refuse_orders
 from distill.run.progressive import cut_from
 from distill.run.run import Run, length_of, shape_of
 from distill.run.stage_inputs import scores_inputs
@@ -99,7 +102,7 @@ def scores_of(run: Run, source: Path, needed: set[str]) -> Scores:
     known = share.lead(scores_there)
     missing = needed - known.arrays.keys()
     if missing:
-        refuse_scores_of_parts(run, source)
+        refuse_orders(placement_of(run, source), missing)
         refuse_long_calibration(run.recipe, str(source), length_of(source))
         kept = Kept(run.scores.path / "parts", inputs)
         computed = compute_scores(run, source, missing, kept)
@@ -112,15 +115,9 @@ def scores_of(run: Run, source: Path, needed: set[str]) -> Scores:
     return known
 
 
-def refuse_scores_of_parts(run: Run, source: Path) -> None:
-    """Raise UserError if scores are to be computed of a target that is not whole in memory."""
-    placement = run.recipe.target.placement
-    if placement != "whole" and source == run.target:
-        raise UserError(
-            f"target.placement is {placement}: scores of layers, heads, neurons and channels (architecture.method, "
-            "width_method) look at all weights at once. Take first_last, evenly_spaced or random, a plan.json made on "
-            "a larger machine (architecture.plan), or its scores (architecture.scores)."
-        )
+def placement_of(run: Run, source: Path) -> Placement:
+    """How the model is held that a draft is cut out of; another one than the target is whole."""
+    return run.recipe.target.placement if source == run.target else "whole"
 
 
 def compute_scores(run: Run, source: Path, missing: set[str], kept: "Kept") -> dict[str, Any]:
@@ -136,14 +133,22 @@ def compute_scores(run: Run, source: Path, missing: set[str], kept: "Kept") -> d
 
     from architectures.importance.activation_scores import activation_scores
     from architectures.importance.layer_search import merge_order, removal_order
-    from eval.models.loading import load_model
+    from eval.targets.calibration import access_to
+    from eval.targets.loading import load_target
 
-    ids_ST = calibration_ids(run)
-    model = load_model(source, dtype=run.recipe.target.dtype)
+    ids_ST, share, wanted = calibration_ids(run), run.share, run.recipe.target
+    is_layered = placement_of(run, source) == "layers"
+    if is_layered and not share.leads:  # what is read from the disk once serves all texts
+        return {}
+    share = ALONE if is_layered else share
+    holding = replace(wanted.holding, bits=None) if source == run.target else WHOLE
+    model = load_target(source, dtype=wanted.dtype, holding=holding)
     ids_ST = ids_ST.to(model.device)
-    searches, how = {"removal_order": removal_order, "merge_order": merge_order}, {"share": run.share, "kept": kept}
+    searches, how = {"removal_order": removal_order, "merge_order": merge_order}, {"share": share, "kept": kept}
     scores = {name: np.array(search(model, ids_ST, **how)) for name, search in searches.items() if name in missing}
-    return scores if missing <= searches.keys() else {**scores, **activation_scores(model, ids_ST, **how)}
+    if missing <= searches.keys():
+        return scores
+    return {**scores, **activation_scores(model, ids_ST, access=access_to(model, source), **how)}
 
 
 def calibration_ids(run: Run) -> "Tensor":

@@ -7,6 +7,7 @@ from pathlib import Path
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.files.disk import size
+from architectures.pages.counts import number_of
 from architectures.settings.holding import Holding
 from architectures.shapes.shape import DTYPE_BYTES, Shape
 
@@ -103,7 +104,13 @@ def refuse_asked_cap(target: Path | str, shape: Shape, dtype: str, holding: Hold
 
 
 def refuse_small_cap(
-    folder: Path | str, memory: LayerMemory, cap: tuple[int, str], *, rows: int = 1, width: int = 1
+    folder: Path | str,
+    memory: LayerMemory,
+    cap: tuple[int, str],
+    *,
+    rows: int = 1,
+    width: int = 1,
+    beside_bytes: int = 0,
 ) -> None:
     """Raise UserError if a target cannot even be read layer by layer.
 
@@ -113,13 +120,16 @@ def refuse_small_cap(
         cap: From cap_bytes.
         rows: Of the largest pass.
         width: Tokens of each.
+        beside_bytes: That the pass takes beside what the layers do.
     """
     allowed, origin = cap
-    needed = memory.least_bytes(rows, width)
+    needed = memory.least_bytes(rows, width) + beside_bytes
     if needed <= allowed:
         return
     at_work = size(needed - memory.least_bytes(0, 0)).strip()
-    texts = f", and {rows} texts of {width:,} tokens take {at_work}" if width > 1 else ""
+    texts = (
+        f", and {number_of(rows, 'text')} of {width:,} tokens take{'s' * (rows == 1)} {at_work}" if width > 1 else ""
+    )
     fewer = " or lower data.batch_size" if rows > 1 else ""
     raise UserError(
         f"{folder}: one layer at a time it takes at least {size(needed).strip()}: {memory.largest} has "

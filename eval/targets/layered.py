@@ -18,7 +18,6 @@ from transformers import PreTrainedModel
 from architectures.checkpoints.weights import Weights
 from eval.models.weight_checks import refuse_not_finite_tensor
 from eval.targets.layer_memory import LayerMemory
-from eval.targets.tensor_files import read_rows, read_tensor
 
 HEAD = -1  # the number of the output head, which no text is paused at
 
@@ -89,7 +88,7 @@ class Layers:
         def compute() -> Tensor:
             unique, places = ids.unique(return_inverse=True)
             with torch.inference_mode(mode=False):
-                rows = self.placed(name, read_rows(self.weights, name, unique.tolist()))
+                rows = self.placed(name, self.weights.read_rows(name, unique.tolist()))
             absent, module.weight.data = module.weight.data, rows
             try:
                 return forward(places)
@@ -127,7 +126,7 @@ class Layers:
         with torch.inference_mode(mode=False):
             for name, parameter in part.module.named_parameters():
                 stored = part.names[name]
-                parameter.data = self.placed(stored, read_tensor(self.weights, stored))
+                parameter.data = self.placed(stored, self.weights.read(stored))
 
     def unload(self, part: DiskPart) -> None:
         """Let go of them."""

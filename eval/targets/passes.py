@@ -31,11 +31,15 @@ class Pass(Generic[Result]):
         run: The call; it may be made several times, and gives the same each time.
         rows: Of texts that it reads.
         width: Tokens of the longest.
+        work_bytes: That the call takes while a layer runs, beside what the layer does.
+        kept_bytes: That it keeps between two layers, beside its hidden states.
     """
 
     run: Callable[[], Result]
     rows: int
     width: int
+    work_bytes: int = 0
+    kept_bytes: int = 0
 
 
 class PausedError(Exception):
@@ -95,15 +99,19 @@ def cut_into_blocks(model: PreTrainedModel, layers: Layers, passes: Sequence[Pas
     """The passes in blocks, each as large as what its texts keep between two layers leaves memory for."""
     memory, (allowed, _) = layers.memory, layers.cap
     for each in passes:
-        refuse_small_cap(str(model.name_or_path), memory, layers.cap, rows=each.rows, width=each.width)
+        beside = each.work_bytes + each.kept_bytes
+        refuse_small_cap(
+            str(model.name_or_path), memory, layers.cap, rows=each.rows, width=each.width, beside_bytes=beside
+        )
     blocks: list[list[Pass[Result]]] = []
     held, largest = 0, 0
     for each in passes:
-        held += memory.held_bytes(each.rows, each.width)
-        largest = max(largest, memory.pass_bytes(each.rows, each.width))
+        own = memory.held_bytes(each.rows, each.width) + each.kept_bytes
+        work = memory.pass_bytes(each.rows, each.width) + each.work_bytes
+        held, largest = held + own, max(largest, work)
         if not blocks or memory.kept_bytes + memory.largest_bytes + held + largest > allowed:
             blocks.append([])
-            held, largest = memory.held_bytes(each.rows, each.width), memory.pass_bytes(each.rows, each.width)
+            held, largest = own, work
         blocks[-1].append(each)
     return blocks
 

@@ -20,10 +20,9 @@ from architectures.shapes.shape import Shape, checkpoint_tensors
 from architectures.targets.target import read_config, require_whole_head
 from eval.models.loading import load_config, model_class
 from eval.models.products import quick_forward, slow_type
-from eval.targets.caps import cap_bytes
+from eval.targets.caps import cap_bytes, give_back_freed_memory
 from eval.targets.layer_memory import layer_memory, refuse_small_cap
 from eval.targets.layered import HEAD, LAYERS_OF, DiskPart, Layers
-from eval.targets.tensor_files import read_tensor
 
 
 def load_layered(folder: Path, *, dtype: str, device: str, holding: Holding) -> PreTrainedModel:
@@ -40,6 +39,8 @@ def load_layered(folder: Path, *, dtype: str, device: str, holding: Holding) -> 
     require_whole(weights, shape, family)
     memory, cap = layer_memory(shape, dtype, keeps_scores=placed.type == "cpu"), cap_bytes(holding, placed)
     refuse_small_cap(folder, memory, cap)
+    if placed.type == "cpu":
+        give_back_freed_memory()
     model = without_weights(folder, dtype=dtype)
     refuse_mixed_types(folder, model, dtype)
     layers = Layers(weights, getattr(torch, dtype), placed, memory, cap)
@@ -147,7 +148,7 @@ def settle(model: PreTrainedModel, layers: Layers, family: Family, on_disk: set[
                 value = absent.expand(parameter.shape)
             else:
                 full = f"{family.renamed_modules.get(module, module)}.{kind}"
-                value = layers.placed(full, read_tensor(layers.weights, full))
+                value = layers.placed(full, layers.weights.read(full))
             give(model, held, kind, parameter, value)
         for buffer_name, buffer in list(model.named_buffers()):
             module, _, kind = buffer_name.rpartition(".")

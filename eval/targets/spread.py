@@ -22,7 +22,6 @@ from architectures.targets.target import read_config
 from eval.models.loading import load_model
 from eval.models.weight_checks import refuse_not_finite_tensor
 from eval.targets.layer_memory import layer_memory
-from eval.targets.tensor_files import read_tensor
 
 GIB = 2**30
 DEVICE, HOST = "target.device_memory_gib", "target.host_memory_gib"
@@ -101,5 +100,5 @@ def refuse_not_finite_files(folder: Path, dtype: str) -> None:
     """Read every tensor once: what is on the disk is not looked at when the model is loaded."""
     weights = open_weights(folder)
     for name in weights.info:
-        tensor = read_tensor(weights, name).to(getattr(torch, dtype))
+        tensor = weights.read(name).to(getattr(torch, dtype))
         refuse_not_finite_tensor(str(weights.files[name]), name, tensor)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from architectures.checkpoints.weights import Weights
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.settings.holding import Holding
@@ -15,7 +16,6 @@ from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
 from eval.models.loading import load_model, stop_token_ids
 from eval.steps.fixed_steps import CannotMakeError, require_fixed_shapes
-from eval.targets import layered
 from eval.targets.layered import layers_of
 from eval.targets.loading import load_target
 from eval.targets.passes import Pass, cut_into_blocks, run_passes
@@ -87,8 +87,8 @@ def test_the_model_says_of_itself_what_the_whole_one_says(target_folder):
 
 def read_counts(monkeypatch):
     """How often each tensor is read from now on."""
-    counts, read = Counter(), layered.read_tensor
-    monkeypatch.setattr(layered, "read_tensor", lambda weights, name: counts.update([name]) or read(weights, name))
+    counts, read = Counter(), Weights.read
+    monkeypatch.setattr(Weights, "read", lambda weights, name: counts.update([name]) or read(weights, name))
     return counts
 
 
@@ -118,7 +118,7 @@ def test_a_text_that_is_too_long_for_the_cap_is_refused_before_any_is_read(targe
     model, counts = in_layers(target_folder), read_counts(monkeypatch)
     layers = layers_of(model)
     layers.cap = (layers.memory.least_bytes(1, 10), "target.device_memory_gib is 0.1")
-    with pytest.raises(UserError, match=r"1 texts of 14 tokens take .* target\.device_memory_gib is 0\.1, .*Raise"):
+    with pytest.raises(UserError, match=r"1 text of 14 tokens takes .* target\.device_memory_gib is 0\.1, .*Raise"):
         list(run_passes(model, passes_of(model)))
     assert not counts
 

@@ -14,8 +14,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from architectures.checkpoints.weights import Weights
-
 LENGTH_BYTES = 8  # of the header's length, with which a file begins
 
 
@@ -29,28 +27,25 @@ def starts_of(file: Path, _changed_ns: int) -> dict[str, int]:
     return {name: begin + entry["data_offsets"][0] for name, entry in header.items() if name != "__metadata__"}
 
 
-def start_of(weights: Weights, name: str) -> int:
-    file = weights.files[name]
-    return starts_of(file, file.stat().st_mtime_ns)[name.removeprefix(weights.left_out)]
+def start_of(file: Path, name: str) -> int:
+    return starts_of(file, file.stat().st_mtime_ns)[name]
 
 
-def read_tensor(weights: Weights, name: str) -> Tensor:
+def read_tensor(file: Path, name: str, *, dtype: torch.dtype, size: tuple[int, ...]) -> Tensor:
     """One tensor, as the file has it."""
-    info = weights.info[name]
-    tensor = torch.empty(info.size, dtype=info.dtype)
-    with weights.files[name].open("rb") as stream:
-        stream.seek(start_of(weights, name))
+    tensor = torch.empty(size, dtype=dtype)
+    with file.open("rb") as stream:
+        stream.seek(start_of(file, name))
         stream.readinto(tensor.flatten().view(torch.uint8).numpy().data)
     return tensor
 
 
-def read_rows(weights: Weights, name: str, rows: Sequence[int]) -> Tensor:
+def read_rows(file: Path, name: str, rows: Sequence[int], *, dtype: torch.dtype, columns: int) -> Tensor:
     """rows_RC of a matrix, as the file has them; ascending rows are read fastest."""
-    info = weights.info[name]
-    rows_RC = torch.empty((len(rows), info.size[1]), dtype=info.dtype)
-    num_bytes, start = info.size[1] * info.dtype.itemsize, start_of(weights, name)
+    rows_RC = torch.empty((len(rows), columns), dtype=dtype)
+    num_bytes, start = columns * dtype.itemsize, start_of(file, name)
     bytes_R = rows_RC.view(torch.uint8).numpy()
-    with weights.files[name].open("rb") as stream:
+    with file.open("rb") as stream:
         for place, row in enumerate(rows):
             stream.seek(start + row * num_bytes)
             stream.readinto(bytes_R[place].data)

@@ -1,0 +1,100 @@
+"""A draft is cut out of a target that is not whole in memory: scores, plan and weights are the whole one's."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from architectures.errors import UserError
+from distill.checking.check import check_recipe
+from distill.recipe.recipe import Recipe
+from distill.run.run import Run
+from distill.stages.running import prune_stage
+from tests.conftest import hide_gpus
+from tests.sharing import by_processes
+
+WHOLE, LAYERS = {}, {"placement": "layers"}
+SPREAD = {"placement": "spread", "device_memory_gib": 0.00045}  # two of four layers, and the embedding
+NARROW = {"layers": 2, "intermediate": 96, "heads": 2, "rescale": True}
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch):
+    hide_gpus(monkeypatch)
+
+
+@pytest.fixture
+def recipe_of(tiny_target, tmp_path):
+    """A recipe in a run folder of its own, of a target that is held so."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"What comes after {i}?"}) + "\n" for i in range(20)))
+
+    def of(name, target, **architecture):
+        return Recipe.model_validate(
+            {
+                "run_name": name,
+                "run_dir": str(tmp_path / name),
+                "target": {"path": str(tiny_target), "dtype": "float32", **target},
+                "architecture": {**architecture, "calibration": {"tokens": 64, "sequence_len": 32}},
+                "data": {"prompts": [{"path": str(prompts)}], "num_eval_prompts": 2},
+                "distill": {"teacher": {"source": "cache"}},
+            }
+        )
+
+    return of
+
+
+def made(folder: Path) -> dict[str, bytes]:
+    """What a run's stage wrote, but for what tells when and where."""
+    told = {"manifest.json", "recipe.yaml"}
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name not in told}
+
+
+@pytest.mark.parametrize("width_method", ["activation", "flap", "magnitude"])
+def test_the_draft_and_the_scores_have_the_bytes_of_the_whole_targets(recipe_of, tmp_path, width_method):
+    hidden = {} if width_method == "flap" else {"hidden": 48}  # flap has no scores of channels
+    wanted = {**NARROW, **hidden, "method": "block_influence", "width_method": width_method}
+    for name, target in {"whole": WHOLE, "layers": LAYERS, "spread": SPREAD}.items():
+        prune_stage(Run.of(recipe_of(name, target, **wanted)))
+    whole = made(tmp_path / "whole")
+    assert {"scores/scores.safetensors", "init/model.safetensors", "init/plan.json"} <= whole.keys()
+    assert made(tmp_path / "layers") == whole == made(tmp_path / "spread")
+
+
+def test_several_processes_leave_it_to_the_first(recipe_of, tmp_path):
+    wanted = {**NARROW, "method": "block_influence"}
+    prune_stage(Run.of(recipe_of("alone", LAYERS, **wanted)))
+    by_processes(2, lambda share: prune_stage(Run.of(recipe_of("two", LAYERS, **wanted), share)))
+    assert made(tmp_path / "two") == made(tmp_path / "alone")
+
+
+def test_a_target_half_on_the_disk_loses_its_layers_in_the_same_order(recipe_of, tmp_path):
+    for name, target in {"whole": WHOLE, "spread": SPREAD}.items():
+        prune_stage(Run.of(recipe_of(name, target, layers=2, method="greedy")))
+    assert made(tmp_path / "spread") == made(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("target", "method", "why"),
+    [
+        (LAYERS, "greedy", r"layers: architecture\.method greedy .* would read all that follow from the disk again"),
+        (LAYERS, "merge", r"layers: architecture\.method merge .* would read all that follow from the disk again"),
+        (SPREAD, "merge", r"spread: architecture\.method merge .* merged copies of all layers in memory"),
+    ],
+)
+def test_orders_that_need_all_weights_are_refused_and_told_by_check(recipe_of, tmp_path, target, method, why):
+    recipe = recipe_of("refused", target, layers=2, method=method)
+    with pytest.raises(UserError, match=why):
+        check_recipe(recipe)
+    with pytest.raises(UserError, match=rf"{why}.*Take block_influence"):
+        prune_stage(Run.of(recipe))
+    assert not (tmp_path / "refused" / "init").exists()
+
+
+def test_an_order_that_was_found_elsewhere_serves(recipe_of, tmp_path):
+    scores = str(tmp_path / "scores")
+    prune_stage(Run.of(recipe_of("whole", WHOLE, layers=2, method="merge", scores=scores)))
+    recipe = recipe_of("layers", LAYERS, layers=2, method="merge", scores=scores)
+    check_recipe(recipe)
+    prune_stage(Run.of(recipe))
+    assert made(tmp_path / "layers") == made(tmp_path / "whole")

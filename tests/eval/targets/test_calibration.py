@@ -1,0 +1,87 @@
+"""Scores of a target's parts have the bits of the whole target's, wherever its weights are."""
+
+import numpy as np
+import pytest
+import torch
+
+from architectures.errors import UserError
+from architectures.families import FAMILIES
+from architectures.importance.activation_scores import activation_scores
+from architectures.importance.layer_search import removal_order
+from architectures.settings.holding import Holding
+from eval.models.loading import load_model
+from eval.targets import calibration
+from eval.targets.calibration import access_to
+from eval.targets.layered import layers_of
+from eval.targets.loading import load_target
+from eval.targets.passes import cut_into_blocks
+from tests.conftest import hide_gpus
+from tests.eval.targets.conftest import LAYERS
+
+IDS_ST = torch.randint(3, 260, (5, 20), generator=torch.Generator().manual_seed(7))
+HALF = Holding("spread", device_memory_gib=0.00045)  # two of four layers, and the embedding
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch):
+    hide_gpus(monkeypatch)
+
+
+def whole_scores(folder, **how):
+    model = load_model(folder, dtype="float32")
+    assert access_to(model, folder) is None
+    return activation_scores(model, IDS_ST, **how)
+
+
+def held_scores(folder, holding, **how):
+    model = load_target(folder, dtype="float32", holding=holding)
+    return activation_scores(model, IDS_ST, access=access_to(model, folder), **how)
+
+
+def same_bits(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    for name, values in theirs.items():
+        np.testing.assert_array_equal(ours[name], values, err_msg=name)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_layers_on_the_disk_have_the_scores_of_the_whole_target(held_family, family, batch_size):
+    folder = held_family(family)
+    same_bits(held_scores(folder, LAYERS, batch_size=batch_size), whole_scores(folder, batch_size=batch_size))
+
+
+def test_texts_in_several_blocks_are_added_up_in_their_order(target_folder, monkeypatch):
+    blocks = []
+
+    def noting(*args):
+        made = cut_into_blocks(*args)
+        blocks.append(len(made))
+        return made
+
+    monkeypatch.setattr("eval.targets.passes.cut_into_blocks", noting)
+    expected = whole_scores(target_folder)
+    same_bits(held_scores(target_folder, Holding("layers", device_memory_gib=0.00033)), expected)
+    same_bits(held_scores(target_folder, LAYERS), expected)
+    [several, one] = blocks
+    assert (several > 1, one) == (True, 1)
+
+
+def test_what_the_sums_take_counts_in_the_cap(target_folder, monkeypatch):
+    tight = Holding("layers", device_memory_gib=0.0006)
+    monkeypatch.setattr(calibration, "watching_bytes", lambda _: 2**20)
+    with pytest.raises(UserError, match=r"1 text of 20 tokens takes .* but target\.device_memory_gib is 0\.0006"):
+        held_scores(target_folder, tight)
+
+
+def test_a_target_half_on_the_disk_has_the_scores_and_the_order_of_one_in_memory(target_folder):
+    same_bits(held_scores(target_folder, HALF), whole_scores(target_folder))
+    whole, half = load_model(target_folder, dtype="float32"), load_target(target_folder, dtype="float32", holding=HALF)
+    assert "disk" in half.hf_device_map.values()
+    assert removal_order(half, IDS_ST) == removal_order(whole, IDS_ST)
+
+
+def test_no_part_stays_in_memory(target_folder):
+    model = load_target(target_folder, dtype="float32", holding=LAYERS)
+    activation_scores(model, IDS_ST, access=access_to(model, target_folder))
+    assert not layers_of(model).absent
