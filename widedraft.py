@@ -28,6 +28,7 @@ from architectures.settings.flags import Flag, read_settings
 from architectures.settings.kinds import Rehash, Revision
 from distill.choose.shapes.settings import ChooseSettings
 from distill.commands import export_command, recipe_commands, requests
+from distill.commands.alone import why_alone
 from distill.commands.check_command import CheckSettings, check
 from distill.commands.launch import LaunchSettings, launch
 from distill.commands.preflight import preflight
@@ -98,7 +99,7 @@ def run_stage(name: str, words: Sequence[str]) -> None:
     settings = read_settings(parser, stage.settings, words)
     if getattr(settings, "rehash", False):  # commands that fingerprint nothing have no such setting
         rehash_from_now()
-    launch_if_several(settings, [name, *words])
+    launch_if_several(settings, [name, *words], why_alone)
     stage.run(settings)
 
 

@@ -6,8 +6,8 @@ Composer's launcher takes the place of this process, so that signals and exit co
 import os
 import shlex
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -25,12 +25,15 @@ Processes = Annotated[
 ]
 
 
-def launch_if_several(settings: Section, words: Sequence[str]) -> None:
+def launch_if_several(
+    settings: Section, words: Sequence[str], why_alone: Callable[[Any], str | None] = lambda _: None
+) -> None:
     """Become the launcher of as many processes as are wanted; return where this one is one of them, or all.
 
     Args:
         settings: Of the command. Several processes share out what has `processes`, unless it says `is_for_one`.
         words: Of the command line behind the program.
+        why_alone: Says of settings why one process is to have all GPUs, where nobody said how many there shall be.
 
     Raises:
         UserError: If a launcher has started this process, and the command is one process's work, or is told how many
@@ -42,6 +45,9 @@ def launch_if_several(settings: Section, words: Sequence[str]) -> None:
         refuse_launched(words, is_shared=is_shared, wanted=wanted)
         return
     count = (wanted or gpus_here()) if is_shared else 1
+    if wanted is None and count > 1 and (why := why_alone(settings)) is not None:
+        print(why, flush=True)
+        return
     if count > 1:
         sys.stdout.flush()
         environment = {**os.environ, "PYTHONSAFEPATH": "1"}  # a user's own eval.py must not hide ours

@@ -42,12 +42,71 @@ def test_a_command_becomes_the_launcher_of_as_many_as_it_is_told(launched, words
     assert launched == [([*LAUNCHER, *given], "1")]
 
 
-@pytest.mark.parametrize("command", ["prune", "generate", "cache", "eval", "choose", "run"])
-def test_there_is_one_process_for_every_gpu(launched, monkeypatch, command):
+SHARED = ["prune", "generate", "cache", "eval", "choose", "run"]
+RECIPE = """
+run_name: r
+run_dir: {folder}/run
+target: {{path: {folder}/none, placement: {placement}}}
+architecture: {{layers: 2, method: first_last}}
+data: {{prompts: [{{path: {folder}/none.jsonl}}]}}
+distill: {{teacher: {{source: cache}}}}
+"""
+
+
+@pytest.fixture
+def recipe_of(tmp_path):
+    """The file of a recipe whose target is held so."""
+
+    def of(placement):
+        file = tmp_path / f"{placement}.yaml"
+        file.write_text(RECIPE.format(folder=tmp_path, placement=placement))
+        return str(file)
+
+    return of
+
+
+@pytest.mark.parametrize("command", SHARED)
+@pytest.mark.parametrize("placement", ["whole", "layers"])
+def test_there_is_one_process_for_every_gpu(launched, monkeypatch, recipe_of, command, placement):
     monkeypatch.setattr(launching, "gpus_here", lambda: 8)
+    words = [command, recipe_of(placement)]
     with pytest.raises(SystemExit):
-        widedraft.main([command, "r.yaml"])
-    assert launched == [([*LAUNCHER, "8", "-m", "widedraft", command, "r.yaml"], "1")]
+        widedraft.main(words)
+    assert launched == [([*LAUNCHER, "8", "-m", "widedraft", *words], "1")]
+
+
+@pytest.mark.parametrize("command", SHARED)
+def test_a_spread_target_has_all_gpus_for_one_process_unless_a_number_is_named(
+    launched, monkeypatch, recipe_of, capsys, command
+):
+    monkeypatch.setattr(launching, "gpus_here", lambda: 8)
+    words = [command, recipe_of("whole"), "target.placement=spread"]
+    assert widedraft.main(words) == 2  # its target is not there
+    out, err = capsys.readouterr()
+    assert out.count("target.placement is spread: one process has all GPUs of this machine.") == 1
+    assert "none" in err
+    assert not launched
+    with pytest.raises(SystemExit):
+        widedraft.main([*words, "--processes", "2"])
+    assert launched == [([*LAUNCHER, "2", "-m", "widedraft", *words], "1")]
+
+
+def test_a_spread_target_of_no_recipe_has_them_too(launched, monkeypatch, capsys):
+    monkeypatch.setattr(launching, "gpus_here", lambda: 8)
+    words = ["eval", "--target", "none", "--draft", "none", "--prompts", "none"]
+    assert widedraft.main([*words, "--target-placement", "spread"]) == 2
+    assert "one process has all GPUs" in capsys.readouterr().out
+    assert not launched
+    with pytest.raises(SystemExit):
+        widedraft.main(words)
+    assert launched[0][0][:5] == [*LAUNCHER, "8"]
+
+
+def test_a_recipe_that_is_wrong_is_told_before_processes_are_started(launched, monkeypatch, capsys):
+    monkeypatch.setattr(launching, "gpus_here", lambda: 8)
+    assert widedraft.main(["run", "missing.yaml"]) == 2
+    assert "missing.yaml" in capsys.readouterr().err
+    assert not launched
 
 
 @pytest.mark.parametrize(
