@@ -99,6 +99,7 @@ class Scaled:
 
 def scaled(path: Path, device: Device, *overrides: str) -> Scaled:
     """A recipe as it would run on a device, before anything of it was run."""
+    load_recipe(path, overrides)  # a mistake in it is told as every command tells it
     recipe = load_recipe(path, [*on_gpu(path), *overrides])
     cut = planned(recipe)
     rows = [read_rows(source, recipe.data) if is_counted(path, source) else None for source in recipe.data.prompts]

@@ -153,3 +153,8 @@ def test_a_recipe_of_ones_own_with_another_batch_takes_more_gpus(capsys, tmp_pat
     assert "`own`" in said
     assert "at most" not in said
     assert main(["--write", "--recipe", str(own)]) == 2
+
+
+def test_a_recipe_that_is_not_there_is_told_as_every_command_tells_it(capsys):
+    assert main(["--recipe", "missing.yaml"]) == 2
+    assert capsys.readouterr().err.startswith("missing.yaml: cannot be read")
