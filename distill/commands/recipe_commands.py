@@ -164,9 +164,10 @@ def own_run(settings: NamesRecipe, *, beside_others: bool = False) -> Iterator[N
 
     Raises:
         UserError: If the recipe is wrong, its folder may not be a run's, another process works in it, or the processes
-            of this command were given different recipes.
+            of this command were given different recipes or do not see one folder.
     """
     from distill.ranks.joining import joined
+    from distill.ranks.one_folder import require_one_folder
     from distill.ranks.same import refuse_spread, require_same
     from distill.recipe.recipe import load_recipe
     from distill.run.recorded import told_apart
@@ -182,6 +183,7 @@ def own_run(settings: NamesRecipe, *, beside_others: bool = False) -> Iterator[N
             recipe = load_recipe(path, overrides)
         run = Run.of(recipe, share)
         with owned_run(run, beside_others=beside_others) if share.leads else nullcontext():
+            require_one_folder(share, run.folder)
             yield Named(run, path, list(overrides))
 
 

@@ -27,6 +27,7 @@ from architectures.targets.target import resolve_checkpoint
 from distill.checkpoints.trust import OPTION, TrustCheckpoints
 from distill.ranks.joining import joined
 from distill.ranks.launching import FLAG, Processes
+from distill.ranks.one_folder import require_one_folder
 from distill.ranks.same import refuse_spread, require_same
 from distill.recipe.recipe import Scoring, load_scoring
 from distill.recipe.words import Debug, RecipeWords
@@ -177,6 +178,7 @@ def score_pair(settings: EvalSettings, target: str, draft: str) -> None:
         engine_asked(scoring.generate) as kind,
     ):
         refuse_spread(share, settings.holding)
+        require_one_folder(share, out)
         if share.count > 1:
             told = told_apart({"target": folder, **drafts}, prompts, scoring)
             require_same(share, "models, prompts and settings", told)
