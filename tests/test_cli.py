@@ -248,7 +248,12 @@ def test_a_full_disk_without_a_file_name(capsys):
 
 
 @pytest.mark.parametrize(
-    "said", ["[pair.cc:534] Connection closed by peer [127.0.0.1]:9", "NCCL error\nncclRemoteError: A call failed"]
+    "said",
+    [
+        "[pair.cc:534] Connection closed by peer [127.0.0.1]:9",
+        "NCCL error\nncclRemoteError: A call failed",
+        "[unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete",
+    ],
 )
 def test_a_process_that_lost_another_says_so_without_a_traceback(said, capsys, monkeypatch):
     monkeypatch.setattr(exits.signal, "signal", lambda *_: None)

@@ -14,8 +14,8 @@ from architectures.errors import UserError
 from distill.process.interrupts import EXIT_CODE, INTERRUPTED, catching_interrupts
 from distill.process.own_packages import WAIT_FOR_RANK_0_S
 
-# What gloo and NCCL say when a process they talk to is gone.
-LOST_PROCESS = re.compile("Connection (closed|reset) by peer|ncclRemoteError")
+# What gloo and NCCL say when a process they talk to is gone, and gloo when it has said nothing for too long.
+LOST_PROCESS = re.compile(r"Connection (closed|reset) by peer|ncclRemoteError|Timed out waiting \d+ms for (recv|send)")
 FULL_OR_FORBIDDEN = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 UNUSABLE_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 SHOWN_CHARACTERS = 200  # of a path
