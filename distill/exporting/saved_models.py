@@ -8,7 +8,9 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint, fingerprint_value
 from architectures.errors import UserError
+from architectures.files.file_hashes import sha256_of_files
 from architectures.settings.recipe_command import command_of
 from distill.checkpoints.files import OF_A_FILE, damage, find_checkpoints
 from distill.exporting.export import STUDENT_PREFIX
@@ -30,9 +32,9 @@ def saved_models(run: Run) -> list[Saved]:
     if not paths:
         raise UserError(f"{folder}: no checkpoint to score. Run {command_of('distill')} first.")
     dtype, rounded = run.recipe.eval.dtype, run.recipe.export.dtype
-    start = Saved(UNDISTILLED, 0, 0, partial(load_model, init, dtype=dtype))
+    start = Saved(UNDISTILLED, 0, 0, fingerprint_checkpoint(init), partial(load_model, init, dtype=dtype))
     load = partial(load_checkpoint, init, dtype=dtype, rounded=rounded)
-    return [start, *(saved_model(path, partial(load, path)) for path in paths)]
+    return [start, *(saved_model(path, (start.fingerprint, rounded), partial(load, path)) for path in paths)]
 
 
 def is_whole(path: Path) -> bool:
@@ -43,11 +45,13 @@ def is_whole(path: Path) -> bool:
     return problem is None
 
 
-def saved_model(path: Path, load: Callable[[], PreTrainedModel]) -> Saved:
-    """One checkpoint, not yet in memory."""
+def saved_model(path: Path, beside: tuple[str, ...], load: Callable[[], PreTrainedModel]) -> Saved:
+    """One checkpoint, not yet in memory; beside is what decides its model too."""
     timestamp = read_state(path)["timestamp"]["Timestamp"]
     name = path.name.removesuffix(OF_A_FILE)
-    return Saved(name, timestamp["batch"], timestamp["token"], load)
+    files = [path] if path.is_file() else sorted(path.iterdir())
+    weights = sha256_of_files(files, description=f"hashing {path.name}")
+    return Saved(name, timestamp["batch"], timestamp["token"], fingerprint_value([*weights, *beside]), load)
 
 
 def load_checkpoint(init: Path, path: Path, *, dtype: str, rounded: str) -> PreTrainedModel:

@@ -119,17 +119,18 @@ def replay_prompts(
     for group, folder in ((answers, out), (tuning, out / TUNING_FOLDER)):
         require_fitting([target, *drafts.values()], group, folder, config.sampling)
     pair = Pair(load(), {name: load_model(folder, dtype=config.dtype) for name, folder in drafts.items()})
-    keeping = Keeping(out / REPLAYS_NAME, replay_inputs(target, drafts, config, holding))
+    made_by = {name: fingerprint_checkpoint(folder) for name, folder in drafts.items()}
+    keeping = Keeping(out / REPLAYS_NAME, replay_inputs(target, made_by, config, holding))
     replayed = replay_all(pair, answers, tuning, sampling=config.sampling, share=share, keeping=keeping)
     return replayed if share.leads else None
 
 
-def replay_inputs(target: Path, drafts: Mapping[str, Path], config: EvalConfig, holding: Holding) -> dict[str, str]:
-    """What replays depend on beside the answers."""
+def replay_inputs(target: Path, drafts: Mapping[str, str], config: EvalConfig, holding: Holding) -> dict[str, str]:
+    """What replays depend on beside the answers; drafts by their fingerprints."""
     return {
         "target": fingerprint_checkpoint(target),
         "bits": str(holding.bits),
-        "drafts": fingerprint_value({name: fingerprint_checkpoint(folder) for name, folder in drafts.items()}),
+        "drafts": fingerprint_value(dict(drafts)),
         "dtype": config.dtype,
         "sampling": fingerprint_value(config.sampling.model_dump()),
     }

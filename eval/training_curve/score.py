@@ -10,11 +10,13 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from architectures.files.atomic import write_text
+from architectures.kept import remove_kept
 from architectures.pages.markdown import markdown
 from architectures.settings.holding import WHOLE, Holding
 from architectures.sharing import ALONE, Share
 from eval.acceptance.draft_scores import DraftScore
 from eval.acceptance.estimates import Columns, Estimate, Resampling, pooled_ratio
+from eval.acceptance.kept_replays import Keeping
 from eval.acceptance.paired_ratios import paired_ratio_differences
 from eval.acceptance.speedup import StepTimes
 from eval.answers.writing import Kind
@@ -27,6 +29,7 @@ from eval.records.files import CARD_NAME, read_scorecard
 from eval.scorecard.answers import Answers, record_answers
 from eval.scorecard.loaded_models import Pair, replay_drafts
 from eval.scorecard.record import speedup_row
+from eval.scorecard.score import REPLAYS_NAME, replay_inputs
 from eval.targets.loading import load_target
 from eval.training_curve.curves import JSON_NAME, PAGE_NAME, SCHEMA, Curve, Curves, Point, write_curves
 from eval.training_curve.page import curves_page
@@ -40,12 +43,14 @@ class Saved:
         name: Of its file.
         batches: Trained before it was saved.
         tokens: The same in tokens.
+        fingerprint: Of its weights, and of what is made of them when it is opened.
         open: Loads it, on the device and in the number type that scoring wants.
     """
 
     name: str
     batches: int
     tokens: int
+    fingerprint: str
     open: Callable[[], PreTrainedModel]
 
 
@@ -81,7 +86,12 @@ def score_checkpoints(
         how = {"seed": seed, "answered_by": answered_by, "holding": holding, "share": share}
         answers = {t: record_answers(target, taken, config, folder, temperature=t, **how) for t in temperatures}
         whole = load_target(target, dtype=config.dtype, holding=holding)
-        scores = replay_all(whole, saved, answers, config, share)
+
+        def keeping(checkpoint: Saved) -> Keeping:
+            made_by = {checkpoint.name: checkpoint.fingerprint}
+            return Keeping(folder / REPLAYS_NAME / checkpoint.name, replay_inputs(target, made_by, config, holding))
+
+        scores = replay_all(whole, saved, answers, config, share=share, keeping=keeping)
     resampling = Resampling(config.confidence, config.num_resamples, seed)
     draft = card.drafts[-1]
     steps = card.latency.step_times(draft.draft)
@@ -94,6 +104,7 @@ def score_checkpoints(
     if share.leads:
         write_text(f"{markdown(curves_page(curves))}\n", folder / PAGE_NAME)
         write_curves(curves, folder / JSON_NAME)
+        remove_kept(folder / REPLAYS_NAME)
     return curves
 
 
@@ -102,15 +113,19 @@ def replay_all(
     saved: Sequence[Saved],
     answers: Mapping[float, Answers],
     config: EvalConfig,
-    share: Share = ALONE,
+    *,
+    share: Share,
+    keeping: Callable[[Saved], Keeping],
 ) -> dict[float, list[DraftScore]]:
-    """Scores of every checkpoint by temperature."""
+    """Scores of every checkpoint by temperature; keeping says where the replays of one are kept meanwhile."""
     scores: dict[float, list[DraftScore]] = {temperature: [] for temperature in answers}
     for number, checkpoint in enumerate(saved, start=1):
         print(f"   {checkpoint.name}, {number} of {len(saved)}", flush=True)
         pair = Pair(target, {checkpoint.name: checkpoint.open()})
+        kept_in = keeping(checkpoint)
         for temperature, written in answers.items():
-            [replayed] = replay_drafts(pair, written, sampling=Sampling.of(temperature, config.sampling), share=share)
+            kept, sampling = kept_in.of(f"T{temperature:g}", written.traces), Sampling.of(temperature, config.sampling)
+            [replayed] = replay_drafts(pair, written, sampling=sampling, share=share, kept=kept)
             scores[temperature].append(replayed.scores(config.lookaheads)[0])
     return scores
 

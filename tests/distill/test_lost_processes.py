@@ -23,9 +23,11 @@ from distill.recipe.recipe import load_recipe
 from distill.run.run import Run
 from distill.stages import processes
 from distill.stages.processes import distill_stage
-from distill.stages.running import cache_stage, eval_stage, generate_stage, prune_stage
+from distill.stages.running import cache_stage, checkpoints_stage, eval_stage, generate_stage, prune_stage
 from eval.decoding import answering
 from eval.scorecard import loaded_models
+from eval.scorecard.score import REPLAYS_NAME
+from eval.training_curve.curves import JSON_NAME
 from tests.distill.test_several_processes import contents
 from tests.sharing import by_processes
 
@@ -150,6 +152,30 @@ def test_two_processes_and_a_lost_one_make_the_files_of_one(whole, monkeypatch, 
     assert contents(run, *compared) == contents(whole / "whole", *compared)
     for folder in STAGES[row.stage][1]:
         assert names(run / folder) == names(whole / "whole" / folder)  # nothing that was kept stays
+
+
+def test_checkpoints_that_two_score_are_those_of_one_and_a_lost_one_costs_an_answer(whole, monkeypatch):
+    run, curves = whole / "run", []
+    units = Units(ROWS[-1], monkeypatch)
+    for count, num_lost in ((1, 0), (2, 0), (2, 7)):
+        shutil.rmtree(run, ignore_errors=True)
+        shutil.copytree(whole / "whole", run, symlinks=True)
+        units.count, units.fatal = 0, num_lost
+        if num_lost:
+            with pytest.raises(MemoryError):
+                score_checkpoints_by(2, whole)
+            units.count, units.fatal = num_lost - 1, 0  # nobody made the last
+        score_checkpoints_by(count, whole)
+        curves.append(((run / "eval" / JSON_NAME).read_bytes(), units.count))
+        assert not (run / "eval" / REPLAYS_NAME).exists()
+    assert curves[1:] == curves[:1] * 2
+
+
+def score_checkpoints_by(count: int, folder: Path) -> None:
+    def score(share: Share) -> None:
+        checkpoints_stage(Run.of(load_recipe(folder / "recipe.yaml", []), share))
+
+    score(ALONE) if count == 1 else by_processes(count, score)
 
 
 def names(folder: Path) -> list[str]:

@@ -43,7 +43,9 @@ def counts(rounds, lookahead):
 
 
 def saved(*names):
-    return [Saved(name, 10 * place, 1000 * place, lambda: pytest.fail("opened")) for place, name in enumerate(names)]
+    return [
+        Saved(name, 10 * place, 1000 * place, "", lambda: pytest.fail("opened")) for place, name in enumerate(names)
+    ]
 
 
 def test_the_best_is_the_fastest_wherever_it_stands():
