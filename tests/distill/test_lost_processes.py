@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from architectures.importance import activation_scores
+from architectures.importance import watching
 from architectures.importance.layer_search import LayerSearch
 from architectures.sharing import ALONE, Share
 from distill import train
@@ -66,7 +66,7 @@ class Row:
 ROWS = [
     Row("generate", "files of answers", (answering, "write_shard"), 1),
     Row("prune", "every distance", (LayerSearch, "through"), 12),  # what one call of distances asks
-    Row("prune", "the sums", (activation_scores, "read_text"), 2),
+    Row("prune", "the sums", (watching, "read_text"), 2),
     Row("cache", "files of the cache", (capture, "write_tensors"), 1),
     Row("eval", "files of answers", (answering, "write_shard"), 1),
     Row("eval", "each answer's", (loaded_models, "replays_of"), 1),
