@@ -38,15 +38,6 @@ def refuse_held(target: TargetConfig, architecture: ArchitectureConfig, distill:
         )
 
 
-def refuse_engine(target: TargetConfig, engine: str) -> None:
-    """Raise ValueError where an engine would answer with weights that are not packed."""
-    if target.bits is not None and engine != "local":
-        raise ValueError(
-            f"must be local when target.bits is {target.bits}, got {engine}: an engine runs the weights of its own "
-            "folder, which are those of another model. Leave target.bits out, or let widedraft answer."
-        )
-
-
 def refuse_packed(target: TargetConfig, architecture: ArchitectureConfig, distill: DistillConfig) -> None:
     """Raise ValueError for what needs the target's own weights, or cuts them into shards."""
     if architecture.method == "learned_masks":

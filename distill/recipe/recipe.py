@@ -18,7 +18,8 @@ from architectures.files.reading import read_text
 from architectures.files.section import Section
 from architectures.settings.kinds import Seed
 from architectures.shapes.section import ArchitectureConfig, TargetConfig
-from distill.recipe.held_target import refuse_engine, refuse_held
+from distill.recipe.answer_engine import refuse_engine, require_own_steps
+from distill.recipe.held_target import refuse_held
 from distill.recipe.sections.data import DataConfig
 from distill.recipe.sections.export import ExportConfig
 from distill.recipe.sections.teacher import NoTeacher, keeps_states, refuse_uncaptured
@@ -68,6 +69,7 @@ class Recipe(Section):
     eval: EvalConfig = EvalConfig()
     export: ExportConfig = ExportConfig()
     _references: dict[KeyPath, tuple[str, Any]] = PrivateAttr(default_factory=dict)
+    _own_steps = field_validator("eval")(require_own_steps)
 
     def refer(self, texts: Mapping[KeyPath, str]) -> None:
         """Remember the text of values that came from the environment, for as long as they stay what they are."""
@@ -146,8 +148,7 @@ class Recipe(Section):
     @field_validator("generate")
     @classmethod
     def _an_engine_has_the_targets_weights(cls, generate: GenerateConfig, info: ValidationInfo) -> GenerateConfig:
-        if (target := info.data.get("target")) is not None:
-            refuse_engine(target, generate.engine)
+        refuse_engine(info.data.get("target"), info.data.get("data"), generate.engine)
         return generate
 
     @field_validator("distill")
@@ -240,6 +241,7 @@ class Scoring(Section):
     seed: Seed = 17
     generate: GenerateConfig = GenerateConfig()
     eval: EvalConfig = EvalConfig()
+    _own_steps = field_validator("eval")(require_own_steps)
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:

@@ -19,12 +19,14 @@ PASSING = (408, 409, 425, 429, 500, 502, 503, 504)  # what a server answers that
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 CONNECT_S = 10.0
 SEEDED = "enable_deterministic_inference"  # SGLang looks at seeds in this mode alone
+LONGEST_INPUT = "max_req_input_len"  # six tokens less than SGLang's context, of which it keeps two to itself
+ABOUT_MODEL, ABOUT_SERVER = ("/model_info", "/get_model_info"), ("/server_info", "/get_server_info")  # newest first
 SAID = 300  # characters of what a server says that are told
 REDIRECTED = 300  # and above: no answer
 NO_KEY = (401, 403)
 OTHERS = (
     "Answers are asked for as token ids and returned as such, or what the target wrote would be guessed from text: "
-    "vLLM from 0.10.2 and SGLang do so."
+    "vLLM from 0.10.2 and SGLang from 0.5.0 on do so."
 )
 
 
@@ -189,13 +191,18 @@ def found(url: str, config: GenerateConfig) -> Endpoint:
         UserError: If it is of no kind that returns token ids, or serves no such model.
     """
     to = connection(url, config)
-    about = to.told("/get_model_info")
+    about = told_by(to, ABOUT_MODEL)
     if isinstance(about, dict) and "model_path" in about:
         return found_sglang(to, about, config)
     about = to.told("/version")
     if isinstance(about, dict) and "version" in about:
         return found_vllm(to, str(about["version"]), config)
     raise UserError(f"{url}: is neither vLLM's server nor SGLang's. {OTHERS}")
+
+
+def told_by(to: Connection, pages: Sequence[str]) -> Any:
+    """The JSON of the first page that is there; None where none is."""
+    return next((told for page in pages if (told := to.told(page)) is not None), None)
 
 
 def found_vllm(to: Connection, version: str, config: GenerateConfig) -> Endpoint:
@@ -206,10 +213,10 @@ def found_vllm(to: Connection, version: str, config: GenerateConfig) -> Endpoint
 
 
 def found_sglang(to: Connection, about: dict[str, Any], config: GenerateConfig) -> Endpoint:
-    facts = to.told("/get_server_info") or {}
+    facts = told_by(to, ABOUT_SERVER) or {}
     names = list({str(name) for name in (facts.get("served_model_name"), about["model_path"]) if name})
     model = chosen_model(to.url, names if config.model else names[:1], config)
-    context = facts.get("context_length") or facts.get("max_req_input_len")
+    context = facts.get(LONGEST_INPUT) or facts.get("context_length")
     version, is_seeded = str(facts.get("version", "of no version told")), bool(facts.get(SEEDED))
     return Endpoint(to, SglangInterface(), model, Served("sglang", version, context, is_seeded=is_seeded))
 

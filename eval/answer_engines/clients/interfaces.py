@@ -1,8 +1,9 @@
 """Servers that return token ids: how each is asked, and what its replies mean.
 
 vLLM 0.32: POST /v1/completions with a prompt of ids and return_token_ids (entrypoints/openai/completion/protocol.py).
-SGLang 0.5: POST /generate with input_ids (srt/managers/io_struct.py); its output_ids hold the token that ended the
-text, which some versions leave out and name under finish_reason.matched.
+SGLang 0.5.23: POST /generate with input_ids (srt/managers/io_struct.py); its output_ids hold the token that ended the
+text, which is named under finish_reason.matched as well. Before 0.5.0 text came without ids; 0.5.3 was the first with
+sampling_seed.
 """
 
 from collections.abc import Mapping

@@ -28,6 +28,7 @@ class FakeServer:
         statuses: Sent in place of the first answers.
         context: Tokens that it says it has room for.
         names: Of the models that it serves.
+        pages: Where SGLang says what it serves and how it was started.
         is_deterministic: Whether SGLang looks at seeds.
         temperature: At which it draws, whatever is asked for.
         asked: What it was asked for, text by text.
@@ -42,6 +43,7 @@ class FakeServer:
     statuses: list[int] = field(default_factory=list)
     context: int = 2048
     names: tuple[str, ...] = ("tiny",)
+    pages: tuple[str, str] = ("/model_info", "/server_info")
     is_deterministic: bool = False
     temperature: float | None = None
     asked: list[Answer] = field(default_factory=list)
@@ -59,12 +61,12 @@ class FakeServer:
         self.model = load_model(folder, dtype="float32", device="cpu")
 
     def get(self, path: str) -> Answer | None:
-        facts = {"version": "0.5.5", "context_length": self.context}
+        facts = {"version": "0.5.23", "max_req_input_len": self.context, "context_length": None}
         facts["enable_deterministic_inference"] = self.is_deterministic
         models = [{"id": name, "max_model_len": self.context} for name in self.names]
         pages = {
             "vllm": {"/version": {"version": "0.32.0"}, "/v1/models": {"data": models}},
-            "sglang": {"/get_model_info": {"model_path": self.names[0]}, "/get_server_info": facts},
+            "sglang": dict(zip(self.pages, ({"model_path": self.names[0]}, facts), strict=True)),
         }
         return pages.get(self.kind, {}).get(path)
 

@@ -57,7 +57,25 @@ def test_addresses_are_those_of_servers(recipe):
             ("generate.engine=endpoint", HERE, "distill.teacher={source: cache, captured_while: answering}"),
             "must have teacher.captured_while: reading when generate.engine is endpoint, got answering: ",
         ),
+        (
+            ("generate.engine=endpoint", HERE, "data.answer_steps=eager"),
+            "generate must be local when data.answer_steps is eager, got endpoint: an engine's steps are its own.",
+        ),
+        (
+            ("generate.engine=endpoint", HERE, "eval.answer_steps=captured"),
+            "eval must leave out answer_steps when generate.engine is endpoint, got captured: an engine's steps are ",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(recipe, words, told):
     assert told in refused(recipe, *words)
+
+
+def test_steps_of_prompts_that_the_target_writes_itself_are_ours(recipe):
+    words = ("generate.engine=endpoint", HERE, "data.answer_steps=eager", "data.self_written_prompts=4")
+    assert load_recipe(recipe, words).data.answer_steps == "eager"
+
+
+def test_they_are_refused_without_a_recipe_too():
+    with pytest.raises(RecipeError, match=r"eval must leave out answer_steps when generate\.engine is endpoint, got e"):
+        load_scoring(("generate.engine=endpoint", HERE, "eval.answer_steps=eager"))

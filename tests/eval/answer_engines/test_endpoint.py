@@ -81,7 +81,7 @@ def test_greedy_answers_are_the_bytes_of_our_own_decoding(target_folder, tmp_pat
         answer(target_folder, tmp_path / "out", asked(first, second, checked=1.0))
         assert shards(tmp_path / "out") == own
         assert min(len(first.asked), len(second.asked)) > 1
-    version = "vllm 0.32.0" if kind == "vllm" else "sglang 0.5.5"
+    version = "vllm 0.32.0" if kind == "vllm" else "sglang 0.5.23"
     row = {"engine": version, "of": "train", "answers": 10, "checked": 10, "differing": 0}
     assert answered_by(tmp_path / "out", "train") == [{**row, "largest_gap": 0.0, "sigmas": 0.0}]
     told = capsys.readouterr().err
@@ -130,6 +130,12 @@ def test_the_token_that_ends_a_text_may_stand_beside_it(target_folder, tmp_path,
     assert shards(tmp_path / "out") == own
 
 
+def test_older_servers_of_sglang_say_elsewhere_what_they_serve(target_folder, tmp_path, own):
+    with served(FakeServer(target_folder, "sglang", pages=("/get_model_info", "/get_server_info"))) as server:
+        answer(target_folder, tmp_path / "out", asked(server))
+    assert shards(tmp_path / "out") == own
+
+
 def test_other_weights_are_refused_before_anything_is_asked(target_folder, noisy_folder, tmp_path):
     with served(FakeServer(noisy_folder)) as server:
         told = refused(target_folder, tmp_path, asked(server))
@@ -146,8 +152,9 @@ def test_another_template_is_refused(target_folder, tmp_path):
     assert server.asked == []
 
 
-def test_a_context_that_cuts_answers_off_is_refused(target_folder, tmp_path):
-    with served(FakeServer(target_folder, context=207)) as server:
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_context_that_cuts_answers_off_is_refused(target_folder, tmp_path, kind):
+    with served(FakeServer(target_folder, kind, context=207)) as server:
         told = refused(target_folder, tmp_path, asked(server))
     assert "serves texts of 207 tokens at most, prompts and answers may have 208. " in told
 
