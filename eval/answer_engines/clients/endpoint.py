@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from urllib3 import BaseHTTPResponse, PoolManager, Retry, Timeout
-from urllib3.exceptions import ConnectTimeoutError, HTTPError, MaxRetryError, ReadTimeoutError
+from urllib3.exceptions import ConnectTimeoutError, HTTPError, MaxRetryError, NewConnectionError, ReadTimeoutError
 
 from architectures.errors import UserError
 from eval.answer_engines.clients.config import GenerateConfig
@@ -80,6 +80,8 @@ class Connection:
 def failure_words(error: HTTPError, timeout_s: float) -> str:
     """Why there was no answer."""
     reason = error.reason if isinstance(error, MaxRetryError) else error
+    if isinstance(reason, NewConnectionError):  # which urllib3 takes for a kind of the next
+        return f"no connection ({getattr(reason.__cause__, 'strerror', None) or type(reason).__name__})"
     if isinstance(reason, ConnectTimeoutError):
         return f"no connection within {min(CONNECT_S, timeout_s):g} s"
     if isinstance(reason, ReadTimeoutError):

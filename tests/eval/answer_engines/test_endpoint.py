@@ -208,6 +208,13 @@ def test_a_server_that_refuses_is_quoted(target_folder, tmp_path):
     assert told.startswith(f'{server.url}: refuses to answer (HTTP 400: {{"error": "busy"}}). ')
 
 
+def test_nobody_at_an_address_is_no_slow_server(target_folder, tmp_path):
+    with served(FakeServer(target_folder)) as server:
+        pass
+    told = refused(target_folder, tmp_path, asked(server, retries=1))
+    assert told.startswith(f"{server.url}: no connection (Connection refused), asked 2 times. Start the server again")
+
+
 def test_what_a_dying_server_answered_is_kept(target_folder, tmp_path, own):
     """It is asked no more; the next run continues, in the bytes of one that was left alone."""
 
