@@ -21,7 +21,7 @@ from architectures.small_head.record import CONFIG_KEY, refuse_small_head
 from architectures.targets.target import NOT_HERE, config_at_hand, is_gguf, packaged_words
 from distill.checking.attempts import attempt
 from distill.checking.due_orders import refuse_due_orders
-from distill.checking.fits import NOT_SAID, Machines, refuse_beyond, stage_needs, stage_rows
+from distill.checking.fits import NOT_SAID, Machines, Models, refuse_beyond, stage_needs, stage_rows
 from distill.checking.later_failures import Looked, looks, scored_rows
 from distill.checking.served_shape import engine_blocks
 from distill.checkpoints.files import MASK_CHECKPOINTS_KEPT
@@ -122,17 +122,18 @@ def check_recipe(recipe: Recipe, device: str | None = None, machines: Machines =
     if cut is None or work is None or timed_on is None or coverage is None or served is None:
         raise UserError("\n".join(problems))
     trained = trainings(recipe, cut.target, cut.draft, on_gpu=on_gpu)
-    machines, shapes = machines.on(timed_on), (cut.target, cut.source, cut.draft)
-    needs_of = partial(stage_needs, recipe, *shapes, trained=trained, on_gpu=on_gpu)
+    machines, cached = machines.on(timed_on), sum(cache_bytes(recipe, cut, work).values())
+    models = Models(cut.target, cut.source, cut.draft, cached, on_gpu=on_gpu)
+    needs_of = partial(stage_needs, recipe, models, trained=trained)
     refuse_beyond(list(needs_of(processes=machines.processes or GROUP_OF_PROCESSES)), machines)
     rows = {
         f"{recipe.run_name}, in {recipe.run_dir}": model_rows(recipe, cut, unchecked),
+        **stage_rows(list(needs_of(processes=machines.processes or 1)), machines),
         **coverage,
         **head_blocks(recipe, cut.source, cut.target, cut.draft),
         **served,
         **held_target_rows(recipe, cut.target, on_gpu=on_gpu),
         **{memory_title(each): memory_rows(each) for each in trained},
-        **stage_rows(list(needs_of(processes=machines.processes or 1)), machines),
         f"disk ({size(free_bytes(Path(recipe.run_dir))).strip()} free)": disk_rows(recipe, cut, work),
         "work": [
             *work_rows(recipe, work),
@@ -278,15 +279,20 @@ def disk_rows(recipe: Recipe, cut: Cut, work: Work) -> list[Row]:
     if work.prompts is not None:
         answered = work.prompts if recipe.distill.learns_answers else recipe.data.num_eval_prompts
         parts["answers, at most"] = answered * recipe.data.max_seq_len * BYTES_PER_TOKEN
-    if work.answers is not None:
-        sizes_of = {"hidden": cut.target.hidden, "rows": entries_of(cut)["rows"]}
-        parts |= {f"{name}, at most": count for name, count in cache_sizes(recipe, work, **sizes_of).items()}
+    parts |= {f"{name}, at most": count for name, count in cache_bytes(recipe, cut, work).items()}
     moments = 2 * trained_parameters(cut.draft, frozen=recipe.distill.freeze_input_embeddings)
     parts[f"{kept} checkpoints, and one more while it is written"] = (
         (kept + 1) * (cut.draft.parameters() + moments) * MASTER_BYTES
     )
     parts[f"draft, {recipe.export.dtype}"] = cut.draft.weight_bytes(recipe.export.dtype)
     return sizes(parts)
+
+
+def cache_bytes(recipe: Recipe, cut: Cut, work: Work) -> dict[str, int]:
+    """Of a teacher's cache on the disk; none without one, or where nobody knows how many answers there will be."""
+    if work.answers is None:
+        return {}
+    return cache_sizes(recipe, work, hidden=cut.target.hidden, rows=entries_of(cut)["rows"])
 
 
 def entries_of(cut: Cut) -> dict[str, int]:

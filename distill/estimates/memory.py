@@ -5,8 +5,8 @@ what the student's layers keep for the backward pass, and the loss. A GPU's own 
 fragments of its allocator come on top; docs/recipes.md says how far the sum was from a measured peak.
 
 What layers keep was counted with torch's saved-tensor hooks on transformers 5.23 (LLaMA, Qwen2, Mistral; a law of
-tests/distill/test_memory.py), for attention by a fused kernel that keeps no scores: with grouped queries torch's
-processor kernel is none, and keeps 12 bytes per query channel and 4 per head and token attended to.
+tests/distill/test_memory.py), for attention by a fused kernel that keeps no scores: torch's processor kernel is none
+where query heads share keys, and keeps 12 bytes per query channel and 4 per head and token attended to.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,9 @@ from distill.estimates.trainings import Training
 from distill.recipe.sections.token_selection import GPU_CHUNKS, chunk_size
 
 MASTER_BYTES = 4  # the student's weights, gradients and each of Adam's two moments are float32
+KEPT_FREE = 1.75  # of a processor's memory for what comes and goes, what is freed and not given back included
 NORM_BYTES = 8  # of a norm, per channel and token: its input and its normalised input, in float32
+SHARED_KEYS_BYTES, SCORE_BYTES = 12, 4  # of a query channel, and of a head and token attended to
 GROUP_OF_PROCESSES = 8
 # Of cross_entropy in a chunk, per token and vocabulary entry, its gradient included: logits, their float32 copy and
 # log-probabilities, and the gradients of these. Measured as loss_bytes: 14.1 and 16.1 (12.1 and 12.1 where one chunk
@@ -60,14 +62,25 @@ def process_counts(training: Training) -> list[int]:
 
 def memory_parts(training: Training, processes: int) -> list[Part]:
     """What one of so many processes holds at its fullest."""
+    passing = [activation_part(training, processes), loss_part(training, processes)]
+    held = [each for of in (student_parts, replica_parts, teacher_parts) for each in of(training, processes)]
+    gathered = [part for part in held if "gathered" in part.name]
     return [
-        *student_parts(training, processes),
-        *replica_parts(training, processes),
-        *teacher_parts(training, processes),
-        activation_part(training, processes),
-        loss_part(training, processes),
+        *held,
+        *passing,
+        *freed_parts(training, together([*passing, *gathered])),
         *new_answer_parts(training, processes),
         *request_parts(training),
+    ]
+
+
+def freed_parts(training: Training, passing_bytes: int) -> list[Part]:
+    """What a processor's C library keeps of what comes and goes in a step, which nothing else then fits into."""
+    if training.on_gpu:
+        return []
+    kept = int((KEPT_FREE - 1) * passing_bytes)
+    return [
+        Part("freed, and kept by the C library", kept, f"{KEPT_FREE - 1:g} x activations, loss, and what is gathered")
     ]
 
 
@@ -224,7 +237,16 @@ def layer_bytes_per_token(training: Training) -> int:
     for kept in (KEPT[training.precision], *([KEPT_BY_GATES[training.precision]] if training.gated else [])):
         total += kept.hidden * shape.hidden + kept.intermediate * shape.intermediate
         total += kept.query * shape.axis("query") + kept.key_value * shape.axis("key_value")
+    total += 0 if training.on_gpu else shared_keys_bytes(training)
     return total + (mask_bytes_per_token(training) if training.packing else 0)
+
+
+def shared_keys_bytes(training: Training) -> int:
+    """What attention keeps of a token on a processor, whose fused kernel takes no keys that query heads share."""
+    shape = training.student
+    if shape.kv_heads == shape.heads or training.packing:
+        return 0
+    return SHARED_KEYS_BYTES * shape.axis("query") + SCORE_BYTES * shape.heads * training.seq_len
 
 
 def mask_bytes_per_token(training: Training) -> int:

@@ -20,6 +20,7 @@ from composer.utils import dist
 from torch import nn
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
+from architectures.errors import UserError
 from architectures.masks.gating import masked
 from architectures.masks.masks import plan_from_masks
 from architectures.settings.recipe_command import command_of
@@ -61,6 +62,7 @@ from eval.models.loading import load_tokenizer, require_rows
 WARMUP, ALPHA_F = "0.1dur", 0.1  # of the learning rates, as in Sheared LLaMA
 CLIPPING_THRESHOLD = 1.0
 RATES = "architecture.masks.weight_lr or architecture.masks.mask_lr"
+WEIGHTS = "student.lm."  # begins the names of the target's weights in a checkpoint
 ENOUGH_OPEN = 0.9  # of an axis's kept gates; below, what is kept was a toss-up
 
 
@@ -122,7 +124,7 @@ def begin_masks(run: Run) -> None:
 def build_mask_trainer(run: Run, model: MaskModel, profile: Path | None = None) -> Trainer:
     """A trainer that stands at the newest checkpoint, or at the start where there is none."""
     recipe, folder = run.recipe, run.mask_checkpoints.path
-    config, checkpoint = recipe.architecture.masks, newest_for_all(folder)
+    config, checkpoint = recipe.architecture.masks, newest_for_all(folder, refuse_older_names)
     data, mixture = build_text(run, model)
     guard_composer()
     return Trainer(
@@ -153,6 +155,17 @@ def build_mask_trainer(run: Run, model: MaskModel, profile: Path | None = None) 
         load_path=None if checkpoint is None else str(checkpoint),
         dist_timeout=DIST_TIMEOUT_S,
     )
+
+
+def refuse_older_names(checkpoint: Path, saved: dict[str, Any]) -> None:
+    """Raise UserError for a checkpoint from before 2026-11-26, when the target's weights got a longer name."""
+    names = saved["state"]["model"]
+    if not any(name.startswith(WEIGHTS) for name in names):
+        raise UserError(
+            f"{checkpoint}: an earlier widedraft wrote it, which named the target's weights student.* in place of "
+            f"{WEIGHTS}*, so this training of masks cannot be continued. Delete {checkpoint.parent} to train them "
+            "anew, or finish it with the widedraft that began it (a commit before 55d76b49)."
+        )
 
 
 def build_text(run: Run, model: MaskModel) -> tuple[DataSpec, DynamicLoading]:

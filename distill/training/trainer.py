@@ -1,7 +1,9 @@
 """Composer's trainer, built from a recipe."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from composer import Algorithm, Callback, Evaluator, Logger, State, Trainer
@@ -66,15 +68,22 @@ def training_device() -> Device:
     return DeviceGPU(allow_tf32=False) if torch.cuda.is_available() else DeviceCPU()
 
 
-def newest_for_all(folder: Path) -> Path | None:
+Refusal = Callable[[Path, dict[str, Any]], None]
+
+
+def newest_for_all(folder: Path, refuse: Refusal | None = None) -> Path | None:
     """The newest intact checkpoint of a folder, chosen and read by rank 0 for all; None where there is none.
 
     Composer asks again before it reads it; under FSDP2 a refusal would then come to rank 0 alone, the others waiting.
 
+    Args:
+        folder: Of the checkpoints.
+        refuse: Raises UserError for a checkpoint, given its path and what it holds, that cannot be continued.
+
     Raises:
-        UserError: On all processes, if it holds anything but what a training here saves.
+        UserError: On all processes, if it holds anything but what a training here saves, or is refused.
     """
-    outcome = [newest_or_problem(folder) if dist.get_global_rank() == 0 else None]
+    outcome = [newest_or_problem(folder, refuse) if dist.get_global_rank() == 0 else None]
     dist.broadcast_object_list(outcome, src=0)
     assert outcome[0] is not None  # rank 0 has filled it
     checkpoint, problem = outcome[0]
@@ -83,12 +92,14 @@ def newest_for_all(folder: Path) -> Path | None:
     return checkpoint
 
 
-def newest_or_problem(folder: Path) -> tuple[Path | None, str | None]:
+def newest_or_problem(folder: Path, refuse: Refusal | None = None) -> tuple[Path | None, str | None]:
     """The newest intact checkpoint, or why it is refused."""
     try:
         checkpoint = newest_intact_checkpoint(folder)
         if checkpoint is not None:
-            read_checkpoint(checkpoint)
+            saved = read_checkpoint(checkpoint)
+            if refuse is not None:
+                refuse(checkpoint, saved)
     except UserError as error:
         return None, str(error)
     return checkpoint, None

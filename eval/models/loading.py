@@ -29,6 +29,7 @@ from architectures.families import FAMILIES
 from architectures.files.reading import read_json_object, require_regular
 from architectures.shapes.context_length import ContextLength, context_length
 from architectures.targets.target import read_config, require_whole_head
+from eval.models.freed_memory import give_back_freed_memory
 from eval.models.own_heads import own_heads_are_expected
 from eval.models.products import quicken_products, slow_type
 from eval.models.quantised import loading_arguments
@@ -107,6 +108,7 @@ def load_model(
     require_checkpoint(folder)
     require_files_of_folder(folder)
     require_enough_bytes(folder)
+    give_back_freed_memory()
     chosen_device = device or default_device()
     packing = {} if bits is None else loading_arguments(bits, dtype=dtype, device=chosen_device)
     packing |= placing or {}

@@ -216,7 +216,7 @@ def test_disk_counts_the_cache_of_a_teacher_the_recipe_wants(checked):
 
 
 def test_disk_counts_states_that_are_kept_beside_the_answers(checked):
-    """As many as the answers have tokens, whatever the cache then keeps of them; and they change no memory."""
+    """As many as the answers have tokens, whatever the cache then keeps; and no memory of a training changes."""
     found = {}
     for contents, train in (("hidden", 55 * 128), ("top_k", 55 * 44)):
         teacher = f"distill.teacher={{source: cache, contents: {contents}, captured_while: %s}}"
@@ -229,7 +229,7 @@ def test_disk_counts_states_that_are_kept_beside_the_answers(checked):
             expected = (55 + 2 * 40) * 128 if name == "answering" else None
             assert kept.get("hidden states beside the answers") == expected
             assert ("hidden states beside the answers, at most" in [row[1] for row in rows]) == (name == "answering")
-        blocks = ["\n".join(found[name]).split("memory of one process")[1].split("disk (")[0] for name in found]
+        blocks = ["\n".join(found[name]).split("distillation, estimated")[1].split("disk (")[0] for name in found]
         assert blocks[0] == blocks[1]
 
 

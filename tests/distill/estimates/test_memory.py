@@ -349,8 +349,22 @@ def test_without_a_teacher_a_process_holds_the_student_and_the_loss_of_tokens(pr
     assert not [name for name in found if "teacher" in name]
     assert found["logits and loss"] == chunk_size(32000) * 32000 * per_logit + 32000 * 4096 * 4
     beside = sizes(replace(training, teacher=LLAMA), 1)
-    beside = {name: size for name, size in beside.items() if not name.startswith("teacher weights")}
-    assert {**found, "logits and loss": 0} == {**beside, "logits and loss": 0}
+    followed = ("teacher weights", "logits and loss", "freed")  # what a teacher adds, and what follows the loss
+    found, beside = ({n: size for n, size in each.items() if not n.startswith(followed)} for each in (found, beside))
+    assert found == beside
+
+
+def test_a_processor_keeps_three_quarters_of_what_comes_and_goes():
+    found = sizes(WIDE, 1)
+    assert found["freed, and kept by the C library"] == int(0.75 * (found["activations"] + found["logits and loss"]))
+    assert "freed, and kept by the C library" not in sizes(replace(WIDE, on_gpu=True), 1)
+
+
+def test_keys_that_query_heads_share_keep_attention_scores_on_a_processor():
+    grouped = replace(WIDE, student=replace(DRAFT, kv_heads=DRAFT.heads // 4))
+    more = layer_bytes_per_token(grouped) - layer_bytes_per_token(replace(grouped, on_gpu=True))
+    assert more == 12 * DRAFT.axis("query") + 4 * DRAFT.heads * WIDE.seq_len
+    assert layer_bytes_per_token(WIDE) == layer_bytes_per_token(replace(WIDE, on_gpu=True))
 
 
 @pytest.mark.parametrize(

@@ -49,10 +49,10 @@ SHARDS = {"parallelism": "fsdp2", "teacher": {"parallelism": "fsdp2"}}
 
 
 def test_check_tells_what_shards_take(recipe_of):
-    assert "184.7 GiB" in terminal(*check_recipe(recipe_of()))  # four whole sequences at once, on every process
+    assert "210.4 GiB" in terminal(*check_recipe(recipe_of()))  # four whole sequences at once, on every process
     told = terminal(*check_recipe(recipe_of(architecture=MASKS, **SHARDS)))
     assert "(of 1 | of 8; by FSDP2), mask training" in told
-    assert "|   27.0 GiB  together" in told
+    assert "|   36.6 GiB  together" in told
 
 
 def test_shards_must_be_told_how_many_sequences_they_take(recipe_of):
@@ -78,15 +78,15 @@ def test_a_process_holds_weights_gradients_moments_and_teacher(recipe_of):
     [
         (80, True, ""),
         (112, True, ""),
-        (114, False, "mask training may need 184.7 GiB on every process"),
-        (200, False, ""),
+        (114, False, "mask training may need 210.4 GiB on every process"),
+        (220, False, ""),
     ],
 )
 def test_a_device_that_cannot_hold_them_is_refused_and_a_narrow_one_named(recipe_of, capsys, free, refused, said):
     training = mask_training(recipe_of(), LLAMA, on_gpu=False)
     place = {"processes": 8, "free_bytes": free * GIB, "device": "cuda:0"}
     if refused:
-        with pytest.raises(UserError, match=rf"holds 113\.0 GiB on .* 184\.7 GiB .* cuda:0 has {free}\.0 GiB free"):
+        with pytest.raises(UserError, match=rf"holds 113\.0 GiB on .* 210\.4 GiB .* cuda:0 has {free}\.0 GiB free"):
             refuse_masks_beyond(training, **place)
     else:
         refuse_masks_beyond(training, **place)

@@ -133,6 +133,19 @@ def test_planted_masks_are_not_continued(make_masks, tmp_path):
     assert not (tmp_path / "mark").exists()
 
 
+def test_masks_whose_weights_have_their_older_names_are_refused_with_a_remedy(make_masks):
+    recipe = make_masks(max_duration="1ba", target_warmup="1ba")
+    train(recipe)
+    [newest] = find_checkpoints(Path(recipe.run_dir) / "mask_checkpoints")[-1:]
+    saved = torch.load(newest, weights_only=False)
+    model = saved["state"]["model"]
+    saved["state"]["model"] = {name.replace("student.lm.", "student."): model[name] for name in model}
+    torch.save(saved, newest)
+    shutil.rmtree(Path(recipe.run_dir) / "masks")
+    with pytest.raises(UserError, match=r"an earlier widedraft wrote it.*Delete .*mask_checkpoints to train them anew"):
+        train(recipe)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_microbatches_do_not_change_the_update(make_masks, size):
     whole = make_masks("whole", max_duration="2ba", target_warmup="1ba")
