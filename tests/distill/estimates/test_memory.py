@@ -166,9 +166,10 @@ def test_fsdp2_divides_the_student_and_not_the_teacher():
 
 
 def test_a_sharded_teacher_is_divided_but_for_what_is_gathered():
-    sharded = replace(WIDE, teacher_sharded=True)
-    one, eight, whole = sizes(sharded, 1), sizes(sharded, 8), sizes(WIDE, 8)
-    assert one == sizes(WIDE, 1)
+    on_gpu = replace(WIDE, on_gpu=True)  # where nothing depends on what is gathered
+    sharded = replace(on_gpu, teacher_sharded=True)
+    one, eight, whole = sizes(sharded, 1), sizes(sharded, 8), sizes(on_gpu, 8)
+    assert one == sizes(on_gpu, 1)
     assert eight["teacher weights, bfloat16"] == whole["teacher weights, bfloat16"] // 8
     gathered = 2 * (LLAMA.parameters() - 30 * LLAMA.parameters_per_layer())
     assert eight.pop("teacher's parts gathered by FSDP2") == gathered
