@@ -103,3 +103,10 @@ def test_training_refuses_before_it_loads(recipe_of, tiny_target, monkeypatch):
     with pytest.raises(UserError, match=r"cpu has 0\.0 GiB free"):
         train(recipe)
     assert not Path("run/mask_checkpoints").exists()
+
+
+def test_layers_that_are_computed_again_are_told_of_masks_too(recipe_of):
+    kept, again = (
+        mask_training(recipe_of(activation_checkpointing=asked), LLAMA, on_gpu=True) for asked in (False, True)
+    )
+    assert together(memory_parts(again, 8)) < together(memory_parts(kept, 8)) - 7 * GIB
