@@ -28,6 +28,7 @@ class Section(BaseModel):
         serialize_by_alias=True,  # of keys that are words of Python, as `from`
     )
     renamed: ClassVar[Mapping[str, Renamed]] = {}
+    left_out: ClassVar[Mapping[str, str]] = {}  # what others of its kind have, and why this one has not
 
 
 def without_unsaid(values: Any, unsaid: Mapping[str, Any]) -> Any:

@@ -44,10 +44,13 @@ def read_settings(parser: argparse.ArgumentParser, model: type[AnySection], word
     """The settings that some words give; argparse itself ends the process where they are not flags of the section.
 
     Raises:
-        UserError: If a value is wrong, or a flag has another name now.
+        UserError: If a value is wrong, or a flag has another name now, or is one that this section has not.
     """
     for word in words:
         refuse_renamed(word.partition("=")[0], model)
+        refuse_left_out(word.partition("=")[0], model)
+    told = [parser.epilog, *dict.fromkeys(model.left_out.values())]
+    parser.epilog = " ".join(words for words in told if words)
     add_flags(parser, model)
     given = {name: value for name, value in vars(parser.parse_intermixed_args(words)).items() if value is not None}
     try:
@@ -61,6 +64,13 @@ def refuse_renamed(flag: str, model: type[Section]) -> None:
     for old, new in model.renamed.items():
         if flag == flag_of(old):
             raise UserError(f"{flag} is called {flag_of(new.name)} now. {new.remark or 'Use that name.'}")
+
+
+def refuse_left_out(flag: str, model: type[Section]) -> None:
+    """Raise UserError for a flag that other commands have, and this one for a reason has not."""
+    for name, why in model.left_out.items():
+        if flag == flag_of(name):
+            raise UserError(f"{flag} is not of this command. {why}")
 
 
 def add_flags(parser: argparse.ArgumentParser, model: type[Section]) -> None:

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
+from architectures.settings.holding import WHOLE, Holding
 from architectures.targets.target import resolve_checkpoint
 from eval.checks.built_in import PROMPTS
 from eval.models.loading import load_model, load_tokenizer, require_positions, require_same_tokenizer, stop_token_ids
@@ -16,6 +17,7 @@ from eval.prompts.loading import load_in_turn, load_prompts
 from eval.prompts.rendering import render_prompt
 from eval.prompts.words import prompt_sources
 from eval.rounds.round_trace import ModelIdentity
+from eval.targets.loading import load_target
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class LoadedPair:
     draft: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     folders: tuple[Path, Path]
+    bits: int | None = None  # of a weight of the target's linear layers, where these are packed
 
     @property
     def stop_ids(self) -> AbstractSet[int]:
@@ -34,7 +37,9 @@ class LoadedPair:
 
     def identities(self) -> tuple[ModelIdentity, ModelIdentity]:
         """Which models these are, target first."""
-        return identity_of(self.folders[0], self.target), self.draft_identity()
+        target = identity_of(self.folders[0], self.target)
+        packed = target if self.bits is None else replace(target, dtype=f"{self.bits} bits")
+        return packed, self.draft_identity()
 
     def draft_identity(self) -> ModelIdentity:
         """Which model the draft is."""
@@ -56,17 +61,17 @@ def identity_of(folder: Path, model: PreTrainedModel) -> ModelIdentity:
     return ModelIdentity(str(folder), fingerprint_checkpoint(folder), str(model.dtype).removeprefix("torch."))
 
 
-def load_pair(target: str, draft: str, *, dtype: str) -> LoadedPair:
+def load_pair(target: str, draft: str, *, dtype: str, holding: Holding = WHOLE) -> LoadedPair:
     """Open both models, from folders or hub ids.
 
     Raises:
         UserError: If one cannot be read, or their tokenizers differ.
     """
-    [pair] = load_pairs(target, [draft], dtype=dtype)
+    [pair] = load_pairs(target, [draft], dtype=dtype, holding=holding)
     return pair
 
 
-def load_pairs(target: str, drafts: Sequence[str], *, dtype: str) -> list[LoadedPair]:
+def load_pairs(target: str, drafts: Sequence[str], *, dtype: str, holding: Holding = WHOLE) -> list[LoadedPair]:
     """Open a target once, with each of several drafts.
 
     Raises:
@@ -75,9 +80,10 @@ def load_pairs(target: str, drafts: Sequence[str], *, dtype: str) -> list[Loaded
     first, *others = (resolve_checkpoint(each) for each in (target, *drafts))
     for folder in others:
         require_same_tokenizer(first, folder)
-    model, tokenizer = load_model(first, dtype=dtype, encoder_decoder=True), load_tokenizer(first)
+    model = load_target(first, dtype=dtype, holding=holding, encoder_decoder=True)
+    tokenizer, bits = load_tokenizer(first), holding.bits
     return [
-        LoadedPair(model, load_model(folder, dtype=dtype, encoder_decoder=True), tokenizer, (first, folder))
+        LoadedPair(model, load_model(folder, dtype=dtype, encoder_decoder=True), tokenizer, (first, folder), bits)
         for folder in others
     ]
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -14,6 +14,7 @@ from architectures.files.number_types import Dtype
 from architectures.files.section import Section
 from architectures.pages.terminal import terminal
 from architectures.settings.flags import Flag, flag_of
+from architectures.settings.holding import without_placing
 from architectures.settings.kinds import MOST, Lookahead, MaxScoredTokens, NumThreads, Rehash, Seed, Target
 from eval.prompts.words import PromptWords
 
@@ -47,6 +48,8 @@ OWN_FORMS: Mapping[str, OwnForm] = MappingProxyType(
 GgufFile = Annotated[Path | None, Flag(metavar="FILE")]
 IrFolder = Annotated[Path | None, Flag(metavar="DIR")]
 
+ENGINES_OWN = "The engine loads the target itself, by its own options, and what it does with that is what is certified."
+
 
 class CertifySettings(Section):
     """Which draft is certified in which engine, and on what."""
@@ -76,6 +79,8 @@ class CertifySettings(Section):
     )
     seed: Seed = Field(default=17, description="Seed of the order of turns.")
     rehash: Rehash = False
+
+    left_out: ClassVar = without_placing(ENGINES_OWN, bits=ENGINES_OWN)
 
     @model_validator(mode="after")
     def _threads_of_the_engine(self) -> "CertifySettings":

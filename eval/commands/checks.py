@@ -17,7 +17,9 @@ from architectures.settings.kinds import (
     BatchSize,
     Capture,
     Compile,
+    DeviceMemoryGib,
     Draft,
+    HostMemoryGib,
     LeastChance,
     LeastConfidence,
     Lookahead,
@@ -32,12 +34,14 @@ from architectures.settings.kinds import (
     SampledTemperature,
     Seed,
     Target,
+    TargetBits,
+    TargetPlacement,
     Temperature,
     TopK,
     TopP,
     no_folder,
 )
-from eval.commands.steps import how_asked, one_end, one_way, opener_of, speculation_of
+from eval.commands.steps import held_well, holding_of, how_asked, one_end, one_way, opener_of, speculation_of
 from eval.config import SamplingConfig, sampling_asked
 from eval.prompts.words import PromptWords
 
@@ -93,6 +97,10 @@ class VerifySettings(Section):
     beside: Annotated[
         bool, Field(description="Look up beside the draft, by the policies `widedraft lookup` wrote there.")
     ] = False
+    target_placement: TargetPlacement = "whole"
+    target_device_memory_gib: DeviceMemoryGib = None
+    target_host_memory_gib: HostMemoryGib = None
+    target_bits: TargetBits = None
     compile: Compile = False
     capture: Capture = False
     dtype: NumberType = "float32"
@@ -101,6 +109,7 @@ class VerifySettings(Section):
     rehash: Rehash = False
 
     _one_way = model_validator(mode="after")(one_way)
+    _held_well = model_validator(mode="after")(held_well)
     _one_end = model_validator(mode="after")(one_end)
     _rehash_has_use = model_validator(mode="after")(rehash_has_use)
 
@@ -112,7 +121,7 @@ def verify(settings: VerifySettings) -> None:
     from eval.decoding.sampling import Sampling
 
     prompts = prompts_of(settings.prompts, settings.num_prompts)
-    pair = load_pair(settings.target, settings.draft, dtype=settings.dtype)
+    pair = load_pair(settings.target, settings.draft, dtype=settings.dtype, holding=holding_of(settings))
     ids = [pair.rendered(prompt) for prompt in prompts]
     pair.require_context(ids, settings.max_new_tokens)
     wanted = Verification(
@@ -155,6 +164,10 @@ class QualitySettings(Section):
     least_chance: LeastChance = 0.0
     propose_doubted: ProposeDoubted = False
     batch_size: BatchSize = 16
+    target_placement: TargetPlacement = "whole"
+    target_device_memory_gib: DeviceMemoryGib = None
+    target_host_memory_gib: HostMemoryGib = None
+    target_bits: TargetBits = None
     compile: Compile = False
     capture: Capture = False
     dtype: NumberType = "float32"
@@ -164,6 +177,7 @@ class QualitySettings(Section):
     renamed: ClassVar = {"check": Renamed("checks")}
 
     _one_way = model_validator(mode="after")(one_way)
+    _held_well = model_validator(mode="after")(held_well)
     _one_end = model_validator(mode="after")(one_end)
     _rehash_has_use = model_validator(mode="after")(rehash_has_use)
 
@@ -184,7 +198,7 @@ def quality(settings: QualitySettings) -> None:
     from eval.checks.quality import Asking, check_answers
 
     exams = [open_exam(word, settings.num_prompts, seed=settings.seed) for word in settings.checks]
-    pair = load_pair(settings.target, settings.draft, dtype=settings.dtype)
+    pair = load_pair(settings.target, settings.draft, dtype=settings.dtype, holding=holding_of(settings))
     asking = Asking(
         settings.max_new_tokens,
         speculation_of(settings, settings.lookahead),
@@ -230,6 +244,10 @@ class CompareSettings(Section):
     top_k: TopK = None
     min_p: MinP = 0.0
     repetition_penalty: RepetitionPenalty = 1.0
+    target_placement: TargetPlacement = "whole"
+    target_device_memory_gib: DeviceMemoryGib = None
+    target_host_memory_gib: HostMemoryGib = None
+    target_bits: TargetBits = None
     compile: Compile = False
     capture: Capture = False
     dtype: NumberType = AUTO
@@ -239,6 +257,7 @@ class CompareSettings(Section):
     rehash: Rehash = False
 
     _one_way = model_validator(mode="after")(one_way)
+    _held_well = model_validator(mode="after")(held_well)
     _one_end = model_validator(mode="after")(one_end)
     _rehash_has_use = model_validator(mode="after")(rehash_has_use)
 
@@ -255,7 +274,7 @@ def compare(settings: CompareSettings) -> None:
 
     console = Console()
     from_file = prompts_of(settings.prompts, count=None) if settings.prompts else None
-    pair = load_pair(settings.target, settings.draft, dtype=settings.dtype)
+    pair = load_pair(settings.target, settings.draft, dtype=settings.dtype, holding=holding_of(settings))
     wanted = Comparison(
         Limits(settings.max_new_tokens, pair.stop_ids),
         speculation_of(settings, settings.lookahead),

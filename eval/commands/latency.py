@@ -13,6 +13,7 @@ from architectures.errors import UserError
 from architectures.files.section import Renamed, Section
 from architectures.pages.markdown import markdown
 from architectures.settings.flags import Flag
+from architectures.settings.holding import TIMED, without_placing
 from architectures.settings.kinds import (
     AUTO,
     MOST,
@@ -95,6 +96,7 @@ class LatencySettings(Section):
     rehash: Rehash = False
     out: OutFile = None
     plot: Plot = Field(default=None, description="Draw the step times of --shapes.")
+    left_out: ClassVar = without_placing(TIMED)
     renamed: ClassVar = {
         "draft": Renamed("drafts"),
         "batch": Renamed("batch_sizes"),

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field
 from architectures.files.section import Renamed, Section
 from architectures.pages.markdown import markdown
 from architectures.settings.flags import Flag
+from architectures.settings.holding import TIMED, without_placing
 from architectures.settings.kinds import (
     AUTO,
     BatchSize,
@@ -67,6 +68,10 @@ class LookupSettings(Section):
     num_threads: NumThreads = None
     seed: Seed = 17
     rehash: Rehash = False
+    left_out: ClassVar = without_placing(
+        TIMED,
+        bits="Policies are tuned on the target as it is; `widedraft eval` tunes those of target.bits.",
+    )
     renamed: ClassVar = {
         "lookahead": Renamed("lookaheads"),
         "temperature": Renamed("temperatures"),

@@ -12,6 +12,7 @@ from architectures.errors import UserError
 from architectures.files.section import Renamed, Section
 from architectures.pages.markdown import markdown
 from architectures.settings.flags import Flag
+from architectures.settings.holding import TIMED, without_placing
 from architectures.settings.kinds import (
     AUTO,
     Adaptive,
@@ -102,6 +103,10 @@ class SpeedSettings(Section):
     out: OutFile = None
     plot: Plot = Field(default=None, description="Draw speed against the lookahead.")
     profile: Profile = None
+    left_out: ClassVar = without_placing(
+        TIMED,
+        bits="A packed target is timed by `widedraft latency --target-bits`, and its scorecard has speeds.",
+    )
     renamed: ClassVar = {
         "draft": Renamed("drafts"),
         "lookahead": Renamed("lookaheads"),

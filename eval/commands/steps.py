@@ -4,6 +4,7 @@ import sys
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from architectures.errors import UserError
+from architectures.settings.holding import WHOLE, Holding, Placement
 from eval.models.execution import How
 
 if TYPE_CHECKING:
@@ -45,6 +46,45 @@ def one_way(asked: AnySteps) -> AnySteps:
         raise UserError(
             "--compile and --capture both make the steps beforehand, and each step is run in one way only. Leave out "
             "--compile for steps that are made in milliseconds, or --capture for faster ones that take minutes to make."
+        )
+    return asked
+
+
+class Held(Steps, Protocol):
+    """Settings that say how the target is held too."""
+
+    @property
+    def target_placement(self) -> Placement: ...
+
+    @property
+    def target_device_memory_gib(self) -> float | None: ...
+
+    @property
+    def target_host_memory_gib(self) -> float | None: ...
+
+    @property
+    def target_bits(self) -> int | None: ...
+
+
+AnyHeld = TypeVar("AnyHeld", bound=Held)
+
+
+def holding_of(asked: Held) -> Holding:
+    """How the target is to be held."""
+    return Holding(
+        asked.target_placement, asked.target_device_memory_gib, asked.target_host_memory_gib, asked.target_bits
+    )
+
+
+def held_well(asked: AnyHeld) -> AnyHeld:
+    """The settings; UserError where the target is held in ways that do not go together, or its steps were made so."""
+    holding = holding_of(asked)
+    if (mistake := holding.mistake) is not None:
+        raise UserError(f"--target-placement: {mistake}")
+    if holding != WHOLE and how_asked(asked) != "eager":
+        raise UserError(
+            f"--{'compile' if asked.compile else 'capture'} makes steps of plain weights that stay where they are: "
+            "leave it out, or --target-placement and --target-bits."
         )
     return asked
 

@@ -17,7 +17,9 @@ def held_facts(holding: Holding) -> dict[str, Any]:
     return placed | holding.claimed
 
 
-def load_target(folder: Path, *, dtype: str, holding: Holding = WHOLE, device: str | None = None) -> PreTrainedModel:
+def load_target(
+    folder: Path, *, dtype: str, holding: Holding = WHOLE, device: str | None = None, encoder_decoder: bool = False
+) -> PreTrainedModel:
     """The model of a target's folder, in eval mode.
 
     Args:
@@ -25,6 +27,7 @@ def load_target(folder: Path, *, dtype: str, holding: Holding = WHOLE, device: s
         dtype: A floating torch dtype by name: "float32", "bfloat16" or "float16".
         holding: Where its weights are.
         device: A torch device; None takes "cuda" where there is one, else "cpu".
+        encoder_decoder: Of one that is whole: whether it may be an encoder-decoder model of any family.
 
     Raises:
         UserError: As eval.models.loading.load_model; or if the memory that it may take is too little.
@@ -33,4 +36,4 @@ def load_target(folder: Path, *, dtype: str, holding: Holding = WHOLE, device: s
         return load_layered(folder, dtype=dtype, device=device or default_device(), holding=holding)
     if holding.placement == "spread":
         return load_spread(folder, dtype=dtype, holding=holding)
-    return load_model(folder, dtype=dtype, device=device, bits=holding.bits)
+    return load_model(folder, dtype=dtype, device=device, bits=holding.bits, encoder_decoder=encoder_decoder)
