@@ -20,7 +20,7 @@ WORDS = {
     "eval": [*ON_A_PAIR, "--prompts", "none"],
     "quality": [*ON_A_PAIR, "--checks", "multiplication"],
     "certify": ["none", "--target", "none", "--engine", "transformers"],
-    **dict.fromkeys(("speed", "latency"), ["--target", "none", "--drafts", "none"]),
+    **{name: ["--target", "none", "--drafts", "none"] for name in ("speed", "latency")},
 }
 VALUES = {"target_placement": "layers", "target_device_memory_gib": "1", "target_host_memory_gib": "1"}
 

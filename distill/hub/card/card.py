@@ -202,10 +202,16 @@ def files_words(of: Publication) -> str:
         "`recipe.yaml` makes this draft again with widedraft",
         "`provenance.json` says what every stage was made from, where and when",
         *(["`acceptance.json` holds every count behind these figures"] if of.card else []),
-        *(["`certificate.json` says what engines counted"] if of.certified else []),
+        *([f"`certificate.json` says what engines counted{of_plain_target(of)}"] if of.certified else []),
         *(["`report.html` is the page with all plots"] if of.card else []),
     ]
     return f"{'; '.join(told)}."
+
+
+def of_plain_target(of: Publication) -> str:
+    """That engines ran another model than the one that was scored; nothing where it was that one."""
+    bits = of.recipe.target.bits
+    return "" if bits is None else f", beside the target as it is published and not in {bits} bits a weight"
 
 
 def fact_rows(of: Publication, folder: Path) -> list[tuple[str, str]]:

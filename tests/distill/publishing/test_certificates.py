@@ -7,6 +7,7 @@ import pytest
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
 from distill.hub.push.publish import Wanted, dry_run
+from distill.recipe.recipe import load_recipe, save_recipe
 from eval.engine_runs.record import (
     Certificate,
     Counted,
@@ -74,3 +75,13 @@ def test_a_certificate_of_other_models_is_refused(run, prints, tmp_path, role):
     write_certificate(tmp_path / "given", certificate(holds=True), **{**prints, role: "another"})
     with pytest.raises(UserError, match=f"is of another {role} than is published"):
         dry_run(run, replace(WANTED, certificates=[tmp_path / "given"]), tmp_path / "out")
+
+
+def test_of_a_packed_target_the_card_says_what_was_judged_and_what_engines_ran(run, prints, tmp_path):
+    recipe = load_recipe(run / "recipe.yaml", ["target.bits=4"])
+    save_recipe(recipe, run / "recipe.yaml")
+    write_certificate(run / "draft", certificate(holds=True), **prints)
+    dry_run(run, WANTED, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "with its linear layers in 4 bits a weight: it answered, taught and judged so" in card
+    assert "what engines counted, beside the target as it is published and not in 4 bits a weight" in card

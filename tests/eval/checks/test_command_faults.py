@@ -3,6 +3,8 @@
 import pytest
 
 import widedraft
+from architectures.settings.flags import flag_of
+from architectures.settings.holding import PLACING
 from eval.checks import loaded_pair as opened
 from eval.decoding.speculative import speculative_decode
 from eval.decoding.texts import Limits, Speculation
@@ -10,6 +12,7 @@ from eval.models.loading import load_model
 from eval.prompts.rendering import render_prompt
 from eval.rounds.round_trace import read_round_trace
 from eval.steps import captured, compiled
+from eval.targets import loading as targets
 from tests.eval.decoding.stand_ins import watched_maker
 
 
@@ -33,7 +36,8 @@ def from_the_command_line(target_folder, noisy_folder, tmp_path_factory):
 
         given = ["--target", str(target_folder), "--draft", str(noisy_folder), "--dtype", "float32"]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(opened, "load_model", load)
+            patch.setattr(opened, "load_model", load)  # of drafts
+            patch.setattr(targets, "load_model", load)
             assert widedraft.main([name, *given, "--rounds", str(path), *map(str, words)]) == 0
         return read_round_trace(path), loaded
 
@@ -195,6 +199,7 @@ def test_no_option_is_accepted_and_ignored(
 def test_every_option_is_among_those_tried(command):
     known = {name.replace("_", "-") for name in widedraft.STAGES[command].settings.model_fields}
     elsewhere = {"propose-doubted"}  # below
+    elsewhere |= {flag_of(name).removeprefix("--") for name in (*PLACING, "target_bits")}  # tests/test_held_targets.py
     elsewhere |= {"beside"} if command == "verify" else set()  # tests/eval/policies/test_policy_file.py
     assert known == {*OPTIONS[command], *elsewhere, "rounds", "rehash"}  # what is written, and how files are known
 
