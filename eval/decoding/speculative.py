@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from eval.decoding.batch import Batch, Emitted
+from eval.decoding.batch_rounds import Rounds
 from eval.decoding.sampling import Sampling
 from eval.decoding.texts import Decoded, Limits, Seeds, Speculation
 from eval.decoding.wanted import Streams, Wanted
@@ -110,9 +111,10 @@ def decode_steps(
     for indices in [everything] if together else [[index] for index in everything]:
         with torch.inference_mode():
             batch = Batch(models, wanted, draws, indices, opener)
+            step = batch.plain_step if wanted.speculation is None else Rounds(batch).step
         while batch.texts:
             with torch.inference_mode():  # once a step: around what is yielded it would be entered for every text
-                done = [*(batch.plain_step() if wanted.speculation is None else batch.round()), *batch.retire()]
+                done = [*step(), *batch.retire()]
             yield from done
 
 

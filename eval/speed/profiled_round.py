@@ -10,6 +10,7 @@ from torch.profiler import record_function
 from transformers import PreTrainedModel
 
 from eval.decoding.batch import Batch, Emitted
+from eval.decoding.batch_rounds import Rounds
 from eval.decoding.rules import Draws, Proposal, Verdict
 from eval.decoding.texts import Limits, Text
 from eval.decoding.turn import Turn
@@ -23,8 +24,8 @@ DRAFTING, VERIFYING, ACCEPTING = PARTS = ("draft", "verify", "accept")
 ROUNDS_UNDER_PROFILER = 2  # one for it to warm up, and the one that is recorded
 
 
-class NamedBatch(Batch):
-    """A batch whose parts of a round have names in a trace.
+class NamedRounds(Rounds):
+    """Rounds whose parts have names in a trace.
 
     A name costs microseconds also where nothing is recorded, so decoding itself has none.
     """
@@ -90,14 +91,14 @@ def profile_round(
     )
     indices = range(len(wanted.prompts))
     streams = Streams.of(wanted, setup.seeds, row_seeds[: len(indices)], setup.target.device)
-    batch = NamedBatch(models, wanted, streams, indices, setup.opener)
+    rounds = NamedRounds(Batch(models, wanted, streams, indices, setup.opener))
     for _ in range(PROFILED_ROUNDS - ROUNDS_UNDER_PROFILER):
-        list(batch.round())
+        list(rounds.step())
     recording = Recording(setup.target.device)
     recording.start()
     try:
         for _ in range(ROUNDS_UNDER_PROFILER):
-            list(batch.round())
+            list(rounds.step())
             recording.step()
     finally:
         recording.stop()

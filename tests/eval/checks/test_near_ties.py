@@ -17,7 +17,7 @@ from eval.checks.near_ties import (
     stepwise_logits,
 )
 from eval.checks.verify import LEAST_P, Verification, check_greedy_text
-from eval.decoding import batch
+from eval.decoding import batch_rounds
 from eval.models.loading import load_model
 from tests.eval.decoding.test_plain_decoding import FAMILIES
 
@@ -27,7 +27,7 @@ NOBODY = frozenset()
 
 def second_of_two_near_ties(monkeypatch, share):
     """When the target judges a proposal, the second-best token is taken where it lies within what 4 roundings allow."""
-    verify = batch.Batch.verify
+    verify = batch_rounds.Rounds.verify
 
     def mutant(self, proposal, counts):
         with monkeypatch.context() as patch:
@@ -35,7 +35,7 @@ def second_of_two_near_ties(monkeypatch, share):
             patch.setattr(self.verifier, "feed", lambda *args, **how: swapped(feed(*args, **how), share))
             return verify(self, proposal, counts)
 
-    monkeypatch.setattr(batch.Batch, "verify", mutant)
+    monkeypatch.setattr(batch_rounds.Rounds, "verify", mutant)
 
 
 def swapped(logits, share):
@@ -69,7 +69,7 @@ def test_near_ties_that_are_small_enough_but_too_many_fail(monkeypatch, half_pai
 
 def test_few_tokens_that_are_no_near_ties_fail(monkeypatch, half_pair, prompts):
     """The first round alone takes the second best, however far it is: too few to be too many."""
-    verify, rounds = batch.Batch.verify, []
+    verify, rounds = batch_rounds.Rounds.verify, []
 
     def mutant(self, proposal, counts):
         rounds.append(1)
@@ -78,7 +78,7 @@ def test_few_tokens_that_are_no_near_ties_fail(monkeypatch, half_pair, prompts):
             patch.setattr(self.verifier, "feed", lambda *args, **how: swapped(feed(*args, **how), share))
             return verify(self, proposal, counts)
 
-    monkeypatch.setattr(batch.Batch, "verify", mutant)
+    monkeypatch.setattr(batch_rounds.Rounds, "verify", mutant)
     finding = check_greedy_text(*half_pair, prompts[1:4], WANTED)
     assert not finding.holds
     assert float(finding.detail.split("p = ")[1].split(",")[0]) > LEAST_P

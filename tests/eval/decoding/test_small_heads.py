@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from architectures.errors import UserError
-from eval.decoding import batch, rules
+from eval.decoding import batch, batch_rounds, rules
 from eval.decoding.rules import LOSSLESS, RULES, residual
 from eval.decoding.sampling import Sampling, distribution, invert_cumulative
 from eval.decoding.speculative import plain_decode, speculative_decode
@@ -201,7 +201,7 @@ def test_nothing_as_wide_as_the_vocabulary_and_no_copy_of_the_head_is_made_while
 
 
 def columns_taken_for_tokens(patch):
-    patch(batch, "tokens_of", lambda columns_B, _ids_S: columns_B)
+    patch(batch_rounds, "tokens_of", lambda columns_B, _ids_S: columns_B)
 
 
 def q_taken_from_the_first_ids(patch):

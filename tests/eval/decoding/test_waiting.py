@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
 from eval.decoding.batch import Batch
+from eval.decoding.batch_rounds import Rounds
 from eval.decoding.rules import RULES
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode
@@ -61,8 +62,8 @@ def made():
 def test_a_round_makes_none_behind_its_verification(
     target, noisy_draft, prompts, monkeypatch, made, sampling, policy, rule
 ):
-    monkeypatch.setattr(Batch, "verify", made.begin(Batch.verify))
-    monkeypatch.setattr(Batch, "emit", made.end(Batch.emit))
+    monkeypatch.setattr(Rounds, "verify", made.begin(Rounds.verify))
+    monkeypatch.setattr(Rounds, "emit", made.end(Rounds.emit))
     speculation = Speculation(2, rule=rule)
     with made:
         speculative_decode(

@@ -11,7 +11,7 @@ from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import speculative_decode
 from eval.decoding.texts import Limits, Speculation
 from eval.profiling.figures import named_spans, recorded_span
-from eval.speed.profiled_round import PARTS, NamedBatch, profile_round
+from eval.speed.profiled_round import PARTS, NamedRounds, profile_round
 from eval.speed.ways import Setup
 from eval.steps import compiled
 from eval.steps.compiled import CompiledSteps
@@ -102,13 +102,13 @@ def test_what_is_named_is_decoded_as_it_is_without_names(target, noisy_draft, pr
     texts = []
     plain = partial(speculative_decode, target, noisy_draft, limits=Limits(24), sampling=Sampling(1.0))
     expected = plain(prompts[:4], speculation=Speculation(LOOKAHEAD), row_seeds=range(4))
-    emit = NamedBatch.emit
+    emit = NamedRounds.emit
 
     def remember(batch, text, *more, **named):
         texts.append(text)
         return emit(batch, text, *more, **named)
 
-    monkeypatch.setattr(NamedBatch, "emit", remember)
+    monkeypatch.setattr(NamedRounds, "emit", remember)
     profiled(4, 1.0)
     assert len(texts) == 5 * 4
     for text in texts:
