@@ -37,6 +37,7 @@ LIGHT_MODULES = (
     "architectures.shapes.shape",
     "architectures.targets.target",
     "distill.checking.check",
+    "distill.checking.planned_cut",
     "distill.recipe.sections.training",
     "distill.estimates.coverage",
     "distill.expected_time.devices",

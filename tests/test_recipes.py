@@ -15,7 +15,8 @@ import widedraft
 from architectures.checkpoints.manifest import read_manifest
 from architectures.pages.terminal import terminal
 from architectures.targets.known_targets import KNOWN_CONFIGS
-from distill.checking.check import check_recipe, planned
+from distill.checking.check import check_recipe
+from distill.checking.planned_cut import planned
 from distill.commands.recipe_headers import nominal_device
 from distill.debug.recipe import debug_recipe, tiny_run
 from distill.estimates.memory import matrix_parameters

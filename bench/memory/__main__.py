@@ -24,8 +24,9 @@ from architectures.pages.markdown import between, markdown
 from architectures.pages.terminal import terminal
 from bench.memory.cases import PROGRAMS, RECIPE, Case, cases, write_inputs
 from bench.memory.measured import COMMAND, FILE, Peak, Peaks, peak_rows, read_peaks
-from distill.checking.check import cache_bytes, planned
+from distill.checking.check import cache_bytes
 from distill.checking.fits import Models, stage_needs
+from distill.checking.planned_cut import planned
 from distill.estimates.expected_work import read_rows, unwritten_work
 from distill.estimates.trainings import trainings
 from distill.expected_time.devices import processor_device_name

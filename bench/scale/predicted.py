@@ -8,7 +8,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from distill.checking.check import planned, timed_run
+from distill.checking.check import timed_run
+from distill.checking.planned_cut import planned
 from distill.estimates.expected_work import read_rows, unwritten_work
 from distill.estimates.memory import memory_parts, together
 from distill.estimates.traffic import Traffic, step_traffic

@@ -24,7 +24,7 @@ def preflight(settings: PreflightSettings) -> None:
 def preflight_recipe(settings: PreflightSettings) -> None:
     """The same of the draft that a recipe asks for, which need not be there."""
     from architectures.engines.page import preflight_page
-    from distill.checking.check import planned
+    from distill.checking.planned_cut import planned
     from distill.checking.served_shape import planned_pair
     from distill.recipe.recipe import load_recipe
 

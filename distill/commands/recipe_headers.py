@@ -15,7 +15,8 @@ from architectures.files.atomic import write_text
 from architectures.pages.blocks import Sentence, Table
 from architectures.pages.markdown import between, markdown
 from architectures.shapes.shape import Shape
-from distill.checking.check import planned, timed_run
+from distill.checking.check import timed_run
+from distill.checking.planned_cut import planned
 from distill.estimates.expected_work import unwritten_work
 from distill.expected_time.devices import PUBLISHED, Device, device_files, known_device
 from distill.expected_time.rates import Rate, served_step_ms

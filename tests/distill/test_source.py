@@ -18,7 +18,7 @@ from architectures.checkpoints.manifest import read_manifest, write_manifest
 from architectures.errors import UserError
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
-from distill.checking.check import planned
+from distill.checking.planned_cut import planned
 from distill.choose.shapes.asked import shapes_in
 from distill.choose.shapes.candidates import Wanted
 from distill.recipe.recipe import Recipe, save_recipe

@@ -5,7 +5,8 @@ from dataclasses import replace
 from functools import partial
 
 from architectures.pages.markdown import markdown
-from distill.checking.check import Cut, planned, timed_run
+from distill.checking.check import timed_run
+from distill.checking.planned_cut import Cut, planned
 from distill.choose.foretold.floors_page import Floored, floors_page
 from distill.choose.ranked.page import left_out_page
 from distill.choose.shapes.candidates import DEPTHS, Asked, Candidate, Wanted, asked_shapes

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from architectures.files.disk import size
 from architectures.pages.blocks import Block, Section, Sentence, Table
 from architectures.shapes.shape import Shape
-from distill.checking.check import Cut
+from distill.checking.planned_cut import Cut
 from distill.choose.shapes.candidates import Candidate
 from distill.expected_time.devices import Device
 from distill.expected_time.floors import (

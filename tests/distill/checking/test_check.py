@@ -11,7 +11,8 @@ from architectures.checkpoints.manifest import write_manifest
 from architectures.errors import UserError
 from architectures.files.disk import free_bytes, size
 from architectures.pages.terminal import terminal
-from distill.checking.check import check_recipe, disk_rows, planned
+from distill.checking.check import check_recipe, disk_rows
+from distill.checking.planned_cut import planned
 from distill.data.generate import generate_answers
 from distill.estimates.cache_sizes import cache_sizes
 from distill.estimates.expected_work import Work

@@ -10,7 +10,8 @@ from architectures.engines.pair.finding import Severity
 from architectures.engines.table import findings
 from architectures.errors import UserError
 from architectures.pages.terminal import terminal
-from distill.checking.check import check_recipe, planned
+from distill.checking.check import check_recipe
+from distill.checking.planned_cut import planned
 from distill.checking.served_shape import planned_pair
 from distill.debug.recipe import debug_recipe, tiny_run
 from distill.recipe.recipe import load_recipe

@@ -9,7 +9,7 @@ import widedraft
 from architectures.errors import UserError
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
-from distill.checking.check import planned
+from distill.checking.planned_cut import planned
 from distill.data.conversations import load_conversations
 from distill.debug.files import begin_debug, byte_tokenizer, prompts, write_tiny
 from distill.debug.recipe import debug_recipe, leaves, replaced, tiny_run

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from distill.checking.check import planned, timed_run
+from distill.checking.check import timed_run
+from distill.checking.planned_cut import planned
 from distill.estimates.expected_work import unwritten_work
 from distill.expected_time.devices import Device, find_device
 from distill.expected_time.page import time_rows, time_title

@@ -10,7 +10,7 @@ from architectures.pruning.plan import plan_pruning
 from architectures.shapes.shape import Shape
 from architectures.small_head.record import read_draft_vocabulary
 from architectures.targets.target import read_config
-from distill.checking.check import planned
+from distill.checking.planned_cut import planned
 from distill.debug.files import begin_debug
 from distill.debug.recipe import debug_recipe, tiny_run
 from distill.recipe.recipe import Recipe, load_recipe, save_recipe

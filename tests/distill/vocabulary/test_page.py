@@ -12,7 +12,8 @@ import widedraft
 from architectures.checkpoints.manifest import write_manifest
 from architectures.errors import UserError
 from architectures.pages.terminal import terminal
-from distill.checking.check import check_recipe, disk_rows, planned
+from distill.checking.check import check_recipe, disk_rows
+from distill.checking.planned_cut import planned
 from distill.estimates import vocabulary_coverage as page
 from distill.estimates.expected_work import Work
 from distill.recipe.recipe import save_recipe

@@ -14,7 +14,7 @@ from architectures.pruning.plan_record import PLAN_NAME, PruningPlan
 from architectures.shapes.shape import Shape
 from architectures.small_head.record import DRAFT_VOCABULARY_NAME, DraftVocabulary, read_draft_vocabulary
 from architectures.targets.target import read_config
-from distill.checking.check import planned
+from distill.checking.planned_cut import planned
 from distill.recipe.recipe import save_recipe
 from distill.run.progressive import earlier_stages, share_answers
 from distill.run.run import Run
