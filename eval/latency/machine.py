@@ -11,6 +11,7 @@ import torch
 
 from eval.models.clock import clock_s
 from eval.records.origin import MachineState
+from eval.targets.caps import free_bytes
 
 BANDWIDTH_BYTES = {"cpu": 2**29, "cuda": 2**32}
 BANDWIDTH_REPEATS = 12
@@ -96,9 +97,9 @@ def memory_bandwidth(device: torch.device, *, num_bytes: int | None = None) -> d
     Args:
         device: Whose memory.
         num_bytes: Of the tensor copied, and of the matrix; by default far more than any cache holds, and enough that
-            starting the work takes no share of the time.
+            starting the work takes no share of the time, where so much can be taken.
     """
-    num_bytes = num_bytes or BANDWIDTH_BYTES[device.type]
+    num_bytes = num_bytes or min(BANDWIDTH_BYTES[device.type], takeable_bytes(device))
     matrix = torch.ones(num_bytes // 4 // ROW_LENGTH, ROW_LENGTH, device=device)
     vector, target = torch.ones(ROW_LENGTH, device=device), torch.empty_like(matrix)
     copied_s, read_s = (
@@ -106,6 +107,12 @@ def memory_bandwidth(device: torch.device, *, num_bytes: int | None = None) -> d
         for work in (lambda: target.copy_(matrix), lambda: matrix @ vector)
     )
     return {"copy": 2 * matrix.nbytes / copied_s, "read": matrix.nbytes / read_s}
+
+
+def takeable_bytes(device: torch.device) -> int:
+    """A quarter of the memory that can be taken, in whole rows: of two tensors, beside what else a command holds."""
+    row = 4 * ROW_LENGTH
+    return max(1, free_bytes(device) // 4 // row) * row
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from eval.latency import machine
 from eval.latency.machine import (
     gpu_state,
     machine_state,
@@ -99,3 +100,10 @@ def test_memory_moves_some_gigabytes_a_second():
     bandwidth = memory_bandwidth(torch.device("cpu"), num_bytes=2**24)
     assert set(bandwidth) == {"copy", "read"}
     assert all(1e8 < value < 1e13 for value in bandwidth.values())
+
+
+@pytest.mark.parametrize("free", [0, 2**24])
+def test_bandwidth_takes_no_more_memory_than_there_is(monkeypatch, free):
+    monkeypatch.setattr(machine, "BANDWIDTH_BYTES", {"cpu": 2**50})
+    monkeypatch.setattr(machine, "free_bytes", lambda device: free)
+    assert memory_bandwidth(torch.device("cpu"))["read"] > 0
