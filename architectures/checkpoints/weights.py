@@ -285,6 +285,7 @@ def write_shard(layout: Mapping[str, TensorInfo], read: Callable[[str], Tensor],
             if TensorInfo(tensor.dtype, tuple(tensor.shape)) != layout[name]:
                 raise ValueError(f"{name}: laid out as {layout[name]}, got {tensor.dtype} {tuple(tensor.shape)}.")
             stream.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+            del tensor  # before the next one is read
 
 
 def require_replaceable(out: Path, mark: str, *, reading: Path, stage: str | None = None) -> None:

@@ -31,8 +31,8 @@ def second_of_two_near_ties(monkeypatch, share):
 
     def mutant(self, proposal, counts):
         with monkeypatch.context() as patch:
-            feed = self.verifier.feed
-            patch.setattr(self.verifier, "feed", lambda *args, **how: swapped(feed(*args, **how), share))
+            feed = self.batch.verifier.feed
+            patch.setattr(self.batch.verifier, "feed", lambda *args, **how: swapped(feed(*args, **how), share))
             return verify(self, proposal, counts)
 
     monkeypatch.setattr(batch_rounds.Rounds, "verify", mutant)
@@ -74,8 +74,8 @@ def test_few_tokens_that_are_no_near_ties_fail(monkeypatch, half_pair, prompts):
     def mutant(self, proposal, counts):
         rounds.append(1)
         with monkeypatch.context() as patch:
-            feed, share = self.verifier.feed, 1e9 if len(rounds) == 1 else 0.0
-            patch.setattr(self.verifier, "feed", lambda *args, **how: swapped(feed(*args, **how), share))
+            feed, share = self.batch.verifier.feed, 1e9 if len(rounds) == 1 else 0.0
+            patch.setattr(self.batch.verifier, "feed", lambda *args, **how: swapped(feed(*args, **how), share))
             return verify(self, proposal, counts)
 
     monkeypatch.setattr(batch_rounds.Rounds, "verify", mutant)
