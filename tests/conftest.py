@@ -16,6 +16,7 @@ import pytest
 from distill.checkpoints.trust import VALIDATION_VARIABLE
 from tests.processes import Parent, warm
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes forked from one that computed with several never compute
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
