@@ -45,7 +45,7 @@ class Holding:
 
 TIMED = (  # why a command that times steps has no placement
     "Steps are timed, and those of a target that is spread or read from the disk tell of the disk: acceptance alone is "
-    "`widedraft eval --target-placement`'s."
+    "what `eval --target-placement` tells."
 )
 PLACING = ("target_placement", "target_device_memory_gib", "target_host_memory_gib")  # flags of eval and verify
 

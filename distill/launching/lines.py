@@ -32,6 +32,11 @@ def torchrun_line(launch: Launch) -> str:
     )
 
 
+def store_line() -> str:
+    """Torchrun keeps the store in which processes meet, by libuv unless told otherwise (distill/ranks/joining.py)."""
+    return "export USE_LIBUV=0"
+
+
 def threads_line(launch: Launch) -> str:
     """What torchrun would set to 1: each process its share of the cores."""
     share = f"$(nproc) / {launch.processes}"

@@ -1,7 +1,7 @@
 """Scripts of a shell: to be run by hand on every machine, or given to SLURM. No torch."""
 
 from distill.launching.launch import Launch, quoted
-from distill.launching.lines import SAFE_PATH, composer_line, setup_lines, threads_line, torchrun_line
+from distill.launching.lines import SAFE_PATH, composer_line, setup_lines, store_line, threads_line, torchrun_line
 
 BY_HAND = """\
 # Run it on every machine, in the same folder of a disk that all of them share, which recipe, prompts, target and run
@@ -36,7 +36,7 @@ def composer_script(launch: Launch) -> str:
 
 
 def torchrun_script(launch: Launch) -> str:
-    return by_hand(launch, threads_line(launch), torchrun_line(launch))
+    return by_hand(launch, threads_line(launch), store_line(), torchrun_line(launch))
 
 
 def slurm_script(launch: Launch) -> str:

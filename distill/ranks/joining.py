@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from distill.ranks.board import StoreBoard
 
 MEETING_S = 1800  # in which all have to come: those of another machine may start later
+STORE = "env://?use_libuv=0"  # libuv's loses connections where values are of MiB: docs/faults.md
+PORT_TAKEN = "failed to listen on any local network address"  # as torch says it
 
 
 def is_launched() -> bool:
@@ -96,10 +98,10 @@ def meeting_place(index: int, count: int) -> "Store":
     from torch.distributed.rendezvous import rendezvous
 
     try:
-        store, _, _ = next(iter(rendezvous("env://", index, count, timeout=timedelta(seconds=MEETING_S))))
+        store, _, _ = next(iter(rendezvous(STORE, index, count, timeout=timedelta(seconds=MEETING_S))))
     except torch.distributed.DistError as error:
         where, why = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", str(error).splitlines()[0]
-        if "EADDRINUSE" in why:
+        if PORT_TAKEN in why:
             raise UserError(
                 f"{where}: the port is taken, perhaps by another run on this machine. Give all machines another "
                 "--master_port (`widedraft launch`: --port)."

@@ -70,7 +70,7 @@ class LookupSettings(Section):
     rehash: Rehash = False
     left_out: ClassVar = without_placing(
         TIMED,
-        bits="Policies are tuned on the target as it is; `widedraft eval` tunes those of target.bits.",
+        bits="Policies are tuned on the target as it is; those of target.bits are tuned with a scorecard.",
     )
     renamed: ClassVar = {
         "lookahead": Renamed("lookaheads"),

@@ -27,7 +27,7 @@ OWN = {
 WRITER = f"""#!{sys.executable}
 import json, os, sys
 from pathlib import Path
-names = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "PYTHONSAFEPATH")
+names = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "PYTHONSAFEPATH", "USE_LIBUV")
 told = {{"words": sys.argv[1:], **{{name: os.environ.get(name) for name in names}}}}
 Path(os.environ["TOLD"]).write_text(json.dumps(told))
 """
@@ -149,7 +149,7 @@ def test_torchrun_shares_the_cores_where_it_would_set_one_thread(printed, told):
     seen = told(printed("torchrun", "--nodes", "2", "--gpus-per-node", "1"), **ENVIRONMENT["torchrun"])
     assert int(seen["OMP_NUM_THREADS"]) == len(os.sched_getaffinity(0))
     seen = told(printed("torchrun"), **ENVIRONMENT["torchrun"], OMP_NUM_THREADS="3")
-    assert seen["OMP_NUM_THREADS"] == "3"
+    assert (seen["OMP_NUM_THREADS"], seen["USE_LIBUV"]) == ("3", "0")
 
 
 @pytest.mark.parametrize("system", ["torchrun", "composer"])

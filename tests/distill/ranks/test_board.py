@@ -19,8 +19,9 @@ class Stores:
     """Two clients of one server."""
 
     def __init__(self) -> None:
-        self.server = TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
-        self.client = TCPStore("127.0.0.1", self.server.port, 2, is_master=False, wait_for_workers=False)
+        how = {"wait_for_workers": False, "use_libuv": False}  # as distill.ranks.joining.STORE
+        self.server = TCPStore("127.0.0.1", 0, 2, is_master=True, **how)
+        self.client = TCPStore("127.0.0.1", self.server.port, 2, is_master=False, **how)
 
     def boards(self) -> tuple[StoreBoard, StoreBoard]:
         return StoreBoard(self.server, 0, 2), StoreBoard(self.client, 1, 2)

@@ -93,6 +93,17 @@ def test_encoder_decoder_models_run_without(make_translator):
     assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
+def test_what_was_chosen_holds_again_behind_the_last_of_several_threads():
+    """Each would else put back what the other had found: nothing, for good."""
+    cuda, first, second = torch.backends.cuda, without_cudnn(), without_cudnn()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not cuda.cudnn_sdp_enabled()
+    second.__exit__(None, None, None)
+    assert cuda.cudnn_sdp_enabled()
+
+
 @pytest.mark.parametrize("chosen", [True, False])
 def test_what_was_chosen_holds_again_even_after_a_failure(chosen):
     cuda = torch.backends.cuda
