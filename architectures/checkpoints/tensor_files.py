@@ -9,6 +9,8 @@ Shape suffixes used in this file:
 import json
 from collections.abc import Sequence
 from functools import cache
+from math import prod
+from mmap import mmap
 from pathlib import Path
 
 import torch
@@ -33,11 +35,16 @@ def start_of(file: Path, name: str) -> int:
 
 def read_tensor(file: Path, name: str, *, dtype: torch.dtype, size: tuple[int, ...]) -> Tensor:
     """One tensor, as the file has it."""
-    tensor = torch.empty(size, dtype=dtype)
+    bytes_N = empty_bytes(prod(size) * dtype.itemsize)
     with file.open("rb") as stream:
         stream.seek(start_of(file, name))
-        stream.readinto(tensor.flatten().view(torch.uint8).numpy().data)
-    return tensor
+        stream.readinto(bytes_N.numpy().data)
+    return bytes_N.view(dtype).view(size)
+
+
+def empty_bytes(count: int) -> Tensor:
+    """bytes_N in memory that goes back to the system with them; of tensors that are freed the C library keeps some."""
+    return torch.frombuffer(mmap(-1, count), dtype=torch.uint8) if count else torch.empty(0, dtype=torch.uint8)
 
 
 def read_rows(file: Path, name: str, rows: Sequence[int], *, dtype: torch.dtype, columns: int) -> Tensor:
