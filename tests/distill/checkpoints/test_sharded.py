@@ -171,6 +171,13 @@ def test_a_planted_function_is_never_called(saved, tmp_path):
     assert not (tmp_path / "mark").exists()
 
 
+def test_of_torch_number_types_alone_are_taken(saved):
+    """torch.load is an attribute of torch, too."""
+    (saved / METADATA_NAME).write_bytes(b"ctorch\nload\n.")
+    with pytest.raises(UserError, match=r"\.metadata: names torch\.load, which no checkpoint"):
+        damage(saved)
+
+
 def test_what_torch_would_unpickle_is_refused(saved, tmp_path):
     """A tensor's name that holds a pickle; and a file elsewhere."""
     described = dict(read_metadata(saved).state_dict_metadata)
