@@ -1,6 +1,5 @@
 """How much memory a process may still take, and whether a target that is on the disk can do with it."""
 
-import ctypes
 import os
 import resource
 from pathlib import Path
@@ -12,7 +11,6 @@ from architectures.settings.holding import Holding
 from eval.targets.layer_memory import asked_bytes
 
 PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
-MMAP_THRESHOLD, MAPPED_BYTES = -3, 1 << 20  # the first as glibc's malloc.h numbers it
 SHARE_OF_FREE = 0.8  # the rest is for what else a process does: drafts, logits, and what its allocator cannot use
 
 
@@ -66,13 +64,3 @@ def kibibytes(file: Path, name: str) -> int:
     """A line of a file of /proc."""
     lines = dict(line.split(":", 1) for line in file.read_text().splitlines() if ":" in line)
     return int(lines[name].split()[0])
-
-
-def give_back_freed_memory() -> bool:
-    """Have the C library give tensors back when they are freed; whether it is one that can be told so, which glibc is.
-
-    By itself it soon keeps blocks of up to 32 MiB for later ones, and what stays between them keeps them from the
-    system: a target in layers then comes to hold several times what it says it takes.
-    """
-    library = ctypes.CDLL(None)
-    return hasattr(library, "mallopt") and bool(library.mallopt(MMAP_THRESHOLD, MAPPED_BYTES))

@@ -18,9 +18,10 @@ from architectures.families.family import Family
 from architectures.settings.holding import Holding
 from architectures.shapes.shape import Shape, checkpoint_tensors
 from architectures.targets.target import read_config, require_whole_head
+from eval.models.freed_memory import give_back_from_now_on
 from eval.models.loading import load_config, model_class
 from eval.models.products import quick_forward, slow_type
-from eval.targets.caps import cap_bytes, give_back_freed_memory
+from eval.targets.caps import cap_bytes
 from eval.targets.layer_memory import layer_memory, refuse_small_cap
 from eval.targets.layered import HEAD, LAYERS_OF, DiskPart, Layers
 
@@ -40,7 +41,7 @@ def load_layered(folder: Path, *, dtype: str, device: str, holding: Holding) -> 
     memory, cap = layer_memory(shape, dtype, keeps_scores=placed.type == "cpu"), cap_bytes(holding, placed)
     refuse_small_cap(folder, memory, cap)
     if placed.type == "cpu":
-        give_back_freed_memory()
+        give_back_from_now_on()
     model = without_weights(folder, dtype=dtype)
     refuse_mixed_types(folder, model, dtype)
     layers = Layers(weights, getattr(torch, dtype), placed, memory, cap)
