@@ -52,15 +52,17 @@ $(VENV)-llama-cpp/ready:
 	touch $@
 
 simulations: $(READY) # about fifteen minutes of one core; the tables of docs/scoring.md and docs/choosing.md
-	OMP_NUM_THREADS=1 $(BIN)/python -m bench.simulations --out bench/results/simulations.json --doc docs/scoring.md
-	OMP_NUM_THREADS=1 $(BIN)/python -m bench.simulations.halving --out bench/results/halving.json --doc docs/choosing.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.simulations \
+		--out benchmarks/results/simulations.json --doc docs/scoring.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.simulations.halving \
+		--out benchmarks/results/halving.json --doc docs/choosing.md
 
 # About an hour of two cores. The tool that breaks has an environment of its own; what it breaks is tried in this one.
 mutants: $(READY) $(VENV)-mutants/ready
-	$(VENV)-mutants/bin/python -m bench.mutants.draw --seed 21 --out $(VENV)-mutants/drawn.jsonl
-	OMP_NUM_THREADS=1 $(BIN)/python -m bench.mutants --mutants $(VENV)-mutants/drawn.jsonl --jobs $(JOBS) \
-		--out bench/results/mutants.jsonl
-	$(BIN)/python -m bench.mutants.page bench/results/mutants.jsonl docs/mutants.md
+	$(VENV)-mutants/bin/python -m benchmarks.mutants.draw --seed 21 --out $(VENV)-mutants/drawn.jsonl
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.mutants --mutants $(VENV)-mutants/drawn.jsonl --jobs $(JOBS) \
+		--out benchmarks/results/mutants.jsonl
+	$(BIN)/python -m benchmarks.mutants.page benchmarks/results/mutants.jsonl docs/mutants.md
 
 $(VENV)-mutants/ready:
 	$(PYTHON) -m venv $(VENV)-mutants

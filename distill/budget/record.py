@@ -1,4 +1,4 @@
-"""The file of measured trainings that a law is fitted to: written by `python -m bench.budget`, read by `choose`."""
+"""The file of measured trainings that a law is fitted to: `python -m benchmarks.budget` writes, `choose` reads it."""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from distill.budget.law import LEAST_CELLS, Budget
 
 Schema = Literal["widedraft.budget/1"]
 [SCHEMA] = get_args(Schema)
-REMEDY = "Make it anew with `python -m bench.budget` in a checkout."
+REMEDY = "Make it anew with `python -m benchmarks.budget` in a checkout."
 Positive = Annotated[float, Field(gt=0)]
 
 
@@ -104,7 +104,7 @@ def read_trainings(path: Path) -> Trainings:
     if len(record.trainings) < LEAST_CELLS:
         raise UserError(
             f"{path}: holds {len(record.trainings)} trainings, and a law needs {LEAST_CELLS} at least. "
-            "Run `python -m bench.budget` again: it continues."
+            "Run `python -m benchmarks.budget` again: it continues."
         )
     return record
 

@@ -27,7 +27,7 @@ class CheckSettings(Section):
     device: Annotated[str | None, Flag(metavar="NAME|FILE", absent="this machine's GPU, else its processor")] = Field(
         default=None,
         description="Tell hours on this device: one that was measured, a GPU whose figures are published, or a file of "
-        "`python -m bench.gpu`.",
+        "`python -m benchmarks.gpu`.",
     )
 
     processes: Annotated[

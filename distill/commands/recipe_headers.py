@@ -1,6 +1,6 @@
 """The hours, step times and floors in recipe headers and the table of docs/recipes.md, derived for one GPU. No torch.
 
-`python -m distill.commands.recipe_reference` writes them too, from bench/results/devices if an H100 or H200 was
+`python -m distill.commands.recipe_reference` writes them too, from benchmarks/results/devices if an H100 or H200 was
 measured, else from what is published of an H100. A recipe takes part whose header has a paragraph `Estimated:`; that
 one, `Hours:`, `Step:` and `Floors:` are rewritten whole. In the table the cells of its row under the columns COLUMNS
 are, and the table of floors in docs/choosing.md is written whole.

@@ -1,4 +1,4 @@
-"""bench/results/devices/*.json: what `python -m bench.gpu` measured of a device, read into values. No torch.
+"""benchmarks/results/devices/*.json: what `python -m benchmarks.gpu` measured of a device, read into values. No torch.
 
 Only the stages that times are derived from are looked at. Rows that say `skipped` or `failed` hold no measurement, and
 those without the key of NAMED_BY hold another: a stage's summary, or what was aimed at.
@@ -19,7 +19,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 
 SCHEMA = 1
-REMEDY = "Measure the device again with `python -m bench.gpu`, or name another file."
+REMEDY = "Measure the device again with `python -m benchmarks.gpu`, or name another file."
 
 
 @dataclass(frozen=True)

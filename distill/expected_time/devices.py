@@ -16,7 +16,7 @@ from architectures.pages.counts import number_of
 from architectures.shipped.folders import shipped_folders
 from distill.expected_time.device_figures import DeviceFigures, load_figures
 
-FOLDERS = shipped_folders("devices", in_checkout="bench/results/devices")
+FOLDERS = shipped_folders("devices", in_checkout="benchmarks/results/devices")
 PROCESSOR = re.compile(r", \d+ cores$")
 
 
@@ -116,7 +116,7 @@ def find_device(wanted: str | None, folders: tuple[Path, ...] | None = None) -> 
     if device.figures is None and device.published is None and device.slug != slug_of(this_device_name()):
         raise UserError(
             f"--device {wanted}: is no device that anything is known of. There are {', '.join(known_slugs(folders))}; "
-            "or name a file that `python -m bench.gpu` wrote."
+            "or name a file that `python -m benchmarks.gpu` wrote."
         )
     return device
 

@@ -7,7 +7,7 @@ from distill.expected_time.stage_time import PlannedRun, StageTime, duration
 from distill.expected_time.stages import stage_times
 
 Row = tuple[str, str]
-HOW_TO_MEASURE = "`python -m bench.gpu --size laptop` in a checkout measures it"
+HOW_TO_MEASURE = "`python -m benchmarks.gpu --size laptop` in a checkout measures it"
 NOT_COUNTED = (
     "loading, cutting the draft (minutes where scores are computed), writing files, padding; the one run compared "
     "so far took 1.46 times what is told (docs/recipes.md)"

@@ -47,7 +47,7 @@ def choose_by_budget(recipe: Recipe, settings: ChooseSettings, path: Path) -> No
     if fingerprint_checkpoint(target) != record.target:
         raise UserError(
             f"{path}: its trainings are of another target than {recipe.target.path}. "
-            "Make them of this one: `python -m bench.budget RECIPE` in a checkout."
+            "Make them of this one: `python -m benchmarks.budget RECIPE` in a checkout."
         )
     asked = shapes_in(target, recipe, with_trained_shapes(settings.wanted, record))
     candidates = within_reach(asked.candidates, record, path)

@@ -107,7 +107,7 @@ class ChooseSettings(Section):
     budget: Annotated[Path | None, Flag(metavar="FILE")] = Field(
         default=None,
         description="Train nothing: what answers, readings, text and minutes make each candidate pay, by the law of "
-        "the trainings in this file of `python -m bench.budget`.",
+        "the trainings in this file of `python -m benchmarks.budget`.",
     )
     within: Annotated[Annotated[float, Field(gt=0, le=MOST)] | None, Flag(metavar="MINUTES")] = Field(
         default=None, description="With --budget: the fastest mix that takes no longer."

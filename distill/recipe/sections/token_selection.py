@@ -10,7 +10,7 @@ from distill.formulas.losses import OpenFraction
 
 # Logits entries of a chunk. 2**23 of them, with their probabilities and gradients, are 200 MB. With 2**24 the peak at
 # 8,192 tokens from 32,000 entries was 0.136 of the plain path's, where an eighth is asked for; time is the same
-# (bench/loss.py).
+# (benchmarks/loss.py).
 CHUNK_ENTRIES = 2**23
 MIN_CHUNK_TOKENS = 256  # below, each pass over the head's weight and its gradient serves too few tokens
 GPU_CHUNKS = 4  # such chunks at a time: on an H200 8,192 tokens took 25 ms from 32,000 entries, and 40.5 by single ones

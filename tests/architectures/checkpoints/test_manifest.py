@@ -29,7 +29,7 @@ def test_manifest_round_trip_names_stage_inputs_versions_and_hardware(tmp_path):
     [
         ("/opt/somewhere/bin/widedraft", "widedraft"),
         (str(Path(manifest.__file__).parents[2] / "distill" / "train.py"), "distill/train.py"),
-        ("bench/loss.py", "bench/loss.py"),
+        ("benchmarks/loss.py", "benchmarks/loss.py"),
     ],
 )
 def test_a_command_does_not_tell_where_it_is_installed(monkeypatch, program, written):

@@ -547,4 +547,5 @@ def test_without_a_name_it_is_this_machine(checked, monkeypatch):
     monkeypatch.setattr(devices, "this_device_name", lambda: "Abacus, 2 cores")
     _, lines = checked()
     title = lines.index("time on Abacus, 2 cores (unknown: it has not been measured)")
-    assert lines[title + 1].startswith("not estimated  `python -m bench.gpu --size laptop` in a checkout measures it")
+    remedy = "`python -m benchmarks.gpu --size laptop` in a checkout measures it"
+    assert lines[title + 1].startswith(f"not estimated  {remedy}")

@@ -109,7 +109,7 @@ def test_a_draft_of_another_model_has_its_depths_and_widths(capsys):
 
 
 def test_a_file_of_a_measured_processor_has_one_way(capsys):
-    file = ROOT / "bench" / "results" / "devices" / "amd-epyc-2-cores.json"
+    file = ROOT / "benchmarks" / "results" / "devices" / "amd-epyc-2-cores.json"
     assert choose(WIDE, "--floors", file, "--layers", 5) == 0
     page = capsys.readouterr().out
     assert "43 GB/s measured" in page

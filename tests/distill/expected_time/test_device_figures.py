@@ -57,7 +57,8 @@ def test_a_broken_file_is_refused_by_file_key_and_remedy(place, value, said, dev
     with pytest.raises(UserError) as refused:
         load_figures(file)
     assert str(refused.value).startswith(f"{file}: {said}")
-    assert str(refused.value).endswith("Measure the device again with `python -m bench.gpu`, or name another file.")
+    remedy = "Measure the device again with `python -m benchmarks.gpu`, or name another file."
+    assert str(refused.value).endswith(remedy)
 
 
 def test_a_missing_key_is_named(device_file, records):

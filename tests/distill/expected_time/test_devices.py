@@ -55,7 +55,7 @@ def test_an_unknown_device_is_refused_with_those_there_are(folders):
         find_device("h1000", folders)
     assert str(refused.value) == (
         "--device h1000: is no device that anything is known of. There are nvidia-h100-80gb-hbm3, nvidia-h100-pcie, "
-        "nvidia-h200, nvidia-a100-sxm4-80gb; or name a file that `python -m bench.gpu` wrote."
+        "nvidia-h200, nvidia-a100-sxm4-80gb; or name a file that `python -m benchmarks.gpu` wrote."
     )
 
 
@@ -98,8 +98,8 @@ def test_slugs():
 def test_the_bench_names_files_as_check_looks_for_them(monkeypatch):
     import torch
 
-    from bench.gpu.record import device_name
-    from bench.gpu.record import slug_of as slug_of_bench
+    from benchmarks.gpu.record import device_name
+    from benchmarks.gpu.record import slug_of as slug_of_bench
 
     monkeypatch.setattr(devices, "gpu_name", lambda: None)
     assert slug_of_bench(device_name(torch.device("cpu"))) == slug_of(this_device_name())

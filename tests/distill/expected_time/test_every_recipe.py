@@ -75,7 +75,7 @@ def test_a_known_device_has_a_time_for_every_stage(path, device, request, monkey
 def test_an_unknown_one_says_how_to_measure_it(path, device, monkeypatch):
     [(title, words)] = time_rows(run_of(path, monkeypatch), device)
     assert title == "not estimated"
-    assert words.startswith("`python -m bench.gpu --size laptop` in a checkout measures it")
+    assert words.startswith("`python -m benchmarks.gpu --size laptop` in a checkout measures it")
     assert time_title(device) == "time on Some Processor, 4 cores (unknown: it has not been measured)"
 
 
@@ -85,7 +85,7 @@ def test_a_run_of_two_cores_takes_about_as_long_as_it_took(device, monkeypatch):
 
     It decoded 12 prompts live, all greedily; six at each of two temperatures are as many.
     """
-    run = run_of(ROOT / "bench" / "smollm2.yaml", monkeypatch, "eval.live_prompts=6")
+    run = run_of(ROOT / "benchmarks" / "smollm2.yaml", monkeypatch, "eval.live_prompts=6")
     assert len(run.recipe.eval.temperatures) == 2
     times = {time.name: time for time in stage_times(run, device)}
     took = {"answers": 112, "training": 225, "scorecard": 116}

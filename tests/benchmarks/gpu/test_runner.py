@@ -1,0 +1,142 @@
+"""A stage ends as it ends, within its time, and what it had measured by then is kept."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from architectures.errors import UserError
+from benchmarks.gpu import __main__ as runner
+from benchmarks.gpu import record as record_module
+from benchmarks.gpu.__main__ import main, read_rows, require_device, require_torch, run_stage
+from benchmarks.gpu.record import slug_of, summary
+from benchmarks.gpu.stages import MOST_S, STAGES, Listed
+
+HEAD = "from benchmarks.gpu.stage import SkippedError\nimport os, signal, subprocess, sys, time\n\n\ndef rows(setting):\n"
+BODIES = {
+    "done": "    yield {'a': 1}\n    yield {'left': setting.left_s > 0, 'size': setting.size}\n",
+    "skipped": "    raise SkippedError('no such thing here')\n    yield\n",
+    "failed": "    yield {'a': 1}\n    raise ValueError('broken\\nthing')\n",
+    "killed": "    yield {'a': 1}\n    os.kill(os.getpid(), signal.SIGKILL)\n",
+    "cut": "    yield {'a': 1}\n    subprocess.Popen([sys.executable, '-c', CHILD])\n    time.sleep(600)\n",
+}
+
+
+@pytest.fixture
+def run_body(tmp_path, monkeypatch, warm):
+    """Runs a stage with a body of its own."""
+    monkeypatch.setenv("PYTHONPATH", f"{Path(runner.__file__).parents[2]}:{tmp_path}")
+    monkeypatch.setattr(runner, "GRACE_S", 1)
+    monkeypatch.setitem(runner.SLACK, "tiny", 1)
+
+    def run(body: str, *, limit_s: float = 60.0, left_s: float = 60.0) -> dict:
+        (tmp_path / "own_stage.py").write_text(HEAD + body)
+        folders = dict.fromkeys(("target", "prompts", "work", "out"), str(tmp_path))
+        told = {"device": "cpu", "size": "tiny", **folders}
+        return run_stage("own", Listed(limit_s, "", "own_stage"), told, left_s)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "reason", "rows"),
+    [
+        ("done", "done", None, [{"a": 1}, {"left": True, "size": "tiny"}]),
+        ("skipped", "skipped", "no such thing here", []),
+        ("failed", "failed", "ValueError: broken thing", [{"a": 1}]),
+        ("killed", "failed", "its process ended with code -9", [{"a": 1}]),
+    ],
+)
+def test_how_a_stage_ends(run_body, body, status, reason, rows):
+    stage = run_body(BODIES[body])
+    assert (stage["status"], stage["reason"], stage["rows"]) == (status, reason, rows)
+    assert "argv" not in stage["provenance"]
+
+
+def test_a_stage_that_takes_too_long_is_cut_off_with_its_children(run_body, tmp_path):
+    mark = tmp_path / "mark"
+    child = f"import time\nwhile True:\n    open({str(mark)!r}, 'w').write(str(time.time()))\n    time.sleep(0.1)"
+    stage = run_body(BODIES["cut"].replace("CHILD", repr(child)), limit_s=4)
+    assert (stage["status"], stage["rows"]) == ("cut", [{"a": 1}])
+    assert 3 < stage["seconds"] < 15
+    time.sleep(0.5)
+    before = mark.read_text()
+    time.sleep(0.5)
+    assert mark.read_text() == before
+
+
+def test_no_time_left_is_a_reason(run_body):
+    stage = run_body(BODIES["done"], left_s=0.5)
+    assert (stage["status"], stage["reason"]) == ("skipped", "no time was left")
+
+
+def test_the_limits_fit_into_a_call_of_ten_minutes():
+    assert sum(stage.limit_s for stage in STAGES.values()) <= MOST_S < 600
+
+
+@pytest.mark.parametrize(("version", "said"), [("2.7.0+cu126", ""), ("2.11.0", ""), ("2.15.1", "not among those")])
+def test_another_torch_is_said(version, said, capsys):
+    require_torch(version)
+    out = capsys.readouterr().out
+    assert said in out
+    assert bool(out) == bool(said)
+
+
+def test_an_old_torch_and_a_missing_gpu_are_refused():
+    with pytest.raises(UserError, match=r"torch 2\.6\.0: is older than 2\.7"):
+        require_torch("2.6.0")
+    with pytest.raises(UserError, match="no CUDA device"):
+        require_device(runner.torch.device("cpu"), "full")
+
+
+def test_a_target_that_is_none_is_refused(tmp_path, capsys):
+    words = ["--size", "laptop", "--target", str(tmp_path), "--out", str(tmp_path / "out")]
+    assert main([*words, "--keep", str(tmp_path / "keep"), "--only", "machine"]) == 2
+    assert "holds no config.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "slug"),
+    [("NVIDIA H100 80GB HBM3", "nvidia-h100-80gb-hbm3"), ("AMD EPYC, 2 cores", "amd-epyc-2-cores")],
+)
+def test_a_file_is_named_for_its_device(name, slug):
+    assert slug_of(name) == slug
+
+
+@pytest.mark.usefixtures("warm")
+def test_one_stage_again_leaves_the_others_as_they_were(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(record_module, "DEVICES", tmp_path / "none")
+    words = ["--size", "tiny", "--out", str(tmp_path / "out"), "--keep", str(tmp_path / "keep"), "--only", "machine"]
+    assert main(words) == 0
+    [file] = (tmp_path / "out").glob("*.json")
+    first = json.loads(file.read_text())
+    first["stages"]["steps"] = kept = {"status": "done", "reason": None, "seconds": 1, "limit_s": 2, "rows": [{"x": 1}]}
+    file.write_text(json.dumps(first))
+    assert main(words) == 0
+    second = json.loads(file.read_text())
+    assert second["stages"]["steps"] == kept
+    assert second["stages"]["machine"]["rows"][0]["bandwidth_gb_s"] > 0
+    assert {row["dtype"] for row in second["stages"]["machine"]["rows"][1:]} >= {"float32"}
+    assert json.loads((tmp_path / "keep" / "work-tiny" / "steps.json").read_text()) == [{"x": 1}]
+    assert str(tmp_path) not in file.read_text()
+    assert "machine       done" in capsys.readouterr().out
+    assert main([*words[:1], "laptop", *words[2:], "--target", str(tmp_path / "keep" / "tiny")]) == 2
+    assert "was measured at size tiny" in capsys.readouterr().err
+
+
+def test_the_summary_counts_what_was_left_out():
+    rows = [{"a": 1}, {"skipped": "too large"}, {"failed": "X"}]
+    stage = {"status": "cut", "reason": "cut off", "seconds": 3.0, "limit_s": 4.0, "rows": rows}
+    [line, other] = summary({"stages": {"steps": stage}}, ["steps", "loss"]).splitlines()
+    assert " ".join(line.split()) == "steps cut 3.0 of 4 s 1 rows, 1 left out, 1 failed cut off"
+    assert other.split() == ["loss", "not", "run"]
+
+
+def test_a_line_that_was_cut_while_it_was_written_does_not_count(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    assert read_rows(file) == ([], None)
+    file.write_text('{"a": 1}\n{"a": 2}\n{"a": ')
+    assert read_rows(file) == ([{"a": 1}, {"a": 2}], None)
+    file.write_text('{"a": 1}\n{"end": "done"}\n')
+    assert read_rows(file) == ([{"a": 1}], {"end": "done"})

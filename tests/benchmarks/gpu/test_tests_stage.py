@@ -1,0 +1,132 @@
+"""What pytest says of each module is said in its row, as soon as it ends and when it never does."""
+
+import ast
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks.gpu.stage import Setting, SkippedError
+from benchmarks.gpu.tests_stage import FAILURES_NAME, LOG_NAME, MODULES, ROOT, Modules, rows, run_tests
+
+GOOD = "import pytest\ndef test_a(): pass\ndef test_b(): pytest.skip('no such thing')\n"
+BAD = """
+import pytest
+@pytest.fixture
+def broken():
+    yield
+    raise ValueError('left open')
+def test_a(broken): pass
+def test_b(): assert 1 == 2, 'numbers differ'
+def test_c(): pass
+"""
+
+
+@pytest.fixture
+def setting(tmp_path):
+    folders = dict.fromkeys(("target", "prompts", "work", "out"), tmp_path)
+    return Setting(torch.device("cpu"), "tiny", **folders, deadline_s=time.monotonic() + 60)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of tests, with an ini file of its own."""
+    made = tmp_path / "made"
+    made.mkdir()
+    (made / "pytest.ini").write_text("[pytest]\n")
+    (made / "test_good.py").write_text(GOOD)
+    (made / "test_bad.py").write_text(BAD)
+    return made
+
+
+def by_module(found):
+    """The rows of a run, and what it raised after the last of them."""
+    rows, raised = {}, None
+    try:
+        for row in found:
+            rows[row.pop("module")] = row
+    except RuntimeError as error:
+        raised = str(error)
+    return rows, raised
+
+
+@pytest.mark.parametrize("words", [[], ["--numprocesses", "2"]], ids=["alone", "workers"])
+def test_every_module_has_a_row(setting, folder, words):
+    found, raised = by_module(run_tests(words, setting, cwd=folder))
+    good, bad = found["test_good.py"], found["test_bad.py"]
+    assert (good["tests_passed"], good["tests_failed"], good["tests_skipped"], good["first_failure"]) == (1, 0, 1, None)
+    assert (bad["tests_passed"], bad["tests_failed"], bad["tests_skipped"]) == (1, 2, 0)
+    assert bad["first_failure"] in ("test_a: ValueError: left open", "test_b: AssertionError: numbers differ")
+    assert all("unfinished" not in row for row in found.values())
+    assert "numbers differ" in (setting.out / LOG_NAME).read_text()
+    assert raised == f"2 tests failed and 0 did not end; first failure: {bad['first_failure']}"
+    failures = (setting.out / FAILURES_NAME).read_text()
+    assert "=== test_bad.py::test_b (call)\n" in failures
+    assert "assert 1 == 2" in failures
+
+
+def test_where_all_pass_nothing_is_raised(setting, folder):
+    found, raised = by_module(run_tests(["test_good.py"], setting, cwd=folder))
+    assert found["test_good.py"]["tests_passed"] == 1
+    assert raised is None
+    assert not (setting.out / FAILURES_NAME).exists()
+
+
+def test_a_module_that_cannot_be_imported_is_a_failure(setting, folder):
+    (folder / "test_bad.py").write_text("import no_such_package\n")
+    found, _ = by_module(run_tests(["--continue-on-collection-errors"], setting, cwd=folder))
+    assert found["test_bad.py"]["tests_failed"] == 1
+    assert found["test_bad.py"]["first_failure"] == "import: E   ModuleNotFoundError: No module named 'no_such_package'"
+    assert found["test_good.py"]["tests_passed"] == 1
+
+
+def test_what_has_not_ended_at_the_deadline_is_unfinished(setting, folder):
+    (folder / "test_bad.py").write_text("import time\ndef test_a(): pass\ndef test_b(): time.sleep(60)\n")
+    short = replace(setting, deadline_s=time.monotonic() + 4)
+    found, raised = by_module(run_tests(["test_good.py", "test_bad.py"], short, cwd=folder))
+    assert (found["test_bad.py"]["tests_passed"], found["test_bad.py"]["unfinished"]) == (1, 1)
+    assert "unfinished" not in found["test_good.py"]
+    assert short.left_s > -3
+    assert raised == "0 tests failed and 1 did not end; first failure: none"
+
+
+def test_a_row_comes_when_its_module_ends(tmp_path):
+    lines, modules = tmp_path / "lines", Modules(tmp_path / "failures")
+    assert list(modules.read(lines)) == []
+    lines.write_text('{"kind": "collected", "ids": ["a.py::one", "b.py::two"]}\n{"kind": "ca')
+    assert list(modules.read(lines)) == []
+    with lines.open("a") as file:
+        for kind in ("ll", "teardown"):
+            start = "" if kind == "ll" else '{"kind": "'
+            file.write(f'{start}{kind}", "id": "a.py::one", "outcome": "passed", "seconds": 1.5, "reason": null}}\n')
+    [row] = modules.read(lines)
+    outcomes = {"tests_passed": 1, "tests_failed": 0, "tests_skipped": 0}
+    assert row == {"module": "a.py", **outcomes, "seconds": 3.0, "first_failure": None}
+    assert [row["module"] for row in modules.unfinished()] == ["b.py"]
+
+
+def test_a_run_without_tests_fails_with_what_pytest_said(setting, folder):
+    with pytest.raises(RuntimeError, match=r"pytest ran no test; .*no_such_word"):
+        list(run_tests(["--no_such_word"], setting, cwd=folder))
+
+
+def test_a_processor_has_nothing_to_run(setting):
+    with pytest.raises(SkippedError, match="no CUDA device"):
+        next(rows(setting))
+
+
+def test_the_modules_are_those_with_tests_for_a_gpu():
+    """They ask for one of the fixtures of tests/conftest.py."""
+
+    def asks(path):
+        functions = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
+        own = {node.name for node in functions}
+        asked = {argument.arg for node in functions if is_pytests(node) for argument in node.args.args}
+        return bool(asked & {"device", "gpu"} - own)
+
+    def is_pytests(node):
+        return node.name.startswith("test_") or any("fixture" in ast.unparse(each) for each in node.decorator_list)
+
+    found = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py") if asks(path)}
+    assert found == set(MODULES)
