@@ -1,6 +1,6 @@
-"""Runs the stages in order of worth, each in a process of its own and no longer than its limit: see docs/gpu.md.
+"""Runs the next items of the queue, each in a process of its own and no longer than its limit: see docs/gpu.md.
 
-On a machine with a GPU it is started by benchmarks/gpu.sh, on a processor by `python -m benchmarks.gpu --target FOLDER`.
+benchmarks/gpu.sh starts it on a machine with a GPU, `python -m benchmarks.gpu --target FOLDER` on a CPU.
 """
 
 import argparse
@@ -20,11 +20,11 @@ from architectures.errors import UserError
 from architectures.shapes.shape import Shape
 from architectures.shapes.tiny import tiny_config, tiny_shapes
 from architectures.targets.target import config_at_hand
-from benchmarks.gpu.carry import TARGET_NAME
+from benchmarks.gpu.pack import TARGET_NAME
 from benchmarks.gpu.record import begun, device_name, keep, stage_record, summary
 from benchmarks.gpu.stage import Row, Size
 from benchmarks.gpu.stage_process import END
-from benchmarks.gpu.stages import MOST_S, SLACK, STAGES, Listed
+from benchmarks.gpu.stages import MAX_S, SLACK, STAGES, Listed
 from distill.debug.files import prompts, write_tiny
 from distill.process.exits import report_user_errors
 
@@ -43,20 +43,20 @@ def main(words: list[str] | None = None) -> int:
 
 def options_of(words: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks/gpu.sh", description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", choices=STAGES, default=list(STAGES), metavar="STAGE", help="repeat these")
+    parser.add_argument("--only", nargs="+", choices=STAGES, metavar="ITEM", help="these, also if measured")
     parser.add_argument("--size", choices=("full", "laptop", "tiny"), help="default: full on a GPU, laptop elsewhere")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="where results go (default: runs/gpu)")
     parser.add_argument("--keep", type=Path, default=Path("runs/gpu/kept"), help="what later calls begin from")
     parser.add_argument("--target", type=Path, help="SmolLM2-135M-Instruct (default: the one that was carried)")
     parser.add_argument("--prompts", type=Path, default=Path("recipes/prompts/quickstart.jsonl"))
     parser.add_argument(
-        "--within", type=float, default=MOST_S, metavar="S", help=f"seconds for all (default: {MOST_S})"
+        "--within", type=float, metavar="S", help=f"seconds for all (default: {MAX_S}; on a CPU three times that)"
     )
     return parser.parse_args(words)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Every stage asked for, then how each went."""
+    """Every item that is chosen or pending, as far as the time goes, then a summary."""
     begin_s = time.monotonic()
     require_torch(torch.__version__)
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
@@ -64,20 +64,35 @@ def run(options: argparse.Namespace) -> None:
     require_device(device, size)
     options.out.mkdir(parents=True, exist_ok=True)
     record, file = begun(device, size, options.out)
-    print(f"{device_name(device)}, size {size}, torch {torch.__version__}: {', '.join(options.only)}", flush=True)
+    chosen = options.only or [name for name in STAGES if is_pending(record["stages"].get(name))]
+    print(
+        f"{device_name(device)}, size {size}, torch {torch.__version__}: {', '.join(chosen) or 'queue done'}",
+        flush=True,
+    )
     told = setting(options, device, size)
-    within_s = options.within or MOST_S * SLACK[size]
+    within_s = options.within or MAX_S * SLACK[size]
     for name in record["stages"]:
         hand_on(name, record, told)
+    run = []
     for name in STAGES:
-        if name in options.only:
-            left_s = within_s - (time.monotonic() - begin_s)
+        left_s = within_s - (time.monotonic() - begin_s)
+        if name in chosen and left_s < STAGES[name].least_s:
+            print(f"{name:13} not begun: {left_s:.0f} s left, it needs {STAGES[name].least_s}", flush=True)
+        elif name in chosen:
             keep(record, name, run_stage(name, STAGES[name], told, left_s), file)
             print(summary(record, [name]), flush=True)
             hand_on(name, record, told)
+            run.append(name)
     print(f"\n{summary(record, list(STAGES))}\n\n{file}")
-    if any(record["stages"][name]["status"] == "failed" for name in options.only):
+    if any(record["stages"][name]["status"] == "failed" for name in run):
         raise SystemExit(1)
+
+
+def is_pending(stage: Record | None) -> bool:
+    """Whether an item is not measured yet, or not all of it."""
+    return (
+        stage is None or stage["status"] != "done" or any("skipped" in row or "failed" in row for row in stage["rows"])
+    )
 
 
 def require_torch(version: str) -> None:
@@ -140,7 +155,8 @@ def run_stage(name: str, listed: Listed, told: Record, left_s: float) -> Record:
     rows_file.unlink(missing_ok=True)
     begin_s = time.monotonic()
     code = run_for(
-        [sys.executable, "-m", "benchmarks.gpu.stage_process", listed.module, str(setting_file), str(rows_file)], limit_s
+        [sys.executable, "-m", "benchmarks.gpu.stage_process", listed.module, str(setting_file), str(rows_file)],
+        limit_s,
     )
     rows, end = read_rows(rows_file)
     if end is None:

@@ -22,6 +22,7 @@ CELLS = {
     "break_even": "target shape how batch context lookahead",
     "distillation": "teacher student source seq_len microbatch batch optimizer packing mixed_lengths aim",
     "loss": "path loss tokens vocab hidden teacher_hidden chunk_tokens",
+    "vllm_steps": "case batch",
     "answers": "model batch prompt_tokens new_tokens how",
 }
 

@@ -26,7 +26,8 @@ def main(module: str, setting_file: Path, rows_file: Path) -> None:
     setting = read_setting(json.loads(setting_file.read_text(encoding="utf-8")))
     with rows_file.open("w", encoding="utf-8", buffering=1) as file:
         try:
-            for row in import_module(module).rows(setting):
+            module, _, name = module.partition(":")
+            for row in getattr(import_module(module), name or "rows")(setting):
                 file.write(json.dumps(row) + "\n")
             end = {END: "done"}
         except (SkippedError, UserError) as error:

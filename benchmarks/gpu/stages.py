@@ -1,46 +1,52 @@
-"""The stages in order of worth, with the time each may take. `python -m benchmarks.gpu.stages` prints them.
+"""The queue of a GPU machine: items in order of value. `python -m benchmarks.gpu.stages` prints them.
 
-Together they and the installation before them fit into one call of ten minutes; what a stage leaves over is not handed
-on, so that the later ones are as long as they were tried with.
+A call runs the items that its device's file does not have yet, each for at most its limit, as far as the time goes.
 """
 
 from typing import NamedTuple
 
-SLACK = {"full": 1, "laptop": 3, "tiny": 10}  # times a stage's limit: only a GPU is had for minutes
-MOST_S = 560  # of all stages together; unpacking and installing come before them
+SLACK = {"full": 1, "laptop": 3, "tiny": 10}  # times an item's limit: only GPUs are borrowed by the minute
+MAX_S = 560  # of one call of ten minutes, after what travelled is unpacked
 
 
 class Listed(NamedTuple):
-    """A stage by its name.
+    """An item of the queue.
 
     Attributes:
-        limit_s: After which it is cut off; the rows it has yielded by then are kept.
+        limit_s: After which it is ended; the rows it has yielded by then are kept.
+        least_s: It begins only if this much is left.
         what: In a line.
-        module: Whose `rows` it is: a benchmarks.gpu.stage.Stage.
+        module: Where its `rows` is, a benchmarks.gpu.stage.Stage; or `module:function`.
     """
 
     limit_s: int
+    least_s: int
     what: str
     module: str
 
 
 STAGES = {
-    "machine": Listed(20, "peak FLOP/s and memory bandwidth, and the versions of everything", "benchmarks.gpu.machine"),
-    "tests": Listed(115, "the tests marked gpu", "benchmarks.gpu.tests_stage"),
-    "steps": Listed(90, "step times of named shapes beside the bandwidth floor", "benchmarks.gpu.steps"),
-    "break_even": Listed(15, "the acceptance from which each shape pays, from the step times", "benchmarks.gpu.break_even"),
-    "distillation": Listed(70, "tokens/s and MFU of training: teacher live, cached, none", "benchmarks.gpu.distillation"),
-    "loss": Listed(30, "chunked loss beside whole logits and Liger: memory and time", "benchmarks.gpu.losses"),
-    "draft": Listed(135, "a draft trained there and then: speed-up beside assisted generation", "benchmarks.gpu.draft"),
-    "answers": Listed(40, "answers/s of our decoder beside transformers' generate", "benchmarks.gpu.answers"),
-    "profile": Listed(45, "a trace and a memory timeline of a round and of a training step", "benchmarks.gpu.profiles"),
+    name: Listed(limit_s, least_s, what, f"benchmarks.gpu.{module}")
+    for name, limit_s, least_s, what, module in (
+        ("machine", 20, 15, "peak FLOP/s and memory bandwidth, and the versions of everything", "machine"),
+        ("vllm", 150, 100, "vLLM decodes 64 tokens of a dummy LLaMA-7B, without and with a draft", "vllm_steps:smoke"),
+        ("vllm_steps", 540, 150, "time per verification step in vLLM, by draft, k and batch", "vllm_steps"),
+        ("tests", 115, 60, "the tests marked gpu", "tests_stage"),
+        ("vllm_pair", 330, 240, "a draft distilled there in vLLM: speed, n-gram, replay", "vllm_pair"),
+        ("steps", 90, 40, "step times of named shapes with their bandwidth floor, in our loop", "steps"),
+        ("break_even", 15, 5, "the acceptance rate from which each shape pays, from the step times", "break_even"),
+        ("distillation", 70, 40, "tokens/s and MFU of training: teacher live, cached, none", "distillation"),
+        ("loss", 30, 20, "chunked loss, whole logits and Liger: memory and time", "losses"),
+        ("draft", 135, 90, "a draft trained there: speedup in our loop and assisted generation", "draft"),
+        ("answers", 40, 20, "tokens/s of our decoder and of transformers' generate", "answers"),
+        ("profile", 45, 20, "a trace and a memory timeline of a verification step and a training step", "profiles"),
+    )
 }
 
 
 def listing() -> str:
-    """Every stage with its limit, and the sum."""
-    lines = [f"{stage.limit_s:5} s  {name:13} {stage.what}" for name, stage in STAGES.items()]
-    return "\n".join([*lines, f"{sum(stage.limit_s for stage in STAGES.values()):5} s  together, at most"])
+    """Every item with its limit."""
+    return "\n".join(f"{item.limit_s:5} s  {name:13} {item.what}" for name, item in STAGES.items())
 
 
 if __name__ == "__main__":

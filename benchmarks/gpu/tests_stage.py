@@ -16,15 +16,16 @@ from benchmarks.gpu.outcome_lines import VARIABLE
 from benchmarks.gpu.stage import Row, Setting, SkippedError
 
 ROOT = Path(__file__).parents[2]
-MODULES = (  # all that have such tests, what is worth most first; a test looks for others
+MODULES = (  # all that have such tests, most valuable first; a test looks for others
+    "tests/distill/test_on_a_device.py",
+    "tests/distill/test_distributed.py",
+    "tests/eval/targets/test_layers.py",
     "tests/eval/decoding/test_fixed_steps.py",
     "tests/eval/decoding/test_on_a_device.py",
-    "tests/distill/test_on_a_device.py",
     "tests/distill/losses/test_chunked.py",
     "tests/distill/masks/test_train.py",
     "tests/distill/stages/test_pruning.py",
     "tests/distill/text/test_training.py",
-    "tests/distill/test_distributed.py",
     "tests/eval/latency/test_measure.py",
     "tests/eval/decoding/test_answer_steps.py",
 )

@@ -123,6 +123,14 @@ def test_a_selection_chooses_the_same_tokens(make_run, tiny_draft, device, proce
     assert_same_update(here, expected, DEVICE_RTOL)
 
 
+def test_recomputed_layers_do_not_change_the_update(make_run, device):
+    """Activation checkpointing, float32 on both sides, on one device."""
+    again, plain = make_run("again", activation_checkpointing=True, **ONE_STEP), make_run("plain", **ONE_STEP)
+    train(again)
+    train(plain)
+    assert_same_update(again, plain, REPEAT_RTOL)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
 def test_fsdp2_under_nccl_is_ddp_on_the_processor(make_run, calm, gpu, processor_only, precision):

@@ -11,7 +11,15 @@ from architectures.checkpoints.manifest import read_manifest
 from benchmarks.gpu import draft, trained_draft
 from benchmarks.gpu.draft import SIZES, Cell, rows, turns_within, within
 from benchmarks.gpu.stage import Setting, SkippedError
-from benchmarks.gpu.trained_draft import QUICKSTART, TimedBatches, Trained, affordable, batches_within, recipe_of, steps_of
+from benchmarks.gpu.trained_draft import (
+    QUICKSTART,
+    TimedBatches,
+    Trained,
+    affordable,
+    batches_within,
+    recipe_of,
+    steps_of,
+)
 from distill.recipe.recipe import load_recipe
 from eval.answers.traces import read_traces
 

@@ -13,7 +13,12 @@ from benchmarks.gpu.__main__ import main, read_rows, require_device, require_tor
 from benchmarks.gpu.record import slug_of, summary
 from benchmarks.gpu.stages import MOST_S, STAGES, Listed
 
-HEAD = "from benchmarks.gpu.stage import SkippedError\nimport os, signal, subprocess, sys, time\n\n\ndef rows(setting):\n"
+HEAD = """from benchmarks.gpu.stage import SkippedError
+import os, signal, subprocess, sys, time
+
+
+def rows(setting):
+"""
 BODIES = {
     "done": "    yield {'a': 1}\n    yield {'left': setting.left_s > 0, 'size': setting.size}\n",
     "skipped": "    raise SkippedError('no such thing here')\n    yield\n",

@@ -135,7 +135,7 @@ def test_what_does_not_fit_into_time_or_memory_is_not_begun(setting, monkeypatch
     assert "eager steps at batch 1 and 8 tokens takes about 1 s, and 0 s are left" in [
         row.get("skipped") for row in rows
     ]
-    monkeypatch.setattr("bench.gpu.stage.free_bytes", lambda device: 1000)
+    monkeypatch.setattr("benchmarks.gpu.stage.free_bytes", lambda device: 1000)
     rows = list(steps.rows(setting))
     assert not times_of(rows)
     assert all("GiB free" in row["skipped"] for row in rows if row["how"] == "eager")
@@ -156,7 +156,7 @@ def test_a_ratio_of_medians_has_an_interval_that_holds_it():
 @pytest.mark.parametrize("size", SIZES)
 def test_sizes_name_shapes_that_there_are(size):
     from architectures.shapes.shape import NAMED_SHAPES
-    from bench.gpu.step_models import layers_name
+    from benchmarks.gpu.step_models import layers_name
 
     sizes = SIZES[size]
     named = [sizes.target, *sizes.drafts]

@@ -149,3 +149,12 @@ def test_a_weight_that_is_no_number_is_named_when_it_is_read(target_folder, tmp_
 def test_its_steps_are_neither_captured_nor_compiled(target_folder):
     with pytest.raises(CannotMakeError, match="its layers are read from the disk each time they run"):
         require_fixed_shapes(in_layers(target_folder), "--capture")
+
+
+@pytest.mark.parametrize("holding", [LAYERS, Holding("spread", device_memory_gib=0.00045)], ids=["layers", "spread"])
+def test_logits_on_a_device_are_those_of_the_whole_target(target_folder, device, holding):
+    """float32, rtol 1e-4: layers read from the disk one by one, or as many on the device as fit."""
+    whole = load_model(target_folder, dtype="float32", device=device)
+    model = load_target(target_folder, dtype="float32", holding=holding, device=None if device == "cuda" else device)
+    for given, text in zip(run_passes(model, passes_of(model)), TEXTS, strict=True):
+        torch.testing.assert_close(given.cpu(), answer_logits(whole, *text).cpu(), rtol=1e-4, atol=1e-4)
