@@ -43,6 +43,7 @@ NAVIGATION = {
         "Teachers": "teacher",
         "Text": "text",
         "Online": "online",
+        "Benchmarks": "benchmarks",
         "On a GPU": "gpu",
         "On several machines": "cluster",
         "Targets larger than one device": "large_targets",

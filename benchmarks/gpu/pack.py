@@ -133,7 +133,7 @@ def only_hopper(library: bytes) -> bytes:
     """
     content = bytearray(library)
     magic, start = struct.pack("<I", FATBIN_MAGIC), 0
-    while (start := content.find(magic, start)) >= 0:
+    while 0 <= (start := content.find(magic, start)) <= len(content) - 16:
         _, version, header, size = struct.unpack_from("<IHHQ", content, start)
         if (version, header) != (1, 16):  # the magic number's bytes by chance
             start += 4

@@ -21,6 +21,7 @@ AWAITED = ("NVIDIA H100 80GB HBM3", "NVIDIA H200")
 NOT_RUN = "not yet run"
 CONTEXT = 1024  # of the step times on the page; the files have the others
 AIM = "aim"
+ON_ANOTHER_PAGE = ("vllm", "vllm_steps")  # benchmarks.gpu.vllm_table
 # Of stages whose rows have more keys than a page is wide; the files have the others.
 SHOWN = {
     "distillation": (
@@ -28,6 +29,9 @@ SHOWN = {
         "mfu peak_gib estimated_gib"
     ),
     "draft": "steps batch temperature way lookahead tokens_per_s speedup interval tau predicted step_ms groups",
+    "vllm_pair": (
+        "way batch k tokens_per_s speedup interval acceptance_length accepted_per_position replayed_per_position"
+    ),
     "answers": "model batch how prompt_tokens new_tokens tokens_per_s answers_per_s step_ms floor_share dtype",
     "profile": "what how batch ms gpu_busy_share draft_ms verify_ms accept_ms teacher_ms top_operation file",
 }
@@ -79,7 +83,7 @@ def section(record: Record) -> str:
     parts = [f"### {record['device']}\n\n{told}; all rows in {file}."]
     for name in STAGES:
         rows = record["stages"].get(name, {}).get("rows", [])
-        if rows:
+        if rows and name not in ON_ANOTHER_PAGE:
             parts += [f"**{name}**: {STAGES[name].what}", *tables_of(name, rows)]
     return "\n\n".join(parts)
 

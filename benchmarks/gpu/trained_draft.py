@@ -47,7 +47,6 @@ WRITTEN_PER_USEFUL = 1.5  # texts sampled for each such prompt that is of use: a
 RATE_STEPS = 12  # decoded to see how long a step of the target takes
 MARGIN = 1.3  # of predicted seconds: batches of other lengths, texts written to the disk
 CALIBRATION_SEQUENCES = 4
-TINY_VOCAB = 128  # of a draft of the random target
 LEAST_BATCHES = 20  # so many that the warm-up, a twentieth of them, has one
 
 
@@ -188,8 +187,9 @@ def recipe_of(setting: Setting, training: Training, *, self_written: int) -> Rec
     tokens = training.calibration_tokens
     values["architecture"] |= {"layers": training.layers}
     values["architecture"]["calibration"] |= {"tokens": tokens, "sequence_len": tokens // CALIBRATION_SEQUENCES}
-    if setting.size == "tiny" and "size" in (values["architecture"].get("vocabulary") or {}):
-        values["architecture"]["vocabulary"]["size"] = TINY_VOCAB
+    if vocabulary := values["architecture"].get("vocabulary"):  # the random target has fewer ids than the recipe keeps
+        config = json.loads((setting.target / "config.json").read_text(encoding="utf-8"))
+        vocabulary["size"] = min(vocabulary["size"], config["vocab_size"] - 5)
     values["data"] |= {
         "prompts": [{"path": str(setting.prompts), "num_prompts": training.num_prompts}],
         "num_eval_prompts": training.num_eval_prompts,

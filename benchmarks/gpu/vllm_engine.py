@@ -67,6 +67,7 @@ class Engine:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
+                bufsize=0,
                 env=ENVIRONMENT | os.environ | {"PYTHONPATH": os.pathsep.join(paths), "LOG": str(self.log)},
             )
 
@@ -79,7 +80,6 @@ class Engine:
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
-            self.process.stdin.flush()
         except OSError as error:
             raise self.failure("its process ended") from error
 
@@ -102,13 +102,16 @@ class Engine:
         return EngineError(f"{self.name}: {reason}. Log: {' | '.join(line.strip()[:300] for line in lines)}")
 
     def stop(self) -> None:
-        """End the process; killed where it does not end by itself."""
-        try:
-            self.send(None)
-            self.process.wait(STOP_S)
-        except (EngineError, subprocess.TimeoutExpired):
-            self.process.kill()
-            self.process.wait()
+        """End the process, by force where it does not end by itself; nothing where it was stopped before."""
+        assert self.process.stdin is not None
+        if self.process.stdin.closed:
+            return
+        with self.process:  # closes the pipes and waits
+            try:
+                self.send(None)
+                self.process.wait(STOP_S)
+            except (EngineError, subprocess.TimeoutExpired):
+                self.process.kill()
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import numpy as np
 from architectures.conversion.folders import convert_draft
 from benchmarks.gpu.draft import RESAMPLING, SIZES, within
 from benchmarks.gpu.memory import free_memory
-from benchmarks.gpu.stage import Row, Setting, SkippedError
+from benchmarks.gpu.stage import Row, Setting, Size, SkippedError
 from benchmarks.gpu.steps import listed
 from benchmarks.gpu.trained_draft import QUICKSTART, trained_draft
 from benchmarks.gpu.vllm_engine import Engine, running
@@ -21,7 +21,8 @@ from eval.models.loading import load_model
 
 LAYERS, K = 4, 3
 FORMS = ("whole", "own-tokenizer")  # of `widedraft convert`: all token ids; a tokenizer that has only the draft's
-BATCHES, REPEATS, NEW_TOKENS, PROMPTS = (1, 8), 5, 64, 48
+BATCHES, PROMPTS = (1, 8), 48
+REPEATS, NEW_TOKENS = {"full": 5, "laptop": 5, "tiny": 1}, {"full": 64, "laptop": 64, "tiny": 8}
 START_S = 240.0
 
 
@@ -49,14 +50,14 @@ def rows(setting: Setting) -> Iterator[Row]:
         convert_draft(trained.draft, work / form, form)
         draft = {"method": "draft_model", "model": str(work / form)}
         ways[form] = draft | {"use_heterogeneous_vocab": form == "own-tokenizer"}
-    longest = 512 - NEW_TOKENS - K
+    longest = 512 - NEW_TOKENS[setting.size] - K
     prompts = [ids for ids in trained.held_out() if len(ids) <= longest][:PROMPTS]
     kwargs = {way: pair_kwargs(setting, speculative) for way, speculative in ways.items()}
     with running(kwargs, setting.out / "vllm-logs") as engines:
         facts = {way: engine.reply(min(START_S, setting.left_s)) for way, engine in engines.items()}
-        for batch in BATCHES:
+        for batch in [batch for batch in BATCHES if batch <= len(prompts)]:
             groups = [prompts[start : start + batch] for start in range(0, len(prompts) - batch + 1, batch)]
-            runs = decode_in_turn(engines, groups)
+            runs = decode_in_turn(engines, groups, setting.size)
             for way in ways:
                 replayed = replay(setting, work / way, groups, runs["plain"]) if batch == 1 and way in FORMS else {}
                 yield (
@@ -80,13 +81,15 @@ def pair_kwargs(setting: Setting, speculative: Row | None) -> Row:
     )
 
 
-def decode_in_turn(engines: Mapping[str, Engine], groups: Sequence[list[list[int]]]) -> dict[str, list[list[Row]]]:
+def decode_in_turn(
+    engines: Mapping[str, Engine], groups: Sequence[list[list[int]]], size: Size
+) -> dict[str, list[list[Row]]]:
     """Every group by every engine, repetition after repetition; [way][group] holds the repetitions."""
     runs: dict[str, list[list[Row]]] = {way: [[] for _ in groups] for way in engines}
-    for repeat in range(REPEATS + 1):  # the first one warms up
+    for repeat in range(REPEATS[size] + 1):  # the first one warms up
         for number, group in enumerate(groups):
             for way, engine in engines.items():
-                run = engine.decode(group, NEW_TOKENS, REPLY_S)
+                run = engine.decode(group, NEW_TOKENS[size], REPLY_S)
                 if repeat:
                     runs[way][number].append(run)
     return runs
@@ -111,7 +114,7 @@ def compared(runs: Mapping[str, list[list[Row]]], way: str) -> Row:
         "accepted_per_position": added([run["accepted_per_position"] for run in last if run["accepted_per_position"]]),
         "equal_texts": sum(ours == plain for ours, plain in texts),
         "groups": len(texts),
-        "repeats": REPEATS,
+        "repeats": len(runs[way][0]),
     }
 
 

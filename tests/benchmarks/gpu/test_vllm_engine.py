@@ -1,0 +1,156 @@
+"""An engine's process answers, fails and ends as it should; vLLM itself is a stub, but in the slow test."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu import vllm_engine
+from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.vllm_engine import PYTHON, Engine, EngineError, NoDraft, running
+
+ROOT = Path(__file__).parents[3]
+TARGET = ROOT / "models" / "SmolLM2-135M-Instruct"
+PROMPTS = [[5, 6, 7], [8, 9]]
+STUB = """
+import os, sys, time
+from types import SimpleNamespace as Some
+
+__version__ = "0.0.1"
+
+
+class SamplingParams:
+    def __init__(self, **kwargs):
+        self.__dict__ = kwargs
+
+
+class LLM:
+    def __init__(self, **kwargs):
+        print("Using FLASH_ATTN attention backend out of some. Using FlashAttention version 3")
+        sys.stdout.flush()
+        self.kwargs, self.drafts = kwargs, 0
+        if kwargs.get("broken"):
+            raise ValueError("no such model")
+        time.sleep(kwargs.get("sleep", 0))
+        self.llm_engine = Some(vllm_config=Some(
+            compilation_config=Some(cudagraph_mode=Some(name="FULL")),
+            scheduler_config=Some(async_scheduling=True), use_v2_model_runner=False))
+
+    def generate(self, prompts, params, use_tqdm):
+        if params.max_tokens > 50:
+            os._exit(3)
+        steps = params.max_tokens - 1
+        self.drafts += len(prompts) * steps // 2
+        return [Some(metrics=Some(first_token_ts=1.0, last_token_ts=3.0),
+                     outputs=[Some(token_ids=[1] * params.max_tokens)]) for _ in prompts]
+
+    def get_metrics(self):
+        if not self.kwargs.get("speculative_config"):
+            return []
+        name = "vllm:spec_decode_"
+        return [Some(name=name + "num_drafts", value=self.drafts),
+                Some(name=name + "num_accepted_tokens", value=2 * self.drafts),
+                Some(name=name + "num_accepted_tokens_per_pos", values=[2 * self.drafts, 0]),
+                Some(name="vllm:other", value=1)]
+"""
+
+
+@pytest.fixture
+def logs(tmp_path, monkeypatch):
+    (tmp_path / "vllm.py").write_text(STUB)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv(PYTHON, sys.executable)
+    return tmp_path
+
+
+def test_an_engine_reports_its_facts_and_decodes(logs):
+    speculative = {"plain": {}, "draft k=1": {"speculative_config": {"method": "ngram"}}}
+    with running(speculative, logs) as engines:
+        for engine in engines.values():
+            facts = engine.reply(30)
+            assert facts.pop("start_s") < 30
+            assert facts == {
+                "vllm": "0.0.1",
+                "cudagraph_mode": "FULL",
+                "async_scheduling": True,
+                "v2_model_runner": False,
+                "attention": "FLASH_ATTN 3",
+            }
+        plain, draft = (engine.decode(PROMPTS, 9, 30) for engine in engines.values())
+        again = engines["draft k=1"].decode(PROMPTS, 5, 30)
+    assert (plain["decode_s"], plain["steps"], plain["drafts"]) == (2.0, 8, 0)
+    assert plain["token_ids"] == [[1] * 9] * 2
+    assert (draft["steps"], draft["drafts"], draft["accepted"]) == (4.0, 8, 16)
+    assert draft["accepted_per_position"] == [16, 0]
+    assert (again["drafts"], again["accepted_per_position"]) == (4, [8, 0])  # of this call only
+    assert all(engine.process.returncode == 0 for engine in engines.values())
+    assert {path.name for path in logs.glob("*.log")} == {"plain.log", "draft-k-1.log"}
+
+
+def test_an_engine_that_fails_says_why(logs):
+    engine = Engine("broken one", {"broken": True}, logs)
+    with pytest.raises(EngineError, match=r"broken one: ValueError: no such model.*Traceback"):
+        engine.reply(30)
+    engine.stop()
+
+
+def test_an_engine_whose_process_ends_is_reported(logs):
+    engine = Engine("gone", {}, logs)
+    engine.reply(30)
+    with pytest.raises(EngineError, match="gone"):
+        engine.decode(PROMPTS, 99, 30)
+    with pytest.raises(EngineError, match="gone"):
+        engine.decode(PROMPTS, 9, 30)
+    engine.stop()
+    assert engine.process.returncode == 3
+
+
+def test_an_engine_that_hangs_is_given_up_and_killed(logs, monkeypatch):
+    monkeypatch.setattr(vllm_engine, "STOP_S", 0.2)
+    engine, start_s = Engine("slow", {"sleep": 600}, logs), time.monotonic()
+    with pytest.raises(EngineError, match="slow"):
+        engine.reply(0.5)
+    engine.stop()
+    assert time.monotonic() - start_s < 30
+    assert engine.process.returncode < 0
+
+
+def test_draft_tokens_that_cost_nothing():
+    config = type("Config", (), {"speculative_config": type("Speculative", (), {"num_speculative_tokens": 3})})
+    assert NoDraft(config).propose([[7], [], [8, 9]], None, None, slot_mappings=None) == [[1] * 3, [], [1] * 3]
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_every_vllm_item_runs_in_vllm_on_a_cpu(tmp_path):
+    """`make test-engines`: versions, step costs, and a real pair whose accepted tokens are those of replay."""
+    if PYTHON not in os.environ or not TARGET.is_dir():
+        pytest.skip(f"{PYTHON} names no Python, or {TARGET} is not there: make test-engines")
+    words = [
+        "--size",
+        "tiny",
+        "--target",
+        str(TARGET),
+        "--out",
+        str(tmp_path / "out"),
+        "--keep",
+        str(tmp_path / "keep"),
+    ]
+    assert main([*words, "--only", "vllm", "vllm_steps", "vllm_pair"]) == 0
+    [file] = (tmp_path / "out").glob("*.json")
+    stages = json.loads(file.read_text())["stages"]
+    assert {stage["status"] for stage in stages.values()} == {"done"}
+    steps = stages["vllm_steps"]["rows"]
+    assert len(steps) == 10  # plain, and k = 1 and 2 with and without a draft, at two batch sizes
+    assert all(row["step_ms"] > 0 and row["tokens_per_step"] >= 1 for row in steps)
+    _trained, *ways = stages["vllm_pair"]["rows"]
+    assert [row["way"] for row in ways] == ["plain", "n-gram", "whole", "own-tokenizer"]
+    for row in ways:
+        assert row["equal_texts"] == row["groups"]
+    for row in ways[2:]:  # an engine also counts what it accepts beyond the last token
+        pairs = zip(row["accepted_per_position"], row["replayed_per_position"], strict=True)
+        assert all(0 <= engine - replay <= row["groups"] for engine, replay in pairs)
