@@ -10,9 +10,10 @@ cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
 KEEP=${WIDEDRAFT_GPU:-${HOME:-/root}/.cache/widedraft-gpu}
 export TOKENIZERS_PARALLELISM=false PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
-if [ -d .carry ]; then
+CARRY=${WIDEDRAFT_CARRY:-.carry}
+if [ -d "$CARRY" ]; then
     SECONDS=0
-    "$PYTHON" -m benchmarks.gpu.pack receive --keep "$KEEP"
+    "$PYTHON" -m benchmarks.gpu.pack receive --carry "$CARRY" --keep "$KEEP"
     echo "received in $SECONDS s"
 fi
 [ "${1:-}" = --receive ] && exit

@@ -12,6 +12,7 @@ import select
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -140,8 +141,9 @@ def main(kwargs: str) -> None:
         while (request := json.loads(sys.stdin.readline() or "null")) is not None:
             replies.write(json.dumps(decode(llm, **request)) + "\n")
     except Exception as error:  # the other process reports it and goes on with other engines
+        traceback.print_exc()
         replies.write(json.dumps({"error": f"{type(error).__name__}: {error}"}) + "\n")
-        raise
+        sys.exit(1)
 
 
 def engine_facts(llm: Any, log: Path) -> Row:

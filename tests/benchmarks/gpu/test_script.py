@@ -55,6 +55,7 @@ def test_every_stage_runs_on_a_processor(tmp_path, monkeypatch):
 @pytest.mark.slow  # the runner and the stage import torch anew
 def test_the_script_runs_a_stage_in_a_process_of_its_own(tmp_path):
     there = {"PYTHON": sys.executable, "WIDEDRAFT_GPU": str(tmp_path / "keep"), "OMP_NUM_THREADS": "1"}
+    there["WIDEDRAFT_CARRY"] = str(tmp_path / "nothing")
     words = ["benchmarks/gpu.sh", "--size", "tiny", "--only", "machine", "--out", str(tmp_path / "out")]
     done = subprocess.run(words, cwd=ROOT, env=os.environ | there, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
