@@ -28,7 +28,6 @@ SHOWN = {
         "teacher student source seq_len microbatch batch optimizer packing mixed_lengths precision step_s tokens_per_s "
         "mfu peak_gib estimated_gib"
     ),
-    "draft": "steps batch temperature way lookahead tokens_per_s speedup interval tau predicted step_ms groups",
     "vllm_pair": (
         "way batch k tokens_per_s speedup interval acceptance_length accepted_per_position replayed_per_position"
     ),

@@ -37,7 +37,6 @@ STAGES = {
         ("break_even", 15, 5, "the acceptance rate from which each shape pays, from the step times", "break_even"),
         ("distillation", 70, 40, "tokens/s and MFU of training: teacher live, cached, none", "distillation"),
         ("loss", 30, 20, "chunked loss, whole logits and Liger: memory and time", "losses"),
-        ("draft", 135, 90, "a draft trained there: speedup in our loop and assisted generation", "draft"),
         ("answers", 40, 20, "tokens/s of our decoder and of transformers' generate", "answers"),
         ("profile", 45, 20, "a trace and a memory timeline of a verification step and a training step", "profiles"),
     )

@@ -9,7 +9,7 @@ import json
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,7 +20,7 @@ from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
 from architectures.files.atomic import write_json
 from benchmarks.gpu.memory import free_memory
-from benchmarks.gpu.stage import Row, Setting, SkippedError, number_type
+from benchmarks.gpu.stage import Row, Setting, Size, SkippedError, number_type
 from distill.data.self_written import NAME as SELF_WRITTEN
 from distill.recipe.recipe import Recipe, load_recipe
 from distill.recipe.sections.teacher import Cache
@@ -40,7 +40,7 @@ from eval.prompts.loading import load_prompts
 from eval.steps.answer_steps import answer_opener
 
 ROOT = Path(__file__).parents[2]
-BENCH, QUICKSTART = "benchmarks/smollm2.yaml", "recipes/quickstart.yaml"  # what a run is made of, but for its sizes
+QUICKSTART = "recipes/quickstart.yaml"  # what a run is made of, except for its sizes
 RUN, DONE = "draft", "trained.json"  # the run in the work folder, and what is written when it is finished
 WRITTEN_TOKENS = 256  # of a prompt that the target writes itself, at most
 WRITTEN_PER_USEFUL = 1.5  # texts sampled for each such prompt that is of use: a guess on the safe side
@@ -67,7 +67,7 @@ class Training:
         generate_s: For prompts and answers, as far as can be told beforehand.
         train_s: For the rest; what comes before the batches, the last evaluation and the export are taken off.
         timed_batches: Trained to see how long one takes; the first half does not count.
-        recipe: BENCH or QUICKSTART.
+        recipe: Everything else.
     """
 
     layers: int
@@ -82,11 +82,57 @@ class Training:
     generate_s: float
     train_s: float
     timed_batches: int
-    recipe: str = BENCH
+    recipe: str = QUICKSTART
 
     @property
     def seconds(self) -> float:
         return self.generate_s + self.train_s
+
+
+TRAINING: dict[Size, Training] = {
+    "full": Training(
+        layers=4,
+        calibration_tokens=1024,
+        num_prompts=570,
+        num_eval_prompts=160,
+        self_written=(1500, 600, 0),  # what fills batches of 1,024 with the 410 others
+        max_new_tokens=160,
+        max_seq_len=512,
+        answered_together=1024,
+        trained_together=4,
+        generate_s=40,
+        train_s=80,
+        timed_batches=16,
+    ),
+    "laptop": Training(
+        layers=4,
+        calibration_tokens=1024,
+        num_prompts=64,
+        num_eval_prompts=16,
+        self_written=(),
+        max_new_tokens=48,
+        max_seq_len=256,
+        answered_together=16,
+        trained_together=4,
+        generate_s=40,
+        train_s=60,
+        timed_batches=6,
+    ),
+    "tiny": Training(
+        layers=2,
+        calibration_tokens=128,
+        num_prompts=12,
+        num_eval_prompts=6,
+        self_written=(),
+        max_new_tokens=8,
+        max_seq_len=256,
+        answered_together=8,
+        trained_together=2,
+        generate_s=5,
+        train_s=1,
+        timed_batches=4,
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -124,6 +170,18 @@ def trained_draft(setting: Setting, training: Training) -> Trained:
         raise SkippedError(str(error)) from error
     write_json({"row": row, "asked": asked(setting, training)}, run / DONE)
     return Trained(run, row)
+
+
+def within(training: Training, setting: Setting) -> Training:
+    """The training, shortened to two thirds of what is left.
+
+    Raises:
+        SkippedError: If that is less than a tenth of it.
+    """
+    share = min(1.0, 2 / 3 * setting.left_s / training.seconds)
+    if share < 0.1:
+        raise SkippedError(f"training takes {training.seconds:.0f} s, and {max(0.0, setting.left_s):.0f} s are left")
+    return replace(training, generate_s=share * training.generate_s, train_s=share * training.train_s)
 
 
 def kept_row(run: Path, setting: Setting, training: Training) -> Row | None:

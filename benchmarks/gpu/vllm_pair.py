@@ -2,24 +2,24 @@
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from statistics import median
 
 import numpy as np
 
 from architectures.conversion.folders import convert_draft
-from benchmarks.gpu.draft import RESAMPLING, SIZES, within
 from benchmarks.gpu.memory import free_memory
 from benchmarks.gpu.stage import Row, Setting, Size, SkippedError
 from benchmarks.gpu.steps import listed
-from benchmarks.gpu.trained_draft import QUICKSTART, trained_draft
+from benchmarks.gpu.trained_draft import TRAINING, trained_draft, within
 from benchmarks.gpu.vllm_engine import Engine, running
 from benchmarks.gpu.vllm_steps import REPLY_S, common_kwargs, require_vllm
+from eval.acceptance.estimates import Resampling
 from eval.acceptance.paired_ratios import paired_ratio_quotient
 from eval.certificate.replayed import own_tokens, replay_text
 from eval.models.loading import load_model
 
-LAYERS, K = 4, 3
+K = 3
+RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)
 FORMS = ("whole", "own-tokenizer")  # of `widedraft convert`: all token ids; a tokenizer that has only the draft's
 BATCHES, PROMPTS = (1, 8), 48
 REPEATS, NEW_TOKENS = {"full": 5, "laptop": 5, "tiny": 1}, {"full": 64, "laptop": 64, "tiny": 8}
@@ -36,9 +36,8 @@ def rows(setting: Setting) -> Iterator[Row]:
     require_vllm()
     if not (setting.target / "config.json").is_file():
         raise SkippedError(f"{setting.target}: no target there")
-    work = setting.work / "pair"
-    training = replace(within(SIZES[setting.size].training, setting), layers=LAYERS, recipe=QUICKSTART)
-    trained = trained_draft(replace(setting, work=work), training)
+    work = setting.work / "forms"
+    trained = trained_draft(setting, within(TRAINING[setting.size], setting))
     yield trained.row
     free_memory()
     ways: dict[str, Row | None] = {
