@@ -106,12 +106,13 @@ def rows(setting: Setting) -> Iterator[Row]:
     sizes = sizes_of(setting)
     file = setting.work / "vllm_steps.json"
     earlier = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
-    done = {row["case"] for row in earlier if "step_ms" in row}
+    measured = {(row["case"], row["batch"]) for row in earlier if "step_ms" in row}
     cases = [Case(PLAIN, 0)]
     cases += [Case(draft, k) for k in sizes.ks for draft in (NO_DRAFT, *sizes.drafts)]
     if setting.device.type == "cuda":  # vLLM's CPU build has no synthetic acceptance
         cases += [Case(draft, sizes.ks[0], CHECKED_ALPHA) for draft in list(sizes.drafts)[:2]]
-    yield from measure([case for case in cases if case.name not in done], sizes, setting)
+    pending = [case for case in cases if not measured >= {(case.name, batch) for batch in sizes.batches}]
+    yield from measure(pending, sizes, setting)
 
 
 def require_vllm() -> None:
@@ -205,10 +206,6 @@ def engine_kwargs(case: Case, sizes: Sizes, setting: Setting) -> Row:
         "max_num_batched_tokens": 2048,
         "kv_cache_memory_bytes": cache_bytes(case, sizes, setting),
     }
-    on_gpu = setting.device.type == "cuda"
-    if on_gpu:
-        captured = {batch * tokens for batch in sizes.batches for tokens in (1, case.k + 1)}
-        kwargs["compilation_config"] = {"cudagraph_capture_sizes": sorted(captured)}
     if case.draft == PLAIN:
         return kwargs
     speculative: Row = {"num_speculative_tokens": case.k}
@@ -217,7 +214,7 @@ def engine_kwargs(case: Case, sizes: Sizes, setting: Setting) -> Row:
     else:
         folder = config_folder(case.draft, sizes.drafts[case.draft], setting)
         speculative |= {"method": "draft_model", "model": folder}
-    if on_gpu:  # otherwise it is chance that dummy drafts are rejected
+    if setting.device.type == "cuda":  # on a CPU, which has no synthetic acceptance, dummy drafts are rejected anyway
         rates = [case.alpha**position for position in range(1, case.k + 1)]
         speculative |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
     return kwargs | {"speculative_config": speculative}
