@@ -21,7 +21,7 @@ from architectures.shapes.shape import Shape
 from architectures.shapes.tiny import tiny_config, tiny_shapes
 from architectures.targets.target import config_at_hand
 from benchmarks.gpu.pack import TARGET_NAME
-from benchmarks.gpu.record import begun, device_name, keep, stage_record, summary
+from benchmarks.gpu.record import begun, device_name, is_measured, keep, stage_record, summary
 from benchmarks.gpu.stage import Row, Size
 from benchmarks.gpu.stage_process import END
 from benchmarks.gpu.stages import MAX_S, SLACK, STAGES, Listed
@@ -43,7 +43,13 @@ def main(words: list[str] | None = None) -> int:
 
 def options_of(words: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks/gpu.sh", description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", choices=STAGES, metavar="ITEM", help="these, also if measured")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=STAGES,
+        metavar="ITEM",
+        help="only these, also if measured",
+    )
     parser.add_argument("--size", choices=("full", "laptop", "tiny"), help="default: full on a GPU, laptop elsewhere")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="where results go (default: runs/gpu)")
     parser.add_argument("--keep", type=Path, default=Path("runs/gpu/kept"), help="what later calls begin from")
@@ -90,9 +96,7 @@ def run(options: argparse.Namespace) -> None:
 
 def is_pending(stage: Record | None) -> bool:
     """Whether an item is not measured yet, or not all of it."""
-    return (
-        stage is None or stage["status"] != "done" or any("skipped" in row or "failed" in row for row in stage["rows"])
-    )
+    return stage is None or stage["status"] != "done" or not all(map(is_measured, stage["rows"]))
 
 
 def require_torch(version: str) -> None:

@@ -1,4 +1,4 @@
-"""What travels to a GPU machine without a network, in calls that carry 64 MiB each, and how it is put together there.
+"""Builds archives for a GPU machine without network access, at most 64 MiB per call, and unpacks them there.
 
     python -m benchmarks.gpu.pack pack        # where there is a package index: fills .carry/
     python -m benchmarks.gpu.pack list        # what travels in which call, and how large
@@ -51,6 +51,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--carry", type=Path, default=CARRY, help="folder of what travels (default: .carry)")
     parser.add_argument("--keep", type=Path, help="receive: folder to unpack into")
     options = parser.parse_args(argv)
+    if options.what == "receive" and options.keep is None:
+        parser.error("receive needs --keep")
     try:
         if options.what == "pack":
             pack(options.carry)
@@ -233,16 +235,14 @@ def receive(carry: Path, keep: Path) -> str:
                 raise BrokenError(
                     f"{source}: SHA-256 is {found[:16]}..., packed was {piece['sha256'][:16]}... Carry it again."
                 )
-            if not target.is_file():
-                shutil.copyfile(source, target)
+            partial = target.with_suffix(".partial")
+            shutil.copyfile(source, partial)
+            partial.replace(target)
     lines = []
     for archive in dict.fromkeys(piece["archive"] for piece in pieces):
         own = [piece for piece in pieces if piece["archive"] == archive]
-        missing = sorted({f".carry/{piece['call']}" for piece in own if not (kept / piece["name"]).is_file()})
-        if missing:
-            lines.append(f"{archive}: {', '.join(missing)} missing")
-        else:
-            lines.append(f"{archive}: {unpack(archive, [kept / piece['name'] for piece in own], keep)}")
+        missing = sorted({f".carry/{piece['call']}" for piece in own if not is_kept(kept / piece["name"], piece)})
+        lines.append(f"{archive}: {', '.join(missing)} missing" if missing else unpack(archive, own, keep))
     return "\n".join(lines)
 
 
@@ -252,21 +252,24 @@ def require_torch(version: str) -> None:
         raise BrokenError(f"torch {version}: vLLM as packed needs torch {TORCH_THERE}. Pack another vLLM in vllm.txt.")
 
 
-def unpack(archive: str, pieces: list[Path], keep: Path) -> str:
-    """Join an archive and unpack it into `keep`/site, or keep it as a file where it is none."""
-    done = keep / f"{archive}.unpacked"
-    if done.is_file():
-        return "is unpacked already"
+def is_kept(path: Path, piece: dict) -> bool:
+    """Whether a piece of this pack, and not of an older one, was received."""
+    return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == piece["sha256"]
+
+
+def unpack(archive: str, pieces: list[dict], keep: Path) -> str:
+    """Join an archive and unpack it into `keep`/site, or keep it as is if it is not a tar file."""
+    done, packed = keep / f"{archive}.unpacked", json.dumps([piece["sha256"] for piece in pieces])
+    if done.is_file() and done.read_text(encoding="utf-8") == packed:
+        return f"{archive}: is unpacked already"
     whole = keep / archive
-    with whole.open("wb") as file:
-        for piece in pieces:
-            file.write(piece.read_bytes())
+    whole.write_bytes(b"".join((keep / "carried" / piece["name"]).read_bytes() for piece in pieces))
     if archive.endswith(".tar.xz"):
         with tarfile.open(whole) as tar:
             tar.extractall(keep / "site", filter="data")
         whole.unlink()
-    done.touch()
-    return "unpacked"
+    done.write_text(packed, encoding="utf-8")
+    return f"{archive}: unpacked"
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 
 from architectures.pages.blocks import Table
 from architectures.pages.markdown import between, markdown
-from benchmarks.gpu.record import DEVICES
+from benchmarks.gpu.record import DEVICES, is_measured
 from benchmarks.gpu.stage import Row
 from benchmarks.gpu.stages import STAGES
 
@@ -71,7 +71,8 @@ def outcome(record: Record | None, name: str) -> str:
     stage = None if record is None else record["stages"].get(name)
     if stage is None:
         return NOT_RUN
-    told = f"{stage['status']}, {len(stage['rows'])} rows in {stage['seconds']:.0f} s"
+    rows = sum(map(is_measured, stage["rows"])) if stage["rows"] else 0
+    told = f"{stage['status']}, {rows} rows in {stage['seconds']:.0f} s"
     return f"{told}: {stage['reason']}" if stage["reason"] else told
 
 

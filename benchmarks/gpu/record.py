@@ -22,7 +22,7 @@ CELLS = {
     "break_even": "target shape how batch context lookahead",
     "distillation": "teacher student source seq_len microbatch batch optimizer packing mixed_lengths aim",
     "loss": "path loss tokens vocab hidden teacher_hidden chunk_tokens",
-    "vllm_steps": "case batch",
+    "vllm_steps": "case batch run",
     "answers": "model batch prompt_tokens new_tokens how",
 }
 
@@ -89,7 +89,8 @@ def with_earlier(name: str, rows: list[Row], earlier: Record | None) -> list[Row
 
 
 def is_measured(row: Row) -> bool:
-    return "skipped" not in row and "failed" not in row
+    """Whether a row is a result: not one that was left out, failed, or was found to be wrong."""
+    return not {"skipped", "failed", "dropped"} & row.keys()
 
 
 def cell_of(name: str, row: Row) -> tuple[Any, ...]:

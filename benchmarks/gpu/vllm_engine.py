@@ -1,8 +1,8 @@
 """vLLM engines, each in a process of its own: several start together, then each is measured while the others wait.
 
 Starting an engine takes half a minute, mostly of one core; a measurement takes seconds and needs the GPU to itself. The
-processes run `WIDEDRAFT_VLLM`, a Python that has vLLM (default: this one), read one JSON request a line and write one
-JSON reply a line. This module imports nothing else of the project, so that Python needs only vLLM.
+processes run `WIDEDRAFT_VLLM`, a Python that has vLLM (default: this one), and exchange one JSON object per line. This
+module imports nothing else of the project, so that Python needs only vLLM.
 """
 
 import json
@@ -14,9 +14,11 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 PYTHON = "WIDEDRAFT_VLLM"
 LOG_LINES = 12  # of an engine that failed, kept in the results
@@ -60,7 +62,7 @@ class Engine:
 
     def __init__(self, name: str, kwargs: Mapping[str, Any], logs: Path) -> None:
         """Start a process with these arguments of `vllm.LLM`; `reply` waits for it."""
-        self.name, self.log = name, logs / (re.sub(r"[^\w.]+", "-", name) + ".log")
+        self.name, self.is_ready, self.log = name, False, logs / (re.sub(r"[^\w.]+", "-", name) + ".log")
         paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
         with self.log.open("w", encoding="utf-8") as log:
             self.process = subprocess.Popen(
@@ -96,6 +98,7 @@ class Engine:
         reply = json.loads(self.process.stdout.readline() or '{"error": "its process ended"}')
         if "error" in reply:
             raise self.failure(reply["error"])
+        self.is_ready = True
         return reply
 
     def failure(self, reason: str) -> EngineError:
@@ -108,11 +111,15 @@ class Engine:
         if self.process.stdin.closed:
             return
         with self.process:  # closes the pipes and waits
+            children = psutil.Process(self.process.pid).children(recursive=True)  # vLLM's engine core holds the GPU
             try:
                 self.send(None)
-                self.process.wait(STOP_S)
+                self.process.wait(STOP_S if self.is_ready else 0)
             except (EngineError, subprocess.TimeoutExpired):
                 self.process.kill()
+            for child in children:
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
 
 
 @contextmanager

@@ -1,18 +1,20 @@
 """A real pair in vLLM: SmolLM2-135M-Instruct and a draft distilled on the device, with n-gram and plain decoding."""
 
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from statistics import median
 
 import numpy as np
 
 from architectures.conversion.folders import convert_draft
 from benchmarks.gpu.memory import free_memory
-from benchmarks.gpu.stage import Row, Setting, Size, SkippedError
+from benchmarks.gpu.stage import Row, Setting, SkippedError
 from benchmarks.gpu.steps import listed
 from benchmarks.gpu.trained_draft import TRAINING, trained_draft, within
 from benchmarks.gpu.vllm_engine import Engine, running
-from benchmarks.gpu.vllm_steps import REPLY_S, common_kwargs, require_vllm
+from benchmarks.gpu.vllm_steps import PLAIN, REPLY_S, common_kwargs, noted, require_vllm
 from eval.acceptance.estimates import Resampling
 from eval.acceptance.paired_ratios import paired_ratio_quotient
 from eval.certificate.replayed import own_tokens, replay_text
@@ -21,7 +23,7 @@ from eval.models.loading import load_model
 K = 3
 RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)
 FORMS = ("whole", "own-tokenizer")  # of `widedraft convert`: all token ids; a tokenizer that has only the draft's
-BATCHES, PROMPTS = (1, 8), 48
+BATCHES, PROMPTS = (1, 8), 24
 REPEATS, NEW_TOKENS = {"full": 5, "laptop": 5, "tiny": 1}, {"full": 64, "laptop": 64, "tiny": 8}
 START_S = 240.0
 
@@ -31,7 +33,6 @@ def rows(setting: Setting) -> Iterator[Row]:
 
     Raises:
         SkippedError: If the target was not carried, or time is too short to train.
-        EngineError: If an engine does not start.
     """
     require_vllm()
     if not (setting.target / "config.json").is_file():
@@ -41,7 +42,7 @@ def rows(setting: Setting) -> Iterator[Row]:
     yield trained.row
     free_memory()
     ways: dict[str, Row | None] = {
-        "plain": None,
+        PLAIN: None,
         "n-gram": {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4},
     }
     for form in FORMS:
@@ -52,19 +53,21 @@ def rows(setting: Setting) -> Iterator[Row]:
     longest = 512 - NEW_TOKENS[setting.size] - K
     prompts = [ids for ids in trained.held_out() if len(ids) <= longest][:PROMPTS]
     kwargs = {way: pair_kwargs(setting, speculative) for way, speculative in ways.items()}
+    end_s = time.monotonic() + min(START_S, setting.left_s)
+    failed: dict[str, str] = {}
     with running(kwargs, setting.out / "vllm-logs") as engines:
-        facts = {way: engine.reply(min(START_S, setting.left_s)) for way, engine in engines.items()}
+        facts: dict[str, Row] = {}
+        for way, engine in engines.items():
+            with noted(way, failed):
+                facts[way] = engine.reply(end_s - time.monotonic())
         for batch in [batch for batch in BATCHES if batch <= len(prompts)]:
             groups = [prompts[start : start + batch] for start in range(0, len(prompts) - batch + 1, batch)]
-            runs = decode_in_turn(engines, groups, setting.size)
-            for way in ways:
-                replayed = replay(setting, work / way, groups, runs["plain"]) if batch == 1 and way in FORMS else {}
-                yield (
-                    {"way": way, "batch": batch, "k": K * (way != "plain")}
-                    | compared(runs, way)
-                    | replayed
-                    | facts[way]
-                )
+            runs = decode_in_turn({way: engines[way] for way in facts}, groups, setting, failed)
+            for way in runs if PLAIN in runs else ():
+                replayed = replay(setting, work / way, groups, runs[PLAIN]) if batch == 1 and way in FORMS else {}
+                cell = {"way": way, "batch": batch, "k": K * (way != PLAIN)}
+                yield cell | compared(runs, way) | replayed | facts[way]
+    yield from ({"way": way, "failed": reason} for way, reason in failed.items())
 
 
 def pair_kwargs(setting: Setting, speculative: Row | None) -> Row:
@@ -75,41 +78,43 @@ def pair_kwargs(setting: Setting, speculative: Row | None) -> Row:
         "max_num_seqs": max(BATCHES),
         "kv_cache_memory_bytes": 2**29,
     }
-    return (
-        kwargs if speculative is None else kwargs | {"speculative_config": speculative | {"num_speculative_tokens": K}}
-    )
+    if speculative is not None:
+        kwargs["speculative_config"] = speculative | {"num_speculative_tokens": K}
+    return kwargs
 
 
 def decode_in_turn(
-    engines: Mapping[str, Engine], groups: Sequence[list[list[int]]], size: Size
+    engines: Mapping[str, Engine], groups: Sequence[list[list[int]]], setting: Setting, failed: dict[str, str]
 ) -> dict[str, list[list[Row]]]:
-    """Every group by every engine, repetition after repetition; [way][group] holds the repetitions."""
-    runs: dict[str, list[list[Row]]] = {way: [[] for _ in groups] for way in engines}
-    for repeat in range(REPEATS[size] + 1):  # the first one warms up
-        for number, group in enumerate(groups):
-            for way, engine in engines.items():
-                run = engine.decode(group, NEW_TOKENS[size], REPLY_S)
-                if repeat:
-                    runs[way][number].append(run)
-    return runs
+    """Every group by every engine, repetition after repetition while time is left; [way][group] holds repetitions."""
+    runs: dict[str, list[list[Row]]] = {way: [[] for _ in groups] for way in engines if way not in failed}
+    start_s = time.monotonic()
+    for repeat in range(REPEATS[setting.size] + 1):  # the first one warms up
+        if repeat > 1 and setting.left_s < 1.5 * (time.monotonic() - start_s) / repeat:
+            break
+        for number, way in product(range(len(groups)), engines):
+            if way not in failed:
+                with noted(way, failed):
+                    run = engines[way].decode(groups[number], NEW_TOKENS[setting.size], REPLY_S)
+                    runs[way][number] += [run] * (repeat > 0)
+    return {way: each for way, each in runs.items() if way not in failed}
 
 
 def compared(runs: Mapping[str, list[list[Row]]], way: str) -> Row:
     """Speed of a way, prefill included, and its speedup over plain decoding; groups are the units of the interval."""
-    seconds = {
-        name: np.array([median(run["seconds"] for run in each) for each in runs[name]]) for name in (way, "plain")
-    }
+    seconds = {name: np.array([median(run["seconds"] for run in each) for each in runs[name]]) for name in (way, PLAIN)}
     ones = np.ones(len(seconds[way]))
-    speedup = paired_ratio_quotient((seconds["plain"], ones), (seconds[way], ones), RESAMPLING)
+    speedup = paired_ratio_quotient((seconds[PLAIN], ones), (seconds[way], ones), RESAMPLING)
     last = [each[-1] for each in runs[way]]
     tokens = sum(len(ids) for run in last for ids in run["token_ids"])
-    drafts = sum(run["drafts"] for run in last)
-    texts = [(run["token_ids"], plain[-1]["token_ids"]) for run, plain in zip(last, runs["plain"], strict=True)]
+    accepted = sum(run["accepted"] for run in last)
+    drafted = tokens - sum(len(run["token_ids"]) for run in last)  # the first token of each text is the prefill's
+    texts = [(run["token_ids"], plain[-1]["token_ids"]) for run, plain in zip(last, runs[PLAIN], strict=True)]
     return {
         "tokens_per_s": tokens / float(seconds[way].sum()),
         "speedup": speedup.value,
         "interval": listed(speedup),
-        "acceptance_length": 1 + sum(run["accepted"] for run in last) / drafts if drafts else 1.0,
+        "acceptance_length": drafted / (drafted - accepted),
         "accepted_per_position": added([run["accepted_per_position"] for run in last if run["accepted_per_position"]]),
         "equal_texts": sum(ours == plain for ours, plain in texts),
         "groups": len(texts),

@@ -12,8 +12,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from itertools import product
 from statistics import median
+from typing import TypeVar
 
 import torch
 from transformers import LlamaConfig
@@ -23,8 +25,9 @@ from benchmarks.gpu.stage import Row, Setting, SkippedError, number_type
 from benchmarks.gpu.vllm_engine import PYTHON, EngineError, running
 from eval.latency.memory import free_bytes
 
+Key = TypeVar("Key")
 PLAIN, NO_DRAFT = "plain", "no-draft"  # decoding without drafts; draft tokens that cost nothing
-OVERHEAD_BYTES = int(1.4 * 2**30)  # per engine, in addition to weights and KV cache: CUDA context, graphs, activations
+OVERHEAD_BYTES = 2 * 2**30  # per engine, in addition to weights and KV cache: CUDA context, graphs, activations
 WARM_UP_TOKENS = 16
 CHECKED_ALPHA = 0.7  # synthetic acceptance rate at which the predicted speedup is measured
 REPLY_S, REPEAT_S, WAVE_S = 60.0, 30.0, 60.0  # limit of a reply; left without which nothing more begins
@@ -101,18 +104,24 @@ TINY = Sizes(
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """A row for each case and batch size; those that the device's file has are not measured again."""
+    """A row for each case and batch size; drafts that the device's file has are not measured again.
+
+    What they are compared with is: machines of one kind differ, so costs are computed within one run.
+    """
     require_vllm()
     sizes = sizes_of(setting)
     file = setting.work / "vllm_steps.json"
     earlier = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
     measured = {(row["case"], row["batch"]) for row in earlier if "step_ms" in row}
-    cases = [Case(PLAIN, 0)]
-    cases += [Case(draft, k) for k in sizes.ks for draft in (NO_DRAFT, *sizes.drafts)]
+    batches = set(sizes.batches)
+    drafts = [Case(draft, k) for k in sizes.ks for draft in sizes.drafts]
     if setting.device.type == "cuda":  # vLLM's CPU build has no synthetic acceptance
-        cases += [Case(draft, sizes.ks[0], CHECKED_ALPHA) for draft in list(sizes.drafts)[:2]]
-    pending = [case for case in cases if not measured >= {(case.name, batch) for batch in sizes.batches}]
-    yield from measure(pending, sizes, setting)
+        drafts += [Case(draft, sizes.ks[0], CHECKED_ALPHA) for draft in list(sizes.drafts)[:2]]
+    pending = [case for case in drafts if batches - {batch for name, batch in measured if name == case.name}]
+    baselines = dict.fromkeys(Case(NO_DRAFT, case.k) for case in pending)
+    run = datetime.now(UTC).isoformat(timespec="minutes")
+    for row in measure([Case(PLAIN, 0), *baselines, *pending] if pending else [], sizes, setting):
+        yield row | {"run": run}
 
 
 def require_vllm() -> None:
@@ -172,12 +181,12 @@ def measure_wave(wave: Sequence[Case], sizes: Sizes, setting: Setting) -> Iterat
 
 
 @contextmanager
-def noted(case: Case, failed: dict[Case, str]) -> Iterator[None]:
+def noted(name: Key, failed: dict[Key, str]) -> Iterator[None]:
     """Note an engine's error; the other engines go on."""
     try:
         yield
     except EngineError as error:
-        failed[case] = str(error)
+        failed[name] = str(error)
 
 
 def figures(runs: Sequence[Row], batch: int, sizes: Sizes) -> Row:

@@ -19,27 +19,38 @@ DOC = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- vllm: begin -->", "<!-- vllm: end -->"
 ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9)
 OWN_LOOP = ("captured", 128)  # how our decoding loop ran the models, and the context
-SHOWN_K = 3
+SHOWN_K = 3  # of c and of predicted speedups
+OWN_FIGURES = ("plain_ms", "draft_ms", "cost_ratio")
 
 
 def main() -> None:
-    sections = [section(record) for record in read_devices(DEVICES) if "vllm_steps" in record["stages"]]
+    records = [record for record in read_devices(DEVICES) if any(map(is_step, rows_of(record)))]
+    sections = [section(record) for record in records]
     DOC.write_text(between(DOC.read_text(encoding="utf-8"), BEGIN, END, "\n\n".join(sections)), encoding="utf-8")
+
+
+def rows_of(record: Mapping) -> list[Row]:
+    return record["stages"].get("vllm_steps", {}).get("rows", [])
+
+
+def is_step(row: Row) -> bool:
+    return "step_ms" in row
 
 
 def section(record: Mapping) -> str:
     """Costs by draft and batch size, then break-even acceptance rates, then predicted and measured speedups."""
-    stage, steps = record["stages"]["vllm_steps"], record["stages"].get("steps", {}).get("rows", [])
-    rows = [row for row in stage["rows"] if "step_ms" in row]
+    steps = record["stages"].get("steps", {}).get("rows", [])
+    rows = list(filter(is_step, rows_of(record)))
     found = [cost | {"own": own_loop(steps, cost["draft"], cost["batch"])} for cost in costs(rows)]
     ks = sorted({row["k"] for row in rows if row["k"]})
-    provenance = stage["provenance"]
-    title = f"### {record['device']}, vLLM {rows[0]['vllm']}, torch {record['torch']}, {provenance['created'][:10]}"
-    heads = ["draft", "layers", "batch", "plain ms", *(f"k={k} ms" for k in ks), "T_draft ms", "c", "c, our loop"]
+    runs = ", ".join(dict.fromkeys(row["run"][:10] for row in rows))
+    title = f"### {record['device']}, vLLM {rows[0]['vllm']}, torch {record['torch']}, {runs}"
+    heads = ["draft", "layers", "batch", "plain ms", *(f"k={k} ms" for k in ks), *(f"T_draft k={k}" for k in ks), "c"]
+    heads += ["our loop: plain ms", "draft ms", "c"]
     table = []
     for row in found:
-        times = [spread(row["steps"].get(k)) for k in ks]
-        ratios = [number(row["draft_ms"]), number(row["cost_ratio"]), number((row["own"] or {}).get("cost_ratio"))]
+        times = [spread(row["steps"].get(k)) for k in ks] + [number(row["draft_ms"].get(k)) for k in ks]
+        ratios = [number(row["cost_ratio"]), *(number((row["own"] or {}).get(name)) for name in OWN_FIGURES)]
         layers = FULL.drafts[row["draft"]].layers
         table.append([row["draft"], layers, row["batch"], number(row["plain_ms"]), *times, *ratios])
     parts = [title, markdown(Table(heads, table)), "Acceptance rate at which drafting breaks even, vLLM / our loop:"]
@@ -57,31 +68,30 @@ def section(record: Mapping) -> str:
 
 
 def costs(rows: Sequence[Row]) -> Iterator[Row]:
-    """What follows from step times, for each draft and batch size.
+    """What follows from step times, for each draft and batch size, compared within one run.
 
-    T_draft is the least-squares slope, through the origin, of the step time beyond that of a draft that costs nothing
-    over k. The speedup at acceptance rate alpha is tau(alpha, k) T_plain / step time.
+    T_draft at k is (step time - step time of draft tokens that cost nothing) / k, in ms; c is that at SHOWN_K over the
+    plain step. The speedup at acceptance rate alpha is tau(alpha, k) T_plain / step time.
     """
-    steps = {(row["draft"], row["batch"], row["k"]): row for row in rows if not row["alpha"]}
-    cells = {(draft, batch) for draft, batch, _ in steps if draft in FULL.drafts}
-    for draft, batch in sorted(cells, key=lambda cell: (cell[1], FULL.drafts[cell[0]].layers)):
-        plain_ms = steps[PLAIN, batch, 0]["step_ms"]
-        own = {k: row for (name, size, k), row in sorted(steps.items()) if (name, size) == (draft, batch)}
-        extra = {
-            k: row["step_ms"] - steps[NO_DRAFT, batch, k]["step_ms"]
-            for k, row in own.items()
-            if (NO_DRAFT, batch, k) in steps
-        }
-        draft_ms = sum(k * ms for k, ms in extra.items()) / sum(k**2 for k in extra) if extra else None
+    steps = {(row["run"], row["draft"], row["batch"], row["k"]): row for row in rows if not row["alpha"]}
+    cells: dict[tuple[str, int], dict[int, Row]] = {}
+    for (run, draft, batch, k), row in sorted(steps.items()):
+        if draft in FULL.drafts and (run, PLAIN, batch, 0) in steps:
+            cells.setdefault((draft, batch), {})[k] = row
+    for (draft, batch), own in sorted(cells.items(), key=lambda cell: (cell[0][1], FULL.drafts[cell[0][0]].layers)):
+        plain_ms = {k: steps[row["run"], PLAIN, batch, 0]["step_ms"] for k, row in own.items()}
+        free = {k: steps.get((row["run"], NO_DRAFT, batch, k)) for k, row in own.items()}
+        draft_ms = {k: (own[k]["step_ms"] - each["step_ms"]) / k for k, each in free.items() if each is not None}
+        ratios = {k: row["step_ms"] / plain_ms[k] for k, row in own.items()}
         yield {
             "draft": draft,
             "batch": batch,
-            "plain_ms": plain_ms,
+            "plain_ms": plain_ms.get(SHOWN_K, max(plain_ms.values())),
             "steps": own,
             "draft_ms": draft_ms,
-            "cost_ratio": draft_ms and draft_ms / plain_ms,
-            "break_even": {k: break_even(row["step_ms"] / plain_ms, k) for k, row in own.items()},
-            "speedup": {(k, a): iid_tau(a, k) * plain_ms / row["step_ms"] for k, row in own.items() for a in ALPHAS},
+            "cost_ratio": draft_ms[SHOWN_K] / plain_ms[SHOWN_K] if SHOWN_K in draft_ms else None,
+            "break_even": {k: break_even(ratio, k) for k, ratio in ratios.items()},
+            "speedup": {(k, alpha): iid_tau(alpha, k) / ratio for k, ratio in ratios.items() for alpha in ALPHAS},
         }
 
 
@@ -99,6 +109,8 @@ def own_loop(steps: Sequence[Row], draft: str, batch: int) -> Row | None:
         return None
     times = StepTimes(target[1], own[1], own[2], {tokens - 1: ms for tokens, ms in target.items() if tokens > 1})
     return {
+        "plain_ms": times.target_s,
+        "draft_ms": times.draft_s,
         "cost_ratio": times.cost_ratio,
         "break_even": {k: break_even_alpha(k, times, batch) for k in times.verify_s},
         "speedup": {(k, alpha): iid_speedup(alpha, k, times, batch) for k in times.verify_s for alpha in ALPHAS},
@@ -106,11 +118,14 @@ def own_loop(steps: Sequence[Row], draft: str, batch: int) -> Row | None:
 
 
 def checks(rows: Sequence[Row], found: Sequence[Row]) -> Iterator[list[object]]:
-    """Speedups measured at a synthetic acceptance rate, with the prediction for them."""
+    """Speedups measured at a synthetic acceptance rate, with the prediction for them.
+
+    At batch 1 only: the time of a larger batch is that of its slowest request.
+    """
     by_cell = {(row["draft"], row["batch"]): row for row in found}
     for row in rows:
         cell = by_cell.get((row["draft"], row["batch"]))
-        if row["alpha"] and cell is not None:
+        if row["alpha"] and row["batch"] == 1 and cell is not None:
             measured = row["tokens_per_s"] * cell["plain_ms"] / 1000 / row["batch"]
             predicted = cell["speedup"].get((row["k"], row["alpha"]))
             length = number(row["tokens_per_step"])

@@ -63,6 +63,23 @@ def test_receiving_again_changes_nothing(packed, keep):
     assert file.read_text() == "changed\n"
 
 
+def test_a_piece_that_was_cut_off_is_received_again(packed, keep):
+    assert receive(packed, keep) == 0
+    (keep / "target.gguf").unlink()
+    (keep / "target.gguf.unpacked").unlink()
+    (keep / "carried" / "target.gguf.0").write_bytes(b"short")
+    assert receive(packed, keep) == 0
+    assert (keep / "target.gguf").read_bytes() == CONTENT
+
+
+def test_a_new_pack_replaces_the_old_one(packed, keep, tmp_path):
+    assert receive(packed, keep) == 0
+    (tmp_path / "target.gguf").write_bytes(CONTENT[::-1])
+    divide([tmp_path / "ours.tar.xz", tmp_path / "target.gguf"], packed)
+    assert receive(packed, keep) == 0
+    assert (keep / "target.gguf").read_bytes() == CONTENT[::-1]
+
+
 @pytest.mark.parametrize("backwards", [False, True])
 def test_calls_arrive_one_after_the_other(packed, keep, tmp_path, backwards):
     folders = sorted(packed.iterdir(), reverse=backwards)

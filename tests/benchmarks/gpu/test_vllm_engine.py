@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks.gpu import vllm_engine
@@ -16,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 TARGET = ROOT / "models" / "SmolLM2-135M-Instruct"
 PROMPTS = [[5, 6, 7], [8, 9]]
 STUB = """
-import os, sys, time
+import os, subprocess, sys, time
 from types import SimpleNamespace as Some
 
 __version__ = "0.0.1"
@@ -35,6 +36,9 @@ class LLM:
         if kwargs.get("broken"):
             raise ValueError("no such model")
         time.sleep(kwargs.get("sleep", 0))
+        if kwargs.get("child"):
+            child = subprocess.Popen(["sleep", "600"])
+            open(os.environ["LOG"].replace("parent.log", "child.pid"), "w").write(str(child.pid))
         self.llm_engine = Some(vllm_config=Some(
             compilation_config=Some(cudagraph_mode=Some(name="FULL")),
             scheduler_config=Some(async_scheduling=True), use_v2_model_runner=False))
@@ -116,6 +120,16 @@ def test_an_engine_that_hangs_is_given_up_and_killed(logs, monkeypatch):
     engine.stop()
     assert time.monotonic() - start_s < 30
     assert engine.process.returncode < 0
+
+
+def test_what_an_engine_started_ends_with_it(logs):
+    engine = Engine("parent", {"child": True}, logs)
+    engine.reply(30)
+    child = int((logs / "child.pid").read_text())
+    engine.stop()
+    until_s = time.monotonic() + 10
+    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < until_s
 
 
 def test_draft_tokens_that_cost_nothing():

@@ -101,11 +101,15 @@ def test_what_no_time_is_left_for_is_skipped(setting, waves):
 
 
 def test_measured_cases_are_not_measured_again(setting, waves):
-    measured = [{"case": "plain k=0", "batch": batch, "step_ms": 1.0} for batch in TINY.batches]
-    measured += [{"case": "wide k=2", "batch": 1, "step_ms": 1.0}, {"case": "wide k=1", "failed": "gone"}]
+    measured = [{"case": "wide k=2", "batch": batch, "step_ms": 1.0} for batch in TINY.batches]
+    measured += [{"case": "wide k=1", "batch": 1, "step_ms": 1.0}, {"case": "wide k=1", "dropped": "wrong"}]
     (setting.work / "vllm_steps.json").write_text(json.dumps(measured))
-    list(rows(setting))
-    assert [name for wave in waves for name in wave] == ["no-draft k=2", "wide k=2", "no-draft k=1", "wide k=1"]
+    assert all(row["run"] for row in rows(setting))
+    assert [name for wave in waves for name in wave] == ["plain k=0", "no-draft k=1", "wide k=1"]  # with its baselines
+    waves.clear()
+    measured += [{"case": "wide k=1", "batch": 2, "step_ms": 1.0}]
+    (setting.work / "vllm_steps.json").write_text(json.dumps(measured))
+    assert list(rows(setting)) == waves == []
 
 
 def test_without_vllm_the_item_is_skipped(setting, monkeypatch):
@@ -133,9 +137,9 @@ def test_an_engine_of_llama_7b_is_estimated_as_measured(on_gpu):
         assert (engine_bytes(case, FULL, on_gpu) - rest) / GIB == pytest.approx(weights, abs=0.01)
 
 
-def step_rows(draft_ms=0.5, once_ms=0.2):
+def step_rows(draft_ms=0.5, run="2026-11-26T23:45"):
     """Step times of a draft with known costs: V(k) = 5 + k/10."""
-    row = {"alpha": 0.0, "batch": 1, "step_ms_range": [1, 1], "tokens_per_step": 1.0} | FACTS
+    row = {"run": run, "alpha": 0.0, "batch": 1, "step_ms_range": [1, 1], "tokens_per_step": 1.0} | FACTS
     yield row | {"draft": PLAIN, "k": 0, "step_ms": 4.0}
     for k in (1, 3):
         yield row | {"draft": NO_DRAFT, "k": k, "step_ms": 5 + k / 10}
@@ -144,13 +148,21 @@ def step_rows(draft_ms=0.5, once_ms=0.2):
 
 def test_costs_of_a_draft_are_found_again():
     [cost] = costs(list(step_rows()))
-    assert cost["draft_ms"] == pytest.approx(0.5)
+    assert cost["draft_ms"] == pytest.approx({1: 0.5, 3: 0.5})
     assert cost["cost_ratio"] == pytest.approx(0.5 / 4)
     for k, ratio in ((1, 5.6 / 4), (3, 6.8 / 4)):
         assert iid_tau(cost["break_even"][k], k) == pytest.approx(ratio)
         assert [cost["speedup"][k, alpha] for alpha in ALPHAS] == pytest.approx(
             [iid_tau(alpha, k) / ratio for alpha in ALPHAS]
         )
+
+
+def test_costs_compare_what_one_run_measured():
+    slow = [row | {"step_ms": 10 * row["step_ms"]} for row in step_rows(run="2027-01-01T00:00") if row["k"] != 3]
+    [cost] = costs([*step_rows(), *slow])
+    assert cost["draft_ms"] == pytest.approx({1: 5.0, 3: 0.5})  # k=1 of the newer run, with its own baseline
+    assert cost["cost_ratio"] == pytest.approx(0.5 / 4)
+    assert list(costs([row for row in step_rows() if row["draft"] != PLAIN])) == []
 
 
 @pytest.mark.parametrize(("ratio", "k", "alpha"), [(1.0, 3, 0.0), (2.0, 1, None), (4.1, 3, None), (1.5, 1, 0.5)])
@@ -160,6 +172,7 @@ def test_break_even(ratio, k, alpha):
 
 def test_a_section_has_costs_and_the_measured_check():
     checked = {"draft": "wide-796m", "k": 3, "alpha": 0.7, "batch": 1, "step_ms": 7.0, "tokens_per_s": 500.0}
+    checked |= {"run": "2026-11-26T23:45"}
     stage = {
         "rows": [
             *step_rows(),
@@ -181,7 +194,7 @@ def test_a_section_has_costs_and_the_measured_check():
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section(record).splitlines() if "|" in line]
     [cost, even, speed, check] = [line for line in cells if line[0] == "wide-796m"]
     assert cost[1:4] == ["5", "1", "4"]
-    assert cost[-3:] == ["0.5", "0.125", "0.1"]
+    assert cost[-6:] == ["0.5", "0.5", "0.125", "7", "0.7", "0.1"]
     assert len(even) == 4
     assert len(speed) == 2 + len(ALPHAS)
     assert check[1:] == ["3", "0.7", "1", "2.5", "2", f"{iid_tau(0.7, 3) * 4 / 6.8:.3g}"]
