@@ -9,6 +9,13 @@ from tests.architectures.conftest import FAMILY_SETTINGS, perturb_vectors
 LAYERS = Holding("layers")
 
 
+@pytest.fixture(autouse=True)
+def _same_kernels(monkeypatch):
+    """On CPUs with AVX2 only, whole models multiply by packed weights and targets held otherwise do not."""
+    for module in ("eval.models.loading", "eval.targets.shell"):
+        monkeypatch.setattr(f"{module}.slow_type", lambda: None)
+
+
 @pytest.fixture(scope="session")
 def held_family(make_checkpoint, make_translator):
     """held_family(name): the folder of a family's checkpoint, whose biases and norms differ from layer to layer."""

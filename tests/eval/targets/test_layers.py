@@ -29,12 +29,6 @@ TEXTS = [
 LIMITS = Limits(6, frozenset())
 
 
-@pytest.fixture(autouse=True)
-def _same_kernels(monkeypatch):
-    """CPUs with AVX2 only: whole models multiply by packed copies of their weights, layers on the disk have none."""
-    monkeypatch.setattr("eval.models.products.MOST_PACKED_BYTES", -1)
-
-
 def passes_of(model):
     return [Pass(partial(answer_logits, model, *text), 1, sum(map(len, text))) for text in TEXTS]
 
