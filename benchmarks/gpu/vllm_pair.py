@@ -25,7 +25,7 @@ RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)
 FORMS = ("whole", "own-tokenizer")  # of `widedraft convert`: all token ids; a tokenizer that has only the draft's
 BATCHES, PROMPTS = (1, 8), 24
 REPEATS, NEW_TOKENS = {"full": 5, "laptop": 5, "tiny": 1}, {"full": 64, "laptop": 64, "tiny": 8}
-START_S = 240.0
+START_S = {"full": 150.0, "laptop": 600.0, "tiny": 600.0}  # of all engines together
 
 
 def rows(setting: Setting) -> Iterator[Row]:
@@ -33,6 +33,7 @@ def rows(setting: Setting) -> Iterator[Row]:
 
     Raises:
         SkippedError: If the target was not carried, or time is too short to train.
+        RuntimeError: If an engine failed; its row has the last lines of its log.
     """
     require_vllm()
     if not (setting.target / "config.json").is_file():
@@ -53,7 +54,7 @@ def rows(setting: Setting) -> Iterator[Row]:
     longest = 512 - NEW_TOKENS[setting.size] - K
     prompts = [ids for ids in trained.held_out() if len(ids) <= longest][:PROMPTS]
     kwargs = {way: pair_kwargs(setting, speculative) for way, speculative in ways.items()}
-    end_s = time.monotonic() + min(START_S, setting.left_s)
+    end_s = time.monotonic() + min(START_S[setting.size], setting.left_s)
     failed: dict[str, str] = {}
     with running(kwargs, setting.out / "vllm-logs") as engines:
         facts: dict[str, Row] = {}
@@ -68,6 +69,8 @@ def rows(setting: Setting) -> Iterator[Row]:
                 cell = {"way": way, "batch": batch, "k": K * (way != PLAIN)}
                 yield cell | compared(runs, way) | replayed | facts[way]
     yield from ({"way": way, "failed": reason} for way, reason in failed.items())
+    if failed:
+        raise RuntimeError(f"vLLM failed: {', '.join(failed)}")
 
 
 def pair_kwargs(setting: Setting, speculative: Row | None) -> Row:
