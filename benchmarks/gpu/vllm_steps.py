@@ -18,9 +18,9 @@ from statistics import median
 from typing import TypeVar
 
 import torch
-from transformers import LlamaConfig
 
 from architectures.shapes.shape import NAMED_SHAPES, Shape
+from benchmarks.gpu.models import llama_config
 from benchmarks.gpu.stage import Row, Setting, SkippedError, number_type
 from benchmarks.gpu.vllm_engine import PYTHON, EngineError, running
 from eval.latency.memory import free_bytes
@@ -242,18 +242,7 @@ def common_kwargs(setting: Setting) -> Row:
 def config_folder(name: str, shape: Shape, setting: Setting) -> str:
     """A checkpoint that is only a config.json."""
     folder = setting.work / "vllm-configs" / name
-    LlamaConfig(
-        num_hidden_layers=shape.layers,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        vocab_size=shape.vocab,
-        tie_word_embeddings=shape.tied,
-        max_position_embeddings=4096,
-        architectures=["LlamaForCausalLM"],
-    ).save_pretrained(folder)
+    llama_config(shape, max_position_embeddings=4096).save_pretrained(folder)
     return str(folder)
 
 
