@@ -63,7 +63,6 @@ NAVIGATION = {
         "Six depths of one target": "depths/README",
     },
     "Look inside": {
-        "The house": "house",
         "Adding to it": "contributing",
         "Log of results": "log",
         "Faults of other tools": "faults",
