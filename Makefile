@@ -10,7 +10,7 @@ JOBS ?= 2
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: quickstart test test-engines docs check-code unit-tests simulations mutants schema requirements clean
+.PHONY: quickstart test test-engines docs check-code unit-tests simulations schema requirements clean
 
 quickstart: $(READY) $(MODEL)/config.json
 	$(BIN)/widedraft run recipes/quickstart.yaml
@@ -52,22 +52,10 @@ $(VENV)-llama-cpp/ready:
 	touch $@
 
 simulations: $(READY) # about fifteen minutes of one core; the tables of docs/scoring.md and docs/choosing.md
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.simulations \
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.simulations \
 		--out benchmarks/results/simulations.json --doc docs/scoring.md
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.simulations.halving \
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.simulations.halving \
 		--out benchmarks/results/halving.json --doc docs/choosing.md
-
-# About an hour of two cores. The tool that breaks has an environment of its own; what it breaks is tried in this one.
-mutants: $(READY) $(VENV)-mutants/ready
-	$(VENV)-mutants/bin/python -m benchmarks.mutants.draw --seed 21 --out $(VENV)-mutants/drawn.jsonl
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.mutants --mutants $(VENV)-mutants/drawn.jsonl --jobs $(JOBS) \
-		--out benchmarks/results/mutants.jsonl
-	$(BIN)/python -m benchmarks.mutants.page benchmarks/results/mutants.jsonl docs/mutants.md
-
-$(VENV)-mutants/ready:
-	$(PYTHON) -m venv $(VENV)-mutants
-	$(VENV)-mutants/bin/python -m pip install --quiet cosmic-ray==8.7.0
-	touch $@
 
 $(READY): requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -83,4 +71,4 @@ requirements: $(READY) # needs uv on PATH
 	uv pip compile pyproject.toml requirements.in --extra dev --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements.txt
 
 clean:
-	rm -rf $(VENV) $(VENV)-mutants $(VENV)-docs models runs dist build site
+	rm -rf $(VENV) $(VENV)-docs models runs dist build site

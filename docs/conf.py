@@ -66,7 +66,6 @@ NAVIGATION = {
         "Adding to it": "contributing",
         "Log of results": "log",
         "Faults of other tools": "faults",
-        "Mutants": "mutants",
     },
 }
 

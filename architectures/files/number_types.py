@@ -4,7 +4,7 @@ A processor without bfloat16 instructions converts every product: on an Intel Xe
 bfloat16 product takes 4.3 times as long as a float32 one (docs/log.md), where an AMD EPYC with it takes half as long.
 An Intel Xeon with avx512_bf16 and no amx_bf16 lies between: what reads weights once for a few rows, as decoding one
 text does, is no slower in bfloat16; what multiplies many rows, as training and a batch of answers do, takes 1.5 to 1.8
-times as long (benchmarks/products.py; docs/log.md, 2026-11-24).
+times as long (docs/log.md, 2026-11-24).
 """
 
 from functools import cache

@@ -1,1 +1,1 @@
-"""What a GPU is asked in the ten minutes that one can be had: tests, step times, training, drafts, profiles."""
+"""Measurements on a GPU that is available for 15 minutes: drafts in vLLM, the tests marked gpu, step times."""

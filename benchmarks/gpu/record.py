@@ -19,11 +19,7 @@ DEVICES = Path(__file__).parents[1] / "results" / "devices"
 # What says which measurement a row is. Other stages are made whole each time: their rows belong together.
 CELLS = {
     "steps": "shape how batch context tokens equal_shapes deep wide aim",
-    "break_even": "target shape how batch context lookahead",
-    "distillation": "teacher student source seq_len microbatch batch optimizer packing mixed_lengths aim",
-    "loss": "path loss tokens vocab hidden teacher_hidden chunk_tokens",
     "vllm_steps": "case batch run",
-    "answers": "model batch prompt_tokens new_tokens how",
 }
 
 Record = dict[str, Any]

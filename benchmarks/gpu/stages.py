@@ -34,11 +34,6 @@ STAGES = {
         ("tests", 115, 60, "the tests marked gpu", "tests_stage"),
         ("vllm_pair", 330, 240, "a draft distilled there in vLLM: speed, n-gram, replay", "vllm_pair"),
         ("steps", 90, 40, "step times of named shapes with their bandwidth floor, in our loop", "steps"),
-        ("break_even", 15, 5, "the acceptance rate from which each shape pays, from the step times", "break_even"),
-        ("distillation", 70, 40, "tokens/s and MFU of training: teacher live, cached, none", "distillation"),
-        ("loss", 30, 20, "chunked loss, whole logits and Liger: memory and time", "losses"),
-        ("answers", 40, 20, "tokens/s of our decoder and of transformers' generate", "answers"),
-        ("profile", 45, 20, "a trace and a memory timeline of a verification step and a training step", "profiles"),
     )
 }
 

@@ -3,14 +3,13 @@
 python -m benchmarks.gpu.vllm_table        # writes them into docs/benchmarks.md
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from architectures.pages.blocks import Table
 from architectures.pages.markdown import between, markdown
-from benchmarks.gpu.break_even import medians_of
-from benchmarks.gpu.page import read_devices
-from benchmarks.gpu.record import DEVICES
+from benchmarks.gpu.record import DEVICES, Record
 from benchmarks.gpu.stage import Row
 from benchmarks.gpu.vllm_steps import FULL, NO_DRAFT, PLAIN
 from eval.acceptance.speedup import StepTimes, break_even_alpha, iid_speedup, iid_tau, root_in_unit
@@ -130,6 +129,21 @@ def checks(rows: Sequence[Row], found: Sequence[Row]) -> Iterator[list[object]]:
             predicted = cell["speedup"].get((row["k"], row["alpha"]))
             length = number(row["tokens_per_step"])
             yield [row["draft"], row["k"], row["alpha"], row["batch"], length, number(measured), number(predicted)]
+
+
+def read_devices(folder: Path) -> list[Record]:
+    """Every device's record, in the order of their file names."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+
+
+def medians_of(steps: Sequence[Row]) -> dict[tuple[str, tuple[str, int, int]], dict[int, float]]:
+    """Milliseconds by shape and (how, batch, context), then by tokens."""
+    medians: dict[tuple[str, tuple[str, int, int]], dict[int, float]] = {}
+    for row in steps:
+        if "median_ms" in row:
+            key = (row["shape"], (row["how"], row["batch"], row["context"]))
+            medians.setdefault(key, {})[row["tokens"]] = row["median_ms"]
+    return medians
 
 
 def spread(row: Row | None) -> str:

@@ -1,7 +1,7 @@
 """What one process holds in the stages that only read models, at their fullest. Pure; no torch.
 
 The fullest moment is a batch of texts as long as the recipe allows: weights, the keys and values that are kept, and
-what one layer computes with. Held against measured peaks by `python -m benchmarks.memory` (docs/scale.md). On a
+what one layer computes with. Held against measured peaks in docs/scale.md. On a
 processor the C library keeps part of what is freed, and blocks that are asked for next do not fit into it: of 16 texts
 of 480 tokens torch held 550 MiB beside the weights, and the process 905 to 965.
 """

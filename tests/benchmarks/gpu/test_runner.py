@@ -86,7 +86,7 @@ def test_the_queue_runs_what_is_not_measured_yet_as_far_as_time_goes(tmp_path, m
     def run_now(name, listed, told, left_s):
         begun.append(name)
         rows = [{"a": 1}, *([{"skipped": "no time"}] if name == "tests" else [])]
-        return record_module.stage_record("failed" if name == "steps" else "done", None, rows, seconds=1, limit_s=2)
+        return record_module.stage_record("failed" if name == "vllm_pair" else "done", None, rows, seconds=1, limit_s=2)
 
     monkeypatch.setattr(record_module, "DEVICES", tmp_path / "none")
     monkeypatch.setattr(runner, "run_stage", run_now)
@@ -100,10 +100,10 @@ def test_the_queue_runs_what_is_not_measured_yet_as_far_as_time_goes(tmp_path, m
     begun.clear()
     with pytest.raises(SystemExit):
         main(words)
-    assert begun == ["tests", "steps"]
+    assert begun == ["tests", "vllm_pair"]
     begun.clear()
-    assert main([*words, "--only", "loss"]) == 0
-    assert begun == ["loss"]
+    assert main([*words, "--only", "machine"]) == 0
+    assert begun == ["machine"]
 
 
 @pytest.mark.parametrize(("version", "said"), [("2.7.0+cu126", ""), ("2.11.0", ""), ("2.15.1", "not among those")])
@@ -159,9 +159,9 @@ def test_one_stage_again_leaves_the_others_as_they_were(tmp_path, monkeypatch, c
 def test_the_summary_counts_what_was_left_out():
     rows = [{"a": 1}, {"skipped": "too large"}, {"failed": "X"}]
     stage = {"status": "cut", "reason": "cut off", "seconds": 3.0, "limit_s": 4.0, "rows": rows}
-    [line, other] = summary({"stages": {"steps": stage}}, ["steps", "loss"]).splitlines()
+    [line, other] = summary({"stages": {"steps": stage}}, ["steps", "machine"]).splitlines()
     assert " ".join(line.split()) == "steps cut 3.0 of 4 s 1 rows, 1 left out, 1 failed cut off"
-    assert other.split() == ["loss", "not", "run"]
+    assert other.split() == ["machine", "not", "run"]
 
 
 def test_a_line_that_was_cut_while_it_was_written_does_not_count(tmp_path):

@@ -1,1 +1,0 @@
-"""How often the intervals of this project hold the truth, and how often its decisions are wrong."""

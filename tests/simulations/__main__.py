@@ -1,0 +1,74 @@
+"""Simulate every interval of the project, keep what was found, and write it as the table of docs/scoring.md.
+
+python -m tests.simulations --out benchmarks/results/simulations.json --doc docs/scoring.md
+"""
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from architectures.checkpoints.manifest import git_commit
+from architectures.pages.blocks import Table
+from architectures.pages.markdown import between, markdown
+from tests.simulations.acceptance import checkpoint_rows, difference_rows, rate_rows
+from tests.simulations.exams import exam_rows
+from tests.simulations.latency import latency_rows, read_series
+from tests.simulations.live_replay import replay_rows
+from tests.simulations.prediction import prediction_rows
+from tests.simulations.shares import Row
+from tests.simulations.speed import live_rows, speed_rows
+from tests.simulations.turns import read_recordings
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+COLUMNS = ("interval or decision", "made of", "should be", "is", "±")
+BEGIN, END = "<!-- simulations: begin -->", "<!-- simulations: end -->"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--turns", type=Path, default=RESULTS / "self_speed.json")
+    parser.add_argument("--steps", type=Path, default=RESULTS / "step_times.json")
+    parser.add_argument("--runs", type=int, default=1000, help="of each; half or a quarter of the slow ones")
+    parser.add_argument("--seed", type=int, default=17)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--doc", type=Path, required=True)
+    options = parser.parse_args()
+    rows = []
+    for row in all_rows(options):
+        print(" | ".join(cells_of(row)), flush=True)
+        rows.append(row)
+    result = {"rows": [asdict(row) for row in rows], "seed": options.seed, "commit": git_commit()}
+    options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    options.doc.write_text(with_table(options.doc.read_text(encoding="utf-8"), rows), encoding="utf-8")
+
+
+def all_rows(options: argparse.Namespace) -> Iterator[Row]:
+    """Everything, in the order of the table."""
+    recordings, series, seed = read_recordings(options.turns), read_series(options.steps), options.seed
+    yield from speed_rows(recordings, options.runs // 2, seed=seed)
+    yield from live_rows(recordings, options.runs, seed=seed)
+    yield from replay_rows(4 * options.runs, seed=seed)
+    yield from rate_rows(options.runs, seed=seed)
+    yield from difference_rows(options.runs // 4, seed=seed)
+    yield from checkpoint_rows(options.runs // 2, seed=seed)
+    yield from prediction_rows(series, options.runs // 4, seed=seed)
+    yield from latency_rows(series, options.runs // 2, seed=seed)
+    yield from exam_rows(options.runs, seed=seed)
+
+
+def with_table(text: str, rows: Iterable[Row]) -> str:
+    """A page with the table between its two marks."""
+    return between(text, BEGIN, END, markdown(Table(COLUMNS, [cells_of(row) for row in rows])))
+
+
+def cells_of(row: Row) -> tuple[str, ...]:
+    """One line, in percent."""
+    nominal = "" if row.nominal is None else f"{100 * row.nominal:g}%"
+    should = "high" if row.nominal is None else nominal if row.holds else f"at most {nominal}"
+    return row.what, row.size, should, f"{row.share:.1%}", f"{row.error:.1%}"
+
+
+if __name__ == "__main__":
+    main()

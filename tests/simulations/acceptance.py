@@ -1,0 +1,96 @@
+"""Intervals and tests over prompts: alpha, tau, differences of drafts, checkpoints of a training."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from eval.acceptance.estimates import Estimate, Resampling, mean_of_ratios, paired_ratio_difference, pooled_ratio
+from eval.acceptance.paired_tests import even_chance_p, sign_flip_p
+from eval.training_curve.score import behind_the_best
+from tests.simulations.prompts import LOOKAHEAD, Population, population
+from tests.simulations.shares import Row, is_inside, share_of
+
+RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)
+VALUE_ONLY = Resampling(confidence=0.95, num_resamples=1, seed=17)
+SIZES = (8, 12, 32, 64)  # 64 is eval.num_prompts
+LOGIT, BETTER = -0.6, 0.25  # an alpha of 0.36 or so, and 0.05 more
+CHECKPOINTS = 4
+Make = Callable[[Population, Resampling], Estimate]
+
+RATES: dict[str, Make] = {
+    "alpha": lambda drawn, how: pooled_ratio(*drawn.alpha_columns(), how),
+    f"tau, lookahead {LOOKAHEAD}": lambda drawn, how: pooled_ratio(*drawn.tau_columns(), how),
+    "tau per prompt": lambda drawn, how: mean_of_ratios(*drawn.tau_columns(), how),
+    "share of rounds that keep everything": lambda drawn, how: pooled_ratio(*drawn.full_columns(), how),
+    "two drafts, difference in alpha": lambda drawn, how: paired_ratio_difference(
+        drawn.alpha_columns(0), drawn.alpha_columns(1), how
+    ),
+    "two drafts, difference in tau": lambda drawn, how: paired_ratio_difference(
+        drawn.tau_columns(0), drawn.tau_columns(1), how
+    ),
+}
+
+
+def rate_rows(runs: int, *, seed: int, sizes: Sequence[int] = SIZES) -> Iterator[Row]:
+    """How often intervals over prompts hold the truth."""
+    everything = population((LOGIT, LOGIT), seed=seed)
+    for name, make in RATES.items():
+        truth = make(everything, VALUE_ONLY).value
+        for size in sizes:
+
+            def holds(rng: np.random.Generator, *, make: Make = make, truth: float = truth, size: int = size) -> bool:
+                return is_inside(truth, make(everything.sample(size, rng), RESAMPLING).interval)
+
+            share = share_of(runs, holds, seed=seed)
+            yield Row(f"scorecard: {name}", f"{size} prompts", holds=True, nominal=0.95, share=share, runs=runs)
+
+
+def p_values(drawn: Population) -> dict[str, float]:
+    """Of the tests of two drafts: over prompts, and over tokens."""
+    gain_P = drawn.kept_DP[0] - drawn.kept_DP[1]
+    more, fewer = int((gain_P > 0).sum()), int((gain_P < 0).sum())
+    return {"sign-flip test": sign_flip_p(gain_P, RESAMPLING), "sign test": even_chance_p(more, fewer)}
+
+
+def difference_is_shown(drawn: Population) -> bool:
+    """Whether the interval of the difference in alpha lies on one side of 0."""
+    low, high = paired_ratio_difference(drawn.alpha_columns(0), drawn.alpha_columns(1), RESAMPLING).interval or (0, 0)
+    return not low <= 0 <= high
+
+
+def difference_rows(runs: int, *, seed: int, sizes: Sequence[int] = (12, 64)) -> Iterator[Row]:
+    """How often two drafts are called different, where they are not and where they are."""
+    for logits, level in (((LOGIT, LOGIT), 0.05), ((LOGIT + BETTER, LOGIT), None)):
+        everything = population(logits, seed=seed)
+        words = "equal drafts are" if level else "0.05 of alpha is"
+        for size in sizes:
+            rngs = [np.random.default_rng((seed, run)) for run in range(runs)]
+            drawn = [everything.sample(size, rng) for rng in rngs]
+            tests = [p_values(sample) for sample in drawn]
+            shares = {name: float(np.mean([values[name] <= 0.05 for values in tests])) for name in tests[0]}
+            shares["interval of alpha"] = float(np.mean([difference_is_shown(sample) for sample in drawn]))
+            for name, share in shares.items():
+                what = f"{name}: {words} called different"
+                yield Row(what, f"{size} prompts", holds=False, nominal=level, share=share, runs=runs)
+
+
+def checkpoint_rows(runs: int, *, seed: int, sizes: Sequence[int] = (12, 64)) -> Iterator[Row]:
+    """How often one of several equal checkpoints is said to be surely behind the best of them."""
+    everything = population((LOGIT,) * CHECKPOINTS, seed=seed)
+    for size in sizes:
+
+        def decides(rng: np.random.Generator, *, size: int = size) -> bool:
+            drawn = everything.sample(size, rng)
+            taus = [drawn.tau_columns(checkpoint) for checkpoint in range(CHECKPOINTS)]
+            best = max(range(CHECKPOINTS), key=lambda checkpoint: sum(taus[checkpoint][0]) / sum(taus[checkpoint][1]))
+            intervals = [behind.interval for behind in behind_the_best(taus, best, RESAMPLING) if behind is not None]
+            return any(interval is not None and interval[0] > 0 for interval in intervals)
+
+        yield Row(
+            f"checkpoints: one of {CHECKPOINTS} equal ones is called behind the best",
+            f"{size} prompts",
+            holds=False,
+            nominal=0.05,
+            share=share_of(runs, decides, seed=seed),
+            runs=runs,
+        )

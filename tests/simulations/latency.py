@@ -1,0 +1,149 @@
+"""Intervals of step times, over a recorded series of real steps: of percentiles, of ratios, of what they predict.
+
+The truth is what the whole series gives. A simulated measurement takes as many repetitions as the command does: either
+scattered over the series, as if they were independent, which is what intervals take for granted; or one stretch of it,
+as a command does, whose machine may run faster or slower meanwhile than on the whole.
+
+Shape suffixes used in this file:
+    R = repetitions
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from architectures.shapes.equal_shapes import EqualShape
+from architectures.shapes.shape import Shape
+from eval.acceptance.estimates import Estimate, Resampling
+from eval.acceptance.intervals import percentile_bounds, percentile_interval
+from eval.acceptance.speedup import predicted_speedup
+from eval.latency.depth_and_width import depth_and_width
+from eval.latency.measure import Latency, latency_of
+from eval.latency.steps import Kind
+from eval.latency.timing import Timed
+from eval.records.grid import TARGET
+from tests.simulations.shares import Row, is_inside, share_of
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)
+LOOKAHEAD, TAU, FULL_RATE = 4, 2.2, 0.1  # of the prediction
+PERCENTILES = ((50, 10), (50, 30), (50, 40), (10, 40), (90, 40), (50, 100), (99, 200))  # each at so many repetitions
+
+
+@dataclass(frozen=True)
+class Series:
+    """Seconds of every kind of step, all of one repetition at one index; and the shapes that were timed."""
+
+    seconds: Mapping[Kind, Array]
+    shapes: tuple[EqualShape, ...]
+
+    @property
+    def repeats(self) -> int:
+        return len(self.seconds[Kind(TARGET, 1)])
+
+    def taken(self, indices: Indices) -> "Series":
+        """The same repetitions of every kind of step."""
+        return Series({kind: seconds[indices] for kind, seconds in self.seconds.items()}, self.shapes)
+
+    def latency(self) -> Latency:
+        """What a command would hold of these steps."""
+        seconds = {kind: values.tolist() for kind, values in self.seconds.items()}
+        return latency_of(Timed(seconds, 10, is_settled=True), 128, RESAMPLING)
+
+
+def read_series(path: Path) -> Series:
+    """The file that `widedraft latency --shapes --out` wrote, or as much of it as is kept here."""
+    record = json.loads(path.read_text(encoding="utf-8"))
+    steps = record["cells"][0]["together"]["steps"]
+    return Series(
+        {Kind(step["model"], step["tokens"]): np.array(step["each_ms"]) / 1000 for step in steps},
+        tuple(EqualShape(shape["size"], shape_of(shape)) for shape in record["shapes"]),
+    )
+
+
+def shape_of(recorded: dict[str, Any]) -> Shape:
+    """A shape of a file, whose younger keys have the value that nobody said before there were such."""
+    known = {"head_vocab": 0, **recorded}
+    return Shape(**{field.name: known[field.name] for field in fields(Shape) if field.name in known})
+
+
+def scattered(total: int, repeats: int, rng: np.random.Generator) -> Indices:
+    """Repetitions from anywhere."""
+    return rng.integers(total, size=repeats)
+
+
+def stretch(total: int, repeats: int, rng: np.random.Generator) -> Indices:
+    """Repetitions one after the other."""
+    return rng.integers(total - repeats + 1) + np.arange(repeats)
+
+
+DRAWS: dict[str, Callable[[int, int, np.random.Generator], Indices]] = {
+    "independent": scattered,
+    "one stretch": stretch,
+}
+
+
+def latency_rows(series: Series, runs: int, *, seed: int) -> Iterator[Row]:
+    """Percentiles of the target's step, and what is made of several medians."""
+    for percentile, repeats in PERCENTILES:
+        truth = float(np.percentile(series.seconds[Kind(TARGET, 1)], percentile))
+
+        def holds(taken: Series, *, percentile: int = percentile, truth: float = truth) -> bool:
+            values = taken.seconds[Kind(TARGET, 1)].tolist()
+            low, high = percentile_bounds(values, percentile / 100, RESAMPLING.confidence)
+            return (low is None or low <= truth) and (high is None or truth <= high)
+
+        yield from rows_of(f"latency: p{percentile} of a step", holds, series, repeats, runs=runs, seed=seed)
+    predicted, ratio = predicted_value(series), ratio_of(series).value
+    yield from rows_of(
+        "speed: predicted speed-up, by step times",
+        lambda taken: is_inside(predicted, predicted_interval_of(taken)),
+        series,
+        100,
+        runs=runs,
+        seed=seed,
+    )
+    yield from rows_of(
+        "latency --shapes: deepest over shallowest",
+        lambda taken: is_inside(ratio, ratio_of(taken).interval),
+        series,
+        30,
+        runs=runs,
+        seed=seed,
+    )
+
+
+def rows_of(
+    what: str, holds: Callable[[Series], bool], series: Series, repeats: int, *, runs: int, seed: int
+) -> Iterator[Row]:
+    """How often an interval holds, for repetitions drawn in either way."""
+    for name, draw in DRAWS.items():
+        share = share_of(
+            runs, lambda rng, draw=draw: holds(series.taken(draw(series.repeats, repeats, rng))), seed=seed
+        )
+        yield Row(what, f"{repeats} repetitions, {name}", holds=True, nominal=0.95, share=share, runs=runs)
+
+
+def predicted_value(series: Series) -> float:
+    """What medians predict."""
+    return predicted_speedup(TAU, FULL_RATE, LOOKAHEAD, series.latency().step_times(series.shapes[0].name))
+
+
+def predicted_interval_of(series: Series) -> tuple[float, float]:
+    """As eval.speed.record makes it."""
+    drawn = series.latency().resampled_step_times(series.shapes[0].name, [LOOKAHEAD], RESAMPLING)
+    values = [predicted_speedup(TAU, FULL_RATE, LOOKAHEAD, each) for each in drawn]
+    return percentile_interval(values, RESAMPLING.confidence)
+
+
+def ratio_of(series: Series) -> Estimate:
+    """How many times as long a step of the deepest shape takes as one of the shallowest."""
+    times_RS = 1000 * np.array([series.seconds[Kind(shape.name, 1)] for shape in series.shapes]).T
+    return depth_and_width(series.shapes, times_RS, RESAMPLING).sizes[0].deepest_over_shallowest

@@ -1,0 +1,50 @@
+"""The test by which a scorecard holds the rounds of sampled live texts against what replay expects of these texts."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from eval.acceptance.counts import Counts, count_trace
+from eval.acceptance.replay import replay_counts
+from eval.scorecard.live import LEAST_P, rounds_p_value
+from tests.simulations.shares import Row, share_of
+
+TOKENS, LOOKAHEAD = 96, 3
+LOGIT, SPREAD, NOISE = -0.6, 0.6, 1.5  # of the chance that a token is kept: mean, between prompts, between tokens
+SIZES = (8, 16)  # 16 is eval.live_prompts
+FAULT = 1.15  # chances kept more often than replay knows
+
+
+def replay_rows(runs: int, *, seed: int, sizes: tuple[int, ...] = SIZES) -> Iterator[Row]:
+    """How often a sound loop is said to differ from the replay, and one that keeps 15 % too much."""
+    for fault, level, what in ((1.0, LEAST_P, "a sound loop is"), (FAULT, None, "15 % too many kept are")):
+        for size in sizes:
+
+            def differs(rng: np.random.Generator, *, fault: float = fault, size: int = size) -> bool:
+                return p_value_of(rng, size, fault) < LEAST_P
+
+            share = share_of(runs, differs, seed=seed)
+            name = f"live: {what} said to differ from the replay"
+            yield Row(name, f"{size} prompts, sampled", holds=False, nominal=level, share=share, runs=runs)
+
+
+def p_value_of(rng: np.random.Generator, size: int, fault: float) -> float:
+    """Of prompts whose rounds are drawn with chances that are those of the replay, times a factor."""
+    counted, expected = [], []
+    for level in rng.normal(LOGIT, SPREAD, size):
+        accept_T = 1 / (1 + np.exp(-rng.normal(level, NOISE, TOKENS)))
+        expected.append(replay_counts(accept_T, lookahead=LOOKAHEAD))
+        counted.append(drawn_counts(rng, np.minimum(1.0, fault * accept_T)))
+    return rounds_p_value(counted, expected)
+
+
+def drawn_counts(rng: np.random.Generator, accept_T: np.ndarray) -> Counts:
+    """One text's rounds, each proposed token kept by its own chance."""
+    trace, start = [], 0
+    while start < TOKENS:
+        accepted, most = 0, min(LOOKAHEAD, TOKENS - start - 1)
+        while accepted < most and rng.random() < accept_T[start + accepted]:
+            accepted += 1
+        trace.append((start, accepted))
+        start += accepted + 1
+    return count_trace(trace, num_tokens=TOKENS, lookahead=LOOKAHEAD)

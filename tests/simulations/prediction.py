@@ -1,0 +1,125 @@
+"""What scorecards and `widedraft choose` predict of drafts, from prompts and step times together."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from distill.choose.trainings.in_play import RIVAL_SHARE
+from eval.acceptance.estimates import Estimate, Resampling
+from eval.latency.steps import Kind
+from eval.predictions.promise import promise
+from eval.predictions.ranking import predicted_interval, ranking
+from eval.records.grid import TARGET
+from eval.records.steps import ScoredLatency
+from eval.scorecard.record import scored_latency
+from tests.simulations.latency import Series, stretch
+from tests.simulations.prompts import LOOKAHEAD, Population, population
+from tests.simulations.shares import Row, is_inside, share_of
+
+REPEATS = 40  # eval.latency_repeats
+SIZES = (32, 64)
+LOGIT = -0.6
+DRAFTS = ("a", "b")
+RESAMPLING = Resampling(confidence=0.95, num_resamples=500, seed=17)
+
+
+def calm(series: Series) -> Series:
+    """The same on a machine whose times scatter by a twentieth as much: there the doubt is that of prompts."""
+    medians = {kind: float(np.median(seconds)) for kind, seconds in series.seconds.items()}
+    return Series(
+        {kind: median * (series.seconds[kind] / median) ** 0.05 for kind, median in medians.items()}, series.shapes
+    )
+
+
+@dataclass(frozen=True)
+class DrawnRounds:
+    """As much of a draft's rounds as a prediction reads."""
+
+    lookahead: int
+    tau: Estimate
+    full_rate: float
+
+
+@dataclass(frozen=True)
+class DrawnSums:
+    """Of every prompt, at the one lookahead."""
+
+    tokens: list[float]
+    rounds: list[float]
+
+    def rounds_at(self, lookahead: int) -> list[float]:
+        assert lookahead == LOOKAHEAD
+        return self.rounds
+
+
+@dataclass(frozen=True)
+class DrawnRow:
+    """One draft."""
+
+    draft: str
+    lookahead: tuple[DrawnRounds, ...]
+    by_prompt: DrawnSums
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """As much of a scorecard as a prediction reads."""
+
+    rows: list[DrawnRow]
+    latency: ScoredLatency
+
+
+def drawn_scorecard(drawn: Population, series: Series) -> Drawn:
+    """Drafts of one shape, so that their steps take the same time."""
+    scored = scored_latency(series.latency())
+    [own] = scored.drafts
+    drafts = tuple(
+        replace(own, draft=name, one_token=replace(own.one_token), two_tokens=replace(own.two_tokens))
+        for name in DRAFTS
+    )
+    return Drawn([drawn_row(drawn, index) for index in range(len(DRAFTS))], replace(scored, drafts=drafts))
+
+
+def drawn_row(drawn: Population, index: int) -> DrawnRow:
+    tokens, rounds = drawn.tau_columns(index)
+    tau, full_rate = sum(tokens) / sum(rounds), float(drawn.full_DP[index].sum()) / sum(rounds)
+    return DrawnRow(DRAFTS[index], (DrawnRounds(LOOKAHEAD, Estimate(tau, None), full_rate),), DrawnSums(tokens, rounds))
+
+
+def prediction_rows(series: Series, runs: int, *, seed: int, sizes: Sequence[int] = SIZES) -> Iterator[Row]:
+    """How often a predicted speed holds, and how often one of two equal drafts is said to be the fastest."""
+    everything = population((LOGIT, LOGIT), seed=seed)
+    kept = {kind: seconds for kind, seconds in series.seconds.items() if kind in kinds_of(series)}
+    recorded = Series(kept, series.shapes[:1])
+    for machine, steps in (("busy", recorded), ("calm", calm(recorded))):
+        for size in sizes:
+            yield from rows_of(everything, steps, size, f"{size} prompts, {machine} machine", runs=runs, seed=seed)
+
+
+def rows_of(everything: Population, series: Series, size: int, where: str, *, runs: int, seed: int) -> Iterator[Row]:
+    """Both shares, for so many prompts and REPEATS repetitions in one stretch."""
+    whole = drawn_scorecard(everything, series)
+    _, truth = promise(whole.rows[0].lookahead, whole.latency.step_times("a"))
+
+    def drawn(rng: np.random.Generator) -> Drawn:
+        return drawn_scorecard(everything.sample(size, rng), series.taken(stretch(series.repeats, REPEATS, rng)))
+
+    def holds(rng: np.random.Generator) -> bool:
+        scorecard = drawn(rng)
+        return is_inside(truth, predicted_interval(scorecard.rows[0], LOOKAHEAD, scorecard.latency, RESAMPLING))
+
+    def is_sure(rng: np.random.Generator) -> bool:
+        scorecard = drawn(rng)
+        return min(row.first_share for row in ranking(scorecard.rows, scorecard.latency, RESAMPLING)) < RIVAL_SHARE
+
+    share = share_of(runs, holds, seed=seed)
+    yield Row("scorecard: predicted speed-up", where, holds=True, nominal=0.95, share=share, runs=runs)
+    what, share = "choose: one of two equal drafts is called the fastest", share_of(runs, is_sure, seed=seed)
+    yield Row(what, where, holds=False, nominal=0.05, share=share, runs=runs)
+
+
+def kinds_of(series: Series) -> list[Kind]:
+    """The steps of one draft and its target at one lookahead."""
+    shape = series.shapes[0].name
+    return [Kind(TARGET, 1), Kind(TARGET, LOOKAHEAD + 1), Kind(shape, 1), Kind(shape, 2)]

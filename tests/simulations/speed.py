@@ -1,0 +1,131 @@
+"""What `widedraft speed` and live decoding decide, over recorded turns of a target against itself."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from eval.acceptance.estimates import Resampling
+from eval.acceptance.paired_ratios import paired_ratio_quotient
+from eval.commands.speed import default_prompts
+from eval.speed.best import behind_the_fastest, best_of_each, spent
+from eval.speed.measure import Times
+from eval.speed.ways import DRAFT, PLAIN, Way
+from tests.simulations.shares import Row, share_of
+from tests.simulations.turns import Recording, Truth, draft_ways, drawn_times, lookup_ways
+
+RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)
+SPREADS = (0.0, 0.15)  # of the log of a prompt's own speed-up: none, and what drafts show
+WAY_SPREAD = 0.03  # of what a lookahead has for itself on a prompt, where prompts differ
+LIVE_PROMPTS = (12, 16)  # the quickstart's, and eval.live_prompts
+DRAFT_WAY = Way(DRAFT, 1, "draft")
+NOTHING = (1.0,) * 6  # true speed-ups at lookaheads 1 to 6
+FASTER = (1.12, 1.18, 1.2, 1.18, 1.14, 1.1)
+Interval = Sequence[float] | None
+Decides = Callable[[Times], bool]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Something that a page decides.
+
+    Attributes:
+        what: In the words of the table.
+        speedups: In truth, of every way.
+        decides: Whether the page of some times says it.
+        level: How often it may; None where it is true.
+    """
+
+    what: str
+    speedups: Mapping[Way, float]
+    decides: Decides
+    level: float | None
+
+
+def is_called(interval: Interval) -> bool:
+    """Whether an interval says faster or slower."""
+    return interval is not None and not interval[0] <= 1 <= interval[1]
+
+
+def single_way_is_called(times: Times) -> bool:
+    """The row of one way, which was not picked."""
+    return is_called(paired_ratio_quotient(spent(times, Way(PLAIN)), spent(times, DRAFT_WAY), RESAMPLING).interval)
+
+
+def any_best_is_called(times: Times) -> bool:
+    """A sentence of a draft, or of looking up, at its best."""
+    return any(is_called(row.speedup.interval) for row in best_of_each(times, RESAMPLING))
+
+
+def draft_is_faster(times: Times) -> bool:
+    """The draft's sentence at its best says faster."""
+    interval = best_of_each(times, RESAMPLING)[0].speedup.interval
+    return interval is not None and interval[0] > 1
+
+
+def a_draft_is_ahead(times: Times) -> bool:
+    """The fastest draft is said to be faster than another."""
+    behind = behind_the_fastest(best_of_each(times, RESAMPLING), times, RESAMPLING)
+    return any(row.fastest.interval is not None and row.fastest.interval[0] > 1 for row in behind)
+
+
+def three_drafts(*speedups: float) -> dict[Way, float]:
+    """Drafts at lookaheads 1 to 3, each worth as much at all of them."""
+    drafts = [draft_ways((value,) * 3, name) for name, value in zip("abc", speedups, strict=True)]
+    return {way: value for draft in drafts for way, value in draft.items()}
+
+
+CASES = (
+    Case("speed, one way: 1.00x is called", {DRAFT_WAY: 1.0}, single_way_is_called, 0.05),
+    Case("speed, one way: 1.2x is called", {DRAFT_WAY: 1.2}, single_way_is_called, None),
+    Case(
+        "speed, draft and look-up at the best of 6 lookaheads: 1.00x is called",
+        {**draft_ways(NOTHING), **lookup_ways(NOTHING)},
+        any_best_is_called,
+        0.05,
+    ),
+    Case(
+        "speed, draft at the best of 6 lookaheads: 1.2x is called faster",
+        {**draft_ways(FASTER), **lookup_ways(NOTHING)},
+        draft_is_faster,
+        None,
+    ),
+    Case("speed, three equal drafts: one is called the fastest", three_drafts(1, 1, 1), a_draft_is_ahead, 0.05),
+    Case("speed, three drafts of 1, 1 and 1.2: one is called faster", three_drafts(1, 1, 1.2), a_draft_is_ahead, None),
+)
+
+
+def default_groups(batch: int) -> int:
+    """Of prompts, where --num-prompts is not given."""
+    return default_prompts(batch) // batch
+
+
+def speed_rows(recordings: Sequence[Recording], runs: int, *, seed: int) -> Iterator[Row]:
+    """What the page says at the default sizes, at every recorded batch."""
+    for case in CASES:
+        for recording in recordings:
+            for spread in SPREADS:
+                groups = default_groups(recording.batch)
+                size = f"batch {recording.batch}, {groups} groups of prompts {'that differ' if spread else 'alike'}"
+                yield case_row(case, recording, spread, groups, size, runs=runs, seed=seed)
+
+
+def live_rows(recordings: Sequence[Recording], runs: int, *, seed: int) -> Iterator[Row]:
+    """What a scorecard says of its live decoding."""
+    [recording] = [recording for recording in recordings if recording.batch == 1]
+    for prompts in LIVE_PROMPTS:
+        for speedup, level in ((1.0, 0.05), (1.2, None)):
+            case = Case(f"scorecard, live: {speedup:.2g}x is called", {DRAFT_WAY: speedup}, single_way_is_called, level)
+            yield case_row(
+                case, recording, SPREADS[-1], prompts, f"{prompts} prompts that differ", runs=runs, seed=seed
+            )
+
+
+def case_row(case: Case, recording: Recording, spread: float, groups: int, size: str, *, runs: int, seed: int) -> Row:
+    """The share of runs in which one case is decided."""
+    truth = Truth(dict(case.speedups), spread, WAY_SPREAD if spread else 0.0)
+
+    def decides(rng: np.random.Generator) -> bool:
+        return case.decides(drawn_times(recording, truth, groups=groups, repeats=1, rng=rng))
+
+    return Row(case.what, size, holds=False, nominal=case.level, share=share_of(runs, decides, seed=seed), runs=runs)
