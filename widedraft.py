@@ -23,9 +23,8 @@ from architectures.engines.command import PreflightSettings
 from architectures.errors import UserError
 from architectures.files.file_hashes import rehash_from_now
 from architectures.files.section import Section
-from architectures.pages.terminal import terminal
 from architectures.settings.flags import Flag, read_settings
-from architectures.settings.kinds import Rehash, Revision
+from architectures.settings.kinds import Rehash
 from distill.choose.shapes.settings import ChooseSettings
 from distill.commands import export_command, recipe_commands, requests
 from distill.commands.alone import why_alone
@@ -110,47 +109,12 @@ def refuse_undecodable(words: Sequence[str]) -> None:
             raise UserError(f"{word[:80]!r}: is not UTF-8 text. Write the word in UTF-8, or rename the file.")
 
 
-class ShapesSettings(Section):
-    """Whose shapes are listed."""
-
-    target: Annotated[str | None, Flag(metavar="T")] = Field(
-        default=None, description="A folder, hub id or .gguf file: which shapes can be cut from it?"
-    )
-    revision: Revision = "main"
-
-
-class TasksSettings(Section):
-    """Nothing: there is one list."""
-
-
 class ImportSettings(Section):
     """Which GGUF file is imported, and where to."""
 
     file: Annotated[Path, Flag(metavar="FILE", is_word=True)] = Field(description="A .gguf file of a LLaMA-like model.")
     to: Annotated[Path, Flag(metavar="DIR")] = Field(description="The Hugging Face folder to write.")
     rehash: Rehash = False
-
-
-def shapes(settings: ShapesSettings) -> None:
-    """Print the named shapes, or what they would be if cut out of a target."""
-    from architectures.shapes.shape import Shape
-    from architectures.shapes.shapes_table import shapes_page, target_page
-    from architectures.targets.target import NOT_HERE, config_at_hand
-
-    if settings.target is None:
-        print(terminal(*shapes_page()))
-    else:
-        config, own = config_at_hand(settings.target, settings.revision)
-        print(terminal(*target_page(Shape.from_config(config, where=settings.target), settings.target)))
-        if not own:
-            print(f"\nnot checked: {settings.target}: {NOT_HERE}.")
-
-
-def tasks(_: TasksSettings) -> None:
-    """Print the named tasks."""
-    from eval.prompts.page import tasks_page
-
-    print(terminal(*tasks_page()))
 
 
 def import_gguf(settings: ImportSettings) -> None:
@@ -163,7 +127,7 @@ def import_gguf(settings: ImportSettings) -> None:
 
 STAGES = {
     "recipes": Stage(
-        recipes, "list the recipes that come with widedraft, or write them with their prompts to run", RecipesSettings
+        recipes, "list or write the recipes that come with widedraft; list named shapes and tasks", RecipesSettings
     ),
     "check": Stage(
         check,
@@ -175,8 +139,6 @@ STAGES = {
         "tell whether engines can serve a draft, or a recipe's shape, and how; exit code 1 if one of them does not",
         PreflightSettings,
     ),
-    "shapes": Stage(shapes, "list the named shapes with their true sizes, or what a target can become", ShapesSettings),
-    "tasks": Stage(tasks, "list the named tasks: what they ask, where their rows come from, licences", TasksSettings),
     "import-gguf": Stage(import_gguf, "make a Hugging Face folder from a GGUF file", ImportSettings),
     "convert": Stage(convert, "write a draft with a small output head in a form that an engine loads", ConvertSettings),
     "masks": Stage(

@@ -13,8 +13,8 @@ SAYS = (*PLACING, "target_bits")
 BY_FLAGS = {name: set(SAYS) for name in ("eval", "verify", "quality", "compare")}
 BY_FLAGS |= {"latency": {"target_bits"}, "speed": set(), "lookup": set(), "certify": set()}
 BY_RECIPE = {"run", "prune", "generate", "cache", "distill", "masks", "requests", "choose"}  # section target says it
-LOADS_NONE = {"shapes", "check", "preflight", "convert", "export", "launch", "push", "recipes", "shift", "report",
-              "tasks", "import-gguf", "export-recorded", "rounds"}  # fmt: skip
+LOADS_NONE = {"check", "preflight", "convert", "export", "launch", "push", "recipes", "shift", "report",
+              "import-gguf", "export-recorded", "rounds"}  # fmt: skip
 ON_A_PAIR = ["--target", "none", "--draft", "none"]
 WORDS = {
     "eval": [*ON_A_PAIR, "--prompts", "none"],

@@ -32,7 +32,7 @@ PAIR = ("--target", "a", "--draft", "b")
         ("prune", "r.yaml", "run_dir=WORD"),
         ("recipes", "WORD"),
         ("recipes", "quickstart", "--to", "WORD"),
-        ("shapes", "--target", "WORD"),
+        ("recipes", "--shapes", "WORD"),
         ("import-gguf", "WORD", "--to", "out"),
         ("import-gguf", "WORD.gguf", "--to", "out"),
         ("convert", "WORD", "--to", "out", "--form", "whole"),
@@ -74,11 +74,11 @@ def run(*words: str, **options):
 
 
 def test_a_reader_that_leaves_ends_the_command_quietly():
-    """As `widedraft tasks | head -1`: exit code 141, which a shell has of any program ended by SIGPIPE."""
+    """As `widedraft recipes --tasks | head -1`: exit code 141, which a shell has of any program ended by SIGPIPE."""
     reading, writing = os.pipe()
     os.close(reading)
     completed = subprocess.run(
-        [sys.executable, "-m", "widedraft", "tasks"],
+        [sys.executable, "-m", "widedraft", "recipes", "--tasks"],
         stdout=writing,
         stderr=subprocess.PIPE,
         text=True,
@@ -160,7 +160,7 @@ def catches_ctrl_c(pid: int) -> bool:
 
 @pytest.mark.parametrize("after_s", [0.2, 0.35, 0.5])
 def test_ctrl_c_at_the_start_ends_in_one_line(after_s):
-    process = run("tasks")
+    process = run("recipes", "--tasks")
     while not catches_ctrl_c(process.pid):  # before Python itself does, the system ends any program without a word
         time.sleep(0.001)
     time.sleep(after_s)

@@ -67,7 +67,7 @@ def test_it_can_be_interrupted_waited_for_and_killed_with_its_group():
 
 def test_nothing_of_the_tests_reaches_it_and_modules_run_as_themselves(monkeypatch, warm):
     monkeypatch.setattr(widedraft, "main", None)
-    words = [sys.executable, "-m", "widedraft", "tasks"]
+    words = [sys.executable, "-m", "widedraft", "recipes", "--tasks"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "gsm8k" in done.stdout

@@ -32,12 +32,14 @@ class Flag:
         is_word: Given by its place, without a flag; several values are all the words that are left.
         is_repeated: One value behind each flag, which may be given several times; else all values behind one.
         absent: What counts where the flag is left out and the default is no value, in words.
+        bare: The value of the flag alone, where it may stand without one.
     """
 
     metavar: str | None = None
     is_word: bool = False
     is_repeated: bool = False
     absent: str | None = None
+    bare: str | None = None
 
 
 def read_settings(parser: argparse.ArgumentParser, model: type[AnySection], words: Sequence[str]) -> AnySection:
@@ -92,7 +94,8 @@ def spelling(field: FieldInfo, node: Schema, schema: Schema) -> dict[str, Any]:
         return {"action": "store_true"}
     if own.get("type") != "array":
         is_free = told.is_word and not field.is_required()
-        return {"metavar": told.metavar or metavar([own, *others]), **({"nargs": "?"} if is_free else {})}
+        optional = {"nargs": "?", "const": told.bare} if told.bare is not None else {"nargs": "?"} if is_free else {}
+        return {"metavar": told.metavar or metavar([own, *others]), **optional}
     shape = {"metavar": told.metavar or metavar(options_of(own["items"], schema))}
     if told.is_word:
         return {**shape, "nargs": "+" if field.is_required() else "*"}

@@ -19,7 +19,7 @@ def named_shape(name: str) -> str:
     """The name itself if it is one of the named shapes."""
     if name not in NAMED_SHAPES:
         near = get_close_matches(name, NAMED_SHAPES, n=1)
-        hint = f"Did you mean {near[0]}?" if near else "`widedraft shapes` lists them."
+        hint = f"Did you mean {near[0]}?" if near else "`widedraft recipes --shapes` lists them."
         raise ValueError(f"must be a named shape, got {name!r}. {hint}")
     return name
 
@@ -183,7 +183,7 @@ class MasksConfig(Section):
 class ArchitectureConfig(Section):
     """The shape of the draft, and how the target's weights become it. Needs shape, plan, or at least one size."""
 
-    shape: ShapeName | None = Field(default=None, description="A named shape; `widedraft shapes` lists them.")
+    shape: ShapeName | None = Field(default=None, description="A named shape; `widedraft recipes --shapes` lists them.")
     layers: Size | None = Field(
         default=None, description="Layers of the draft. This and the sizes below: a number, or a share as 0.5x."
     )
@@ -248,7 +248,9 @@ class ArchitectureConfig(Section):
     def _one_way_to_say_the_shape(self) -> "ArchitectureConfig":
         given = [name for name in GIVEN if getattr(self, name) is not None]
         if not given:
-            raise ValueError("must hold shape, plan, stages or a size (layers, ...). `widedraft shapes` lists shapes.")
+            raise ValueError(
+                "must hold shape, plan, stages or a size (layers, ...). `widedraft recipes --shapes` lists shapes."
+            )
         for key, others in EXCLUSIVE.items():
             for other in others:
                 if key in given and other in given:

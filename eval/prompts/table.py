@@ -199,6 +199,6 @@ def named_task(name: str) -> str:
     """The name itself if it is one of a task."""
     if name not in TASKS:
         near = get_close_matches(name, TASKS, n=1)
-        hint = f"Did you mean {near[0]}?" if near else "`widedraft tasks` lists them."
+        hint = f"Did you mean {near[0]}?" if near else "`widedraft recipes --tasks` lists them."
         raise ValueError(f"must be a named task, got {name!r}. {hint}")
     return name

@@ -16,7 +16,7 @@ PromptWords = Annotated[
     tuple[str, ...],
     Field(
         strict=False,
-        description="A file of prompts, a task that `widedraft tasks` lists, or a task and a file of its rows.",
+        description="A file of prompts, a task of `widedraft recipes --tasks`, or a task and a file of its rows.",
     ),
     Flag(metavar="FILE|TASK[=FILE]", is_repeated=True),
 ]
@@ -44,6 +44,6 @@ def prompt_source(word: str) -> PromptSource:
         return PromptSource(task=name, path=path)
     if not Path(word).exists() and not Path(name).suffix and "/" not in name:
         near = get_close_matches(name, TASKS, n=1)
-        hint = f"Did you mean {near[0]}?" if near else "`widedraft tasks` lists the tasks."
+        hint = f"Did you mean {near[0]}?" if near else "`widedraft recipes --tasks` lists the tasks."
         raise UserError(f"--prompts {word}: {name} is no task, and there is no such file. {hint}")
     return PromptSource(path=word)

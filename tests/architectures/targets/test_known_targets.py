@@ -91,7 +91,7 @@ def test_the_real_hub_cache_is_asked_as_it_wants_to_be():
 
 
 def test_shapes_of_a_known_target_need_no_network(cache, capsys):
-    assert widedraft.main(["shapes", "--target", QWEN]) == 0
+    assert widedraft.main(["recipes", "--shapes", QWEN]) == 0
     told = capsys.readouterr().out
     assert f"{PUBLISHED[QWEN] / 1e6:.1f}M" in told
     assert told.splitlines()[-1].startswith(f"not checked: {QWEN}: not on this machine: sizes are from")

@@ -48,7 +48,10 @@ def test_list_items_have_their_own_lines(mistakes):
 
 def test_missing_keys_are_named_with_what_they_mean(mistakes):
     assert mistakes("target: {}\nvariables: {}") == [
-        "r.yaml: architecture must hold shape, plan, stages or a size (layers, ...). `widedraft shapes` lists shapes.",
+        (
+            "r.yaml: architecture must hold shape, plan, stages or a size (layers, ...). "
+            "`widedraft recipes --shapes` lists shapes."
+        ),
         (
             "r.yaml: data.self_written_prompts must be > 0 when data.prompts is empty, got 0. "
             "Name at least one source of prompts."

@@ -203,7 +203,10 @@ def test_words_of_the_command_line(tmp_path, monkeypatch):
     [
         ("gms8k", "--prompts gms8k: gms8k is no task, and there is no such file. Did you mean gsm8k?"),
         ("gms8k=a.jsonl", "--prompts gms8k=a.jsonl: gms8k is no task, and there is no such file. Did you mean gsm8k?"),
-        ("zzz", "--prompts zzz: zzz is no task, and there is no such file. `widedraft tasks` lists the tasks."),
+        (
+            "zzz",
+            "--prompts zzz: zzz is no task, and there is no such file. `widedraft recipes --tasks` lists the tasks.",
+        ),
         ("", "--prompts must name a file or a task, got an empty word."),
         ("gsm8k=", "--prompts gsm8k=: no file stands after the =. Name one, or leave the = out."),
     ],
