@@ -29,7 +29,6 @@ from distill.choose.shapes.settings import ChooseSettings
 from distill.commands import export_command, recipe_commands, requests
 from distill.commands.alone import why_alone
 from distill.commands.check_command import CheckSettings, check
-from distill.commands.launch import LaunchSettings, launch
 from distill.commands.preflight import preflight
 from distill.commands.recipe_commands import GenerateSettings, MaskSettings, RunSettings, StageSettings
 from distill.commands.recipes import RecipesSettings, recipes
@@ -256,11 +255,6 @@ STAGES = {
         recipe_commands.run_everything,
         "all of it; continues where a stopped run left off",
         RunSettings,
-    ),
-    "launch": Stage(
-        launch,
-        "print the script that runs a recipe on several machines: SLURM, SkyPilot, Kubernetes, torchrun, composer",
-        LaunchSettings,
     ),
 }
 

@@ -115,7 +115,6 @@ def test_every_stage_has_help(stage, capsys):
 FINGERPRINTS_NOTHING = {
     "recipes",
     "check",
-    "launch",
     "preflight",
     "export-recorded",
     "rounds",

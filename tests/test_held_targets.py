@@ -13,7 +13,7 @@ SAYS = (*PLACING, "target_bits")
 BY_FLAGS = {name: set(SAYS) for name in ("eval", "verify", "quality", "compare")}
 BY_FLAGS |= {"latency": {"target_bits"}, "speed": set(), "lookup": set(), "certify": set()}
 BY_RECIPE = {"run", "prune", "generate", "cache", "distill", "masks", "requests", "choose"}  # section target says it
-LOADS_NONE = {"check", "preflight", "convert", "export", "launch", "push", "recipes", "shift", "report",
+LOADS_NONE = {"check", "preflight", "convert", "export", "push", "recipes", "shift", "report",
               "import-gguf", "export-recorded", "rounds"}  # fmt: skip
 ON_A_PAIR = ["--target", "none", "--draft", "none"]
 WORDS = {

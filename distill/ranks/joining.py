@@ -104,7 +104,7 @@ def meeting_place(index: int, count: int) -> "Store":
         if PORT_TAKEN in why:
             raise UserError(
                 f"{where}: the port is taken, perhaps by another run on this machine. Give all machines another "
-                "--master_port (`widedraft launch`: --port)."
+                "--master_port."
             ) from error
         raise LostProcessError(
             f"process {index} of {count} did not meet the others at {where}: {why} All machines have to be given the "

@@ -27,7 +27,6 @@ from tests.distill.after_training import Touch, in_a_pickle, last_state, plant
 from tests.distill.small_heads import cut_draft
 from tests.distill.two_processes import attempt, train_by
 from tests.processes import Warm
-from widedraft import main
 
 ROOT = Path(__file__).parents[2]
 TOLERANCE = {"rtol": 0.0, "atol": 1e-5}  # of weights after a few steps at learning rate 1e-3: sums in another order
@@ -236,22 +235,23 @@ def test_a_planted_checkpoint_is_refused_by_all(pair, make_run, tmp_path, parall
     assert not (tmp_path / "mark").exists()
 
 
-def of_machine(script: str, number: int, port: int) -> list[str]:
-    """What a printed script starts on one of two machines that are this one, in the place of all of a run training."""
-    told = {**os.environ, "NODE_RANK": str(number), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    words = script.replace("exec python", r"printf '%s\n'").replace("-m widedraft run", "-m distill.train")
-    return subprocess.run(["bash"], input=words, env=told, capture_output=True, text=True, check=True).stdout.split()
-
-
-def train_on_two_machines(recipe, capsys, system: str, *words: str, processes: int = 1) -> None:
-    """By the printed script of each machine, which has so many processes; `words` are key=value."""
+def train_on_two_machines(recipe, system: str, *words: str, processes: int = 1) -> None:
+    """By the shipped script on two machines that are this one, training in place of a whole run."""
     path = Path(recipe.run_dir) / "recipe.yaml"
     save_recipe(recipe, path)
-    main(["launch", str(path), *words, "--print", system, "--nodes", "2", "--gpus-per-node", str(processes)])
-    script, port = capsys.readouterr().out, get_free_tcp_port()
+    script = (ROOT / "recipes" / "launch" / f"{system}.sh").read_text()
+    script = script.replace("exec python", r"printf '%s\n'").replace("-m widedraft run", "-m distill.train")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NODES": "2", "GPUS": str(processes)}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_tcp_port())}
+
+    def command(number: int) -> list[str]:
+        command = ["bash", "-c", script, "bash", str(path), *words]
+        ranked = {**environment, "NODE_RANK": str(number)}
+        return subprocess.run(command, env=ranked, capture_output=True, text=True, check=True).stdout.split()
+
     machines = [
         Warm(
-            [sys.executable, *of_machine(script, number, port)],
+            [sys.executable, *command(number)],
             env={**os.environ, "OMP_NUM_THREADS": "1", "NODE_RANK": str(number)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -265,21 +265,21 @@ def train_on_two_machines(recipe, capsys, system: str, *words: str, processes: i
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("system", ["composer", "torchrun"])
-def test_two_machines_train_to_the_weights_of_one_process(make_run, capsys, system):
+def test_two_machines_train_to_the_weights_of_one_process(make_run, system):
     settings = {"device_train_microbatch_size": 1, "max_duration": "3ba"}
     alone, together = make_run("alone", **settings), make_run("together", **settings)
-    train_on_two_machines(together, capsys, system)
+    train_on_two_machines(together, system)
     train(alone)
     assert_same_training(alone, together)
 
 
 @pytest.mark.usefixtures("warm")
-def test_copies_of_shards_on_two_machines_of_two_processes_equal_one_process(pair, make_run, capsys):
+def test_copies_of_shards_on_two_machines_of_two_processes_equal_one_process(pair, make_run):
     """Then one process, then two: each goes on from the sharded checkpoint of those before, and exports."""
     settings = {"device_train_microbatch_size": 1, "global_train_batch_size": 4}
     alone = make_run("alone", **settings)
     together = make_run("together", checkpoints="sharded", parallelism="hsdp", **settings)
-    train_on_two_machines(together, capsys, "composer", "distill.max_duration=2ba", processes=2)
+    train_on_two_machines(together, "composer", "distill.max_duration=2ba", processes=2)
     train(changed(alone, max_duration="2ba"))
     written = [shard_bytes(together)]
     assert_same_training(alone, together)

@@ -1,1 +1,0 @@
-"""Scripts that start a run on several machines, each as its system wants them. No torch."""
