@@ -50,21 +50,15 @@ def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_check_answers_within_two_seconds_without_torch(recipe):
+def test_check_imports_nothing_heavy(recipe):
     program = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r}); import widedraft; code = widedraft.main(sys.argv[1:]);"
         f"sys.exit(code or ' '.join(name for name in {HEAVY!r} if name in sys.modules) or 0)"
     )
-    elapsed_s = []
-    for _ in range(3):  # the machine may be busy: the fastest of three tells what it takes
-        start_s = time.monotonic()
-        completed = subprocess.run(
-            [sys.executable, "-c", program, "check", recipe], capture_output=True, text=True, check=False
-        )
-        elapsed_s.append(time.monotonic() - start_s)
-        assert completed.stderr == ""
-        assert "2 layers" in completed.stdout
-    assert min(elapsed_s) < 2
+    command = [sys.executable, "-c", program, "check", recipe]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert "2 layers" in completed.stdout
 
 
 def test_user_errors_are_one_message_and_exit_code_2(recipe):
