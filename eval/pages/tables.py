@@ -44,4 +44,4 @@ def by_draft(table: Table) -> Table:
     names = {row[0] for row in table.rows}
     if len(names) > 1:
         return table
-    return Table(table.columns[1:], [row[1:] for row in table.rows], f"{table.caption}: {names.pop()}")
+    return Table(table.columns[1:], [row[1:] for row in table.rows], f"{table.title}: {names.pop()}")
