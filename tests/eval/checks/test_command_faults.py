@@ -199,7 +199,7 @@ def test_no_option_is_accepted_and_ignored(
 def test_every_option_is_among_those_tried(command):
     known = {name.replace("_", "-") for name in widedraft.STAGES[command].settings.model_fields}
     elsewhere = {"propose-doubted"}  # below
-    elsewhere |= {flag_of(name).removeprefix("--") for name in (*PLACING, "target_bits")}  # tests/test_held_targets.py
+    elsewhere |= {flag_of(name).removeprefix("--") for name in (*PLACING, "target_bits")}
     elsewhere |= {"beside"} if command == "verify" else set()  # tests/eval/policies/test_policy_file.py
     assert known == {*OPTIONS[command], *elsewhere, "rounds", "rehash"}  # what is written, and how files are known
 
