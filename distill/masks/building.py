@@ -28,9 +28,9 @@ def build_mask_model(run: Run) -> MaskModel:
     masks = Masks(source, masked_shape(source, recipe.architecture), seed=recipe.seed)
     device = f"cuda:{dist.get_local_rank()}" if on_gpu else "cpu"
     if recipe.distill.parallelism == "ddp":
-        student = load_model(target, dtype="float32", device=device)
+        student = load_model(target, dtype="float32", device=device, trained=True)
     elif dist.get_global_rank() == 0:
-        student = load_model(target, dtype="float32", device="cpu")
+        student = load_model(target, dtype="float32", device="cpu", trained=True)
     else:
         student = without_weights(target, dtype="float32")
     if recipe.distill.activation_checkpointing:

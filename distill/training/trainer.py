@@ -124,7 +124,7 @@ def build_model(run: Run, *, eval_tasks: tuple[str, ...]) -> DistillModel:
     placed = {"dtype": dtype, "device": f"cuda:{dist.get_local_rank()}" if on_gpu else "cpu"}
     laid_out = {"packing": config.packing, "multiple": padding_multiple(config.pad_to_multiple)}
     load_frozen, selection = partial(load_teacher, **placed, **laid_out), config.token_selection
-    student = load_model(init, dtype="float32", device="cpu")
+    student = load_model(init, dtype="float32", device="cpu", trained=True)
     if config.unknown_inputs:
         begin_unknown(student, init)
     if config.freeze_input_embeddings:

@@ -89,6 +89,7 @@ def load_model(
     encoder_decoder: bool = False,
     bits: int | None = None,
     placing: Mapping[str, Any] | None = None,
+    trained: bool = False,
 ) -> PreTrainedModel:
     """The language model of a checkpoint folder, in eval mode, every tensor read from its safetensors files.
 
@@ -100,6 +101,8 @@ def load_model(
         bits: 8 or 4 packs the linear layers into so many a weight; None leaves them in dtype.
         placing: Arguments of from_pretrained by which it comes to lie on several devices and the disk, in the place of
             one device; the caller has looked at the numbers of its weights.
+        trained: Whether its weights will change or move to a GPU: it then keeps PyTorch's own products, as packed
+            copies of weights do not follow a fused optimiser, whose steps autograd does not count.
 
     Raises:
         UserError: If it is an encoder-decoder model of a family that must not be, weights are missing, damaged, no
@@ -143,7 +146,7 @@ def load_model(
     if placing is not None:
         return model
     refuse_not_finite(folder, model)
-    if (slow := slow_type()) is not None:
+    if not trained and (slow := slow_type()) is not None:
         quicken_products(model, slow)
     return model
 

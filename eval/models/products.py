@@ -61,7 +61,8 @@ def slow_type() -> torch.dtype | None:
 def quicken_products(model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
     """Have the linear layers of a model that has this number type on the processor multiply in the fastest form.
 
-    Results differ from those without by rounding alone. Training computes as before: this is of inference mode.
+    Results differ from those without by rounding alone. Training computes as before: this is of inference mode. Not for
+    a model that is trained: a fused optimiser changes weights without counting it, and packed copies would go stale.
     """
     layers = [
         module

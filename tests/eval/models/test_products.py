@@ -46,6 +46,23 @@ def test_few_rows_read_packed_weights_in_inference_alone(monkeypatch, rows, pack
     assert bool(asked) is packs
 
 
+def test_a_trained_model_reads_its_weights_of_the_moment(monkeypatch, tiny_target):
+    """A fused optimiser changes weights behind autograd's version counter, by which packed copies know of changes."""
+    monkeypatch.setattr("eval.models.loading.slow_type", lambda: torch.float32)
+    model = load_model(tiny_target, dtype="float32", device="cpu", trained=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    ids = torch.tensor([[3, 4, 5]])
+    with torch.inference_mode():
+        before = model(ids).logits
+    model(ids).logits.sum().backward()
+    optimizer.step()
+    with torch.inference_mode():
+        after = model(ids).logits
+    with torch.no_grad():
+        torch.testing.assert_close(after, model(ids).logits)
+    assert not torch.allclose(after, before)
+
+
 def resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
