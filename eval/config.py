@@ -1,11 +1,11 @@
 """Recipe section `eval`. No torch."""
 
-from typing import Any, ClassVar, Protocol
+from typing import Protocol
 
 from pydantic import Field, field_validator
 
 from architectures.files.number_types import DtypeOrAuto
-from architectures.files.section import Renamed, Section
+from architectures.files.section import Section
 from architectures.settings.kinds import (
     AnswerSteps,
     BatchSize,
@@ -24,8 +24,6 @@ from architectures.settings.kinds import (
     TopP,
 )
 from eval.prompts.source import PromptSource
-
-OLDER_NAMES = {"num_prompts": "max_prompts", "temperatures": "temperature", "latency_batch_sizes": "latency_batches"}
 
 
 class SamplingConfig(Section):
@@ -119,39 +117,8 @@ class EvalConfig(Section):
         description="Prompts behind the scored ones on whose answers it is tuned when the text proposes, when the "
         "draft and when nobody; 0 leaves that out.",
     )
-    renamed: ClassVar = {
-        "lookahead": Renamed("lookaheads", "It lists every number: [1, 2, 3, 4] where [1, 4] was first and last."),
-        **{older: Renamed(name) for name, older in OLDER_NAMES.items()},
-    }
 
     @field_validator("lookaheads")
     @classmethod
     def _ascending(cls, lookaheads: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(sorted(lookaheads))
-
-    def recorded(self, **which: Any) -> dict[str, Any]:
-        """The settings as files and fingerprints name them since there were any: `lookahead` is [first, last].
-
-        Args:
-            which: Of them, as `model_dump` takes it.
-        """
-        values = self.model_dump(mode="json", **which)
-        values.pop("answer_steps", None)  # as the device, they run the same model: where answers come sooner
-        for name, older in OLDER_NAMES.items():
-            values |= {older: values.pop(name)} if name in values else {}
-        first, last = self.lookaheads[0], self.lookaheads[-1]
-        if values.get("sampling") == SamplingConfig().model_dump(mode="json"):  # younger than the files without it
-            del values["sampling"]
-        if values.get("lookaheads") == list(range(first, last + 1)):  # lists with gaps are younger than the name
-            del values["lookaheads"]
-            values["lookahead"] = [first, last]
-        return values
-
-
-def from_recorded(values: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a file that an earlier widedraft wrote, by today's names."""
-    settings = {**values, **{name: values[older] for name, older in OLDER_NAMES.items() if older in values}}
-    if "lookahead" in values:
-        first, last = values["lookahead"]
-        settings["lookaheads"] = list(range(first, last + 1))
-    return {name: value for name, value in settings.items() if name not in EvalConfig.renamed}

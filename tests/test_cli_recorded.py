@@ -73,7 +73,7 @@ def test_an_answered_beginning_of_many_prompts_is_scored_whole_and_said(tiny_dra
         assert said in card["warnings"]
         recording = card["recording"]
         assert [recording[name] for name in ("given", "unanswered", "scored")] == [70, 4251, scored]
-        assert card["settings"]["max_prompts"] == scored
+        assert card["settings"]["num_prompts"] == scored
 
 
 def test_rounds_of_a_file_alone(capsys):
@@ -141,4 +141,4 @@ def test_every_key_that_counts_may_be_set(traces, tiny_draft):
     counted = ["eval.num_prompts=2", "eval.dtype=float32", "eval.confidence=0.9"]
     assert widedraft.main(["eval", "--recorded", str(traces), "--draft", str(tiny_draft), *FAST, *counted]) == 0
     settings = json.loads(Path(f"eval-{tiny_draft.name}/scorecard.json").read_text())["settings"]
-    assert (settings["max_prompts"], settings["confidence"]) == (2, 0.9)
+    assert (settings["num_prompts"], settings["confidence"]) == (2, 0.9)

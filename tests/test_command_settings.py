@@ -112,30 +112,6 @@ def test_one_name_means_one_thing():
     assert {name: types for name, types in found.items() if len(types) > 1} == {}
 
 
-RENAMED = [(stage, old, new) for stage in widedraft.STAGES for old, new in settings_of(stage).renamed.items()]
-
-
-@pytest.mark.parametrize(("stage", "old", "new"), RENAMED, ids=lambda value: getattr(value, "name", value))
-@pytest.mark.parametrize("form", ["{} 3", "{}=3"])
-def test_a_renamed_flag_exits_with_2_and_names_the_new_one(stage, old, new, form, capsys):
-    assert new.name in settings_of(stage).model_fields
-    assert old not in settings_of(stage).model_fields
-    assert widedraft.main([stage, *words_for(stage), *form.format(flag_of(old)).split()]) == 2
-    assert capsys.readouterr().err.startswith(f"{flag_of(old)} is called {flag_of(new.name)} now. ")
-
-
-def test_renamed_flags_are_those_that_were():
-    assert {(stage, old) for stage, old, _ in RENAMED} == {
-        *(("speed", old) for old in ("draft", "lookahead", "batch")),
-        *(("latency", old) for old in ("draft", "lookahead", "batch", "context")),
-        *(("lookup", old) for old in ("lookahead", "temperature", "batch")),
-        *(("choose", old) for old in ("alpha", "vocabulary")),
-        ("quality", "check"),
-        ("preflight", "engine"),
-        ("push", "certificate"),
-    }
-
-
 def test_seeds_and_parameters_have_bounds_of_their_own(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert widedraft.main(["choose", "absent.yaml", "--most-parameters", "1000000000000"]) == 2

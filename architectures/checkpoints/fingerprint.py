@@ -11,7 +11,7 @@ from architectures.checkpoints.generation_settings import SETTINGS_NAME, generat
 from architectures.files.file_hashes import sha256_of_file, sha256_of_files
 from architectures.files.reading import read_json_object, read_text
 
-FINGERPRINT_KIND = "widedraft.fingerprint/2"  # 1 sampled the weights, see older_fingerprint
+FINGERPRINT_KIND = "widedraft.fingerprint/2"
 
 # What transformers reads of a folder, and nothing that it does not: a licence or a note beside it changes no answer.
 # Weights in other forms than safetensors are refused where they are read, and code of a folder's own never runs.

@@ -13,14 +13,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Unpack
 
-from architectures.checkpoints.fingerprint import FINGERPRINT_KIND
 from architectures.checkpoints.fingerprint_parts import differences, parts_of
 from architectures.checkpoints.manifest_record import Details, Hardware, Manifest, Provenance, StageName, manifest_of
 from architectures.files.atomic import write_json
 from architectures.files.masked_words import masked
 
 MANIFEST_NAME = "manifest.json"
-KIND_KEYS = ("fingerprint", "adopted")  # say what kind its fingerprints are, and nothing of what was made
 PACKAGES = ("widedraft", "torch", "transformers", "mosaicml", "datasets", "tokenizers", "safetensors", "numpy")
 
 
@@ -31,8 +29,7 @@ def write_manifest(folder: Path, *, stage: StageName, inputs: Mapping[str, str],
     """
     parts = parts_of(inputs)
     record = {"stage": stage, "inputs": dict(inputs), **({"parts": parts} if parts else {})}
-    made = {"fingerprint": FINGERPRINT_KIND, **details, "provenance": provenance()}
-    write_json({**record, **made}, folder / MANIFEST_NAME)
+    write_json({**record, **details, "provenance": provenance()}, folder / MANIFEST_NAME)
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -45,43 +42,15 @@ def read_manifest(folder: Path) -> Manifest | None:
     return manifest_of(path, f"Delete {folder} and run its stage again.") if path.exists() else None
 
 
-def adopt_inputs(folder: Path, same: Mapping[str, str]) -> bool:
-    """Note in a manifest today's fingerprints of inputs that were recorded by an older kind; whether there are any.
-
-    They stand beside the recorded ones, from which the fingerprints of later stages were made.
-
-    Args:
-        folder: A finished one.
-        same: Today's fingerprint by the older one.
-    """
-    manifest = read_manifest(folder)
-    if manifest is None:
-        return False
-    adopted = {name: same[value] for name, value in manifest["inputs"].items() if value in same}
-    if adopted:
-        write_json({**manifest, "fingerprint": FINGERPRINT_KIND, "adopted": adopted}, folder / MANIFEST_NAME)
-    return bool(adopted)
-
-
-def is_of_older_kind(manifest: Mapping[str, Any]) -> bool:
-    """Whether its inputs may be fingerprints of an older kind."""
-    return manifest.get("fingerprint") != FINGERPRINT_KIND
-
-
-def recorded_inputs(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """The fingerprints to compare: the recorded ones, and in place of an older kind those that were adopted."""
-    return {**manifest["inputs"], **manifest.get("adopted", {})}
-
-
 def changed_inputs(manifest: Mapping[str, Any], inputs: Mapping[str, str]) -> list[str]:
     """Names of the inputs whose fingerprints differ from the recorded ones, sorted."""
-    recorded = recorded_inputs(manifest)
+    recorded = manifest["inputs"]
     return sorted(name for name in recorded.keys() | inputs.keys() if recorded.get(name) != inputs.get(name))
 
 
 def difference_words(manifest: Mapping[str, Any], changed: Sequence[str], inputs: Mapping[str, str]) -> str:
     """In which keys and files the changed inputs differ from the recorded ones; nothing where that is not known."""
-    return differences(changed, recorded_inputs(manifest), inputs, manifest.get("parts", {}))
+    return differences(changed, manifest["inputs"], inputs, manifest.get("parts", {}))
 
 
 def provenance() -> Provenance:

@@ -124,16 +124,13 @@ class Details(Source, total=False):
 class Manifest(Details):
     """Where an artifact came from; entries beside these, which other versions wrote, are kept.
 
-    `inputs` has a fingerprint for each input, of the kind that `fingerprint` names; where that was an older kind,
-    `adopted` has those of the kind in use. `parts` has what an input is of: keys with their values, files with their
-    fingerprints; older manifests have none.
+    `inputs` has a fingerprint for each input. `parts` has what an input is of: keys with their values, files with their
+    fingerprints.
     """
 
     stage: StageName
     inputs: dict[str, str]
     parts: NotRequired[dict[str, dict[str, Any]]]
-    fingerprint: NotRequired[str]
-    adopted: NotRequired[dict[str, str]]
     provenance: NotRequired[Provenance]
 
 

@@ -1,12 +1,12 @@
 """`widedraft preflight` of a folder (of a recipe: distill/commands/preflight.py)."""
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
 from pydantic import Field
 
 from architectures.engines.pair.finding import EngineName
 from architectures.errors import UserError
-from architectures.files.section import Renamed, Section
+from architectures.files.section import Section
 from architectures.pages.terminal import terminal
 from architectures.settings.flags import Flag
 from architectures.settings.kinds import Lookahead, Revision
@@ -36,7 +36,6 @@ class PreflightSettings(Section):
     )
     tensor_parallel: Annotated[TensorParallel | None, Flag(absent="1")] = None
     lookahead: Annotated[Lookahead | None, Flag(absent="what the draft's generation_config.json says, else 3")] = None
-    renamed: ClassVar = {"engine": Renamed("engines")}
 
 
 def lookahead_of(draft: "Model") -> int:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
-from architectures.checkpoints.older_fingerprint import sampled_fingerprint, say_adopted
 from architectures.errors import UserError
 from architectures.files.reading import read_text
 from architectures.pruning.depth import (
@@ -80,7 +79,7 @@ def load_plan(file: Path, source: Shape, *, target: Path | None) -> PruningPlan:
         UserError: If it cannot be read, or was made for another target.
     """
     plan = PruningPlan.from_json(read_text(file, remedy=REMEDY, most_mib=PLAN_MIB), where=str(file))
-    if plan.source != source or (target is not None and not is_plan_for(plan, target, file)):
+    if plan.source != source or (target is not None and plan.target != fingerprint_checkpoint(target)):
         fingerprint = None if target is None else fingerprint_checkpoint(target)
         raise UserError(
             f"{file}: made for another target (fingerprint {short(plan.target)}, {plan.source.layers} layers) than "
@@ -90,16 +89,6 @@ def load_plan(file: Path, source: Shape, *, target: Path | None) -> PruningPlan:
     for mistake in broken_laws(plan):
         raise UserError(f"{file}: {mistake}. {REMEDY}")
     return plan
-
-
-def is_plan_for(plan: PruningPlan, target: Path, file: Path) -> bool:
-    """Whether a plan was made for a checkpoint; says so where an older kind of fingerprint tells."""
-    if plan.target == fingerprint_checkpoint(target):
-        return True
-    is_same = plan.target == sampled_fingerprint(target)
-    if is_same:
-        say_adopted(file)
-    return is_same
 
 
 def short(fingerprint: str | None) -> str:

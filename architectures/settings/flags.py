@@ -1,8 +1,7 @@
 """A command's settings as flags: a section becomes an argparse parser, and words become a section. No torch.
 
 Why not a library: pydantic-settings 2.16 adds 0.2 s to every start, takes several numbers as `--n 1 --n 2` alone, and
-answers a wrong one with a traceback and exit code 1; tyro 1.0 prints pydantic's own words in a frame. Neither tells of
-a renamed flag, nor says what a recipe says of the same mistake.
+answers a wrong one with a traceback and exit code 1; tyro 1.0 prints pydantic's own words in a frame.
 """
 
 import argparse
@@ -46,10 +45,9 @@ def read_settings(parser: argparse.ArgumentParser, model: type[AnySection], word
     """The settings that some words give; argparse itself ends the process where they are not flags of the section.
 
     Raises:
-        UserError: If a value is wrong, or a flag has another name now, or is one that this section has not.
+        UserError: If a value is wrong, or a flag is one that this section has not.
     """
     for word in words:
-        refuse_renamed(word.partition("=")[0], model)
         refuse_left_out(word.partition("=")[0], model)
     told = [parser.epilog, *dict.fromkeys(model.left_out.values())]
     parser.epilog = " ".join(words for words in told if words)
@@ -59,13 +57,6 @@ def read_settings(parser: argparse.ArgumentParser, model: type[AnySection], word
         return model.model_validate(given, strict=False)
     except ValidationError as error:
         raise UserError("\n".join(sentences(error, given, model))) from error
-
-
-def refuse_renamed(flag: str, model: type[Section]) -> None:
-    """Raise UserError for a flag that has another name now."""
-    for old, new in model.renamed.items():
-        if flag == flag_of(old):
-            raise UserError(f"{flag} is called {flag_of(new.name)} now. {new.remark or 'Use that name.'}")
 
 
 def refuse_left_out(flag: str, model: type[Section]) -> None:

@@ -27,7 +27,6 @@ from distill.data.generate import count_answers, decoding_settings
 from distill.data.held_out import drop_duplicates, hold_out
 from distill.data.turns import Renderer
 from distill.recipe.sections.data import DataConfig
-from eval.answers.older_answers import adopt_older_answers
 from eval.answers.parts import EVERY_FILE, Part, missing_shards, one_at_a_time
 from eval.answers.shards import claim_shards, write_shard
 from eval.answers.traces import Trace, continues, read_traces
@@ -226,7 +225,6 @@ def write_given(
     Raises:
         UserError: If out holds answers to train on made otherwise, or a row's answers cannot be told apart.
     """
-    share.lead(lambda: adopt_older_answers(out, renderer.target))
     record = {
         **fingerprint_tokenizer(renderer.target),
         "answers": "given",

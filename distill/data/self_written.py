@@ -20,7 +20,6 @@ from architectures.progress.track import track
 from architectures.settings.holding import WHOLE, Holding
 from architectures.settings.kinds import HowAnswered
 from architectures.sharing import ALONE, Share
-from eval.answers.older_answers import adopt_older_answers
 from eval.answers.shards import claim_shards, read_shard, write_shard
 from eval.decoding.answering import claimed_draws, derive_seed
 from eval.decoding.sampling import Sampling
@@ -96,7 +95,6 @@ def write_own_prompts(target: Path, count: int, out: Path, settings: SelfWriting
         UserError: If the target has no chat template, says too little that is new, was made for texts too short to
             hold a prompt, or out holds prompts made otherwise.
     """
-    share.lead(lambda: adopt_older_answers(out, target))
     tokenizer = load_tokenizer(target)
     turn = find_user_turn(tokenizer, target)
     settings = within_context(target, settings, opening=len(turn.opening_ids))

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field
 
-from architectures.files.section import Section, without_unsaid
+from architectures.files.section import Section
 from distill.formulas import dense
 from distill.formulas.sparse import kept_forward_kl
 
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 OpenFraction = Annotated[float, Field(gt=0, lt=1)]
 Formula: TypeAlias = Callable[..., "Tensor"]
-# Options of the first losses. Each of their terms recorded all of them, null where it had none: so a null is none, and
-# fingerprints hold. An option that is not among these is recorded where it is given.
-FIRST_OPTIONS = ("beta", "skew", "decay", "forward_weight")
 
 
 class Knowledge(IntEnum):
@@ -43,17 +40,6 @@ class LossTerm(Section):
     formulas: ClassVar[Mapping[Knowledge, Formula]]
     name: Any  # a literal of its own in every loss
     weight: float = Field(default=1.0, gt=0, description="Factor in the sum.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_left_out(cls, values: Any) -> Any:
-        return without_unsaid(values, dict.fromkeys(FIRST_OPTIONS))
-
-    @model_serializer(mode="wrap")
-    def _as_given(self, values_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Options that were left out stay so: what was recorded of a recipe tells them from a default written out."""
-        given = {"name", "weight", *self.model_fields_set}
-        return {name: value for name, value in values_of(self).items() if name in given}
 
     @property
     def options(self) -> dict[str, float]:
@@ -180,8 +166,3 @@ def loss_term(name: str, **settings: float) -> AnyLoss:
 def loss_terms(loss: str | Sequence[AnyLoss]) -> tuple[AnyLoss, ...]:
     """The terms of a sum; a name alone is one term of weight 1."""
     return (loss_term(loss),) if isinstance(loss, str) else tuple(loss)
-
-
-def recorded_loss(loss: str | Sequence[AnyLoss]) -> str | list[dict[str, Any]]:
-    """A recipe's loss as fingerprints know it: a name, or terms with every one of the first options."""
-    return loss if isinstance(loss, str) else [{**dict.fromkeys(FIRST_OPTIONS), **term.model_dump()} for term in loss]

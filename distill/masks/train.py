@@ -47,7 +47,6 @@ from distill.monitoring.callbacks import CheckpointWriter
 from distill.monitoring.gradient_norm import GradientNorm
 from distill.monitoring.loggers import ConsoleReport, MetricsFile
 from distill.monitoring.step_profile import profiled_steps
-from distill.run.older_runs import adopt_older_run
 from distill.run.run import Run, shape_of
 from distill.run.stage_inputs import mask_inputs
 from distill.sharding.fsdp2 import parallelism_config
@@ -82,7 +81,6 @@ def train_masks(run: Run, profile: Path | None = None) -> None:
     run.refuse_long_texts()
     refuse_too_large(run)
     require_rows(target, last_id=max(load_tokenizer(target).get_vocab().values()))
-    adopt_older_run(run)
     begin_masks(run)
     model = build_mask_model(run)
     trainer = build_mask_trainer(run, model, profile)

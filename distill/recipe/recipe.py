@@ -30,7 +30,7 @@ from distill.recipe_reading.mistakes import mistakes_of, report
 from distill.recipe_reading.source import read_source
 from distill.recipe_reading.yaml_lines import KeyPath
 from eval.answer_engines.clients.config import GenerateConfig
-from eval.config import EvalConfig, from_recorded
+from eval.config import EvalConfig
 
 AnySection = TypeVar("AnySection", bound=Section)
 
@@ -274,7 +274,7 @@ def save_recipe(recipe: Recipe, path: Path) -> None:
 
 def _load(text: str, name: str, overrides: Sequence[str], model: type[AnySection]) -> AnySection:
     try:
-        source = read_source(text, name, overrides, model, from_older if text.startswith(RESOLVED) else None)
+        source = read_source(text, name, overrides, model)
     except yaml.YAMLError as error:
         raise RecipeError(_syntax_mistake(error, name)) from error
     except UserError as error:
@@ -290,12 +290,6 @@ def _load(text: str, name: str, overrides: Sequence[str], model: type[AnySection
                 loaded.refer(from_environment(source.written))
             return loaded
     raise RecipeError(report(mistakes, source))
-
-
-def from_older(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a recipe that a stage wrote, maybe of an earlier widedraft, by today's names."""
-    scoring = values.get("eval")
-    return {**values, "eval": from_recorded(scoring)} if isinstance(scoring, dict) else values
 
 
 def _syntax_mistake(error: yaml.YAMLError, name: str) -> str:

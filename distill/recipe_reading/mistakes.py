@@ -5,12 +5,12 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from architectures.settings.requirements import Schema, options, requirement, section_keys, short, shown_value
 from distill.recipe_reading.keys import known_keys, meant, nearest_key, schema_at, schema_of, tags
-from distill.recipe_reading.source import BROKEN, Source, section_at
+from distill.recipe_reading.source import BROKEN, Source
 from distill.recipe_reading.yaml_lines import MOST_MISTAKES, KeyPath, Mistake, dotted
 
 
@@ -75,7 +75,7 @@ def _path_and_value(details: ErrorDetails, values: Any) -> tuple[KeyPath, Any]:
 def _sentence(details: ErrorDetails, path: KeyPath, value: Any, source: Source, schema: Schema) -> str:
     node = schema_at(path, schema)
     if node is None:
-        return _renamed_key(path, source.model) or _unknown_key(path, schema)
+        return _unknown_key(path, schema)
     if details["type"] in ("missing", "union_tag_not_found") and isinstance(value, dict) and path[-1] not in value:
         return f"must be given. {node['description']}"
     if details["type"] == "extra_forbidden":
@@ -86,13 +86,6 @@ def _sentence(details: ErrorDetails, path: KeyPath, value: Any, source: Source, 
     written = _at(path, source.written)
     origin = f" (from {written})" if isinstance(written, str) and "${" in written else ""
     return f"must be {requirement(node, schema)}, got {got}{origin}.{_remedy(details['type'], value, node)}"
-
-
-def _renamed_key(path: KeyPath, model: type[BaseModel]) -> str | None:
-    """What became of a key that had another name; None of any other."""
-    section = section_at(path[:-1], model)
-    new = section.renamed.get(str(path[-1])) if section is not None else None
-    return new and f"is called {dotted((*path[:-1], new.name))} now. {new.remark or 'Use that name.'}"
 
 
 def _unknown_key(path: KeyPath, schema: Schema) -> str:

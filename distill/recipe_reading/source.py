@@ -1,9 +1,9 @@
 """A recipe file and the command line as plain values: overrides, defaults, interpolation, and where each came from."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, cast, get_args, get_origin
+from typing import Any, cast
 
 import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -15,7 +15,6 @@ from omegaconf.errors import (
 )
 from pydantic import BaseModel
 
-from architectures.files.section import Section
 from architectures.settings.requirements import Schema, section_keys, shown
 from distill.recipe_reading.filling import Filling
 from distill.recipe_reading.keys import meant, nearest_key, required_keys, schema_of
@@ -30,8 +29,6 @@ from distill.recipe_reading.yaml_lines import (
     read_yaml,
     read_yaml_value,
 )
-
-Older: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 
 OVERRIDE_KEY = re.compile(r"[A-Za-z_][\w-]*(?:\.[A-Za-z_][\w-]*|\[\d{1,9}\])*")
 
@@ -66,9 +63,7 @@ class Source:
     mistakes: list[Mistake] = field(default_factory=list)
 
 
-def read_source(
-    text: str, name: str, overrides: Sequence[str], model: type[BaseModel], older: Older | None = None
-) -> Source:
+def read_source(text: str, name: str, overrides: Sequence[str], model: type[BaseModel]) -> Source:
     """The values of a YAML text under the overrides, with the model's defaults where both are silent.
 
     Args:
@@ -76,7 +71,6 @@ def read_source(
         name: Of the file, in messages.
         overrides: Words key=value.
         model: What the values must be.
-        older: Makes today's values of those of the text, where no person wrote it.
 
     Raises:
         yaml.YAMLError: If the text is not YAML.
@@ -86,8 +80,6 @@ def read_source(
     source = Source(name, model, lines=read.lines, mistakes=list(read.mistakes))
     config = OmegaConf.create(read.text)
     assert isinstance(config, DictConfig)  # read_yaml lets nothing else pass
-    if older is not None:
-        config = OmegaConf.create(older(cast("dict[str, Any]", OmegaConf.to_container(config))))
     for word in overrides:
         _override(config, word, source)
     schema = schema_of(model)
@@ -107,21 +99,6 @@ def with_defaults(values: Mapping[str, Any], section: Schema, schema: Schema) ->
             for inside in meant(node, filled[name], schema):
                 filled[name] = with_defaults(filled[name], inside, schema)
     return filled
-
-
-def section_at(path: KeyPath, model: type[BaseModel]) -> type[Section] | None:
-    """The section at a path below a model; None where another value stands there."""
-    section: type[BaseModel] | None = model
-    for step in path:
-        field = None if section is None else section.model_fields.get(str(step))
-        section = None if field is None else _section_model(field.annotation)
-    return section if section is not None and issubclass(section, Section) else None
-
-
-def _section_model(annotation: Any) -> type[BaseModel] | None:
-    """The model of a field that holds a section, also where null may stand instead; a list of sections is none."""
-    options = [annotation, *(get_args(annotation) if get_origin(annotation) is not tuple else ())]
-    return next((option for option in options if isinstance(option, type) and issubclass(option, BaseModel)), None)
 
 
 def _override(config: DictConfig, word: str, source: Source) -> None:

@@ -8,21 +8,20 @@ from architectures.checkpoints.fingerprint import fingerprint_value
 from architectures.checkpoints.fingerprint_parts import flat
 from architectures.checkpoints.manifest_record import ModelReference, Packed, Source
 from architectures.shapes.section import ArchitectureConfig, TargetConfig
-from distill.formulas.losses import recorded_loss
 from distill.recipe.recipe import Recipe
-from distill.recipe.sections.teacher import UNSAID
 from distill.recipe_reading.yaml_lines import dotted
 
-OF_AN_ENCODER = ("encoder_layers", "encoder_method")  # recorded where one is cut, so that other recipes stay the same
-WHERE_IT_IS = ("placement", "device_memory_gib", "host_memory_gib")  # of the target: as the device
 HOW = (  # as the device, they say how the same is computed, or kept
+    ("target", "placement"),
+    ("target", "device_memory_gib"),
+    ("target", "host_memory_gib"),
+    ("eval", "answer_steps"),
     ("data", "answer_steps"),
     ("distill", "pad_to_multiple"),
     ("distill", "checkpoints"),
     ("distill", "shard_degree"),
     ("distill", "activation_checkpointing"),
 )
-OF_REQUESTS = ("mode", "online")  # recorded where requests are learned
 
 
 def carried(recipe: Recipe, names: Iterable[str]) -> dict[str, Any]:
@@ -63,22 +62,9 @@ def told_apart(recipe: Recipe) -> dict[str, str]:
 
 
 def recorded_values(recipe: Recipe) -> dict[str, Any]:
-    """The resolved recipe with the names and keys of sections at first, so that what was recorded holds."""
+    """The resolved recipe without keys that only say how and where the same is computed."""
     values = recipe.model_dump(mode="json")
-    values["distill"]["teacher"] = {**UNSAID, **values["distill"]["teacher"]}
-    values["distill"]["loss"] = recorded_loss(recipe.distill.loss)
-    if not recipe.distill.samples.writes:
-        del values["distill"]["samples"]
-    values["eval"] = recipe.eval.recorded()
     for section, name in HOW:
         del values[section][name]
-    del values["generate"]  # likewise: whoever decodes, it is the same model
-    for key in (*WHERE_IT_IS, *([] if recipe.target.bits else ["bits"])):
-        del values["target"][key]
-    if recipe.distill.online is None:
-        for key in OF_REQUESTS:
-            del values["distill"][key]
-    if recipe.architecture.encoder_layers is None:
-        for key in OF_AN_ENCODER:
-            del values["architecture"][key]
+    del values["generate"]  # whichever engine decodes, it is the same model
     return values

@@ -14,7 +14,6 @@ from typing import Any, Literal, Protocol
 from architectures.checkpoints.manifest import PACKAGES, package_version
 from distill.ranks.same import require_same
 from distill.run.artifact import Artifact
-from distill.run.older_runs import adopt_older_run
 from distill.run.run import Run
 
 
@@ -57,16 +56,6 @@ class Stage:
     afterwards: Callable[[Run], None] = nothing
 
 
-def begin(run: Run) -> None:
-    """Save the recipe, check its target, and adopt what an earlier widedraft recorded.
-
-    Raises:
-        UserError: As `Run.begin`.
-    """
-    run.begin()
-    adopt_older_run(run)
-
-
 def carry_out(stage: Stage, run: Run) -> None:
     """Make what a stage makes unless it is there.
 
@@ -87,7 +76,7 @@ def carry_out(stage: Stage, run: Run) -> None:
 
 def may_begin(stage: Stage, run: Run) -> None:
     """Raise UserError unless a stage may."""
-    begin(run)
+    run.begin()
     stage.require(run)
 
 

@@ -11,19 +11,16 @@ from architectures.checkpoints.fingerprint import (
     fingerprint_value,
 )
 from architectures.checkpoints.fingerprint_parts import flat, with_parts
-from architectures.checkpoints.manifest import KIND_KEYS
 from architectures.draft_vocabulary.lists import list_file
 from architectures.pruning.plan import needed_scores
 from architectures.shapes.shape import Shape
 from architectures.targets.target import local_path, read_config
-from distill.formulas.losses import recorded_loss
 from distill.recipe.recipe import Recipe
-from distill.recipe.sections.teacher import recorded, teacher_dtype
+from distill.recipe.sections.teacher import teacher_dtype
 from distill.recipe_reading.yaml_lines import dotted
 from distill.run.content import fingerprint_sources, fingerprint_text
 from distill.run.entry_ids import entry_ids
 from distill.run.progressive import cut_from
-from distill.run.recorded import OF_AN_ENCODER, OF_REQUESTS
 from distill.run.run import Run
 from distill.vocabulary.text_counts import TEXT_TOKENS
 
@@ -85,8 +82,7 @@ def mask_inputs(run: Run) -> dict[str, str]:
     architecture = recipe.architecture.model_dump(mode="json")
     for key in ("save_interval", "device_train_microbatch_size"):
         del architecture["masks"][key]
-    # of a source, which masks have none of; of the cut behind them; of an encoder, which has no masks
-    for key in ("source_revision", "vocabulary", *OF_AN_ENCODER):
+    for key in ("source_revision", "vocabulary"):  # masks have no source; the head is chosen after them
         del architecture[key]
     return {
         "target": fingerprint_checkpoint(run.target),
@@ -104,8 +100,7 @@ def masks_as_input(run: Run) -> dict[str, str]:
         UserError: If there are none.
     """
     run.masks.require(mask_inputs(run))
-    kept = {key: value for key, value in (run.masks.manifest or {}).items() if key not in KIND_KEYS}
-    return {"masks": fingerprint_value(kept), "target.dtype": run.recipe.target.dtype}
+    return {"masks": fingerprint_value(run.masks.manifest), "target.dtype": run.recipe.target.dtype}
 
 
 def prune_inputs(run: Run) -> dict[str, str]:
@@ -115,8 +110,6 @@ def prune_inputs(run: Run) -> dict[str, str]:
     if wanted.method == "learned_masks":
         return masks_as_input(run) | vocabulary
     not_the_cut = {"scores", "calibration", "plan", "source", "source_revision", "masks", "vocabulary"}
-    if wanted.encoder_layers is None:
-        not_the_cut |= {*OF_AN_ENCODER}
     inputs = {
         "target": fingerprint_checkpoint(run.target),
         "target.dtype": recipe.target.dtype,
@@ -237,7 +230,7 @@ def cache_inputs(run: Run) -> dict[str, str]:
         "data": data_as_input(run),
         "data.max_seq_len": str(recipe.data.max_seq_len),
         "data.batch_size": str(recipe.data.batch_size),  # more rows in one product may round otherwise
-        "distill.teacher": section(recipe, "distill.teacher", recorded(recipe.distill.teacher)),
+        "distill.teacher": section(recipe, "distill.teacher", recipe.distill.teacher.model_dump(mode="json")),
         "seed": str(recipe.seed),
         **packed_inputs(recipe),
         **({} if ids is None else {"architecture.vocabulary": fingerprint_value(list(ids))}),
@@ -248,15 +241,7 @@ def training_inputs(run: Run) -> dict[str, str]:
     """What the checkpoints are made from; keys that a continued training may change are left out."""
     config = run.recipe.distill
     settings, others = config.model_dump(mode="json", exclude=set(RESUMABLE_KEYS)), {}
-    for name in ("unknown_inputs", "freeze_input_embeddings"):
-        if not settings[name]:
-            del settings[name]  # what was recorded before there was this key holds
-    if not config.samples.writes:
-        del settings["samples"]
-    if config.online is None:
-        for name in OF_REQUESTS:
-            del settings[name]  # likewise
-    settings |= {"teacher": recorded(config.teacher), "loss": recorded_loss(config.loss)}
+    settings["teacher"].pop("parallelism", None)  # shards of a teacher state the same
     if config.token_selection is not None:
         reference = Path(config.token_selection.reference)
         others["distill.token_selection.reference"] = fingerprint_checkpoint(reference)
@@ -284,14 +269,12 @@ def draft_inputs(run: Run) -> dict[str, str]:
 def eval_inputs(run: Run) -> dict[str, str]:
     """What the scorecard is made from."""
     scoring, placement = run.recipe.eval, run.recipe.target.placement
-    settings, untold = scoring.recorded(exclude={"tasks": TASK}), {"tasks", "answer_steps"}
-    if not settings["policy_prompts"]:
-        del settings["policy_prompts"]  # what was recorded before there was this key holds
+    settings = scoring.model_dump(mode="json", exclude={"tasks": TASK, "answer_steps": True})
     return {
         "target": fingerprint_checkpoint(run.target),
         "undistilled": fingerprint_checkpoint(run.init.path),
         "draft": fingerprint_checkpoint(run.draft.path),
-        "eval": section(run.recipe, "eval", settings, told=scoring.model_dump(mode="json", exclude=untold)),
+        "eval": section(run.recipe, "eval", settings),
         "prompts": fingerprint_sources(scoring.tasks) if scoring.tasks else data_as_input(run),
         "seed": str(run.recipe.seed),
         **packed_inputs(run.recipe),

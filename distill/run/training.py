@@ -6,7 +6,6 @@ One that a later stage was built on is never replaced.
 from architectures.errors import UserError
 from architectures.targets.target import require_whole_head
 from distill.recipe.sections.teacher import Cache
-from distill.run.older_runs import adopt_older_run
 from distill.run.run import Run
 from distill.run.stage_inputs import cache_inputs, generate_inputs, prune_inputs, training_inputs
 
@@ -19,7 +18,6 @@ def require_training_inputs(run: Run) -> None:
             other inputs than the recipe now names.
     """
     require_whole_head(run.target)
-    adopt_older_run(run)
     run.init.require(prune_inputs(run))
     run.data.require(generate_inputs(run))
     if isinstance(run.recipe.distill.teacher, Cache):

@@ -18,13 +18,10 @@ from typing import NotRequired
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
-from architectures.checkpoints.fingerprint import FINGERPRINT_KIND
 from architectures.checkpoints.manifest import (
     MANIFEST_NAME,
     changed_inputs,
-    is_of_older_kind,
     read_manifest,
-    recorded_inputs,
 )
 from architectures.errors import UserError
 from architectures.files.atomic import write_text
@@ -166,7 +163,7 @@ class Journal:
         self.begun_with: frozenset[str] = frozenset()
         manifest = read_manifest(folder)
         if manifest is not None:  # it was finished, and a file was lost since then
-            self._refuse_others(recorded_inputs(manifest))
+            self._refuse_others(manifest["inputs"])
             self.files = recorded_files(folder)
         elif self.path.is_file():
             for path in (self.path, *sorted(folder.glob(OTHER_JOURNALS))):
@@ -198,7 +195,7 @@ class Journal:
 
     def _head(self) -> str:
         """The first line: what the cache is made from."""
-        return json.dumps({"format": FORMAT, "inputs": self.inputs, "fingerprint": FINGERPRINT_KIND}) + "\n"
+        return json.dumps({"format": FORMAT, "inputs": self.inputs}) + "\n"
 
     def _read(self, path: Path) -> dict[str, FileRecord]:
         """What an interrupted capture wrote; its last line may be cut short."""
@@ -222,26 +219,6 @@ def remove_journals(folder: Path) -> None:
     """Of a cache that is finished."""
     for path in (folder / JOURNAL_NAME, *folder.glob(OTHER_JOURNALS)):
         path.unlink()
-
-
-def is_journal_of_older_kind(folder: Path) -> bool:
-    """Whether a cache that is being written has a journal, with fingerprints of an older kind."""
-    path = folder / JOURNAL_NAME
-    return path.is_file() and is_of_older_kind(journal_head(path))
-
-
-def adopt_journal(folder: Path, same: Mapping[str, str]) -> bool:
-    """Replace a journal's fingerprints of an older kind, given today's by the older ones; whether there are any."""
-    path = folder / JOURNAL_NAME
-    if not path.is_file() or not is_of_older_kind(head := journal_head(path)):
-        return False
-    inputs = {name: same.get(value, value) for name, value in head["inputs"].items()}
-    if inputs == head["inputs"]:
-        return False
-    _, *lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    first = json.dumps({**head, "inputs": inputs, "fingerprint": FINGERPRINT_KIND}) + "\n"
-    write_text("".join([first, *lines]), path)
-    return True
 
 
 def journal_head(path: Path) -> Head:

@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from pydantic import AfterValidator, Field, model_validator
 
 from architectures.errors import UserError
-from architectures.files.section import Renamed, Section
+from architectures.files.section import Section
 from architectures.settings.flags import Flag
 from architectures.settings.kinds import (
     AUTO,
@@ -174,7 +174,6 @@ class QualitySettings(Section):
     rounds: RoundsFile = None
     seed: Seed = Field(default=17, description="Seed of the numbers to multiply.")
     rehash: Rehash = False
-    renamed: ClassVar = {"check": Renamed("checks")}
 
     _one_way = model_validator(mode="after")(one_way)
     _held_well = model_validator(mode="after")(held_well)

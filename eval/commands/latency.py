@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import BeforeValidator, Field, model_validator
 
 from architectures.errors import UserError
-from architectures.files.section import Renamed, Section
+from architectures.files.section import Section
 from architectures.pages.markdown import markdown
 from architectures.settings.flags import Flag
 from architectures.settings.holding import TIMED, without_placing
@@ -97,12 +97,6 @@ class LatencySettings(Section):
     out: OutFile = None
     plot: Plot = Field(default=None, description="Draw the step times of --shapes.")
     left_out: ClassVar = without_placing(TIMED)
-    renamed: ClassVar = {
-        "draft": Renamed("drafts"),
-        "batch": Renamed("batch_sizes"),
-        "context": Renamed("contexts"),
-        "lookahead": Renamed("lookaheads"),
-    }
 
     _one_way = model_validator(mode="after")(one_way)
 

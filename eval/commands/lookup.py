@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from architectures.files.section import Renamed, Section
+from architectures.files.section import Section
 from architectures.pages.markdown import markdown
 from architectures.settings.flags import Flag
 from architectures.settings.holding import TIMED, without_placing
@@ -72,11 +72,6 @@ class LookupSettings(Section):
         TIMED,
         bits="Policies are tuned on the target as it is; those of target.bits are tuned with a scorecard.",
     )
-    renamed: ClassVar = {
-        "lookahead": Renamed("lookaheads"),
-        "temperature": Renamed("temperatures"),
-        "batch": Renamed("batch_size"),
-    }
 
 
 def lookup(settings: LookupSettings) -> None:

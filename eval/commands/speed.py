@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field, model_validator
 
 from architectures.errors import UserError
-from architectures.files.section import Renamed, Section
+from architectures.files.section import Section
 from architectures.pages.markdown import markdown
 from architectures.settings.flags import Flag
 from architectures.settings.holding import TIMED, without_placing
@@ -107,11 +107,6 @@ class SpeedSettings(Section):
         TIMED,
         bits="A packed target is timed by `widedraft latency --target-bits`, and its scorecard has speeds.",
     )
-    renamed: ClassVar = {
-        "draft": Renamed("drafts"),
-        "lookahead": Renamed("lookaheads"),
-        "batch": Renamed("batch_size"),
-    }
 
     _one_way = model_validator(mode="after")(one_way)
     _one_end = model_validator(mode="after")(one_end)

@@ -21,7 +21,6 @@ from architectures.sharing import ALONE, Share
 from eval.answers.asked_turns import Turn, first_turns, num_turns
 from eval.answers.earlier_answers import Earlier, earlier_answers
 from eval.answers.engine_evidence import OWN
-from eval.answers.older_answers import adopt_older_answers
 from eval.answers.parts import EVERY_FILE, Part, one_at_a_time
 from eval.answers.shards import claim_shards, shard_paths, write_shard
 from eval.answers.token_ids import require_rows_for_row
@@ -84,7 +83,6 @@ def write_traces(
     Raises:
         UserError: If out holds answers of this name made otherwise, earlier ones were, or no prompt is short enough.
     """
-    share.lead(lambda: adopt_older_answers(out, target))
     kind = answered_by or Answerer
     settings, tokenizer = within_context(target, settings), load_tokenizer(target)
     turns = first_turns(drop_too_long(prompts, tokenizer, settings.max_prompt_len))

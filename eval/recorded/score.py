@@ -131,7 +131,7 @@ def score_recording(
         drafts=(DraftModel(draft="draft", **model_facts(draft, model)),),
         recording=recording_record(recording, answers),
         settings=Settings(
-            **config.recorded(include=USED_KEYS),
+            **config.model_dump(mode="json", include=USED_KEYS),
             seed=seed,
             threads=num_threads,
             device=str(model.device),

@@ -159,7 +159,7 @@ def measure_card(
         drafts=tuple(DraftModel(draft=name, **model_facts(drafts[name], pair.drafts[name])) for name in drafts),
         prompts=prompts_section(prompts, answers, config),
         settings=ScoredSettings(
-            **config.recorded(),
+            **config.model_dump(mode="json", exclude={"answer_steps"}),
             seed=seed,
             threads=threads.count,
             device=pair.device,

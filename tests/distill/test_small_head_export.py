@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from architectures.checkpoints.fingerprint import fingerprint_value
 from architectures.checkpoints.manifest import write_manifest
 from architectures.draft_vocabulary.head import head_ids
 from architectures.pruning.plan import plan_pruning
@@ -19,10 +18,6 @@ from architectures.small_head.record import read_draft_vocabulary
 from architectures.targets.target import read_config
 from distill.exporting.export import export_checkpoint
 from distill.recipe.recipe import RecipeError, load_recipe
-from distill.recipe.sections.samples import SamplesConfig
-from distill.run.recorded import OF_REQUESTS
-from distill.run.run import Run
-from distill.run.stage_inputs import RESUMABLE_KEYS, training_inputs
 from eval.models.loading import load_model
 
 IDS = (1, 2, *range(10, 200, 3))
@@ -166,21 +161,3 @@ def test_a_share_is_from_0_to_1(tmp_path, share):
     file.write_text(RECIPE)
     with pytest.raises(RecipeError, match=r"distill\.unknown_inputs"):
         load_recipe(file, [f"distill.unknown_inputs={share}", "architecture.vocabulary={size: 100}"])
-
-
-NEW_SINCE_THE_FIRST_RUNS = {
-    "unknown_inputs": 0.5,
-    "freeze_input_embeddings": True,
-    "samples": SamplesConfig(source="student"),
-}
-
-
-@pytest.mark.parametrize("key", NEW_SINCE_THE_FIRST_RUNS)
-def test_a_training_without_a_new_key_is_what_it_was_before_there_was_one(make_run, key):
-    plain, shown = make_run("plain"), make_run("shown")
-    settings = plain.distill.model_dump(mode="json", exclude={*RESUMABLE_KEYS, *NEW_SINCE_THE_FIRST_RUNS, *OF_REQUESTS})
-    settings["teacher"] = {"source": "live", "contents": None, "k": None, "num_samples": None}
-    assert training_inputs(Run.of(plain))["distill"] == fingerprint_value(settings)
-    value = NEW_SINCE_THE_FIRST_RUNS[key]
-    changed = shown.model_copy(update={"distill": shown.distill.model_copy(update={key: value})})
-    assert training_inputs(Run.of(changed))["distill"] != training_inputs(Run.of(plain))["distill"]

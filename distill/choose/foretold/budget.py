@@ -20,7 +20,6 @@ from distill.choose.steps.timed import measured_steps, places_of
 from distill.estimates.expected_work import expected_reading, expected_work, finished_counts, read_rows
 from distill.recipe.recipe import Recipe
 from distill.run.run import Run
-from distill.run.stage import begin
 from eval.predictions.ranking import prospect, step_times
 
 PAYS = 1.0  # the speed-up at which a draft breaks even
@@ -42,7 +41,7 @@ def choose_by_budget(recipe: Recipe, settings: ChooseSettings, path: Path) -> No
 
     record = read_trainings(path)
     run = Run.of(recipe)
-    begin(run)
+    run.begin()
     target = run.target
     if fingerprint_checkpoint(target) != record.target:
         raise UserError(

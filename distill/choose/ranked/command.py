@@ -21,7 +21,6 @@ from distill.choose.steps.timed import measured_steps, places_of, resampling_of
 from distill.choose.trainings.rungs import Cell, Rung, rungs
 from distill.recipe.recipe import Recipe, load_recipe, save_recipe
 from distill.run.run import RECIPE_NAME, Run
-from distill.run.stage import begin
 
 if TYPE_CHECKING:
     from distill.estimates.coverage import IdCounts
@@ -63,7 +62,7 @@ def choose(path: Path, overrides: Sequence[str], settings: ChooseSettings, share
     recipe = load_recipe(path, overrides)
     trial = load_recipe(path, [*overrides, f"distill.max_duration={settings.duration}", *TRIAL])
     run = Run.of(recipe, share)
-    share.lead(lambda: begin(run))
+    share.lead(run.begin)
     asked = shapes_in(run.target, trial, settings.wanted)
     id_counts = id_counts_for(recipe, asked.candidates, run.target)
     alphas = alphas_of(settings.alphas, asked.candidates, id_counts) if settings.alphas else {}

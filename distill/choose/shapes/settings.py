@@ -1,12 +1,12 @@
 """What `widedraft choose` is asked for. No torch."""
 
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from architectures.errors import UserError
-from architectures.files.section import Renamed, Section
+from architectures.files.section import Section
 from architectures.settings.flags import Flag, flag_of
 from architectures.settings.kinds import MOST, BatchSizes, Contexts, Rehash
 from distill.checkpoints.trust import TrustCheckpoints
@@ -115,7 +115,6 @@ class ChooseSettings(Section):
     out: Annotated[Path | None, Flag(metavar="FILE", absent="<run>/choose/recipe.yaml")] = Field(
         default=None, description="The recipe of the winner."
     )
-    renamed: ClassVar = {"vocabulary": Renamed("vocabularies"), "alpha": Renamed("alphas")}
 
     @property
     def wanted(self) -> Wanted:

@@ -32,7 +32,6 @@ from distill.run.artifact import ARTIFACTS, Artifact
 from distill.run.content import fingerprint_sources
 from distill.run.progressive import share_answers, with_imported_target
 from distill.run.run import Run
-from distill.run.stage import begin
 from distill.stages.processes import distill_stage
 from distill.stages.running import cache_if_asked, generate_stage, owned_by_the_first, prune_stage, timed
 from distill.stages.table import eval_prompts
@@ -200,7 +199,7 @@ def score_candidates(run: Run, drafts: Mapping[str, Path], length: str) -> "Scor
     from eval.scorecard import score_drafts
 
     share, seed = run.share, run.recipe.seed
-    share.lead(lambda: begin(run))
+    share.lead(run.begin)
     scored = Artifact(trials_folder(run) / length / "eval", ARTIFACTS["eval"])
     inputs = scored_inputs(run, drafts)
     if not share.lead(lambda: scored.is_current(inputs)):
@@ -230,7 +229,7 @@ def scored_inputs(run: Run, drafts: Mapping[str, Path]) -> dict[str, str]:
     return {
         "target": fingerprint_checkpoint(run.target),
         **{f"draft {name}": fingerprint_checkpoint(folder) for name, folder in drafts.items()},
-        "eval": fingerprint_value(scoring.recorded()),
+        "eval": fingerprint_value(scoring.model_dump(mode="json", exclude={"answer_steps"})),
         "prompts": fingerprint_sources(scoring.tasks) if scoring.tasks else fingerprint_value(run.data.inputs),
         "seed": str(run.recipe.seed),
     }

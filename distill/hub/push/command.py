@@ -1,12 +1,12 @@
 """`widedraft push`: its settings, and what it prints. No torch until it runs."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from architectures.errors import UserError
-from architectures.files.section import Renamed, Section
+from architectures.files.section import Section
 from architectures.gguf_export.names import GgufKind
 from architectures.settings.flags import Flag
 from architectures.settings.kinds import Rehash
@@ -49,7 +49,6 @@ class PushSettings(Section):
         default=(), description="Also send NAME-KIND.gguf, for llama.cpp; the first is on the serve line."
     )
     rehash: Rehash = False
-    renamed: ClassVar = {"certificate": Renamed("certificates")}
 
     @model_validator(mode="after")
     def _sends_or_not(self) -> "PushSettings":

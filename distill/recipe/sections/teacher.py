@@ -10,13 +10,11 @@ from pydantic import BeforeValidator, Field
 
 from architectures.errors import UserError
 from architectures.files.number_types import Dtype
-from architectures.files.section import Section, without_unsaid
+from architectures.files.section import Section
 from architectures.shapes.shape import DTYPE_BYTES
 from distill.formulas.losses import LOSSES, PREFERRED, AnyLoss, Knowledge
 
 LOG_PROB_BYTES, LOG_TAIL_BYTES = 2, 4  # float16 and float32
-# Once all teachers had all keys, and recorded them: what stands here says nothing, and fingerprints hold.
-UNSAID = {"contents": None, "k": None, "num_samples": None, "captured_while": None, "parallelism": "replicated"}
 SERVES_ALL = "A live teacher, or a cache with contents hidden, serves all."
 
 
@@ -84,7 +82,7 @@ def tagged(values: Any) -> Any:
     """The section's keys with those that tell teachers apart, where they are left out."""
     if not isinstance(values, dict):
         return values
-    section = {"source": "live", **without_unsaid(values, UNSAID)}
+    section = {"source": "live", **{key: value for key, value in values.items() if value is not None}}
     return {"contents": "hidden", **section} if section["source"] == "cache" else section
 
 
@@ -93,12 +91,6 @@ TeacherKey: TypeAlias = Annotated[
     Field(discriminator="source"),
     BeforeValidator(tagged),
 ]
-
-
-def recorded(teacher: AnyTeacher) -> dict[str, Any]:
-    """The section as fingerprints know it, with the keys that there were at first; shards of a teacher say the same."""
-    later = {"parallelism"} if keeps_states(teacher) else {"parallelism", "captured_while"}
-    return {name: value for name, value in {**UNSAID, **teacher.model_dump()}.items() if name not in later}
 
 
 def is_sharded(teacher: AnyTeacher) -> bool:

@@ -11,18 +11,11 @@ from architectures.checkpoints.fingerprint import (
     fingerprint_tokenizer,
     fingerprint_value,
 )
-from architectures.checkpoints.older_fingerprint import (
-    partial_tokenizer_fingerprint,
-    sampled_fingerprint,
-    today_by_older,
-)
 from architectures.errors import UserError
 from architectures.files import file_hashes
 
 MIB = 1 << 20
 # Of the folder in test_the_older_kind_is_what_it_was, by widedraft at bac3949.
-OLDER_CHECKPOINT = "8ce0c0e95de1af4822e1dc6d8f581fdb8d411df7fd17fb50f1678eadcd8f9042"
-OLDER_TOKENIZER = "598ae822a0380778374ff95b7e7eaf959d3694999b53bf0adc836b54cd042f47"
 OLD_NS = 1_500_000_000_000_000_000
 
 
@@ -45,17 +38,15 @@ def large_weights(tmp_path, monkeypatch):
 
 
 def test_4_kib_a_quarter_of_the_way_into_270_mb_are_noticed(large_weights):
-    """Also with the modification time put back. The older kind saw neither."""
-    found, sampled = [fingerprint_checkpoint(large_weights.parent)], [sampled_fingerprint(large_weights.parent)]
+    """Also with the modification time put back."""
+    found = [fingerprint_checkpoint(large_weights.parent)]
     for content, is_hidden in ((b"\x01", False), (b"\x02", True)):
         with large_weights.open("r+b") as file:
             os.pwrite(file.fileno(), content * 4096, 270_000_000 // 4)
         if is_hidden:
             os.utime(large_weights, ns=(OLD_NS, OLD_NS))
         found.append(fingerprint_checkpoint(large_weights.parent))
-        sampled.append(sampled_fingerprint(large_weights.parent))
     assert len(set(found)) == 3
-    assert len(set(sampled)) == 1
 
 
 def test_an_unchanged_checkpoint_is_read_once(large_weights, monkeypatch):
@@ -153,20 +144,7 @@ def test_a_folder_is_its_files_but_for_hidden_ones(tmp_path):
 @pytest.mark.parametrize("name", ["vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json"])
 def test_a_tokenizer_in_parts_is_all_of_them(tmp_path, name):
     found = {fingerprint_tokenizer(tmp_path)["tokenizer"]}
-    assert found == {partial_tokenizer_fingerprint(tmp_path)}
     for content in ("{}", "{} "):
         (tmp_path / name).write_text(content)
         found.add(fingerprint_tokenizer(tmp_path)["tokenizer"])
     assert len(found) == 3
-
-
-def test_the_older_kind_is_what_it_was(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "tokenizer.json").write_text('{"a": 1}')
-    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "x", "b": 2}')
-    (tmp_path / "model.safetensors").write_bytes(bytes(range(256)) * 20_000)
-    older = today_by_older(tmp_path)
-    assert older == {
-        OLDER_CHECKPOINT: fingerprint_checkpoint(tmp_path),
-        OLDER_TOKENIZER: fingerprint_tokenizer(tmp_path)["tokenizer"],
-    }

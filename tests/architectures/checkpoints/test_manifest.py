@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from architectures.checkpoints import manifest
-from architectures.checkpoints.manifest import adopt_inputs, changed_inputs, git_commit, read_manifest, write_manifest
+from architectures.checkpoints.manifest import changed_inputs, git_commit, read_manifest, write_manifest
 from architectures.errors import UserError
 
 
@@ -46,17 +46,6 @@ def test_damaged_manifest_is_named(tmp_path):
 def test_changed_inputs_names_added_removed_and_different_ones():
     recorded = {"inputs": {"same": "1", "different": "2", "removed": "3"}}
     assert changed_inputs(recorded, {"same": "1", "different": "x", "added": "4"}) == ["added", "different", "removed"]
-
-
-def test_adopted_inputs_are_compared_and_the_recorded_ones_kept(tmp_path):
-    write_manifest(tmp_path, stage="prune", inputs={"target": "older", "seed": "1"})
-    assert adopt_inputs(tmp_path, {"older": "today"})
-    record = read_manifest(tmp_path)
-    assert record is not None
-    assert record["inputs"] == {"target": "older", "seed": "1"}
-    assert changed_inputs(record, {"target": "today", "seed": "1"}) == []
-    assert changed_inputs(record, {"target": "older", "seed": "1"}) == ["target"]
-    assert not adopt_inputs(tmp_path, {"other": "today"})
 
 
 def test_git_commit_is_ours_or_none(monkeypatch, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from architectures.checkpoints.fingerprint_parts import with_parts
-from architectures.checkpoints.manifest import adopt_inputs, provenance, read_manifest, write_manifest
+from architectures.checkpoints.manifest import provenance, read_manifest, write_manifest
 from architectures.checkpoints.manifest_record import Hardware, Manifest, Provenance
 from architectures.errors import UserError
 from eval.records import origin
@@ -131,14 +131,6 @@ def test_a_field_of_a_part_is_named_with_its_path(entries, named, tmp_path):
     damaged(tmp_path, **entries)
     with pytest.raises(UserError, match=rf"manifest\.json: {named}"):
         read_manifest(tmp_path)
-
-
-def test_manifests_of_other_versions_keep_what_only_they_know(tmp_path):
-    damaged(tmp_path, inputs={"target": "older"}, invented={"later": [1, 2.0]})
-    assert read_manifest(tmp_path) == {"stage": "prune", "inputs": {"target": "older"}, "invented": {"later": [1, 2.0]}}
-    assert adopt_inputs(tmp_path, {"older": "today"})
-    held = json.loads((tmp_path / "manifest.json").read_text())
-    assert list(held) == ["stage", "inputs", "invented", "fingerprint", "adopted"]
 
 
 def test_scorecards_carry_the_same_provenance():

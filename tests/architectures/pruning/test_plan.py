@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
-from architectures.checkpoints.older_fingerprint import ADOPTED, sampled_fingerprint
 from architectures.errors import UserError
 from architectures.files.reading import MIB
 from architectures.pruning.plan import load_plan, needed_scores, plan_pruning
@@ -237,13 +236,6 @@ def test_a_plan_for_another_target_is_refused(tmp_path):
         load_plan(file, SMOLLM2, target=target)
     with pytest.raises(UserError, match="made for another target"):
         load_plan(file, replace(SMOLLM2, layers=31), target=None)
-
-
-def test_a_plan_of_an_older_widedraft_is_used_and_said_to_be(tmp_path, capsys):
-    target = make_target(tmp_path / "target")
-    plan = write_plan(file := tmp_path / "plan.json", target=sampled_fingerprint(target))
-    assert load_plan(file, SMOLLM2, target=target) == plan
-    assert capsys.readouterr().out == f"   {file}: {ADOPTED}\n"
 
 
 def make_target(folder):

@@ -167,17 +167,6 @@ IN_FILE = {
         "variables: &v {a: *v}",
         "r.yaml:5: variables.a must not hold itself, got an alias of a section around it. Write the values out.",
     ),
-    "renamed key of another meaning": (
-        "eval: {lookahead: [1, 8]}",
-        (
-            "r.yaml:5: eval.lookahead is called eval.lookaheads now. "
-            "It lists every number: [1, 2, 3, 4] where [1, 4] was first and last."
-        ),
-    ),
-    "renamed key": (
-        "eval: {max_prompts: 8}",
-        "r.yaml:5: eval.max_prompts is called eval.num_prompts now. Use that name.",
-    ),
     "temperature twice": (
         "eval: {temperatures: [1, 1.0]}",
         "r.yaml:5: eval.temperatures must name each value once, got [1.0, 1.0].",

@@ -111,8 +111,8 @@ def test_the_file_is_what_was_returned_and_says_where_it_came_from(asked, greedy
     assert recording.tokens == sum(len(trace.answer_ids) for trace in read_traces(greedy_traces, "eval"))
     assert recording.sources == tuple(prompt.source for prompt in asked)
     assert set(scorecard.settings.model_dump()) == {
-        "max_prompts",
-        "lookahead",
+        "num_prompts",
+        "lookaheads",
         "dtype",
         "confidence",
         "num_resamples",
