@@ -37,7 +37,7 @@ class Kept:
             never read.
     """
 
-    def __init__(self, folder: Path, inputs: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, inputs: Mapping[str, Any]) -> None:
         self.folder = folder
         versions = {name: str(package_version(name)) for name in PACKAGES}
         self.told = {"format": FORMAT, "inputs": fingerprint_value({**versions, **inputs})}

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from architectures.checkpoints.fingerprint_parts import flat, with_parts
 from architectures.checkpoints.generation_settings import SETTINGS_NAME, generation_identity
 from architectures.files.file_hashes import sha256_of_file, sha256_of_files
 from architectures.files.reading import read_json_object, read_text
@@ -66,11 +65,7 @@ def fingerprint_folder(folder: Path) -> str:
 def fingerprint_of_files(folder: Path, names: Sequence[str], *, extra: Any = None) -> str:
     """sha256 over names and contents of some files of a folder, and a value that counts too."""
     hashes = sha256_of_files([folder / name for name in names], description=f"hashing {folder}")
-    parts = {**flat(extra, SETTINGS_NAME)} if isinstance(extra, dict) else {}
-    return with_parts(
-        fingerprint_value([FINGERPRINT_KIND, extra, *zip(names, hashes, strict=True)]),
-        {**parts, **dict(zip(names, hashes, strict=True))},
-    )
+    return fingerprint_value([FINGERPRINT_KIND, extra, *zip(names, hashes, strict=True)])
 
 
 def fingerprint_tokenizer(folder: Path) -> dict[str, str]:

@@ -1,60 +1,138 @@
-"""manifest.json: where an artifact came from, and whether it is still the one its inputs would make.
+"""manifest.json: what an artifact was made from, and by which code. No torch, so `widedraft check` may use it.
 
-Never imports torch, so `widedraft check` may use it.
+An artifact is up to date when the inputs in its manifest equal those that the recipe names today; otherwise both are
+shown as a diff of YAML lines.
 """
 
+import difflib
+import json
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, NotRequired
 
-from architectures.checkpoints.fingerprint_parts import differences, parts_of
-from architectures.checkpoints.manifest_record import Details, Hardware, Manifest, Provenance, StageName, manifest_of
+from typing_extensions import TypedDict
+
+from architectures.errors import UserError
 from architectures.files.atomic import write_json
 from architectures.files.masked_words import masked
+from architectures.files.reading import read_json_object
 
 MANIFEST_NAME = "manifest.json"
 PACKAGES = ("widedraft", "torch", "transformers", "mosaicml", "datasets", "tokenizers", "safetensors", "numpy")
+MAX_DIFF_LINES = 40
+
+StageName = Literal[
+    "masks", "scores", "prune", "generate", "cache", "distill", "export", "eval", "convert", "import-gguf",
+    "export-recorded",
+]  # fmt: skip
+Manifest = dict[str, Any]  # "stage", "inputs", "provenance", and what the stage adds
 
 
-def write_manifest(folder: Path, *, stage: StageName, inputs: Mapping[str, str], **details: Unpack[Details]) -> None:
-    """Write folder/manifest.json: stage, named input fingerprints, provenance and any further details.
+class SplitCounts(TypedDict):
+    """Responses to train on, or held out; `sequences` and `split` of given conversations."""
+
+    answers: int
+    answer_tokens: int
+    prompts: NotRequired[int]
+    sequences: NotRequired[int]
+    split: NotRequired[int]
+
+
+class Counts(TypedDict):
+    """Rows of prompts, those left out by reason, and the splits."""
+
+    prompts: int
+    self_written: NotRequired[int]
+    duplicates: NotRequired[int]
+    too_long: NotRequired[int]
+    asked_in_eval: NotRequired[int]
+    train: SplitCounts
+    eval: NotRequired[SplitCounts]
+
+
+class AnsweredBy(TypedDict):
+    """An engine that generated responses, and how a sample of them agrees with the target.
+
+    `differing` counts responses of the sample that are not the target's own greedy ones, `largest_gap` is in logits
+    where one diverges; `sigmas` is of sampled ones.
+    """
+
+    engine: str
+    of: str
+    answers: int
+    checked: int
+    differing: int
+    largest_gap: float
+    sigmas: float
+
+
+def write_manifest(folder: Path, *, stage: StageName, inputs: Mapping[str, Any], **details: Any) -> None:
+    """Write folder/manifest.json: stage, inputs, details of the stage, provenance.
 
     Write it last: a folder without a manifest is an unfinished one.
     """
-    parts = parts_of(inputs)
-    record = {"stage": stage, "inputs": dict(inputs), **({"parts": parts} if parts else {})}
-    write_json({**record, **details, "provenance": provenance()}, folder / MANIFEST_NAME)
+    write_json({"stage": stage, "inputs": dict(inputs), **details, "provenance": provenance()}, folder / MANIFEST_NAME)
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a finished folder, or None where there is none.
+    """The manifest of a finished folder, or None if there is none; UserError if it is not a manifest."""
+    path, fix = folder / MANIFEST_NAME, f"Delete {folder} and run its stage again."
+    if not path.exists():
+        return None
+    manifest = read_json_object(path, fix)
+    for key, kind in (("stage", str), ("inputs", dict)):
+        if not isinstance(manifest.get(key), kind):
+            raise UserError(f"{path}: {key} is missing or not a {kind.__name__}, got {manifest.get(key)!r}. {fix}")
+    return manifest
 
-    Raises:
-        UserError: If the file is no JSON object, lacks a field or has one of another type; the message names it.
-    """
-    path = folder / MANIFEST_NAME
-    return manifest_of(path, f"Delete {folder} and run its stage again.") if path.exists() else None
 
-
-def changed_inputs(manifest: Mapping[str, Any], inputs: Mapping[str, str]) -> list[str]:
-    """Names of the inputs whose fingerprints differ from the recorded ones, sorted."""
+def changed_inputs(manifest: Mapping[str, Any], inputs: Mapping[str, Any]) -> list[str]:
+    """Names of the inputs that differ from the recorded ones, sorted."""
     recorded = manifest["inputs"]
     return sorted(name for name in recorded.keys() | inputs.keys() if recorded.get(name) != inputs.get(name))
 
 
-def difference_words(manifest: Mapping[str, Any], changed: Sequence[str], inputs: Mapping[str, str]) -> str:
-    """In which keys and files the changed inputs differ from the recorded ones; nothing where that is not known."""
-    return differences(changed, manifest["inputs"], inputs, manifest.get("parts", {}))
+def inputs_diff(manifest: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
+    """The recorded inputs and today's as a diff of YAML lines with dotted keys; values that look secret are masked."""
+    before, now = (
+        [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in sorted(flat(values).items())]
+        for values in (manifest["inputs"], inputs)
+    )
+    lines = [
+        line
+        for line in difflib.unified_diff(before, now, n=0, lineterm="")
+        if not line.startswith(("---", "+++", "@@"))
+    ]
+    more = [f"... {len(lines) - MAX_DIFF_LINES} more lines"] if len(lines) > MAX_DIFF_LINES else []
+    return "\n".join([*(masked(f"  {line[0]} {line[1:]}") for line in lines[:MAX_DIFF_LINES]), *more])
 
 
-def provenance() -> Provenance:
-    """Command, code, versions and machine, as every manifest and scorecard carries them."""
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by dotted key, as the command line names them; lists of anything but mappings stay whole."""
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            result |= flat(value, f"{name}.")
+        elif isinstance(value, list | tuple) and value and all(isinstance(each, Mapping) for each in value):
+            for number, each in enumerate(value):
+                result |= flat(each, f"{name}[{number}].")
+        else:
+            result[name] = list(value) if isinstance(value, tuple) else value
+    return result
+
+
+def provenance() -> dict[str, Any]:
+    """Command, code, versions and machine, as every manifest and scorecard carries them.
+
+    The git commit is null for code that git does not track, a version is null for a package that is not installed.
+    """
     return {
         "argv": command(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -101,7 +179,7 @@ def run_git(*arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def hardware() -> Hardware:
+def hardware() -> dict[str, Any]:
     """Processor, usable cores, memory, and the accelerators if torch is already loaded."""
     torch = sys.modules.get("torch")
     return {

@@ -1,7 +1,7 @@
-"""`python -m distill.commands.recipe_reference` writes what is derived from the models of recipes and of records.
+"""`python -m distill.commands.recipe_reference` writes what is derived from the models of recipes and scorecards.
 
-That is recipes/recipe.schema.json, which editors use to complete and check recipes, beside it the schemas of the files
-that stages and commands write, the tables of docs/recipes.md, and the hours in the headers of recipes.
+That is recipes/recipe.schema.json, which editors use to complete and check recipes, recipes/scorecard.schema.json, the
+tables of docs/recipes.md, and the hours in the headers of recipes.
 """
 
 from copy import deepcopy
@@ -10,35 +10,15 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from architectures.checkpoints.manifest_record import Manifest
 from architectures.files.atomic import write_json
-from architectures.pruning.plan_record import PruningPlan
-from distill.choose.ranked.record import Choice
 from distill.commands.recipe_headers import write_headers
 from distill.recipe.recipe import Recipe
 from distill.recipe_reading.keys import schema_of
 from distill.recipe_reading.reference import write_reference
-from eval.engine_runs.record import CertificateFile
-from eval.policies.policy_file import PolicyFile
-from eval.records.grid import GridFile
-from eval.records.scorecard import RecordedScorecard, Scorecard
-from eval.records.speed import SpeedFile
-from eval.training_curve.curves import Curves
+from eval.records.scorecard import Scorecard
 
 SCHEMA_PATH = Path(__file__).parents[2] / "recipes" / "recipe.schema.json"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-RECORDS = {
-    "scorecard": Scorecard,
-    "recorded_scorecard": RecordedScorecard,
-    "latency": GridFile,
-    "speed": SpeedFile,
-    "checkpoints": Curves,
-    "lookup_policy": PolicyFile,
-    "certificate": CertificateFile,
-    "choice": Choice,
-    "plan": PruningPlan,
-    "manifest": Manifest,
-}
 INTERPOLATION = {"type": "string", "pattern": r"\$\{.+\}", "description": "A ${key} filled in from another key."}
 
 
@@ -51,9 +31,9 @@ def recipe_schema() -> dict[str, Any]:
 
 
 def schemas() -> dict[str, dict[str, Any]]:
-    """The JSON Schemas of recipes and of all records, by the names of their files."""
-    records = {name: {"$schema": DIALECT, **TypeAdapter(record).json_schema()} for name, record in RECORDS.items()}
-    return {f"{name}.schema.json": schema for name, schema in {"recipe": recipe_schema(), **records}.items()}
+    """The JSON Schemas of recipes and scorecards, by file name."""
+    scorecard = {"$schema": DIALECT, **TypeAdapter(Scorecard).json_schema()}
+    return {"recipe.schema.json": recipe_schema(), "scorecard.schema.json": scorecard}
 
 
 def write_schemas() -> None:

@@ -6,7 +6,7 @@ Training learns from the target's own answers, because those are the contexts in
 from collections.abc import Sequence
 from pathlib import Path
 
-from architectures.checkpoints.manifest_record import Counts, SplitCounts
+from architectures.checkpoints.manifest import Counts, SplitCounts
 from architectures.settings.holding import WHOLE, Holding
 from architectures.sharing import ALONE, Share
 from distill.data.held_out import drop_duplicates, hold_out

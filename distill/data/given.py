@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from architectures.checkpoints.fingerprint import fingerprint_tokenizer, fingerprint_value
-from architectures.checkpoints.manifest_record import Counts, SplitCounts
+from architectures.checkpoints.manifest import Counts, SplitCounts
 from architectures.errors import UserError
 from architectures.progress.track import track
 from architectures.settings.holding import WHOLE, Holding

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-from architectures.checkpoints.manifest import changed_inputs
-from architectures.checkpoints.manifest_record import Counts
+from architectures.checkpoints.manifest import Counts, changed_inputs
 from architectures.errors import UserError
 from architectures.pages.counts import number_of
 from architectures.shapes.section import MasksConfig

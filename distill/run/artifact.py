@@ -1,12 +1,11 @@
 """What one stage of a run leaves: a folder that is finished and current, or refused. No torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from architectures.checkpoints.manifest import changed_inputs, difference_words, read_manifest
-from architectures.checkpoints.manifest_record import Manifest, StageName
+from architectures.checkpoints.manifest import Manifest, StageName, changed_inputs, inputs_diff, read_manifest
 from architectures.errors import UserError
 from architectures.settings.recipe_command import command_of
 
@@ -38,12 +37,6 @@ ARTIFACTS = {  # by the name of their folder in a run, in the order in which a r
 }
 
 
-def because(manifest: Mapping[str, Any], changed: Sequence[str], inputs: Mapping[str, str]) -> str:
-    """What of the changed inputs differs, behind a colon; nothing where that is not known."""
-    words = difference_words(manifest, changed, inputs)
-    return f": {words}" if words else ""
-
-
 @dataclass(frozen=True)
 class Artifact:
     """A folder of a run, finished once it holds a manifest."""
@@ -64,15 +57,16 @@ class Artifact:
         """What it was made from, as recorded; None where it is not there."""
         return (self.manifest or {}).get("inputs")
 
-    def is_current(self, inputs: Mapping[str, str]) -> bool:
+    def is_current(self, inputs: Mapping[str, Any]) -> bool:
         """Whether it is finished and made from these inputs; says so, or says what changed."""
         manifest = self.manifest
         if manifest is None:
             return False
-        changed = changed_inputs(manifest, inputs)
-        told = f"changed: {', '.join(changed)}{because(manifest, changed, inputs)}" if changed else "up to date"
-        print(f"   {self.path}: {told}", flush=True)
-        return not changed
+        if manifest["inputs"] == inputs:
+            print(f"   {self.path}: up to date", flush=True)
+            return True
+        print(f"   {self.path}: changed\n{inputs_diff(manifest, inputs)}", flush=True)
+        return False
 
     def require_finished(self) -> None:
         """Refuse to go on without it."""
@@ -81,20 +75,20 @@ class Artifact:
                 f"{self.path}: not there yet. Run {command_of(self.made.command)} first, or {command_of('run')}."
             )
 
-    def refuse_changed(self, inputs: Mapping[str, str]) -> None:
+    def refuse_changed(self, inputs: Mapping[str, Any]) -> None:
         """Raise UserError naming each input in which it differs from these."""
-        manifest: Mapping[str, Any] = self.manifest or {"inputs": {}}
+        manifest: Manifest = self.manifest or {"inputs": {}}
         changed = changed_inputs(manifest, inputs)
         if changed:
-            why, again = because(manifest, changed, inputs), command_of(self.made.command)
             moved = " A branch on the hub moves: target.revision pins a commit." if "target" in changed else ""
             raise UserError(
-                f"{self.path} was made from another {', '.join(changed)} than the recipe now asks for{why}. "
-                f"Choose another run_name, or delete {self.path} and what was made from it; {again} makes it anew."
-                f"{moved}"
+                f"{self.path} was made from another {', '.join(changed)} than the recipe names (- recorded, + now):\n"
+                f"{inputs_diff(manifest, inputs)}\n"
+                f"Choose another run_name, or delete {self.path} and what was made from it; "
+                f"{command_of(self.made.command)} makes it again.{moved}"
             )
 
-    def require(self, inputs: Mapping[str, str]) -> None:
+    def require(self, inputs: Mapping[str, Any]) -> None:
         """Refuse to go on unless it is there and made from these inputs."""
         self.require_finished()
         self.refuse_changed(inputs)

@@ -1,54 +1,40 @@
-"""Prompt files, texts and data sets as fingerprints: what they hold, not where they are. No torch."""
+"""Prompt files, texts and data sets as inputs of a stage: by their content, not by where they are. No torch."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from architectures.checkpoints.fingerprint import fingerprint_file, fingerprint_folder, fingerprint_value
-from architectures.checkpoints.fingerprint_parts import Parts, flat, with_parts
-from distill.recipe.sections.text import TextConfig, is_plain_text
+from architectures.checkpoints.fingerprint import fingerprint_file, fingerprint_folder
+from distill.recipe.sections.text import TextConfig
 from eval.prompts.source import PromptSource
 from eval.prompts.table import TASKS
 
-JSON_READ_BY_LINE = "lines/2"  # the reader before told places in such files otherwise: none is continued with this one
+
+def sources_as_input(sources: Sequence[PromptSource]) -> list[dict[str, Any]]:
+    """How each source is read, with the SHA-256 of its file or local data set; one of the hub is known by its name."""
+    return [
+        {
+            **source.model_dump(mode="json", exclude_none=True),
+            **({} if source.task is None else {"task": TASKS[source.task].label}),
+            **content_of(source.path, source.name),
+        }
+        for source in sources
+    ]
 
 
-def fingerprint_sources(sources: Sequence[PromptSource]) -> str:
-    """Content of prompt files and local data sets, and names of those of the hub, as one fingerprint."""
-    values: list[Any] = []
-    parts: Parts = {}
-    for source in sources:
-        content = content_of(source.path, source.name)
-        task = [] if source.task is None else [TASKS[source.task].label]
-        values.append([source.model_dump(mode="json", exclude={"task"}), content, *task])
-        parts |= told(source, content)
-    return with_parts(fingerprint_value(values), parts)
-
-
-def told(source: PromptSource, content: str | None) -> Parts:
-    """The file, or the data set, with its content where that is here, and how it is read."""
-    name = str(source.path or source.name)
-    said = {"path", "name"} if source.path is None else {"path", "name", "config", "split"}  # of a data set alone
-    how = flat(source.model_dump(mode="json", exclude=said, exclude_defaults=True), name)
-    return {**({} if content is None else {name: content}), **how}
-
-
-def fingerprint_text(text: TextConfig | None) -> str:
-    """Section text, and the content of its files and local data sets, as one fingerprint."""
+def text_as_input(text: TextConfig | None) -> dict[str, Any]:
+    """Section text, with the SHA-256 of its files and local data sets."""
     assert text is not None  # whoever trains on text has some
-    domains = text.domains
-    contents = [content_of(domain.path, domain.dataset) for domain in domains]
-    by_line = any(domain.path is not None and not is_plain_text(domain.path) for domain in domains)
-    reader = [JSON_READ_BY_LINE] if by_line else []
-    read = {str(domain.path or domain.dataset): content for domain, content in zip(domains, contents, strict=True)}
-    parts = {**flat(text.model_dump(mode="json"), "text"), **{name: each for name, each in read.items() if each}}
-    return with_parts(fingerprint_value([text.model_dump(mode="json"), contents, *reader]), parts)
+    values = text.model_dump(mode="json")
+    for domain, recorded in zip(text.domains, values["domains"], strict=True):
+        recorded.update(content_of(domain.path, domain.dataset))
+    return values
 
 
-def content_of(path: str | None, dataset: str | None) -> str | None:
-    """What a file holds, or all files of a data set in a local folder; None of a hub id, which is known by its name."""
+def content_of(path: str | None, dataset: str | None) -> dict[str, str]:
+    """SHA-256 of a file, or of all files of a local data set; empty for a hub id."""
     if path is not None and Path(path).is_file():
-        return fingerprint_file(Path(path))
+        return {"sha256": fingerprint_file(Path(path))}
     if dataset is not None and Path(dataset).is_dir():
-        return fingerprint_folder(Path(dataset))
-    return None
+        return {"sha256": fingerprint_folder(Path(dataset))}
+    return {}

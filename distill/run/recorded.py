@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from architectures.checkpoints.fingerprint import fingerprint_value
-from architectures.checkpoints.fingerprint_parts import flat
-from architectures.checkpoints.manifest_record import ModelReference, Packed, Source
+from architectures.checkpoints.manifest import flat
 from architectures.shapes.section import ArchitectureConfig, TargetConfig
 from distill.recipe.recipe import Recipe
 from distill.recipe_reading.yaml_lines import dotted
@@ -35,13 +34,13 @@ def carried(recipe: Recipe, names: Iterable[str]) -> dict[str, Any]:
     return {name: of_recipe[name] for name in names if name in of_recipe}
 
 
-def target_record(target: TargetConfig) -> ModelReference:
+def target_record(target: TargetConfig) -> dict[str, Any]:
     """The target as a manifest names it; in fewer bits it is another model."""
-    packed: Packed = {} if target.bits is None else {"bits": target.bits}
+    packed = {} if target.bits is None else {"bits": target.bits}
     return {"path": target.path, "revision": target.revision, **packed}
 
 
-def source_record(wanted: ArchitectureConfig) -> Source:
+def source_record(wanted: ArchitectureConfig) -> dict[str, Any]:
     """What the draft is cut out of, as a manifest names it, under "source"; nothing where that is the target."""
     return {} if wanted.source is None else {"source": {"path": wanted.source, "revision": wanted.source_revision}}
 
@@ -53,11 +52,11 @@ def recipe_hash(recipe: Recipe) -> str:
 
 def told_apart(recipe: Recipe) -> dict[str, str]:
     """Every key of a recipe with its value, for processes that must have the same; secrets as fingerprints."""
-    values = flat(recipe.model_dump(mode="json"), "")
+    values = flat(recipe.model_dump(mode="json"))
     secret = tuple(dotted(path) for path in recipe.references)
     return {
         key: fingerprint_value(value) if key.startswith(secret) else json.dumps(value, ensure_ascii=False)
-        for key, value in ((key.removeprefix("."), value) for key, value in values.items())
+        for key, value in values.items()
     }
 
 

@@ -107,7 +107,7 @@ class Run:
         """What a stage leaves, by the name of its folder."""
         return Artifact(Path(elsewhere or self.folder / name), ARTIFACTS[name])
 
-    def record(self, artifact: Artifact, inputs: Mapping[str, str], folder: Path | None = None, **details: Any) -> None:
+    def record(self, artifact: Artifact, inputs: Mapping[str, Any], folder: Path | None = None, **details: Any) -> None:
         """Write the manifest of an artifact: with it, it is finished.
 
         Args:

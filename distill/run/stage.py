@@ -4,6 +4,7 @@ A stage is finished when its folder holds a manifest; it is current when that ma
 recipe asks for today.
 """
 
+import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from architectures.checkpoints.manifest import PACKAGES, package_version
+from architectures.checkpoints.manifest import PACKAGES, flat, package_version
 from distill.ranks.same import require_same
 from distill.run.artifact import Artifact
 from distill.run.run import Run
@@ -48,7 +49,7 @@ class Stage:
     """
 
     artifact: Callable[[Run], Artifact]
-    inputs: Callable[[Run], Mapping[str, str]]
+    inputs: Callable[[Run], Mapping[str, Any]]
     make: Callable[[Run, Finish], str | None]
     require: Callable[[Run], None] = nothing
     is_incomplete: Callable[[Run], bool] = never
@@ -65,7 +66,7 @@ def carry_out(stage: Stage, run: Run) -> None:
     share = run.share
     share.lead(lambda: may_begin(stage, run))
     artifact, inputs = stage.artifact(run), stage.inputs(run)
-    require_same(share, "inputs", {**inputs, **versions()})
+    require_same(share, "inputs", {**{key: json.dumps(value) for key, value in flat(inputs).items()}, **versions()})
     if not share.lead(lambda: is_up_to_date(stage, run, artifact, inputs)):
         finish = partial(run.record, artifact, inputs) if share.leads else left_to_the_first
         outcome = stage.make(run, finish)
@@ -89,7 +90,7 @@ def versions() -> dict[str, str]:
     return {name: str(package_version(name)) for name in PACKAGES}
 
 
-def is_up_to_date(stage: Stage, run: Run, artifact: Artifact, inputs: Mapping[str, str]) -> bool:
+def is_up_to_date(stage: Stage, run: Run, artifact: Artifact, inputs: Mapping[str, Any]) -> bool:
     """Whether there is nothing to make; says so, and makes way for what is to be replaced."""
     if not artifact.is_finished:
         return False

@@ -1,6 +1,8 @@
-"""What each artifact of a run is made from: named fingerprints, recorded in its manifest and compared before work."""
+"""What each artifact of a run is made from, recorded in its manifest and compared before work.
 
-from collections.abc import Mapping
+Inputs are plain values: the resolved keys of the recipe that a stage depends on, and SHA-256 of files and checkpoints.
+"""
+
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +12,13 @@ from architectures.checkpoints.fingerprint import (
     fingerprint_tokenizer,
     fingerprint_value,
 )
-from architectures.checkpoints.fingerprint_parts import flat, with_parts
 from architectures.draft_vocabulary.lists import list_file
 from architectures.pruning.plan import needed_scores
 from architectures.shapes.shape import Shape
 from architectures.targets.target import local_path, read_config
-from distill.recipe.recipe import Recipe
+from distill.recipe.recipe import Recipe, value_at
 from distill.recipe.sections.teacher import teacher_dtype
-from distill.recipe_reading.yaml_lines import dotted
-from distill.run.content import fingerprint_sources, fingerprint_text
+from distill.run.content import sources_as_input, text_as_input
 from distill.run.entry_ids import entry_ids
 from distill.run.progressive import cut_from
 from distill.run.run import Run
@@ -47,36 +47,24 @@ RESUMABLE_KEYS = frozenset(  # a continued training may change these
     )
 )
 
-NOT_THE_ANSWERS = {"answers_from": True, "answer_steps": True}  # of data: where they are found, and what runs the model
-
 NOT_THE_DRAFT = {"engines", "tensor_parallel"}  # of export: what is asked about it, and changes no byte of it
 
-TASK = {"__all__": {"task"}}  # of sources, whose own fingerprint says it: one without a task stays what it was
 
+def section(recipe: Recipe, key: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Values of a section as a manifest records them.
 
-def section(recipe: Recipe, name: str, values: Mapping[str, Any], *, told: Mapping[str, Any] | None = None) -> str:
-    """The fingerprint of a section's values, of which a message may tell the keys.
-
-    Args:
-        recipe: Knows which values came from the environment; those are told by their reference.
-        name: Of the section, which begins its keys.
-        values: Of which the fingerprint is.
-        told: The same by today's names, where they are recorded by others.
+    A value that came from the environment may be a secret: its reference is recorded, with a hash that shows a change.
     """
-    parts = flat(values if told is None else told, name)
-    for path, (text, _) in recipe.references.items():
-        of = dotted(path)
-        parts |= {key: text for key in parts if of == key or of.startswith((f"{key}.", f"{key}["))}
-    return with_parts(fingerprint_value(values), parts)
+    prefix = tuple(key.split("."))
+    for path, (text, value) in recipe.references.items():
+        inside = path[len(prefix) :]
+        parent = value_at(inside[:-1], values) if path[: len(prefix)] == prefix and inside else None
+        if isinstance(parent, dict | list) and value_at(inside, values) is not None:
+            parent[inside[-1]] = f"{text} (sha256 {fingerprint_value(value)[:12]})"
+    return values
 
 
-def data_as_input(run: Run) -> str:
-    """The answers of a run, known by what they were made from."""
-    inputs = run.data.inputs
-    return with_parts(fingerprint_value(inputs), inputs or {})
-
-
-def mask_inputs(run: Run) -> dict[str, str]:
+def mask_inputs(run: Run) -> dict[str, Any]:
     """What learned masks are made from; keys that a continued training may change are left out."""
     recipe = run.recipe
     architecture = recipe.architecture.model_dump(mode="json")
@@ -88,12 +76,12 @@ def mask_inputs(run: Run) -> dict[str, str]:
         "target": fingerprint_checkpoint(run.target),
         "target.dtype": recipe.target.dtype,
         "architecture": section(recipe, "architecture", architecture),
-        "text": fingerprint_text(recipe.text),
-        "seed": str(recipe.seed),
+        "text": text_as_input(recipe.text),
+        "seed": recipe.seed,
     }
 
 
-def masks_as_input(run: Run) -> dict[str, str]:
+def masks_as_input(run: Run) -> dict[str, Any]:
     """What init is made from where masks decide: finished masks of this very recipe.
 
     Raises:
@@ -103,7 +91,7 @@ def masks_as_input(run: Run) -> dict[str, str]:
     return {"masks": fingerprint_value(run.masks.manifest), "target.dtype": run.recipe.target.dtype}
 
 
-def prune_inputs(run: Run) -> dict[str, str]:
+def prune_inputs(run: Run) -> dict[str, Any]:
     """What init is made from; of masks, scores, plan and seed what this recipe looks at."""
     recipe, wanted, source = run.recipe, run.recipe.architecture, cut_from(run)
     vocabulary = vocabulary_as_input(run)
@@ -123,7 +111,7 @@ def prune_inputs(run: Run) -> dict[str, str]:
     if wanted.plan is not None:
         return inputs | {"architecture.plan": fingerprint_file(Path(wanted.plan))}
     if "random" in (wanted.method, wanted.width_method, wanted.encoder_method):
-        inputs["seed"] = str(recipe.seed)
+        inputs["seed"] = recipe.seed
     if needed_scores(Shape.from_config(read_config(source), where=str(source / "config.json")), wanted):
         inputs["architecture.calibration"] = scores_inputs(run, source)["calibration"]
     return inputs
@@ -135,7 +123,7 @@ def counts_answers(recipe: Recipe) -> bool:
     return wanted is not None and wanted.origin == "answers"
 
 
-def vocabulary_as_input(run: Run) -> dict[str, str]:
+def vocabulary_as_input(run: Run) -> dict[str, Any]:
     """What the output ids of a small head are made from; nothing where the draft has the whole vocabulary.
 
     Raises:
@@ -144,61 +132,56 @@ def vocabulary_as_input(run: Run) -> dict[str, str]:
     wanted = run.recipe.architecture.vocabulary
     if wanted is None:
         return {}
+    origin: Any
     if wanted.origin == "answers":
-        inputs = generate_inputs(run)
-        run.data.require(inputs)
-        origin: list[Any] = ["answers", inputs]
+        origin = generate_inputs(run)
+        run.data.require(origin)
     elif wanted.origin == "text":
-        origin = ["text", fingerprint_text(run.recipe.text), run.recipe.seed, TEXT_TOKENS]
+        origin = {"text": text_as_input(run.recipe.text), "seed": run.recipe.seed, "max_tokens": TEXT_TOKENS}
     else:
-        origin = ["list", fingerprint_file(list_file(wanted.origin))]
-    words = fingerprint_tokenizer(run.target)
-    of = {"architecture.vocabulary.size": wanted.size, "architecture.vocabulary.from": wanted.origin, **words}
-    made = with_parts(fingerprint_value([wanted.size, words, *origin]), {**of, wanted.origin: content_in(origin)})
-    return {"architecture.vocabulary": made}
+        origin = fingerprint_file(list_file(wanted.origin))
+    tokenizer = fingerprint_tokenizer(run.target)
+    return {"architecture.vocabulary": {"size": wanted.size, "from": origin, **tokenizer}}
 
 
-def content_in(origin: list[Any]) -> str:
-    """What ids are counted in or read from, as one fingerprint."""
-    return origin[1] if isinstance(origin[1], str) else fingerprint_value(origin[1])
-
-
-def scores_inputs(run: Run, source: Path) -> dict[str, str]:
+def scores_inputs(run: Run, source: Path) -> dict[str, Any]:
     """What scores of source are made from; the number type, since rounding may swap two layers of equal worth."""
     recipe, target = run.recipe, run.target
     calibration, prompts = recipe.architecture.calibration, recipe.data.prompts
-    writer = [] if source == target else [fingerprint_checkpoint(target)]
-    text = fingerprint_sources(prompts) if prompts else fingerprint_value([*self_writing(recipe), *writer])
+    text: Any
     if calibration.text is not None and Path(calibration.text).is_file():
         text = fingerprint_file(Path(calibration.text))
-    told_apart = fingerprint_tokenizer(source) != fingerprint_tokenizer(target)
-    words = [fingerprint_tokenizer(target)] if told_apart else []  # else what was recorded before this counted holds
+    elif prompts:
+        text = sources_as_input(prompts)
+    else:  # the target writes them
+        text = {"self_written": self_writing(recipe), "target": fingerprint_checkpoint(target)}
     return {
         "target": fingerprint_checkpoint(source),
         "target.dtype": recipe.target.dtype,
-        "calibration": with_parts(
-            fingerprint_value([calibration.model_dump(mode="json", exclude={"text"}), text, *words]),
-            {**flat(calibration.model_dump(mode="json"), "architecture.calibration"), "its text": text},
-        ),
+        "calibration": {
+            **calibration.model_dump(mode="json", exclude={"text"}),
+            "text": text,
+            "tokenizer": fingerprint_tokenizer(target)["tokenizer"],
+        },
     }
 
 
-def self_writing(recipe: Recipe) -> list[str | int]:
-    """What the prompts that the target writes itself depend on, beside the target."""
-    return ["self-written", recipe.seed, recipe.data.batch_size, recipe.data.shard_size]
+def self_writing(recipe: Recipe) -> dict[str, int]:
+    """What the prompts that the target writes itself depend on, in addition to the target."""
+    return {"seed": recipe.seed, "batch_size": recipe.data.batch_size, "shard_size": recipe.data.shard_size}
 
 
-def packed_inputs(recipe: Recipe) -> dict[str, str]:
+def packed_inputs(recipe: Recipe) -> dict[str, Any]:
     """That the target is in fewer bits than its folder has, where it is: another model answers and teaches then."""
-    return {} if recipe.target.bits is None else {"target.bits": str(recipe.target.bits)}
+    return {} if recipe.target.bits is None else {"target.bits": recipe.target.bits}
 
 
-def generate_inputs(run: Run) -> dict[str, str]:
+def generate_inputs(run: Run) -> dict[str, Any]:
     """What the answers are made from."""
     return {"target": fingerprint_checkpoint(run.target), **asked_inputs(run.recipe)}
 
 
-def asked_inputs(recipe: Recipe) -> dict[str, str]:
+def asked_inputs(recipe: Recipe) -> dict[str, Any]:
     """What the answers are made from beside the target; of a training on text held-out prompts alone are answered."""
     held_out_alone = {} if recipe.distill.learns_answers else {"distill.train_on": "text"}
     return {
@@ -206,17 +189,16 @@ def asked_inputs(recipe: Recipe) -> dict[str, str]:
         "data": section(
             recipe,
             "data",
-            recipe.data.model_dump(mode="json", exclude={"prompts": TASK, **NOT_THE_ANSWERS}),
-            told=recipe.data.model_dump(mode="json", exclude={"prompts", *NOT_THE_ANSWERS}),  # prompts tell themselves
+            recipe.data.model_dump(mode="json", exclude={"prompts", "answers_from", "answer_steps"}),
         ),
-        "prompts": fingerprint_sources(recipe.data.prompts),
-        "seed": str(recipe.seed),
+        "prompts": sources_as_input(recipe.data.prompts),
+        "seed": recipe.seed,
         **packed_inputs(recipe),
         **held_out_alone,
     }
 
 
-def cache_inputs(run: Run) -> dict[str, str]:
+def cache_inputs(run: Run) -> dict[str, Any]:
     """What a cache of the teacher is made from; the draft's output ids where entries are of them alone.
 
     Raises:
@@ -227,17 +209,17 @@ def cache_inputs(run: Run) -> dict[str, str]:
         "target": fingerprint_checkpoint(run.target),
         **fingerprint_tokenizer(run.target),
         "teacher's dtype": teacher_dtype(recipe.target.dtype, recipe.distill.precision),
-        "data": data_as_input(run),
-        "data.max_seq_len": str(recipe.data.max_seq_len),
-        "data.batch_size": str(recipe.data.batch_size),  # more rows in one product may round otherwise
+        "data": run.data.inputs,
+        "data.max_seq_len": recipe.data.max_seq_len,
+        "data.batch_size": recipe.data.batch_size,  # more rows in one product may round otherwise
         "distill.teacher": section(recipe, "distill.teacher", recipe.distill.teacher.model_dump(mode="json")),
-        "seed": str(recipe.seed),
+        "seed": recipe.seed,
         **packed_inputs(recipe),
-        **({} if ids is None else {"architecture.vocabulary": fingerprint_value(list(ids))}),
+        **({} if ids is None else {"architecture.vocabulary": list(ids)}),
     }
 
 
-def training_inputs(run: Run) -> dict[str, str]:
+def training_inputs(run: Run) -> dict[str, Any]:
     """What the checkpoints are made from; keys that a continued training may change are left out."""
     config = run.recipe.distill
     settings, others = config.model_dump(mode="json", exclude=set(RESUMABLE_KEYS)), {}
@@ -246,18 +228,18 @@ def training_inputs(run: Run) -> dict[str, str]:
         reference = Path(config.token_selection.reference)
         others["distill.token_selection.reference"] = fingerprint_checkpoint(reference)
     if config.train_on == "text":
-        others["text"] = fingerprint_text(run.recipe.text)
+        others["text"] = text_as_input(run.recipe.text)
     return {
         "init": fingerprint_checkpoint(run.init.path),
-        "data": data_as_input(run),
+        "data": run.data.inputs,
         "distill": section(run.recipe, "distill", settings),
-        "seed": str(run.recipe.seed),
+        "seed": run.recipe.seed,
         **packed_inputs(run.recipe),
         **others,
     }
 
 
-def draft_inputs(run: Run) -> dict[str, str]:
+def draft_inputs(run: Run) -> dict[str, Any]:
     """What the finished draft is made from."""
     return {
         **training_inputs(run),
@@ -266,17 +248,17 @@ def draft_inputs(run: Run) -> dict[str, str]:
     }
 
 
-def eval_inputs(run: Run) -> dict[str, str]:
+def eval_inputs(run: Run) -> dict[str, Any]:
     """What the scorecard is made from."""
     scoring, placement = run.recipe.eval, run.recipe.target.placement
-    settings = scoring.model_dump(mode="json", exclude={"tasks": TASK, "answer_steps": True})
+    settings = scoring.model_dump(mode="json", exclude={"tasks", "answer_steps"})
     return {
         "target": fingerprint_checkpoint(run.target),
         "undistilled": fingerprint_checkpoint(run.init.path),
         "draft": fingerprint_checkpoint(run.draft.path),
         "eval": section(run.recipe, "eval", settings),
-        "prompts": fingerprint_sources(scoring.tasks) if scoring.tasks else data_as_input(run),
-        "seed": str(run.recipe.seed),
+        "prompts": sources_as_input(scoring.tasks) if scoring.tasks else run.data.inputs,
+        "seed": run.recipe.seed,
         **packed_inputs(run.recipe),
         **({} if placement == "whole" else {"target.placement": placement}),  # which decides how long its steps take
     }

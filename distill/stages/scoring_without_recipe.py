@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from pydantic import Field, model_validator
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint, fingerprint_value
-from architectures.checkpoints.fingerprint_parts import flat
+from architectures.checkpoints.manifest import flat
 from architectures.errors import UserError
 from architectures.files.section import Section
 from architectures.pages.markdown import markdown
@@ -194,7 +194,7 @@ def told_apart(models: Mapping[str, Path], prompts: "Sequence[Prompt]", scoring:
     return {
         **{name: fingerprint_checkpoint(folder) for name, folder in models.items()},
         "prompts": fingerprint_value([asked(prompt) for prompt in prompts]),
-        **{key.removeprefix("."): str(value) for key, value in flat(scoring.model_dump(mode="json"), "").items()},
+        **{key: str(value) for key, value in flat(scoring.model_dump(mode="json")).items()},
     }
 
 

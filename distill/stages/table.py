@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from architectures.checkpoints.generation_settings import SETTINGS_NAME, write_assistant_settings
-from architectures.checkpoints.manifest_record import Counts
+from architectures.checkpoints.manifest import Counts
 from architectures.pages.counts import number_of
 from distill.caching.stage import require_own_answers, states_are_due, write_cache
 from distill.recipe.recipe import Recipe
@@ -25,7 +25,7 @@ from eval.answers.shards import SETTINGS_NAME as SHARDS_NAME
 from eval.answers.shards import read_claims
 
 if TYPE_CHECKING:
-    from architectures.checkpoints.manifest_record import AnsweredBy
+    from architectures.checkpoints.manifest import AnsweredBy
     from eval.answers.writing import Kind
     from eval.prompts.forms import Prompt
     from eval.records.scorecard import Scorecard

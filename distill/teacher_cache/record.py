@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from copy import copy
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NotRequired
+from typing import Any
 
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
@@ -49,8 +49,7 @@ class Head(TypedDict):
     """The first line of a journal."""
 
     format: str
-    inputs: dict[str, str]
-    fingerprint: NotRequired[str]
+    inputs: dict[str, Any]
 
 
 class Row(TypedDict):
@@ -155,7 +154,7 @@ class Journal:
         UserError: If the folder holds a cache, or a part of one, that was made from other inputs.
     """
 
-    def __init__(self, folder: Path, inputs: Mapping[str, str]):
+    def __init__(self, folder: Path, inputs: Mapping[str, Any]):
         self.folder = folder
         self.path = folder / JOURNAL_NAME
         self.inputs = dict(inputs)
@@ -206,7 +205,7 @@ class Journal:
         rows = [parsed(ROW, line, f"{path}:{number}", remedy()) for number, line in enumerate(lines[:-1], start=2)]
         return {row["name"]: FileRecord(row["num_bytes"], row["sha256"]) for row in rows}
 
-    def _refuse_others(self, inputs: Mapping[str, str]) -> None:
+    def _refuse_others(self, inputs: Mapping[str, Any]) -> None:
         changed = changed_inputs({"inputs": inputs}, self.inputs)
         if changed:
             raise UserError(

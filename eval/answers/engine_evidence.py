@@ -13,7 +13,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from architectures.checkpoints.manifest_record import AnsweredBy
+from architectures.checkpoints.manifest import AnsweredBy
 from architectures.files.atomic import write_json
 from architectures.files.typed_file import read_typed
 from eval.answers.shards import read_claims, shard_paths

@@ -305,7 +305,7 @@ def cache_inputs_of(recipe) -> dict[str, str]:
 @pytest.mark.parametrize("teacher", [TOP_K, SAMPLES], ids=["top_k", "samples"])
 def test_entries_made_for_other_rows_are_refused(small_run, tiny_target, teacher):
     recipe = small_run(teacher=teacher)
-    message = r"teacher_cache was made from another architecture\.vocabulary than the recipe now asks for"
+    message = r"teacher_cache was made from another architecture\.vocabulary than"
     as_many = tuple(sorted({*IDS[1:], next(id_ for id_ in range(264) if id_ not in IDS)}))
     for ids in (IDS[1:], as_many, None):
         recut(recipe, tiny_target, ids)

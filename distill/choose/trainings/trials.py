@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from architectures.checkpoints.fingerprint import fingerprint_checkpoint, fingerprint_value
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.progress.time_left import TimeLeft
 from architectures.progress.track import words
 from architectures.shapes.section import ArchitectureConfig
@@ -29,7 +29,7 @@ from distill.choose.shapes.candidates import Candidate, trials_folder
 from distill.recipe.recipe import Recipe
 from distill.recipe.sections.teacher import is_sharded
 from distill.run.artifact import ARTIFACTS, Artifact
-from distill.run.content import fingerprint_sources
+from distill.run.content import sources_as_input
 from distill.run.progressive import share_answers, with_imported_target
 from distill.run.run import Run
 from distill.stages.processes import distill_stage
@@ -223,13 +223,13 @@ def config_of(run: Run) -> "EvalConfig":
     return run.recipe.eval.model_copy(update={"latency_batch_sizes": (), "policy_prompts": 0, "live_prompts": 1})
 
 
-def scored_inputs(run: Run, drafts: Mapping[str, Path]) -> dict[str, str]:
+def scored_inputs(run: Run, drafts: Mapping[str, Path]) -> dict[str, Any]:
     """What a scorecard of candidates is made from."""
     scoring = config_of(run)
     return {
         "target": fingerprint_checkpoint(run.target),
         **{f"draft {name}": fingerprint_checkpoint(folder) for name, folder in drafts.items()},
-        "eval": fingerprint_value(scoring.model_dump(mode="json", exclude={"answer_steps"})),
-        "prompts": fingerprint_sources(scoring.tasks) if scoring.tasks else fingerprint_value(run.data.inputs),
+        "eval": scoring.model_dump(mode="json", exclude={"answer_steps"}),
+        "prompts": sources_as_input(scoring.tasks) if scoring.tasks else run.data.inputs,
         "seed": str(run.recipe.seed),
     }

@@ -7,7 +7,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from architectures.checkpoints.manifest_record import AnsweredBy
+from architectures.checkpoints.manifest import AnsweredBy
 from architectures.files.atomic import write_text
 from architectures.pages.blocks import Block, Caution, Code, Items, Section, Sentence, Table, Verdict
 from architectures.pages.counts import number_of

@@ -73,10 +73,5 @@ def acceptance_of(record: dict[str, Any], names: dict[str, str]) -> dict[str, An
 def provenance_of(run: Run) -> dict[str, Any]:
     """The manifest of every stage of a run: what each was made from, by which code, where and when."""
     manifests = {name: run.artifact(name).manifest for name in ARTIFACTS if name not in NOT_TOLD}
-    told = {
-        name: {key: value for key, value in manifest.items() if key != "parts"}  # names files of this machine
-        for name, manifest in manifests.items()
-        if manifest is not None
-    }
-    stages = {name: published(manifest) for name, manifest in told.items()}
+    stages = {name: published(manifest) for name, manifest in manifests.items() if manifest is not None}
     return {"schema": "widedraft.provenance/1", "widedraft": package_version("widedraft"), "stages": stages}

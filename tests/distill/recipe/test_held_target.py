@@ -65,7 +65,7 @@ def test_where_the_weights_are_moves_no_fingerprint_and_bits_do(recipe_with):
     plain, layers, packed = recipe_with(), recipe_with("target.placement=layers"), recipe_with("target.bits=4")
     assert recipe_hash(plain) == recipe_hash(layers) != recipe_hash(packed)
     assert asked_inputs(plain) == asked_inputs(layers)
-    assert asked_inputs(packed) == {**asked_inputs(plain), "target.bits": "4"}
+    assert asked_inputs(packed) == {**asked_inputs(plain), "target.bits": 4}
     assert target_record(layers.target) == target_record(plain.target)
     assert target_record(packed.target)["bits"] == 4
 

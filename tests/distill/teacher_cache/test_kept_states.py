@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from architectures.checkpoints.fingerprint import fingerprint_value
 from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
 from distill.caching import capture, kept_states, reading
@@ -19,10 +18,9 @@ from distill.caching.capture import Split
 from distill.caching.kept_states import KeptStates
 from distill.data.batches import AnswerDataset
 from distill.recipe.recipe import Recipe
-from distill.recipe.sections.teacher import recorded
 from distill.run.progressive import share_answers, stage_recipe
 from distill.run.run import Run
-from distill.run.stage_inputs import cache_inputs, generate_inputs, training_inputs
+from distill.run.stage_inputs import generate_inputs
 from distill.run.training import require_training_inputs
 from distill.stages.running import cache_stage, generate_stage, prune_stage, verify_cache_stage
 from distill.teacher_cache.reader import TeacherCache
@@ -344,7 +342,7 @@ def test_answers_with_states_serve_a_teacher_that_reads_them_or_runs(answered, c
 def test_a_cache_of_the_other_kind_is_refused_by_name(answered, names):
     first, second = (answered(teacher={"captured_while": name}) for name in names)
     cache_stage(Run.of(first))
-    with pytest.raises(UserError, match=r"teacher_cache was made from another distill\.teacher than the recipe now"):
+    with pytest.raises(UserError, match=r"teacher_cache was made from another distill\.teacher than"):
         cache_stage(Run.of(second))
 
 
@@ -357,19 +355,3 @@ def test_cuts_in_stages_share_answers_and_cache(answered):
     cache_stage(Run.of(recipe))
     cache_stage(Run.of(earlier))
     require_training_inputs(Run.of(earlier))
-
-
-def test_what_was_recorded_before_there_was_the_key_holds(recipe_of, make_run):
-    """Fingerprints of the section without it, as every recipe that leaves it out still has them."""
-    recipe, kept = make_run("read", teacher=READING), make_run("kept", teacher=recipe_of().distill.teacher)
-    before = {"source": "cache", "contents": "hidden", "k": None, "num_samples": None}
-    assert recorded(recipe.distill.teacher) == before
-    found = [cache_inputs(Run.of(each))["distill.teacher"] for each in (recipe, kept)]
-    assert found[0] == fingerprint_value(before) != found[1]
-    live = make_run("live")
-    names = [training_inputs(Run.of(each))["distill"] for each in (live, recipe, kept)]
-    assert len(set(names)) == 3
-    assert (
-        names[1]
-        == training_inputs(Run.of(make_run("again", teacher={**READING, "captured_while": "reading"})))["distill"]
-    )

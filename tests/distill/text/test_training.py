@@ -342,7 +342,7 @@ def test_another_text_does_not_continue_this_training(make_text_run, tmp_path, s
         train(recipe)
     with (tmp_path / "a.jsonl").open("a") as file:
         file.write('{"text": "more"}\n')
-    with pytest.raises(UserError, match=r"checkpoints was made from another text than the recipe now asks for"):
+    with pytest.raises(UserError, match=r"checkpoints was made from another text than"):
         train(recipe)
 
 

@@ -148,14 +148,6 @@ def test_another_list_in_the_same_place_is_noticed_and_the_same_one_elsewhere_is
     assert prune_inputs(Run.of(make_recipe(list_of(range(261))))) != first
 
 
-def test_what_was_made_before_there_were_vocabularies_stays_valid(make_recipe, wordy_target):
-    """Fingerprints as the commit before this key wrote them."""
-    plain, masks = make_recipe(None), make_recipe(None, MASKS, text=TEXT)
-    assert prune_inputs(Run.of(plain)).keys() == {"target", "target.dtype", "architecture"}
-    assert prune_inputs(Run.of(plain))["architecture"].startswith("55a9dc14b0890398")
-    assert mask_inputs(Run.of(masks))["architecture"].startswith("4ce6ed311b4419e9")
-
-
 def test_a_changed_size_orphans_no_training(answered):
     recipe = answered()
     prune_stage(Run.of(recipe))
