@@ -56,22 +56,6 @@ class Counts(TypedDict):
     eval: NotRequired[SplitCounts]
 
 
-class AnsweredBy(TypedDict):
-    """An engine that generated responses, and how a sample of them agrees with the target.
-
-    `differing` counts responses of the sample that are not the target's own greedy ones, `largest_gap` is in logits
-    where one diverges; `sigmas` is of sampled ones.
-    """
-
-    engine: str
-    of: str
-    answers: int
-    checked: int
-    differing: int
-    largest_gap: float
-    sigmas: float
-
-
 def write_manifest(folder: Path, *, stage: StageName, inputs: Mapping[str, Any], **details: Any) -> None:
     """Write folder/manifest.json: stage, inputs, details of the stage, provenance.
 

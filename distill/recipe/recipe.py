@@ -29,8 +29,8 @@ from distill.recipe_reading.environment import from_environment
 from distill.recipe_reading.mistakes import mistakes_of, report
 from distill.recipe_reading.source import read_source
 from distill.recipe_reading.yaml_lines import KeyPath
-from eval.answer_engines.clients.config import GenerateConfig
 from eval.config import EvalConfig
+from eval.engines.config import GenerateConfig
 
 AnySection = TypeVar("AnySection", bound=Section)
 

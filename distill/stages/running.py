@@ -173,13 +173,13 @@ def export_stage(run: Run) -> None:
 def checkpoints_stage(run: Run) -> None:
     """Score every saved checkpoint on the answers of <run>/eval, and make its page anew."""
     from distill.exporting.saved_models import saved_models
-    from eval.answer_engines.answerer import engine_asked
+    from eval.engines.generate import responses_by
     from eval.training_curve.page import best_sentence
     from eval.training_curve.score import score_checkpoints
 
     eval_stage(run)
     folder, recipe = run.eval.path, run.recipe
-    with engine_asked(recipe.generate) as kind:
+    with responses_by(recipe.generate) as kind:
         how = {"seed": recipe.seed, "answered_by": kind, "holding": recipe.target.holding, "share": run.share}
         curves = score_checkpoints(run.target, saved_models(run), eval_prompts(run), recipe.eval, folder, **how)
     report_stage(run)

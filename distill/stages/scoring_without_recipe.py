@@ -158,7 +158,7 @@ def score_without_recipe(settings: EvalSettings) -> None:
 
 def score_pair(settings: EvalSettings, target: str, draft: str) -> None:
     """Score one draft against one target."""
-    from eval.answer_engines.answerer import engine_asked
+    from eval.engines.generate import responses_by
     from eval.policies.policy_file import FILE_NAME
     from eval.prompts.loading import load_in_turn
     from eval.scorecard import headline, score_drafts
@@ -175,7 +175,7 @@ def score_pair(settings: EvalSettings, target: str, draft: str) -> None:
     with (
         joined() as share,
         owned(out) if share.leads else nullcontext(),
-        engine_asked(scoring.generate) as kind,
+        responses_by(scoring.generate) as kind,
     ):
         refuse_spread(share, settings.holding)
         require_one_folder(share, out)

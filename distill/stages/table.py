@@ -4,9 +4,8 @@ Training is a stage too, in processes of its own: distill/stages/training.py. He
 `widedraft check` and `--help` never pay for them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from architectures.checkpoints.generation_settings import SETTINGS_NAME, write_assistant_settings
@@ -21,11 +20,9 @@ from distill.run.stage_inputs import cache_inputs, eval_inputs, generate_inputs,
 from distill.run.training import refuse_orphaned_training
 from distill.teacher_cache.record import is_whole
 from eval.answers.parts import EVERY_FILE, Part, missing_shards
-from eval.answers.shards import SETTINGS_NAME as SHARDS_NAME
 from eval.answers.shards import read_claims
 
 if TYPE_CHECKING:
-    from architectures.checkpoints.manifest import AnsweredBy
     from eval.answers.writing import Kind
     from eval.prompts.forms import Prompt
     from eval.records.scorecard import Scorecard
@@ -65,7 +62,7 @@ def write_answers(run: Run, finish: Finish, *, part: Part = EVERY_FILE) -> str:
     if counts is None:
         left = len(missing_shards(run.data.path, [name for name in NAMES if name in read_claims(run.data.path)]))
         return f"part {part.number} of {part.of} is written, {left} files of others are not: the last job joins them"
-    finish(answers=run.recipe.data.answers, counts=counts, **engines_of(run.data.path, NAMES))
+    finish(answers=run.recipe.data.answers, counts=counts)
     return counts_words(counts)
 
 
@@ -115,22 +112,14 @@ def make_answers(run: Run, part: Part = EVERY_FILE) -> Counts | None:
 @contextmanager
 def answering_by(recipe: Recipe) -> "Iterator[Kind]":
     """What writes a recipe's answers, for as long as the block lasts."""
-    from eval.answer_engines.answerer import engine_asked
     from eval.decoding.state_keeper import StateKeeper
+    from eval.engines.generate import responses_by
 
     if keeps_states(recipe.distill.teacher):
         yield StateKeeper
         return
-    with engine_asked(recipe.generate) as kind:
+    with responses_by(recipe.generate) as kind:
         yield kind
-
-
-def engines_of(folder: Path, names: Sequence[str]) -> "dict[str, list[AnsweredBy]]":
-    """What a manifest says of the engines that wrote some answers; nothing where widedraft wrote them all."""
-    from eval.answers.engine_evidence import answered_by
-
-    rows = [row for name in names for row in answered_by(folder, name)]
-    return {"answered_by": rows} if rows else {}
 
 
 def require_drafts(run: Run) -> None:
@@ -141,12 +130,12 @@ def require_drafts(run: Run) -> None:
 
 def score_draft(run: Run, finish: Finish) -> None:
     """Score <run>/draft and the undistilled <run>/init against the target, into <run>/eval."""
-    from eval.answer_engines.answerer import engine_asked
+    from eval.engines.generate import responses_by
     from eval.records.origin import UNDISTILLED
     from eval.scorecard import score_drafts
 
     drafts = {UNDISTILLED: run.init.path, "draft": run.draft.path}
-    with engine_asked(run.recipe.generate) as kind:
+    with responses_by(run.recipe.generate) as kind:
         score_drafts(
             run.target,
             drafts,
@@ -158,17 +147,8 @@ def score_draft(run: Run, finish: Finish) -> None:
             holding=run.recipe.target.holding,
             share=run.share,
         )
-    finish(**engines_of_scores(run.eval.path))
+    finish()
     run.share.lead(lambda: take_policies(run))
-
-
-def engines_of_scores(folder: Path) -> "dict[str, list[AnsweredBy]]":
-    """The same of the answers of a scorecard, those that policies were tuned on included."""
-    from eval.answers.engine_evidence import answered_by
-
-    folders = sorted(path.parent for path in folder.rglob(SHARDS_NAME))
-    rows = [row for each in folders for row in answered_by(each, "eval", of=str(each.relative_to(folder)))]
-    return {"answered_by": rows} if rows else {}
 
 
 def take_policies(run: Run) -> None:

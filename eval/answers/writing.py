@@ -12,7 +12,6 @@ from architectures.progress.track import Advance, progress
 from architectures.sharing import ALONE, Share
 from eval.answers.asked_turns import Turn, num_turns
 from eval.answers.earlier_answers import Earlier
-from eval.answers.engine_evidence import writers
 from eval.answers.traces import DecodingSettings, Trace
 
 Missing = Sequence[tuple[Path, Sequence[Turn]]]  # shards that are not there, and what each of them asks
@@ -87,11 +86,3 @@ def write_missing(missing: Missing, answerer: Writer, *, name: str, share: Share
     if answers:
         rate = tokens / (time.monotonic() - start_s)
         print(f"{name}: {answers} answers, {tokens} tokens, {rate:.0f} tokens/s", file=sys.stderr)
-
-
-def tell_writers(out: Path, name: str, writer: str) -> None:
-    """Say where a folder's answers come to be of several writers: they agree up to near ties, and not beyond."""
-    others = [other for other in writers(out, name) if other != writer]
-    if others:
-        told = f"{name} answers that are there were written by {', '.join(others)}; now {writer} goes on"
-        print(f"{out}: {told}", file=sys.stderr, flush=True)

@@ -20,12 +20,11 @@ from architectures.progress.track import Advance, no_progress
 from architectures.sharing import ALONE, Share
 from eval.answers.asked_turns import Turn, first_turns, num_turns
 from eval.answers.earlier_answers import Earlier, earlier_answers
-from eval.answers.engine_evidence import OWN
 from eval.answers.parts import EVERY_FILE, Part, one_at_a_time
 from eval.answers.shards import claim_shards, shard_paths, write_shard
 from eval.answers.token_ids import require_rows_for_row
 from eval.answers.traces import DecodingSettings, Trace, asked, rows_of
-from eval.answers.writing import Kind, Missing, tell_writers, write_missing
+from eval.answers.writing import Kind, Missing, write_missing
 from eval.decoding.batch import Emitted
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import decode_steps
@@ -75,7 +74,7 @@ def write_traces(
         settings: How the target writes.
         name: First part of the shards' names.
         answered_by: What writes them: an Answerer where left out, a StateKeeper, or an engine
-            (eval.answer_engines.answerer).
+            (eval.engines.generate).
         answers_from: Folders of earlier answers; one to the same prompt is taken from there.
         part: Which of the files are written; other jobs may write the others meanwhile.
         share: This process's share of them. All of these files are there when it returns.
@@ -190,8 +189,6 @@ class Answerer:
 
     def write_all(self, missing: Missing) -> Iterator[Trace]:
         """Yield the answers of shards that are written one after another."""
-        if missing:
-            tell_writers(missing[0][0].parent, self.name, OWN)
         for path, turns in missing:
             yield from self.write(path, turns)
 

@@ -194,7 +194,7 @@ def score_candidates(run: Run, drafts: Mapping[str, Path], length: str) -> "Scor
 
     The target's answers are those of every other length.
     """
-    from eval.answer_engines.answerer import engine_asked
+    from eval.engines.generate import responses_by
     from eval.records.files import CARD_NAME, read_scorecard
     from eval.scorecard import score_drafts
 
@@ -204,7 +204,7 @@ def score_candidates(run: Run, drafts: Mapping[str, Path], length: str) -> "Scor
     inputs = scored_inputs(run, drafts)
     if not share.lead(lambda: scored.is_current(inputs)):
         share.lead(lambda: link_answers(run, scored.path))
-        with engine_asked(run.recipe.generate) as kind:
+        with responses_by(run.recipe.generate) as kind:
             how = {"seed": seed, "answered_by": kind, "holding": run.recipe.target.holding, "share": share}
             score_drafts(run.target, drafts, eval_prompts(run), config_of(run), scored.path, **how)
         share.lead(lambda: run.record(scored, inputs))

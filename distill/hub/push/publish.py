@@ -133,7 +133,6 @@ def lay_out(folder: Path, wanted: Wanted, out: Path) -> None:
         card=shown,
         grids=grids,
         counts=(run.data.manifest or {}).get("counts", {}),
-        answered_by=(run.data.manifest or {}).get("answered_by", []),
         terms=terms,
         serving=servings_of(
             out,

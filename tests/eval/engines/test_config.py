@@ -40,19 +40,17 @@ def test_addresses_are_those_of_servers(recipe):
     [
         (("generate.engine=endpoint",), "generate.urls must be given when generate.engine is endpoint."),
         (("generate.engine=vllm",), "generate.python must be given when generate.engine is vllm."),
-        ((HERE,), "generate.urls must be left out when generate.engine is local, got "),
-        (("generate.checked=0.5",), "generate.checked must be left out when generate.engine is local, got 0.5. "),
+        ((HERE,), "generate.urls must be left out when generate.engine is local"),
         (
             ("generate.engine=endpoint", HERE, "generate.tensor_parallel=2"),
-            "generate.tensor_parallel must be left out when generate.engine is endpoint, got 2. vllm alone reads it.",
+            "generate.tensor_parallel must be left out when generate.engine is endpoint",
         ),
         (
             ("generate.engine=vllm", "generate.python=p", "generate.retries=2"),
-            "generate.retries must be left out when generate.engine is vllm, got 2. endpoint alone reads it.",
+            "generate.retries must be left out when generate.engine is vllm",
         ),
         (("generate.engine=endpoint", "generate.urls=[localhost:8000]"), "must be the address of a server, as "),
         (("generate.engine=endpoint", "generate.urls=[http://key@a:8000]"), "Keys go into a variable."),
-        (("generate.engine=endpoint", "generate.urls=[http://a,http://a/]"), "must name each server once, got "),
         (
             ("generate.engine=endpoint", HERE, "distill.teacher={source: cache, captured_while: answering}"),
             "must have teacher.captured_while: reading when generate.engine is endpoint, got answering: ",

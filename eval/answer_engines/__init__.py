@@ -1,1 +1,0 @@
-"""Answers of the target that an inference engine decodes: asked by token ids, checked against the target here."""

@@ -1,0 +1,1 @@
+"""Inference engines: vLLM and SGLang, offline or as servers."""

@@ -1,0 +1,132 @@
+"""A server that speaks as vLLM's or SGLang's does and generates with a tiny model of ours."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from eval.decoding.sampling import Sampling
+from eval.decoding.speculative import plain_decode
+from eval.decoding.texts import Limits
+from eval.models.loading import load_model
+
+
+class GoneError(Exception):
+    """The server breaks the connection off."""
+
+
+@dataclass
+class FakeServer:
+    """What it serves, and how it goes wrong.
+
+    Attributes:
+        folder: Of the model.
+        kind: "vllm" or "sglang".
+        tamper: Changes a response before it is sent.
+        max_requests: After these it breaks connections off.
+        statuses: HTTP statuses of the first requests for responses.
+        temperature: At which it draws, whatever is requested.
+        requests: Bodies of all requests for responses.
+    """
+
+    folder: Any
+    kind: str = "vllm"
+    tamper: Callable[[dict[str, Any]], Any] = lambda _response: None
+    max_requests: int = 10**6
+    statuses: list[int] = field(default_factory=list)
+    temperature: float | None = None
+    max_model_len: int = 2048
+    models: tuple[str, ...] = ("tiny",)
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    url: str = ""
+
+    def __post_init__(self) -> None:
+        self.lock = threading.Lock()
+        self.model = load_model(self.folder, dtype="float32", device="cpu")
+
+    def respond(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        assert path == ("/v1/completions" if self.kind == "vllm" else "/generate")
+        settings = body if self.kind == "vllm" else body["sampling_params"]
+        with self.lock:
+            self.requests.append(settings)
+            if len(self.requests) > self.max_requests:
+                raise GoneError
+            prompt = body["prompt"] if self.kind == "vllm" else body["input_ids"]
+            temperature = settings["temperature"] if self.temperature is None else self.temperature
+            [decoded] = plain_decode(
+                self.model,
+                [prompt],
+                limits=Limits(
+                    settings["max_tokens" if self.kind == "vllm" else "max_new_tokens"],
+                    frozenset(settings["stop_token_ids"]),
+                ),
+                sampling=Sampling(temperature, settings["top_p"]),
+                row_seeds=[settings["seed" if self.kind == "vllm" else "sampling_seed"]],
+            )
+        ids, reason = list(decoded.token_ids), "stop" if decoded.stopped else "length"
+        if self.kind == "vllm":
+            choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": reason, "token_ids": ids}
+            response = {"id": "1", "object": "text_completion", "created": 0, "model": "tiny", "choices": [choice]}
+        else:
+            ended = {"type": reason, **({"matched": ids[-1]} if decoded.stopped else {})}
+            response = {"output_ids": ids, "meta_info": {"finish_reason": ended}}
+        self.tamper(response)
+        return response
+
+
+@contextmanager
+def served(server: FakeServer) -> Iterator[FakeServer]:
+    """The server at an address of this machine, for as long as the block lasts."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            model = {"object": "model", "created": 0, "owned_by": server.kind, "max_model_len": server.max_model_len}
+            is_models = self.path == "/v1/models"
+            self.send(
+                {"object": "list", "data": [{"id": name, **model} for name in server.models]}, 404 - 204 * is_models
+            )
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if server.statuses:
+                self.send({"error": "busy"}, server.statuses.pop(0))
+                return
+            try:
+                self.send(server.respond(self.path, body))
+            except GoneError:
+                self.close_connection = True
+                self.connection.close()
+
+        def send(self, page: Any, status: int = 200) -> None:
+            content = json.dumps(page).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing is printed."""
+
+        def handle(self) -> None:
+            try:
+                super().handle()
+            except (OSError, ValueError):
+                return  # the other end is gone, or we have broken off
+
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    httpd.daemon_threads = True
+    server.url = f"http://127.0.0.1:{httpd.server_address[1]}"
+    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        httpd.shutdown()
+        httpd.server_close()
+        thread.join()

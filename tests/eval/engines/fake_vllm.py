@@ -1,0 +1,37 @@
+"""Stands in for vLLM in a worker's environment: its responses are those that a test has prepared, by prompt."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+__version__ = "0.0.fake"
+PREPARED = Path(os.environ["FAKE_VLLM"])  # {"responses": by prompt, "max_batches": it dies after these}
+
+
+def SamplingParams(**settings: Any) -> dict[str, Any]:  # noqa: N802  # vLLM's name
+    return settings
+
+
+class LLM:
+    def __init__(self, **settings: Any) -> None:
+        if settings["tensor_parallel_size"] > 1:
+            sys.exit("no such devices")
+        PREPARED.with_suffix(".loaded").write_text(json.dumps(settings))
+        print("what vLLM prints is no response")
+        self.prepared, self.num_batches = json.loads(PREPARED.read_text()), 0
+
+    def generate(self, prompts: list[Any], params: list[dict[str, Any]], *, use_tqdm: bool) -> list[Any]:
+        assert not use_tqdm
+        self.num_batches += 1
+        if self.num_batches > self.prepared["max_batches"]:
+            print("out of memory", file=sys.stderr)
+            os._exit(3)
+        responses = []
+        for prompt, settings in zip(prompts, params, strict=True):
+            ids = self.prepared["responses"][json.dumps(prompt["prompt_token_ids"])]
+            reason = "stop" if ids[-1] in settings["stop_token_ids"] else "length"
+            responses.append(SimpleNamespace(outputs=[SimpleNamespace(token_ids=ids, finish_reason=reason)]))
+        return responses
