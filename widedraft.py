@@ -236,11 +236,6 @@ STAGES = {
         "write recorded answers as text: blocks of tensors, and prompts as JSON lines",
         scoring_without_recipe.ExportRecordedSettings,
     ),
-    "rounds": Stage(
-        scoring_without_recipe.rounds,
-        "print the figures of rounds: tau, positions, times of a trace; or of a file of totals what they matched",
-        scoring_without_recipe.RoundsSettings,
-    ),
     "report": Stage(
         report,
         "make one page of the scorecards of one or several runs, with plots; it needs no network",

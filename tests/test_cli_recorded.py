@@ -22,7 +22,6 @@ GREEDY = DecodingSettings(
 )
 PROMPTS = [Prompt(f"p:{i}", ({"role": "user", "content": text},)) for i, text in enumerate(("why", "how many", "x"))]
 FAST = ["eval.num_threads=1", "eval.num_resamples=50", "eval.lookaheads=[1,2,3,4]"]
-BY_HAND = "[3]\n[5]\n[9]\n[10]\n[2]\n[4]\n[9]\n[1]\n[6]\n[7]\n"
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +52,6 @@ def test_traces_are_scored_exported_scored_again_and_their_rounds_read(traces, t
     second = json.loads(Path("card/scorecard.json").read_text())
     assert second["acceptance"][0]["accept_rate"]["sum"] == first["acceptance"][0]["accept_rate"]["sum"]
 
-    rounds = "card/rounds/lookahead-2.txt"
-    for answers in (str(traces), "text/ground_truth.txt"):
-        assert widedraft.main(["rounds", rounds, "--recorded", answers, "--lookahead", "2"]) == 0
-        assert f"{len(Path(rounds).read_text().split())} rounds, 3 of 3 prompts)" in capsys.readouterr().out
-
 
 def test_an_answered_beginning_of_many_prompts_is_scored_whole_and_said(tiny_draft, capsys):
     """As published: fewer blocks than prompts. All that are answered are scored, unless eval.num_prompts says fewer."""
@@ -74,17 +68,6 @@ def test_an_answered_beginning_of_many_prompts_is_scored_whole_and_said(tiny_dra
         recording = card["recording"]
         assert [recording[name] for name in ("given", "unanswered", "scored")] == [70, 4251, scored]
         assert card["settings"]["num_prompts"] == scored
-
-
-def test_rounds_of_a_file_alone(capsys):
-    Path("r.txt").write_text(BY_HAND)
-    assert widedraft.main(["rounds", "r.txt"]) == 0
-    alone = capsys.readouterr().out
-    assert "prompt 2: 3.00 (9 tokens, 3 rounds)" in alone
-    assert "data set: 2.60 (26 tokens, 10 rounds, 3 prompts)" in alone
-    assert "NOT CERTAIN" in alone
-    assert widedraft.main(["rounds", "r.txt", "--lookahead", "4"]) == 0
-    assert "(at most 3.10)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -120,20 +103,6 @@ def test_eval_of_recorded_answers_says_what_it_needs(words, message, traces, tin
     Path("r.txt").write_text("tensor([[1]])")
     words = [{"TRACES": str(traces), "DRAFT": str(tiny_draft)}.get(word, word) for word in words]
     assert widedraft.main(["eval", *words]) == 2
-    assert capsys.readouterr().err.startswith(message)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--recorded", "truth.txt"], "--lookahead must be given beside --recorded"),
-        (["--lookahead", "0"], "--lookahead must be a whole number >= 1 and <= 1000000, got 0."),
-        (["--lookahead", "3"], "r.txt:7: round 7 goes from [4] to [9], but a round matches 1 to lookahead + 1 = 4"),
-    ],
-)
-def test_rounds_say_what_they_need(words, message, capsys):
-    Path("r.txt").write_text(BY_HAND)
-    assert widedraft.main(["rounds", "r.txt", *words]) == 2
     assert capsys.readouterr().err.startswith(message)
 
 

@@ -96,12 +96,12 @@ def timed(name: str, stage: Callable[[], None]) -> None:
 
 def print_outcome(run: Run) -> None:
     """Say where the draft and the scorecard are, and what the scorecard says first."""
-    from eval.scorecard import headline
+    from eval.scorecard_tables import summary
 
     scored = run.eval.path
     print(
         f"\ndraft:     {run.draft.path}\nscorecard: {scored / 'scorecard.md'}\n"
-        f"report:    {scored / 'report.html'}\n\n{headline(read_scorecard(run))}"
+        f"report:    {scored / 'report.html'}\n\n{summary(read_scorecard(run))}"
     )
 
 
@@ -189,7 +189,7 @@ def checkpoints_stage(run: Run) -> None:
 
 def report_stage(run: Run) -> None:
     """Make the page of <run>/eval, anew each time: it takes seconds."""
-    from eval.report.page import write_report
+    from eval.report import write_report
 
     run.share.lead(lambda: write_report([run.eval.path], run.eval.path / "report.html"))
 

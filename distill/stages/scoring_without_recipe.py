@@ -12,13 +12,11 @@ from architectures.checkpoints.fingerprint import fingerprint_checkpoint, finger
 from architectures.checkpoints.manifest import flat
 from architectures.errors import UserError
 from architectures.files.section import Section
-from architectures.pages.markdown import markdown
 from architectures.settings.flags import Flag, flag_of
 from architectures.settings.holding import WHOLE, Holding
 from architectures.settings.kinds import (
     DeviceMemoryGib,
     HostMemoryGib,
-    Lookahead,
     Rehash,
     TargetBits,
     TargetPlacement,
@@ -123,19 +121,6 @@ class ExportRecordedSettings(Section):
     to: Annotated[Path, Flag(metavar="DIR")] = Field(description="The folder to write.")
 
 
-class RoundsSettings(Section):
-    """Whose rounds are counted."""
-
-    file: Annotated[Path, Flag(metavar="FILE", is_word=True)] = Field(
-        description="A trace: rounds.jsonl beside a scorecard, or what --rounds of verify and compare wrote; or a line "
-        "[total per row] after each round."
-    )
-    recorded: Annotated[Path | None, Flag(metavar="PATH")] = Field(
-        default=None, description="Of totals: the answers, which say where prompts end."
-    )
-    lookahead: Lookahead | None = Field(default=None, description="Of totals: draft tokens a round proposed.")
-
-
 def score_without_recipe(settings: EvalSettings) -> None:
     """Score a draft against a target, or on recorded answers.
 
@@ -161,7 +146,8 @@ def score_pair(settings: EvalSettings, target: str, draft: str) -> None:
     from eval.engines.generate import responses_by
     from eval.policies.policy_file import FILE_NAME
     from eval.prompts.loading import load_in_turn
-    from eval.scorecard import headline, score_drafts
+    from eval.scorecard import score_drafts
+    from eval.scorecard_tables import summary
 
     scoring = load_scoring(settings.words)
     if scoring.eval.tasks:
@@ -186,7 +172,7 @@ def score_pair(settings: EvalSettings, target: str, draft: str) -> None:
         scorecard = score_drafts(folder, drafts, prompts, scoring.eval, out, **how)
     policies = out / FILE_NAME
     told = f"policies:  {policies}, for --beside once it lies in the draft's folder\n" if policies.is_file() else ""
-    print(f"scorecard: {out / 'scorecard.md'}\n{told}\n{headline(scorecard)}")
+    print(f"scorecard: {out / 'scorecard.md'}\n{told}\n{summary(scorecard)}")
 
 
 def told_apart(models: Mapping[str, Path], prompts: "Sequence[Prompt]", scoring: Scoring) -> dict[str, str]:
@@ -200,8 +186,8 @@ def told_apart(models: Mapping[str, Path], prompts: "Sequence[Prompt]", scoring:
 
 def score_recorded(settings: EvalSettings, recorded: Path, name: str) -> None:
     """Score one draft on recorded answers of a target."""
-    from eval.recorded.page import headline
     from eval.recorded.score import USED_KEYS, score_recording
+    from eval.scorecard_tables import summary
 
     scoring = load_scoring(settings.words)
     if not scoring.generate.is_local:
@@ -214,7 +200,7 @@ def score_recorded(settings: EvalSettings, recorded: Path, name: str) -> None:
         if "num_prompts" not in keys_of_eval(settings.words):  # a pass over an answer is cheap
             config = config.model_copy(update={"num_prompts": recording.num_prompts})
         scorecard = score_recording(recording, draft, config, out, seed=scoring.seed)
-    print(f"scorecard: {out / 'scorecard.md'}\n\n{headline(scorecard)}")
+    print(f"scorecard: {out / 'scorecard.md'}\n\n{summary(scorecard)}")
 
 
 def read_recording(recorded: Path, prompts: Sequence[str], draft: Path) -> "Recording":
@@ -284,48 +270,6 @@ def export_recorded(settings: ExportRecordedSettings) -> None:
 
     count = export_recorded(settings.traces, resolve_checkpoint(settings.tokenizer), settings.to)
     print(f"{settings.to}: {count} answers as ground_truth.txt and prompts.jsonl")
-
-
-def rounds(settings: RoundsSettings) -> None:
-    """Print the figures of the rounds in a file, of either form."""
-    from architectures.files.reading import read_text
-
-    if read_text(settings.file).lstrip().startswith("{"):
-        traced_rounds(settings)
-    else:
-        matched_rounds(settings)
-
-
-def traced_rounds(settings: RoundsSettings) -> None:
-    """Print the figures of a trace."""
-    given = [f"--{name}" for name in ("recorded", "lookahead") if getattr(settings, name) is not None]
-    if given:
-        raise UserError(
-            f"{' and '.join(given)} must be left out: {settings.file} is a trace, which says where texts end and what "
-            "was proposed. They are for lines of totals."
-        )
-    from eval.report_inputs.round_figures import rounds_page
-    from eval.rounds.round_trace import read_round_trace
-
-    print(markdown(rounds_page(read_round_trace(settings.file))))
-
-
-def matched_rounds(settings: RoundsSettings) -> None:
-    """Print what rounds matched that a file tells by their totals."""
-    from eval.recorded.matched_tokens import match_by_totals, match_with_answers, matched_lines, read_rounds
-
-    if settings.recorded is None:
-        print(matched_lines(match_by_totals(read_rounds(settings.file), lookahead=settings.lookahead)))
-        return
-    if settings.lookahead is None:
-        raise UserError(
-            "--lookahead must be given beside --recorded: prompts end lookahead + 2 tokens before their answer."
-        )
-    from eval.recorded.answers import answer_lengths
-
-    lengths = answer_lengths(settings.recorded)
-    matched = match_with_answers(read_rounds(settings.file), lengths, lookahead=settings.lookahead)
-    print(matched_lines(matched, num_answers=len(lengths)))
 
 
 def keys_of_eval(words: Sequence[str]) -> set[str]:

@@ -176,9 +176,9 @@ def use_best_lookahead(run: Run) -> None:
 
 def read_scorecard(run: Run) -> "Scorecard":
     """What <run>/eval/scorecard.json holds."""
-    from eval.report_inputs.cards import CARD_NAME, read_card
+    from eval.records.files import CARD_NAME, read_scorecard
 
-    return read_card(run.eval.path / CARD_NAME).record
+    return read_scorecard(run.eval.path / CARD_NAME)
 
 
 def eval_prompts(run: Run) -> list["Prompt"]:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from architectures.pages.blocks import Block, Caution, Section, Sentence, Table
 from eval.commands.depth_and_width_page import depth_sentences, shapes_table
 from eval.pages.doubts import chosen_words, doubt_words
-from eval.pages.scorecard_page import with_interval_ms
 from eval.records.grid import TARGET, Cell, GridFigures, GridStep
+from eval.scorecard_tables import interval
 
 COLUMNS = ("ms by itself", "least ms", "share reached")
 
@@ -42,7 +42,7 @@ def step_cells(step: GridStep, alone: GridStep, cell: Cell) -> Sequence[str]:
         least = None
     return (
         step_name(step),
-        with_interval_ms(step.p50_ms),
+        interval(step.p50_ms),
         *(f"{value:.2f}" for value in percentiles_ms(step).values()),
         f"{alone.median_ms:.2f}",
         "" if least is None else f"{least:.2f}",

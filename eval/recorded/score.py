@@ -41,13 +41,14 @@ from eval.models.identity import model_facts
 from eval.models.loading import load_model, require_positions
 from eval.recorded.answers import RecordedAnswer, Recording
 from eval.recorded.matched_tokens import write_rounds
-from eval.recorded.page import find_warnings, recorded_page, verdict
+from eval.recorded.page import find_warnings
 from eval.records import scorecard as records
 from eval.records.acceptance import RecordedRow
 from eval.records.files import CARD_NAME, write_record
 from eval.records.origin import DraftModel, Provenance, Settings
 from eval.records.scorecard import LeftOut, RecordedScorecard
 from eval.scorecard.acceptance_record import PromptCounts, mean, rounds_at
+from eval.scorecard_tables import scorecard_page
 
 USED_KEYS = {"num_prompts", "lookaheads", "dtype", "confidence", "num_resamples", "num_threads"}
 NEEDS_PROBABILITIES = {
@@ -125,7 +126,6 @@ def score_recording(
         model = load_model(draft, dtype=config.dtype)
         scores = replay_recording(model, answers, lookaheads, sampling=recording.sampling)
     scorecard = RecordedScorecard(
-        verdict="",
         warnings=(),
         left_out=left_out([score.rule for score in scores]),
         drafts=(DraftModel(draft="draft", **model_facts(draft, model)),),
@@ -140,10 +140,10 @@ def score_recording(
         acceptance=acceptance_rows(scores, recording.temperature, config, seed=seed),
         provenance=Provenance.of_this_process(),
     )
-    scorecard = replace(scorecard, warnings=find_warnings(scorecard), verdict=verdict(scorecard))
+    scorecard = replace(scorecard, warnings=find_warnings(scorecard))
     if recording.temperature == 0:
         write_greedy_rounds(scores[0].accept, lookaheads, out / "rounds")
-    write_text(f"{markdown(recorded_page(scorecard))}\n", out / "scorecard.md")
+    write_text(f"{markdown(scorecard_page(scorecard))}\n", out / "scorecard.md")
     write_record(scorecard, out / CARD_NAME)
     return scorecard
 

@@ -34,7 +34,6 @@ class Scorecard:
     """The file; whatever stands in it twice is the same."""
 
     schema: Literal["widedraft.scorecard/3"] = SCHEMA
-    verdict: str
     warnings: tuple[str, ...]
     target: ScoredModel
     drafts: Some[DraftModel]
@@ -176,7 +175,6 @@ class RecordedScorecard:
     """scorecard.json of a draft on recorded answers, without their target and so without any speed."""
 
     schema: Literal["widedraft.recorded/1"] = RECORDED_SCHEMA
-    verdict: str
     warnings: tuple[str, ...]
     left_out: tuple[LeftOut, ...]
     drafts: Some[DraftModel]

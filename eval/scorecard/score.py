@@ -23,8 +23,6 @@ from eval.latency.machine import torch_threads
 from eval.latency.threads import Threads, choose_threads, threads_of_a_share
 from eval.models.identity import model_facts
 from eval.models.loading import load_model, require_positions, require_same_tokenizer
-from eval.pages.scorecard_page import scorecard_page
-from eval.pages.verdict import find_warnings, verdict
 from eval.policies.policy_file import write_policies
 from eval.prompts.forms import Prompt
 from eval.prompts.loading import tasks_record
@@ -38,6 +36,7 @@ from eval.scorecard.measure import measure
 from eval.scorecard.policies import FOLDER as TUNING_FOLDER
 from eval.scorecard.policies import policy_file, record_tuning_answers, tuning_prompts
 from eval.scorecard.sidecars import write_sidecars
+from eval.scorecard_tables import find_warnings, scorecard_page
 from eval.targets.loading import held_facts, load_target
 
 REPLAYS_NAME = "replays"  # of the folder of passes that are made, until their scorecard is
@@ -153,7 +152,6 @@ def measure_card(
     measured = measure(replayed, config, resampling)
     grid, left_out = measure_batches(pair.target_and_primary, context_of(answers), config, resampling)
     scorecard = Scorecard(
-        verdict="",
         warnings=(),
         target=target,
         drafts=tuple(DraftModel(draft=name, **model_facts(drafts[name], pair.drafts[name])) for name in drafts),
@@ -182,7 +180,7 @@ def measure_card(
         models = {"target": scorecard.target, "draft": scorecard.drafts[-1]}
         how = {"num_threads": threads.count, "sampling": config.sampling}
         write_policies(policy_file(measured.tuned, replayed.tuning, **models, **how), out)
-    return replace(scorecard, warnings=(*find_warnings(scorecard), *left_out), verdict=verdict(scorecard))
+    return replace(scorecard, warnings=(*find_warnings(scorecard), *left_out))
 
 
 def require_fitting(

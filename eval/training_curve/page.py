@@ -1,7 +1,7 @@
 """Curves as tables and sentences. Pure."""
 
 from architectures.pages.blocks import Section, Sentence, Table
-from eval.pages.verdict import with_interval
+from eval.scorecard_tables import interval as with_interval
 from eval.training_curve.curves import Curve, Curves, Point
 
 COLUMNS = ("checkpoint", "batches", "tokens", "α", "τ", "behind the best", "predicted speed")

@@ -188,7 +188,6 @@ def scorecard(rows, steps, speedups, *, live=None, scored=6, **changes):
     """A scorecard of these sections; a verdict and warnings by `changes`."""
     model = {"path": "m", "fingerprint": "f", "layers": 2, "hidden": 8, "parameters": 9, "dtype": "float32"}
     found = {
-        "verdict": "",
         "warnings": (),
         "target": ScoredModel(**model),
         "drafts": tuple(DraftModel(draft=one.draft, **model) for one in steps.drafts),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from eval.acceptance.counts import count_trace
 from eval.checks import compare
 from eval.checks import loaded_pair as opened
 from eval.checks.built_in import PROMPTS
@@ -20,18 +21,10 @@ from eval.decoding.speculative import decode_steps, plain_decode, speculative_de
 from eval.decoding.texts import Decoded, Limits, Seeds, Speculation
 from eval.decoding.wanted import Streams, Wanted
 from eval.models.loading import load_model
-from eval.report_inputs.round_figures import run_figures
 from eval.rounds.race import Runner, race, writers_of
-from eval.rounds.round_trace import Run, traced_rounds
 from eval.scorecard.live_record import spent_on
 
 GREEDY = Sampling()
-
-
-def rounds_of(decoded, speculation):
-    """Their rounds as lines of a trace, each text a prompt."""
-    run = Run("run", range(len(decoded)), decoded, 99, speculation, GREEDY, Seeds())
-    return traced_rounds(run, [str(place) for place in range(len(decoded))])
 
 
 @pytest.mark.parametrize("length", range(1, 10))
@@ -44,8 +37,9 @@ def test_the_bonus_token_of_a_full_round_is_not_counted_as_wrong(target, prompts
     assert len(writers) == length
     assert set(writers) <= {"accepted", "bonus"}
     _, decoded = steps[-1]
-    [entry] = run_figures(rounds_of([decoded], wanted.speculation)).lookahead
-    assert entry.decided == entry.accepted == entry.proposed
+    rounds = [(one.start, one.accepted) for one in decoded.rounds]
+    counts = count_trace(rounds, num_tokens=length, lookahead=3)
+    assert counts.decided_tokens == counts.accepted_tokens == counts.proposed_tokens
 
 
 @pytest.mark.parametrize("lookahead", [1, 3, 8])

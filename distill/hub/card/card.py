@@ -8,21 +8,13 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from architectures.files.atomic import write_text
-from architectures.pages.blocks import Block, Caution, Code, Items, Section, Sentence, Table, Verdict
+from architectures.pages.blocks import Block, Code, Items, Section, Sentence, Table
 from architectures.pages.counts import number_of
 from architectures.pages.markdown import markdown
 from architectures.shapes.shape import NAMED_SHAPES, Shape
 from architectures.shapes.shapes_table import millions
 from architectures.targets.target import read_config
 from distill.formulas.losses import AnyLoss
-from distill.hub.card.figures import (
-    break_even_words,
-    speed_notes,
-    speed_rows,
-    step_rows,
-    tau_columns,
-    tau_rows,
-)
 from distill.hub.card.serving import Serving
 from distill.hub.files.data_sets import data_sets_of
 from distill.hub.files.early_checks import repository_name
@@ -31,14 +23,11 @@ from distill.hub.files.terms import Terms
 from distill.recipe.recipe import Recipe
 from distill.recipe.sections.samples import SamplesConfig
 from eval.engines.config import GenerateConfig
-from eval.report.batches import best_batches
-from eval.report_inputs.cards import Card
-from eval.report_inputs.drafts import ScoredDraft, scored_drafts
-from eval.report_inputs.grid_file import Grids
-from eval.report_opening.sentence import how_sentences, opening_sentence
+from eval.records.scorecard import Scorecard
+from eval.report import ScoredRun, by_batch
+from eval.scorecard_tables import NOTE, by_k, groups, measured, results, scored_drafts, step_times
 
 CARD_NAME = "README.md"
-ELSEWHERE = "A prediction for another machine: `widedraft latency` there, then `widedraft report --latency`."
 TAGS = ("speculative-decoding", "draft-model", "knowledge-distillation", "pruned", "widedraft")
 
 
@@ -51,8 +40,7 @@ class Publication:
         target: The hub id of the target; its folder's name where it has none.
         base_model: The hub id of the target; None where it has none.
         recipe: Of the run.
-        card: Its scorecard as everybody may read it; None where it is published without one.
-        grids: Step times at other batches, if they were taken with it.
+        scored: Its scorecard as everybody may read it; None where it is published without one.
         counts: Of the answers it was trained on, as the manifest of <run>/data has them.
         terms: Its licence.
         serving: How engines take it.
@@ -63,8 +51,7 @@ class Publication:
     target: str
     base_model: str | None
     recipe: Recipe
-    card: Card | None
-    grids: Grids
+    scored: ScoredRun | None
     counts: Mapping[str, Any]
     terms: Terms
     serving: Sequence[Serving]
@@ -74,6 +61,11 @@ class Publication:
     def name(self) -> str:
         """Of the repository, without the organisation."""
         return repository_name(self.repo_id)
+
+    @property
+    def card(self) -> Scorecard | None:
+        """Of the draft; only scorecards with a target are published."""
+        return self.scored.card if self.scored is not None and isinstance(self.scored.card, Scorecard) else None
 
 
 def write_card(of: Publication, folder: Path) -> None:
@@ -85,30 +77,28 @@ def card_data(of: Publication) -> ModelCardData:
     """The front matter; `model-index` holds tau and alpha of every task, where there is a scorecard."""
     known: dict[str, Any] = {} if of.base_model is None else {"base_model": of.base_model}
     known |= {"base_model_relation": "finetune"} if known else {}
-    results = [] if of.card is None else eval_results(scored_drafts([of.card])[0])
-    known |= {"model_name": of.name, "eval_results": results} if results else {}
+    known |= {} if of.card is None else {"model_name": of.name, "eval_results": eval_results(of.card)}
     datasets = data_sets_of(of.recipe.data.prompts)
     known |= {"datasets": datasets} if datasets else {}
     known |= {"license": of.terms.licence} if of.terms.licence else {}
     return ModelCardData(library_name="transformers", pipeline_tag="text-generation", tags=list(TAGS), **known)
 
 
-def eval_results(draft: ScoredDraft) -> list[EvalResult]:
-    """Tau and alpha at every temperature, at the lookahead that promises most."""
+def eval_results(card: Scorecard) -> list[EvalResult]:
+    """Acceptance length and rate at every temperature, at the best number of speculative tokens."""
+    tasks = ", ".join(str(task.task or "prompts of no named task") for task in card.prompts.tasks)
     results = []
-    for temperature in draft.card.record.temperatures:
-        row, best = draft.row(temperature), draft.forecast(temperature).best_lookahead
-        tau = row.at(best).tau.value
-        words = {"rule": row.rule}
+    for temperature in card.temperatures:
+        row, k = card.row(card.primary, temperature), card.speedup_of(card.primary, temperature).best_lookahead
         for name, value, args in (
-            ("acceptance_length", tau, {**words, "lookahead": best}),
-            ("acceptance_rate", row.alpha.value, words),
+            ("acceptance_length", row.at(k).tau.value, {"rule": row.rule, "lookahead": k}),
+            ("acceptance_rate", row.alpha.value, {"rule": row.rule}),
         ):
             results.append(
                 EvalResult(
                     task_type="text-generation",
                     dataset_type="prompts",
-                    dataset_name=", ".join(task_names(draft)),
+                    dataset_name=tasks,
                     dataset_config=f"temperature {temperature:g}",
                     metric_type=name,
                     metric_name=f"{name} at temperature {temperature:g}",
@@ -117,11 +107,6 @@ def eval_results(draft: ScoredDraft) -> list[EvalResult]:
                 )
             )
     return results
-
-
-def task_names(draft: ScoredDraft) -> list[str]:
-    """The named tasks that were scored."""
-    return [str(task.task or "prompts of no named task") for task in draft.card.record.prompts.tasks]
 
 
 def card_page(of: Publication, folder: Path) -> Section:
@@ -133,12 +118,12 @@ def card_page(of: Publication, folder: Path) -> Section:
     )
     shown = of.terms.demand.shown
     blocks: list[Block] = [
-        Sentence(what),
-        *([Verdict(shown)] if shown else []),
+        what,
+        *([f"**{shown}**"] if shown else []),
         *outcome(of),
         Section("Serve it", list(map(serving_section, of.serving))),
         *measured_sections(of),
-        Section("What it is", [plain_table(("", ""), fact_rows(of, folder))]),
+        Section("What it is", [plain_table(Table(("", ""), fact_rows(of, folder)))]),
         Section("Limits", [Items(list(map(plain, limits(of))))]),
         Section("Licence", [Sentence(plain(terms_words(of.terms)))]),
         Section("Files", [Sentence(files_words(of))]),
@@ -146,24 +131,20 @@ def card_page(of: Publication, folder: Path) -> Section:
     return Section(plain(of.name), blocks)
 
 
-def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    return Table(list(map(plain, columns)), [list(map(plain, row)) for row in rows])
+def plain_table(table: Table) -> Table:
+    """A table whose cells are plain words."""
+    rows = [[plain(str(cell)) for cell in row] for row in table.rows]
+    return Table(list(map(plain, table.columns)), rows, plain(table.title))
 
 
 def outcome(of: Publication) -> list[Block]:
-    """Whether it is faster, and what every way of live decoding did."""
+    """Acceptance and speedups."""
     if of.card is None:
-        return [Verdict("Not scored: nobody has measured whether decoding is faster with it.")]
-    [draft, *_] = scored_drafts([of.card])
-    rows, how = speed_rows(draft), "greedy, batch 1, in the same turns"
-    columns = (how, "tokens a round", "speed with the prompt's reading", "decoding alone")
-    return [
-        Verdict(plain(opening_sentence([draft]))),
-        *(Sentence(plain(told)) for told in how_sentences([draft], batches=best_batches([draft], of.grids))),
-        *(Caution(plain(text)) for text in of.card.record.warnings),
-        *([plain_table(columns, rows)] if rows else []),
-        *(Sentence(plain(text)) for text in speed_notes(draft)),
-    ]
+        return ["Not scored: acceptance and speedup were not measured."]
+    drafts = scored_drafts({of.name: of.card})
+    tables = [table for table in (results(drafts), measured(drafts)) if table is not None]
+    where = f"Measured on {plain(of.card.machine)}, dtype {of.card.settings.dtype}."
+    return [f"{NOTE} {where}", *(f"WARNING: {plain(text)}" for text in of.card.warnings), *map(plain_table, tables)]
 
 
 def serving_section(serving: Serving) -> Section:
@@ -171,27 +152,13 @@ def serving_section(serving: Serving) -> Section:
 
 
 def measured_sections(of: Publication) -> list[Section]:
-    """Tokens a round and step times; nothing where nobody scored it."""
-    if of.card is None:
+    """Acceptance by k and by group, and step times; nothing without a scorecard."""
+    if of.card is None or of.scored is None:
         return []
-    [draft, *_], record = scored_drafts([of.card]), of.card.record
-    settings, latency = record.settings, record.latency
-    how = (
-        f"{record.prompts.scored} prompts, answers of at most {settings.max_new_tokens} tokens, {settings.dtype}; "
-        f"intervals of {100 * settings.confidence:g} % over prompts ({settings.intervals})"
-    )
-    tau = (
-        "With 1 = nothing accepted, and lookahead + 1 the most. Measured on the target's own answers by exact replay; "
-        f"{plain(how)}."
-    )
-    where = f"On {plain(record.machine)}, batch 1, {latency.context_tokens} tokens of context"
-    steps = [
-        Sentence(f"{where}, median of {number_of(latency.repeats, 'repetition')}."),
-        plain_table(("step", "ms"), step_rows(draft)),
-        Sentence(f"{plain(break_even_words(draft))} {ELSEWHERE}"),
-    ]
-    taus = [Sentence(tau), plain_table(tau_columns(draft), tau_rows(draft))]
-    return [Section("Tokens per round (tau)", taus), Section("Step times", steps)]
+    named = {of.name: of.card}
+    drafts = scored_drafts(named)
+    tables = [by_k(drafts), groups(drafts), step_times(named), by_batch(drafts, {of.name: of.scored})]
+    return [Section("Measurements", [plain_table(table) for table in tables if table is not None and table.rows])]
 
 
 def files_words(of: Publication) -> str:
@@ -283,7 +250,7 @@ def limits(of: Publication) -> list[str]:
         "Acceptance differs by language and domain: what was not measured above is not known.",
         "Speeds are of one machine at batch 1: with more requests at once a draft pays less, then nothing.",
     ]
-    if of.card is not None and of.card.record.settings.dtype != "float32":
+    if of.card is not None and of.card.settings.dtype != "float32":
         told.append(
             "In 16-bit numbers near-ties may fall otherwise than without a draft, as they do from batch to batch."
         )

@@ -13,43 +13,35 @@ from distill.recipe.recipe import RESOLVED
 from distill.run.artifact import ARTIFACTS
 from distill.run.run import Run
 from eval.records.files import plain, scorecard_from, write_record
-from eval.report_inputs.cards import Card
-from eval.report_inputs.grid_file import Grids, grids_of
-from eval.scorecard.grid import GRID_NAME
+from eval.report import ScoredRun
 
 ACCEPTANCE_NAME, PROVENANCE_NAME, RECIPE_NAME = "acceptance.json", "provenance.json", "recipe.yaml"
 NOT_TOLD = ("mask_checkpoints", "scores")  # what they led to is
 
 
-def published_card(card: Card, names: dict[str, str], *, name: str) -> Card:
+def published_run(scored: ScoredRun, names: dict[str, str], *, name: str) -> ScoredRun:
     """A scorecard as everybody may read it; without texts, since prompts may be somebody's own.
 
     Args:
-        card: Of the run.
+        scored: Of the run.
         names: What target and draft are called by everybody, by their folders here.
         name: Of the draft.
     """
-    shown = scorecard_from(acceptance_of(plain(card.record), names), Path(ACCEPTANCE_NAME))
-    return replace(card, path=Path(ACCEPTANCE_NAME), name=name, record=shown, examples=None)
+    shown = scorecard_from(acceptance_of(plain(scored.card), names), Path(ACCEPTANCE_NAME))
+    return replace(scored, path=Path(ACCEPTANCE_NAME), name=name, card=shown, examples=())
 
 
-def published_grids(card: Card) -> Grids:
-    """Step times at other batches that stand beside a scorecard of a run, by the name it is published under."""
-    grid = grids_of([card], None).get(card.path)
-    return {} if grid is None else {Path(ACCEPTANCE_NAME): replace(grid, path=Path(GRID_NAME))}
-
-
-def write_evidence(run: Run, card: Card | None, folder: Path, names: dict[str, str]) -> None:
+def write_evidence(run: Run, scored: ScoredRun | None, folder: Path, names: dict[str, str]) -> None:
     """Write the three files into a folder that is going to be published.
 
     Args:
         run: That is published.
-        card: Its scorecard as everybody may read it; None where it is published without one.
+        scored: Its scorecard as everybody may read it; None where it is published without one.
         folder: The folder.
         names: What the target is called by everybody, by its folder here.
     """
-    if card is not None:
-        write_record(card.record, folder / ACCEPTANCE_NAME)
+    if scored is not None:
+        write_record(scored.card, folder / ACCEPTANCE_NAME)
     write_json(provenance_of(run), folder / PROVENANCE_NAME)
     header = f"{RESOLVED}: of this draft, without secrets and without folders of the machine it was run on.\n"
     values = published(run.recipe.to_save())

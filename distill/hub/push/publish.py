@@ -18,15 +18,16 @@ from distill.hub.card.card import Publication, write_card
 from distill.hub.card.serving import put_certificates, servings_of
 from distill.hub.files.contents import lay_out_forms, lay_out_gguf
 from distill.hub.files.early_checks import base_model_of, repository_name
-from distill.hub.files.evidence import published_card, published_grids, write_evidence
+from distill.hub.files.evidence import published_run, write_evidence
 from distill.hub.files.terms import Terms, refuse_unlicensed, terms_of
 from distill.hub.push.upload import Pushed, push_folder
 from distill.recipe.recipe import load_recipe
 from distill.run.run import RECIPE_NAME, Run
 from eval.engine_runs.record import FILE_NAME as CERTIFICATE_NAME
 from eval.predictions.engine_settings import engine_settings
-from eval.report.page import write_page
-from eval.report_inputs.cards import CARD_NAME, Card, read_card
+from eval.records.files import CARD_NAME
+from eval.records.scorecard import Scorecard
+from eval.report import ScoredRun, read_run, write_page
 
 Allowed = Literal["unscored", "stale", "misleading-name"]
 MARK = "provenance.json"  # by which a folder of an earlier dry run is known
@@ -104,34 +105,33 @@ def lay_out(folder: Path, wanted: Wanted, out: Path) -> None:
     """
     run = finished_run(folder)
     recipe, draft, target = run.recipe, run.draft.path, run.target
-    card = scorecard_of(run, wanted.allowed)
+    scored = scorecard_of(run, wanted.allowed)
+    card = None if scored is None or not isinstance(scored.card, Scorecard) else scored.card
     base_model = base_model_of(recipe.target, wanted.base_model)
     terms = terms_of(target, base_model, wanted.licence)
     refuse_unlicensed(terms, wanted.name, public=wanted.public)
     if "misleading-name" not in wanted.allowed:
         refuse_misleading_name(wanted.repo_id)
     out.mkdir(parents=True, exist_ok=True)
-    lookahead = None if card is None else card.record.main_forecast.best_lookahead
-    settings = {} if card is None else engine_settings(card.record)
+    lookahead = None if card is None else card.main_forecast.best_lookahead
+    settings = {} if card is None else engine_settings(card)
     assistant = settings.get("transformers", None if lookahead is None else Drafting(lookahead))
     forms = lay_out_forms(draft, target, out, drafting=assistant)
     forms = replace(forms, gguf=lay_out_gguf(out, list(dict.fromkeys(wanted.gguf)), name=wanted.name, draft=draft))
     own = [draft] if (draft / CERTIFICATE_NAME).is_file() else []
     certified = put_certificates(out, forms, target, [*own, *wanted.certificates])
     names = {recipe.target.path: base_model or target.name, str(target): base_model or target.name}
-    shown = None if card is None else published_card(card, names | {str(draft): wanted.repo_id}, name=wanted.name)
-    grids = {} if card is None else published_grids(card)
+    shown = None if scored is None else published_run(scored, names | {str(draft): wanted.repo_id}, name=wanted.name)
     write_evidence(run, shown, out, names)
     write_terms(terms, out)
     if shown is not None:
-        write_page([shown], grids, out / "report.html")
+        write_page([shown], out / "report.html")
     of = Publication(
         repo_id=wanted.repo_id,
         target=base_model or target.name,
         base_model=base_model,
         recipe=recipe,
-        card=shown,
-        grids=grids,
+        scored=shown,
         counts=(run.data.manifest or {}).get("counts", {}),
         terms=terms,
         serving=servings_of(
@@ -167,7 +167,7 @@ def finished_run(folder: Path) -> Run:
     return run
 
 
-def scorecard_of(run: Run, allowed: Collection[Allowed]) -> Card | None:
+def scorecard_of(run: Run, allowed: Collection[Allowed]) -> ScoredRun | None:
     """The scorecard of the run's draft as it is now.
 
     Raises:
@@ -181,8 +181,10 @@ def scorecard_of(run: Run, allowed: Collection[Allowed]) -> Card | None:
             f"{run.folder}: has no scorecard, and nobody knows whether its draft makes anything faster. "
             f"Run {command_of('eval')} first, or say --allow unscored."
         )
-    card = read_card(path)
-    scored = {"draft": card.record.drafts[-1].fingerprint, "target": card.record.target.fingerprint}
+    run_scored = read_run(path)
+    card = run_scored.card
+    assert isinstance(card, Scorecard), "a run scores with its target"
+    scored = {"draft": card.drafts[-1].fingerprint, "target": card.target.fingerprint}
     today = {"draft": fingerprint_checkpoint(run.draft.path), "target": fingerprint_checkpoint(run.target)}
     changed = [name for name, fingerprint in scored.items() if fingerprint != today[name]]
     if changed and "stale" not in allowed:
@@ -190,7 +192,7 @@ def scorecard_of(run: Run, allowed: Collection[Allowed]) -> Card | None:
             f"{path}: is of another {' and '.join(changed)} than is there now. Run {command_of('eval')} again, or "
             "say --allow stale."
         )
-    return card
+    return run_scored
 
 
 def write_terms(terms: Terms, out: Path) -> None:

@@ -7,10 +7,6 @@ from eval.config import EvalConfig
 from eval.models.loading import load_model
 from eval.prompts.forms import Prompt
 from eval.records.files import read_grid_file
-from eval.report.batches import best_batches
-from eval.report_inputs.cards import read_cards
-from eval.report_inputs.drafts import scored_drafts
-from eval.report_inputs.grid_file import grids_of
 from eval.scorecard import score_drafts
 from eval.scorecard.grid import measure_batches, spread_lookaheads
 
@@ -56,11 +52,6 @@ def test_the_file_has_every_batch_at_the_length_of_the_scored_texts(scored):
     }
 
 
-def test_its_report_says_which_batches_pay(scored):
-    cards = read_cards([scored[0]])
-    assert "predicted to pay" in best_batches(scored_drafts(cards), grids_of(cards, None))
-
-
 def test_contexts_that_are_named_take_the_place_of_the_texts_length(models):
     grid, told = measure_batches(
         models, [1, 70, 80], config(latency_batch_sizes=(2,), latency_contexts=(5, 9)), RESAMPLING
@@ -97,7 +88,6 @@ def test_no_batches_no_file_also_where_an_earlier_scoring_left_one(target_folder
     assert [text.split(":")[0] for text in scorecard.warnings[-2:]] == [
         f"Steps at batch {batch} were not timed" for batch in (1, 2)
     ]
-    assert grids_of(read_cards([tmp_path]), None) == {}
 
 
 @pytest.mark.parametrize(

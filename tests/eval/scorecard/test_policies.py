@@ -22,7 +22,7 @@ from eval.prompts.to_tune_on import row_of
 from eval.proposing.ngram import NgramLookup
 from eval.proposing.policy import ProposalPolicy
 from eval.records.scorecard_speeds import LOOKUP, POLICY
-from eval.scorecard import headline, score_drafts
+from eval.scorecard import score_drafts
 from eval.scorecard.answers import Answers
 from eval.scorecard.live import DRAFT
 from eval.scorecard.live_record import ways_of
@@ -135,17 +135,6 @@ def test_each_way_proposes_as_it_says(noisy_draft):
     assert list(ways_of(noisy_draft, 2, 4, None)) == [DRAFT, LOOKUP]
 
 
-def test_the_page_and_the_headline_tell_it(scored):
-    out, scorecard = scored
-    page = (out / "scorecard.md").read_text()
-    assert "## The text beside the draft, tuned on 2 answers that nothing is scored on" in page
-    assert "draft with its policy, lookahead" in page
-    assert f"llama.cpp --draft-max {scorecard.policies[0].lookahead} --draft-p-min " in page
-    assert "Over n-gram lookup alone, in the same turns: draft " in page
-    assert "draft with its policy, lookahead" in scorecard.verdict
-    assert "over that, draft " in headline(scorecard)
-
-
 def test_engines_get_lookup_only_where_the_policy_looks_up():
     policy = ProposalPolicy(5, 0.25, (0.2,), 2.0, confidence=0.2)
     assert engine_words(3, policy) == (
@@ -161,7 +150,6 @@ def test_without_prompts_for_it_nothing_is_tuned(target_folder, noisy_folder, tm
     assert scorecard.policies == ()
     assert [row.way for row in scorecard.live.ways] == ["n-gram lookup"]
     assert not (tmp_path / "eval" / FILE_NAME).exists()
-    assert "draft with its policy" not in scorecard.verdict
 
 
 def test_prompts_to_tune_on_are_those_behind_that_ask_something_else():

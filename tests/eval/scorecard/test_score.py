@@ -24,11 +24,11 @@ from eval.prompts.forms import Prompt
 from eval.prompts.loading import tasks_record
 from eval.records.evidence import ThreadStep
 from eval.records.files import read_scorecard
-from eval.scorecard import headline, score_drafts
+from eval.scorecard import score_drafts
 from eval.scorecard.answers import Answers, typical_context
 from eval.scorecard.loaded_models import Pair, replay_drafts
 
-TIMED = ("latency", "speedup", "live", "live_at", "verdict", "warnings", "provenance")
+TIMED = ("latency", "speedup", "live", "live_at", "warnings", "provenance")
 
 
 def config(**changes):
@@ -91,7 +91,7 @@ def test_loop_and_replay_agree_in_float32(scorecard):
     assert agreement.same_text == agreement.same_as_recorded == agreement.same_counts == 4
     assert agreement.loop == agreement.replay
     assert 0 < agreement.loop.accepted < agreement.loop.proposed
-    assert not [text for text in scorecard.warnings if "FLOAT32" in text]
+    assert not [text for text in scorecard.warnings if "report it" in text]
 
 
 def test_raw_counts_stand_beside_every_rate(scorecard):
@@ -298,27 +298,6 @@ def test_steps_are_timed_after_the_prompt_and_half_of_the_answer_of_median_lengt
     assert typical_context(traces) == [0, 1, 100, 101, 102, 103]
 
 
-def test_the_page_opens_with_the_verdict_and_names_every_rule(scored):
-    out, scorecard = scored
-    page = (out / "scorecard.md").read_text()
-    assert page.splitlines()[2] == f"**{scorecard.verdict}**"
-    assert "rule exact_greedy_draft" in page
-    assert "rule rejection" in page
-    for heading in ("## Models", "## Acceptance", "## Step times", "## Live decoding", "## How it was measured"):
-        assert heading in page
-    for line in page.splitlines():
-        assert not line.startswith("|") or line.endswith("|")
-
-
-def test_the_headline_holds_what_a_run_ends_with(scorecard):
-    text = headline(scorecard)
-    assert text.startswith(scorecard.verdict)
-    for words in ("undistilled 0.", "draft 0.", "gain 0.", "milliseconds a token", "promise", "decides"):
-        assert words in text
-    assert "tokens best proposed in a round" in text
-    assert "pays" in text.split("lookahead): ")[1]
-
-
 def test_long_prompts_are_left_out_and_counted(target_folder, noisy_folder, tmp_path):
     prompts = [*PROMPTS[:2], ask("a" * 200), *PROMPTS[2:]]
     scorecard = score_drafts(
@@ -327,7 +306,6 @@ def test_long_prompts_are_left_out_and_counted(target_folder, noisy_folder, tmp_
     counted = {key: getattr(scorecard.prompts, key) for key in ("given", "taken", "too_long", "scored")}
     assert counted == {"given": 6, "taken": 4, "too_long": 1, "scored": 3}
     assert scorecard.prompts.sources == ("p.jsonl:1", "p.jsonl:2", "p.jsonl:3")
-    assert "1 of them longer than 100 tokens" in (tmp_path / "scorecard.md").read_text()
 
 
 def test_no_prompt_short_enough_is_an_error_and_leaves_no_scorecard(target_folder, noisy_folder, tmp_path):
@@ -342,8 +320,7 @@ def test_one_prompt_has_no_intervals_and_the_scorecard_says_so(target_folder, no
     )
     assert acceptance(scorecard, "draft", 0.0).alpha.interval is None
     assert scorecard.live.speedup.interval is None
-    assert scorecard.verdict.startswith("Not decided")
-    assert "One scored prompt gives no interval: 3 are the least." in scorecard.warnings
+    assert any(warning.startswith("1 scored prompts give no interval") for warning in scorecard.warnings)
 
 
 def test_auto_scores_with_the_threads_it_picked_and_keeps_what_the_others_took(
@@ -369,11 +346,9 @@ def test_every_temperature_is_decoded_live_and_the_verdict_is_of_the_first_where
     assert [live.temperature for live in scorecard.lives] == [0.7, 1.2]
     assert all(live.agreement.exact and live.agreement.p_value > 0.001 for live in scorecard.lives)
     words = "temperature 0.7, top-p 0.9, min-p 0.01, repetition penalty 1.1"
-    assert words in scorecard.verdict
     page = (tmp_path / "scorecard.md").read_text()
-    assert f"at batch 1, {words}, lookahead" in page
+    assert words in page
     assert words.replace("0.7", "1.2") in page
-    assert words.replace("0.7", "1.2") in headline(scorecard)
     assert read_scorecard(tmp_path / "scorecard.json") == scorecard
     assert {trace.name for trace in (tmp_path / "answers").iterdir()} == {
         f"T{each},top_p=0.9,min_p=0.01,repetition_penalty=1.1" for each in (0.7, 1.2)
@@ -447,7 +422,7 @@ def test_half_precision_is_scored_and_differences_are_told(target_folder, noisy_
         target_folder, {"draft": noisy_folder}, PROMPTS, config(dtype="bfloat16"), tmp_path, seed=1
     )
     assert scorecard.target.dtype == scorecard.drafts[0].dtype == "bfloat16"
-    assert not [text for text in scorecard.warnings if "FLOAT32" in text]
+    assert not [text for text in scorecard.warnings if "report it" in text]
 
 
 def test_a_disagreement_in_float32_is_loud(monkeypatch, target_folder, noisy_folder, tmp_path):
@@ -460,9 +435,7 @@ def test_a_disagreement_in_float32_is_loud(monkeypatch, target_folder, noisy_fol
         target_folder, {"draft": noisy_folder}, PROMPTS, config(temperatures=(0.0,)), tmp_path, seed=1
     )
     assert scorecard.live.agreement.exact is False
-    page = (tmp_path / "scorecard.md").read_text()
-    for text in (page, headline(scorecard)):
-        assert "LOOP AND REPLAY DISAGREE IN FLOAT32" in text
+    assert any("report it" in warning for warning in scorecard.warnings)
 
 
 @pytest.mark.parametrize("padded_one", ["target", "draft"])

@@ -1,0 +1,388 @@
+"""report.html: one page about one or more scorecards. It opens offline: images are in the page.
+
+With several runs every table and figure shows their drafts next to each other.
+"""
+
+import base64
+import io
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import matplotlib as mpl
+from jinja2 import Environment, FileSystemLoader
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from architectures.errors import UserError
+from architectures.files.atomic import write_text
+from architectures.files.reading import read_json
+from architectures.files.typed_file import checked
+from architectures.tables import Table
+from eval.acceptance.estimates import Estimate
+from eval.predictions.promise import promise
+from eval.predictions.ranking import predicted_interval
+from eval.records.files import CARD_NAME, DAMAGED, form_of, read_grid_file, read_scorecard
+from eval.records.grid import GridFile
+from eval.records.scorecard import RECORDED_SCHEMA, RecordedScorecard, Scorecard
+from eval.rounds.examples import Example, read_examples
+from eval.scorecard.grid import GRID_NAME
+from eval.scorecard.sidecars import EXAMPLES_NAME
+from eval.scorecard_tables import (
+    NOTE,
+    ScoredDraft,
+    at_temperatures,
+    by_k,
+    differences,
+    groups,
+    measured,
+    models,
+    positions,
+    recorded_positions,
+    recorded_results,
+    results,
+    scored_drafts,
+    setup,
+    step_times,
+)
+from eval.training_curve.curves import JSON_NAME as CURVES_NAME
+from eval.training_curve.curves import Curve, read_curves
+from eval.training_curve.page import COLUMNS as CURVE_COLUMNS
+from eval.training_curve.page import point_rows
+
+MAX_ROWS = 30  # longer tables are folded
+LEGEND = {"accepted": "accepted draft token", "corrected": "correction by the target", "bonus": "bonus token"}
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito 2008
+MARKERS = ("o", "s", "^", "D", "v", "P")
+STYLE = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#dddddd",
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "widedraft",  # without a salt, ids are random
+    "text.parse_math": False,  # a name may hold a dollar sign
+}
+
+
+@dataclass(frozen=True)
+class ScoredRun:
+    """A scorecard and the files next to it; empty where they are not there."""
+
+    path: Path
+    name: str
+    card: Scorecard | RecordedScorecard
+    examples: Sequence[Example] = ()
+    curves: Sequence[Curve] = ()
+    grid: GridFile | None = None
+
+
+@dataclass(frozen=True)
+class Image:
+    """A figure; `svg` in base64."""
+
+    title: str
+    svg: str
+
+
+@dataclass(frozen=True)
+class ReportSection:
+    """A part of the page; the template leaves out what is empty."""
+
+    title: str
+    table: Table = field(default_factory=lambda: Table((), ()))
+    images: Sequence[Image] = ()
+    examples: Sequence[Example] = ()
+
+
+def write_report(runs: Sequence[Path], out: Path, *, latency: Path | None = None) -> Path:
+    """Write the page about some runs, each a run's directory, the directory of a scorecard, or its file.
+
+    Args:
+        runs: The first is the baseline of the others.
+        out: The page.
+        latency: Step times at other batches, for scorecards that have none next to them.
+
+    Raises:
+        UserError: If a scorecard is missing or damaged, or of another target than the first.
+    """
+    grid = None if latency is None else read_grid_file(latency)
+    return write_page(read_runs(runs, grid), out)
+
+
+def read_runs(runs: Sequence[Path], grid: GridFile | None = None) -> list[ScoredRun]:
+    """The scorecards of some runs."""
+    paths = [scorecard_path(run) for run in runs]
+    if len(set(paths)) < len(paths):
+        raise UserError(f"report: {', '.join(map(str, runs))} names a scorecard twice. Name every run once.")
+    scored = [read_run(path, grid) for path in paths]
+    targets = {run.card.target.fingerprint: run for run in scored if isinstance(run.card, Scorecard)}
+    if len(targets) > 1:
+        named = ", ".join(f"{run.path} ({fingerprint[:12]})" for fingerprint, run in targets.items())
+        raise UserError(f"report: scorecards of different targets: {named}. Make one report per target.")
+    if len({type(run.card) for run in scored}) > 1:
+        raise UserError("report: recorded responses and scorecards with a target do not compare. Name them separately.")
+    return scored
+
+
+def scorecard_path(run: Path) -> Path:
+    """The scorecard of a run: the file, or in the directory, or in its `eval`."""
+    for path in [run] if run.is_file() else [run / "eval" / CARD_NAME, run / CARD_NAME]:
+        if path.is_file():
+            return path.resolve()
+    raise UserError(f"{run}: no {CARD_NAME} there, nor in {run / 'eval'}. `widedraft eval` writes one.")
+
+
+def read_run(path: Path, grid: GridFile | None = None) -> ScoredRun:
+    """A scorecard and what is next to it."""
+    folder = path.parent
+    name = folder.parent.name if folder.name == "eval" else folder.name
+    grid_path, curves, examples = folder / GRID_NAME, folder / CURVES_NAME, folder / EXAMPLES_NAME
+    return ScoredRun(
+        path,
+        name,
+        read_any_scorecard(path),
+        read_examples(examples).examples if examples.is_file() else (),
+        read_curves(curves).curves if curves.is_file() else (),
+        read_grid_file(grid_path) if grid is None and grid_path.is_file() else grid,
+    )
+
+
+def read_any_scorecard(path: Path) -> Scorecard | RecordedScorecard:
+    """A scorecard, or one of recorded responses."""
+    values = read_json(path, f"Name a {CARD_NAME} that `widedraft eval` wrote.")
+    if isinstance(values, dict) and values.get("schema") == RECORDED_SCHEMA:
+        return checked(form_of(RecordedScorecard), values, str(path), DAMAGED)
+    return read_scorecard(path)
+
+
+def write_page(runs: Sequence[ScoredRun], out: Path) -> Path:
+    """Write the page about scorecards that were read."""
+    cards = named(runs)
+    if all(isinstance(card, RecordedScorecard) for card in cards.values()):
+        title, sections = f"Recorded responses: {', '.join(cards)}", recorded_sections(cards)
+    else:
+        [first, *_] = cards.values()
+        title, sections = f"{', '.join(cards)}: drafts of {first.target.path}", scored_sections(runs, cards)
+    warnings = [
+        text if len(cards) == 1 else f"{name}: {text}" for name, card in cards.items() for text in card.warnings
+    ]
+    sections += [ReportSection("Models", models(cards))]
+    sections += [ReportSection("Setup" if len(cards) == 1 else f"Setup: {n}", setup(c)) for n, c in cards.items()]
+    template = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True
+    ).get_template("report.html.jinja")
+    page = template.render(
+        title=title, note=NOTE, warnings=warnings, sections=sections, legend=LEGEND, max_rows=MAX_ROWS
+    )
+    write_text(page, out)
+    return out
+
+
+def named(runs: Sequence[ScoredRun]) -> dict[str, Scorecard | RecordedScorecard]:
+    """Scorecards by the names of their runs, by their paths where names are the same."""
+    count = Counter(run.name for run in runs)
+    return {run.name if count[run.name] == 1 else str(run.path.parent): run.card for run in runs}
+
+
+def scored_sections(runs: Sequence[ScoredRun], cards: Mapping[str, Scorecard]) -> list[ReportSection]:
+    """Everything about scorecards with a target."""
+    drafts, names = scored_drafts(cards), list(cards)
+    temperatures = sorted({temperature for _, temperature in at_temperatures(drafts)})
+    tables = [
+        ReportSection("Results", results(drafts), [speedup_figure(drafts)]),
+        ReportSection("Wall-clock decoding, interleaved runs", measured(drafts) or Table((), ())),
+        ReportSection(
+            "By number of speculative tokens (k)",
+            by_k(drafts),
+            [figure for t in temperatures for figure in (length_figure(drafts, t), predicted_figure(drafts, t))],
+        ),
+        ReportSection(
+            "Acceptance by position in the verification step",
+            positions(drafts),
+            [position_figure(drafts, t) for t in temperatures],
+        ),
+        ReportSection("Acceptance by group of tokens", groups(drafts) or Table((), ())),
+        ReportSection("Paired differences on the same prompts and responses", differences(cards) or Table((), ())),
+        ReportSection("Step times", step_times(cards)),
+        ReportSection("Predicted speedup by batch and context", by_batch(drafts, dict(zip(names, runs, strict=True)))),
+        *curve_sections(dict(zip(names, runs, strict=True))),
+    ]
+    texts = [
+        ReportSection(f"Who wrote which token: {name}", examples=run.examples)
+        for name, run in zip(names, runs, strict=True)
+    ]
+    return [section for section in (*tables, *texts) if section.table.rows or section.examples or section.images]
+
+
+def recorded_sections(cards: Mapping[str, RecordedScorecard]) -> list[ReportSection]:
+    """Acceptance along recorded responses."""
+    rows = [(f"{name}, {row.rule}", row) for name, card in cards.items() for row in card.acceptance]
+    lengths = {label: ([e.lookahead for e in row.lookahead], [e.tau for e in row.lookahead]) for label, row in rows}
+    joint = {
+        label: ([p.position for p in row.lookahead[-1].positions], [p.joint for p in row.lookahead[-1].positions])
+        for label, row in rows
+    }
+    return [
+        ReportSection(
+            "Results",
+            recorded_results(cards),
+            [series("Acceptance length", lengths, "k", "tokens per verification step")],
+        ),
+        ReportSection(
+            "Acceptance by position in the verification step",
+            recorded_positions(cards),
+            [series("Accepted of all verification steps", joint, "position", "share")],
+        ),
+    ]
+
+
+def by_batch(drafts: Sequence[ScoredDraft], runs: Mapping[str, ScoredRun]) -> Table:
+    """Predicted speedup at other batches and contexts, by measured step times and acceptance; empty without them."""
+    grids = {id(run.card): run.grid for run in runs.values()}
+    rows = []
+    for draft, temperature in at_temperatures(drafts):
+        grid = grids[id(draft.card)]
+        name = None if grid is None else grid.name_of(draft.card.model(draft.draft).fingerprint)
+        if grid is None or name is None:
+            continue
+        for cell in grid.cells:
+            steps = cell.step_times(name, grid.lookaheads)
+            k, speedup = promise(draft.row(temperature).lookahead, steps, batch=cell.batch)
+            cells = (cell.batch, cell.context_tokens, cell.how, k, f"{speedup:.2f}x", f"{steps.target_s:.2f}")
+            rows.append((draft.label, f"{temperature:g}", *cells, f"{steps.draft_s:.2f}"))
+    columns = ("draft", "T", "batch", "context", "steps", "k", "predicted", "target step ms", "draft step ms")
+    return Table(columns, rows)
+
+
+def curve_sections(runs: Mapping[str, ScoredRun]) -> list[ReportSection]:
+    """Saved checkpoints against tokens trained, for each temperature."""
+    sections = []
+    for temperature in sorted({curve.temperature for run in runs.values() for curve in run.curves}):
+        curves = [(n, c) for n, run in runs.items() for c in run.curves if c.temperature == temperature]
+        tokens = {name: [point.tokens for point in curve.points] for name, curve in curves}
+        lengths = {name: (tokens[name], [point.tau for point in curve.points]) for name, curve in curves}
+        speeds = {name: (tokens[name], [point.predicted for point in curve.points]) for name, curve in curves}
+        rows = [(name, curve.lookahead, *cells) for name, curve in curves for cells in point_rows(curve)]
+        images = [
+            series("Acceptance length of checkpoints", lengths, "tokens trained", "tokens per verification step"),
+            series("Predicted speedup of checkpoints", speeds, "tokens trained", "predicted speedup", parity=True),
+        ]
+        table = Table(("run", "k", *CURVE_COLUMNS), rows)
+        sections.append(ReportSection(f"Checkpoints over training, T={temperature:g}", table, images))
+    return sections
+
+
+# Figures. Values with intervals have error bars; what is only predicted has open markers.
+
+Series = Mapping[str, tuple[Sequence[float], Sequence[Estimate | float]]]
+
+
+def image(title: str, draw: Callable[[Axes], None], height: float = 3.4) -> Image:
+    """A drawing as an SVG."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(5.2, height), layout="constrained")
+        axes = figure.add_subplot(title=title)
+        draw(axes)
+        if axes.get_legend_handles_labels()[0]:
+            figure.legend(loc="outside lower center", ncols=2)
+        file = io.BytesIO()
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return Image(title, base64.b64encode(file.getvalue()).decode())
+
+
+def series(title: str, lines: Series, xlabel: str, ylabel: str, *, parity: bool = False) -> Image:
+    """One line per draft."""
+
+    def draw(axes: Axes) -> None:
+        for index, (label, (x, values)) in enumerate(lines.items()):
+            draw_line(axes, x, values, label, index)
+        if parity:
+            axes.axhline(1, color="black", linewidth=1)
+        else:
+            axes.set_ylim(bottom=0)
+        axes.set(xlabel=xlabel, ylabel=ylabel)
+        axes.locator_params(axis="x", integer=True)
+
+    return image(title, draw)
+
+
+def draw_line(axes: Axes, x: Sequence[float], values: Sequence[Estimate | float], label: str, index: int) -> None:
+    """A line of estimates with error bars, or of predicted values with open markers."""
+    style = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)], "label": label}
+    estimates = [value for value in values if isinstance(value, Estimate)]
+    if len(estimates) < len(values):
+        axes.plot(x, values, markerfacecolor="white", linestyle="--", **style)
+    else:
+        y = [each.value for each in estimates]
+        axes.errorbar(x, y, yerr=error_bars(y, [each.interval for each in estimates]), capsize=2, **style)
+
+
+def error_bars(
+    values: Sequence[float], intervals: Sequence[tuple[float, float] | None]
+) -> tuple[list[float], list[float]]:
+    """Lengths below and above; 0 where there is no interval."""
+    low = [max(0.0, value - bounds[0]) if bounds else 0.0 for value, bounds in zip(values, intervals, strict=True)]
+    high = [max(0.0, bounds[1] - value) if bounds else 0.0 for value, bounds in zip(values, intervals, strict=True)]
+    return low, high
+
+
+def speedup_figure(drafts: Sequence[ScoredDraft]) -> Image:
+    """Measured and predicted speedup of every draft at every temperature."""
+    rows: list[tuple[str, float, tuple[float, float] | None, bool]] = []
+    for draft, temperature in at_temperatures(drafts):
+        name = f"{draft.label}, T={temperature:g}"
+        if live := draft.live(temperature):
+            rows.append((name, live.speedup.value, live.speedup.interval, True))
+            rows += [(f"{w.way}, T={temperature:g}", w.speedup.value, w.speedup.interval, True) for w in live.ways]
+        row, forecast = draft.row(temperature), draft.card.speedup_of(draft.draft, temperature)
+        bounds = predicted_interval(row, forecast.best_lookahead, draft.card.latency, draft.card.settings.resampling)
+        rows.append((f"{name}, predicted", forecast.predicted, bounds, False))
+
+    def draw(axes: Axes) -> None:
+        for at, (_, value, bounds, is_measured) in enumerate(rows):
+            style = {"color": COLOURS[0] if is_measured else "#5a5a5a", "capsize": 3, "marker": "o"}
+            fill = style["color"] if is_measured else "white"
+            axes.errorbar([value], [at], xerr=error_bars([value], [bounds]), markerfacecolor=fill, **style)
+        axes.axvline(1, color="black", linewidth=1)
+        axes.set_yticks(range(len(rows)), [name for name, *_ in rows])
+        axes.invert_yaxis()
+        axes.set_xlabel("times plain decoding")
+
+    return image("Speedup", draw, height=1.2 + 0.3 * len(rows))
+
+
+def shown_at(drafts: Sequence[ScoredDraft], temperature: float) -> list[ScoredDraft]:
+    """Drafts of figures: those of one scorecard, of several those that each is about."""
+    several = len({id(draft.card) for draft in drafts}) > 1
+    scored = [draft for draft in drafts if temperature in draft.card.temperatures]
+    return [draft for draft in scored if draft.is_primary or not several]
+
+
+def length_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Image:
+    """Acceptance length by k."""
+    lines = {}
+    for draft in shown_at(drafts, temperature):
+        entries = draft.row(temperature).lookahead
+        lines[draft.label] = [entry.lookahead for entry in entries], [entry.tau for entry in entries]
+    return series(f"Acceptance length, T={temperature:g}", lines, "k", "tokens per verification step")
+
+
+def predicted_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Image:
+    """Predicted speedup by k."""
+    lines = {}
+    for draft in shown_at(drafts, temperature):
+        entries = draft.card.speedup_of(draft.draft, temperature).lookahead
+        lines[draft.label] = [entry.lookahead for entry in entries], [entry.predicted for entry in entries]
+    return series(f"Predicted speedup, T={temperature:g}", lines, "k", "times plain decoding", parity=True)
+
+
+def position_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Image:
+    """Share of the verification steps that accept each position."""
+    lines = {}
+    for draft in shown_at(drafts, temperature):
+        entries = draft.row(temperature).lookahead[-1].positions
+        lines[draft.label] = [entry.position for entry in entries], [entry.joint for entry in entries]
+    return series(f"Accepted of all verification steps, T={temperature:g}", lines, "position", "share")

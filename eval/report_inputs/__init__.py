@@ -1,1 +1,0 @@
-"""Scorecards, grids and traces as the report reads them."""

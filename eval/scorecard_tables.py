@@ -1,0 +1,528 @@
+"""The tables of scorecards: scorecard.md, the summary that a run ends with, and the report show the same ones.
+
+Every function takes drafts of one or more scorecards and returns a table, or None where nothing of it was measured.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from architectures.tables import Section, Table, facts, terminal
+from eval.acceptance.estimates import paired_ratio_difference, pooled_ratio
+from eval.acceptance.intervals import least_units
+from eval.acceptance.paired_tests import sign_flip_p
+from eval.predictions.ranking import predicted_interval
+from eval.records.acceptance import AcceptanceRow
+from eval.records.evidence import StepEvidence
+from eval.records.origin import ScoredModel
+from eval.records.scorecard import RecordedScorecard, Scorecard
+from eval.records.scorecard_speeds import Live
+from eval.records.steps import StepTime
+from eval.records.values import HasInterval
+
+NOTE = (
+    "Acceptance rate: expected acceptance of a drafted token. Acceptance length: tokens per verification step, bonus "
+    "token included, at k speculative tokens. Speedups: over plain decoding of the target at batch 1; predicted ones "
+    "exclude prefill. Intervals are in brackets."
+)
+
+# Step times that the warnings below call wrong: threads that wait for each other, or for cores that other programs
+# have, slow every step by factors that say nothing of the models.
+FEWER_THREADS_FASTER = 1.25  # times; two equal means of six runs rarely differ by so much
+BEYOND_ROOFLINE, LAYER_MS, STEP_MS = 5.0, 2.0, 5.0  # measured: 1 to 3 times what bytes and FLOPs take, plus overhead
+MAX_CPU_WAIT, MAX_OTHER_CORES = 0.1, 0.5  # share of the CPU time requested; cores that other programs kept busy
+DISTURBED, LOOP_MS = 1.2, 1.0  # a token of plain decoding against its timed step, plus milliseconds of Python
+
+
+@dataclass(frozen=True)
+class ScoredDraft:
+    """A draft of a scorecard; `label` is its name among all drafts that are shown."""
+
+    label: str
+    card: Scorecard
+    draft: str
+
+    @property
+    def is_primary(self) -> bool:
+        """Whether the scorecard is about it; the others are baselines."""
+        return self.draft == self.card.primary
+
+    def row(self, temperature: float) -> AcceptanceRow:
+        return self.card.row(self.draft, temperature)
+
+    def best_k(self, temperature: float) -> int:
+        """The number of speculative tokens with the highest predicted speedup."""
+        return self.card.speedup_of(self.draft, temperature).best_lookahead
+
+    def live(self, temperature: float) -> Live | None:
+        """Wall-clock decoding with it; baselines have none."""
+        lives = self.card.lives if self.is_primary else []
+        return next((live for live in lives if live.temperature == temperature), None)
+
+
+def scored_drafts(cards: Mapping[str, Scorecard]) -> list[ScoredDraft]:
+    """Of every scorecard, by name, the draft it is about and its baselines; a baseline of several is shown once."""
+    drafts: list[ScoredDraft] = []
+    for name, card in cards.items():
+        seen = {draft.card.model(draft.draft).fingerprint for draft in drafts}
+        drafts.append(ScoredDraft(card.primary if len(cards) == 1 else name, card, card.primary))
+        prefix = "" if len(cards) == 1 else f"{name}: "
+        baselines = [model for model in card.drafts[:-1] if model.fingerprint not in seen]
+        drafts += [ScoredDraft(f"{prefix}{model.draft}", card, model.draft) for model in baselines]
+    return drafts
+
+
+def primaries(drafts: Sequence[ScoredDraft]) -> list[ScoredDraft]:
+    """Without baselines."""
+    return [draft for draft in drafts if draft.is_primary]
+
+
+def at_temperatures(drafts: Sequence[ScoredDraft]) -> list[tuple[ScoredDraft, float]]:
+    """Every draft at every temperature it was scored at, ordered by temperature."""
+    pairs = [(draft, temperature) for draft in drafts for temperature in draft.card.temperatures]
+    return sorted(pairs, key=lambda pair: pair[1])
+
+
+def interval(estimate: HasInterval | None, digits: int = 3, unit: str = "") -> str:
+    """0.512 [0.480, 0.544]; a dash where nothing was counted."""
+    return "–" if estimate is None else with_bounds(estimate.value, estimate.interval, digits, unit)
+
+
+def with_bounds(
+    value: float | None, bounds: tuple[float | None, float | None] | None, digits: int = 3, unit: str = ""
+) -> str:
+    if value is None:
+        return "–"
+    shown = ["–" if bound is None else f"{bound:.{digits}f}" for bound in bounds or ()]
+    return f"{value:.{digits}f}{unit}" + (f" [{', '.join(shown)}]" if shown else "")
+
+
+def times(estimate: HasInterval | None) -> str:
+    """A speedup: 1.12x [1.05, 1.20]."""
+    return interval(estimate, 2, "x")
+
+
+def predicted(draft: ScoredDraft, temperature: float) -> str:
+    """Predicted speedup at the best k, with the interval that prompts and step times leave it."""
+    row, forecast = draft.row(temperature), draft.card.speedup_of(draft.draft, temperature)
+    bounds = predicted_interval(row, forecast.best_lookahead, draft.card.latency, draft.card.settings.resampling)
+    return with_bounds(forecast.predicted, bounds, 2, "x")
+
+
+def results(drafts: Sequence[ScoredDraft], *, all_methods: bool = True) -> Table:
+    """Acceptance and speedups of every draft at every temperature, by every acceptance method or the leading one."""
+    rows, coverages = [], []
+    for draft, temperature in at_temperatures(drafts):
+        row, k, live = draft.row(temperature), draft.best_k(temperature), draft.live(temperature)
+        for method in (row, *(row.other_rules if all_methods else ())):
+            length = next(entry.tau for entry in method.lookahead if entry.lookahead == k)
+            speedups = (predicted(draft, temperature), times(live and live.speedup)) if method is row else ("–", "–")
+            cells = (draft.label, f"{temperature:g}", method.rule, interval(method.alpha), interval(length), k)
+            rows.append((*cells, *speedups))
+            coverages.append(row.coverage)
+    columns = ("draft", "T", "acceptance method", "acceptance rate", "acceptance length", "k", "predicted", "measured")
+    return with_column(Table(columns, rows, "Results"), "vocabulary coverage", coverages)
+
+
+def with_column(table: Table, name: str, estimates: Sequence[HasInterval | None]) -> Table:
+    """A table with a column of estimates behind, unless there are none."""
+    if not any(estimates):
+        return table
+    rows = [(*row, interval(estimate)) for row, estimate in zip(table.rows, estimates, strict=True)]
+    return Table((*table.columns, name), rows, table.title)
+
+
+def measured(drafts: Sequence[ScoredDraft]) -> Table | None:
+    """Wall-clock decoding in interleaved runs: plain, with the draft, with prompt lookup."""
+    rows = []
+    for draft, temperature in at_temperatures(drafts):
+        live = draft.live(temperature)
+        if live is None:
+            continue
+        head, whole = (draft.label, f"{temperature:g}"), f"{live.agreement.same_text} of {live.prompts}"
+        over = {row.way: times(row.speedup) for row in live.over_lookup}
+        spent = live.speculative
+        rows += [
+            (*head, "plain", "–", "1x", "1x", f"{live.plain.ms_per_token:.2f}", "–", "–", "–", "–"),
+            (
+                *head,
+                "draft",
+                live.lookahead,
+                times(live.speedup),
+                times(live.decoding_speedup),
+                f"{spent.ms_per_token:.2f}",
+                f"{spent.draft_s / spent.decode_s:.0%}",
+                f"{spent.verify_s / spent.decode_s:.0%}",
+                over.get("draft", "–"),
+                whole,
+            ),
+        ]
+        rows += [
+            (
+                *head,
+                way.way,
+                way.lookahead,
+                times(way.speedup),
+                times(way.decoding_speedup),
+                f"{way.spent.ms_per_token:.2f}",
+                "–",
+                "–",
+                over.get(way.way, "–"),
+                f"{way.same_text} of {live.prompts}",
+            )
+            for way in live.ways
+        ]
+    columns = (
+        "draft",
+        "T",
+        "decoding",
+        "k",
+        "speedup",
+        "without prefill",
+        "ms/token",
+        "time in draft",
+        "in verification",
+        "over prompt lookup",
+        "same text as plain",
+    )
+    return Table(columns, rows, "Wall-clock decoding, interleaved runs") if rows else None
+
+
+def by_k(drafts: Sequence[ScoredDraft]) -> Table:
+    """Acceptance length and predicted speedup for every number of speculative tokens."""
+    rows = []
+    for draft, temperature in at_temperatures(drafts):
+        forecasts = draft.card.speedup_of(draft.draft, temperature)
+        for entry in draft.row(temperature).lookahead:
+            forecast = forecasts.at(entry.lookahead)
+            needed = forecast.break_even_alpha
+            rows.append(
+                (
+                    draft.label,
+                    f"{temperature:g}",
+                    entry.lookahead,
+                    interval(entry.tau),
+                    interval(entry.utilisation),
+                    f"{forecast.predicted:.2f}x",
+                    "none" if needed is None else f"{needed:.3f}",
+                )
+            )
+    columns = ("draft", "T", "k", "acceptance length", "accepted / drafted", "predicted", "break-even acceptance rate")
+    return Table(columns, rows, "By number of speculative tokens (k)")
+
+
+def positions(drafts: Sequence[ScoredDraft]) -> Table:
+    """Acceptance by position in the verification step, at the largest k; without baselines."""
+    rows = [
+        (draft.label, f"{temperature:g}", p.position, interval(p.conditional), interval(p.joint), f"{p.reached:.1f}")
+        for draft, temperature in at_temperatures(primaries(drafts))
+        for p in draft.row(temperature).lookahead[-1].positions
+    ]
+    columns = ("draft", "T", "position", "accepted if reached", "accepted of all steps", "steps that reach it")
+    return Table(columns, rows, "By position in the verification step")
+
+
+def groups(drafts: Sequence[ScoredDraft]) -> Table | None:
+    """Acceptance by source of the prompts, category, output position and entropy of the target; without baselines."""
+    rows = []
+    for draft, temperature in at_temperatures(primaries(drafts)):
+        row, k = draft.row(temperature), draft.best_k(temperature)
+        head = (draft.label, f"{temperature:g}")
+        rows += [(*head, "prompts", *cells) for cells in source_rows(draft, temperature)]
+        for part in row.bins:
+            for group in part.bins:
+                figures = (interval(group.alpha), interval(group.at(k).tau), k)
+                rows.append((*head, part.by, group.bin, group.prompts, f"{group.alpha.tokens:g}", *figures))
+    columns = ("draft", "T", "by", "group", "prompts", "tokens", "acceptance rate", "acceptance length", "k")
+    return Table(columns, rows, "By group of tokens") if rows else None
+
+
+def source_rows(draft: ScoredDraft, temperature: float) -> list[tuple[object, ...]]:
+    """Acceptance by the file or data set that a prompt is from; none where there is only one."""
+    by_source: dict[str, list[int]] = {}
+    for number, source in enumerate(draft.card.prompts.sources):
+        by_source.setdefault(source.rpartition(":")[0] or source, []).append(number)
+    sums = draft.row(temperature).by_prompt
+    if len(by_source) < 2 or sums is None:
+        return []
+    k, resampling, rows = draft.best_k(temperature), draft.card.settings.resampling, []
+    for source, prompts in by_source.items():
+        tokens, alpha, steps = (
+            [column[index] for index in prompts] for column in (sums.tokens, sums.alpha, sums.rounds_at(k))
+        )
+        rate, length = pooled_ratio(alpha, tokens, resampling), pooled_ratio(tokens, steps, resampling)
+        rows.append((source, len(prompts), f"{sum(tokens):g}", interval(rate), interval(length), k))
+    return rows
+
+
+def step_times(cards: Mapping[str, Scorecard]) -> Table:
+    """Every kind of step of every scorecard, in milliseconds."""
+    rows: list[tuple[object, ...]] = []
+    for name, card in cards.items():
+        latency = card.latency
+        steps: list[tuple[str, StepTime]] = [("target, 1 token", latency.target)]
+        steps += [(f"target, {step.lookahead + 1} tokens (verification)", step) for step in latency.verify]
+        for draft in latency.drafts:
+            steps += [(f"{draft.draft}, 1 token", draft.one_token), (f"{draft.draft}, 2 tokens", draft.two_tokens)]
+        rows += [
+            (
+                *([name] if len(cards) > 1 else []),
+                step_name,
+                interval(step.p50_ms, 2),
+                f"{step.p10_ms.value:.2f}",
+                f"{step.p90_ms.value:.2f}",
+                f"{step.median_ms / latency.target.median_ms:.3f}",
+            )
+            for step_name, step in steps
+        ]
+    [first, *_] = cards.values()
+    columns = (*(["run"] if len(cards) > 1 else []), "step", "median ms", "p10", "p90", "of a target step")
+    title = (
+        f"Step times: batch 1, {first.latency.context_tokens} tokens of context, {first.latency.repeats} repetitions"
+    )
+    return Table(columns, rows, title)
+
+
+def differences(cards: Mapping[str, Scorecard]) -> Table | None:
+    """Draft minus baseline on the same responses, prompts resampled together."""
+    rows = []
+    for name, card in cards.items():
+        for row in card.differences:
+            k = card.speedup_of(row.draft, row.temperature).best_lookahead
+            draft = row.draft if len(cards) == 1 else name
+            rows.append(
+                (
+                    f"{draft} − {row.baseline}",
+                    f"{row.temperature:g}",
+                    interval(row.alpha),
+                    interval(row.at(k)),
+                    k,
+                    interval(row.greedy_match),
+                    f"{row.greedy_match.sign_flip_p:.2g}",
+                )
+            )
+    first, *others = cards
+    for name in others:
+        rows += between_runs(first, name, cards[first], cards[name])
+    columns = ("difference", "T", "acceptance rate", "acceptance length", "k", "argmax agreement", "p over prompts")
+    return Table(columns, rows, "Paired differences on the same prompts and responses") if rows else None
+
+
+def between_runs(first: str, name: str, baseline: Scorecard, card: Scorecard) -> list[tuple[object, ...]]:
+    """The draft of a run minus that of the first, at temperatures at which both have the same responses."""
+    rows, resampling = [], card.settings.resampling
+    for temperature in card.temperatures:
+        same_prompts = card.prompts.ids_sha256 == baseline.prompts.ids_sha256
+        if temperature not in baseline.temperatures or not same_prompts:
+            continue
+        ours, theirs = (each.row(each.primary, temperature).by_prompt for each in (card, baseline))
+        if ours is None or theirs is None or card.prompts.ids_at(temperature) != baseline.prompts.ids_at(temperature):
+            continue
+        k = card.speedup_of(card.primary, temperature).best_lookahead
+        lengths = "–"
+        if k in baseline.latency.lookaheads:
+            steps = [(each.tokens, each.rounds_at(k)) for each in (ours, theirs)]
+            lengths = interval(paired_ratio_difference(*steps, resampling))
+        rates, matches = (
+            paired_ratio_difference(*[(column(each), each.tokens) for each in (ours, theirs)], resampling)
+            for column in (lambda sums: sums.alpha, lambda sums: sums.greedy_match)
+        )
+        p_value = sign_flip_p(np.subtract(ours.greedy_match, theirs.greedy_match), resampling)
+        head = (f"{name} − {first}", f"{temperature:g}")
+        rows.append((*head, interval(rates), lengths, k, interval(matches), f"{p_value:.2g}"))
+    return rows
+
+
+def models(cards: Mapping[str, Scorecard | RecordedScorecard]) -> Table:
+    """Shape, dtype and fingerprint of every model."""
+    named: dict[str, tuple[str, ScoredModel]] = {}
+    for name, card in cards.items():
+        if isinstance(card, Scorecard):
+            named.setdefault(card.target.fingerprint, ("target", card.target))
+        for model in card.drafts:
+            named.setdefault(model.fingerprint, (model.draft if len(cards) == 1 else f"{name}: {model.draft}", model))
+    rows = [
+        (
+            role,
+            model.path,
+            model.layers,
+            model.hidden,
+            f"{model.parameters:,}",
+            "whole" if model.head_vocab_size is None else f"{model.head_vocab_size:,} tokens",
+            ", ".join(
+                [
+                    model.dtype,
+                    *([f"{model.bits}-bit"] if model.bits else []),
+                    *([model.placement] if model.placement else []),
+                ]
+            ),
+            model.fingerprint[:12],
+        )
+        for role, model in named.values()
+    ]
+    columns = ("model", "directory", "layers", "hidden", "parameters", "vocabulary", "dtype", "fingerprint")
+    return Table(columns, rows, "Models")
+
+
+def setup(card: Scorecard | RecordedScorecard) -> Table:
+    """Prompts, settings, hardware, versions and the command of a scorecard."""
+    settings, origin = card.settings, card.provenance
+    if isinstance(card, Scorecard):
+        prompts = card.prompts
+        tasks = ", ".join(
+            f"{'no named task' if task.task is None else f'{task.task} version {task.version}'} ({task.prompts})"
+            for task in prompts.tasks
+        )
+        inputs = [
+            ("prompts", f"{prompts.scored} scored of {prompts.given}, {prompts.too_long} too long; tasks: {tasks}"),
+            ("sampling", "; ".join(map(settings.sampling.words_at, card.temperatures))),
+            ("max_new_tokens", card.settings.max_new_tokens),
+        ]
+    else:
+        recording = card.recording
+        inputs = [
+            ("responses", f"{recording.path} ({recording.form}), {recording.tokens:,} tokens"),
+            ("prompts", f"{recording.scored} scored of {recording.given}, {recording.unanswered} without a response"),
+            ("target", recording.target_fingerprint or "unknown"),
+        ]
+    versions = [f"{name} {version}" for name, version in origin.versions.items() if version]
+    return facts(
+        [
+            *inputs,
+            ("seed", settings.seed),
+            ("intervals", f"{settings.confidence:.0%}, {settings.intervals}, {settings.num_resamples} resamples"),
+            ("hardware", f"{card.machine}; dtype {settings.dtype}"),
+            ("versions", ", ".join([f"Python {origin.python}", *versions])),
+            ("commit", origin.git_commit or "unknown"),
+            ("created", origin.created),
+            ("command", " ".join(origin.argv)),
+        ]
+    )
+
+
+def recorded_results(cards: Mapping[str, RecordedScorecard]) -> Table:
+    """Acceptance along recorded responses; the target is not there, so nothing is known of speed."""
+    rows, coverages = [], []
+    for name, card in cards.items():
+        for row in card.acceptance:
+            for entry in row.lookahead:
+                cells = (name, f"{row.temperature:g}", row.rule, interval(row.accept_rate), entry.lookahead)
+                rows.append((*cells, interval(entry.tau), interval(entry.utilisation)))
+                coverages.append(row.coverage)
+    columns = ("draft", "T", "acceptance method", "acceptance rate", "k", "acceptance length", "accepted / drafted")
+    return with_column(Table(columns, rows, "Results on recorded responses"), "vocabulary coverage", coverages)
+
+
+def recorded_positions(cards: Mapping[str, RecordedScorecard]) -> Table:
+    """Acceptance by position at the largest k."""
+    rows = [
+        (name, f"{row.temperature:g}", row.rule, p.position, interval(p.conditional), interval(p.joint))
+        for name, card in cards.items()
+        for row in card.acceptance
+        for p in row.lookahead[-1].positions
+    ]
+    columns = ("draft", "T", "acceptance method", "position", "accepted if reached", "accepted of all steps")
+    return Table(columns, rows, "By position in the verification step")
+
+
+def scorecard_page(card: Scorecard | RecordedScorecard) -> Section:
+    """scorecard.md."""
+    warnings = [f"WARNING: {text}" for text in card.warnings]
+    if isinstance(card, RecordedScorecard):
+        named = {"draft": card}
+        tables = [recorded_results(named), recorded_positions(named), models(named)]
+        return Section("Scorecard on recorded responses", [*warnings, *tables, Section("Setup", [setup(card)])])
+    drafts, named = scored_drafts({card.primary: card}), {card.primary: card}
+    tables = [
+        results(drafts),
+        measured(drafts),
+        differences(named),
+        by_k(drafts),
+        positions(drafts),
+        groups(drafts),
+        step_times(named),
+        models(named),
+    ]
+    shown = [table for table in tables if table is not None]
+    return Section("Scorecard", [*warnings, NOTE, *shown, Section("Setup", [setup(card)])])
+
+
+def summary(card: Scorecard | RecordedScorecard) -> str:
+    """What a run ends with in the terminal."""
+    warnings = [f"WARNING: {text}" for text in card.warnings]
+    if isinstance(card, RecordedScorecard):
+        return terminal(recorded_results({"draft": card}), *warnings)
+    drafts = scored_drafts({card.primary: card})
+    tables = [results(drafts, all_methods=False), measured(drafts)]
+    return terminal(*[table for table in tables if table is not None], *warnings)
+
+
+def find_warnings(card: Scorecard) -> list[str]:
+    """What puts the numbers of a scorecard in doubt."""
+    warnings, exact = [], card.settings.dtype == "float32"
+    for live in card.lives:
+        if not live.agreement.exact:
+            agreement = live.agreement
+            what = (
+                "a fault: do not trust this scorecard, and report it" if exact else f"rounding in {card.settings.dtype}"
+            )
+            p_value = "" if agreement.p_value is None else f", p = {agreement.p_value:.2g}"
+            warnings.append(
+                f"T={live.temperature:g}: decoding and replay differ ({what}): {agreement.same_text} of {live.prompts} "
+                f"texts are those of plain decoding; verification steps {agreement.loop.rounds:g} decoded, "
+                f"{agreement.replay.rounds:g} replayed; accepted {agreement.loop.accepted:g} decoded, "
+                f"{agreement.replay.accepted:g} replayed{p_value}."
+            )
+        took_ms, step_ms = live.plain.ms_per_token, card.latency.target.median_ms
+        if took_ms > DISTURBED * step_ms + LOOP_MS:
+            warnings.append(
+                f"T={live.temperature:g}: plain decoding took {took_ms:.1f} ms/token, its timed step {step_ms:.1f} ms: "
+                "the machine was busy. Measure again when it is idle."
+            )
+        if exact and live.temperature == 0:
+            warnings += [
+                f"{way.way}: {live.prompts - way.same_text} of {live.prompts} texts differ from plain decoding. "
+                "`widedraft verify` shows whether they are near ties."
+                for way in live.ways
+                if way.same_text < live.prompts
+            ]
+    changed = sum(row.target_changed_tokens for row in card.acceptance)
+    if changed and exact:
+        warnings.append(f"The target's argmax differs from its recorded response at {changed} tokens: near ties.")
+    if not card.latency.settled:
+        repeats = card.latency.warm_up_repeats
+        warnings.append(f"Step times had not settled after {repeats} warm-up repetitions. Measure again when idle.")
+    warnings += timing_warnings(card.latency.evidence)
+    least = least_units(card.settings.confidence)
+    if card.prompts.scored < least:
+        warnings.append(f"{card.prompts.scored} scored prompts give no interval; at least {least} do.")
+    return warnings
+
+
+def timing_warnings(evidence: StepEvidence | None) -> list[str]:
+    """Why step times may be those of the machine's load and not of the models; none of what was not measured."""
+    if evidence is None:
+        return []
+    warnings = []
+    by_threads = {step.threads: step.ms for step in evidence.by_threads}
+    own_ms = by_threads.get(evidence.threads)
+    fewer = [threads for threads in by_threads if threads < evidence.threads]
+    best = min(fewer, key=lambda threads: by_threads[threads], default=None)
+    if own_ms is not None and best is not None and own_ms >= FEWER_THREADS_FASTER * by_threads[best]:
+        warnings.append(
+            f"A target step takes {own_ms:.3g} ms with {evidence.threads} threads, {by_threads[best]:.3g} ms with "
+            f"{best}. Measure with num_threads={best} or num_threads=auto."
+        )
+    warnings += [
+        f"A step of {step.model} took {step.ms:.3g} ms; its bytes and FLOPs take {step.least_ms:.3g} ms on one thread. "
+        "Measure again when the machine is idle."
+        for step in evidence.steps
+        if step.least_ms and step.ms > BEYOND_ROOFLINE * step.least_ms + LAYER_MS * step.layers + STEP_MS
+    ]
+    if (evidence.refused or 0) >= MAX_CPU_WAIT or (evidence.others or 0) >= MAX_OTHER_CORES:
+        warnings.append(
+            f"The machine was busy while steps were timed: {evidence.refused or 0:.0%} of the CPU time spent waiting, "
+            f"other programs on {evidence.others or 0:.1f} cores. Measure again when it is idle."
+        )
+    return warnings

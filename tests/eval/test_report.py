@@ -1,0 +1,208 @@
+"""The report of tiny drafts of one target, read back from its HTML."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import widedraft
+from architectures.errors import UserError
+from eval.acceptance.estimates import Estimate
+from eval.config import EvalConfig
+from eval.prompts.forms import Prompt
+from eval.recorded.answers import read_recorded_traces
+from eval.recorded.score import score_recording
+from eval.report import by_batch, error_bars, read_runs, write_page, write_report
+from eval.scorecard import score_drafts
+from eval.scorecard.answers import answers_folder
+from eval.scorecard_tables import between_runs, differences, interval, scored_drafts
+from eval.training_curve.curves import Curve, Point
+
+CONFIG = EvalConfig(
+    max_new_tokens=24,
+    lookaheads=(1, 2, 3),
+    batch_size=4,
+    num_resamples=100,
+    confidence=0.75,  # three prompts are enough for an interval
+    num_threads=1,
+    latency_repeats=3,
+    latency_batch_sizes=(1, 2),
+    live_prompts=3,
+)
+ASKED = (
+    ("p.jsonl:1", "<script>alert('why')</script>", "odd"),
+    ("p.jsonl:2", "how many", None),
+    ("q.jsonl:1", "say hello", "odd"),
+)
+PROMPTS = [Prompt(source, ({"role": "user", "content": text},), category=category) for source, text, category in ASKED]
+
+
+@pytest.fixture(scope="session")
+def scored(target_folder, noisy_folder, tiny_draft, tmp_path_factory):
+    """Runs of one target: `noisy` with `tiny` as its baseline, and `tiny` alone; not to be changed."""
+    runs = tmp_path_factory.mktemp("runs")
+    for name, models in (
+        ("noisy", {"undistilled": tiny_draft, "draft": noisy_folder}),
+        ("tiny", {"draft": tiny_draft}),
+    ):
+        score_drafts(target_folder, models, PROMPTS, CONFIG, runs / name / "eval", seed=17)
+    return runs
+
+
+@pytest.fixture(scope="session")
+def recorded(scored, noisy_folder, tmp_path_factory):
+    """A scorecard of recorded responses."""
+    out = tmp_path_factory.mktemp("recorded")
+    score_recording(
+        read_recorded_traces(answers_folder(scored / "noisy" / "eval", 0.0), noisy_folder),
+        noisy_folder,
+        CONFIG,
+        out,
+        seed=17,
+    )
+    return out
+
+
+class Page(HTMLParser):
+    """Tags and attributes of a page, and the rows of its tables."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.rows: list[list[str]] = []
+        self.spans: list[tuple[str, str]] = []
+        self.text = path.read_text()
+        self.feed(self.text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_data(self, data):
+        tag, attributes = self.tags[-1] if self.tags else ("", {})
+        if tag in ("td", "th") and self.rows:
+            self.rows[-1][-1] += data.strip()
+        if tag == "span":
+            self.spans.append((str(attributes.get("class")), data))
+
+
+@pytest.fixture(scope="session")
+def page(scored, tmp_path_factory):
+    """Both runs side by side."""
+    return Page(write_report([scored / "noisy", scored / "tiny"], tmp_path_factory.mktemp("page") / "report.html"))
+
+
+def test_the_page_opens_offline_and_prompts_stay_text(page):
+    assert not {tag for tag, _ in page.tags} & {"script", "link", "iframe"}
+    assert all(str(each["src"]).startswith("data:image/svg+xml;base64,") for tag, each in page.tags if tag == "img")
+    assert not re.search(r"(href|src)=\"(?!data:)", page.text)
+    assert "&lt;script&gt;alert" in page.text
+
+
+def test_results_of_all_runs_stand_in_one_table(page, scored):
+    runs = read_runs([scored / "noisy", scored / "tiny"])
+    for run in runs:
+        for row in run.card.acceptance:
+            if row.draft == run.card.primary:
+                cells = [run.name, f"{row.temperature:g}", row.rule, interval(row.alpha)]
+                assert cells in [found[:4] for found in page.rows]
+        live = run.card.live
+        speed = interval(live.speedup, 2, "x")
+        assert any(found[0] == run.name and found[2] == "draft" and found[4] == speed for found in page.rows)
+
+
+def test_decoded_texts_are_coloured_by_who_wrote_each_token(page, scored):
+    [first, *_] = json.loads((scored / "noisy" / "eval" / "examples.json").read_text())["examples"]
+    shown = iter(page.spans)
+    for text, writer in first["pieces"]:
+        assert (writer, text) in shown
+
+
+def test_a_baseline_that_is_also_a_run_is_shown_once(scored):
+    labels = [
+        draft.label
+        for draft in scored_drafts({run.name: run.card for run in read_runs([scored / "tiny", scored / "noisy"])})
+    ]
+    assert labels == ["tiny", "noisy"]
+
+
+def test_the_difference_between_runs_is_the_one_within_a_scorecard(scored):
+    """The baseline of `noisy` is the draft of `tiny`, on the same responses."""
+    noisy, tiny = (run.card for run in read_runs([scored / "noisy", scored / "tiny"]))
+    [within] = differences({"noisy": noisy}).rows[:1]
+    [between] = between_runs("tiny", "noisy", tiny, noisy)[:1]
+    assert between[1:] == within[1:]
+
+
+def test_runs_on_other_responses_are_not_paired(scored):
+    noisy, tiny = (run.card for run in read_runs([scored / "noisy", scored / "tiny"]))
+    others = replace(tiny, prompts=replace(tiny.prompts, ids_sha256="0" * 64))
+    assert between_runs("tiny", "noisy", others, noisy) == []
+
+
+def test_speedups_at_other_batches_come_from_the_grid_next_to_the_scorecard(scored):
+    [run] = read_runs([scored / "noisy"])
+    table = by_batch(scored_drafts({"noisy": run.card}), {"noisy": run})
+    assert {row[2] for row in table.rows} == {1, 2}
+    assert {row[0] for row in table.rows} == {"draft"}
+    without = replace(run, grid=None)
+    assert by_batch(scored_drafts({"noisy": run.card}), {"noisy": without}).rows == []
+
+
+def test_checkpoints_over_training_are_shown(scored, tmp_path):
+    [run] = read_runs([scored / "noisy"])
+    points = tuple(Point(f"ba{n}", n, 100 * n, Estimate(0.5, None), Estimate(2.0 + n, None), 1.5, None) for n in (1, 2))
+    page = Page(write_page([replace(run, curves=(Curve(0.0, 3, "ba2", points),))], tmp_path / "report.html"))
+    assert ["noisy", "3", "ba1", "1", "100"] in [row[:5] for row in page.rows]
+
+
+def test_recorded_responses_have_a_report_without_speeds(recorded, tmp_path):
+    page = Page(write_report([recorded], tmp_path / "report.html"))
+    record = json.loads((recorded / "scorecard.json").read_text())
+    [row, *_] = record["acceptance"]
+    shown = [found for found in page.rows if found[2:3] == [row["rule"]]]
+    assert f"{row['accept_rate']['value']:.3f}" in shown[0][3]
+    assert "predicted" not in page.text.split("</style>")[1].split("<section>", 1)[1]
+
+
+def test_names_that_matplotlib_and_html_read_otherwise_stay_names(scored, tmp_path):
+    [run] = read_runs([scored / "tiny"])
+    renamed = [replace(run, name=name, path=tmp_path / name) for name in ("_a$b$", "<b>x</b>")]
+    assert "<b>x" not in write_page(renamed, tmp_path / "report.html").read_text()
+
+
+def test_a_missing_file_another_target_and_a_run_named_twice_are_errors(scored, recorded, tmp_path):
+    with pytest.raises(UserError, match=str(tmp_path)):
+        read_runs([tmp_path])
+    with pytest.raises(UserError, match="tiny"):
+        read_runs([scored / "tiny", scored / "tiny" / "eval"])
+    with pytest.raises(UserError, match="recorded"):
+        read_runs([scored / "tiny", recorded])
+    other = shutil.copytree(scored / "tiny", tmp_path / "other") / "eval" / "scorecard.json"
+    record = json.loads(other.read_text())
+    record["target"]["fingerprint"] = "0" * 64
+    other.write_text(json.dumps(record))
+    with pytest.raises(UserError, match="target"):
+        read_runs([scored / "tiny", other])
+
+
+def test_the_command_writes_the_page_next_to_the_scorecard(scored, tmp_path, monkeypatch, capsys):
+    run = shutil.copytree(scored / "tiny", tmp_path / "tiny")
+    assert widedraft.main(["report", str(run)]) == 0
+    assert (run / "eval" / "report.html").is_file()
+    monkeypatch.chdir(tmp_path)
+    assert widedraft.main(["report", str(run), str(scored / "noisy")]) == 0
+    assert Path("report.html").is_file()
+    assert widedraft.main(["report", str(run), "--out", "page.txt"]) == 2
+    assert "page.txt" in capsys.readouterr().err
+
+
+def test_error_bars_reach_from_the_value_to_the_bounds():
+    assert error_bars([1.0, 2.0], [(0.5, 3.0), None]) == ([0.5, 0.0], [2.0, 0.0])

@@ -1,0 +1,128 @@
+"""Tables and warnings of scorecards."""
+
+from dataclasses import replace
+
+import pytest
+
+from eval.acceptance.estimates import Estimate
+from eval.records.evidence import ModelStep, StepEvidence, ThreadStep
+from eval.records.values import Ratio
+from eval.report import read_runs
+from eval.scorecard_tables import (
+    find_warnings,
+    groups,
+    interval,
+    results,
+    scorecard_page,
+    scored_drafts,
+    times,
+    timing_warnings,
+)
+from tests.eval.test_report import scored  # noqa: F401  # a fixture
+
+QUIET = StepEvidence(
+    threads=2,
+    by_threads=(ThreadStep(threads=1, ms=60.0), ThreadStep(threads=2, ms=40.0)),
+    chosen_from=(),
+    steps=(
+        ModelStep(model="target", layers=30, ms=40.0, least_ms=25.0),
+        ModelStep(model="draft", layers=1, ms=3.0, least_ms=2.0),
+    ),
+    refused=0.01,
+    others=0.02,
+    load_average=0.1,
+)
+
+
+@pytest.fixture(scope="module")
+def card(scored):  # noqa: F811
+    [run] = read_runs([scored / "noisy"])
+    return replace(run.card, latency=replace(run.card.latency, evidence=QUIET, settled=True))
+
+
+def test_estimates_with_and_without_intervals():
+    assert interval(Estimate(0.5124, (0.48, 0.544))) == "0.512 [0.480, 0.544]"
+    assert times(Estimate(1.118, (1.05, 1.2))) == "1.12x [1.05, 1.20]"
+    assert interval(Estimate(0.5, None)) == "0.500"
+    assert interval(Ratio(None, None)) == interval(None) == "–"
+
+
+def test_every_acceptance_method_has_its_row(card):
+    table = results(scored_drafts({"run": card}))
+    expected = [method.rule for row in card.acceptance for method in (row, *row.other_rules)]
+    assert sorted(row[2] for row in table.rows) == sorted(expected)
+    assert len(results(scored_drafts({"run": card}), all_methods=False).rows) == len(card.acceptance)
+
+
+def test_tokens_of_the_sources_sum_to_all(card):
+    table = groups(scored_drafts({"run": card}))
+    row = card.row(card.primary, 0.0)
+    tokens = [float(cells[5]) for cells in table.rows if cells[1:3] == ("0", "prompts")]
+    assert sum(tokens) == row.alpha.tokens
+
+
+def test_scorecard_md_has_the_tables_of_the_report(card):
+    assert {"Results", "Models", "By position in the verification step"} <= {
+        getattr(block, "title", "") for block in scorecard_page(card).blocks
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({}, []),
+        ({"by_threads": (ThreadStep(threads=1, ms=1.5), ThreadStep(threads=2, ms=105.0))}, ["num_threads=1"]),
+        ({"by_threads": (ThreadStep(threads=1, ms=10.0), ThreadStep(threads=2, ms=12.0))}, []),
+        ({"by_threads": (ThreadStep(threads=2, ms=40.0), ThreadStep(threads=4, ms=10.0))}, []),
+        ({"by_threads": ()}, []),
+        ({"steps": (ModelStep(model="target", layers=4, ms=105.0, least_ms=0.01),)}, ["105 ms"]),
+        ({"steps": (ModelStep(model="target", layers=4, ms=13.0, least_ms=0.01),)}, []),
+        ({"steps": (ModelStep(model="target", layers=4, ms=105.0, least_ms=None),)}, []),
+        # steps of docs/latency.md: SmolLM2-135M in float32, by what one of two threads reads; a draft in slow bfloat16
+        ({"steps": (ModelStep(model="target", layers=30, ms=86.34, least_ms=43.5),)}, []),
+        ({"steps": (ModelStep(model="target", layers=2, ms=89.5, least_ms=55.0),)}, []),
+        ({"refused": 0.4}, ["40%"]),
+        ({"others": 1.9}, ["1.9 cores"]),
+        ({"refused": None, "others": None}, []),
+    ],
+)
+def test_step_times_of_a_busy_machine_are_warned_of(changes, named):
+    warnings = timing_warnings(replace(QUIET, **changes))
+    assert len(warnings) == len(named)
+    assert all(name in warning for name, warning in zip(named, warnings, strict=True))
+
+
+def test_nothing_measured_warns_of_nothing():
+    assert timing_warnings(None) == []
+
+
+def undisturbed(card):
+    """The same scorecard with plain decoding as fast as its timed step."""
+    step_ms = card.latency.target.median_ms
+    return replace(
+        card,
+        live=replace(card.live, plain=replace(card.live.plain, ms_per_token=step_ms)),
+        live_at=tuple(replace(live, plain=replace(live.plain, ms_per_token=step_ms)) for live in card.live_at),
+    )
+
+
+def test_a_sound_scorecard_warns_of_nothing(card):
+    assert find_warnings(undisturbed(card)) == []
+
+
+def test_disagreement_of_decoding_and_replay_is_a_fault_in_float32_and_rounding_otherwise(card):
+    sound = undisturbed(card)
+    wrong = replace(sound, live=replace(sound.live, agreement=replace(sound.live.agreement, exact=False)))
+    [warning] = find_warnings(wrong)
+    assert "report it" in warning
+    rounded = replace(wrong, settings=wrong.settings.model_copy(update={"dtype": "bfloat16"}))
+    [warning] = find_warnings(rounded)
+    assert "bfloat16" in warning
+
+
+def test_unsettled_steps_disturbed_decoding_and_few_prompts_are_warned_of(card):
+    sound = undisturbed(card)
+    assert len(find_warnings(replace(sound, latency=replace(sound.latency, settled=False)))) == 1
+    slow = replace(sound.live, plain=replace(sound.live.plain, ms_per_token=3 * sound.latency.target.median_ms + 2))
+    assert len(find_warnings(replace(sound, live=slow))) == 1
+    assert len(find_warnings(replace(sound, prompts=replace(sound.prompts, scored=1)))) == 1
