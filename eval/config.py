@@ -23,7 +23,7 @@ from architectures.settings.kinds import (
     TopK,
     TopP,
 )
-from eval.prompts.source import PromptSource
+from eval.tasks import PromptSource
 
 
 class SamplingConfig(Section):

@@ -18,7 +18,7 @@ from distill.process import exits
 from distill.process.exits import report_user_errors
 from distill.stages import processes
 from distill.stages import running as stages
-from eval.prompts.page import tasks_page
+from eval.tasks import tasks_page
 
 ROOT = Path(__file__).parents[1]
 RECIPE = """\

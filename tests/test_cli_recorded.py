@@ -8,7 +8,7 @@ import pytest
 import widedraft
 from eval.answers.traces import DecodingSettings
 from eval.decoding.answering import write_traces
-from eval.prompts.forms import Prompt
+from eval.prompts import Prompt
 
 GREEDY = DecodingSettings(
     max_new_tokens=20,

@@ -9,7 +9,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from architectures.pages.terminal import terminal
-from eval.prompts.page import tasks_page
+from eval.tasks import tasks_page
 
 ROOT = Path(__file__).parents[1]
 PAGES = [Path("README.md"), *sorted(page.relative_to(ROOT) for page in (ROOT / "docs").rglob("*.md"))]

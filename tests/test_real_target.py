@@ -22,7 +22,7 @@ def target() -> Path:
 @pytest.fixture(scope="module")
 def prompt_ids(target) -> list[int]:
     from eval.models.loading import load_tokenizer
-    from eval.prompts.rendering import render_prompt
+    from eval.prompts import render_prompt
 
     return render_prompt(load_tokenizer(target), [{"role": "user", "content": QUESTION}])
 

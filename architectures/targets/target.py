@@ -12,7 +12,6 @@ from architectures.files.reading import looked_for, read_json_object
 from architectures.gguf.header import gguf_config, read_gguf_header
 from architectures.shipped.packaged_targets import packaged_target
 from architectures.small_head.record import refuse_small_head
-from architectures.targets.hub_cache import refuse_damaged
 from architectures.targets.hub_failures import explain_failure
 from architectures.targets.known_targets import known_config
 
@@ -139,7 +138,7 @@ def fetch(repo_id: str, revision: str, files: list[str]) -> Path:
     """Download files of a hub repository into the hub's own cache, or find them there; none of a packaged target.
 
     Raises:
-        UserError: If they cannot be had, or what arrived is not what the hub has.
+        UserError: If they cannot be had.
     """
     if packaged_target(repo_id) is not None:
         raise UserError(f"{repo_id}: no such folder.{looked_for(Path(repo_id))} {packaged_words(repo_id)}")
@@ -147,12 +146,9 @@ def fetch(repo_id: str, revision: str, files: list[str]) -> Path:
 
     network_error = errors.HTTPError  # httpx's or httpx2's, as hub has it  # pyright: ignore[reportPrivateImportUsage]
     try:
-        folder = Path(snapshot_download(repo_id, revision=revision, allow_patterns=files))
+        return Path(snapshot_download(repo_id, revision=revision, allow_patterns=files))
     except (OSError, network_error, ValueError) as error:  # the hub's own errors are OSErrors too
         failure = explain_failure(error)
-    else:
-        refuse_damaged(folder, files)
-        return folder
     raise UserError(  # out of the except block: the hub's errors carry their request, with the token
         f"{repo_id} (revision {revision}): not a local folder ({Path(repo_id).absolute()}), and not to be had from the "
         f"hub: {failure.reason} {failure.remedy or GENERAL_REMEDY}"

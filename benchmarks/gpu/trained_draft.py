@@ -36,7 +36,7 @@ from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
 from eval.models.clock import clock_s
 from eval.models.loading import load_model
-from eval.prompts.loading import load_prompts
+from eval.prompts import load_prompts
 from eval.steps.answer_steps import answer_opener
 
 ROOT = Path(__file__).parents[2]

@@ -15,9 +15,8 @@ from distill.data.conversations import Conversation
 from distill.estimates.vocabulary_coverage import target_at_hand
 from distill.recipe.recipe import Recipe
 from distill.run.run import Run
-from eval.prompts.forms import Prompt
-from eval.prompts.loading import load_prompts
-from eval.prompts.source import PromptSource
+from eval.prompts import Prompt, load_prompts
+from eval.tasks import PromptSource
 
 Rows = Sequence[Prompt | Conversation]
 Encode = Callable[[str], list[int]]

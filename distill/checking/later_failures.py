@@ -24,8 +24,7 @@ from distill.recipe.recipe import Recipe
 from distill.recipe.sections.monitoring import missing_package
 from distill.run.run import Run
 from eval.answers.earlier_answers import refuse_ids_beyond
-from eval.prompts.forms import Prompt
-from eval.prompts.to_tune_on import prompts_behind
+from eval.prompts import Prompt, prompts_behind
 
 Rows = Sequence[Prompt | Conversation]
 Sources = Sequence[Rows | None]  # the rows of each source; None of a data set, which is not opened

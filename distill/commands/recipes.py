@@ -88,7 +88,7 @@ def print_shapes(target: str) -> None:
 
 def print_tasks() -> None:
     """Print the named tasks."""
-    from eval.prompts.page import tasks_page
+    from eval.tasks import tasks_page
 
     print(terminal(*tasks_page()))
 

@@ -10,11 +10,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from architectures.errors import UserError
-from eval.prompts.forms import Message, parse_each_message, single_text, user_turn
-from eval.prompts.reading import task_conversation
-from eval.prompts.rows import checked_text, first_field, load_rows
-from eval.prompts.source import PromptSource
-from eval.prompts.table import TASKS
+from eval.prompts import (
+    Message,
+    checked_text,
+    first_field,
+    load_rows,
+    parse_each_message,
+    single_text,
+    task_conversation,
+    user_turn,
+)
+from eval.tasks import TASKS, PromptSource
 
 QUESTION_FIELDS = ("messages", "conversation", "prompt", "question", "instruction")
 ANSWER_FIELDS = ("answer", "completion", "response", "output")

@@ -17,9 +17,7 @@ from eval.answers.traces import DecodingSettings, read_traces
 from eval.answers.writing import Kind
 from eval.decoding.answering import Answerer, within_context, write_traces
 from eval.models.loading import load_tokenizer
-from eval.prompts.forms import Prompt
-from eval.prompts.lengths import drop_too_long
-from eval.prompts.loading import load_prompts
+from eval.prompts import Prompt, drop_too_long, load_prompts
 
 NO_ANSWERS = SplitCounts(prompts=0, answers=0, answer_tokens=0), 0  # as count_answers counts
 

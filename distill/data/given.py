@@ -32,8 +32,7 @@ from eval.answers.shards import claim_shards, write_shard
 from eval.answers.traces import Trace, continues, read_traces
 from eval.answers.writing import Kind
 from eval.decoding.answering import write_traces
-from eval.prompts.forms import Prompt
-from eval.prompts.lengths import source_words
+from eval.prompts import Prompt, source_words
 
 
 @dataclass(frozen=True)

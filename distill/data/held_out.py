@@ -9,7 +9,7 @@ from typing import TypeVar
 from architectures.checkpoints.fingerprint import fingerprint_value
 from architectures.errors import UserError
 from distill.data.conversations import Conversation
-from eval.prompts.forms import Prompt
+from eval.prompts import Prompt
 
 Row = TypeVar("Row", bound=Prompt | Conversation)
 

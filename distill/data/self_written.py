@@ -26,8 +26,7 @@ from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
 from eval.models.loading import context_length_of, load_tokenizer, stop_token_ids
-from eval.prompts.forms import Prompt, user_turn
-from eval.prompts.rendering import chat_text, template_hash
+from eval.prompts import Prompt, chat_text, template_hash, user_turn
 from eval.steps.answer_steps import answer_opener
 from eval.steps.sequencer import Opener
 from eval.targets.loading import load_target

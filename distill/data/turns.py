@@ -16,8 +16,7 @@ from distill.data.conversations import WRITTEN_INSTEAD, assistant_turn
 from eval.answers.token_ids import require_rows_for_row
 from eval.answers.traces import continues
 from eval.models.loading import load_tokenizer, text_config
-from eval.prompts.forms import Message, user_turn
-from eval.prompts.rendering import render_chat
+from eval.prompts import Message, render_chat, user_turn
 
 SHOWN = 12  # last tokens of a rendering in messages
 

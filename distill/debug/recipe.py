@@ -18,7 +18,7 @@ from architectures.small_head.config import COUNTED
 from distill.checking.planned_cut import draft_and_origin
 from distill.recipe.recipe import Recipe
 from distill.recipe.sections.times import split_time
-from eval.prompts.table import TASKS
+from eval.tasks import TASKS
 
 SUFFIX = "-debug"
 TARGET, SOURCE, PROMPTS, TEXT = "tiny-target", "tiny-source", "prompts.jsonl", "text.txt"  # in the run folder

@@ -19,9 +19,8 @@ from distill.run.recorded import target_record
 from distill.run.run import Run
 from distill.run.stage_inputs import asked_inputs
 from eval.answers.earlier_answers import num_answered
-from eval.prompts.forms import Prompt
-from eval.prompts.loading import load_prompts
-from eval.prompts.source import PromptSource
+from eval.prompts import Prompt, load_prompts
+from eval.tasks import PromptSource
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from distill.data.conversations import Conversation
 from distill.estimates.expected_work import Work
 from distill.recipe.sections.data import DataConfig
-from eval.prompts.forms import TEXT, Message, Prompt
-from eval.prompts.table import TASKS
+from eval.prompts import TEXT, Message, Prompt
+from eval.tasks import TASKS
 
 CHARACTERS_PER_TOKEN = 4  # of English under a vocabulary of 32 thousand entries or more
 TEMPLATE_TOKENS = 20  # a chat template's own, of one turn

@@ -26,7 +26,7 @@ from distill.run.run import Run
 from eval.decoding.sampling import Sampling
 from eval.decoding.texts import Seeds, Speculation
 from eval.models.loading import load_model, load_tokenizer, stop_token_ids
-from eval.prompts.rendering import render_prompt
+from eval.prompts import render_prompt
 from eval.streams.stream import open_stream
 
 News = tuple[int, Path]  # updates of a draft, and its file

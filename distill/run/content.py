@@ -6,8 +6,7 @@ from typing import Any
 
 from architectures.checkpoints.fingerprint import fingerprint_file, fingerprint_folder
 from distill.recipe.sections.text import TextConfig
-from eval.prompts.source import PromptSource
-from eval.prompts.table import TASKS
+from eval.tasks import TASKS, PromptSource
 
 
 def sources_as_input(sources: Sequence[PromptSource]) -> list[dict[str, Any]]:

@@ -174,9 +174,8 @@ def calibration_texts(run: Run, tokenizer: Any) -> Iterator[str]:
     """A text file's text, or prompts as the target reads them: of a file, of the data, or written by itself."""
     from architectures.importance.calibration_text import read_text
     from distill.data.generate import write_own_prompts_if_asked
-    from eval.prompts.loading import load_prompts
-    from eval.prompts.rendering import render_prompt
-    from eval.prompts.source import PromptSource
+    from eval.prompts import load_prompts, render_prompt
+    from eval.tasks import PromptSource
 
     recipe, text = run.recipe, run.recipe.architecture.calibration.text
     if text is not None and not text.endswith(".jsonl"):

@@ -31,10 +31,10 @@ from distill.recipe.recipe import Scoring, load_scoring
 from distill.recipe.words import Debug, RecipeWords
 from distill.run.run_folder import owned
 from eval.answers.traces import asked
-from eval.prompts.words import PromptWords, prompt_sources
+from eval.tasks import PromptWords, prompt_sources
 
 if TYPE_CHECKING:
-    from eval.prompts.forms import Prompt
+    from eval.prompts import Prompt
     from eval.recorded.answers import Recording
 
 
@@ -145,7 +145,7 @@ def score_pair(settings: EvalSettings, target: str, draft: str) -> None:
     """Score one draft against one target."""
     from eval.engines.generate import responses_by
     from eval.policies.policy_file import FILE_NAME
-    from eval.prompts.loading import load_in_turn
+    from eval.prompts import load_in_turn
     from eval.scorecard import score_drafts
     from eval.scorecard_tables import summary
 

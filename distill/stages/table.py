@@ -24,7 +24,7 @@ from eval.answers.shards import read_claims
 
 if TYPE_CHECKING:
     from eval.answers.writing import Kind
-    from eval.prompts.forms import Prompt
+    from eval.prompts import Prompt
     from eval.records.scorecard import Scorecard
 
 NAMES = ("eval", "train")  # of the shards of a run's answers
@@ -184,8 +184,7 @@ def read_scorecard(run: Run) -> "Scorecard":
 def eval_prompts(run: Run) -> list["Prompt"]:
     """The prompts the recipe scores on: its tasks, or the held-out prompts of its data."""
     from eval.answers.traces import read_traces
-    from eval.prompts.forms import Prompt
-    from eval.prompts.loading import load_in_turn
+    from eval.prompts import Prompt, load_in_turn
 
     scoring = run.recipe.eval
     if scoring.tasks:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from architectures.errors import UserError
 from architectures.files.reading import looked_for, parse_json, require_regular
 from distill.recipe.sections.text import TextDomain, is_plain_text
-from eval.prompts.rows import require_object
+from eval.prompts import require_object
 
 if TYPE_CHECKING:
     from datasets import IterableDataset

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from eval.prompts.forms import Message, Prompt
+from eval.prompts import Message, Prompt
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from eval.answers.asked_turns import first_turns
 from eval.answers.shards import Claim, changed_settings, hidden_path, read_claims, shard_paths
 from eval.answers.token_ids import unknown_id
 from eval.answers.traces import Trace, traces_of_shard
-from eval.prompts.forms import Prompt
+from eval.prompts import Prompt
 
 NAMES = ("train", "eval")
 CHOOSING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "draws")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from architectures.errors import UserError
 from architectures.files.entry_kinds import shown
 from eval.answers.shards import REWRITTEN
-from eval.prompts.forms import Message
+from eval.prompts import Message
 
 
 def require_messages(messages: Sequence[Message], where: str) -> None:

@@ -14,7 +14,7 @@ from architectures.settings.holding import WHOLE, Holding
 from architectures.settings.kinds import HowAnswered
 from eval.answers.shards import REWRITTEN, lines_of, shard_lines
 from eval.answers.trace_laws import require_messages
-from eval.prompts.forms import Message, Prompt
+from eval.prompts import Message, Prompt
 
 LogProbability = Annotated[float, Field(le=0, allow_inf_nan=False)]
 TokenIds = Annotated[tuple[TokenId, ...], Field(min_length=1)]

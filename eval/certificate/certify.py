@@ -27,8 +27,7 @@ from eval.engine_runs.transformers_engine import Pair, run_transformers
 from eval.engine_runs.vllm_engine import run_vllm
 from eval.engine_runs.worker import Work
 from eval.models.loading import load_model, load_tokenizer, stop_token_ids
-from eval.prompts.forms import TEXT, Prompt
-from eval.prompts.rendering import render_prompt
+from eval.prompts import TEXT, Prompt, render_prompt
 
 RESAMPLES, CONFIDENCE = 2000, 0.95
 

@@ -21,7 +21,7 @@ from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import decode_steps
 from eval.decoding.texts import Decoded, Limits, Seeds, Speculation, row_seed
 from eval.decoding.wanted import Wanted
-from eval.prompts.forms import Prompt, user_turn
+from eval.prompts import Prompt, user_turn
 from eval.rounds.race import Runner, Writer, race, spans
 from eval.rounds.round_trace import Run
 from eval.steps.sequencer import Opener, open_sequencer

@@ -16,11 +16,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from architectures.errors import UserError
-from eval.prompts.forms import Prompt, raw_text
-from eval.prompts.reading import task_answer, task_prompt
-from eval.prompts.rows import load_rows
-from eval.prompts.source import PromptSource
-from eval.prompts.table import TASKS
+from eval.prompts import Prompt, load_rows, raw_text, task_answer, task_prompt
+from eval.tasks import TASKS, PromptSource
 
 SIGN, CURRENCY = "[-\N{MINUS SIGN}]", "[$€£¥]"
 NUMBER = re.compile(  # a minus between two terms is none of the second's sign: 10-5 ends in 5, =-5 in -5

@@ -16,7 +16,7 @@ from architectures.pages.terminal import terminal
 from architectures.settings.flags import Flag, flag_of
 from architectures.settings.holding import without_placing
 from architectures.settings.kinds import MOST, Lookahead, MaxScoredTokens, NumThreads, Rehash, Seed, Target
-from eval.prompts.words import PromptWords
+from eval.tasks import PromptWords
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from architectures.settings.kinds import (
     TargetBits,
 )
 from eval.commands.steps import how_asked, one_way
-from eval.prompts.words import PromptWords
+from eval.tasks import PromptWords
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -240,7 +240,7 @@ def target_and_drafts(settings: LatencySettings) -> tuple[dict[str, "PreTrainedM
     from architectures.targets.target import require_whole_head, resolve_checkpoint
     from eval.checks.loaded_pair import prompts_of
     from eval.models.loading import load_model, load_tokenizer, require_same_tokenizer
-    from eval.prompts.rendering import render_prompt
+    from eval.prompts import render_prompt
     from eval.records.grid import TARGET
 
     folder = resolve_checkpoint(settings.target)

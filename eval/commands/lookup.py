@@ -27,14 +27,14 @@ from architectures.settings.kinds import (
     TopP,
 )
 from eval.config import sampling_asked
-from eval.prompts.words import PromptWords
+from eval.tasks import PromptWords
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from eval.checks.loaded_pair import LoadedPair
     from eval.policies.policy_file import PolicyFile
-    from eval.prompts.forms import Prompt
+    from eval.prompts import Prompt
 
 BUILT_IN_FROM = 64  # `widedraft speed` takes the first of them
 STEP_REPEATS = 30

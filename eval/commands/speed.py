@@ -45,7 +45,7 @@ from eval.commands.steps import how_asked, one_end, one_way, opener_of, speculat
 from eval.config import sampling_asked
 from eval.models.execution import flags_of
 from eval.profiling.option import PROFILED_ROUNDS, Profile, require_profile_folder
-from eval.prompts.words import PromptWords
+from eval.tasks import PromptWords
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -37,9 +37,7 @@ from eval.models.loading import (
     text_config,
     tokenizer_identity,
 )
-from eval.prompts.forms import Prompt
-from eval.prompts.lengths import drop_too_long
-from eval.prompts.rendering import render_prompt, template_hash
+from eval.prompts import Prompt, drop_too_long, render_prompt, template_hash
 from eval.steps.answer_steps import answer_opener
 from eval.steps.sequencer import Opener
 from eval.targets.loading import load_target

@@ -21,9 +21,9 @@ from eval.answers.traces import Trace, read_traces
 from eval.config import sampling_asked
 from eval.decoding.sampling import Sampling
 from eval.models.loading import load_tokenizer, require_rows, text_config, tokenizer_identity
-from eval.prompts.rows import checked_text, first_field, load_rows
-from eval.prompts.source import PromptSource
+from eval.prompts import checked_text, first_field, load_rows
 from eval.recorded.ground_truth import read_ground_truth
+from eval.tasks import PromptSource
 
 TRACES_NAME = "eval"  # held out of training, so never the text the draft has learned
 LATER_TURN = re.compile(r"#[0-9]+$")

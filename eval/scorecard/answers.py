@@ -15,7 +15,7 @@ from eval.answers.writing import Kind
 from eval.config import EvalConfig, SamplingConfig
 from eval.decoding.answering import write_traces
 from eval.models.loading import text_config
-from eval.prompts.forms import Prompt
+from eval.prompts import Prompt
 
 TRACES_NAME = "eval"
 

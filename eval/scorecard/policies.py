@@ -16,8 +16,7 @@ from eval.policies.policy_file import SCHEMA, PolicyFile, TunedPolicy, prompt_fi
 from eval.policies.policy_replay import RecordedAnswer, Rounds
 from eval.policies.tune import Tuned, rounds_of, tune
 from eval.policies.tune_stopping import TunedStopping, stopped_rounds, tune_stopping
-from eval.prompts.forms import Prompt
-from eval.prompts.to_tune_on import prompts_behind
+from eval.prompts import Prompt, prompts_behind
 from eval.records.origin import ScoredModel
 from eval.records.scorecard_speeds import LookupRow, PolicyRow, StoppingRow
 from eval.scorecard.answers import Answers, record_answers

@@ -24,8 +24,7 @@ from eval.latency.threads import Threads, choose_threads, threads_of_a_share
 from eval.models.identity import model_facts
 from eval.models.loading import load_model, require_positions, require_same_tokenizer
 from eval.policies.policy_file import write_policies
-from eval.prompts.forms import Prompt
-from eval.prompts.loading import tasks_record
+from eval.prompts import Prompt, tasks_record
 from eval.records.files import CARD_NAME, write_record
 from eval.records.origin import AnswersRow, DraftModel, Prompts, Provenance, ScoredModel, TaskRow
 from eval.records.scorecard import Scorecard, ScoredSettings

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from architectures.errors import UserError
 from architectures.files.typed_file import parsed
-from eval.prompts.rows import UnreadRow, file_rows
+from eval.prompts import UnreadRow, file_rows
 from eval.records.request import SCHEMA, RequestRecord
 
 REMEDY = "Name a file of answered requests, as <run>/online/records.jsonl is one."

@@ -6,7 +6,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from architectures.files.section import Section
 from architectures.settings.kinds import MOST
-from eval.prompts.source import PromptSource
+from eval.tasks import PromptSource
 
 Mix = Literal["in_order", "sharp", "smooth"]
 Malformed = Literal["stop", "skip"]

@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from architectures.errors import UserError
 from architectures.files.reading import require_regular, unreadable
-from eval.prompts.rows import MOST_CHARACTERS, UnreadRow, line_row
+from eval.prompts import MOST_CHARACTERS, UnreadRow, line_row
 from eval.streams.request import say
 
 POLL_S = 0.1

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from architectures.errors import UserError
-from eval.prompts.forms import Prompt
-from eval.prompts.rows import Rows, UnreadRow, source_words
+from eval.prompts import Prompt, Rows, UnreadRow, source_words
 from eval.streams.config import Malformed
 
 

@@ -7,14 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from architectures.errors import UserError
-from eval.prompts.forms import Prompt, parse_category
-from eval.prompts.loading import parser_of
-from eval.prompts.rows import Rows, UnreadRow, as_it_is, require_object, source_name, source_rows
-from eval.prompts.source import PromptSource
+from eval.prompts import (
+    Prompt,
+    Rows,
+    UnreadRow,
+    as_it_is,
+    parse_category,
+    parser_of,
+    require_object,
+    source_name,
+    source_rows,
+)
 from eval.streams.config import Malformed, StreamConfig
 from eval.streams.following import Waiting, followed_rows
 from eval.streams.mixing import sharp, smooth
 from eval.streams.request import Labelled, Request, Skipped, say
+from eval.tasks import PromptSource
 
 
 class RequestStream(Iterator[Request]):

@@ -24,7 +24,7 @@ from eval.config import EvalConfig
 from eval.decoding.sampling import Sampling
 from eval.latency.machine import default_threads
 from eval.latency.threads import Threads, threads_of_a_share
-from eval.prompts.forms import Prompt
+from eval.prompts import Prompt
 from eval.records.files import CARD_NAME, read_scorecard
 from eval.scorecard.answers import Answers, record_answers
 from eval.scorecard.loaded_models import Pair, replay_drafts

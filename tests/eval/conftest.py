@@ -14,7 +14,7 @@ from architectures.targets.target import read_config
 from eval.answers.traces import DecodingSettings
 from eval.decoding.answering import write_traces
 from eval.models.loading import load_model, load_tokenizer
-from eval.prompts.forms import Prompt
+from eval.prompts import Prompt
 
 SAID = tuple(id_ for id_ in range(264) if id_ % 7 or id_ == 0)  # ids of a small head
 

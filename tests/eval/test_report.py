@@ -13,7 +13,7 @@ import widedraft
 from architectures.errors import UserError
 from eval.acceptance.estimates import Estimate
 from eval.config import EvalConfig
-from eval.prompts.forms import Prompt
+from eval.prompts import Prompt
 from eval.recorded.answers import read_recorded_traces
 from eval.recorded.score import score_recording
 from eval.report import by_batch, error_bars, read_runs, write_page, write_report

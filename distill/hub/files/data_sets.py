@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from eval.prompts.source import PromptSource
-from eval.prompts.table import TASKS
+from eval.tasks import TASKS, PromptSource
 
 
 def data_sets_of(sources: Iterable[PromptSource]) -> list[str]:

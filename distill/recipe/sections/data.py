@@ -6,7 +6,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from architectures.files.section import Section
 from architectures.settings.kinds import AnswerSteps, BatchSize, MaxNewTokens, Temperature
-from eval.prompts.source import PromptSource
+from eval.tasks import PromptSource
 
 
 class DataConfig(Section):

@@ -117,23 +117,6 @@ def test_a_short_file_is_refused_and_fetched_anew(hub, model):
     assert (resolve_checkpoint("org/model") / "model.safetensors").read_bytes() == WEIGHTS
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-def test_wrong_bytes_are_noticed_and_fetched_anew_when_they_are_gone(hub, model, name):
-    wrong = model.files_at("main")[name].content.replace(b"a", b"b")
-    order = ["config.json", "model.safetensors"]
-    for each in order[: order.index(name)]:
-        read_remote_config("org/model", "main")
-        assert each == "config.json"
-    hub.faults.plan("download", Fault(spoils=lambda content: wrong if len(content) == len(wrong) else content), times=2)
-    message = refused()
-    damaged = Path(message.split("Delete ")[1].split(" and run")[0])
-    assert f"{name}: holds other bytes than the hub has: its hash is not {damaged.name}." in message
-    assert refused() == message
-    damaged.unlink()
-    hub.faults.planned.clear()
-    assert (resolve_checkpoint("org/model") / name).read_bytes() == model.files_at("main")[name].content
-
-
 GATED = "it is gated, and who asks was not let in ({}). Ask on its page. Log in with `hf auth login`, or set HF_TOKEN."
 
 

@@ -22,7 +22,7 @@ from distill.recipe.recipe import load_recipe, save_recipe
 from distill.run.recorded import target_record
 from distill.run.run import Run
 from distill.run.stage_inputs import generate_inputs
-from eval.prompts.source import PromptSource
+from eval.tasks import PromptSource
 
 RECIPE = """\
 run_name: demo

@@ -14,8 +14,8 @@ from distill.data.held_out import drop_duplicates, hold_out
 from distill.recipe.sections.data import DataConfig
 from eval.answers.traces import read_traces
 from eval.decoding import answering
-from eval.prompts.forms import Prompt
-from eval.prompts.source import PromptSource
+from eval.prompts import Prompt
+from eval.tasks import PromptSource
 
 
 @pytest.fixture

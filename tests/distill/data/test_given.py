@@ -22,9 +22,8 @@ from distill.train import read_answers, train
 from eval.answers.traces import Trace, read_traces
 from eval.decoding.answering import write_traces
 from eval.models.loading import load_tokenizer
-from eval.prompts.forms import Prompt
-from eval.prompts.rendering import render_prompt
-from eval.prompts.source import PromptSource
+from eval.prompts import Prompt, render_prompt
+from eval.tasks import PromptSource
 from tests.sharing import by_processes
 
 LOSS_RTOL = 1e-6  # float32, a cached hidden state was computed in another batch

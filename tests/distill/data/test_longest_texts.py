@@ -13,7 +13,7 @@ from distill.recipe.recipe import Recipe
 from distill.train import train
 from eval.answers.traces import DecodingSettings, read_traces
 from eval.decoding.answering import within_context, write_traces
-from eval.prompts.forms import Prompt, user_turn
+from eval.prompts import Prompt, user_turn
 from widedraft import main
 
 RECIPE = """\

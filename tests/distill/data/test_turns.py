@@ -20,7 +20,7 @@ from distill.data.given import traces_of
 from distill.data.turns import Renderer
 from eval.answers.traces import Trace
 from eval.models.loading import load_model, stop_token_ids
-from eval.prompts.rendering import render_prompt
+from eval.prompts import render_prompt
 
 EACH = "{% for message in messages %}"
 REFUSE_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"

@@ -15,8 +15,7 @@ from distill.debug.files import begin_debug, byte_tokenizer, prompts, write_tiny
 from distill.debug.recipe import debug_recipe, leaves, replaced, tiny_run
 from distill.recipe.recipe import Recipe, load_recipe
 from distill.recipe.sections.token_selection import TokenSelection
-from eval.prompts.loading import load_prompts
-from eval.prompts.rendering import render_prompt
+from eval.prompts import load_prompts, render_prompt
 
 TARGET = "meta-llama/Llama-2-7b-hf"
 TEXT = {"domains": [{"name": "wiki", "dataset": "owner/wiki", "config": "en", "split": "test", "weight": 2.0}]}

@@ -13,7 +13,7 @@ from distill.expected_time.page import time_rows, time_title
 from distill.expected_time.stages import stage_times
 from distill.recipe.recipe import load_recipe
 from distill.recipe.sections.teacher import Cache, keeps_states
-from eval.prompts.forms import Prompt
+from eval.prompts import Prompt
 
 ROOT = Path(__file__).parents[3]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))

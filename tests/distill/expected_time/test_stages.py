@@ -16,7 +16,7 @@ from distill.expected_time.stage_time import Part, PlannedRun, StageTime, durati
 from distill.expected_time.stages import stage_times
 from distill.monitoring.flops import forward_flops, head_flops, training_flops
 from distill.recipe.recipe import Recipe
-from eval.prompts.forms import Prompt, raw_text
+from eval.prompts import Prompt, raw_text
 
 TARGET, DRAFT = (NAMED_SHAPES[name].shape for name in ("llama-7b", "wide-796m"))
 SPEED = 1e15

@@ -13,7 +13,7 @@ from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 from distill.recipe.recipe import Recipe, save_recipe
 from eval.config import EvalConfig
-from eval.prompts.forms import Prompt
+from eval.prompts import Prompt
 from eval.scorecard import score_drafts
 
 SAID = tuple(id_ for id_ in range(264) if id_ % 7 or id_ == 0)

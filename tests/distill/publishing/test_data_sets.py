@@ -3,7 +3,7 @@
 import pytest
 
 from distill.hub.files.data_sets import data_sets_of
-from eval.prompts.source import PromptSource
+from eval.tasks import PromptSource
 
 
 @pytest.mark.parametrize(

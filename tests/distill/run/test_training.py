@@ -38,8 +38,7 @@ from distill.stages.running import export_stage
 from distill.stages.table import eval_prompts
 from distill.train import train
 from eval.answers.traces import read_traces
-from eval.prompts.source import PromptSource
-from eval.prompts.table import TASKS
+from eval.tasks import TASKS, PromptSource
 
 CHANGES_WEIGHTS: dict[str, Any] = {
     "freeze_input_embeddings": True,
@@ -217,7 +216,7 @@ def test_a_scorecard_is_of_its_draft_its_init_and_its_target(make_run, make_chec
 
 
 def test_as_many_rows_are_read_of_a_task_as_are_scored_and_tuned_on(make_run, monkeypatch):
-    monkeypatch.setattr("eval.prompts.loading.load_in_turn", lambda sources, *, most: most)
+    monkeypatch.setattr("eval.prompts.load_in_turn", lambda sources, *, most: most)
     recipe = changed(make_run(), "eval.tasks", (PromptSource(task="gsm8k"),))
     assert eval_prompts(Run.of(changed(changed(recipe, "eval.num_prompts", 4), "eval.policy_prompts", 3))) == 7
 

@@ -22,7 +22,7 @@ from distill.run.stage_inputs import prune_inputs
 from distill.stages.pruning import recipe_plan
 from distill.stages.running import generate_stage, prune_stage
 from eval.models.loading import load_model
-from eval.prompts.forms import Prompt
+from eval.prompts import Prompt
 
 FIRST_LAST = {"method": "first_last"}  # looks at no text
 

@@ -14,7 +14,7 @@ from eval.answers.traces import DecodingSettings, read_traces
 from eval.decoding import answering
 from eval.decoding.answering import Answerer, write_traces
 from eval.decoding.state_keeper import StateKeeper
-from eval.prompts.forms import Prompt
+from eval.prompts import Prompt
 
 GREEDY = DecodingSettings(
     max_new_tokens=12,

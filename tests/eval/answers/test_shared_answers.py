@@ -10,7 +10,7 @@ from eval.answers.traces import read_traces
 from eval.decoding import answering
 from eval.decoding.answering import Answerer, write_traces
 from eval.decoding.state_keeper import StateKeeper
-from eval.prompts.forms import Prompt
+from eval.prompts import Prompt
 from tests.eval.answers.test_traces import GREEDY, PROMPTS, SAMPLED
 from tests.sharing import by_processes
 

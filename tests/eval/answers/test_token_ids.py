@@ -10,7 +10,7 @@ from eval.answers.shards import claim_shards, row_location, write_shard
 from eval.answers.token_ids import require_known_ids, unknown_id
 from eval.answers.traces import DecodingSettings, Trace, read_traces
 from eval.decoding.answering import write_traces
-from eval.prompts.forms import Prompt, user_turn
+from eval.prompts import Prompt, user_turn
 
 SETTINGS = DecodingSettings(
     max_new_tokens=4, temperature=0, top_p=1, batch_size=2, shard_size=2, max_prompt_len=90, seed=1, dtype="float32"

@@ -22,9 +22,7 @@ from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import DRAWS, Decoded, Limits
 from eval.models.loading import load_model, load_tokenizer
-from eval.prompts.forms import Prompt
-from eval.prompts.lengths import drop_too_long
-from eval.prompts.rendering import render_prompt
+from eval.prompts import Prompt, drop_too_long, render_prompt
 
 ROOT = Path(__file__).parents[3]
 GREEDY = DecodingSettings(
@@ -195,7 +193,7 @@ from pathlib import Path
 from architectures.files.atomic import partial_path
 from eval.answers import shards
 from eval.decoding import answering
-from eval.prompts.forms import Prompt
+from eval.prompts import Prompt
 
 target, prompts, runs = json.loads(sys.argv[1])
 prompts = [Prompt(source, tuple(messages), tuple(later)) for source, messages, later in prompts]

@@ -9,7 +9,7 @@ from eval.checks import loaded_pair as opened
 from eval.decoding.speculative import speculative_decode
 from eval.decoding.texts import Limits, Speculation
 from eval.models.loading import load_model
-from eval.prompts.rendering import render_prompt
+from eval.prompts import render_prompt
 from eval.rounds.round_trace import read_round_trace
 from eval.steps import captured, compiled
 from eval.targets import loading as targets

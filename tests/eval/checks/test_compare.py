@@ -15,7 +15,7 @@ from eval.decoding.batch import Emitted
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Decoded, Limits, Seeds, Speculation
-from eval.prompts.forms import Prompt, user_turn
+from eval.prompts import Prompt, user_turn
 from eval.rounds.race import Runner, race, spans, writers_of
 
 ROOT = Path(__file__).parents[3]

@@ -19,8 +19,7 @@ from eval.checks.exams import (
     open_exam,
 )
 from eval.models.loading import load_tokenizer
-from eval.prompts.forms import TEXT
-from eval.prompts.rendering import render_prompt
+from eval.prompts import TEXT, render_prompt
 
 
 @pytest.mark.parametrize(

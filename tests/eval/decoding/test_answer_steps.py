@@ -21,7 +21,7 @@ from eval.decoding.speculative import plain_decode
 from eval.decoding.state_keeper import StateKeeper
 from eval.decoding.texts import Limits
 from eval.models.loading import load_model
-from eval.prompts.forms import Prompt, user_turn
+from eval.prompts import Prompt, user_turn
 from eval.steps import answer_steps, captured
 from eval.steps.answer_steps import answer_opener, bytes_per_slot
 from eval.steps.sequencer import ForwardSequencer, RowSequencer, open_sequencer

@@ -16,7 +16,7 @@ from eval.decoding.speculative import decode_steps, plain_decode, speculative_de
 from eval.decoding.texts import Limits, Seeds, Speculation
 from eval.decoding.wanted import Wanted
 from eval.models.loading import load_model
-from eval.prompts.forms import Prompt, user_turn
+from eval.prompts import Prompt, user_turn
 from eval.proposing.policy import ProposalPolicy
 from eval.rounds.race import race
 from eval.rounds.round_trace import read_round_trace

@@ -20,7 +20,7 @@ from eval.decoding import answering, state_keeper
 from eval.decoding.answering import write_traces
 from eval.decoding.state_keeper import StateKeeper
 from eval.models.loading import load_model, load_tokenizer
-from eval.prompts.forms import Prompt
+from eval.prompts import Prompt
 
 ROOT = Path(__file__).parents[3]
 AS_READ = {"rtol": 1e-4, "atol": 1e-4}  # float32: a step of few rows sums in another order than a whole text does
@@ -112,7 +112,7 @@ import json, os, signal, sys
 from pathlib import Path
 from eval.answers import hidden_files
 from eval.decoding import answering, state_keeper
-from eval.prompts.forms import Prompt
+from eval.prompts import Prompt
 
 target, prompts, settings, runs = json.loads(sys.argv[1])
 prompts = [Prompt(source, tuple(messages), tuple(later)) for source, messages, later in prompts]

@@ -15,7 +15,7 @@ from eval.engines import generate
 from eval.engines.config import GenerateConfig
 from eval.engines.generate import engine_part, responses_by
 from eval.engines.vllm_generate import worker_environment
-from eval.prompts.forms import Prompt
+from eval.prompts import Prompt
 from tests.eval.engines.fake_server import FakeServer, served
 from tests.sharing import by_processes
 

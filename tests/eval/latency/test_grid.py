@@ -20,8 +20,7 @@ from eval.latency.memory import free_bytes, require_memory
 from eval.latency.timing import summarise
 from eval.models.execution import How, flags_of, how_of
 from eval.models.loading import load_model, load_tokenizer
-from eval.prompts.forms import user_turn
-from eval.prompts.rendering import render_prompt
+from eval.prompts import render_prompt, user_turn
 from eval.records.files import form_of, plain, read_grid_file
 from eval.records.grid import Bandwidth, Cell, GridFigures, GridStep, GridSteps
 from eval.records.origin import Machine, MachineState

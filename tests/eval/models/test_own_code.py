@@ -12,8 +12,8 @@ import pytest
 import widedraft
 from architectures.errors import UserError
 from eval.models.loading import load_config, load_model, load_tokenizer, require_same_tokenizer
-from eval.prompts.rows import dataset_rows
-from eval.prompts.source import PromptSource
+from eval.prompts import dataset_rows
+from eval.tasks import PromptSource
 
 CODE = """
 from pathlib import Path

@@ -7,13 +7,10 @@ import pytest
 
 from architectures.errors import UserError
 from distill.data.conversations import load_conversations
-from eval.prompts import rows
-from eval.prompts.forms import user_turn
-from eval.prompts.loading import load_prompts
-from eval.prompts.source import PromptSource
-from eval.prompts.table import TASKS
+from eval.prompts import load_prompts, user_turn
 from eval.streams.config import StreamConfig
 from eval.streams.stream import open_stream
+from eval.tasks import TASKS, PromptSource
 
 SQL = (
     "Could you translate the following question into SQL. Please only generate SQL, don't include explanation in the "
@@ -82,7 +79,7 @@ def test_a_mistake_in_a_list_is_named_by_its_place(tmp_path):
 
 
 def test_a_list_that_is_too_large_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(rows, "LIST_MIB", 1e-6)
+    monkeypatch.setattr("eval.prompts.LIST_MIB", 1e-6)
     with pytest.raises(UserError, match="and at most 1e-06 are read"):
         load_prompts([written(tmp_path / "c.json", [conversation(0, "a")])])
 

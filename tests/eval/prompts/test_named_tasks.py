@@ -11,13 +11,18 @@ from architectures.checkpoints.fingerprint import fingerprint_value
 from architectures.errors import UserError
 from architectures.pages.terminal import terminal
 from eval.models.loading import load_tokenizer
-from eval.prompts.forms import Prompt, raw_text
-from eval.prompts.loading import load_prompts
-from eval.prompts.page import tasks_page
-from eval.prompts.reading import FIELD_IN_TEMPLATE, task_answer, task_conversation, task_prompt, whole_lines
-from eval.prompts.rendering import render_prompt
-from eval.prompts.source import PromptSource
-from eval.prompts.table import TASKS, named_task
+from eval.prompts import (
+    FIELD_IN_TEMPLATE,
+    Prompt,
+    load_prompts,
+    raw_text,
+    render_prompt,
+    task_answer,
+    task_conversation,
+    task_prompt,
+    whole_lines,
+)
+from eval.tasks import TASKS, PromptSource, named_task, tasks_page
 
 SQL = (
     "Could you translate the following question into SQL. Please only generate SQL, don't include explanation in the "

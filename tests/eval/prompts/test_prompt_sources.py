@@ -11,11 +11,8 @@ from pydantic import ValidationError
 
 from architectures.errors import UserError
 from eval.checks.loaded_pair import prompts_of
-from eval.prompts.forms import Prompt, raw_text, user_turn
-from eval.prompts.loading import load_in_turn, load_prompts, tasks_record
-from eval.prompts.source import PromptSource
-from eval.prompts.table import TASKS, HubRows
-from eval.prompts.words import prompt_sources
+from eval.prompts import Prompt, load_in_turn, load_prompts, raw_text, tasks_record, user_turn
+from eval.tasks import TASKS, HubRows, PromptSource, prompt_sources
 
 
 @pytest.fixture

@@ -11,10 +11,8 @@ import pytest
 from architectures.errors import UserError
 from eval.answers.traces import asked
 from eval.models.loading import load_tokenizer
-from eval.prompts.forms import Prompt
-from eval.prompts.loading import load_prompts
-from eval.prompts.rendering import render_prompt, template_hash
-from eval.prompts.source import PromptSource
+from eval.prompts import Prompt, load_prompts, render_prompt, template_hash
+from eval.tasks import PromptSource
 
 KNOWN = "messages, conversation, turns, prompt, question, instruction"
 ROLE = "one of system, user, assistant"

@@ -13,7 +13,7 @@ from eval.decoding.batch import Emitted, Wanted
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import decode_steps
 from eval.decoding.texts import Limits, Speculation
-from eval.prompts.forms import Prompt, user_turn
+from eval.prompts import Prompt, user_turn
 from eval.rounds.examples import Example, chosen_indices, read_examples, writers_of_rounds
 from eval.rounds.race import writers_of
 from eval.scorecard import score_drafts

@@ -5,7 +5,7 @@ import pytest
 from eval.acceptance.estimates import Resampling
 from eval.config import EvalConfig
 from eval.models.loading import load_model
-from eval.prompts.forms import Prompt
+from eval.prompts import Prompt
 from eval.records.files import read_grid_file
 from eval.scorecard import score_drafts
 from eval.scorecard.grid import measure_batches, spread_lookaheads

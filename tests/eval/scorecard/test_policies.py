@@ -17,8 +17,7 @@ from eval.policies.policy_words import engine_words
 from eval.policies.tune import Tuned, rounds_of
 from eval.policies.tune_stopping import STOP_RULES, TunedStopping, stopped_rounds
 from eval.predictions.engine_settings import engine_settings, setting_words
-from eval.prompts.forms import Prompt
-from eval.prompts.to_tune_on import row_of
+from eval.prompts import Prompt, row_of
 from eval.proposing.ngram import NgramLookup
 from eval.proposing.policy import ProposalPolicy
 from eval.records.scorecard_speeds import LOOKUP, POLICY

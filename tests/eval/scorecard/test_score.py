@@ -20,8 +20,7 @@ from eval.decoding.texts import Limits, Speculation
 from eval.latency import threads
 from eval.latency.floor import step_bytes
 from eval.models.loading import load_model
-from eval.prompts.forms import Prompt
-from eval.prompts.loading import tasks_record
+from eval.prompts import Prompt, tasks_record
 from eval.records.evidence import ThreadStep
 from eval.records.files import read_scorecard
 from eval.scorecard import score_drafts

@@ -12,7 +12,7 @@ from eval.checks.verify import Verification, verify_pair
 from eval.decoding.sampling import Sampling
 from eval.decoding.texts import Speculation
 from eval.models.loading import load_model
-from eval.prompts.forms import Prompt
+from eval.prompts import Prompt
 from eval.recorded.answers import read_recorded_traces
 from eval.recorded.score import score_recording
 from eval.scorecard import score_drafts

@@ -13,7 +13,7 @@ from eval.checks.verify import Verification, decode_run
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Seeds, Speculation, row_seed
-from eval.prompts.forms import Prompt, user_turn
+from eval.prompts import Prompt, user_turn
 from eval.speed import ways
 from eval.speed.measure import groups_of, take_turns, warm_up
 from eval.speed.ways import DRAFT, LOOKUP, PLAIN, TRANSFORMERS, Setup, Way, ways_to_decode

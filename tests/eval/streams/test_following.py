@@ -3,10 +3,10 @@
 import pytest
 
 from architectures.errors import UserError
-from eval.prompts.source import PromptSource
 from eval.streams.config import StreamConfig
 from eval.streams.following import POLL_S, Waiting
 from eval.streams.stream import open_stream
+from eval.tasks import PromptSource
 
 
 class Writer:

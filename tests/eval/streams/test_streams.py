@@ -7,11 +7,11 @@ import pytest
 from pydantic import ValidationError
 
 from architectures.errors import UserError
-from eval.prompts.forms import Prompt, user_turn
-from eval.prompts.source import PromptSource
+from eval.prompts import Prompt, user_turn
 from eval.streams.config import StreamConfig
 from eval.streams.mixing import drawn, equal_shares, smooth_chances
 from eval.streams.stream import open_stream, requests_of
+from eval.tasks import PromptSource
 
 
 def asked(request):

@@ -4,7 +4,7 @@ import pytest
 
 from architectures.settings.holding import Holding
 from eval.config import EvalConfig
-from eval.prompts.forms import Prompt, user_turn
+from eval.prompts import Prompt, user_turn
 from eval.scorecard import score_drafts
 from tests.eval.targets.conftest import LAYERS
 

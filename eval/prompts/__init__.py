@@ -1,1 +1,0 @@
-"""Prompt sets: where their rows come from, what a row asks, and how that becomes token ids."""

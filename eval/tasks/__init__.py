@@ -1,1 +1,0 @@
-"""What a named task says of itself, and those of single papers. Data only."""
