@@ -231,11 +231,6 @@ STAGES = {
         "time the steps of a target and its drafts on a grid of batches and contexts, beside the least they can take",
         LatencySettings,
     ),
-    "export-recorded": Stage(
-        scoring_without_recipe.export_recorded,
-        "write recorded answers as text: blocks of tensors, and prompts as JSON lines",
-        scoring_without_recipe.ExportRecordedSettings,
-    ),
     "report": Stage(
         report,
         "make one page of the scorecards of one or several runs, with plots; it needs no network",

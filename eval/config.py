@@ -111,12 +111,6 @@ class EvalConfig(Section):
     live_prompts: int = Field(
         default=16, ge=1, description="Prompts the live loop decodes: the first of the scored ones, or all if fewer."
     )
-    policy_prompts: int = Field(
-        default=0,
-        ge=0,
-        description="Prompts behind the scored ones on whose answers it is tuned when the text proposes, when the "
-        "draft and when nobody; 0 leaves that out.",
-    )
 
     @field_validator("lookaheads")
     @classmethod

@@ -17,18 +17,17 @@ from matplotlib.figure import Figure
 
 from architectures.errors import UserError
 from architectures.files.atomic import write_text
-from architectures.files.reading import read_json
-from architectures.files.typed_file import checked
 from architectures.tables import Table
 from eval.acceptance.estimates import Estimate
+from eval.checkpoint_curve import COLUMNS as CURVE_COLUMNS
+from eval.checkpoint_curve import JSON_NAME as CURVES_NAME
+from eval.checkpoint_curve import Curve, point_rows, read_curves
 from eval.predictions.promise import promise
 from eval.predictions.ranking import predicted_interval
-from eval.records.files import CARD_NAME, DAMAGED, form_of, read_grid_file, read_scorecard
-from eval.records.grid import GridFile
-from eval.records.scorecard import RECORDED_SCHEMA, RecordedScorecard, Scorecard
+from eval.records.grid import GridFile, read_grid_file
 from eval.rounds.examples import Example, read_examples
-from eval.scorecard.grid import GRID_NAME
-from eval.scorecard.sidecars import EXAMPLES_NAME
+from eval.scorecard import EXAMPLES_NAME, GRID_NAME
+from eval.scorecard_schema import CARD_NAME, RecordedScorecard, Scorecard, read_any_scorecard
 from eval.scorecard_tables import (
     NOTE,
     ScoredDraft,
@@ -46,10 +45,6 @@ from eval.scorecard_tables import (
     setup,
     step_times,
 )
-from eval.training_curve.curves import JSON_NAME as CURVES_NAME
-from eval.training_curve.curves import Curve, read_curves
-from eval.training_curve.page import COLUMNS as CURVE_COLUMNS
-from eval.training_curve.page import point_rows
 
 MAX_ROWS = 30  # longer tables are folded
 LEGEND = {"accepted": "accepted draft token", "corrected": "correction by the target", "bonus": "bonus token"}
@@ -148,14 +143,6 @@ def read_run(path: Path, grid: GridFile | None = None) -> ScoredRun:
         read_curves(curves).curves if curves.is_file() else (),
         read_grid_file(grid_path) if grid is None and grid_path.is_file() else grid,
     )
-
-
-def read_any_scorecard(path: Path) -> Scorecard | RecordedScorecard:
-    """A scorecard, or one of recorded responses."""
-    values = read_json(path, f"Name a {CARD_NAME} that `widedraft eval` wrote.")
-    if isinstance(values, dict) and values.get("schema") == RECORDED_SCHEMA:
-        return checked(form_of(RecordedScorecard), values, str(path), DAMAGED)
-    return read_scorecard(path)
 
 
 def write_page(runs: Sequence[ScoredRun], out: Path) -> Path:

@@ -13,13 +13,8 @@ from eval.acceptance.estimates import paired_ratio_difference, pooled_ratio
 from eval.acceptance.intervals import least_units
 from eval.acceptance.paired_tests import sign_flip_p
 from eval.predictions.ranking import predicted_interval
-from eval.records.acceptance import AcceptanceRow
 from eval.records.evidence import StepEvidence
-from eval.records.origin import ScoredModel
-from eval.records.scorecard import RecordedScorecard, Scorecard
-from eval.records.scorecard_speeds import Live
-from eval.records.steps import StepTime
-from eval.records.values import HasInterval
+from eval.scorecard_schema import AcceptanceRow, HasInterval, Live, RecordedScorecard, Scorecard, ScoredModel, StepTime
 
 NOTE = (
     "Acceptance rate: expected acceptance of a drafted token. Acceptance length: tokens per verification step, bonus "
@@ -299,7 +294,7 @@ def differences(cards: Mapping[str, Scorecard]) -> Table | None:
                     interval(row.at(k)),
                     k,
                     interval(row.greedy_match),
-                    f"{row.greedy_match.sign_flip_p:.2g}",
+                    f"{row.matches.sign_flip_p:.2g}",
                 )
             )
     first, *others = cards

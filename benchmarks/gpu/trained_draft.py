@@ -267,7 +267,7 @@ def recipe_of(setting: Setting, training: Training, *, self_written: int) -> Rec
         "progress_bar": False,
         "console_log_interval": "50ba",
     }
-    values["eval"] |= {"max_new_tokens": training.max_new_tokens, "policy_prompts": 0}  # nothing is scored by it
+    values["eval"] |= {"max_new_tokens": training.max_new_tokens}  # nothing is scored by it
     return Recipe.model_validate(values)
 
 

@@ -7,7 +7,6 @@ Every look returns what it could not see without fetching or importing something
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 
 from architectures.draft_vocabulary.lists import list_file, read_list
@@ -24,7 +23,7 @@ from distill.recipe.recipe import Recipe
 from distill.recipe.sections.monitoring import missing_package
 from distill.run.run import Run
 from eval.answers.earlier_answers import refuse_ids_beyond
-from eval.prompts import Prompt, prompts_behind
+from eval.prompts import Prompt
 
 Rows = Sequence[Prompt | Conversation]
 Sources = Sequence[Rows | None]  # the rows of each source; None of a data set, which is not opened
@@ -59,7 +58,7 @@ def looks(of: Looked, rows: Sources, tasks: Tasks) -> list[Callable[[], str | No
     return [
         partial(look_for_missing_packages, of),
         partial(look_for_few_prompts, of, rows),
-        partial(look_for_few_to_tune_on, of.recipe, tasks),
+        partial(look_for_unopened_tasks, of.recipe, tasks),
         partial(look_for_ids_beyond, of, rows),
         partial(look_for_short_calibration, of.recipe, of.source, rows),
     ]
@@ -91,17 +90,10 @@ def look_for_few_prompts(of: Looked, sources: Sources) -> str | None:
     return None
 
 
-def look_for_few_to_tune_on(recipe: Recipe, tasks: Tasks) -> str | None:
-    """Raise UserError if eval.tasks have too few prompts behind the scored ones to tune policies on."""
-    config = recipe.eval
-    unopened = [str(named.name) for named, prompts in zip(config.tasks, tasks, strict=True) if prompts is None]
-    if unopened:
-        return f"whether {', '.join(unopened)} can be had, and is enough: the scorecard opens it"
-    if tasks and config.policy_prompts:
-        turns = zip_longest(*(prompts or () for prompts in tasks))
-        in_turn = [prompt for turn in turns for prompt in turn if prompt is not None]
-        prompts_behind(in_turn, scored=config.num_prompts, count=config.policy_prompts)
-    return None
+def look_for_unopened_tasks(recipe: Recipe, tasks: Tasks) -> str | None:
+    """Which of eval.tasks were not opened."""
+    names = [str(named.name) for named, prompts in zip(recipe.eval.tasks, tasks, strict=True) if prompts is None]
+    return f"whether {', '.join(names)} can be had: the scorecard opens it" if names else None
 
 
 def look_for_ids_beyond(of: Looked, sources: Sources) -> None:

@@ -15,7 +15,7 @@ from distill.commands.recipe_headers import write_headers
 from distill.recipe.recipe import Recipe
 from distill.recipe_reading.keys import schema_of
 from distill.recipe_reading.reference import write_reference
-from eval.records.scorecard import Scorecard
+from eval.scorecard_schema import Scorecard
 
 SCHEMA_PATH = Path(__file__).parents[2] / "recipes" / "recipe.schema.json"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -203,11 +203,9 @@ def debug_online(values: Values, run: Path) -> Values:
 
 def debug_eval(values: Values, run: Path) -> Values:
     """A scorecard of few prompts, short answers and few repetitions."""
-    policy_prompts = at_most(values["policy_prompts"], 2)
     return {
         "tasks": built_in(values["tasks"], run),
-        "num_prompts": 4 - policy_prompts,
-        "policy_prompts": policy_prompts,
+        "num_prompts": 4,
         "max_new_tokens": 8,
         "max_prompt_len": 112,
         "lookaheads": sorted({at_most(each, 3) for each in values["lookaheads"]}),

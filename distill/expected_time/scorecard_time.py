@@ -29,16 +29,15 @@ def scorecard_time(run: PlannedRun, device: Device) -> StageTime:
     if steps is None or speed is None:
         return unknown("scorecard", f"no steps in {config.dtype} were measured on {device.name}")
     written, live = written_answer(config.max_new_tokens), min(config.live_prompts, scored_prompts(run.recipe))
-    ways = LIVE_WAYS + bool(config.policy_prompts)
     parts = (
         *parts_of(written_s(run, device, steps), scored_shards(run.recipe)),
         Part(replay_flops(run) / speed.value, num_answers(run.recipe)),
-        Part(timing_s(run, steps) + len(config.temperatures) * ways * live * written * steps[run.target, 1]),
+        Part(timing_s(run, steps) + len(config.temperatures) * LIVE_WAYS * live * written * steps[run.target, 1]),
     )
     answers = f"{num_answers(run.recipe):,} answers of {written} tokens{written_by(run.recipe)}"
     words = (
         f"estimated: {answers}, replayed by {1 + DRAFTS} models, steps "
-        f"timed, {live} prompts decoded by {ways} ways at each temperature; "
+        f"timed, {live} prompts decoded by {LIVE_WAYS} ways at each temperature; "
         f"{1e3 * steps[run.target, 1]:.3g} ms a step of the target alone"
     )
     seconds, shared = sum(part.seconds for part in parts), 1 if device.is_processor else GROUP_OF_PROCESSES
@@ -51,10 +50,9 @@ def written_by(recipe: Recipe) -> str:
 
 
 def scored_shards(recipe: Recipe) -> tuple[int, ...]:
-    """Files of the answers that are scored, and of those that policies are tuned on, at each temperature."""
+    """Files of the answers that are scored at each temperature."""
     config = recipe.eval
-    once = tuple(ceil(count / config.batch_size) for count in (scored_prompts(recipe), config.policy_prompts))
-    return once * len(config.temperatures)
+    return (ceil(scored_prompts(recipe) / config.batch_size),) * len(config.temperatures)
 
 
 def scored_steps(run: PlannedRun, device: Device) -> Steps | None:
@@ -111,8 +109,8 @@ def scored_prompt(run: PlannedRun) -> int:
 
 
 def num_answers(recipe: Recipe) -> int:
-    """Answers at all temperatures, those that policies are tuned on among them."""
-    return len(recipe.eval.temperatures) * (scored_prompts(recipe) + recipe.eval.policy_prompts)
+    """Answers at all temperatures."""
+    return len(recipe.eval.temperatures) * scored_prompts(recipe)
 
 
 def scored_prompts(recipe: Recipe) -> int:

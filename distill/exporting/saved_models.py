@@ -16,9 +16,9 @@ from distill.checkpoints.files import OF_A_FILE, damage, find_checkpoints
 from distill.exporting.export import STUDENT_PREFIX
 from distill.exporting.reading import read_model, read_state
 from distill.run.run import Run
+from eval.checkpoint_curve import Saved
 from eval.models.loading import load_model
-from eval.records.origin import UNDISTILLED
-from eval.training_curve.score import Saved
+from eval.scorecard_schema import UNDISTILLED
 
 
 def saved_models(run: Run) -> list[Saved]:

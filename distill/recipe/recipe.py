@@ -219,21 +219,6 @@ class Recipe(Section):
             refuse_unknown_references(text)
         return text
 
-    @field_validator("eval")
-    @classmethod
-    def _prompts_are_left_to_tune_on(cls, scoring: EvalConfig, info: ValidationInfo) -> EvalConfig:
-        data = info.data.get("data")
-        if data is None or scoring.tasks or not scoring.policy_prompts:
-            return scoring
-        needed = scoring.num_prompts + scoring.policy_prompts
-        if data.num_eval_prompts < needed:
-            raise ValueError(
-                f"must have num_prompts and policy_prompts of at most data.num_eval_prompts together, got "
-                f"{scoring.num_prompts} and {scoring.policy_prompts} of {data.num_eval_prompts}: policies are tuned on "
-                "held-out prompts that are not scored."
-            )
-        return scoring
-
 
 class Scoring(Section):
     """What the command line may set where a target and a draft are scored without a recipe."""

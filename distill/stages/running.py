@@ -173,9 +173,8 @@ def export_stage(run: Run) -> None:
 def checkpoints_stage(run: Run) -> None:
     """Score every saved checkpoint on the answers of <run>/eval, and make its page anew."""
     from distill.exporting.saved_models import saved_models
+    from eval.checkpoint_curve import best_sentence, score_checkpoints
     from eval.engines.generate import responses_by
-    from eval.training_curve.page import best_sentence
-    from eval.training_curve.score import score_checkpoints
 
     eval_stage(run)
     folder, recipe = run.eval.path, run.recipe

@@ -35,7 +35,7 @@ from eval.tasks import PromptWords, prompt_sources
 
 if TYPE_CHECKING:
     from eval.prompts import Prompt
-    from eval.recorded.answers import Recording
+    from eval.recorded import Recording
 
 
 class EvalSettings(Section):
@@ -109,18 +109,6 @@ class EvalSettings(Section):
         return self
 
 
-class ExportRecordedSettings(Section):
-    """Which recorded answers become text."""
-
-    traces: Annotated[Path, Flag(metavar="PATH", is_word=True)] = Field(
-        description="Folder of traces: <run>/data, or answers/T0 of eval."
-    )
-    tokenizer: Annotated[str, Flag(metavar="B")] = Field(
-        description="Folder or hub id of a model with their tokenizer."
-    )
-    to: Annotated[Path, Flag(metavar="DIR")] = Field(description="The folder to write.")
-
-
 def score_without_recipe(settings: EvalSettings) -> None:
     """Score a draft against a target, or on recorded answers.
 
@@ -144,7 +132,6 @@ def score_without_recipe(settings: EvalSettings) -> None:
 def score_pair(settings: EvalSettings, target: str, draft: str) -> None:
     """Score one draft against one target."""
     from eval.engines.generate import responses_by
-    from eval.policies.policy_file import FILE_NAME
     from eval.prompts import load_in_turn
     from eval.scorecard import score_drafts
     from eval.scorecard_tables import summary
@@ -153,8 +140,7 @@ def score_pair(settings: EvalSettings, target: str, draft: str) -> None:
     if scoring.eval.tasks:
         raise UserError("eval.tasks must be left out beside --prompts. Name the prompts once.")
     out = output_folder(settings.out, draft)
-    most = scoring.eval.num_prompts + scoring.eval.policy_prompts
-    prompts = load_in_turn(prompt_sources(settings.prompts), most=most)
+    prompts = load_in_turn(prompt_sources(settings.prompts), most=scoring.eval.num_prompts)
     named = {"baseline": settings.baseline, "draft": draft}  # the last is the one the verdict is about
     folder = resolve_checkpoint(target)
     drafts = {name: resolve_checkpoint(each) for name, each in named.items() if each is not None}
@@ -170,9 +156,7 @@ def score_pair(settings: EvalSettings, target: str, draft: str) -> None:
             require_same(share, "models, prompts and settings", told)
         how = {"seed": scoring.seed, "answered_by": kind, "holding": settings.holding, "share": share}
         scorecard = score_drafts(folder, drafts, prompts, scoring.eval, out, **how)
-    policies = out / FILE_NAME
-    told = f"policies:  {policies}, for --beside once it lies in the draft's folder\n" if policies.is_file() else ""
-    print(f"scorecard: {out / 'scorecard.md'}\n{told}\n{summary(scorecard)}")
+    print(f"scorecard: {out / 'scorecard.md'}\n\n{summary(scorecard)}")
 
 
 def told_apart(models: Mapping[str, Path], prompts: "Sequence[Prompt]", scoring: Scoring) -> dict[str, str]:
@@ -186,7 +170,7 @@ def told_apart(models: Mapping[str, Path], prompts: "Sequence[Prompt]", scoring:
 
 def score_recorded(settings: EvalSettings, recorded: Path, name: str) -> None:
     """Score one draft on recorded answers of a target."""
-    from eval.recorded.score import USED_KEYS, score_recording
+    from eval.recorded import USED_KEYS, score_recording
     from eval.scorecard_tables import summary
 
     scoring = load_scoring(settings.words)
@@ -205,7 +189,7 @@ def score_recorded(settings: EvalSettings, recorded: Path, name: str) -> None:
 
 def read_recording(recorded: Path, prompts: Sequence[str], draft: Path) -> "Recording":
     """The answers in a folder of traces, or in a text file beside its prompts."""
-    from eval.recorded.answers import read_recorded_text, read_recorded_traces
+    from eval.recorded import read_recorded_text, read_recorded_traces
 
     if recorded.is_dir():
         return read_recorded_traces(recorded, draft)
@@ -262,14 +246,6 @@ def output_folder(out: Path | None, draft: str) -> Path:
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is a file, and a scorecard is a folder of files. Choose another place.")
     return out
-
-
-def export_recorded(settings: ExportRecordedSettings) -> None:
-    """Write recorded answers as text."""
-    from eval.recorded.export import export_recorded
-
-    count = export_recorded(settings.traces, resolve_checkpoint(settings.tokenizer), settings.to)
-    print(f"{settings.to}: {count} answers as ground_truth.txt and prompts.jsonl")
 
 
 def keys_of_eval(words: Sequence[str]) -> set[str]:

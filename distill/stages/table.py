@@ -25,7 +25,7 @@ from eval.answers.shards import read_claims
 if TYPE_CHECKING:
     from eval.answers.writing import Kind
     from eval.prompts import Prompt
-    from eval.records.scorecard import Scorecard
+    from eval.scorecard_schema import Scorecard
 
 NAMES = ("eval", "train")  # of the shards of a run's answers
 
@@ -131,8 +131,8 @@ def require_drafts(run: Run) -> None:
 def score_draft(run: Run, finish: Finish) -> None:
     """Score <run>/draft and the undistilled <run>/init against the target, into <run>/eval."""
     from eval.engines.generate import responses_by
-    from eval.records.origin import UNDISTILLED
     from eval.scorecard import score_drafts
+    from eval.scorecard_schema import UNDISTILLED
 
     drafts = {UNDISTILLED: run.init.path, "draft": run.draft.path}
     with responses_by(run.recipe.generate) as kind:
@@ -148,35 +148,18 @@ def score_draft(run: Run, finish: Finish) -> None:
             share=run.share,
         )
     finish()
-    run.share.lead(lambda: take_policies(run))
-
-
-def take_policies(run: Run) -> None:
-    """Put the policies that were tuned for this scorecard beside the draft, where `--beside` looks for them."""
-    from eval.policies.policy_file import FILE_NAME
-
-    tuned, sidecar = run.eval.path / FILE_NAME, run.draft.path / FILE_NAME
-    if tuned.is_file():
-        sidecar.write_bytes(tuned.read_bytes())
-        print(f"   {sidecar}: when the text proposes beside the draft, for --beside")
 
 
 def use_best_lookahead(run: Run) -> None:
     """Have transformers use the draft as its scorecard found best: what an export cannot know yet."""
-    from architectures.engines.pair.facts import Drafting
-    from eval.predictions.engine_settings import engine_settings
-
-    card = read_scorecard(run)
-    best = engine_settings(card).get("transformers", Drafting(card.main_forecast.best_lookahead))
-    if write_assistant_settings(run.draft.path, lookahead=best.lookahead, confidence=best.confidence):
-        doubt = f", assistant_confidence_threshold {best.confidence:g}" if best.confidence else ""
-        told = f"num_assistant_tokens {best.lookahead}{doubt}, the best that was scored"
-        print(f"   {run.draft.path / SETTINGS_NAME}: {told}")
+    best = read_scorecard(run).main_forecast.best_lookahead
+    if write_assistant_settings(run.draft.path, lookahead=best, confidence=0.0):
+        print(f"   {run.draft.path / SETTINGS_NAME}: num_assistant_tokens {best}, the best that was scored")
 
 
 def read_scorecard(run: Run) -> "Scorecard":
     """What <run>/eval/scorecard.json holds."""
-    from eval.records.files import CARD_NAME, read_scorecard
+    from eval.scorecard_schema import CARD_NAME, read_scorecard
 
     return read_scorecard(run.eval.path / CARD_NAME)
 
@@ -188,7 +171,7 @@ def eval_prompts(run: Run) -> list["Prompt"]:
 
     scoring = run.recipe.eval
     if scoring.tasks:
-        return load_in_turn(scoring.tasks, most=scoring.num_prompts + scoring.policy_prompts)
+        return load_in_turn(scoring.tasks, most=scoring.num_prompts)
     held_out = read_traces(run.data.path, "eval")
     return [Prompt(trace.source, tuple(trace.messages), category=trace.category, task=trace.task) for trace in held_out]
 

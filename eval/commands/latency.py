@@ -151,9 +151,8 @@ def latency(settings: LatencySettings) -> None:
     from eval.commands.depth_and_width_plot import shapes_plot
     from eval.commands.latency_page import grid_page
     from eval.models.identity import model_facts
-    from eval.records.files import write_record
     from eval.records.grid import TARGET, GridFile, GridModel
-    from eval.records.origin import Provenance
+    from eval.scorecard_schema import Provenance, write_record
 
     models, text_ids = target_and_drafts(settings)
     described = {

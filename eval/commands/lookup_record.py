@@ -13,7 +13,7 @@ from eval.decoding.texts import Limits, Seeds, row_seed
 from eval.latency.measure import measure_latency, timing_ticks
 from eval.latency.steps import Setting
 from eval.policies.policy_replay import RecordedAnswer
-from eval.scorecard.answers import typical_context
+from eval.scorecard import typical_context
 
 NAME, CONFIDENCE, NUM_RESAMPLES = "draft", 0.95, 2000
 

@@ -144,7 +144,7 @@ def speed(settings: SpeedSettings) -> None:
     from eval.acceptance.estimates import Resampling
     from eval.checks.loaded_pair import load_pairs, prompts_of
     from eval.latency.threads import chosen_threads
-    from eval.records.files import write_record
+    from eval.scorecard_schema import write_record
     from eval.speed.page import speed_page
     from eval.speed.plot import speed_plot
 
@@ -208,8 +208,9 @@ def measured(
 
     from eval.checks.loaded_pair import identity_of
     from eval.latency.machine import machine_state
-    from eval.records.origin import Machine, Provenance
+    from eval.records.grid import Machine
     from eval.records.speed import SpeedFile
+    from eval.scorecard_schema import Provenance
     from eval.speed.measure import groups_of
     from eval.speed.record import speed_figures
 

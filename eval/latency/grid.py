@@ -18,8 +18,7 @@ from eval.latency.measure import Latency, measure_both_ways
 from eval.latency.steps import Setting
 from eval.models.execution import How
 from eval.records.evidence import StepEvidence
-from eval.records.grid import TARGET, Bandwidth, Cell, GridFigures, GridStep, GridSteps
-from eval.records.origin import Machine
+from eval.records.grid import TARGET, Bandwidth, Cell, GridFigures, GridStep, GridSteps, Machine
 from eval.steps.fixed_steps import FixedSteps
 from eval.steps.openers import new_opener
 from eval.steps.sequencer import Opener, open_sequencer, takes_rows

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from eval.models.clock import clock_s
-from eval.records.origin import MachineState
+from eval.records.grid import MachineState
 from eval.targets.caps import free_bytes
 
 BANDWIDTH_BYTES = {"cpu": 2**29, "cuda": 2**32}

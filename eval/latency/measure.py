@@ -15,7 +15,7 @@ from eval.latency.steps import Kind, Setting, decoding_steps, prefill_steps
 from eval.latency.timing import Timed, time_alone, time_together
 from eval.records.evidence import StepEvidence
 from eval.records.grid import TARGET
-from eval.records.steps import StepTime
+from eval.scorecard_schema import StepTime
 
 MEAN_WARM_UPS = 12  # repetitions, of 10 to 20
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from eval.acceptance.estimates import Estimate
 from eval.acceptance.intervals import Array, percentile_bounds
-from eval.records.steps import Percentile, StepTime
+from eval.scorecard_schema import Percentile, StepTime
 
 Kind = TypeVar("Kind", bound=Hashable)
 Step = Callable[[], float]  # does its work once and returns the seconds it took

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from eval.acceptance.estimates import Estimate
-from eval.records.values import HasInterval
+from eval.scorecard_schema import HasInterval
 from eval.scorecard_tables import with_bounds
 
 Judgement = Literal["faster", "slower", "not decided"]

@@ -26,7 +26,7 @@ from eval.acceptance.speedup import (
     root_in_unit,
 )
 from eval.predictions.promise import RoundsAt, any_full_rate, promise
-from eval.records.steps import ScoredLatency, StepTime
+from eval.scorecard_schema import ScoredLatency, StepTime
 
 Array = NDArray[np.float64]
 

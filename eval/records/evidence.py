@@ -2,15 +2,13 @@
 
 from dataclasses import dataclass
 
-from eval.records.values import Count, NotNegative, Positive, Share, Some
-
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadStep:
     """Mean milliseconds that the target's step of one token took with so many threads, in turns with other numbers."""
 
-    threads: Count
-    ms: Positive
+    threads: int
+    ms: float
 
     @property
     def words(self) -> str:
@@ -29,9 +27,9 @@ class ModelStep:
     """
 
     model: str
-    layers: Count
-    ms: Positive
-    least_ms: Positive | None
+    layers: int
+    ms: float
+    least_ms: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +46,13 @@ class StepEvidence:
         load_average: Of the last minute, when timing began.
     """
 
-    threads: Count
+    threads: int
     by_threads: tuple[ThreadStep, ...]
     chosen_from: tuple[ThreadStep, ...]
-    steps: Some[ModelStep]
-    refused: Share | None
-    others: NotNegative | None
-    load_average: NotNegative
+    steps: tuple[ModelStep, ...]
+    refused: float | None
+    others: float | None
+    load_average: float
 
 
 def threads_words(count: int) -> str:

@@ -2,24 +2,44 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-from pydantic import FiniteFloat
+from pydantic import TypeAdapter
 
+from architectures.files.typed_file import read_typed
 from architectures.shapes.shape import Shape
 from eval.acceptance.estimates import Estimate
 from eval.acceptance.speedup import StepTimes
 from eval.models.execution import How, how_of
 from eval.records.evidence import StepEvidence
-from eval.records.origin import Machine, Provenance, ScoredModel, machine_words
-from eval.records.steps import StepTime
-from eval.records.values import Count, Counted, Positive, Some, only
+from eval.scorecard_schema import Provenance, Record, ScoredModel, Some, StepTime, machine_words, only
 
 SCHEMA = "widedraft.latency/2"
 TARGET = "target"  # what the model that is drafted for is called among others
 
 
-@dataclass(frozen=True, kw_only=True)
+class MachineState(Record):
+    """At one moment; None where the system does not report it."""
+
+    load_average: float
+    processor_mhz: tuple[float, float] | None
+    throttled_periods: int | None
+    gpu: tuple[dict[str, str], ...] | None
+
+
+class Machine(Record):
+    """What the machine did before and after a measurement."""
+
+    before: MachineState
+    after: MachineState
+    threads: int
+
+    @property
+    def threads_words(self) -> str:
+        return f"{self.threads} thread{'s' if self.threads > 1 else ''}"
+
+
 class GridStep(StepTime):
     """A kind of step.
 
@@ -31,17 +51,17 @@ class GridStep(StepTime):
     """
 
     model: str
-    tokens: Count
+    tokens: int
     prefill: bool
-    each_ms: tuple[Positive, ...] = ()
+    each_ms: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class GridSteps:
     """Those that were timed in turn with each other, or each by itself."""
 
-    repeats: Count
-    warm_up_repeats: Counted
+    repeats: int
+    warm_up_repeats: int
     settled: bool
     steps: Some[GridStep]
 
@@ -57,14 +77,14 @@ class DepthFit:
     constant_ms: Estimate
     layer_ms: Estimate
     hundred_channels_ms: Estimate
-    largest_residual: FiniteFloat
+    largest_residual: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class SizeEnds:
     """The shallowest, deepest and fastest shape of one size."""
 
-    size: Count
+    size: int
     shallowest: str
     deepest: str
     fastest: str
@@ -92,13 +112,13 @@ class Cell:
         depth_and_width: Of shapes of equal size.
     """
 
-    batch: Count
-    context_tokens: Count
+    batch: int
+    context_tokens: int
     compiled: bool
     captured: bool = False
     together: GridSteps
     alone: GridSteps
-    floor: dict[str, Positive | None]
+    floor: dict[str, float | None]
     depth_and_width: DepthAndWidth | None = None
 
     @property
@@ -120,7 +140,7 @@ class ShapeRow(Shape):
     """An untrained draft of one of several equal sizes, and what it has more of than the target."""
 
     name: str
-    size: Count
+    size: int
     larger: tuple[str, ...]
 
 
@@ -128,8 +148,8 @@ class ShapeRow(Shape):
 class Bandwidth:
     """What memory moves."""
 
-    copy: Positive
-    read: Positive
+    copy: float
+    read: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +165,7 @@ class GridFigures:
         evidence: What the eager steps of the first cell are held against; null in files of before there was any.
     """
 
-    lookaheads: tuple[Count, ...]
+    lookaheads: tuple[int, ...]
     bandwidth_gb_s: Bandwidth
     machine: Machine
     cells: Some[Cell]
@@ -153,7 +173,6 @@ class GridFigures:
     evidence: StepEvidence | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class GridModel(ScoredModel):
     """A model, and where it was."""
 
@@ -167,15 +186,6 @@ class GridFile(GridFigures):
     schema: Literal["widedraft.latency/2"] = SCHEMA
     models: dict[str, GridModel]
     provenance: Provenance
-
-    def __post_init__(self) -> None:
-        due = [(TARGET, 1), *((TARGET, lookahead + 1) for lookahead in self.lookaheads)]
-        due += [(name, tokens) for name in self.drafts for tokens in (1, 2)]
-        for number, cell in enumerate(self.cells):
-            timed = {(step.model, step.tokens) for step in cell.together.steps if not step.prefill}
-            for model, tokens in due:
-                if (model, tokens) not in timed:
-                    raise ValueError(f"cells.{number} has no step of {model} with {tokens} tokens")
 
     @property
     def drafts(self) -> list[str]:
@@ -192,3 +202,12 @@ class GridFile(GridFigures):
         target = self.models[TARGET]
         machine = machine_words(self.provenance.hardware, target.device, self.machine.threads)
         return f"a {machine} in {target.dtype}"
+
+
+def read_grid_file(path: Path) -> GridFile:
+    """A grid of step times.
+
+    Raises:
+        UserError: If it is no such file; the message names it and the field.
+    """
+    return read_typed(path, TypeAdapter(GridFile), "Name a file that `widedraft latency --out` wrote.")

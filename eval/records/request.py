@@ -2,8 +2,6 @@
 
 from dataclasses import asdict, dataclass
 
-from eval.records.values import Count, Counted, NotNegative, Share
-
 SCHEMA = "widedraft.requests/1"
 
 
@@ -29,17 +27,17 @@ class RequestRecord:
         kept: How many of them each round kept.
     """
 
-    request: Counted
+    request: int
     source: str
-    updates: Counted
-    alpha: Share
-    tau: NotNegative
-    tokens: Count
-    rounds: Count
-    proposed: Counted
-    accepted: Counted
-    seconds: NotNegative | None
-    wait_s: NotNegative | None
+    updates: int
+    alpha: float
+    tau: float
+    tokens: int
+    rounds: int
+    proposed: int
+    accepted: int
+    seconds: float | None
+    wait_s: float | None
     answer_ids: tuple[int, ...]
     proposals: tuple[tuple[int, ...], ...]
     kept: tuple[int, ...]

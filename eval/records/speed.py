@@ -3,15 +3,13 @@
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from pydantic import FiniteFloat
-
 from eval.acceptance.estimates import Estimate
 from eval.config import SamplingConfig
 from eval.models.execution import How, how_of
 from eval.records.evidence import StepEvidence
-from eval.records.origin import Machine, Provenance
-from eval.records.values import Confidence, Count, Counted, NotNegative, Positive, Share, SpeedUp, only
+from eval.records.grid import Machine
 from eval.rounds.round_trace import ModelIdentity
+from eval.scorecard_schema import Provenance, only
 
 SCHEMA = "widedraft.speed/1"
 
@@ -20,17 +18,17 @@ SCHEMA = "widedraft.speed/1"
 class Speed:
     """Tokens a second, and how many times as fast as the target alone."""
 
-    tokens_per_s: Positive
-    speedup: SpeedUp
+    tokens_per_s: float
+    speedup: Estimate
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundParts:
     """Milliseconds of a mean round: what proposes, the target, and the loop around them."""
 
-    draft: FiniteFloat
-    verify: FiniteFloat
-    rest: FiniteFloat
+    draft: float
+    verify: float
+    rest: float
 
     @property
     def total(self) -> float:
@@ -59,13 +57,13 @@ class SpeedWay:
 
     way: str
     draft: str | None
-    lookahead: Counted
-    tokens: Count
-    rounds: Count | None
-    tau: Positive | None
+    lookahead: int
+    tokens: int
+    rounds: int | None
+    tau: float | None
     decode: Speed | None
     whole: Speed
-    pass_ms: Positive | None
+    pass_ms: float | None
     round_ms: RoundParts | None
     predicted: Estimate | None
     predicted_round_ms: RoundParts | None
@@ -77,9 +75,9 @@ class BestWay:
 
     way: str
     draft: str | None
-    lookahead: Count
-    speedup: SpeedUp
-    compared: Count
+    lookahead: int
+    speedup: Estimate
+    compared: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +86,8 @@ class BehindFastest:
 
     way: str
     draft: str
-    fastest: SpeedUp
-    compared: Count
+    fastest: Estimate
+    compared: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,24 +96,24 @@ class AgainstLookup:
 
     way: str
     draft: str
-    ratio: SpeedUp
-    compared: Count
+    ratio: Estimate
+    compared: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftStepsMs:
     """Milliseconds of a draft: one token, two at once."""
 
-    draft: Positive
-    draft_two: Positive
+    draft: float
+    draft_two: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepsMs:
     """Milliseconds of the target's steps, which all drafts share, and of each draft's; verification by lookahead."""
 
-    target: Positive
-    verify: dict[str, Positive]
+    target: float
+    verify: dict[str, float]
     drafts: dict[str, DraftStepsMs]
 
 
@@ -124,28 +122,28 @@ class LargestError:
     """Where prediction is farthest from measured decoding, as a share of the measured speed-up."""
 
     draft: str
-    lookahead: Count
-    share: FiniteFloat
+    lookahead: int
+    share: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredWith:
     """How it was measured; `beside`: with n-gram lookup beside each draft too."""
 
-    prompts: Count
-    max_new_tokens: Count
-    batch: Count
-    temperature: NotNegative
-    repeats: Count
+    prompts: int
+    max_new_tokens: int
+    batch: int
+    temperature: float
+    repeats: int
     beside: bool
     compiled: bool
     captured: bool
-    confidence: Confidence
+    confidence: float
     seed: int
     sampling: SamplingConfig = SamplingConfig()  # noqa: RUF009  # never changes; files from before there was any
     adaptive: bool = False
-    least_confidence: Share = 0.0
-    least_chance: Share = 0.0
+    least_confidence: float = 0.0
+    least_chance: float = 0.0
     propose_doubted: bool = False
 
     @property
@@ -173,7 +171,7 @@ class SpeedFigures:
 
     ways: tuple[SpeedWay, ...]
     steps_ms: StepsMs
-    groups: Count
+    groups: int
     intervals: str
     best: tuple[BestWay, ...]
     behind: tuple[BehindFastest, ...]

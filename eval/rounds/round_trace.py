@@ -5,7 +5,7 @@ their order. No rate is stored: eval/report_inputs/round_figures.py makes every 
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -14,7 +14,6 @@ import torch
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from architectures.checkpoints.manifest import provenance
-from architectures.errors import UserError
 from architectures.files.reading import read_text
 from architectures.files.typed_file import parsed
 from eval.answers.shards import write_shard
@@ -216,56 +215,20 @@ def settings_of(run: Run, num_rounds: int) -> RunSettings:
 
 
 def read_round_trace(path: Path) -> RoundTrace:
-    """A trace whose every round fits the one before it.
+    """The trace of a file.
 
     Raises:
-        UserError: If a line is malformed or impossible, or lines are missing; the message names file and line.
+        UserError: If a line is malformed; names file and line.
     """
     first, *rest = read_text(path).rstrip("\n").split("\n")  # splitlines would cut at characters JSON need not escape
     header = parsed(HEADER, first, f"{path}:1", REMEDY)
-    placed = [(f"{path}:{number}", line) for number, line in enumerate(rest, start=2)]
-    rounds = [(where, parsed(LINE, line, where, REMEDY)) for where, line in placed]
-    ends: dict[tuple[str, str, int], int | None] = {}
-    for where, round_ in rounds:
-        require_possible(round_, where)
-        require_next(round_, ends, where)
-    trace = RoundTrace(header, tuple(round_ for _, round_ in rounds))
-    require_all(trace, path)
-    return trace
+    rounds = [parsed(LINE, line, f"{path}:{number}", REMEDY) for number, line in enumerate(rest, start=2)]
+    return RoundTrace(header, tuple(rounds))
 
 
-def require_possible(round_: TracedRound, where: str) -> None:
-    """Raise UserError for counts that no round has."""
-    if not round_.accepted <= round_.proposed <= round_.lookahead or round_.emitted != round_.accepted + 1:
-        raise UserError(
-            f"{where}: a round accepts at most what it proposes, proposes at most its lookahead and emits what it "
-            f"accepts and one token more, got accepted={round_.accepted}, proposed={round_.proposed}, "
-            f"lookahead={round_.lookahead}, emitted={round_.emitted}. {REMEDY}"
-        )
-
-
-def require_next(round_: TracedRound, ends: dict[tuple[str, str, int], int | None], where: str) -> None:
-    """Raise UserError unless a round begins where its text stands; `ends` has that of every text, None if stopped."""
-    text = (round_.run, round_.prompt, round_.sample)
-    end = ends.get(text, 0)
-    if end != round_.start:
-        stands = "has stopped" if end is None else f"has {end} tokens"
-        raise UserError(
-            f"{where}: start is {round_.start}, but the text of {round_.prompt} {stands} before it. {REMEDY}"
-        )
-    ends[text] = None if round_.stopped else round_.start + round_.emitted
-
-
-def require_all(trace: RoundTrace, path: Path) -> None:
-    """Raise UserError unless the runs are those the header names, each with all of its texts and rounds."""
-    rounds = Counter(round_.run for round_ in trace.rounds)
-    texts = Counter(round_.run for round_ in trace.rounds if round_.start == 0)
-    told = {run.label: (run.texts, run.rounds) for run in trace.header.runs}
-    held = {label: (texts[label], rounds[label]) for label in told.keys() | rounds.keys()}
-    for label, (num_texts, num_rounds) in sorted(held.items()):
-        if told.get(label) != (num_texts, num_rounds):
-            expected = "none" if label not in told else "{} texts with {} rounds".format(*told[label])
-            raise UserError(
-                f"{path}:1: holds {num_texts} texts with {num_rounds} rounds of run {label!r}, but its first line says "
-                f"{expected}. {REMEDY}"
-            )
+def texts_of(rounds: Iterable[TracedRound]) -> list[tuple[str, list[TracedRound]]]:
+    """The prompt and the verification steps of each text."""
+    texts: dict[tuple[str, int], list[TracedRound]] = {}
+    for round_ in rounds:
+        texts.setdefault((round_.prompt, round_.sample), []).append(round_)
+    return [(prompt, text) for (prompt, _), text in texts.items()]

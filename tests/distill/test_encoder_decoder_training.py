@@ -65,7 +65,7 @@ def make_translation_run(make_translator, tmp_path) -> Callable[..., Recipe]:
                 },
                 "distill": {**SETTINGS, **distill},
                 "export": {"dtype": "float32"},
-                "eval": {"num_prompts": 2, "policy_prompts": 0},
+                "eval": {"num_prompts": 2},
             }
         )
         for stage in (prune_stage, generate_stage):

@@ -24,10 +24,10 @@ from distill.run.run import Run
 from distill.stages import processes
 from distill.stages.processes import distill_stage
 from distill.stages.running import cache_stage, checkpoints_stage, eval_stage, generate_stage, prune_stage
+from eval.acceptance import replay_drafts
+from eval.acceptance.replay_drafts import REPLAYS_NAME
+from eval.checkpoint_curve import JSON_NAME
 from eval.decoding import answering
-from eval.scorecard import loaded_models
-from eval.scorecard.score import REPLAYS_NAME
-from eval.training_curve.curves import JSON_NAME
 from tests.distill.test_several_processes import contents
 from tests.sharing import by_processes
 
@@ -40,7 +40,7 @@ distill: {{max_duration: 4ba, global_train_batch_size: 4, precision: fp32, sched
   teacher: {{source: cache, contents: top_k, k: 8}}}}
 export: {{dtype: float32}}
 eval:
-  {{num_prompts: 2, policy_prompts: 2, max_new_tokens: 8, batch_size: 1, lookaheads: [1, 2], latency_repeats: 2,
+  {{num_prompts: 2, max_new_tokens: 8, batch_size: 1, lookaheads: [1, 2], latency_repeats: 2,
     live_prompts: 2, latency_batch_sizes: [], num_resamples: 50, num_threads: 1, dtype: float32}}
 """
 CUT = "{layers: 2, method: greedy, intermediate: 96, width_method: flap, calibration: {tokens: 160, sequence_len: 32}}"
@@ -69,7 +69,7 @@ ROWS = [
     Row("prune", "the sums", (watching, "read_text"), 2),
     Row("cache", "files of the cache", (capture, "write_tensors"), 1),
     Row("eval", "files of answers", (answering, "write_shard"), 1),
-    Row("eval", "each answer's", (loaded_models, "replays_of"), 1),
+    Row("eval", "each answer's", (replay_drafts, "replay_answer"), 1),
 ]
 STAGES: dict[str, tuple[Callable[[Run], object], tuple[str, ...], tuple[str, ...]]] = {
     # what does it, the folders it makes, and those of them that hold nothing that is timed
@@ -77,7 +77,7 @@ STAGES: dict[str, tuple[Callable[[Run], object], tuple[str, ...], tuple[str, ...
     "prune": (prune_stage, ("scores", "init"), ("scores", "init")),
     "cache": (cache_stage, ("teacher_cache",), ("teacher_cache",)),
     "distill": (lambda run: distill_stage(run.recipe_file, []), ("checkpoints", "draft", "logs"), ()),
-    "eval": (eval_stage, ("eval",), ("eval/answers", "eval/tuning")),
+    "eval": (eval_stage, ("eval",), ("eval/answers",)),
 }
 
 

@@ -12,7 +12,6 @@ from architectures.checkpoints.manifest import read_manifest
 from distill.checkpoints.files import find_checkpoints
 from distill.run.run import Run
 from eval.answers.traces import read_traces
-from eval.policies.policy_file import FILE_NAME, read_policies
 
 pytestmark = pytest.mark.slow
 
@@ -78,21 +77,8 @@ def test_draft_manifest_names_its_target_and_checkpoint(run, tiny_target):
 
 def test_scorecard_compares_the_undistilled_draft(run):
     scorecard = json.loads((run[1] / "eval" / "scorecard.json").read_text())
-    assert scorecard["schema"] == "widedraft.scorecard/3"
+    assert scorecard["format"] == "widedraft.scorecard/4"
     assert [draft["draft"] for draft in scorecard["drafts"]] == ["undistilled", "draft"]
-
-
-def test_a_policy_that_was_tuned_stands_beside_the_draft(run, capfd):
-    arguments, out = run
-    assert not (out / "draft" / FILE_NAME).exists()
-    assert widedraft.main(["eval", *arguments, "eval.num_prompts=2", "eval.policy_prompts=2"]) == 0
-    assert "lookup_policy.json: when the text proposes beside the draft" in capfd.readouterr().out
-    scorecard = json.loads((out / "eval" / "scorecard.json").read_text())
-    found = read_policies(Path(scorecard["target"]["path"]), out / "draft")
-    assert len(found.prompts) == 2
-    (out / "draft" / FILE_NAME).unlink()
-    assert widedraft.main(["eval", *arguments]) == 0
-    assert not (out / "draft" / FILE_NAME).exists()
 
 
 def test_answers_and_scorecard_are_drawn_with_the_recipes_seed(run):

@@ -5,12 +5,35 @@ from dataclasses import replace
 from pydantic import BaseModel
 
 from eval.acceptance.estimates import Estimate
-from eval.records.acceptance import AcceptanceRow, Position, PromptSums, Rounds, RoundsByPrompt
-from eval.records.origin import AnswersRow, DraftModel, Hardware, Prompts, Provenance, ScoredModel
-from eval.records.scorecard import Scorecard, ScoredSettings
-from eval.records.scorecard_speeds import Agreement, Forecast, Live, RoundCounts, SpeedupRow, Spent, SpentByBoth
-from eval.records.steps import DraftSteps, Percentile, ScoredLatency, StepTime, VerifyStep
-from eval.records.values import Mean, Ratio
+from eval.scorecard_schema import (
+    AcceptanceRow,
+    Agreement,
+    AnswersRow,
+    DraftModel,
+    DraftSteps,
+    Forecast,
+    Hardware,
+    Live,
+    Mean,
+    Percentile,
+    Position,
+    Prompts,
+    PromptSums,
+    Provenance,
+    Ratio,
+    RoundCounts,
+    Rounds,
+    RoundsByPrompt,
+    Scorecard,
+    ScoredLatency,
+    ScoredModel,
+    Settings,
+    SpeedupRow,
+    Spent,
+    SpentByBoth,
+    StepTime,
+    VerifyStep,
+)
 
 NOTHING = Ratio(None, None)
 
@@ -136,8 +159,6 @@ def speedup(draft, temperature, predicted, best, lookaheads, break_even=None):
         cost_ratio=0.1,
         byte_ratio=None,
         best_lookahead=best,
-        predicted=predicted,
-        break_even_alpha=break_even,
         lookahead=entries,
     )
 
@@ -168,6 +189,9 @@ def live(draft="draft", lookahead=3, *, value=1.12, interval=(1.05, 1.2), exact=
     )
 
 
+LIVE = live()
+
+
 def settings(**changes):
     found = {
         "confidence": 0.95,
@@ -181,7 +205,7 @@ def settings(**changes):
         "max_prompt_len": 100,
         "batch_size": 2,
     }
-    return ScoredSettings(**{**found, **changes})
+    return Settings(**{**found, **changes})
 
 
 def scorecard(rows, steps, speedups, *, live=None, scored=6, **changes):
@@ -209,8 +233,7 @@ def scorecard(rows, steps, speedups, *, live=None, scored=6, **changes):
         "differences": (),
         "latency": steps,
         "speedup": tuple(speedups),
-        "policies": (),
-        "live": live,
+        "lives": (live or LIVE,),
         "provenance": Provenance(
             argv=(),
             created="",

@@ -22,7 +22,7 @@ from eval.decoding.texts import Decoded, Limits, Seeds, Speculation
 from eval.decoding.wanted import Streams, Wanted
 from eval.models.loading import load_model
 from eval.rounds.race import Runner, race, writers_of
-from eval.scorecard.live_record import spent_on
+from eval.wall_clock import spent_on
 
 GREEDY = Sampling()
 

@@ -12,15 +12,14 @@ import pytest
 import widedraft
 from architectures.errors import UserError
 from eval.acceptance.estimates import Estimate
+from eval.acceptance.replay_drafts import answers_folder
+from eval.checkpoint_curve import Curve, Point
 from eval.config import EvalConfig
 from eval.prompts import Prompt
-from eval.recorded.answers import read_recorded_traces
-from eval.recorded.score import score_recording
+from eval.recorded import read_recorded_traces, score_recording
 from eval.report import by_batch, error_bars, read_runs, write_page, write_report
 from eval.scorecard import score_drafts
-from eval.scorecard.answers import answers_folder
 from eval.scorecard_tables import between_runs, differences, interval, scored_drafts
-from eval.training_curve.curves import Curve, Point
 
 CONFIG = EvalConfig(
     max_new_tokens=24,
@@ -158,8 +157,24 @@ def test_speedups_at_other_batches_come_from_the_grid_next_to_the_scorecard(scor
 
 def test_checkpoints_over_training_are_shown(scored, tmp_path):
     [run] = read_runs([scored / "noisy"])
-    points = tuple(Point(f"ba{n}", n, 100 * n, Estimate(0.5, None), Estimate(2.0 + n, None), 1.5, None) for n in (1, 2))
-    page = Page(write_page([replace(run, curves=(Curve(0.0, 3, "ba2", points),))], tmp_path / "report.html"))
+    points = tuple(
+        Point(
+            checkpoint=f"ba{n}",
+            batches=n,
+            tokens=100 * n,
+            alpha=Estimate(0.5, None),
+            tau=Estimate(2.0 + n, None),
+            predicted=1.5,
+            behind=None,
+        )
+        for n in (1, 2)
+    )
+    page = Page(
+        write_page(
+            [replace(run, curves=(Curve(temperature=0.0, lookahead=3, best="ba2", points=points),))],
+            tmp_path / "report.html",
+        )
+    )
     assert ["noisy", "3", "ba1", "1", "100"] in [row[:5] for row in page.rows]
 
 

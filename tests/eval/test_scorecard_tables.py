@@ -6,8 +6,8 @@ import pytest
 
 from eval.acceptance.estimates import Estimate
 from eval.records.evidence import ModelStep, StepEvidence, ThreadStep
-from eval.records.values import Ratio
 from eval.report import read_runs
+from eval.scorecard_schema import Ratio
 from eval.scorecard_tables import (
     find_warnings,
     groups,

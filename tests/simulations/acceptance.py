@@ -6,7 +6,7 @@ import numpy as np
 
 from eval.acceptance.estimates import Estimate, Resampling, mean_of_ratios, paired_ratio_difference, pooled_ratio
 from eval.acceptance.paired_tests import even_chance_p, sign_flip_p
-from eval.training_curve.score import behind_the_best
+from eval.checkpoint_curve import behind_the_best
 from tests.simulations.prompts import LOOKAHEAD, Population, population
 from tests.simulations.shares import Row, is_inside, share_of
 

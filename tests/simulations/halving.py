@@ -12,7 +12,7 @@ import argparse
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median
 
@@ -28,8 +28,8 @@ from distill.choose.trainings.in_play import in_play, is_rival
 from eval.acceptance.estimates import Estimate, Resampling
 from eval.acceptance.speedup import iid_tau, root_in_unit
 from eval.predictions.ranking import Ranked, ranking
-from eval.records.steps import DraftSteps, Percentile, ScoredLatency, StepTime
-from eval.scorecard.record import scored_latency
+from eval.scorecard import scored_latency
+from eval.scorecard_schema import DraftSteps, Percentile, ScoredLatency, StepTime
 from tests.simulations.latency import Series, read_series, stretch
 from tests.simulations.prediction import DrawnRounds, DrawnRow, DrawnSums, calm, kinds_of
 from tests.simulations.prompts import LOOKAHEAD, Population, population
@@ -217,7 +217,8 @@ def drawn_ranking(world: World, rung: Population, playing: Sequence[str], rng: n
     rows = [drawn_row(prompts, str(depth), rng, world.missed) for depth in DEPTHS]
     latency = scored_latency(world.series.taken(stretch(world.series.repeats, REPEATS, rng)).latency())
     steps = tuple(draft_steps(latency, depth, cost(depth, world.layer_cost)) for depth in DEPTHS)
-    return ranking([row for row in rows if row.draft in playing], replace(latency, drafts=steps), RESAMPLING)
+    timed = latency.model_copy(update={"drafts": steps})
+    return ranking([row for row in rows if row.draft in playing], timed, RESAMPLING)
 
 
 def drawn_row(prompts: Population, name: str, rng: np.random.Generator, missed: float) -> DrawnRow:

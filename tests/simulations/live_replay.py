@@ -6,7 +6,7 @@ import numpy as np
 
 from eval.acceptance.counts import Counts, count_trace
 from eval.acceptance.replay import replay_counts
-from eval.scorecard.live import LEAST_P, rounds_p_value
+from eval.wall_clock import LEAST_P, rounds_p_value
 from tests.simulations.shares import Row, share_of
 
 TOKENS, LOOKAHEAD = 96, 3

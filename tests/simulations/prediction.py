@@ -1,7 +1,7 @@
 """What scorecards and `widedraft choose` predict of drafts, from prompts and step times together."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,8 +11,8 @@ from eval.latency.steps import Kind
 from eval.predictions.promise import promise
 from eval.predictions.ranking import predicted_interval, ranking
 from eval.records.grid import TARGET
-from eval.records.steps import ScoredLatency
-from eval.scorecard.record import scored_latency
+from eval.scorecard import scored_latency
+from eval.scorecard_schema import DraftSteps, ScoredLatency
 from tests.simulations.latency import Series, stretch
 from tests.simulations.prompts import LOOKAHEAD, Population, population
 from tests.simulations.shares import Row, is_inside, share_of
@@ -75,10 +75,16 @@ def drawn_scorecard(drawn: Population, series: Series) -> Drawn:
     scored = scored_latency(series.latency())
     [own] = scored.drafts
     drafts = tuple(
-        replace(own, draft=name, one_token=replace(own.one_token), two_tokens=replace(own.two_tokens))
+        DraftSteps(
+            draft=name,
+            cost_ratio=own.cost_ratio,
+            one_token=own.one_token.model_copy(),
+            two_tokens=own.two_tokens.model_copy(),
+        )
         for name in DRAFTS
     )
-    return Drawn([drawn_row(drawn, index) for index in range(len(DRAFTS))], replace(scored, drafts=drafts))
+    rows = [drawn_row(drawn, index) for index in range(len(DRAFTS))]
+    return Drawn(rows, scored.model_copy(update={"drafts": drafts}))
 
 
 def drawn_row(drawn: Population, index: int) -> DrawnRow:

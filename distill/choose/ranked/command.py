@@ -24,7 +24,7 @@ from distill.run.run import RECIPE_NAME, Run
 
 if TYPE_CHECKING:
     from distill.estimates.coverage import IdCounts
-    from eval.records.steps import ScoredLatency
+    from eval.scorecard_schema import ScoredLatency
 
 TRIAL = (
     "distill.eval_interval=1dur",
@@ -170,7 +170,7 @@ def ranked_as_given(recipe: Recipe, timed: Timed, alphas: Mapping[str, TakenAlph
 
 def choice_of(recipe: Recipe, timed: Timed, found: Sequence[Rung], winner: str | None) -> Choice:
     """What choice.json holds."""
-    from eval.records.origin import Provenance
+    from eval.scorecard_schema import Provenance
 
     return Choice(
         run_name=recipe.run_name,

@@ -13,7 +13,7 @@ from eval.pages.doubts import chosen_words, doubt_words, is_distrusted
 from eval.pages.verdict import figure_words
 from eval.predictions.ranking import Prospect, Ranked, step_times
 from eval.records.evidence import StepEvidence
-from eval.records.steps import ScoredLatency
+from eval.scorecard_schema import ScoredLatency
 
 PROSPECT_COLUMNS = (
     "candidate",

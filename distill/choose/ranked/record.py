@@ -13,8 +13,7 @@ from distill.choose.shapes.candidates import Candidate
 from distill.choose.shapes.left_out import LeftOut
 from distill.choose.trainings.rungs import Rung
 from eval.predictions.ranking import Prospect
-from eval.records.origin import Provenance
-from eval.records.steps import ScoredLatency
+from eval.scorecard_schema import Provenance, ScoredLatency
 
 RECORD_NAME, SCHEMA = "choice.json", "widedraft.choice/1"
 

@@ -11,7 +11,7 @@ from distill.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
     from eval.acceptance.estimates import Resampling
-    from eval.records.steps import ScoredLatency
+    from eval.scorecard_schema import ScoredLatency
 
 REPEATS = 20
 
@@ -47,7 +47,7 @@ def measured_steps(
     from eval.latency.untrained import untrained_models
     from eval.models.loading import load_tokenizer
     from eval.records.grid import TARGET
-    from eval.scorecard.record import scored_latency
+    from eval.scorecard import scored_latency
     from eval.targets.loading import load_target
 
     config, names = recipe.eval, [candidate.name for candidate in candidates]

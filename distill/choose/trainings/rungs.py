@@ -13,8 +13,7 @@ from eval.predictions.ranking import Ranked
 from eval.records.evidence import StepEvidence
 
 if TYPE_CHECKING:
-    from eval.records.scorecard import Scorecard
-    from eval.records.steps import ScoredLatency
+    from eval.scorecard_schema import Scorecard, ScoredLatency
 
 
 @dataclass(frozen=True)

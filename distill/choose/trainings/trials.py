@@ -38,7 +38,7 @@ from distill.stages.table import eval_prompts
 
 if TYPE_CHECKING:
     from eval.config import EvalConfig
-    from eval.records.scorecard import Scorecard
+    from eval.scorecard_schema import Scorecard
 
 NAMED = "*.pt"  # links to the best and the latest; checkpoints that are files too
 
@@ -195,8 +195,8 @@ def score_candidates(run: Run, drafts: Mapping[str, Path], length: str) -> "Scor
     The target's answers are those of every other length.
     """
     from eval.engines.generate import responses_by
-    from eval.records.files import CARD_NAME, read_scorecard
     from eval.scorecard import score_drafts
+    from eval.scorecard_schema import CARD_NAME, read_scorecard
 
     share, seed = run.share, run.recipe.seed
     share.lead(run.begin)
@@ -220,7 +220,7 @@ def link_answers(run: Run, scored: Path) -> None:
 
 def config_of(run: Run) -> "EvalConfig":
     """The recipe's scoring, without what a ranking does not look at."""
-    return run.recipe.eval.model_copy(update={"latency_batch_sizes": (), "policy_prompts": 0, "live_prompts": 1})
+    return run.recipe.eval.model_copy(update={"latency_batch_sizes": (), "live_prompts": 1})
 
 
 def scored_inputs(run: Run, drafts: Mapping[str, Path]) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from distill.hub.files.terms import Terms
 from distill.recipe.recipe import Recipe
 from distill.recipe.sections.samples import SamplesConfig
 from eval.engines.config import GenerateConfig
-from eval.records.scorecard import Scorecard
 from eval.report import ScoredRun, by_batch
+from eval.scorecard_schema import Scorecard
 from eval.scorecard_tables import NOTE, by_k, groups, measured, results, scored_drafts, step_times
 
 CARD_NAME = "README.md"

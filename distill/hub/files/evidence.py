@@ -12,8 +12,8 @@ from distill.hub.files.public import published
 from distill.recipe.recipe import RESOLVED
 from distill.run.artifact import ARTIFACTS
 from distill.run.run import Run
-from eval.records.files import plain, scorecard_from, write_record
 from eval.report import ScoredRun
+from eval.scorecard_schema import Scorecard, write_record
 
 ACCEPTANCE_NAME, PROVENANCE_NAME, RECIPE_NAME = "acceptance.json", "provenance.json", "recipe.yaml"
 NOT_TOLD = ("mask_checkpoints", "scores")  # what they led to is
@@ -27,7 +27,7 @@ def published_run(scored: ScoredRun, names: dict[str, str], *, name: str) -> Sco
         names: What target and draft are called by everybody, by their folders here.
         name: Of the draft.
     """
-    shown = scorecard_from(acceptance_of(plain(scored.card), names), Path(ACCEPTANCE_NAME))
+    shown = Scorecard.model_validate(acceptance_of(scored.card.model_dump(mode="json"), names))
     return replace(scored, path=Path(ACCEPTANCE_NAME), name=name, card=shown, examples=())
 
 
@@ -52,14 +52,14 @@ def write_evidence(run: Run, scored: ScoredRun | None, folder: Path, names: dict
 def acceptance_of(record: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     """A scorecard under the names that models have for everybody; every raw count stays.
 
-    The schema stays the scorecard's, so `widedraft report` reads the file.
+    The format stays the scorecard's, so `widedraft report` reads the file.
     """
     target, *drafts = (
         {**model, "path": names.get(model["path"], PurePath(model["path"]).name)}
         for model in (record["target"], *record["drafts"])
     )
     kept: dict[str, Any] = published({key: value for key, value in record.items() if key not in ("target", "drafts")})
-    return {"schema": record["schema"], "target": target, "drafts": drafts, **kept}
+    return {"format": record["format"], "target": target, "drafts": drafts, **kept}
 
 
 def provenance_of(run: Run) -> dict[str, Any]:

@@ -24,10 +24,8 @@ from distill.hub.push.upload import Pushed, push_folder
 from distill.recipe.recipe import load_recipe
 from distill.run.run import RECIPE_NAME, Run
 from eval.engine_runs.record import FILE_NAME as CERTIFICATE_NAME
-from eval.predictions.engine_settings import engine_settings
-from eval.records.files import CARD_NAME
-from eval.records.scorecard import Scorecard
 from eval.report import ScoredRun, read_run, write_page
+from eval.scorecard_schema import CARD_NAME, Scorecard
 
 Allowed = Literal["unscored", "stale", "misleading-name"]
 MARK = "provenance.json"  # by which a folder of an earlier dry run is known
@@ -114,8 +112,7 @@ def lay_out(folder: Path, wanted: Wanted, out: Path) -> None:
         refuse_misleading_name(wanted.repo_id)
     out.mkdir(parents=True, exist_ok=True)
     lookahead = None if card is None else card.main_forecast.best_lookahead
-    settings = {} if card is None else engine_settings(card)
-    assistant = settings.get("transformers", None if lookahead is None else Drafting(lookahead))
+    assistant = None if lookahead is None else Drafting(lookahead)
     forms = lay_out_forms(draft, target, out, drafting=assistant)
     forms = replace(forms, gguf=lay_out_gguf(out, list(dict.fromkeys(wanted.gguf)), name=wanted.name, draft=draft))
     own = [draft] if (draft / CERTIFICATE_NAME).is_file() else []
@@ -141,7 +138,7 @@ def lay_out(folder: Path, wanted: Wanted, out: Path) -> None:
             repo_id=wanted.repo_id,
             base_model=base_model,
             lookahead=lookahead,
-            drafting=settings,
+            drafting={},
         ),
         certified=certified,
     )

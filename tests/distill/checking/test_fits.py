@@ -28,7 +28,7 @@ def told(tmp_path: Path, monkeypatch, capfd, target: str, architecture, distill,
     words = {"text": {"domains": [{"name": "a", "path": "p.jsonl", "field": "prompt"}]}} if masks else {}
     recipe = {"run_name": "r", "run_dir": "run", "target": {"path": target, "dtype": "bfloat16"}, **words}
     recipe |= {"architecture": architecture, "data": {"prompts": [{"path": "p.jsonl"}], "num_eval_prompts": 2}}
-    recipe |= {"distill": distill, "eval": {"num_prompts": 2, "policy_prompts": 0, "dtype": "bfloat16"}}
+    recipe |= {"distill": distill, "eval": {"num_prompts": 2, "dtype": "bfloat16"}}
     save_recipe(Recipe.model_validate(recipe), Path("r.yaml"))
     code = main(["check", "r.yaml", *flags])
     out, err = capfd.readouterr()

@@ -149,14 +149,6 @@ def test_answers_that_are_there_need_no_prompts(told):
     assert "not checked" not in told()[1]
 
 
-def test_too_few_prompts_to_tune_on(told):
-    tasks = ("eval.tasks=[{path: prompts.jsonl}]", "eval.num_prompts=8")
-    assert told(*tasks, "eval.policy_prompts=4")[0] == 0
-    code, _, error = told(*tasks, "eval.policy_prompts=5")
-    assert code == 2
-    assert error.startswith("eval.policy_prompts=5: policies are tuned on prompts behind the eval.num_prompts=8 scored")
-
-
 def test_fewer_prompts_than_are_scored_at_most_are_told(told):
     assert "2 prompts held out (data.num_eval_prompts), of the 64 that eval.num_prompts allows" in told()[1]
 

@@ -112,14 +112,8 @@ def test_the_run_is_short():
     assert small.distill.device_train_microbatch_size == "auto"
     assert (small.data.max_seq_len, small.data.max_new_tokens, small.data.num_eval_prompts) == (128, 16, 4)
     assert (small.eval.num_prompts, small.eval.max_new_tokens, small.eval.latency_repeats) == (4, 8, 2)
-    assert (small.eval.policy_prompts, small.eval.lookaheads) == (0, (1, 2, 3))
+    assert small.eval.lookaheads == (1, 2, 3)
     assert (small.eval.latency_batch_sizes, small.eval.latency_contexts) == ((1, 4), ())
-
-
-def test_a_policy_is_tuned_on_half_of_the_few_prompts():
-    small = shrink(make({"layers": 5}, eval={"num_prompts": 32, "policy_prompts": 16})).eval
-    assert (small.num_prompts, small.policy_prompts) == (2, 2)
-    assert shrink(make({"layers": 5}, eval={"num_prompts": 32, "policy_prompts": 1})).eval.num_prompts == 3
 
 
 def test_shares_names_and_plans_become_numbers():

@@ -25,7 +25,6 @@ from distill.hub.files.early_checks import refuse_without_gguf
 from distill.hub.files.terms import terms_of
 from distill.hub.push.publish import Wanted, dry_run, write_terms
 from distill.recipe.sections.export import PushConfig
-from eval.records.files import plain
 from eval.report import read_run
 
 BASE = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -132,8 +131,8 @@ def test_the_card_holds_the_figures_of_the_scorecard(laid_out, finished):
 
 def test_acceptance_json_keeps_every_count_and_no_folder_of_this_machine(laid_out, finished):
     kept = json.loads((laid_out["whole"] / "acceptance.json").read_text())
-    record = plain(read_run(finished["whole"] / "eval" / "scorecard.json").card)
-    for name in ("acceptance", "speedup", "latency", "live"):
+    record = read_run(finished["whole"] / "eval" / "scorecard.json").card.model_dump(mode="json")
+    for name in ("acceptance", "speedup", "latency", "lives"):
         assert kept[name] == record[name]
     assert (kept["target"]["path"], kept["drafts"][0]["path"]) == (BASE, "org/draft")
 

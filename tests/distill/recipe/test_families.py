@@ -57,7 +57,7 @@ def recipe_of(folder: Path, target: Path, sections: dict[str, dict[str, object]]
             "data": data,
             "distill": sections.get("distill", {}),
             "generate": sections.get("generate", {}),
-            "eval": {"num_prompts": 2, "policy_prompts": 0},
+            "eval": {"num_prompts": 2},
             **words,
         }
     )

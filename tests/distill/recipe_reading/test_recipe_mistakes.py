@@ -51,13 +51,6 @@ IN_FILE = {
         "eval: {num_prompts: 1.5}",
         "r.yaml:5: eval.num_prompts must be a whole number >= 1 and <= 1000000, got 1.5.",
     ),
-    "no held-out prompts to tune a policy on": (
-        "eval: {num_prompts: 60, policy_prompts: 5}",
-        (
-            "r.yaml:5: eval must have num_prompts and policy_prompts of at most data.num_eval_prompts together, got 60 "
-            "and 5 of 64: policies are tuned on held-out prompts that are not scored."
-        ),
-    ),
     "truth value for a number": (
         "eval: {num_prompts: yes}",
         "r.yaml:5: eval.num_prompts must be a whole number >= 1 and <= 1000000, got true.",

@@ -158,7 +158,6 @@ def test_a_training_does_not_continue_from_another_init_or_other_answers(make_ru
         (generate_inputs, "seed", 5, ["seed"]),
         (generate_inputs, "distill.temperature", 2.0, []),
         (eval_inputs, "eval.num_prompts", 3, ["eval"]),
-        (eval_inputs, "eval.policy_prompts", 3, ["eval"]),
         (eval_inputs, "eval.answer_steps", "eager", []),
         (generate_inputs, "data.answer_steps", "eager", []),
         (eval_inputs, "eval.tasks", (PromptSource(path="some.jsonl"),), ["prompts"]),
@@ -213,12 +212,6 @@ def test_a_scorecard_is_of_its_draft_its_init_and_its_target(make_run, make_chec
     assert changed_inputs(manifest, eval_inputs(Run.of(recipe))) == ["draft"]
     shutil.copyfile(other / "model.safetensors", run / "init" / "model.safetensors")
     assert changed_inputs(manifest, eval_inputs(Run.of(recipe))) == ["draft", "undistilled"]
-
-
-def test_as_many_rows_are_read_of_a_task_as_are_scored_and_tuned_on(make_run, monkeypatch):
-    monkeypatch.setattr("eval.prompts.load_in_turn", lambda sources, *, most: most)
-    recipe = changed(make_run(), "eval.tasks", (PromptSource(task="gsm8k"),))
-    assert eval_prompts(Run.of(changed(changed(recipe, "eval.num_prompts", 4), "eval.policy_prompts", 3))) == 7
 
 
 def test_an_init_may_be_replaced_until_something_was_trained_from_it(make_run):

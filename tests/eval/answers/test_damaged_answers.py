@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from architectures.errors import UserError
 from eval.answers.shards import claim_shards, read_claims, write_shard
 from eval.answers.traces import Trace, read_traces
-from eval.recorded.answers import read_recorded_traces
+from eval.recorded import read_recorded_traces
 
 ROW = {
     "id": 0,

@@ -1,12 +1,12 @@
 """The grid has every cell that was asked for, its floor is what must be read, and its page says what it holds."""
 
-import json
 import re
 from dataclasses import replace
 from typing import get_args
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 import widedraft
 from architectures.errors import UserError
@@ -21,10 +21,8 @@ from eval.latency.timing import summarise
 from eval.models.execution import How, flags_of, how_of
 from eval.models.loading import load_model, load_tokenizer
 from eval.prompts import render_prompt, user_turn
-from eval.records.files import form_of, plain, read_grid_file
-from eval.records.grid import Bandwidth, Cell, GridFigures, GridStep, GridSteps
-from eval.records.origin import Machine, MachineState
-from eval.records.steps import Percentile
+from eval.records.grid import Bandwidth, Cell, GridFigures, GridStep, GridSteps, Machine, MachineState, read_grid_file
+from eval.scorecard_schema import Percentile
 from eval.steps import captured, compiled
 from tests.eval.decoding.stand_ins import watched_maker
 from tests.eval.records import percentiles
@@ -55,7 +53,7 @@ def test_every_cell_has_every_step(record):
 
 
 def test_the_record_is_plain_json(record):
-    assert form_of(GridFigures).validate_json(json.dumps(plain(record)), strict=True) == record
+    assert TypeAdapter(GridFigures).validate_json(TypeAdapter(GridFigures).dump_json(record), strict=True) == record
     assert record.machine.threads >= 1
     assert record.lookaheads == (1, 3)
 

@@ -15,7 +15,7 @@ from eval.latency.steps import CHAIN_LENGTH, Kind, Setting, decoding_steps, pref
 from eval.latency.timing import WARM_UP_LIMIT
 from eval.models.loading import load_model
 from eval.records.grid import TARGET
-from eval.records.steps import StepTime
+from eval.scorecard_schema import StepTime
 from tests.eval.records import percentiles
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=200, seed=17)

@@ -20,8 +20,7 @@ from eval.latency.depth_and_width import with_depth_and_width
 from eval.latency.floor import shape_of, weight_bytes_read
 from eval.latency.untrained import source_shape, untrained_models
 from eval.models.loading import load_model
-from eval.records.files import read_grid_file
-from eval.records.grid import Cell, GridFigures, GridStep, GridSteps, SizeEnds
+from eval.records.grid import Cell, GridFigures, GridStep, GridSteps, SizeEnds, read_grid_file
 from tests.eval.records import percentiles
 
 RESAMPLING = Resampling(confidence=0.9, num_resamples=400, seed=17)

@@ -10,10 +10,8 @@ from eval.acceptance.counts import count_trace
 from eval.acceptance.draft_scores import AnswerScore, DraftScore, ReplayedDraft, score_answer
 from eval.acceptance.estimates import Resampling
 from eval.acceptance.replay import Accepts, Replay
-from eval.records.acceptance import PerPosition
-from eval.records.differences import PromptSigns, TokenTable
-from eval.records.values import Ratio
-from eval.scorecard.acceptance_record import acceptance_row, difference_row, rounds_at
+from eval.acceptance.summary import acceptance_row, difference_row, rounds_at
+from eval.scorecard_schema import Ratio
 
 RESAMPLING = Resampling(confidence=0.75, num_resamples=100, seed=17)  # three prompts are enough for an interval
 
@@ -135,11 +133,12 @@ def test_matches_of_a_conversation_are_one_prompts():
         replace(GOOD, answers=[answer(n, [(0, 0), (1, 0)], num_tokens=2, alpha_sum=1.0, matches=m) for n, m in one])
         for one in rows
     )
-    record = difference_row([first], [second], RESAMPLING).greedy_match
-    assert record.value == pytest.approx((3 - 2) / 6)
-    assert record.tokens == TokenTable(both=1, only_draft=2, only_baseline=1, neither=2)
-    assert record.prompts == PromptSigns(more=1, fewer=0, equal=1)
-    assert (record.mcnemar_p, record.sign_p, record.sign_flip_p) == (1, 1, 1)
+    row = difference_row([first], [second], RESAMPLING)
+    assert row.greedy_match.value == pytest.approx((3 - 2) / 6)
+    found = row.matches
+    assert (found.both, found.only_first, found.only_second, found.neither) == (1, 2, 1, 2)
+    assert (found.prompts_more, found.prompts_fewer) == (1, 0)
+    assert (found.mcnemar_p, found.sign_p, found.sign_flip_p) == (1, 1, 1)
 
 
 def replayed(accept, *, entropy, prompt=0, category=None):
@@ -180,7 +179,7 @@ def test_bins_hold_their_own_tokens_and_the_rounds_that_start_there():
     sure, unsure = by_entropy.bins
     assert (sure.bin, unsure.bin) == ("below 0.1", "1 to 2")
     assert (unsure.alpha.tokens, unsure.lookahead[0].rounds) == (1, 1)
-    assert unsure.lookahead[0].per_position == PerPosition(possible=(1,), reached=(1,), accepted=(0,))
+    assert (unsure.lookahead[0].proposed, unsure.lookahead[0].accepted) == (1, 0)
     for bins in (by_category.bins, by_entropy.bins):
         whole = record.lookahead[0]
         for name in ("rounds", "proposed", "decided", "accepted", "emitted"):

@@ -6,9 +6,8 @@ from eval.acceptance.estimates import Resampling
 from eval.config import EvalConfig
 from eval.models.loading import load_model
 from eval.prompts import Prompt
-from eval.records.files import read_grid_file
-from eval.scorecard import score_drafts
-from eval.scorecard.grid import measure_batches, spread_lookaheads
+from eval.records.grid import read_grid_file
+from eval.scorecard import measure_batches, score_drafts
 
 RESAMPLING = Resampling(0.95, 50, 17)
 PROMPTS = [Prompt(f"p.jsonl:{i}", ({"role": "user", "content": text},)) for i, text in enumerate(("why", "2+2?"), 1)]
@@ -73,7 +72,7 @@ def test_what_does_not_fit_is_left_out_and_told(models, monkeypatch):
 
 
 def test_models_of_one_text_at_a_time_are_timed_at_batch_1(models, monkeypatch):
-    monkeypatch.setattr("eval.scorecard.grid.takes_rows", lambda _model: False)
+    monkeypatch.setattr("eval.scorecard.takes_rows", lambda _model: False)
     grid, told = measure_batches(models, [1, 70, 80], config(latency_batch_sizes=(1, 4)), RESAMPLING)
     assert grid is not None
     assert [cell.batch for cell in grid.cells] == [1]
@@ -90,9 +89,7 @@ def test_no_batches_no_file_also_where_an_earlier_scoring_left_one(target_folder
     ]
 
 
-@pytest.mark.parametrize(
-    ("ends", "found"), [((1, 8), [1, 2, 4, 8]), ((3, 10), [3, 4, 8, 10]), ((5, 5), [5]), ((1, 1), [1])]
-)
-def test_lookaheads_are_both_ends_and_the_powers_of_two_between(ends, found):
-    assert spread_lookaheads(range(ends[0], ends[1] + 1)) == found
-    assert spread_lookaheads(found) == found
+def test_lookaheads_are_both_ends_and_the_powers_of_two_between(models):
+    settings = config(lookaheads=(3, 4, 5, 6), latency_batch_sizes=(1,), latency_repeats=1)
+    grid, _ = measure_batches(models, [1, 70, 80], settings, RESAMPLING)
+    assert grid.lookaheads == (3, 4, 6)

@@ -6,15 +6,14 @@ import pytest
 
 from eval.acceptance.counts import count_trace
 from eval.acceptance.estimates import Resampling
+from eval.acceptance.replay import replay_counts, replay_pair, rule_name
 from eval.answers.traces import Trace
 from eval.decoding.sampling import Sampling
 from eval.decoding.texts import Decoded, Round
 from eval.proposing.ngram import NgramLookup
-from eval.proposing.policy import ProposalPolicy
-from eval.scorecard.live import (
+from eval.wall_clock import (
     DRAFT,
     LEAST_P,
-    Agreement,
     LiveAnswer,
     LiveWay,
     compare_with_replay,
@@ -23,8 +22,6 @@ from eval.scorecard.live import (
     rounds_p_value,
     whole_speedup,
 )
-from eval.scorecard.loaded_models import Pair
-from eval.scorecard.measure import replayed_texts
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=100, seed=17)
 TEXT = (7, 8, 9, 10)
@@ -71,12 +68,7 @@ def test_each_prompt_is_decoded_both_ways_once_in_an_order_drawn_for_it(decode):
 
 
 def test_every_way_decodes_every_prompt_and_the_target_decides(target, noisy_draft):
-    policy = ProposalPolicy(2, 0.3, (0.5, 0.5), 2.0, confidence=0.1)
-    ways = {
-        DRAFT: LiveWay(noisy_draft, 3),
-        "text": LiveWay(NgramLookup(), 2),
-        "both": LiveWay(noisy_draft, 1, policy),
-    }
+    ways = {DRAFT: LiveWay(noisy_draft, 3), "text": LiveWay(NgramLookup(), 2)}
     traces = [Trace(i, "", (), (5, 6, 10 + i, 5, 6), (), "", "length") for i in range(4)]
     answers = decode_live(target, ways, traces, max_new_tokens=24, stop_ids=frozenset(), sampling=Sampling(), seed=17)
     for one in answers:
@@ -84,9 +76,7 @@ def test_every_way_decodes_every_prompt_and_the_target_decides(target, noisy_dra
         assert {one.by(name).token_ids for name in ways} == {one.plain.token_ids}
         assert not one.plain.rounds
     proposed = {name: [r.proposed for one in answers for r in one.by(name).rounds] for name in ways}
-    assert {name: max(counts) for name, counts in proposed.items()} == {DRAFT: 3, "text": 2, "both": 2}
-    rounds = [r for one in answers for r in one.by("both").rounds]
-    assert {r.looked_up for r in rounds} == {True, False}
+    assert {name: max(counts) for name, counts in proposed.items()} == {DRAFT: 3, "text": 2}
 
 
 def test_ways_are_compared_with_plain_decoding_and_with_each_other():
@@ -121,16 +111,17 @@ def test_agreement_counts_the_prompts_that_agree():
         replace(LIVE, speculative=replace(SPECULATIVE, token_ids=other)),
     ]
     found = compare_with_replay(answers, [OTHER_COUNTS, COUNTS, COUNTS, COUNTS, COUNTS], is_greedy=True)
-    assert (found.num_prompts, found.same_text, found.same_as_recorded, found.same_counts) == (5, 2, 2, 4)
-    assert (found.loop.accepted, found.replay.accepted) == ((10, 0), (9, 1))
+    assert (found.same_text, found.same_as_recorded, found.same_counts) == (2, 2, 4)
+    assert (found.loop.accepted, found.replay.accepted) == (10, 10)
+    assert not found.exact
 
 
-@pytest.mark.parametrize("fault", [None, "same_text", "same_as_recorded", "same_counts"])
+@pytest.mark.parametrize("fault", [None, "plain", "recorded_ids", "counts"])
 def test_agreement_is_exact_only_if_every_prompt_agrees_in_every_way(fault):
-    agreement = Agreement(3, 3, 3, 3, loop=COUNTS, replay=COUNTS)
-    assert agreement.is_exact
-    if fault:
-        assert not replace(agreement, **{fault: 2}).is_exact
+    faults = {"plain": replace(PLAIN, token_ids=(7, 8, 0, 0)), "recorded_ids": (7, 8, 0, 0)}
+    last = replace(LIVE, **{fault: faults[fault]}) if fault in faults else LIVE
+    expected = [COUNTS, COUNTS, OTHER_COUNTS if fault == "counts" else COUNTS]
+    assert compare_with_replay([LIVE, LIVE, last], expected, is_greedy=True).exact is (fault is None)
 
 
 def counts_of(rounds):
@@ -153,11 +144,11 @@ def test_sampled_live_texts_are_held_against_a_replay_of_themselves(decode_sampl
     answers, expected = decode_sampled
     agreement = compare_with_replay(answers, expected, is_greedy=False)
     assert agreement.p_value > LEAST_P
-    assert agreement.is_exact
+    assert agreement.exact
     assert agreement.same_text < len(answers)  # by rejection the draft's draws decide too
-    assert 0 < agreement.loop.accepted_tokens < agreement.loop.proposed_tokens
+    assert 0 < agreement.loop.accepted < agreement.loop.proposed
     wrong = compare_with_replay(answers, [counts_of(40)] * len(answers), is_greedy=False)
-    assert not wrong.is_exact
+    assert not wrong.exact
 
 
 @pytest.fixture
@@ -171,4 +162,9 @@ def decode_sampled(target, noisy_draft):
     assert all(
         one.by("text").token_ids == one.plain.token_ids for one in answers
     )  # looked up: the target's draws alone
-    return answers, replayed_texts(Pair(target, {"draft": noisy_draft}), answers, traces, sampling)
+    rule, expected = rule_name(sampling.temperature), []
+    for answer, trace in zip(answers, traces, strict=True):
+        ids = answer.speculative.token_ids
+        replay = replay_pair(target, noisy_draft, trace.prompt_ids, ids, sampling=sampling)
+        expected.append(replay_counts(replay.rules[rule].accept, lookahead=3))
+    return answers, expected

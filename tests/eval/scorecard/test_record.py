@@ -10,10 +10,9 @@ from eval.acceptance.draft_scores import AnswerScore, DraftScore
 from eval.acceptance.estimates import Resampling
 from eval.acceptance.speedup import StepTimes, break_even_alpha
 from eval.decoding.texts import Decoded, Round
-from eval.records.scorecard_speeds import LOOKUP, RoundCounts, Spent, SpentByBoth
-from eval.scorecard.live import DRAFT, LiveAnswer, LiveWay, compare_with_replay
-from eval.scorecard.live_record import live_record
-from eval.scorecard.record import forecast, speedup_row
+from eval.scorecard import forecast, speedup_row
+from eval.scorecard_schema import LOOKUP, RoundCounts, Spent, SpentByBoth
+from eval.wall_clock import DRAFT, LiveAnswer, LiveWay, best_lookup, compare_with_replay, live_record
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=100, seed=17)
 TIMES = StepTimes(target_s=20.0, draft_s=4.0, draft_two_s=5.0, verify_s={2: 22.0})
@@ -74,3 +73,12 @@ def test_time_of_the_live_loop_is_told_by_part_and_per_token():
     spent = {"tokens": 8, "prefill_s": 0.25, "decode_s": 4.0, "ms_per_token": 500}
     assert record.speculative == SpentByBoth(**spent, draft_s=1.0, verify_s=3.0)
     assert record.agreement.loop == RoundCounts(rounds=4, accepted=4, proposed=6)
+
+
+def test_prompt_lookup_is_fastest_where_it_is_right_and_costs_a_plain_step_where_it_finds_nothing():
+    """The text repeats a, b, c: once it does, every looked-up token is accepted, so the longest step is the fastest."""
+    steps = replace(TIMES, verify_s={1: 20.0, 2: 22.0, 4: 26.0})
+    assert best_lookup([((1, 2, 3), (1, 2, 3) * 6)], steps, max_new_tokens=18) == 4
+    assert best_lookup([((1, 2), tuple(range(10, 28)))], steps, max_new_tokens=18) == 1  # nothing found: all are equal
+    wrong = ((5, 6, 5, 7, 5, 8), (5, 9, 5, 1, 5, 2, 5, 3))  # what follows 5 is always new
+    assert best_lookup([wrong], steps, max_new_tokens=8) == 1

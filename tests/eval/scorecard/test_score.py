@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from architectures.checkpoints.fingerprint import fingerprint_value
 from architectures.errors import UserError
 from eval.acceptance.replay import rule_names
+from eval.acceptance.replay_drafts import Answers, replay_drafts
 from eval.answers.traces import Trace, read_traces
 from eval.config import EvalConfig
 from eval.decoding.sampling import Sampling
@@ -22,12 +23,10 @@ from eval.latency.floor import step_bytes
 from eval.models.loading import load_model
 from eval.prompts import Prompt, tasks_record
 from eval.records.evidence import ThreadStep
-from eval.records.files import read_scorecard
-from eval.scorecard import score_drafts
-from eval.scorecard.answers import Answers, typical_context
-from eval.scorecard.loaded_models import Pair, replay_drafts
+from eval.scorecard import score_drafts, typical_context
+from eval.scorecard_schema import read_scorecard
 
-TIMED = ("latency", "speedup", "live", "live_at", "warnings", "provenance")
+TIMED = ("latency", "speedup", "lives", "warnings", "provenance")
 
 
 def config(**changes):
@@ -74,7 +73,7 @@ def acceptance(scorecard, draft, temperature):
 def test_the_file_is_what_was_returned(scored):
     out, scorecard = scored
     assert read_scorecard(out / "scorecard.json") == scorecard
-    assert scorecard.schema == "widedraft.scorecard/3"
+    assert scorecard.format == "widedraft.scorecard/4"
     assert sorted(path.name for path in out.iterdir()) == [
         "answers",
         "examples.json",
@@ -157,7 +156,7 @@ def test_bins_share_out_all_tokens_and_rounds(scorecard):
 
 def test_tasks_are_recorded_with_version_and_hash(scorecard):
     recorded = scorecard.prompts.tasks
-    assert [asdict(entry) for entry in recorded] == tasks_record(PROMPTS)
+    assert [entry.model_dump() for entry in recorded] == tasks_record(PROMPTS)
     assert [(entry.task, entry.version, entry.prompts) for entry in recorded] == [
         (None, None, 4),
         ("gsm8k", 1, 1),
@@ -328,12 +327,11 @@ def test_auto_scores_with_the_threads_it_picked_and_keeps_what_the_others_took(
     tried = (ThreadStep(threads=1, ms=9.0), ThreadStep(threads=2, ms=4.0))
     monkeypatch.setattr(threads, "tried_threads", lambda target, batch: tried)
     monkeypatch.setattr(threads, "VISITS", 1)
-    scoring = config(num_threads="auto", policy_prompts=1, num_prompts=2, temperatures=(0.0,), lookaheads=(1,))
+    scoring = config(num_threads="auto", num_prompts=2, temperatures=(0.0,), lookaheads=(1,))
     card = score_drafts(target_folder, {"draft": noisy_folder}, PROMPTS, scoring, tmp_path, seed=1)
     assert card == read_scorecard(tmp_path / "scorecard.json")
     assert (card.settings.threads, card.settings.asked("num_threads")) == (2, "auto")
     assert (card.latency.evidence.threads, card.latency.evidence.chosen_from) == (2, tried)
-    assert json.loads((tmp_path / "lookup_policy.json").read_text())["threads"] == 2
 
 
 def test_every_temperature_is_decoded_live_and_the_verdict_is_of_the_first_where_none_is_greedy(
@@ -426,7 +424,7 @@ def test_half_precision_is_scored_and_differences_are_told(target_folder, noisy_
 
 def test_a_disagreement_in_float32_is_loud(monkeypatch, target_folder, noisy_folder, tmp_path):
     """A loop that loses a round must not pass unseen."""
-    from eval.scorecard.live import LiveAnswer
+    from eval.wall_clock import LiveAnswer
 
     honest = LiveAnswer.counts.fget
     monkeypatch.setattr(LiveAnswer, "counts", property(lambda self: replace(honest(self), rounds=1.0)))
@@ -452,9 +450,8 @@ def test_padding_of_one_vocabulary_changes_nothing(make_checkpoint, padded_one):
             wide = models[padded_one](torch.tensor([prompt])).logits
             assert wide.shape[-1] == 272
             assert (wide.argmax(-1) >= 264).any()
-        pair = Pair(models["target"], {"draft": models["draft"]})
         answers = Answers([Trace(0, "t", (), prompt, tuple(answer), "", "length")], [0])
-        [replayed] = replay_drafts(pair, answers, sampling=Sampling(1.0))
+        [replayed] = replay_drafts(models["target"], {"draft": models["draft"]}, answers, sampling=Sampling(1.0))
         score, *_ = replayed.scores([4])
         live = speculative_decode(*models.values(), [prompt], limits=Limits(12), speculation=Speculation(4))[0]
         found.append((score.answers[0].counts[4], live.token_ids, [each.accepted for each in live.rounds]))

@@ -7,17 +7,15 @@ import pytest
 
 from architectures.small_head.counting import coverage, token_counts
 from eval.acceptance.replay import answer_logits, replay_answer
+from eval.acceptance.replay_drafts import TRACES_NAME, Answers, answers_folder, replay_drafts
 from eval.answers.traces import read_traces
 from eval.checks.verify import Verification, verify_pair
 from eval.decoding.sampling import Sampling
 from eval.decoding.texts import Speculation
 from eval.models.loading import load_model
 from eval.prompts import Prompt
-from eval.recorded.answers import read_recorded_traces
-from eval.recorded.score import score_recording
+from eval.recorded import read_recorded_traces, score_recording
 from eval.scorecard import score_drafts
-from eval.scorecard.answers import TRACES_NAME, Answers, answers_folder
-from eval.scorecard.loaded_models import Pair, replay_drafts
 from tests.eval.conftest import SAID
 from tests.eval.decoding.small_heads import spread_out
 from tests.eval.scorecard.test_score import config
@@ -73,10 +71,10 @@ def test_every_figure_is_a_finite_number(scored):
 
 def test_figures_are_those_of_the_same_draft_with_minus_infinity_elsewhere(target, small_draft, answers):
     """Replayed side by side; only that it has a small head is told of one and not of the other."""
-    pair = Pair(target, {"small": small_draft, "spread": spread_out(small_draft)})
+    drafts = {"small": small_draft, "spread": spread_out(small_draft)}
     for temperature, traces in answers.items():
         group = Answers(traces, list(range(len(traces))))
-        small, spread = replay_drafts(pair, group, sampling=Sampling(temperature))
+        small, spread = replay_drafts(target, drafts, group, sampling=Sampling(temperature))
         assert (small.has_small_head, spread.has_small_head) == (True, False)
         for one, other in zip(small.answers, spread.answers, strict=True):
             assert one.replay.draft_logp.tolist() == other.replay.draft_logp.tolist()

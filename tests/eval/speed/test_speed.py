@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
 import widedraft
 from architectures.pages.markdown import markdown
@@ -19,7 +20,6 @@ from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
 from eval.latency.measure import measure_latency
 from eval.latency.steps import Setting
-from eval.records.files import form_of
 from eval.records.speed import SpeedFile
 from eval.speed.measure import groups_of, take_turns, warm_up
 from eval.speed.page import speed_page
@@ -124,7 +124,7 @@ def test_steps_are_measured_at_the_batch(target, noisy_draft):
 
 
 def read_speed(path):
-    return form_of(SpeedFile).validate_json(path.read_bytes(), strict=True)
+    return TypeAdapter(SpeedFile).validate_json(path.read_bytes(), strict=True)
 
 
 def run_speed(*words):

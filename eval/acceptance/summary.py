@@ -1,10 +1,8 @@
-"""What scorecard.json says of acceptance: raw counts beside every rate. Pure; docs/scoring.md explains every field."""
+"""Rows of a scorecard from replayed responses: acceptance, and paired differences of two drafts. Pure."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from eval.acceptance.counts import Counts, pool
 from eval.acceptance.draft_scores import DraftScore, PartedScores
 from eval.acceptance.estimates import (
     Columns,
@@ -15,70 +13,30 @@ from eval.acceptance.estimates import (
     pooled_ratio,
 )
 from eval.acceptance.paired_tests import compare_matches
-from eval.records.acceptance import (
+from eval.scorecard_schema import (
     AcceptanceRow,
     Bin,
     BinRounds,
     Bins,
-    PerPosition,
+    DifferenceRow,
+    Mean,
     Position,
     PromptSums,
+    Ratio,
     Rounds,
     RoundsByPrompt,
-    RuleRow,
-)
-from eval.records.differences import (
-    DifferenceRow,
-    MatchDifference,
-    PromptSigns,
     RuleDifference,
+    RuleRow,
     TauDifference,
-    TokenTable,
 )
-from eval.records.values import Mean, Ratio
-
-
-class PerPromptRounds(Protocol):
-    """Rounds of some prompts by lookahead: what a record of rounds is made from."""
-
-    def count_column(self, lookahead: int, count: Callable[[Counts], float]) -> list[float]:
-        """Per prompt: one of the counts."""
-        ...
-
-    def tau_columns(self, lookahead: int) -> tuple[list[float], list[float]]:
-        """Per prompt: tokens emitted, and rounds."""
-        ...
-
-    def pooled(self, lookahead: int) -> Counts: ...
-
-
-@dataclass(frozen=True)
-class PromptCounts:
-    """Counts of the rounds of each prompt, by lookahead."""
-
-    counts: Sequence[Mapping[int, Counts]]
-
-    def tau_columns(self, lookahead: int) -> tuple[list[float], list[float]]:
-        """Per prompt: tokens emitted, and rounds."""
-        return (
-            self.count_column(lookahead, lambda counts: counts.emitted_tokens),
-            self.count_column(lookahead, lambda counts: counts.rounds),
-        )
-
-    def count_column(self, lookahead: int, count: Callable[[Counts], float]) -> list[float]:
-        """Per prompt: one of the counts at a lookahead."""
-        return [count(counts[lookahead]) for counts in self.counts]
-
-    def pooled(self, lookahead: int) -> Counts:
-        return pool([counts[lookahead] for counts in self.counts])
 
 
 def acceptance_row(scores: Sequence[DraftScore], parted: PartedScores, resampling: Resampling) -> AcceptanceRow:
     """Acceptance of one draft at one temperature.
 
     Args:
-        scores: Of the same answers, one for each rule; the first is the one the scorecard leads with.
-        parted: Of the same answers under that rule, by what they are parted by and by bin.
+        scores: Of the same responses, one for each acceptance method; the first leads.
+        parted: Of the same responses by the leading method, by kind of bin and by bin.
         resampling: How intervals are made.
     """
     score, *others = scores
@@ -90,7 +48,12 @@ def acceptance_row(scores: Sequence[DraftScore], parted: PartedScores, resamplin
         **token_figures(score, resampling),
         target_changed_tokens=sum(answer.num_changed for answer in score.answers),
         other_rules=tuple(rule_row(other, resampling) for other in others),
-        bins=bins_of(parted, resampling),
+        # A kind of bin in which a single one holds everything is left out.
+        bins=tuple(
+            Bins(by=by, bins=tuple(bin_of(label, score, resampling) for label, score in scores.items()))
+            for by, scores in parted.items()
+            if len(scores) > 1
+        ),
         by_prompt=prompt_sums(score),
     )
 
@@ -108,7 +71,7 @@ def prompt_sums(score: DraftScore) -> PromptSums:
 
 
 def token_figures(score: DraftScore, resampling: Resampling) -> dict[str, Any]:
-    """Figures that no rule decides; of a draft with a small head, the share of tokens among its output ids too."""
+    """Figures that no acceptance method decides."""
     return {
         "prompts": len(score.alpha_columns()[0]),
         "greedy_match": mean(score.match_columns(), resampling),
@@ -117,7 +80,7 @@ def token_figures(score: DraftScore, resampling: Resampling) -> dict[str, Any]:
 
 
 def rule_row(score: DraftScore, resampling: Resampling) -> RuleRow:
-    """Acceptance under one rule."""
+    """Acceptance by one acceptance method."""
     return RuleRow(
         rule=score.rule,
         alpha=mean(score.alpha_columns(), resampling),
@@ -126,17 +89,8 @@ def rule_row(score: DraftScore, resampling: Resampling) -> RuleRow:
     )
 
 
-def bins_of(parted: PartedScores, resampling: Resampling) -> tuple[Bins, ...]:
-    """Acceptance by task, category, position and entropy, where that fills more than one bin."""
-    return tuple(
-        Bins(by=by, bins=tuple(bin_of(label, score, resampling) for label, score in scores.items()))
-        for by, scores in parted.items()
-        if len(scores) > 1
-    )
-
-
 def bin_of(label: str, score: DraftScore, resampling: Resampling) -> Bin:
-    """Acceptance at the tokens of one bin, and of the rounds that start there."""
+    """Acceptance at the tokens of one bin, and the verification steps that start there."""
     return Bin(
         bin=label,
         alpha=mean(score.alpha_columns(), resampling),
@@ -144,33 +98,27 @@ def bin_of(label: str, score: DraftScore, resampling: Resampling) -> Bin:
         **token_figures(score, resampling),
         lookahead=tuple(
             BinRounds(
-                **round_figures(score, lookahead, resampling),
-                tau=ratio_of(score.tau_columns(lookahead), resampling),
-                per_position=per_position(score.pooled(lookahead)),
+                **round_figures(score, lookahead, resampling), tau=ratio_of(score.tau_columns(lookahead), resampling)
             )
             for lookahead in score.lookaheads
         ),
     )
 
 
-def per_position(counts: Counts) -> PerPosition:
-    return PerPosition(possible=counts.possible, reached=counts.reached, accepted=counts.accepted)
-
-
-def rounds_at(score: PerPromptRounds, lookahead: int, resampling: Resampling) -> Rounds:
-    """Counts and rates of the rounds at one lookahead, of each position in them, and of each number kept."""
+def rounds_at(score: DraftScore, lookahead: int, resampling: Resampling) -> Rounds:
+    """Verification steps at one number of speculative tokens, with each position and each number of accepted tokens."""
     rounds = score.count_column(lookahead, lambda counts: counts.rounds)
-    kept = [score.count_column(lookahead, lambda counts, k=k: counts.histogram[k]) for k in range(lookahead + 1)]
+    accepted = [score.count_column(lookahead, lambda counts, k=k: counts.histogram[k]) for k in range(lookahead + 1)]
     return Rounds(
         **round_figures(score, lookahead, resampling),
         tau=pooled_ratio(*score.tau_columns(lookahead), resampling),
-        histogram_share=tuple(pooled_ratio(column, rounds, resampling) for column in kept),
+        histogram_share=tuple(pooled_ratio(column, rounds, resampling) for column in accepted),
         positions=tuple(position_of(score, lookahead, index, resampling) for index in range(lookahead)),
     )
 
 
-def round_figures(score: PerPromptRounds, lookahead: int, resampling: Resampling) -> dict[str, Any]:
-    """Counts and rates of the rounds at one lookahead that those of a bin have as well, but tau."""
+def round_figures(score: DraftScore, lookahead: int, resampling: Resampling) -> dict[str, Any]:
+    """Counts and rates of the verification steps at one number of speculative tokens."""
     pooled = score.pooled(lookahead)
     accepted = score.count_column(lookahead, lambda counts: counts.accepted_tokens)
     decided = score.count_column(lookahead, lambda counts: counts.decided_tokens)
@@ -190,8 +138,8 @@ def round_figures(score: PerPromptRounds, lookahead: int, resampling: Resampling
     }
 
 
-def position_of(score: PerPromptRounds, lookahead: int, index: int, resampling: Resampling) -> Position:
-    """Counts and rates of one position in the rounds; index 0 is position 1."""
+def position_of(score: DraftScore, lookahead: int, index: int, resampling: Resampling) -> Position:
+    """Counts and rates of one position of a verification step; index 0 is position 1."""
     rounds = score.count_column(lookahead, lambda counts: counts.rounds)
     possible = score.count_column(lookahead, lambda counts: counts.possible[index])
     reached = score.count_column(lookahead, lambda counts: counts.reached[index])
@@ -210,26 +158,28 @@ def position_of(score: PerPromptRounds, lookahead: int, index: int, resampling: 
 def difference_row(
     draft: Sequence[DraftScore], baseline: Sequence[DraftScore], resampling: Resampling
 ) -> DifferenceRow:
-    """Draft against baseline on the same answers: paired differences under every rule, and tests of the matches.
+    """Draft minus baseline on the same responses: paired differences by every method, and tests of the matches.
 
     Args:
-        draft: One score for each rule; the first is the one the scorecard leads with.
+        draft: One score for each acceptance method; the first leads.
         baseline: The same of the other draft.
         resampling: How intervals and sign flips are made.
     """
     leading, *others = (rule_difference(*pair, resampling) for pair in zip(draft, baseline, strict=True))
+    ours, theirs = draft[0], baseline[0]
     return DifferenceRow(
-        draft=draft[0].draft,
-        baseline=baseline[0].draft,
-        temperature=draft[0].temperature,
+        draft=ours.draft,
+        baseline=theirs.draft,
+        temperature=ours.temperature,
         **vars(leading),
         other_rules=tuple(others),
-        greedy_match=match_difference(draft[0], baseline[0], resampling),
+        greedy_match=paired_ratio_difference(ours.match_columns(), theirs.match_columns(), resampling),
+        matches=compare_matches(ours.matches_by_prompt(), theirs.matches_by_prompt(), resampling),
     )
 
 
 def rule_difference(draft: DraftScore, baseline: DraftScore, resampling: Resampling) -> RuleDifference:
-    """Draft minus baseline on the same answers under one rule."""
+    """Draft minus baseline on the same responses by one acceptance method."""
     return RuleDifference(
         rule=draft.rule,
         alpha=paired_ratio_difference(draft.alpha_columns(), baseline.alpha_columns(), resampling),
@@ -243,29 +193,8 @@ def rule_difference(draft: DraftScore, baseline: DraftScore, resampling: Resampl
     )
 
 
-def match_difference(draft: DraftScore, baseline: DraftScore, resampling: Resampling) -> MatchDifference:
-    """Difference in argmax agreement with its tests."""
-    difference = paired_ratio_difference(draft.match_columns(), baseline.match_columns(), resampling)
-    by_prompt = draft.matches_by_prompt()
-    comparison = compare_matches(by_prompt, baseline.matches_by_prompt(), resampling)
-    more, fewer = comparison.prompts_more, comparison.prompts_fewer
-    return MatchDifference(
-        **vars(difference),
-        tokens=TokenTable(
-            both=comparison.both,
-            only_draft=comparison.only_first,
-            only_baseline=comparison.only_second,
-            neither=comparison.neither,
-        ),
-        mcnemar_p=comparison.mcnemar_p,
-        prompts=PromptSigns(more=more, fewer=fewer, equal=len(by_prompt) - more - fewer),
-        sign_p=comparison.sign_p,
-        sign_flip_p=comparison.sign_flip_p,
-    )
-
-
 def mean(columns: Columns, resampling: Resampling) -> Mean:
-    """A mean over tokens beside its sum."""
+    """A mean over tokens with its sum."""
     sums, tokens = columns
     return Mean(**vars(pooled_ratio(*columns, resampling)), sum=sum(sums), tokens=sum(tokens))
 

@@ -1,0 +1,234 @@
+"""`widedraft eval --checkpoints`: every saved checkpoint along the responses of one scorecard, against tokens trained.
+
+Checkpoints of a training run have one shape, so the step times of the scorecard are those of all of them, and only
+acceptance differs.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import TypeAdapter
+from transformers import PreTrainedModel
+
+from architectures.files.atomic import write_text
+from architectures.files.typed_file import read_typed
+from architectures.kept import remove_kept
+from architectures.pages.blocks import Section, Table
+from architectures.pages.markdown import markdown
+from architectures.settings.holding import WHOLE, Holding
+from architectures.settings.recipe_command import command_of
+from architectures.sharing import ALONE, Share
+from eval.acceptance.draft_scores import DraftScore
+from eval.acceptance.estimates import Columns, Estimate, Resampling, pooled_ratio
+from eval.acceptance.paired_ratios import paired_ratio_differences
+from eval.acceptance.replay_drafts import REPLAYS_NAME, kept_replays, record_answers, replay_drafts, replay_inputs
+from eval.acceptance.speedup import StepTimes
+from eval.answers.writing import Kind
+from eval.config import EvalConfig
+from eval.decoding.sampling import Sampling
+from eval.latency.machine import default_threads
+from eval.latency.threads import Threads, threads_of_a_share
+from eval.prompts import Prompt
+from eval.scorecard import speedup_row
+from eval.scorecard_schema import CARD_NAME, Record, read_scorecard, write_record
+from eval.scorecard_tables import interval
+from eval.targets.loading import load_target
+
+FORMAT = "widedraft.checkpoints/2"
+JSON_NAME, PAGE_NAME = "checkpoints.json", "checkpoints.md"
+COLUMNS = ("checkpoint", "batches", "tokens", "α", "τ", "behind the best", "predicted speedup")
+
+
+class Point(Record):
+    """One checkpoint: batches and tokens trained; α, τ and predicted speedup at the lookahead of the curve.
+
+    `behind` is the best checkpoint's τ minus this one's on the same prompts; None of the best itself.
+    """
+
+    checkpoint: str
+    batches: int
+    tokens: int
+    alpha: Estimate
+    tau: Estimate
+    predicted: float
+    behind: Estimate | None
+
+
+class Curve(Record):
+    """All checkpoints at one temperature in the order they were saved; `best` has the highest predicted speedup."""
+
+    temperature: float
+    lookahead: int
+    best: str
+    points: tuple[Point, ...]
+
+
+class Curves(Record):
+    """The file; fingerprints of target and draft name the scorecard it belongs to."""
+
+    format: Literal["widedraft.checkpoints/2"] = FORMAT
+    target: str
+    draft: str
+    curves: tuple[Curve, ...]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that can be loaded.
+
+    Attributes:
+        name: Of its file.
+        batches: Trained before it was saved.
+        tokens: Trained before it was saved.
+        fingerprint: Of its weights, and of what decides the model that `open` makes of them.
+        open: Loads it, on the device and in the dtype of the scorecard.
+    """
+
+    name: str
+    batches: int
+    tokens: int
+    fingerprint: str
+    open: Callable[[], PreTrainedModel]
+
+
+def score_checkpoints(
+    target: Path,
+    saved: Sequence[Saved],
+    prompts: Sequence[Prompt],
+    config: EvalConfig,
+    folder: Path,
+    *,
+    seed: int,
+    answered_by: Kind | None = None,
+    holding: Holding = WHOLE,
+    share: Share = ALONE,
+) -> Curves:
+    """Score checkpoints of one training run; write checkpoints.json and checkpoints.md next to its scorecard.
+
+    Args:
+        target: Directory of the model that decides every token.
+        saved: In the order they were saved; one is in memory at a time.
+        prompts: Those of the scorecard, as config, seed, answered_by and holding are.
+        config: How to score.
+        folder: Of the scorecard; the target's responses there are read again.
+        seed: Of resampling.
+        answered_by: What generated the responses.
+        holding: How the target is loaded.
+        share: This process's part of the replays; the first process writes.
+    """
+    card = read_scorecard(folder / CARD_NAME)
+    used, temperatures = prompts[: config.num_prompts], config.temperatures
+    threads = card.settings.threads if config.num_threads == "auto" else config.num_threads
+    scores: dict[float, list[DraftScore]] = {temperature: [] for temperature in temperatures}
+    with threads_of_a_share(Threads(threads or default_threads()), share):
+        how = {"seed": seed, "answered_by": answered_by, "holding": holding, "share": share}
+        answers = {t: record_answers(target, used, config, folder, temperature=t, **how) for t in temperatures}
+        target_model = load_target(target, dtype=config.dtype, holding=holding)
+        for number, checkpoint in enumerate(saved, start=1):
+            print(f"   {checkpoint.name}, {number} of {len(saved)}", flush=True)
+            draft = {checkpoint.name: checkpoint.open()}
+            inputs = replay_inputs(target, {checkpoint.name: checkpoint.fingerprint}, config, holding)
+            for t, group in answers.items():
+                kept = kept_replays(folder / REPLAYS_NAME / checkpoint.name / f"T{t:g}", inputs, group.traces)
+                sampling = Sampling.of(t, config.sampling)
+                [replayed] = replay_drafts(target_model, draft, group, sampling=sampling, share=share, kept=kept)
+                scores[t].append(replayed.scores(config.lookaheads)[0])
+    resampling = Resampling(config.confidence, config.num_resamples, seed)
+    steps = card.latency.step_times(card.primary)
+    curves = Curves(
+        target=card.target.fingerprint,
+        draft=card.drafts[-1].fingerprint,
+        curves=tuple(curve(saved, scores[t], steps, resampling) for t in temperatures),
+    )
+    if share.leads:
+        write_text(f"{markdown(curves_page(curves))}\n", folder / PAGE_NAME)
+        write_record(curves, folder / JSON_NAME)
+        remove_kept(folder / REPLAYS_NAME)
+    return curves
+
+
+def curve(saved: Sequence[Saved], scores: Sequence[DraftScore], steps: StepTimes, resampling: Resampling) -> Curve:
+    """Every checkpoint at one temperature, all at the number of speculative tokens that is best for the best one."""
+    forecasts = [speedup_row(score, steps, None) for score in scores]
+    best = max(range(len(saved)), key=lambda index: forecasts[index].predicted)
+    lookahead = forecasts[best].best_lookahead
+    behind = behind_the_best([score.tau_columns(lookahead) for score in scores], best, resampling)
+    points = [
+        Point(
+            checkpoint=checkpoint.name,
+            batches=checkpoint.batches,
+            tokens=checkpoint.tokens,
+            alpha=pooled_ratio(*score.alpha_columns(), resampling),
+            tau=pooled_ratio(*score.tau_columns(lookahead), resampling),
+            predicted=forecasts[index].at(lookahead).predicted,
+            behind=behind[index],
+        )
+        for index, (checkpoint, score) in enumerate(zip(saved, scores, strict=True))
+    ]
+    return Curve(temperature=scores[best].temperature, lookahead=lookahead, best=saved[best].name, points=tuple(points))
+
+
+def behind_the_best(tau_columns: Sequence[Columns], best: int, resampling: Resampling) -> list[Estimate | None]:
+    """The best's τ minus that of each, None of the best itself, which was picked on the same prompts.
+
+    Intervals hold for every two checkpoints together: whichever comes out best, it is not reported as ahead by mistake
+    more often than the confidence allows.
+    """
+    indices = range(len(tau_columns))
+    pairs = [(first, second) for first in indices for second in indices if first != second]
+    if not pairs:
+        return [None]
+    columns = [(tau_columns[first], tau_columns[second]) for first, second in pairs]
+    by_pair = dict(zip(pairs, paired_ratio_differences(columns, resampling), strict=True))
+    return [None if index == best else by_pair[best, index] for index in indices]
+
+
+def read_curves(path: Path) -> Curves:
+    """The curves of a file.
+
+    Raises:
+        UserError: If it is no such file; names it and the field.
+    """
+    return read_typed(
+        path, TypeAdapter(Curves), f"Delete the file, or run {command_of('eval', '--checkpoints')} again."
+    )
+
+
+def curves_page(curves: Curves) -> Section:
+    """checkpoints.md: a table for each temperature."""
+    return Section(
+        "Saved checkpoints on the responses of this scorecard",
+        [
+            Section(f"Temperature {each.temperature:g}, k={each.lookahead}", [Table(COLUMNS, point_rows(each))])
+            for each in curves.curves
+        ],
+    )
+
+
+def point_rows(curve: Curve) -> list[tuple[str, ...]]:
+    """The cells of COLUMNS."""
+    return [
+        (
+            f"{point.checkpoint} (best)" if point.checkpoint == curve.best else point.checkpoint,
+            f"{point.batches:,}",
+            f"{point.tokens:,}",
+            interval(point.alpha),
+            interval(point.tau),
+            "–" if point.behind is None else interval(point.behind),
+            f"{point.predicted:.3f}x",
+        )
+        for point in curve.points
+    ]
+
+
+def best_sentence(curve: Curve) -> str:
+    """The best checkpoint, and those that it is not decidedly ahead of."""
+    close = [
+        point.checkpoint
+        for point in curve.points
+        if point.behind is not None and (point.behind.interval is None or point.behind.interval[0] <= 0)
+    ]
+    undecided = f", not decided against {', '.join(close)}" if close else ""
+    return f"Best at temperature {curve.temperature:g}: {curve.best}{undecided}."

@@ -1,0 +1,348 @@
+"""Score a draft on recorded responses of a target that is not available: `widedraft eval --recorded PATH --draft B`.
+
+PATH is a directory of responses as `generate` and `eval` write them, or a text file of tensors (read_text_responses).
+The responses fix every context in which the draft proposes, and the token it must propose. That decides exact match for
+every number of speculative tokens from one pass of the draft; and, where log p(y_t) was recorded, rejection sampling:
+min(1, q / p)(y_t). Everything else needs the target and is left out: argmax agreement, alpha as the sum of min(p, q),
+other temperatures, step times and speedups.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import TypeAdapter
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from architectures.checkpoints.fingerprint import fingerprint_value
+from architectures.draft_vocabulary.head import head_ids
+from architectures.errors import UserError
+from architectures.files.atomic import write_text
+from architectures.files.reading import read_text
+from architectures.files.typed_file import checked
+from architectures.pages.markdown import markdown
+from architectures.progress.track import track
+from architectures.settings.kinds import MinP, RepetitionPenalty, Temperature, TopK, TopP
+from eval.acceptance.counts import Array
+from eval.acceptance.draft_scores import AnswerScore, DraftScore
+from eval.acceptance.estimates import INTERVALS, Resampling
+from eval.acceptance.replay import answer_logits, as_array, rejection_accepts, replay_counts, value_at
+from eval.acceptance.summary import mean, rounds_at
+from eval.answers.shards import SETTINGS_NAME, read_claims
+from eval.answers.token_ids import require_known_ids
+from eval.answers.traces import read_traces
+from eval.config import EvalConfig, sampling_asked
+from eval.decoding.batch import first_tokens
+from eval.decoding.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, REJECTION
+from eval.decoding.sampling import Sampling, log_distribution, penalised, seen_along
+from eval.latency.machine import torch_threads
+from eval.models.identity import model_facts
+from eval.models.loading import (
+    load_model,
+    load_tokenizer,
+    require_positions,
+    require_rows,
+    text_config,
+    tokenizer_identity,
+)
+from eval.prompts import checked_text, first_field, load_rows
+from eval.scorecard_schema import (
+    CARD_NAME,
+    DraftModel,
+    Provenance,
+    RecordedResponses,
+    RecordedRow,
+    RecordedScorecard,
+    Settings,
+    write_record,
+)
+from eval.scorecard_tables import scorecard_page
+from eval.tasks import PromptSource
+
+TRACES_NAME = "eval"  # held out of training
+LATER_TURN = re.compile(r"#[0-9]+$")
+BLOCK = re.compile(r"\s*tensor\(\[\[([^\[\]()]*)\]\](?:,\s*\w+=[^\s,()\[\]]+)*\)")  # torch adds device and dtype
+USED_KEYS = {"num_prompts", "lookaheads", "dtype", "confidence", "num_resamples", "num_threads"}
+
+
+@dataclass(frozen=True)
+class RecordedAnswer:
+    """One response: the prompt's source, number (turns of a conversation share it) and tokens, and its own tokens.
+
+    `answer_logp` is log p(y_t) of each token under the distribution it was sampled from; None if not recorded.
+    """
+
+    source: str
+    prompt: int
+    prompt_ids: tuple[int, ...]
+    answer_ids: tuple[int, ...]
+    answer_logp: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Recorded responses; `target` is None and `unanswered` counts prompts without a response if it is a text file."""
+
+    path: Path
+    sampling: Sampling
+    target: str | None
+    answers: tuple[RecordedAnswer, ...]
+    unanswered: int = 0
+
+    @property
+    def num_prompts(self) -> int:
+        return self.answers[-1].prompt + 1
+
+
+@dataclass(frozen=True)
+class RecordedSettings:
+    """How recorded responses were decoded, from their settings.json."""
+
+    temperature: Temperature
+    top_p: TopP
+    target: str
+    top_k: TopK = None
+    min_p: MinP = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
+
+
+def read_recorded_traces(folder: Path, draft: Path) -> Recording:
+    """The held-out responses in a directory, generated with the tokenizer of the draft.
+
+    Raises:
+        UserError: If there are none, or they were generated with another tokenizer.
+    """
+    claims = read_claims(folder)
+    traces = read_traces(folder, TRACES_NAME) if TRACES_NAME in claims else []
+    if not traces:
+        raise UserError(
+            f"{folder}: holds no {TRACES_NAME} responses, which are held out of training. Give the data directory of a "
+            "run with data.num_eval_prompts above 0, or the directory answers/T0 of a scorecard."
+        )
+    claim = claims[TRACES_NAME]
+
+    # Token ids have a meaning only under the tokenizer that made them.
+    tokenizer, recorded = load_tokenizer(draft), claim.get("tokenizer") or {}
+    changed = [name for name, value in tokenizer_identity(tokenizer).items() if recorded.get(name) != value]
+    if changed:
+        raise UserError(
+            f"{draft}: its tokenizer is not that of the responses in {folder}, which differs in {', '.join(changed)}. "
+            "Use a draft of the target that generated them."
+        )
+    require_rows(draft, last_id=max(tokenizer.get_vocab().values()))
+    known = {draft: text_config(draft).vocab_size}
+    require_known_ids((trace.token_ids for trace in traces), folder, TRACES_NAME, known)
+
+    where, fix = f"{folder / SETTINGS_NAME}: {TRACES_NAME}.settings", "Give the responses as they were written."
+    settings = checked(TypeAdapter(RecordedSettings), claim["settings"], where, fix)
+    answers: list[RecordedAnswer] = []
+    number, row = -1, ""
+    for trace in traces:
+        of_row = LATER_TURN.sub("", trace.source)
+        number += not (of_row == row != trace.source)  # a later turn follows another turn of its row
+        row = of_row
+        answers.append(RecordedAnswer(trace.source, number, trace.prompt_ids, trace.answer_ids, trace.answer_logp))
+    sampling = Sampling.of(settings.temperature, sampling_asked(settings))
+    return Recording(folder, sampling, settings.target, tuple(answers))
+
+
+def read_recorded_text(path: Path, prompts: str, draft: Path) -> Recording:
+    """Greedy responses in a text file, to the prompts {"prompt": text} of a JSONL file in the same order.
+
+    Prompts are tokenized with the draft's special tokens and without a chat template: the text holds what the target
+    was really given. Further prompts are left out, as of the published file with 145 responses and 10,003 prompts.
+
+    Raises:
+        UserError: If there are fewer prompts, one has no token, or an id is beyond the draft's vocabulary.
+    """
+    responses = read_text_responses(path, vocab_size=text_config(draft).vocab_size)
+    rows = load_rows(PromptSource(path=prompts), lambda row, where: (where, prompt_text(row, where)))
+    if len(responses) > len(rows):
+        raise UserError(
+            f"{path}: holds {len(responses)} responses, but {prompts} {len(rows)} prompts. Give the prompt of each."
+        )
+    tokenizer, answers = load_tokenizer(draft), []
+    for number, ((where, text), answer_ids) in enumerate(zip(rows, responses, strict=False)):
+        prompt_ids = tuple(tokenizer(text)["input_ids"])
+        if not prompt_ids:
+            raise UserError(f"{where}: the tokenizer makes no token of this prompt. Delete its row and response.")
+        answers.append(RecordedAnswer(where, number, prompt_ids, answer_ids))
+    return Recording(path, Sampling(), None, tuple(answers), unanswered=len(rows) - len(responses))
+
+
+def prompt_text(row: Any, where: str) -> str:
+    """The text of a {"prompt": text} row."""
+    field = first_field(row, ("prompt",), where, example='{"prompt": "Two girls are sailing on a lake. they"}')
+    return checked_text(row[field], field, where)
+
+
+def read_text_responses(path: Path, *, vocab_size: int) -> list[tuple[int, ...]]:
+    """The token ids of every block `tensor([[ids]])` of a text file, which may run over many lines.
+
+    Source: the ground truth of the demonstration of Yan et al. 2024, "Decoding Speculative Decoding" (arXiv
+    2402.01528): greedy responses, generated tokens only.
+
+    Raises:
+        UserError: If the file holds something else; names the line and the block.
+    """
+    text, position, blocks = read_text(path), 0, []
+    while text[position:].strip():
+        match = BLOCK.match(text, position)
+        start = position + len(text[position:]) - len(text[position:].lstrip())
+        where = f"{path}:{1 + text.count(chr(10), 0, start)}: block {len(blocks) + 1}"
+        if match is None:
+            raise UserError(f"{where} is not of the form tensor([[518, 799, 2]]) or is incomplete. Write it so.")
+        pieces = [piece.strip() for piece in match[1].split(",")]
+        if "..." in pieces:
+            raise UserError(f"{where} is elided ('...'). Print it after torch.set_printoptions(threshold=10**9).")
+        for piece in pieces:
+            if not re.fullmatch("[0-9]+", piece) or int(piece) >= vocab_size:
+                raise UserError(
+                    f"{where} holds {piece!r}: must be token ids below the draft's vocab_size {vocab_size}. Use the "
+                    "draft of the target that they were generated by."
+                )
+        blocks.append(tuple(map(int, pieces)))
+        position = match.end()
+    if not blocks:
+        raise UserError(f"{path}: holds no block. Write each as tensor([[518, 799, 2]]).")
+    return blocks
+
+
+def score_recording(
+    recording: Recording, draft: Path, config: EvalConfig, out: Path, *, seed: int
+) -> RecordedScorecard:
+    """Score one draft on recorded responses; write out/scorecard.json and out/scorecard.md.
+
+    Args:
+        recording: Responses generated with the draft's tokenizer.
+        draft: Its directory.
+        config: How to score; only USED_KEYS matter.
+        out: Directory to write.
+        seed: Of the resampling.
+
+    Raises:
+        UserError: If a response is longer than the draft's positions.
+    """
+    if config.num_threads == "auto":
+        raise UserError("eval.num_threads=auto times steps of the target, which is not available. Name a number.")
+    answers = [answer for answer in recording.answers if answer.prompt < config.num_prompts]
+    require_positions(draft, max(len(each.prompt_ids) + len(each.answer_ids) for each in answers))
+    with torch_threads(config.num_threads) as num_threads:
+        model = load_model(draft, dtype=config.dtype)
+        scores = replay_recording(model, answers, config.lookaheads, sampling=recording.sampling)
+    resampling = Resampling(config.confidence, config.num_resamples, seed)
+    firsts = {answer.prompt: answer for answer in reversed(answers)}
+    card = RecordedScorecard(
+        warnings=find_warnings(recording, len(firsts)),
+        drafts=(DraftModel(draft="draft", **model_facts(draft, model)),),
+        recording=RecordedResponses(
+            path=str(recording.path),
+            form="text" if recording.target is None else "traces",
+            target_fingerprint=recording.target,
+            temperature=recording.sampling.temperature,
+            sampling=sampling_asked(recording.sampling),
+            given=recording.num_prompts,
+            unanswered=recording.unanswered,
+            scored=len(firsts),
+            answers=len(answers),
+            tokens=sum(len(answer.answer_ids) for answer in answers),
+            sources=tuple(firsts[prompt].source for prompt in sorted(firsts)),
+            prompt_ids_sha256=fingerprint_value([list(answer.prompt_ids) for answer in answers]),
+            answer_ids_sha256=fingerprint_value([list(answer.answer_ids) for answer in answers]),
+        ),
+        settings=Settings(
+            **config.model_dump(mode="json"),
+            seed=seed,
+            threads=num_threads,
+            device=str(model.device),
+            intervals=INTERVALS,
+        ),
+        acceptance=tuple(
+            RecordedRow(
+                draft="draft",
+                temperature=score.temperature,
+                rule=score.rule,
+                prompts=len(firsts),
+                answers=len(answers),
+                accept_rate=mean(score.accept_columns(), resampling),
+                coverage=mean(score.coverage_columns(), resampling) if score.has_small_head else None,
+                lookahead=tuple(rounds_at(score, lookahead, resampling) for lookahead in score.lookaheads),
+            )
+            for score in scores
+        ),
+        provenance=Provenance.of_this_process(),
+    )
+    write_text(f"{markdown(scorecard_page(card))}\n", out / "scorecard.md")
+    write_record(card, out / CARD_NAME)
+    return card
+
+
+def replay_recording(
+    draft: PreTrainedModel, answers: Sequence[RecordedAnswer], lookaheads: Sequence[int], *, sampling: Sampling
+) -> list[DraftScore]:
+    """The draft along every response, by every acceptance method that is decided without the target."""
+    rules = [EXACT_GREEDY_DRAFT]
+    if not sampling.is_greedy:
+        has_probabilities = all(answer.answer_logp is not None for answer in answers)
+        rules = [*([REJECTION] if has_probabilities else []), EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT]
+    scored: dict[str, list[AnswerScore]] = {rule: [] for rule in rules}
+    for answer in track(answers, description=f"replay at T={sampling.temperature:g}", total=len(answers)):
+        logits_TV = answer_logits(draft, answer.prompt_ids, answer.answer_ids)
+        answer_T = torch.tensor(answer.answer_ids, device=logits_TV.device)
+        covered_T = as_array(value_at(answer_T, logits_TV) > -torch.inf)
+        context = first_tokens(draft, answer.prompt_ids)
+        for rule, scores in scored.items():
+            accept_T = accept_probabilities(logits_TV, answer, rule=rule, sampling=sampling, context=context)
+            scores.append(
+                AnswerScore(
+                    prompt=answer.prompt,
+                    matches=np.zeros(len(answer_T)),  # the target's argmax is not known
+                    alpha_sum=float(accept_T.sum()),
+                    accept_sum=float(accept_T.sum()),
+                    num_changed=0,
+                    num_covered=int(covered_T.sum()),
+                    counts={k: replay_counts(accept_T, lookahead=k) for k in lookaheads},
+                )
+            )
+    has_small_head = head_ids(draft) is not None
+    return [DraftScore("draft", sampling.temperature, rule, scores, has_small_head) for rule, scores in scored.items()]
+
+
+def accept_probabilities(
+    draft_logits_TV: Tensor, answer: RecordedAnswer, *, rule: str, sampling: Sampling, context: Sequence[int]
+) -> Array:
+    """[T]: probability that each response token comes from the draft.
+
+    Args:
+        draft_logits_TV: Along the response.
+        answer: Of the target.
+        rule: Exact match of the draft's argmax or of its sample, or rejection sampling.
+        sampling: How the response was sampled, and the draft samples.
+        context: What the decoder has before the response.
+    """
+    seen_TV = seen_along(context, answer.answer_ids, sampling, draft_logits_TV)
+    answer_T = torch.tensor(answer.answer_ids, device=draft_logits_TV.device)
+    if rule == EXACT_GREEDY_DRAFT:
+        return as_array(penalised(draft_logits_TV, sampling, seen_TV).argmax(dim=-1) == answer_T)
+    draft_logp_T = value_at(answer_T, log_distribution(draft_logits_TV, sampling, seen_TV))
+    if rule == EXACT_SAMPLED_DRAFT:
+        return as_array(draft_logp_T.exp())
+    assert answer.answer_logp is not None  # replay_recording asks for this method only then
+    return as_array(rejection_accepts(torch.tensor(answer.answer_logp, device=draft_logp_T.device), draft_logp_T))
+
+
+def find_warnings(recording: Recording, num_scored: int) -> tuple[str, ...]:
+    """What a reader must know before believing the numbers."""
+    warnings = []
+    if recording.unanswered:
+        warnings.append(f"{recording.unanswered:,} prompts after the last response of {recording.path} are left out.")
+    if recording.target is None:
+        warnings.append("The text does not name the tokenizer of its ids; only their range was checked.")
+    if num_scored < 2:
+        warnings.append("Only one prompt was scored: nothing here has an interval.")
+    return tuple(warnings)

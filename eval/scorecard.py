@@ -1,0 +1,483 @@
+"""Score drafts against their target: record the target's responses, measure, write the scorecard and its page.
+
+In one directory: scorecard.json (eval/scorecard_schema.py), scorecard.md, answers/, rounds.jsonl and examples.json of
+wall-clock decoding, and latency.json, step times at other batches.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint, fingerprint_value
+from architectures.files.atomic import write_text
+from architectures.kept import remove_kept
+from architectures.pages.markdown import markdown
+from architectures.settings.holding import WHOLE, Holding
+from architectures.sharing import ALONE, Share
+from eval.acceptance import paired_ratios
+from eval.acceptance.counts import Counts, ratio, tau
+from eval.acceptance.draft_scores import DraftScore, ReplayedDraft
+from eval.acceptance.estimates import INTERVALS, Resampling
+from eval.acceptance.replay import replay_counts, replay_pair, rule_name
+from eval.acceptance.replay_drafts import (
+    REPLAYS_NAME,
+    Answers,
+    kept_replays,
+    record_answers,
+    replay_drafts,
+    replay_inputs,
+    require_fitting,
+)
+from eval.acceptance.speedup import (
+    StepTimes,
+    best_lookahead,
+    break_even_alpha,
+    ideal_times,
+    iid_speedup,
+    memory_bound_speedup,
+    predicted_speedup,
+)
+from eval.acceptance.summary import acceptance_row, difference_row
+from eval.answers.traces import Trace
+from eval.answers.writing import Kind
+from eval.config import EvalConfig
+from eval.decoding.sampling import Sampling
+from eval.decoding.texts import Seeds, Speculation
+from eval.latency.floor import byte_ratio
+from eval.latency.grid import Grid, measure_grid
+from eval.latency.machine import torch_threads
+from eval.latency.measure import Latency, measure_latency, timing_ticks
+from eval.latency.memory import lack_of_memory
+from eval.latency.steps import Setting
+from eval.latency.threads import Threads, choose_threads, threads_of_a_share
+from eval.models.identity import model_facts
+from eval.models.loading import load_model, load_tokenizer, require_same_tokenizer, stop_token_ids
+from eval.prompts import Prompt, tasks_record
+from eval.proposing.ngram import NgramLookup
+from eval.records.grid import TARGET, GridFigures, GridFile, GridModel
+from eval.rounds.examples import write_examples
+from eval.rounds.round_trace import ModelIdentity, Run, write_round_trace
+from eval.scorecard_schema import (
+    CARD_NAME,
+    LOOKUP,
+    AnswersRow,
+    DraftModel,
+    DraftSteps,
+    Forecast,
+    Live,
+    Prompts,
+    Provenance,
+    Scorecard,
+    ScoredLatency,
+    ScoredModel,
+    Settings,
+    SpeedupRow,
+    TaskRow,
+    VerifyStep,
+    write_record,
+)
+from eval.scorecard_tables import find_warnings, scorecard_page
+from eval.steps.sequencer import takes_rows
+from eval.targets.loading import held_facts, load_target
+from eval.wall_clock import DRAFT, LiveWay, best_lookup, compare_with_replay, decode_live, live_record
+
+GRID_NAME, ROUNDS_NAME, EXAMPLES_NAME = "latency.json", "rounds.jsonl", "examples.json"
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A target and its drafts by name, its responses, and every draft along them; both by temperature."""
+
+    target: PreTrainedModel
+    drafts: Mapping[str, PreTrainedModel]
+    answers: Mapping[float, Answers]
+    along: Mapping[float, Sequence[ReplayedDraft]]
+
+    @property
+    def primary(self) -> str:
+        """The draft that the scorecard is about: the last."""
+        return list(self.drafts)[-1]
+
+
+def score_drafts(
+    target: Path,
+    drafts: Mapping[str, Path],
+    prompts: Sequence[Prompt],
+    config: EvalConfig,
+    out: Path,
+    *,
+    seed: int,
+    answered_by: Kind | None = None,
+    holding: Holding = WHOLE,
+    share: Share = ALONE,
+) -> Scorecard:
+    """Score drafts of one target on the same prompts, and write everything into a directory.
+
+    Args:
+        target: Directory of the model that decides every token.
+        drafts: Directories of its drafts by name: baselines first, last the one that the scorecard is about.
+        prompts: The first config.num_prompts of them are used.
+        config: How to score.
+        out: Directory of the scorecard and of the target's responses, which a rerun reads again.
+        seed: Of sampled responses, resampling, and the order of what is timed.
+        answered_by: What generates the target's responses, as write_traces takes it.
+        holding: How the target is loaded.
+        share: This process's part of responses and replays; the first process does everything that is timed.
+
+    Raises:
+        UserError: If target and draft do not fit together, or no prompt is short enough.
+    """
+    for draft in drafts.values():
+        require_same_tokenizer(target, draft)
+    used = prompts[: config.num_prompts]
+    load = partial(load_target, target, dtype=config.dtype, holding=holding)
+    threads = share.lead(lambda: choose_threads(config.num_threads, load))
+
+    with threads_of_a_share(threads, share):
+        # Responses of the target, at every temperature.
+        how = {"seed": seed, "answered_by": answered_by, "holding": holding, "share": share}
+        answers = {t: record_answers(target, used, config, out, temperature=t, **how) for t in config.temperatures}
+        require_fitting([target, *drafts.values()], answers, out, config)
+
+        # Exact acceptance of every draft along them.
+        target_model = load()
+        models = {name: load_model(folder, dtype=config.dtype) for name, folder in drafts.items()}
+        fingerprints = {name: fingerprint_checkpoint(folder) for name, folder in drafts.items()}
+        inputs = replay_inputs(target, fingerprints, config, holding)
+        along = {
+            t: replay_drafts(
+                target_model,
+                models,
+                group,
+                sampling=Sampling.of(t, config.sampling),
+                share=share,
+                kept=kept_replays(out / REPLAYS_NAME / f"T{t:g}", inputs, group.traces),
+            )
+            for t, group in answers.items()
+        }
+    replayed = Replayed(target_model, models, answers, along) if share.leads else None
+    del target_model, models
+
+    if share.count > 1:
+        print(f"   one of {share.count} processes measures step times and speedups, the others wait", flush=True)
+
+    def measured() -> Scorecard:
+        assert replayed is not None, "of the first process"
+        with torch_threads(threads.count):
+            how = {"out": out, "seed": seed, "threads": threads, "holding": holding}
+            card = measure(replayed, target, drafts, prompts, config, **how)
+        write_text(f"{markdown(scorecard_page(card))}\n", out / "scorecard.md")
+        write_record(card, out / CARD_NAME)
+        remove_kept(out / REPLAYS_NAME)
+        return card
+
+    return share.lead(measured)
+
+
+def measure(
+    replayed: Replayed,
+    target: Path,
+    drafts: Mapping[str, Path],
+    prompts: Sequence[Prompt],
+    config: EvalConfig,
+    *,
+    out: Path,
+    seed: int,
+    threads: Threads,
+    holding: Holding,
+) -> Scorecard:
+    """Time steps, decode, and put the scorecard together; writes latency.json, rounds.jsonl and examples.json."""
+    resampling = Resampling(config.confidence, config.num_resamples, seed)
+    answers, primary = replayed.answers, replayed.primary
+
+    # Acceptance: every draft at every temperature, by every acceptance method; the last draft against the others.
+    replays = [draft for group in replayed.along.values() for draft in group]
+    scores = [draft.scores(config.lookaheads) for draft in replays]
+    acceptance = [
+        acceptance_row(by_rule, draft.parted_scores(config.lookaheads), resampling)
+        for draft, by_rule in zip(replays, scores, strict=True)
+    ]
+    differences = [
+        difference_row(ours, theirs, resampling)
+        for ours in scores
+        for theirs in scores
+        if ours[0].draft == primary != theirs[0].draft and ours[0].temperature == theirs[0].temperature
+    ]
+
+    # Step times at batch 1, after a text of median length, and the speedups that they predict.
+    text = typical_context(next(iter(answers.values())).traces)
+    latency = measure_latency(
+        replayed.target,
+        replayed.drafts,
+        Setting(text),
+        lookaheads=config.lookaheads,
+        repetitions=timing_ticks(config.latency_repeats),
+        resampling=resampling,
+    )
+    speedups = [
+        speedup_row(
+            score,
+            latency.step_times(score.draft),
+            byte_ratio(replayed.target, replayed.drafts[score.draft], context=latency.context),
+        )
+        for score, *_ in scores
+    ]
+
+    # Wall-clock decoding at every temperature, greedy first.
+    decoded = [
+        measure_live(replayed, score, row, latency.step_times(primary), config=config, resampling=resampling)
+        for (score, *_), row in zip(scores, speedups, strict=True)
+        if score.draft == primary
+    ]
+    decoded.sort(key=lambda each: each[0].temperature != 0)
+
+    # Step times at other batches.
+    pair = {TARGET: replayed.target, primary: replayed.drafts[primary]}
+    grid, left_out = measure_batches(pair, text, config, resampling)
+
+    scored = scored_latency(latency)
+    card = Scorecard(
+        warnings=(),
+        target=ScoredModel(**model_facts(target, replayed.target), **held_facts(holding)),
+        drafts=tuple(DraftModel(draft=name, **model_facts(drafts[name], replayed.drafts[name])) for name in drafts),
+        prompts=prompts_section(prompts, answers, config),
+        settings=Settings(
+            **config.model_dump(mode="json"),
+            seed=seed,
+            threads=threads.count,
+            device=str(replayed.target.device),
+            intervals=INTERVALS,
+            speedup_intervals=paired_ratios.INTERVALS,
+        ),
+        acceptance=tuple(acceptance),
+        differences=tuple(differences),
+        latency=scored.model_copy(update={"evidence": threads.noted(scored.evidence)}),
+        speedup=tuple(speedups),
+        lives=tuple(live for live, _ in decoded),
+        provenance=Provenance.of_this_process(),
+    )
+    write_decoded(card, decoded[0][1], answers[card.live.temperature].first_turns(), out)
+    write_grid(grid, card, out)
+    return card.model_copy(update={"warnings": (*find_warnings(card), *left_out)})
+
+
+def typical_context(traces: Sequence[Trace]) -> list[int]:
+    """Prompt and half of the response, of the text whose length is the median one."""
+    texts = sorted(([*trace.prompt_ids, *trace.answer_ids[: len(trace.answer_ids) // 2]] for trace in traces), key=len)
+    return texts[len(texts) // 2]
+
+
+def measure_live(
+    replayed: Replayed,
+    score: DraftScore,
+    predicted: SpeedupRow,
+    steps: StepTimes,
+    *,
+    config: EvalConfig,
+    resampling: Resampling,
+) -> tuple[Live, Run]:
+    """Decode some prompts in every way, the draft and prompt lookup each at their best number of speculative tokens."""
+    draft, answers = replayed.drafts[score.draft], replayed.answers[score.temperature]
+    lookahead, sampling = predicted.best_lookahead, Sampling.of(score.temperature, config.sampling)
+    texts = [(trace.prompt_ids, trace.answer_ids) for trace in answers.traces]
+    looked_up = best_lookup(texts, steps, max_new_tokens=config.max_new_tokens)
+    ways = {DRAFT: LiveWay(draft, lookahead), LOOKUP: LiveWay(NgramLookup(), looked_up)}
+    chosen = answers.first_turns()[: config.live_prompts]
+    decoded = decode_live(
+        replayed.target,
+        ways,
+        [trace for _, trace in chosen],
+        max_new_tokens=config.max_new_tokens,
+        stop_ids=stop_token_ids(replayed.target),
+        sampling=sampling,
+        seed=resampling.seed,
+    )
+
+    # The replay of greedy texts is there; that of sampled ones is made of the very texts that were sampled.
+    if sampling.is_greedy:
+        expected: list[Counts] = [score.answers[index].counts[lookahead] for index, _ in chosen]
+    else:
+        rule = rule_name(sampling.temperature)
+        expected = []
+        for answer, (_, trace) in zip(decoded, chosen, strict=True):
+            ids = answer.speculative.token_ids
+            replay = replay_pair(replayed.target, draft, trace.prompt_ids, ids, sampling=sampling)
+            expected.append(replay_counts(replay.rules[rule].accept, lookahead=lookahead))
+    agreement = compare_with_replay(decoded, expected, is_greedy=sampling.is_greedy)
+    live = live_record(
+        score.draft,
+        decoded,
+        ways,
+        agreement,
+        temperature=sampling.temperature,
+        predicted=predicted.predicted,
+        resampling=resampling,
+    )
+    run = Run(
+        label="live decoding",
+        prompt_indices=range(len(decoded)),
+        decoded=[answer.speculative for answer in decoded],
+        max_new_tokens=config.max_new_tokens,
+        speculation=Speculation(lookahead, rule=rule_name(sampling.temperature)),
+        sampling=sampling,
+        seeds=Seeds.of(resampling.seed),
+    )
+    return live, run
+
+
+def scored_latency(latency: Latency, *, batch: int = 1) -> ScoredLatency:
+    """Step times of the target and every draft."""
+    return ScoredLatency(
+        batch=batch,
+        context_tokens=latency.context,
+        repeats=latency.repeats,
+        warm_up_repeats=latency.warm_up_repeats,
+        settled=latency.is_settled,
+        target=latency.target,
+        verify=tuple(VerifyStep(lookahead=lookahead, **vars(time)) for lookahead, time in latency.verify.items()),
+        drafts=tuple(
+            DraftSteps(
+                draft=name,
+                cost_ratio=latency.step_times(name).cost_ratio,
+                one_token=latency.draft(name),
+                two_tokens=latency.draft_two(name),
+            )
+            for name in latency.drafts
+        ),
+        evidence=latency.evidence,
+    )
+
+
+def speedup_row(score: DraftScore, times: StepTimes, bytes_over_target: float | None) -> SpeedupRow:
+    """Predicted speedup from the acceptance of one draft at one temperature and step times, and from bytes only."""
+    alpha = ratio(*(sum(column) for column in score.alpha_columns()))
+    assert alpha is not None
+    rows = tuple(forecast(score, lookahead, alpha, times, bytes_over_target) for lookahead in score.lookaheads)
+    return SpeedupRow(
+        draft=score.draft,
+        temperature=score.temperature,
+        rule=score.rule,
+        cost_ratio=times.cost_ratio,
+        byte_ratio=bytes_over_target,
+        best_lookahead=best_lookahead({row.lookahead: row.predicted for row in rows}),
+        lookahead=rows,
+    )
+
+
+def forecast(
+    score: DraftScore, lookahead: int, alpha: float, times: StepTimes, bytes_over_target: float | None
+) -> Forecast:
+    """Speedup at one number of speculative tokens: measured terms, formulas of independent acceptance, bytes only."""
+    counts = score.pooled(lookahead)
+    full_rate, tokens_per_step = counts.fully_accepted_rounds / counts.rounds, tau(counts)
+    return Forecast(
+        lookahead=lookahead,
+        predicted=predicted_speedup(tokens_per_step, full_rate, lookahead, times),
+        iid=iid_speedup(alpha, lookahead, times),
+        leviathan=iid_speedup(alpha, lookahead, ideal_times(times.cost_ratio, lookahead)),
+        memory_bound=None
+        if bytes_over_target is None
+        else memory_bound_speedup(tokens_per_step, lookahead, bytes_over_target),
+        break_even_alpha=break_even_alpha(lookahead, times),
+    )
+
+
+def prompts_section(prompts: Sequence[Prompt], answers: Mapping[float, Answers], config: EvalConfig) -> Prompts:
+    """Which prompts were used, and the target's responses."""
+    taken = prompts[: config.num_prompts]
+    [first, *_] = answers.values()
+    num_scored = len(set(first.prompt_numbers))
+    return Prompts(
+        given=len(prompts),
+        taken=len(taken),
+        too_long=len(taken) - num_scored,
+        scored=num_scored,
+        tasks=tuple(TaskRow(**task) for task in tasks_record(taken)),
+        sources=tuple(trace.source for _, trace in first.first_turns()),
+        ids_sha256=fingerprint_value([list(trace.prompt_ids) for _, trace in first.first_turns()]),
+        answers=tuple(
+            AnswersRow(
+                temperature=temperature,
+                answers=len(group.traces),
+                tokens=sum(len(trace.answer_ids) for trace in group.traces),
+                stopped=sum(trace.finish_reason == "stop" for trace in group.traces),
+                ids_sha256=fingerprint_value([list(trace.answer_ids) for trace in group.traces]),
+            )
+            for temperature, group in answers.items()
+        ),
+    )
+
+
+def write_decoded(card: Scorecard, run: Run, first_turns: Sequence[tuple[int, Trace]], out: Path) -> None:
+    """Write every verification step with the draft to rounds.jsonl, and a few of the texts to examples.json.
+
+    Args:
+        card: Models, sources of the prompts and settings are read from it.
+        run: What was decoded with the draft.
+        first_turns: The response to every prompt's first turn at its temperature, in the order of the sources.
+        out: Directory of the scorecard.
+    """
+    target, draft = (
+        ModelIdentity(model.path, model.fingerprint, model.dtype) for model in (card.target, card.drafts[-1])
+    )
+    device = card.settings.device
+    write_round_trace(out / ROUNDS_NAME, [run], card.prompts.sources, target=target, draft=draft, device=device)
+    write_examples(
+        out / EXAMPLES_NAME,
+        [first_turns[index][1] for index in run.prompt_indices],
+        run.decoded,
+        load_tokenizer(Path(target.path)),
+        target=target.fingerprint,
+        draft=draft.fingerprint,
+    )
+
+
+def measure_batches(
+    models: Mapping[str, PreTrainedModel], text_ids: Sequence[int], config: EvalConfig, resampling: Resampling
+) -> tuple[GridFigures | None, list[str]]:
+    """Step times at every batch and context that fits.
+
+    Args:
+        models: TARGET and the draft, by name.
+        text_ids: Fill the caches; as long as the contexts unless config names some.
+        config: Which batches and contexts, and how often.
+        resampling: How intervals are made.
+
+    Returns:
+        The figures, None if there are no batches; and a warning for each batch that was left out.
+    """
+    contexts = config.latency_contexts or (len(text_ids),)
+    problems = {batch: batch_problem(models, batch, contexts) for batch in config.latency_batch_sizes}
+    warnings = [f"Steps at batch {batch} were not timed: {why}" for batch, why in problems.items() if why is not None]
+    batches = [batch for batch, why in problems.items() if why is None]
+    if not batches:
+        return None, warnings
+    # Both ends and the powers of 2 show at which number of speculative tokens a batch is served best.
+    ends = {config.lookaheads[0], config.lookaheads[-1]}
+    lookaheads = sorted(ends | {k for k in config.lookaheads if k.bit_count() == 1})
+    grid = Grid(batches, contexts, lookaheads, max(2, config.latency_repeats // 4), prefill=False)
+    return measure_grid(models, text_ids, grid, resampling), warnings
+
+
+def batch_problem(models: Mapping[str, PreTrainedModel], batch: int, contexts: Sequence[int]) -> str | None:
+    """Why a batch cannot be timed at some context; None if it can at all of them."""
+    if batch > 1 and not all(takes_rows(model) for model in models.values()):
+        return "models of this type are decoded one text at a time here."
+    problems = (lack_of_memory(models, batch=batch, context=context) for context in contexts)
+    return next((problem for problem in problems if problem is not None), None)
+
+
+def write_grid(grid: GridFigures | None, card: Scorecard, out: Path) -> None:
+    """Write latency.json next to a scorecard, or remove that of an earlier one."""
+    if grid is None:
+        (out / GRID_NAME).unlink(missing_ok=True)
+        return
+    device = card.settings.device
+    models = {
+        TARGET: GridModel(**vars(card.target), device=device),
+        card.primary: GridModel(**card.drafts[-1].model_dump(exclude={"draft"}), device=device),
+    }
+    write_record(GridFile(**vars(grid), models=models, provenance=card.provenance), out / GRID_NAME)

@@ -1,0 +1,272 @@
+"""Decoding with a draft, with prompt lookup and without either, in interleaved runs: speedups, and the lossless check.
+
+Greedy texts are those of plain decoding, and their counts those of the replay, one by one. Sampled ones are not: which
+tokens are accepted is drawn. So the replay is made of the very texts that were generated, and the verification steps
+that it expects are compared over the prompts by a t test.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.stats import t as student_t
+from transformers import PreTrainedModel
+
+from architectures.progress.track import track
+from eval.acceptance.counts import Counts, count_trace, pool
+from eval.acceptance.estimates import Columns, Estimate, Resampling
+from eval.acceptance.paired_ratios import paired_ratio_quotient
+from eval.acceptance.replay import rule_name
+from eval.acceptance.speedup import StepTimes
+from eval.answers.traces import Trace
+from eval.decoding.sampling import Sampling
+from eval.decoding.speculative import plain_decode, speculative_decode
+from eval.decoding.texts import Decoded, Limits, Seeds, Speculation, row_seed
+from eval.proposing.ngram import NgramLookup
+from eval.scorecard_schema import LOOKUP, Agreement, Live, OverLookup, RoundCounts, Spent, SpentByBoth, WayRow
+
+LEAST_P = 1e-3  # correct decoding is reported to differ from the replay once in a thousand scorecards
+ROUNDING = 1e-6  # verification steps, of a sum of probabilities
+DRAFT = "draft"  # the way whose verification steps are compared with the replay
+
+
+@dataclass(frozen=True)
+class LiveWay:
+    """What proposes tokens, and how many per verification step."""
+
+    proposer: PreTrainedModel | NgramLookup
+    lookahead: int
+
+
+@dataclass(frozen=True)
+class LiveAnswer:
+    """One prompt decoded in several ways at one temperature.
+
+    Attributes:
+        recorded_ids: The target's response as it was recorded, in a batch.
+        plain: Decoded by the target only.
+        speculative: Decoded with the draft.
+        lookahead: Tokens proposed per verification step.
+        others: Decoded in every other way, by its name.
+    """
+
+    recorded_ids: tuple[int, ...]
+    plain: Decoded
+    speculative: Decoded
+    lookahead: int
+    others: Mapping[str, Decoded] = field(default_factory=dict)
+
+    def by(self, way: str | None) -> Decoded:
+        """The text of a way; None is plain decoding."""
+        return self.plain if way is None else self.speculative if way == DRAFT else self.others[way]
+
+    @property
+    def counts(self) -> Counts:
+        rounds = [(round_.start, round_.accepted) for round_ in self.speculative.rounds]
+        return count_trace(rounds, num_tokens=len(self.speculative.token_ids), lookahead=self.lookahead)
+
+
+def decode_live(
+    target: PreTrainedModel,
+    ways: Mapping[str, LiveWay],
+    answers: Sequence[Trace],
+    *,
+    max_new_tokens: int,
+    stop_ids: AbstractSet[int],
+    sampling: Sampling,
+    seed: int,
+) -> list[LiveAnswer]:
+    """Decode each prompt by the target only and in every way, one after the other, in an order drawn per prompt.
+
+    Args:
+        target: Decides every token.
+        ways: By name; DRAFT is one of them.
+        answers: The target's responses, whose prompts are decoded again.
+        max_new_tokens: Maximum length of a response.
+        stop_ids: Tokens that end a response.
+        sampling: Of target and draft.
+        seed: Of the order and of sampling; all ways of a prompt draw the same numbers.
+    """
+    rng = np.random.default_rng(seed)
+    names = [None, *ways]
+    decoded = []
+    for row, answer in enumerate(
+        track(
+            answers,
+            description=f"wall-clock decoding at T={sampling.temperature:g}",
+            total=len(answers),
+            works=lambda answer: len(answer.answer_ids),
+            whole=sum(len(answer.answer_ids) for answer in answers),
+        )
+    ):
+        shared = {
+            "limits": Limits(max_new_tokens, stop_ids),
+            "sampling": sampling,
+            "seeds": Seeds.of(seed),
+            "row_seeds": [row_seed(row)],
+        }
+        texts: dict[str | None, Decoded] = {}
+        for index in rng.permutation(len(names)):
+            name = names[index]
+            if name is None:
+                [texts[name]] = plain_decode(target, [answer.prompt_ids], **shared)
+            else:
+                speculation = Speculation(ways[name].lookahead, rule=rule_name(sampling.temperature))
+                [texts[name]] = speculative_decode(
+                    target, ways[name].proposer, [answer.prompt_ids], speculation=speculation, **shared
+                )
+        plain, speculative = texts.pop(None), texts.pop(DRAFT)
+        others = {name: text for name, text in texts.items() if name is not None}
+        decoded.append(LiveAnswer(answer.answer_ids, plain, speculative, ways[DRAFT].lookahead, others))
+    return decoded
+
+
+def best_lookup(texts: Sequence[tuple[Sequence[int], Sequence[int]]], steps: StepTimes, *, max_new_tokens: int) -> int:
+    """The number of speculative tokens at which prompt lookup is fastest along recorded (prompt, response) token ids.
+
+    A verification step costs by the tokens that were found; where none are, it is a step of plain decoding.
+    """
+    lookup = NgramLookup()
+
+    def seconds(lookahead: int) -> float:
+        total_s = 0.0
+        for prompt_ids, answer_ids in texts:
+            start = 0
+            while start < len(answer_ids):
+                limit = min(lookahead, max_new_tokens - start - 1)
+                found = lookup.continuation([*prompt_ids, *answer_ids[:start]], limit) if limit else []
+                timed = [count for count in steps.verify_s if count >= len(found)]
+                total_s += steps.verify_s[min(timed)] if found else steps.target_s
+                accepted = [ours == own for ours, own in zip(found, answer_ids[start:], strict=False)]
+                start += 1 + (accepted.index(False) if False in accepted else len(accepted))
+        return total_s
+
+    return min(sorted(steps.verify_s), key=seconds)
+
+
+def live_record(
+    draft: str,
+    answers: Sequence[LiveAnswer],
+    ways: Mapping[str, LiveWay],
+    agreement: Agreement,
+    *,
+    temperature: float,
+    predicted: float,
+    resampling: Resampling,
+) -> Live:
+    """What a scorecard holds of decoding at one temperature."""
+    rounds = [round_ for answer in answers for round_ in answer.speculative.rounds]
+    return Live(
+        draft=draft,
+        temperature=temperature,
+        lookahead=answers[0].lookahead,
+        prompts=len(answers),
+        speedup=whole_speedup(answers, resampling),
+        decoding_speedup=decoding_speedup(answers, resampling),
+        predicted_decoding_speedup=predicted,
+        plain=spent_on([answer.plain for answer in answers]),
+        speculative=SpentByBoth(
+            **vars(spent_on([answer.speculative for answer in answers])),
+            draft_s=sum(round_.draft_s for round_ in rounds),
+            verify_s=sum(round_.verify_s for round_ in rounds),
+        ),
+        agreement=agreement,
+        ways=tuple(way_row(name, way, answers, resampling) for name, way in ways.items() if name != DRAFT),
+        over_lookup=tuple(
+            OverLookup(way=name, speedup=whole_speedup(answers, resampling, name, over=LOOKUP))
+            for name in ways
+            if name != LOOKUP
+        ),
+    )
+
+
+def way_row(name: str, way: LiveWay, answers: Sequence[LiveAnswer], resampling: Resampling) -> WayRow:
+    """A way other than the draft, compared with plain decoding."""
+    texts = [answer.by(name) for answer in answers]
+    rounds = [round_ for text in texts for round_ in text.rounds]
+    spent = spent_on(texts)
+    return WayRow(
+        way=name,
+        lookahead=way.lookahead,
+        tau=spent.tokens / len(rounds),
+        looked_up_rounds=sum(round_.looked_up for round_ in rounds),
+        plain_rounds=sum(round_.proposed == 0 for round_ in rounds),
+        rounds=len(rounds),
+        same_text=sum(answer.by(name).token_ids == answer.plain.token_ids for answer in answers),
+        speedup=whole_speedup(answers, resampling, name),
+        decoding_speedup=decoding_speedup(answers, resampling, name),
+        spent=spent,
+    )
+
+
+def spent_on(texts: Sequence[Decoded]) -> Spent:
+    num_tokens = sum(len(text.token_ids) for text in texts)
+    decode_s = sum(text.decode_s for text in texts)
+    return Spent(
+        tokens=num_tokens,
+        prefill_s=sum(text.prefill_s for text in texts),
+        decode_s=decode_s,
+        ms_per_token=1000 * decode_s / num_tokens,
+    )
+
+
+def decoding_speedup(answers: Sequence[LiveAnswer], resampling: Resampling, way: str = DRAFT) -> Estimate:
+    """Plain decoding's time per token over a way's, prefill excluded."""
+    plain, own = (columns(answers, each, lambda text: text.decode_s) for each in (None, way))
+    return paired_ratio_quotient(plain, own, resampling)
+
+
+def whole_speedup(
+    answers: Sequence[LiveAnswer], resampling: Resampling, way: str = DRAFT, *, over: str | None = None
+) -> Estimate:
+    """Time per token of plain decoding, or of another way, over a way's, prefill included."""
+    other, own = (columns(answers, each, lambda text: text.prefill_s + text.decode_s) for each in (over, way))
+    return paired_ratio_quotient(other, own, resampling)
+
+
+def columns(answers: Sequence[LiveAnswer], way: str | None, seconds: Callable[[Decoded], float]) -> Columns:
+    """Seconds and tokens of every prompt by a way; None is plain decoding."""
+    texts = [answer.by(way) for answer in answers]
+    return [seconds(text) for text in texts], [len(text.token_ids) for text in texts]
+
+
+def compare_with_replay(answers: Sequence[LiveAnswer], replayed: Sequence[Counts], *, is_greedy: bool) -> Agreement:
+    """The lossless check: decoding against replay, prompt by prompt.
+
+    Args:
+        answers: Decoded prompts.
+        replayed: Counts of the replay at the same number of speculative tokens: of each recorded response if texts are
+            greedy, else of each text that was generated with the draft.
+        is_greedy: Whether texts are.
+    """
+    counts = [answer.counts for answer in answers]
+    same_text = sum(answer.speculative.token_ids == answer.plain.token_ids for answer in answers)
+    same_as_recorded = sum(answer.speculative.token_ids == answer.recorded_ids for answer in answers)
+    same_counts = sum(own == expected for own, expected in zip(counts, replayed, strict=True))
+    p_value = None if is_greedy else rounds_p_value(counts, replayed)
+    return Agreement(
+        exact=len(answers) == same_text == same_as_recorded == same_counts if p_value is None else p_value >= LEAST_P,
+        same_text=same_text,
+        same_as_recorded=same_as_recorded,
+        same_counts=same_counts,
+        loop=round_counts(pool(counts)),
+        replay=round_counts(pool(replayed)),
+        p_value=p_value,
+    )
+
+
+def round_counts(counts: Counts) -> RoundCounts:
+    return RoundCounts(rounds=counts.rounds, accepted=counts.accepted_tokens, proposed=counts.proposed_tokens)
+
+
+def rounds_p_value(counted: Sequence[Counts], expected: Sequence[Counts]) -> float:
+    """Of a t test over prompts that decoding takes as many verification steps as expected; 1 if exactly as many.
+
+    Of one prompt nothing can be tested.
+    """
+    differences = [own.rounds - due.rounds for own, due in zip(counted, expected, strict=True)]
+    if max(differences) - min(differences) < ROUNDING:
+        return 1.0 if abs(differences[0]) < ROUNDING or len(differences) == 1 else 0.0
+    error = np.std(differences, ddof=1) / len(differences) ** 0.5
+    return float(2 * student_t.sf(abs(np.mean(differences)) / error, len(differences) - 1))

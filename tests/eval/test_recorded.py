@@ -1,0 +1,195 @@
+"""A draft on recorded responses: what the scorecard with the target has, without it."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint
+from architectures.errors import UserError
+from eval.acceptance.replay import answer_logits, replay_counts
+from eval.answers.traces import read_traces
+from eval.config import EvalConfig
+from eval.decoding.sampling import Sampling
+from eval.recorded import (
+    RecordedAnswer,
+    accept_probabilities,
+    read_recorded_text,
+    read_recorded_traces,
+    read_text_responses,
+    score_recording,
+)
+from eval.scorecard import score_drafts
+from eval.scorecard_schema import RecordedScorecard
+
+CHOSEN = {"top_p": 0.9, "top_k": 40, "min_p": 0.02, "repetition_penalty": 1.2}
+
+
+def config(**changes):
+    return EvalConfig(**{"lookaheads": (1, 2, 3, 4, 5), "num_resamples": 100, "num_threads": 1, **changes})
+
+
+def score(traces, draft, out, **changes):
+    return score_recording(read_recorded_traces(traces, draft), draft, config(**changes), out, seed=17)
+
+
+def first_recorded(folder):
+    trace = read_traces(folder, "eval")[0]
+    return RecordedAnswer(trace.source, 0, trace.prompt_ids, trace.answer_ids, trace.answer_logp)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_recorded_responses_are_scored_as_with_their_target_by_every_method(
+    asked, target_folder, noisy_folder, tmp_path, temperature
+):
+    how = {"max_new_tokens": 24, "temperatures": (temperature,), "sampling": CHOSEN, "batch_size": 3}
+    quick = {"latency_repeats": 3, "latency_batch_sizes": (), "live_prompts": 1}
+    whole = score_drafts(target_folder, {"draft": noisy_folder}, asked, config(**how, **quick), tmp_path, seed=17)
+    [folder] = (tmp_path / "answers").iterdir()
+    card = score(folder, noisy_folder, tmp_path / "recorded")
+    assert RecordedScorecard.model_validate_json((tmp_path / "recorded/scorecard.json").read_bytes()) == card
+    assert card.recording.target_fingerprint == fingerprint_checkpoint(target_folder)
+    assert card.recording.sources == whole.prompts.sources
+    [expected] = whole.acceptance
+    rules = {row.rule: row for row in (expected, *expected.other_rules)}
+    assert [row.rule for row in card.acceptance] == list(rules)
+    for row in card.acceptance:
+        assert (row.prompts, row.answers) == (expected.prompts, expected.answers)
+        assert row.accept_rate.value == pytest.approx(rules[row.rule].alpha_of_text.value, abs=1e-5)
+        for own, other in zip(row.lookahead, rules[row.rule].lookahead, strict=True):
+            assert own.tau.value == pytest.approx(other.tau.value, abs=1e-5)
+            assert own == other or temperature
+    assert 0.1 < card.acceptance[0].accept_rate.value < 0.95
+
+
+def test_the_target_as_its_own_draft_is_always_right(greedy_traces, target_folder, tmp_path):
+    [row] = score(greedy_traces, target_folder, tmp_path).acceptance
+    assert row.accept_rate.value == 1
+    for entry in row.lookahead:
+        assert entry.accepted == entry.proposed
+
+
+def test_only_the_first_prompts_are_scored(greedy_traces, noisy_folder, tmp_path):
+    card = score(greedy_traces, noisy_folder, tmp_path, num_prompts=2)
+    assert (card.recording.given, card.recording.scored, card.acceptance[0].prompts) == (6, 2, 2)
+    assert score(greedy_traces, noisy_folder, tmp_path, num_prompts=1).acceptance[0].accept_rate.interval is None
+
+
+def test_without_probabilities_rejection_sampling_is_left_out(sampled_traces, noisy_folder, tmp_path):
+    bare = shutil.copytree(sampled_traces, tmp_path / "bare")
+    for shard in bare.glob("eval-*.jsonl"):
+        rows = [json.loads(line) for line in shard.read_text().splitlines()]
+        shard.write_text("".join(json.dumps({**row, "answer_logp": None}) + "\n" for row in rows))
+    card = score(bare, noisy_folder, tmp_path / "card")
+    assert [row.rule for row in card.acceptance] == ["exact_greedy_draft", "exact_sampled_draft"]
+
+
+def test_a_sampled_draft_is_as_good_as_its_simulation(sampled_traces, noisy_draft):
+    """Expected verification steps against played ones: the draft samples q, and an equal token is accepted."""
+    trace = first_recorded(sampled_traces)
+    logits_TV = answer_logits(noisy_draft, trace.prompt_ids, trace.answer_ids)
+    q_TV = torch.softmax(logits_TV / 0.7, dim=-1)
+    drawn_NT = torch.multinomial(q_TV, 4000, replacement=True, generator=torch.Generator().manual_seed(1)).T
+    accept_T = accept_probabilities(
+        logits_TV, trace, rule="exact_sampled_draft", sampling=Sampling(0.7), context=trace.prompt_ids
+    )
+    expected = replay_counts(accept_T, lookahead=3).rounds
+    played = torch.tensor([rounds_played(row.tolist(), trace.answer_ids, lookahead=3) for row in drawn_NT]).double()
+    assert abs(played.mean() - expected) < 4 * played.std() / len(played) ** 0.5
+    assert played.std() > 0
+
+
+def rounds_played(proposed, answer, *, lookahead):
+    """Verification steps of one play; a position is proposed at most once, so one draw a position is enough."""
+    start = rounds = 0
+    while start < len(answer):
+        room = min(lookahead, len(answer) - start - 1)
+        accepted = next((k for k in range(room) if proposed[start + k] != answer[start + k]), room)
+        start, rounds = start + accepted + 1, rounds + 1
+    return rounds
+
+
+def test_text_scores_as_the_traces_do(greedy_traces, noisy_folder, tmp_path):
+    """Greedy responses as torch prints them, next to prompts that the tokenizer makes the recorded tokens of."""
+    from eval.models.loading import load_tokenizer
+
+    tokenizer, traces = load_tokenizer(noisy_folder), read_traces(greedy_traces, "eval")
+    rows = [json.dumps({"prompt": tokenizer.decode(list(trace.prompt_ids))}) + "\n" for trace in traces]
+    (tmp_path / "prompts.jsonl").write_text("".join(rows) + rows[0])
+    (tmp_path / "text.txt").write_text("\n".join(str(torch.tensor([trace.answer_ids])) for trace in traces))
+    recording = read_recorded_text(tmp_path / "text.txt", str(tmp_path / "prompts.jsonl"), noisy_folder)
+    assert [(a.prompt_ids, a.answer_ids) for a in recording.answers] == [(t.prompt_ids, t.answer_ids) for t in traces]
+    assert (recording.unanswered, recording.target) == (1, None)
+    found = score_recording(recording, noisy_folder, config(), tmp_path / "card", seed=17)
+    expected = score(greedy_traces, noisy_folder, tmp_path / "of-traces")
+    for ours, theirs in zip(found.acceptance[0].lookahead, expected.acceptance[0].lookahead, strict=True):
+        assert (ours.rounds, ours.accepted, ours.histogram) == (theirs.rounds, theirs.accepted, theirs.histogram)
+    (tmp_path / "prompts.jsonl").write_text(rows[0])
+    with pytest.raises(UserError, match=r"prompts\.jsonl 1 prompts"):
+        read_recorded_text(tmp_path / "text.txt", str(tmp_path / "prompts.jsonl"), noisy_folder)
+
+
+def test_blocks_are_read_as_torch_prints_them(tmp_path):
+    path = tmp_path / "truth.txt"
+    path.write_text(
+        "\ntensor([[  518, 799, 596, 18873,  1265,\n          7875, 29991, 2]]) tensor([[3]], device='cuda:0',\n"
+        "       dtype=torch.int32)\n\ntensor([[0]])"
+    )
+    assert read_text_responses(path, vocab_size=32000) == [(518, 799, 596, 18873, 1265, 7875, 29991, 2), (3,), (0,)]
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("tensor([[1, 2]]\ntensor([[3]])\n", "truth.txt:1: block 1"),
+        ("tensor([[3]])\n\ntensor([[1, 2])\n", "truth.txt:3: block 2"),
+        ("tensor([[1]])\ntensor([[1,\n 2.5]])\n", "truth.txt:2: block 2"),
+        ("tensor([[1, ..., 2]])", "truth.txt:1: block 1 is elided"),
+        ("tensor([[1, -100]])", "truth.txt:1: block 1"),
+        ("tensor([[1, 32000]])", "truth.txt:1: block 1 holds '32000'"),
+        ("tensor([[]])", "truth.txt:1: block 1"),
+        (" \n", "truth.txt: holds no block"),
+    ],
+)
+def test_another_text_is_rejected_by_its_line(tmp_path, text, where):
+    (tmp_path / "truth.txt").write_text(text)
+    with pytest.raises(UserError) as error:
+        read_text_responses(tmp_path / "truth.txt", vocab_size=32000)
+    assert where in str(error.value)
+
+
+def test_a_draft_with_another_tokenizer_is_rejected(greedy_traces, noisy_folder, tmp_path):
+    draft = shutil.copytree(noisy_folder, tmp_path / "draft")
+    content = json.loads((draft / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (draft / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="vocabulary"):
+        read_recorded_traces(greedy_traces, draft)
+
+
+def test_a_draft_may_have_another_chat_template(greedy_traces, noisy_folder, tmp_path):
+    """The tokens of the prompts are recorded, so nothing is rendered again."""
+    draft = shutil.copytree(noisy_folder, tmp_path / "draft")
+    (draft / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    assert (
+        read_recorded_traces(greedy_traces, draft).answers == read_recorded_traces(greedy_traces, noisy_folder).answers
+    )
+
+
+def test_a_draft_too_short_or_too_small_for_the_responses_is_rejected(
+    greedy_traces, make_checkpoint, noisy_folder, tmp_path
+):
+    with pytest.raises(UserError, match="max_position_embeddings is 64"):
+        score(greedy_traces, make_checkpoint(seed=2, max_position_embeddings=64), tmp_path)
+    draft = shutil.copytree(noisy_folder, tmp_path / "draft")
+    settings = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps({**settings, "vocab_size": 258}))
+    with pytest.raises(UserError, match="vocab_size is 258"):
+        read_recorded_traces(greedy_traces, draft)
+
+
+def test_a_directory_without_held_out_responses_is_rejected(tmp_path, noisy_folder):
+    with pytest.raises(UserError, match="num_eval_prompts"):
+        read_recorded_traces(tmp_path, noisy_folder)
