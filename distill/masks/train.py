@@ -52,7 +52,7 @@ from distill.run.stage_inputs import mask_inputs
 from distill.sharding.fsdp2 import parallelism_config
 from distill.text.dynamic_loading import DynamicLoading, RandomStateOnResume, held_out_losses, reference_losses
 from distill.text.mixture import text_eval_loaders, text_loader
-from distill.text.sharing import Share
+from distill.text.streams import Share
 from distill.training.batch_sizes import device_batch_size, microbatch_size
 from distill.training.trainer import DIST_TIMEOUT_S, newest_for_all, training_device
 from eval.latency.memory import free_bytes

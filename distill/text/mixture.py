@@ -25,8 +25,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from architectures.errors import UserError
 from distill.recipe.sections.text import MixtureConfig, TextConfig
-from distill.text.sequences import DomainStream, held_out_sequences, open_texts
-from distill.text.sharing import Share
+from distill.text.streams import DomainStream, Share, held_out_sequences, open_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -105,8 +104,7 @@ class MixedDomains(IterableDataset[Sample]):
     """Training sequences without end, each from a domain drawn by the current weights.
 
     All processes draw the same domains in the same order and keep every world_size-th sequence, so that the sequences
-    of a batch do not depend on how many processes share it, and one state says where all of them stand. Each reads and
-    tokenizes its own pieces of the text and hears the tokens of the others.
+    of a batch do not depend on how many processes share it, and one state says where all of them stand.
 
     The position belongs to the dataset and not to its iterators: a second iteration continues the first. Composer's
     checkpoints hold it through `state_dict`, and then do not skip batches on resuming.
@@ -173,11 +171,6 @@ class MixedDomains(IterableDataset[Sample]):
             {"domains": list(names), **marks}
             for names, marks in ((self.names, self.fingerprint), (state["weights"], state["fingerprint"]))
         )
-        if any("piece" not in stream for stream in state["streams"].values()):
-            raise UserError(
-                "The checkpoint was written by a version that cut text otherwise, one process reading all of it. "
-                "Start a run with another run_name, or finish this one with that version."
-            )
         different = [key for key in ours if ours[key] != theirs.get(key)]
         if different:
             key = different[0]

@@ -28,7 +28,7 @@ def id_counts_in_text(text: "TextConfig", target: Path, *, seed: int) -> "Counts
         UserError: If a text cannot be read, or is too short.
     """
     from distill.text.mixture import text_loader
-    from distill.text.sharing import Share
+    from distill.text.streams import Share
     from eval.models.loading import load_tokenizer
 
     _, sequences = text_loader(text, load_tokenizer(target), batch_size=1, seed=seed, share=Share())

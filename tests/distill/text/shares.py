@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import Any, TypeVar
 
-from distill.text.sharing import Share
+from distill.text.streams import Share
 
 Result = TypeVar("Result")
 MOST_S = 60.0  # that one waits for the others

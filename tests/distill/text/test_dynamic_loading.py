@@ -32,7 +32,7 @@ from distill.text.dynamic_loading import (
     reference_losses,
 )
 from distill.text.mixture import text_eval_loaders, text_loader
-from distill.text.sharing import Share
+from distill.text.streams import Share
 
 VOCABULARY = 264
 CPU = torch.device("cpu")

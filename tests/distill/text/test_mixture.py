@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from architectures.errors import UserError
 from distill.recipe.sections.text import TextConfig
 from distill.text.mixture import text_eval_loaders, text_loader
-from distill.text.sharing import Share
+from distill.text.streams import Share
 from tests.distill.text.shares import by_all
 
 
@@ -174,15 +174,6 @@ def test_a_state_of_sequences_cut_otherwise_is_refused(config, tokenizer, keys, 
     with pytest.raises(UserError) as raised:
         domains.load_state_dict(state)
     assert str(raised.value).startswith(message)
-
-
-def test_a_state_of_the_version_before_is_refused(config, tokenizer):
-    _, domains = text_loader(config(), tokenizer, batch_size=1, seed=1, share=Share())
-    state = domains.state_dict()
-    for stream in state["streams"].values():
-        del stream["piece"]
-    with pytest.raises(UserError, match=r"a version that cut text otherwise, .* Start a run with another run_name"):
-        domains.load_state_dict(state)
 
 
 def test_a_state_of_other_domains_is_refused(config, tokenizer):
