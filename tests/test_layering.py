@@ -15,7 +15,7 @@ WORKERS = ROOT / "eval" / "engine_runs" / "workers"
 LIGHT_MODULES = (
     "widedraft",
     "architectures.families",
-    "distill.checking.check",
+    "distill.check",
     "distill.recipe.recipe",
     "eval.config",
 )

@@ -13,14 +13,10 @@ import yaml
 
 import widedraft
 from architectures.checkpoints.manifest import read_manifest
-from architectures.pages.terminal import terminal
 from architectures.targets.known_targets import KNOWN_CONFIGS
-from distill.checking.check import check_recipe
-from distill.checking.planned_cut import planned
-from distill.commands.recipe_headers import nominal_device
+from distill.check import check_recipe, planned_shapes
 from distill.debug.recipe import debug_recipe, tiny_run
-from distill.estimates.memory import matrix_parameters
-from distill.expected_time.floors import best_by_alpha, floor_times, wanted_head
+from distill.estimate import matrix_parameters
 from distill.recipe.recipe import load_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -49,7 +45,7 @@ def header(path: Path) -> dict[str, str]:
     found, label = {"": ""}, ""
     for line in comment.splitlines():
         text = line.removeprefix("#").strip()
-        if match := re.match(r"(Command|Hardware|Hours|Step|Floors|Expect|Estimated): +", text):
+        if match := re.match(r"(Command|Hardware|Hours|Step|Expect): +", text):
             label, text = match[1], text[match.end() :]
         found[label] = f"{found.get(label, '')} {text}".strip()
     return found
@@ -85,60 +81,15 @@ def test_the_header_says_command_hardware_hours_and_what_to_expect(path):
 
 
 @every_published
-def test_estimates_say_how_they_were_made_and_that_nobody_has_run_them(path):
-    """By hand: 50,000 answers less 256, twice. Of conversations 700 tokens and 300 of the answer, at which alone output
-    heads run; of texts 128 and 461; trained on at widths of multiples of 64. Both models run the rows that the draft
-    says, and evaluations the whole teacher's.
-    """
+def test_estimates_say_that_nobody_has_run_them(path):
     lines = header(path)
     assert "nobody has run it" in lines["Hours"]
-    cut = planned(load_recipe(path))
-    prompt, answer = (128, 461) if path in BASE else (700, 300)
-    whole = prompt + answer
-
-    def flops_of(shape, rows, width=whole):
-        head = 2 * shape.hidden
-        layers = shape.flops_per_token((width + 1) // 2) - head * shape.head_rows
-        return width / whole * layers + answer / whole * head * rows
-
-    student = flops_of(cut.draft, cut.draft.head_rows)
-    padded = {"rows": cut.draft.head_rows, "width": -(-whole // 64) * 64}
-    flops = flops_of(cut.target, **padded) + 3 * flops_of(cut.draft, **padded)
-    [told] = re.findall(rf"99,488 sequences of {whole:,} tokens, ([\d.]+) GFLOP a token", lines["Estimated"])
-    assert float(told) == pytest.approx(flops / 1e9, abs=0.06)
-    [(share, peak)] = re.findall(r"(?:assumed (\d+)% of the|measured) (\d+) TFLOP/s", lines["Estimated"])
-    evaluations = 11 * 256 * whole * (flops_of(cut.target, cut.target.vocab) + student)
-    speed = int(share or 100) / 100 * int(peak) * 1e12
-    hours = (99_488 * whole * flops + evaluations) / speed / 3600
-    assert float(re.findall(r"([\d.]+) for training", lines["Hours"])[0]) == pytest.approx(hours, abs=0.06)
-    assert f"{cut.draft.parameters() / 1e6:.1f}M" in lines[""]
-
-
-@every_published
-def test_what_the_floors_ask_for_is_what_the_recipe_has(path):
-    """Its scorecard looks at every lookahead that is best at an acceptance told of; no head is plainly too large."""
-    recipe, device = load_recipe(path), nominal_device()
-    cut = planned(recipe)
-    best = best_by_alpha(floor_times(device, cut.target, cut.draft, recipe.eval.dtype))
-    assert {lookahead for lookahead, _ in best.values()} <= set(recipe.eval.lookaheads)
-    assert wanted_head(device, cut.target, cut.draft, recipe.eval.dtype) is None
-    assert header(path)["Floors"].startswith("unmeasured, least times on one ")
-
-
-def test_the_small_head_of_qwen_is_what_the_floors_ask_for():
-    path = ROOT / "recipes" / "qwen2.5-7b-wide.yaml"
-    recipe = load_recipe(path, ["architecture.vocabulary=null"])
-    cut = planned(recipe)
-    asked = wanted_head(nominal_device(), cut.target, cut.draft, recipe.eval.dtype)
-    assert asked == planned(load_recipe(path)).draft.head_vocab == 32768
-    share = cut.draft.vocab * cut.draft.hidden / matrix_parameters(cut.draft)
-    assert f"The whole head would be {share:.0%} of what a step reads" in header(path)[""]
-    assert "docs/engines.md" in header(path)[""]
+    assert f"{planned_shapes(load_recipe(path)).draft.parameters() / 1e6:.1f}M" in lines[""]
 
 
 def test_the_whole_head_of_llama_3_says_why():
     path = ROOT / "recipes" / "llama3.1-8b-wide-829m.yaml"
-    draft = planned(load_recipe(path)).draft
+    draft = planned_shapes(load_recipe(path)).draft
     share = draft.vocab * draft.hidden / matrix_parameters(draft)
     assert f"The head is whole, {share:.0%} of what a step reads, as published" in header(path)[""]
     assert "docs/engines.md" in header(path)[""]
@@ -156,9 +107,9 @@ def test_names_agree_with_the_file(path):
 def test_it_passes_check_without_a_network(path, here):
     needs_smollm2(path)
     write_prompts(Path("data"))
-    report = terminal(*check_recipe(load_recipe(path)))
-    assert "memory of one" in report
-    assert ("not checked" in report) == (path in PUBLISHED)
+    rows = dict(check_recipe(load_recipe(path)))
+    assert {"memory, generate", "memory, distill", "memory, eval", "disk", "steps", "hours"} <= rows.keys()
+    assert ("not checked" in rows) == (path in PUBLISHED)
 
 
 FIELDS = {"gsm8k": "question", "alpaca": "instruction", "mt_bench": "turns"}
@@ -226,14 +177,15 @@ def test_a_recipe_of_the_base_model_is_its_chat_siblings_but_for_target_and_text
     known = KNOWN_CONFIGS[base["target"]["path"]]
     assert base["data"]["max_seq_len"] + base["data"]["max_new_tokens"] == known["max_position_embeddings"]
     named = header(path)[""].replace(" itself", "")
-    assert f"{planned(load_recipe(path)).draft.layers}-layer draft of LLaMA-7B" in named.replace("single", "1")
+    assert f"{planned_shapes(load_recipe(path)).draft.layers}-layer draft of LLaMA-7B" in named.replace("single", "1")
 
 
 def test_the_control_differs_by_its_shape_alone():
     wide, deep = (written(ROOT / "recipes" / f"llama2-7b-{name}-1.3b.yaml") for name in ("wide", "deep"))
     assert {key for key in wide if wide[key] != deep[key]} == {"run_name", "architecture"}
     assert {key for key in wide["architecture"] if wide["architecture"][key] != deep["architecture"][key]} == {"shape"}
-    sizes = [planned(load_recipe(ROOT / "recipes" / f"llama2-7b-{name}-1.3b.yaml")).draft for name in ("wide", "deep")]
+    recipes = [load_recipe(ROOT / "recipes" / f"llama2-7b-{name}-1.3b.yaml") for name in ("wide", "deep")]
+    sizes = [planned_shapes(recipe).draft for recipe in recipes]
     assert sizes[0].parameters() == pytest.approx(sizes[1].parameters(), rel=0.01)
     assert sizes[0].layers * 2 == sizes[1].layers
 
@@ -248,7 +200,7 @@ def kinds(values: Any) -> Any:
 def debug_form(path: Path) -> dict[str, Any]:
     """The recipe of a debug run, but for its name and the sizes of its cut."""
     recipe = load_recipe(path)
-    cut = planned(recipe)
+    cut = planned_shapes(recipe)
     small = debug_recipe(recipe, tiny_run(recipe, cut.target, cut.source)).model_dump_json()
     values = json.loads(small.replace(path.stem, "NAME"))
     return values | {"architecture": kinds(values["architecture"])}

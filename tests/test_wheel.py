@@ -56,7 +56,6 @@ def test_wheel_holds_the_packages_the_module_and_the_recipes(wheel):
         assert part in names
     assert any(name.endswith("share/widedraft/recipes/quickstart.yaml") for name in names)
     assert any(name.endswith("recipes/recipe.schema.json") for name in names)
-    assert any("share/widedraft/devices/" in name for name in names)
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/", "docs/"))]
 
 

@@ -11,7 +11,7 @@ from architectures.checkpoints.manifest import provenance
 from architectures.errors import UserError
 from architectures.files.atomic import write_json
 from benchmarks.gpu.stage import Row, Size
-from distill.expected_time.devices import processor_device_name, slug_of
+from distill.estimate import processor_device_name, slug_of
 
 SCHEMA = 1
 DEVICES = Path(__file__).parents[1] / "results" / "devices"

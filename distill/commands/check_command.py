@@ -8,6 +8,7 @@ from pydantic import Field
 
 from architectures.errors import UserError
 from architectures.files.section import Section
+from architectures.pages.blocks import Facts
 from architectures.pages.terminal import terminal
 from architectures.settings.flags import Flag
 from architectures.settings.kinds import MOST
@@ -26,18 +27,18 @@ class CheckSettings(Section):
     debug: Debug = False
     device: Annotated[str | None, Flag(metavar="NAME|FILE", absent="this machine's GPU, else its processor")] = Field(
         default=None,
-        description="Tell hours on this device: one that was measured, a GPU whose figures are published, or a file of "
+        description="Compute hours and memory for this device: a known one (nvidia-h100-80gb-hbm3), or a file of "
         "`python -m benchmarks.gpu`.",
     )
 
     processes: Annotated[
         Annotated[int, Field(ge=1, le=MOST)] | None,
-        Flag(metavar="N", absent="1, and refused is what one of 8 cannot hold either"),
-    ] = Field(default=None, description="Tell the memory of one of so many processes in every stage.")
+        Flag(metavar="N", absent="1; what one of 8 cannot hold is refused"),
+    ] = Field(default=None, description="Compute the memory of one of N processes in every stage.")
     device_gib: Annotated[
         Annotated[float, Field(gt=0)] | None,
-        Flag(metavar="GIB", absent="what the GPU has, where that is known; else nothing is refused"),
-    ] = Field(default=None, description="Refuse a recipe of which a stage takes more memory than this of one device.")
+        Flag(metavar="GIB", absent="what the GPU has, if it is known"),
+    ] = Field(default=None, description="Memory of one device; a stage that needs more is refused.")
 
     @property
     def is_for_one(self) -> bool:
@@ -86,10 +87,10 @@ def is_right(path: Path, settings: CheckSettings) -> bool:
 
 
 def print_check(path: Path, settings: CheckSettings) -> None:
-    from distill.checking.check import check_recipe
-    from distill.checking.fits import Machines
+    from distill.check import check_recipe
 
-    machines = Machines(settings.processes, settings.device_gib)
     named = of_words((str(path), *settings.overrides), debug=settings.debug)
     with of_recipe(words_of(named)):
-        print(terminal(*check_recipe(recipe_of(named, weights=False), settings.device, machines)))
+        recipe = recipe_of(named, weights=False)
+        machine = {"processes": settings.processes, "device_gib": settings.device_gib}
+        print(terminal(Facts(check_recipe(recipe, settings.device, **machine))))

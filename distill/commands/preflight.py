@@ -24,8 +24,7 @@ def preflight(settings: PreflightSettings) -> None:
 def preflight_recipe(settings: PreflightSettings) -> None:
     """The same of the draft that a recipe asks for, which need not be there."""
     from architectures.engines.page import preflight_page
-    from distill.checking.planned_cut import planned
-    from distill.checking.served_shape import planned_pair
+    from distill.check import planned_pair, planned_shapes
     from distill.recipe.recipe import load_recipe
 
     if (problem := named_too_many(settings.overrides)) is not None:
@@ -34,7 +33,7 @@ def preflight_recipe(settings: PreflightSettings) -> None:
         raise UserError(f"{settings.draft}: a recipe names its target. Leave --target and --revision out.")
     recipe = load_recipe(settings.draft, settings.overrides)
     pair = planned_pair(
-        recipe, planned(recipe).draft, tensor_parallel=settings.tensor_parallel, lookahead=settings.lookahead
+        recipe, planned_shapes(recipe).draft, tensor_parallel=settings.tensor_parallel, lookahead=settings.lookahead
     )
     engines = settings.engines or recipe.export.engines or NAMES
     page, served = preflight_page(tuple(dict.fromkeys(engines)), pair)

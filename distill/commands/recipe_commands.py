@@ -188,21 +188,11 @@ def own_run(settings: NamesRecipe, *, beside_others: bool = False) -> Iterator[N
 
 
 def choose(settings: ChooseSettings) -> None:
-    """Rank shapes by predicted speed; the winner becomes a recipe. Or weigh them by floors, in no run at all."""
+    """Rank shapes by predicted speed; the winner becomes a recipe."""
     from distill.choose.ranked.command import choose as choose_shape
 
-    if settings.floors is not None:
-        from distill.choose.foretold.floors import choose_by_floors
-
-        choose_by_floors(recipe_of(settings, weights=False), settings, settings.floors)
-        return
     trust_if_asked(settings)
     with own_run(settings) as named:
-        if settings.budget is not None:
-            from distill.choose.foretold.budget import choose_by_budget
-
-            choose_by_budget(named.run.recipe, settings, settings.budget)
-            return
         choose_shape(named.path, named.overrides, settings, named.run.share)
 
 

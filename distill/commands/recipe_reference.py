@@ -1,7 +1,7 @@
 """`python -m distill.commands.recipe_reference` writes what is derived from the models of recipes and scorecards.
 
-That is recipes/recipe.schema.json, which editors use to complete and check recipes, recipes/scorecard.schema.json, the
-tables of docs/recipes.md, and the hours in the headers of recipes.
+That is recipes/recipe.schema.json, which editors use to complete and check recipes, recipes/scorecard.schema.json and
+the tables of docs/recipes.md.
 """
 
 from copy import deepcopy
@@ -11,7 +11,6 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from architectures.files.atomic import write_json
-from distill.commands.recipe_headers import write_headers
 from distill.recipe.recipe import Recipe
 from distill.recipe_reading.keys import schema_of
 from distill.recipe_reading.reference import write_reference
@@ -52,4 +51,3 @@ def _or_interpolation(node: dict[str, Any]) -> dict[str, Any]:
 if __name__ == "__main__":
     write_schemas()
     write_reference(schema_of(Recipe))
-    write_headers()

@@ -15,7 +15,7 @@ from architectures.shapes.section import SIZES
 from architectures.shapes.shape import Shape
 from architectures.shapes.tiny import HEAD_VOCAB, tiny_shapes
 from architectures.small_head.config import COUNTED
-from distill.checking.planned_cut import draft_and_origin
+from distill.check import draft_and_origin
 from distill.recipe.recipe import Recipe
 from distill.recipe.sections.times import split_time
 from eval.tasks import TASKS

@@ -28,8 +28,6 @@ from architectures.shapes.section import MasksConfig
 from architectures.targets.target import require_whole_head
 from distill.checkpoints.files import MASK_CHECKPOINTS_KEPT
 from distill.checkpoints.trust import guard_composer
-from distill.estimates.mask_memory import refuse_masks_beyond
-from distill.estimates.trainings import mask_training
 from distill.losses.answer_logits import AnswerLogits
 from distill.masks.building import (
     all_logits,
@@ -47,7 +45,7 @@ from distill.monitoring.callbacks import CheckpointWriter
 from distill.monitoring.gradient_norm import GradientNorm
 from distill.monitoring.loggers import ConsoleReport, MetricsFile
 from distill.monitoring.step_profile import profiled_steps
-from distill.run.run import Run, shape_of
+from distill.run.run import Run
 from distill.run.stage_inputs import mask_inputs
 from distill.sharding.fsdp2 import parallelism_config
 from distill.text.dynamic_loading import DynamicLoading, RandomStateOnResume, held_out_losses, reference_losses
@@ -55,7 +53,6 @@ from distill.text.mixture import text_eval_loaders, text_loader
 from distill.text.streams import Share
 from distill.training.batch_sizes import device_batch_size, microbatch_size
 from distill.training.trainer import DIST_TIMEOUT_S, newest_for_all, training_device
-from eval.latency.memory import free_bytes
 from eval.models.loading import load_tokenizer, require_rows
 
 WARMUP, ALPHA_F = "0.1dur", 0.1  # of the learning rates, as in Sheared LLaMA
@@ -79,7 +76,6 @@ def train_masks(run: Run, profile: Path | None = None) -> None:
     target, config = run.target, run.recipe.architecture.masks
     require_whole_head(target)
     run.refuse_long_texts()
-    refuse_too_large(run)
     require_rows(target, last_id=max(load_tokenizer(target).get_vocab().values()))
     begin_masks(run)
     model = build_mask_model(run)
@@ -92,22 +88,6 @@ def train_masks(run: Run, profile: Path | None = None) -> None:
     metrics, state = mask_metrics(model), gathered(model)
     if dist.get_global_rank() == 0:
         write_masks(run, state, metrics)
-
-
-def refuse_too_large(run: Run) -> None:
-    """Raise UserError, before anything is loaded, if this process cannot hold its share of the training."""
-    source = shape_of(run.target)
-    on_gpu = torch.cuda.is_available()
-    device, sharers = torch.device("cpu"), dist.get_local_world_size()
-    if on_gpu:
-        device, sharers = torch.device(f"cuda:{dist.get_local_rank()}"), 1
-    free = free_bytes(device)
-    refuse_masks_beyond(
-        mask_training(run.recipe, source, on_gpu=on_gpu),
-        processes=dist.get_world_size(),
-        free_bytes=None if free is None else free // sharers,
-        device=str(device),
-    )
 
 
 def begin_masks(run: Run) -> None:

@@ -16,7 +16,7 @@ from architectures.progress.track import tell_load
 from architectures.settings.recipe_command import command_of
 from architectures.sharing import ALONE, Share
 from distill.caching.stage import require_cached_teacher
-from distill.checking.check import check_recipe
+from distill.check import check_recipe
 from distill.recipe.recipe import load_recipe
 from distill.recipe.sections.teacher import Cache
 from distill.run.progressive import earlier_stages, share_answers

@@ -19,7 +19,6 @@ from distill.checkpoints.saving import read_into
 from distill.checkpoints.trust import guard_composer
 from distill.data.batches import AnswerDataset
 from distill.data.unknown_inputs import UnknownInputs
-from distill.estimates.frozen_embeddings import freeze_input_embeddings
 from distill.exporting.export import vocab_size_of
 from distill.exporting.reading import read_checkpoint, read_state
 from distill.losses.answer_logits import AnswerLogits
@@ -41,7 +40,7 @@ from distill.recipe.sections.teacher import (
     refuse_cut_entries,
     teacher_dtype,
 )
-from distill.recipe.sections.training import DistillConfig
+from distill.recipe.sections.training import TIED_AND_FROZEN, DistillConfig
 from distill.run.run import Run
 from distill.sharding.fsdp2 import parallelism_config
 from distill.sharding.recomputing import recompute_layers
@@ -139,6 +138,18 @@ def build_model(run: Run, *, eval_tasks: tuple[str, ...]) -> DistillModel:
         selection=None if selection is None else Selection(load_frozen(Path(selection.reference)), selection.fraction),
         eval_tasks=eval_tasks,
     )
+
+
+def freeze_input_embeddings(student: "PreTrainedModel") -> None:
+    """Leave the rows of the student's token ids as they are; positions that are learned go on learning.
+
+    Raises:
+        UserError: If the output head is made of the same rows.
+    """
+    embeddings, head = student.get_input_embeddings().weight, student.get_output_embeddings()
+    if head is not None and head.weight is embeddings:
+        raise UserError(TIED_AND_FROZEN)
+    embeddings.requires_grad_(False)  # noqa: FBT003  # a tensor's takes it no other way
 
 
 def teacher_of(

@@ -10,11 +10,10 @@ from pydantic import ValidationError
 from transformers import AutoModelForCausalLM
 
 from architectures.errors import UserError
-from architectures.pages.terminal import terminal
 from architectures.pruning.plan_record import PLAN_NAME, PruningPlan
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
-from distill.checking.check import check_recipe
+from distill.check import check_recipe
 from distill.recipe.recipe import Recipe
 from distill.run.run import Run
 from distill.stages.running import prune_stage
@@ -174,6 +173,6 @@ def test_a_plan_and_a_source_serve_every_family(targets, recipe_of, tmp_path, fa
 @pytest.mark.parametrize("family", DECODER_ONLY)
 def test_stages_are_a_cut_of_the_stage_before(targets, recipe_of, family):
     recipe = recipe_of(targets(family), stages=[3, 2], method="first_last", rescale=True)
-    assert "cut to 3, 2 layers in turn, each by first_last" in terminal(*check_recipe(recipe))
+    assert ("pruned by", "first_last, in stages of 3, 2 layers") in check_recipe(recipe)
     with pytest.raises(UserError, match=r"stage-3/draft: not finished\. `widedraft run RECIPE` makes one stage after"):
         prune_stage(Run.of(recipe))

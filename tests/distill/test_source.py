@@ -18,7 +18,7 @@ from architectures.checkpoints.manifest import read_manifest, write_manifest
 from architectures.errors import UserError
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
-from distill.checking.planned_cut import planned
+from distill.check import planned_shapes
 from distill.choose.shapes.asked import shapes_in
 from distill.choose.shapes.candidates import Wanted
 from distill.recipe.recipe import Recipe, save_recipe
@@ -105,7 +105,7 @@ def test_it_trains_on_ids_that_its_source_has_no_rows_for_and_is_exported_with_a
     manifest = read_manifest(run / "init")
     assert manifest is not None
     assert manifest["source"] == {"path": str(source), "revision": "main"}
-    assert planned(recipe).draft == Shape.from_config(read_config(run / "init"))
+    assert planned_shapes(recipe).draft == Shape.from_config(read_config(run / "init"))
 
     write_answers(recipe, *range(SMALLER, VOCAB))
     write_answers(recipe, 265, 271, name="eval")
@@ -193,7 +193,7 @@ def hub(monkeypatch, source) -> list[tuple[str, str]]:
 
 def test_a_source_on_the_hub_is_taken_at_its_revision_everywhere(make_recipe, target, hub):
     recipe = make_recipe(source="owner/small", source_revision="v2")
-    planned(recipe)
+    planned_shapes(recipe)
     prune_stage(Run.of(recipe))
     shapes_in(target, recipe, Wanted(layers=(1,)))
     assert set(hub) == {("owner/small", "v2")}

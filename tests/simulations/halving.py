@@ -2,8 +2,8 @@
 
 python -m tests.simulations.halving --out benchmarks/results/halving.json --doc docs/choosing.md
 
-Seven depths learn as the law fitted to measured trainings has it (benchmarks/results/budget.json; depths beyond four
-layers are drawn on), so their order changes on the way. Every ranking has the doubt of its prompts, of its step times,
+Seven depths learn as a law fitted to trainings of one to four layers has it (`tau_of`; deeper ones are extrapolated),
+so their order changes on the way. Every ranking has the doubt of its prompts, of its step times,
 and of the training itself, whose tau at LOOKAHEAD lies as far off the law as measured trainings do. A layer costs three
 hundredths of the target's step, as of SmolLM2 on two cores, or one.
 """
@@ -14,15 +14,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 
 import numpy as np
 
 from architectures.checkpoints.manifest import git_commit
 from architectures.pages.blocks import Table
 from architectures.pages.markdown import between, markdown
-from distill.budget.law import Budget, Law, fit, left_out
-from distill.budget.record import read_trainings
 from distill.choose.shapes.candidates import DEPTHS
 from distill.choose.trainings.in_play import in_play, is_rival
 from eval.acceptance.estimates import Estimate, Resampling
@@ -36,11 +34,11 @@ from tests.simulations.prompts import LOOKAHEAD, Population, population
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 RESAMPLING = Resampling(confidence=0.95, num_resamples=300, seed=17)
-PROMPTS, REPEATS, IDS = 64, 40, 4096  # eval.num_prompts, eval.latency_repeats
+PROMPTS, REPEATS = 64, 40  # eval.num_prompts, eval.latency_repeats
 BATCHES = (100, 200, 400)  # of choose
 TOKENS = (87_000, 174_000, 348_000)  # of answers, in so many batches of 8
 LAYER_COSTS = (0.03, 0.01)
-SPREAD = 1.48  # a standard deviation over the median of what is missed, of a normal law
+MISSED = 1.48 * 0.039  # standard deviation of a training's tau about the law: 1.48 medians of what was measured
 LONG = (838_000, 3)  # answer tokens and readings of the training that is meant in the end
 BASE_COST = 0.02  # of a draft's step in the target's, without its layers
 Keep = Callable[[Sequence[Ranked]], list[Ranked]]
@@ -59,14 +57,12 @@ class World:
     """What is true.
 
     Attributes:
-        law: How drafts learn.
         rungs: Prompts of every length of training, for all depths.
         missed: How far tau of a training lies off the law, as a standard deviation.
         layer_cost: Of a layer, in steps of the target.
         series: Recorded repetitions of steps.
     """
 
-    law: Law
     rungs: tuple[Population, ...]
     missed: float
     layer_cost: float
@@ -74,7 +70,7 @@ class World:
 
     def speed(self, depth: int, tokens: float, readings: float = 1) -> float:
         """Beside the target alone, at LOOKAHEAD."""
-        return tau_of(self.law, depth, tokens, readings) / (LOOKAHEAD * cost(depth, self.layer_cost) + 1)
+        return tau_of(depth, tokens, readings) / (LOOKAHEAD * cost(depth, self.layer_cost) + 1)
 
     def lost(self, depth: int, tokens: float, readings: float = 1) -> float:
         """The share of the best one's speed that a depth lacks."""
@@ -124,7 +120,7 @@ def main() -> None:
     options = parser.parse_args()
     series = read_series(RESULTS / "step_times.json")
     outcomes = []
-    for outcome in halving_outcomes(series, RESULTS / "budget.json", options.runs, seed=options.seed):
+    for outcome in halving_outcomes(series, options.runs, seed=options.seed):
         print(" | ".join(cells_of(outcome)), flush=True)
         outcomes.append(outcome)
     record = {"outcomes": [asdict(each) for each in outcomes], "seed": options.seed, "commit": git_commit()}
@@ -149,19 +145,16 @@ def cells_of(outcome: Outcome) -> tuple[str, ...]:
     )
 
 
-def halving_outcomes(series: Series, trainings: Path, runs: int, *, seed: int) -> Iterator[Outcome]:
+def halving_outcomes(series: Series, runs: int, *, seed: int) -> Iterator[Outcome]:
     """Every rule of who is trained on, where a layer is dear and where it is cheap."""
-    record = read_trainings(trainings)
-    law = fit(record.budgets, record.taus(LOOKAHEAD), LOOKAHEAD)
-    missed = SPREAD * median(left_out(record.budgets, record.taus(LOOKAHEAD), LOOKAHEAD).missed)
     kept = {kind: seconds for kind, seconds in series.seconds.items() if kind in kinds_of(series)}
     steps = calm(Series(kept, series.shapes[:1]))
     rungs = tuple(
-        population(tuple(logit(tau_of(law, depth, tokens)) for depth in DEPTHS), seed=seed, num_prompts=2000)
+        population(tuple(logit(tau_of(depth, tokens)) for depth in DEPTHS), seed=seed, num_prompts=2000)
         for tokens in TOKENS
     )
     for layer_cost in LAYER_COSTS:
-        world = World(law, rungs, missed, layer_cost, steps)
+        world = World(rungs, MISSED, layer_cost, steps)
         for rule, keep in KEEPS.items():
             yield outcome_of(world, rule, [search(world, keep, np.random.default_rng((seed, n))) for n in range(runs)])
 
@@ -196,8 +189,16 @@ def search(world: World, keep: Keep, rng: np.random.Generator) -> Search:
     return Search(str(best) not in playing, world.lost(winner, TOKENS[-1]), world.lost(winner, *LONG), batches)
 
 
-def tau_of(law: Law, depth: int, tokens: float, readings: float = 1) -> float:
-    return law.tau(Budget(tokens, readings, 0, depth, IDS))
+def tau_of(depth: int, tokens: float, readings: float = 1) -> float:
+    """Acceptance length of a draft of so many layers that read so many response tokens so often.
+
+    The odds of (tau - 1) / lookahead are a power of the tokens, whose exponent grows with depth, and of the depth;
+    further readings are worth 2.03 first ones at most. Fitted to trainings of SmolLM2-135M (docs/log.md, 2026-11-25).
+    """
+    worth = tokens * (1 + 2.027 * (1 - math.exp(-(readings - 1) / 2.027)))
+    deep = math.log(depth)
+    power = -2.1507 + (0.3678 + 0.0337 * deep) * math.log(worth / 100_000) + 0.2663 * deep
+    return 1 + LOOKAHEAD / (1 + math.exp(-power))
 
 
 def cost(depth: int, layer_cost: float) -> float:

@@ -42,7 +42,7 @@ def test_rivals_alone_drop_the_best_more_often(found):
 def test_a_short_simulation_finds_the_same(monkeypatch, found):
     monkeypatch.setattr(halving, "LAYER_COSTS", (0.03,))
     series = read_series(RESULTS / "step_times.json")
-    short = {each.rule: each for each in halving_outcomes(series, RESULTS / "budget.json", 4, seed=1)}
+    short = {each.rule: each for each in halving_outcomes(series, 4, seed=1)}
     assert short["everybody"].dropped == 0
     assert abs(short[RULE].batches - found[0.03, RULE].batches) < 0.1
     assert short[RULE].lost < 0.1

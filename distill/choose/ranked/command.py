@@ -23,7 +23,7 @@ from distill.recipe.recipe import Recipe, load_recipe, save_recipe
 from distill.run.run import RECIPE_NAME, Run
 
 if TYPE_CHECKING:
-    from distill.estimates.coverage import IdCounts
+    from distill.vocabulary.coverage import IdCounts
     from eval.scorecard_schema import ScoredLatency
 
 TRIAL = (
@@ -97,7 +97,7 @@ def id_counts_for(recipe: Recipe, candidates: Sequence[Candidate], target: Path)
     Raises:
         UserError: If a candidate's ids cannot be had.
     """
-    from distill.estimates.coverage import id_counts_of_answers
+    from distill.vocabulary.coverage import id_counts_of_answers
     from distill.vocabulary.output_ids import tokens_in
 
     if all(candidate.recipe.architecture.vocabulary is None for candidate in candidates):

@@ -7,7 +7,7 @@ from architectures.pages.blocks import Section, Sentence, Table
 from architectures.settings.recipe_command import command_of
 from distill.choose.shapes.candidates import Candidate
 from distill.choose.shapes.vocabularies import ALL, WHOLE
-from distill.estimates.coverage import IdCounts
+from distill.vocabulary.coverage import IdCounts
 from eval.predictions.ranking import Prospect
 
 TITLE = "Step time against coverage"

@@ -13,7 +13,7 @@ from architectures.pages.blocks import Sentence
 from architectures.small_head.config import COUNTED
 from distill.choose.shapes.candidates import Candidate
 from distill.choose.shapes.vocabularies import WHOLE, head_rows, size_word
-from distill.estimates.coverage import IdCounts
+from distill.vocabulary.coverage import IdCounts
 from distill.vocabulary.output_ids import listed_ids
 
 SHORT = r"([1-9]\d{0,5})(?:x([1-9]\d{0,5}|all))?"

@@ -21,27 +21,9 @@ from distill.recipe.words import Debug, Overrides, RecipeFile
 
 AskedWidths = Annotated[tuple[WidthSize, ...], Flag(metavar="N|0.5x|all", absent="as the recipe has it")]
 
-RANKED_BY = ("duration", "alphas", "untrained", "floors", "budget")
-NEITHER = "trains, reads and writes nothing that it goes with"
+RANKED_BY = ("duration", "alphas", "untrained")
 UNTRAINED = "trains nothing"
-BATCH_1 = "holds for batch 1 at one context"
-NO_WIDTHS = "goes by a law that knows layers and ids alone"
 REFUSED = {  # by what shapes are ranked by: the options that would do nothing there, and why
-    "floors": {
-        **dict.fromkeys(("out", "trust_checkpoints", "rehash"), NEITHER),
-        "most_milliseconds": "times nothing",
-        **dict.fromkeys(("batch_sizes", "contexts"), BATCH_1),
-        "longest": UNTRAINED,
-        "processes": "is the work of one process",
-    },
-    "budget": {
-        "processes": "is the work of one process",
-        "out": "ranks mixes of tokens and writes no recipe",
-        **dict.fromkeys((*AXES.values(), "widest"), NO_WIDTHS),
-        "most_milliseconds": "bounds minutes alone, by --within",
-        **dict.fromkeys(("batch_sizes", "contexts"), BATCH_1),
-        "longest": UNTRAINED,
-    },
     "alphas": {"longest": UNTRAINED},
     "untrained": {"longest": UNTRAINED, "out": "ends before there is a winner"},
 }
@@ -99,19 +81,6 @@ class ChooseSettings(Section):
         "chance A; for every candidate.",
     )
     untrained: bool = Field(default=False, description="Stop after step times: what each could do at most.")
-    floors: Annotated[str | None, Flag(metavar="NAME|FILE")] = Field(
-        default=None,
-        description="Time and train nothing: weigh shapes by the least that steps can take on this device, as --device "
-        "of `widedraft check` names it.",
-    )
-    budget: Annotated[Path | None, Flag(metavar="FILE")] = Field(
-        default=None,
-        description="Train nothing: what answers, readings, text and minutes make each candidate pay, by the law of "
-        "the trainings in this file of `python -m benchmarks.budget`.",
-    )
-    within: Annotated[Annotated[float, Field(gt=0, le=MOST)] | None, Flag(metavar="MINUTES")] = Field(
-        default=None, description="With --budget: the fastest mix that takes no longer."
-    )
     out: Annotated[Path | None, Flag(metavar="FILE", absent="<run>/choose/recipe.yaml")] = Field(
         default=None, description="The recipe of the winner."
     )
@@ -139,18 +108,11 @@ class ChooseSettings(Section):
         """What shapes are ranked by: a name of RANKED_BY; "duration" where nothing is named."""
         return next((name for name in RANKED_BY if name in self.model_fields_set), RANKED_BY[0])
 
-    @property
-    def is_for_one(self) -> bool:
-        """See distill.ranks.launching."""
-        return self.floors is not None or self.budget is not None
-
     @model_validator(mode="after")
     def _by_one_thing(self) -> "ChooseSettings":
         given = [flag_of(name) for name in RANKED_BY if name in self.model_fields_set]
         if len(given) > 1:
             raise UserError(f"{' and '.join(given)}: shapes are chosen by one of them. Leave the others out.")
-        if self.within is not None and self.budget is None:
-            raise UserError("--within: is a number of minutes for --budget FILE. Name both, or neither.")
         return self
 
     @model_validator(mode="after")

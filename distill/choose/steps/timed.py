@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from eval.scorecard_schema import ScoredLatency
 
 REPEATS = 20
+CONTEXT = 128  # tokens before a step, where none are asked for
 
 
 class Place(NamedTuple):
@@ -25,8 +26,6 @@ class Place(NamedTuple):
 
 def places_of(batch_sizes: Sequence[int], contexts: Sequence[int]) -> list[Place]:
     """Every batch with every context, the deciding one first; of none, one text of the usual length."""
-    from distill.expected_time.floors import CONTEXT
-
     return [Place(*place) for place in product(batch_sizes or [1], contexts or [CONTEXT])]
 
 

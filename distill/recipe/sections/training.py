@@ -27,6 +27,11 @@ from distill.recipe.sections.times import ConsoleInterval, Duration, Interval, s
 from distill.recipe.sections.token_selection import TokenSelection
 
 GPU_PADDING = 64  # tokens: at most 32 widths of sequences of 2,048
+TIED_AND_FROZEN = (
+    "distill.freeze_input_embeddings must be left out of a draft whose output head is its input embedding: the head "
+    "would not be trained either. Leave it out, or give architecture.vocabulary a size, which makes the head a matrix "
+    "of its own."
+)
 
 
 class DistillConfig(Section):

@@ -6,8 +6,6 @@ import pytest
 
 from architectures.files import number_types
 from architectures.files.number_types import has_bfloat16, many_rows_gain
-from distill.checking import check
-from distill.checking.check import slow_rows
 from distill.recipe.recipe import Recipe
 
 WITHOUT = "processor\t: 0\nmodel name\t: a Xeon with avx512_bf16 in its name only\nflags\t\t: fpu avx512f avx512_vnni\n"
@@ -77,9 +75,8 @@ def test_auto_is_what_the_machine_is_fast_in(
 
 def compute_in(monkeypatch: pytest.MonkeyPatch, *, few: bool, many: bool) -> None:
     """A machine that has bfloat16, for few rows and for many."""
-    for module in (number_types, check):
-        monkeypatch.setattr(module, "has_bfloat16", lambda: few)
-        monkeypatch.setattr(module, "many_rows_gain", lambda: many)
+    monkeypatch.setattr(number_types, "has_bfloat16", lambda: few)
+    monkeypatch.setattr(number_types, "many_rows_gain", lambda: many)
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -87,18 +84,6 @@ def test_a_named_type_stays(monkeypatch: pytest.MonkeyPatch, native: bool) -> No
     compute_in(monkeypatch, few=native, many=native)
     recipe = recipe_with("float16", "amp_bf16")
     assert (recipe.target.dtype, recipe.eval.dtype, recipe.distill.precision) == ("float16", "float16", "amp_bf16")
-
-
-def test_check_names_what_is_slow_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    compute_in(monkeypatch, few=False, many=False)
-    [(_, text)] = slow_rows(recipe_with("bfloat16", "fp32"))
-    assert "target.dtype=bfloat16, eval.dtype=bfloat16: this machine has no bfloat16 instructions" in text
-    assert slow_rows(recipe_with("float32", "fp32")) == []
-    compute_in(monkeypatch, few=True, many=False)
-    [(_, text)] = slow_rows(recipe_with("bfloat16", "amp_bf16"))
-    assert "target.dtype=bfloat16, distill.precision=amp_bf16: this machine multiplies many rows faster" in text
-    compute_in(monkeypatch, few=True, many=True)
-    assert slow_rows(recipe_with("bfloat16", "amp_bf16")) == []
 
 
 def recipe_with(dtype: str, precision: str) -> Recipe:

@@ -8,11 +8,7 @@ import pytest
 import widedraft
 from architectures.engines.pair.finding import Severity
 from architectures.engines.table import findings
-from architectures.errors import UserError
-from architectures.pages.terminal import terminal
-from distill.checking.check import check_recipe
-from distill.checking.planned_cut import planned
-from distill.checking.served_shape import planned_pair
+from distill.check import planned_pair, planned_shapes
 from distill.debug.recipe import debug_recipe, tiny_run
 from distill.recipe.recipe import load_recipe
 from distill.run.run import Run
@@ -38,44 +34,9 @@ def recipe(tmp_path, tiny_target, monkeypatch):
     return lambda *overrides: load_recipe("demo.yaml", overrides)
 
 
-def test_check_has_a_row_for_each_engine_named_and_none_otherwise(recipe):
-    assert "engines" not in terminal(*check_recipe(recipe()))
-    lines = terminal(*check_recipe(recipe(ENGINES, "export.dtype=float32"))).splitlines()
-    place = lines.index("engines (tensor parallel 1), by rules read in their code")
-    assert [line.split() for line in lines[place + 1 : place + 3]] == [
-        ["vLLM", "2", "not", "checked,", "13", "fine"],
-        ["llama.cpp", "1", "slower", "or", "lossy,", "4", "not", "checked,", "12", "fine"],
-    ]
-
-
-def test_check_refuses_a_shape_that_an_engine_does_not_serve(recipe):
-    with pytest.raises(UserError) as refusal:
-        check_recipe(recipe(ENGINES, "export.tensor_parallel=8", "run_dir=eagle-runs/demo"))
-    first, second = str(refusal.value).splitlines()
-    assert first.startswith("export.engines: vLLM does not serve this draft. The draft's path or name holds 'eagle-' (")
-    assert second == (
-        "export.engines: vLLM does not serve this draft. 8 devices cannot share the 4 heads, 2 key/value heads and 128 "
-        "neurons of the draft evenly. A draft has as many devices as its target (draft_tensor_parallel_size), and as "
-        "many heads for each. Serve both on 1, 2 or 4 devices, or cut the draft to other heads and widths."
-    )
-
-
-def test_check_ends_with_2_where_an_engine_does_not_serve_the_shape(recipe, capsys):
-    recipe()
-    assert widedraft.main(["check", "demo.yaml", ENGINES, "export.tensor_parallel=3"]) == 2
-    assert "3 devices cannot share" in capsys.readouterr().err
-
-
-def test_check_tells_mistakes_of_engines_beside_others(recipe):
-    with pytest.raises(UserError) as refusal:
-        check_recipe(recipe(ENGINES, "export.tensor_parallel=3", "data.prompts=[{path: none.jsonl}]"))
-    assert "none.jsonl" in str(refusal.value)
-    assert "3 devices" in str(refusal.value)
-
-
 def test_a_small_head_is_no_reason_to_refuse_a_recipe_that_can_be_converted(recipe):
     small = recipe("architecture.vocabulary={size: 260, from: answers}")
-    pair = planned_pair(small, planned(small).draft)
+    pair = planned_pair(small, planned_shapes(small).draft)
     for engine in ("vllm", "sglang", "llama.cpp", "transformers", "tensorrt-llm"):
         severities = {each.rule: each.severity for each in findings(engine, pair)}
         assert severities["output head"] is Severity.LOSSY
@@ -84,7 +45,7 @@ def test_a_small_head_is_no_reason_to_refuse_a_recipe_that_can_be_converted(reci
 
 def test_what_is_not_made_yet_is_not_called_fine(recipe):
     plain = recipe()
-    found = findings("transformers", planned_pair(plain, planned(plain).draft))
+    found = findings("transformers", planned_pair(plain, planned_shapes(plain).draft))
     unchecked = {each.rule for each in found if each.severity is Severity.NOT_CHECKED}
     assert unchecked == {"token texts", "chat template", "assistant settings", "ensemble"}
 
@@ -129,6 +90,6 @@ def test_naming_engines_makes_no_draft_stale(recipe):
 
 def test_a_debug_run_is_for_no_engine(recipe):
     named = recipe(ENGINES, "export.tensor_parallel=4")
-    target = planned(named).target
+    target = planned_shapes(named).target
     small = debug_recipe(named, tiny_run(named, target, target))
     assert (small.export.engines, small.export.tensor_parallel) == ([], 1)

@@ -19,9 +19,9 @@ from distill.choose.ranked import command
 from distill.choose.ranked.vocabulary_page import vocabulary_page
 from distill.choose.shapes.given_alphas import GivenAlpha, alphas_of, known_alpha, require_ids
 from distill.choose.trainings import trials
-from distill.estimates.coverage import IdCounts
 from distill.recipe.recipe import load_recipe, save_recipe
 from distill.run.run import Run
+from distill.vocabulary.coverage import IdCounts
 from distill.vocabulary.output_ids import tokens_in
 from eval.latency.untrained import untrained_models
 from eval.models.loading import load_model

@@ -9,7 +9,7 @@ import widedraft
 from architectures.errors import UserError
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
-from distill.checking.planned_cut import planned
+from distill.check import planned_shapes
 from distill.data.conversations import load_conversations
 from distill.debug.files import begin_debug, byte_tokenizer, prompts, write_tiny
 from distill.debug.recipe import debug_recipe, leaves, replaced, tiny_run
@@ -34,7 +34,7 @@ def make(architecture: dict, **sections) -> Recipe:
 
 
 def shrink(recipe: Recipe) -> Recipe:
-    cut = planned(recipe)
+    cut = planned_shapes(recipe)
     return debug_recipe(recipe, tiny_run(recipe, cut.target, cut.source))
 
 
@@ -127,7 +127,7 @@ def test_a_plan_becomes_the_sizes_it_cuts_to(tmp_path):
     from architectures.pruning.plan import plan_pruning
 
     real = make({"layers": 16, "method": "first_last"})
-    plan = plan_pruning(planned(real).source, real.architecture, seed=0)
+    plan = plan_pruning(planned_shapes(real).source, real.architecture, seed=0)
     (tmp_path / "plan.json").write_text(plan.to_json(), encoding="utf-8")
     small = shrink(make({"plan": str(tmp_path / "plan.json")})).architecture
     assert (small.plan, small.layers) == (None, 4)
@@ -142,7 +142,7 @@ def test_stages_stay_stages():
 
 def test_a_source_becomes_a_tiny_source():
     real = make({"shape": "wide-829m", "source": "meta-llama/Llama-3.2-1B"}, target={"path": "meta-llama/Llama-3.1-8B"})
-    cut = planned(real)
+    cut = planned_shapes(real)
     tiny = tiny_run(real, cut.target, cut.source)
     assert (tiny.target.tied, tiny.source.tied) == (False, True)
     assert tiny.target.vocab == tiny.source.vocab

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 import widedraft
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
-from distill.checking.check import check_recipe
+from distill.check import check_recipe
 from distill.hub.files.early_checks import refuse_unpublishable
 from distill.hub.push.publish import Wanted, dry_run
 from distill.recipe.recipe import load_recipe, save_recipe

@@ -115,7 +115,6 @@ def test_a_recipe_that_is_wrong_is_told_before_processes_are_started(launched, m
         ["generate", "missing.yaml", "--processes", "1"],
         ["cache", "missing.yaml", "--verify"],
         ["eval", "--recorded", "missing", "--draft", "missing"],
-        ["choose", "missing.yaml", "--floors", "H200"],
         ["distill", "missing.yaml"],  # whose training has processes of its own
         ["check", "missing.yaml"],
     ],
@@ -149,10 +148,6 @@ def test_what_processes_cannot_share_is_refused(monkeypatch, capsys, words, refu
         (
             ["eval", "--recorded", "a", "--draft", "b", "--processes", "2"],
             "--processes goes with a target",
-        ),
-        (
-            ["choose", "r.yaml", "--floors", "H200", "--processes", "2"],
-            "--processes: --floors is the work of one process. Leave it out.",
         ),
         (["run", "r.yaml", "--processes", "0"], "--processes must be"),
     ],

@@ -9,7 +9,7 @@ import pytest
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from distill.checking.check import check_recipe
+from distill.check import check_recipe
 from distill.recipe.families import ASKED, refuse_unfit
 from distill.recipe.recipe import Recipe
 from distill.run.run import Run

@@ -5,7 +5,6 @@ from itertools import product
 import pytest
 from pydantic import ValidationError
 
-from distill.estimates.expected_work import new_answer_rows
 from distill.formulas.losses import LOSSES
 from distill.recipe.recipe import Recipe
 from distill.recipe.sections.samples import SamplesConfig
@@ -174,33 +173,3 @@ def test_a_recipe_with_samples_is_saved_and_read_again(tmp_path):
     )
     save_recipe(recipe, tmp_path / "saved.yaml")
     assert load_recipe(tmp_path / "saved.yaml") == recipe
-
-
-@pytest.mark.parametrize(
-    ("samples", "said"),
-    [
-        ({"source": "student"}, "by the student, all of them; at most 256 tokens. "),
-        (
-            {"source": "mix_request", "max_new_tokens": 9},
-            "by the student, each with probability 0.5; at most 9 tokens. ",
-        ),
-        (
-            {"source": "mix_token", "probability": 0.8, "begin": 0.1, "ramp": "0.5dur"},
-            "all of them, each token by the student with probability 0.8, else by the teacher (the probability rises",
-        ),
-        ({}, None),
-    ],
-    ids=str,
-)
-def test_check_says_who_writes(samples, said):
-    recipe = Recipe.model_validate(
-        {
-            "run_name": "r",
-            "target": {"path": "models/x"},
-            "architecture": {"layers": 2},
-            "data": {"self_written_prompts": 9},
-            "distill": {"samples": samples},
-        }
-    )
-    rows = dict(new_answer_rows(recipe))
-    assert (rows == {}) if said is None else rows["new answers"].startswith(said)

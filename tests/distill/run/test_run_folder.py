@@ -16,7 +16,7 @@ import pytest
 import widedraft
 from architectures.errors import UserError
 from architectures.files.atomic import partial_path
-from distill.checking.check import check_recipe
+from distill.check import check_recipe
 from distill.recipe.recipe import Recipe, save_recipe
 from distill.run.run import Run
 from distill.run.run_folder import LOCK_NAME, OWNED_VARIABLE, held, owned, owned_folders, owned_run, require_run_folder

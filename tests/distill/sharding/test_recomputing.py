@@ -16,8 +16,7 @@ from architectures.masks.masks import Masks
 from architectures.shapes.section import MasksConfig
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
-from distill.estimates.frozen_embeddings import freeze_input_embeddings
-from distill.estimates.memory import activation_part
+from distill.estimate import training_memory
 from distill.losses.answer_logits import AnswerLogits, logits_of
 from distill.masks.model import MaskModel
 from distill.sharding.recomputing import recompute_layers
@@ -26,7 +25,7 @@ from distill.train import train
 from eval.models.loading import load_model
 from tests.distill.after_training import assert_equal, last_state
 from tests.distill.data.test_packing import SETTINGS, as_one_row, batch_of
-from tests.distill.estimates.test_memory import WIDE
+from tests.distill.test_estimate import WIDE
 from tests.distill.two_processes import train_by
 from tests.families import ENCODER_DECODER
 
@@ -87,7 +86,7 @@ def test_frozen_embeddings_and_bfloat16_are_as_they_were(make_checkpoint):
     found = []
     for again in (False, True):
         lm = load_model(folder, dtype="float32", device="cpu")
-        freeze_input_embeddings(lm)
+        lm.get_input_embeddings().weight.requires_grad_(False)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             found.append(gradients(lm, again=again, packing=False))
     assert not any("embed_tokens" in name for name in found[1])
@@ -158,7 +157,7 @@ def test_the_estimate_of_activations_as_measured(again):
         seq_len=256,
         recomputed=again,
     )
-    assert peak(step) == pytest.approx(activation_part(told, 1).size_bytes, rel=0.25)
+    assert peak(step) == pytest.approx(training_memory(told, 1)["activations"], rel=0.25)
 
 
 @pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])

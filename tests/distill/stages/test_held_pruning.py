@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from architectures.errors import UserError
-from distill.checking.check import check_recipe
+from distill.check import check_recipe
 from distill.recipe.recipe import Recipe
 from distill.run.run import Run
 from distill.stages.running import prune_stage

@@ -10,7 +10,7 @@ from architectures.pruning.plan import plan_pruning
 from architectures.shapes.shape import Shape
 from architectures.small_head.record import read_draft_vocabulary
 from architectures.targets.target import read_config
-from distill.checking.planned_cut import planned
+from distill.check import planned_shapes
 from distill.debug.files import begin_debug
 from distill.debug.recipe import debug_recipe, tiny_run
 from distill.recipe.recipe import Recipe, load_recipe, save_recipe
@@ -118,7 +118,7 @@ def shrunk(architecture: dict, **sections) -> Recipe:
             **sections,
         }
     )
-    cut = planned(real)
+    cut = planned_shapes(real)
     return debug_recipe(real, tiny_run(real, cut.target, cut.source))
 
 
@@ -151,7 +151,7 @@ def test_what_a_plan_makes_small_stays_small(tmp_path):
             "data": {"self_written_prompts": 9},
         }
     )
-    plan = plan_pruning(planned(whole).source, whole.architecture, seed=0)
+    plan = plan_pruning(planned_shapes(whole).source, whole.architecture, seed=0)
     for name, each in (("small", plan.with_vocabulary(tuple(range(99)))), ("whole", plan)):
         (tmp_path / f"{name}.json").write_text(each.to_json())
     small = shrunk({"layers": None, "plan": str(tmp_path / "small.json")}).architecture.vocabulary
@@ -188,8 +188,8 @@ def test_a_debug_run_cuts_a_small_head(debug, tmp_path, named):
     prune_stage(Run.of(recipe))
     init = Path(recipe.run_dir) / "init"
     assert read_draft_vocabulary(init).ids == tuple(range(259))
-    assert Shape.from_config(read_config(init)) == planned(recipe).draft
-    assert planned(recipe).draft.head_vocab < planned(recipe).target.vocab
+    assert Shape.from_config(read_config(init)) == planned_shapes(recipe).draft
+    assert planned_shapes(recipe).draft.head_vocab < planned_shapes(recipe).target.vocab
 
 
 def test_a_source_with_a_small_head_becomes_a_tiny_one_with_a_small_head(debug, tmp_path):

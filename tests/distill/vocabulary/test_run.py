@@ -14,7 +14,7 @@ from architectures.pruning.plan_record import PLAN_NAME, PruningPlan
 from architectures.shapes.shape import Shape
 from architectures.small_head.record import DRAFT_VOCABULARY_NAME, DraftVocabulary, read_draft_vocabulary
 from architectures.targets.target import read_config
-from distill.checking.planned_cut import planned
+from distill.check import planned_shapes
 from distill.recipe.recipe import save_recipe
 from distill.run.progressive import earlier_stages, share_answers
 from distill.run.run import Run
@@ -61,7 +61,7 @@ def test_ids_are_counted_in_training_answers_alone(answered, size, words):
     prune_stage(Run.of(recipe))
     assert ids_of(recipe) == words
     assert len(read_draft_vocabulary(init_of(recipe)).ids) == size
-    assert Shape.from_config(read_config(init_of(recipe))) == planned(recipe).draft
+    assert Shape.from_config(read_config(init_of(recipe))) == planned_shapes(recipe).draft
 
 
 def test_the_draft_says_where_its_ids_come_from(answered, capsys):
@@ -218,7 +218,7 @@ def test_the_first_stage_cuts_the_head_and_later_ones_keep_it(answered):
     assert ids_of(first.recipe) == ids_of(recipe) == {280, 270}
     plans = [json.loads((init_of(one) / PLAN_NAME).read_text()) for one in (first.recipe, recipe)]
     assert [plan["vocabulary"] is None for plan in plans] == [False, True]
-    assert Shape.from_config(read_config(init_of(recipe))) == planned(recipe).draft
+    assert Shape.from_config(read_config(init_of(recipe))) == planned_shapes(recipe).draft
 
 
 @pytest.fixture
@@ -236,7 +236,7 @@ def test_a_source_with_a_small_head_keeps_its_ids(make_recipe, list_of, small_so
         recipe = make_recipe(wanted, {**FIRST_LAST, "source": str(small_source)})
         prune_stage(Run.of(recipe))
         assert read_draft_vocabulary(init_of(recipe)).ids == tuple(range(270))
-        assert Shape.from_config(read_config(init_of(recipe))) == planned(recipe).draft
+        assert Shape.from_config(read_config(init_of(recipe))) == planned_shapes(recipe).draft
         shutil.rmtree(recipe.run_dir)
 
 
@@ -250,7 +250,7 @@ def test_a_source_with_a_small_head_says_no_other_ids(make_recipe, list_of, smal
     with pytest.raises(UserError, match="asks for 260, of which it lacks 0"):
         prune_stage(Run.of(fewer))
     with pytest.raises(UserError, match="asks for 260 ids, and what the draft is cut out of says 270"):
-        planned(fewer)
+        planned_shapes(fewer)
 
 
 def test_a_source_with_a_whole_head_and_other_padding(answered, wordy_source):
@@ -274,7 +274,7 @@ def test_a_plan_with_a_vocabulary_is_taken_as_it_is(make_recipe, list_of, plan_f
         prune_stage(Run.of(recipe))
         found = read_draft_vocabulary(init_of(recipe))
         assert found == DraftVocabulary(ids=tuple(range(270)), vocab_size=320, origin={"from": origin})
-        assert Shape.from_config(read_config(init_of(recipe))) == planned(recipe).draft
+        assert Shape.from_config(read_config(init_of(recipe))) == planned_shapes(recipe).draft
         shutil.rmtree(recipe.run_dir)
     with pytest.raises(UserError, match=r"plan\.json: says 270 ids, .* of which it lacks 1"):
         prune_stage(Run.of(make_recipe(list_of([*range(269), 280]), {"plan": plan_file})))
@@ -292,6 +292,6 @@ def test_a_plan_without_a_vocabulary_takes_the_recipes(answered, make_recipe, tm
 def test_a_draft_of_some_ids_is_no_target(make_recipe, small_source):
     recipe = make_recipe(None)
     recipe = recipe.model_copy(update={"target": recipe.target.model_copy(update={"path": str(small_source)})})
-    for step in (lambda: prune_stage(Run.of(recipe)), lambda: planned(recipe)):
+    for step in (lambda: prune_stage(Run.of(recipe)), lambda: planned_shapes(recipe)):
         with pytest.raises(UserError, match="head_vocab_size is 270: a draft whose output head says so many ids alone"):
             step()

@@ -10,10 +10,10 @@ import pytest
 from architectures.checkpoints.manifest import write_manifest
 from architectures.draft_vocabulary.tokens import Tokens
 from architectures.errors import UserError
-from distill.estimates.coverage import IdCounts, id_counts_of_answers
 from distill.recipe.recipe import load_recipe
 from distill.run.recorded import target_record
 from distill.run.stage_inputs import asked_inputs
+from distill.vocabulary.coverage import IdCounts, id_counts_of_answers
 from eval.answers.shards import claim_shards, write_shard
 from eval.answers.traces import Trace
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from architectures.draft_vocabulary.asked import ids_by_count
 from architectures.draft_vocabulary.tokens import Tokens
 from architectures.small_head.counting import coverage
-from distill.estimates.expected_work import finished_counts
+from distill.estimate import finished_counts
 from distill.recipe.recipe import Recipe
 from distill.run.run import Run
 from distill.vocabulary.answer_counts import Counts, id_counts_in, pooled

@@ -1,1 +1,0 @@
-"""What a budget of text, answers and minutes makes of a draft, by a law fitted to trainings measured on this target."""

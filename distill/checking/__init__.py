@@ -1,1 +1,0 @@
-"""Everything that is wrong with a recipe, before anything is computed."""

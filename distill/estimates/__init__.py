@@ -1,1 +1,0 @@
-"""Work, memory and disk of a recipe, from shapes and counts alone."""

@@ -1,0 +1,228 @@
+"""What `widedraft check` computes is what the stages then make; every mistake is collected."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import widedraft
+from architectures.checkpoints import fingerprint
+from architectures.checkpoints.manifest import write_manifest
+from architectures.errors import UserError
+from distill.check import check_recipe
+from distill.recipe.recipe import load_recipe, save_recipe
+from distill.run.recorded import target_record
+from distill.run.run import Run
+from distill.run.stage_inputs import generate_inputs
+
+RECIPE = """\
+run_name: demo
+run_dir: run
+target: {path: TARGET}
+architecture: {layers: 2, method: first_last}
+data: {prompts: [{path: prompts.jsonl}], num_eval_prompts: 2, max_seq_len: 100, max_new_tokens: 40}
+distill: {global_train_batch_size: 4}
+"""
+
+
+@pytest.fixture
+def checked(tmp_path, tiny_target, monkeypatch):
+    """checked("key=value", ..., device=...) -> the rows, by name; several of a name are joined."""
+    monkeypatch.chdir(tmp_path)
+    Path("demo.yaml").write_text(RECIPE.replace("TARGET", str(tiny_target)), encoding="utf-8")
+    write_prompts(12)
+
+    def check(*overrides: str, **machine) -> dict[str, str]:
+        rows = check_recipe(load_recipe("demo.yaml", overrides), **machine)
+        return {name: "\n".join(words for each, words in rows if each == name) for name, _ in rows}
+
+    return check
+
+
+def write_prompts(count: int) -> None:
+    rows = [json.dumps({"prompt": f"Count to {number}."}) for number in range(count)]
+    Path("prompts.jsonl").write_text("\n".join(rows), encoding="utf-8")
+
+
+def finish_data(counts: dict) -> None:
+    recipe = load_recipe("demo.yaml", ())
+    save_recipe(recipe, Path("run/recipe.yaml"))
+    record = {"inputs": generate_inputs(Run.of(recipe)), "counts": counts, "target": target_record(recipe.target)}
+    write_manifest(Path("run/data"), stage="generate", **record)
+
+
+def test_shapes_and_parameters_are_the_models_own(checked, tiny_target):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_target)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    layer = sum(parameter.numel() for parameter in model.model.layers[0].parameters())
+    rows = checked()
+    sizes = "hidden 64, intermediate 128, 4 heads of 16 (2 kv), vocabulary 264"
+    assert f"4 layers, {sizes}; {total:,} parameters" in rows["target"]
+    assert f"2 layers, {sizes}; {total - 2 * layer:,} parameters" in rows["draft"]
+    assert rows["pruned by"] == "first_last, layers 0, 3 of 0 to 3"
+    assert "not checked" not in rows
+
+
+def test_a_published_target_and_its_nominal_sizes_come_from_the_table(checked):
+    rows = checked("target.path=meta-llama/Llama-2-7b-hf", "architecture={shape: wide-796m}")
+    assert "6,738,415,616 parameters" in rows["target"]
+    assert rows["target"].endswith("nominal 7B")
+    assert "1,274,064,896 parameters" in rows["draft"]
+    assert rows["not checked"].startswith("meta-llama/Llama-2-7b-hf: not on this machine")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "steps"),
+    [
+        ((), "3 of 4 sequences (1ep), 1 epochs"),
+        (("distill.max_duration=5ba",), "5 of 4 sequences (5ba), 1.8 epochs"),
+        (("data.prompts=[{name: openai/gsm8k}]",), "unknown (1ep)"),
+        (
+            ("data.prompts=[{name: openai/gsm8k, num_prompts: 90}, {path: prompts.jsonl}]",),
+            "at most 25 of 4 sequences (1ep), 1 epochs",
+        ),
+        (
+            (
+                "distill.train_on=text",
+                "distill.max_duration=30ba",
+                "text={domains: [{name: wiki, path: wiki.txt}], max_seq_len: 64}",
+            ),
+            "30 of 4 sequences (30ba)",
+        ),
+    ],
+)
+def test_steps(checked, overrides, steps):
+    assert checked(*overrides)["steps"] == steps
+
+
+def test_tokens_are_counted_by_the_tokenizer_and_by_finished_responses(checked, tiny_target):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_target)
+    texts = [f"Count to {number}." for number in range(12)]
+    prompt = round(sum(len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts) / 12)
+    assert checked()["tokens"].endswith(f", {prompt + 40} a sequence")  # responses of 40 tokens, the most there may be
+    finish_data({"prompts": 12, "train": {"answers": 9, "answer_tokens": 180}})
+    rows = checked()
+    assert rows["tokens"] == f"{9 * (prompt + 20)}, {prompt + 20} a sequence"
+    assert rows["steps"].startswith("3 of 4 sequences")
+    assert checked("data.temperature=1")["tokens"].endswith(f", {prompt + 40} a sequence")
+
+
+def test_given_conversations_are_counted_whole(checked):
+    turns = [{"role": role, "content": "x"} for role in ("user", "assistant") * 3]
+    rows = [{"messages": turns}, *({"prompt": f"{number}", "answer": "y"} for number in range(9))]
+    Path("prompts.jsonl").write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    assert checked("data.answers=given")["steps"].startswith("2 of 4 sequences (1ep)")
+    write_prompts(3)
+    with pytest.raises(UserError, match=r"prompts\.jsonl:1: has no answer"):
+        checked("data.answers=given")
+
+
+def test_no_weights_are_read_for_finished_responses(checked, monkeypatch):
+    finish_data({"prompts": 12, "train": {"answers": 9, "answer_tokens": 180}})
+    read, hash_of = [], fingerprint.sha256_of_file
+    monkeypatch.setattr(fingerprint, "sha256_of_files", lambda paths, **_: read.append(paths))
+    monkeypatch.setattr(fingerprint, "sha256_of_file", lambda path: read.append(path.name) or hash_of(path))
+    assert checked()["prompts"].startswith("12, 2 held out")
+    assert read == ["prompts.jsonl"]
+
+
+def test_everything_wrong_is_told_at_once(checked):
+    Path("empty.jsonl").write_text("", encoding="utf-8")
+    Path("odd.jsonl").write_text('{"prompt": "a"}\n{"text": "b"}\n', encoding="utf-8")
+    with pytest.raises(UserError) as raised:
+        checked(
+            "target.path=./nowhere",
+            "data.prompts=[{path: absent.jsonl}, {path: empty.jsonl}]",
+            "eval.tasks=[{path: odd.jsonl}]",
+            device="abacus",
+        )
+    lines = str(raised.value).splitlines()
+    begins = ["--device abacus", "target.path", "absent.jsonl", "empty.jsonl", "odd.jsonl:2"]
+    assert [line.split(": ")[0] for line in lines] == begins
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (("architecture.layers=5",), "architecture exceeds the target in layers 5"),
+        (("architecture.layers=null", "architecture.stages=[99,1]"), "architecture.stages must begin"),
+        (("data.num_eval_prompts=12",), "data.num_eval_prompts must be less than"),
+        (("distill.freeze_input_embeddings=true",), "distill.freeze_input_embeddings"),
+        (("distill.teacher={source: cache, contents: top_k, k: 265}",), "distill.teacher"),
+        (("target.path=nowhere.gguf",), "target.path: nowhere.gguf"),
+        (("architecture.vocabulary={from: ids.json}",), "ids.json: holds 264"),
+        (("export.engines=[vllm]", "export.tensor_parallel=8"), "export.engines: vLLM does not serve this draft"),
+        (("data.prompts=[{path: same.jsonl}]",), "data.num_eval_prompts=2 leaves none to train on"),
+    ],
+)
+def test_what_would_fail_later_is_refused(checked, overrides, key):
+    Path("ids.json").write_text(json.dumps([*range(200), 264]), encoding="utf-8")
+    Path("same.jsonl").write_text('{"prompt": "a"}\n' * 5, encoding="utf-8")
+    with pytest.raises(UserError) as raised:
+        checked(*overrides)
+    assert key in str(raised.value)
+
+
+def test_a_logger_without_its_package_is_refused_until_the_draft_is_trained(checked, monkeypatch):
+    monkeypatch.setattr("distill.check.missing_package", lambda name: f"distill.loggers: {name} is not installed")
+    with pytest.raises(UserError, match=r"distill\.loggers"):
+        checked("distill.loggers=[wandb]")
+
+
+def test_engines_have_a_row_each(checked):
+    assert {"served by vLLM", "served by llama.cpp"} <= checked("export.engines=[vllm, llama.cpp]").keys()
+
+
+def test_what_a_device_cannot_hold_is_refused(checked):
+    dtypes = ("target.dtype=bfloat16", "distill.precision=amp_bf16", "eval.dtype=bfloat16")
+    words = ("target.path=meta-llama/Llama-2-7b-hf", "architecture={shape: wide-796m}", "data.max_seq_len=100", *dtypes)
+    rows = checked(*words, device="nvidia-h100-80gb-hbm3")
+    assert rows["memory, generate"].endswith(" of 79.1 GiB")
+    assert "one NVIDIA H100 80GB HBM3" in rows["hours"]
+    with pytest.raises(UserError) as raised:
+        checked(*words, device_gib=20)
+    assert [line.split(":")[0] for line in str(raised.value).splitlines()] == ["distill"]
+    with pytest.raises(UserError, match=r"generate: one of 2 processes"):
+        checked(*words, device_gib=4, processes=2)
+    sharded = ("distill.parallelism=fsdp2", "distill.device_train_microbatch_size=1")
+    assert checked(*words, *sharded, device_gib=20)
+
+
+def test_hours_of_an_unmeasured_device_are_unknown(checked, monkeypatch):
+    monkeypatch.setattr("distill.estimate.gpu_name", lambda: None)
+    monkeypatch.setattr("distill.estimate.processor_device_name", lambda: "Abacus, 2 cores")
+    assert checked()["hours"].startswith("unknown")
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "distill.max_duration=999_999_999_999_999ba",
+        "distill.max_duration=999999999999999e15ep",
+        "distill.global_train_batch_size=999999999999999999",
+        "data.prompts[0].num_prompts=999999999999999999",
+        "distill.save_num_checkpoints_to_keep=999999999999999999",
+    ],
+)
+def test_the_largest_numbers_a_recipe_may_hold(checked, word):
+    assert checked(word)
+
+
+def test_check_loads_no_torch_and_no_composer(checked):
+    code = (
+        "import sys, widedraft; code = widedraft.main(['check', 'demo.yaml'])\n"
+        "sys.exit(code or bool({'torch', 'composer', 'transformers'} & sys.modules.keys()))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
+
+
+def test_a_run_refuses_what_check_refuses(checked, capsys):
+    assert widedraft.main(["run", "demo.yaml", "data.num_eval_prompts=12"]) == 2
+    assert "data.num_eval_prompts" in capsys.readouterr().err
+    assert not Path("run/init").exists()

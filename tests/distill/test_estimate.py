@@ -1,0 +1,278 @@
+"""Memory, steps and hours: formulas against what torch keeps, and against values worked out by hand."""
+
+import json
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from architectures.errors import UserError
+from architectures.masks.gating import masked
+from architectures.masks.masks import Masks
+from architectures.shapes.requested_shape import draft_shape
+from architectures.shapes.section import ArchitectureConfig
+from architectures.shapes.shape import NAMED_SHAPES, Shape
+from distill.estimate import (
+    DEVICES,
+    Device,
+    PlannedShapes,
+    Steps,
+    Training,
+    Work,
+    disk_bytes,
+    find_device,
+    layer_bytes_per_token,
+    matrix_parameters,
+    stage_needs,
+    stage_seconds,
+    step_seconds,
+    training_memory,
+    training_steps,
+    trainings,
+)
+from distill.monitoring.flops import forward_flops
+from distill.recipe.recipe import Recipe
+from distill.recipe.sections.token_selection import chunk_size
+
+LLAMA = NAMED_SHAPES["llama-7b"].shape
+DRAFT = draft_shape(LLAMA, ArchitectureConfig(shape="wide-796m"))
+SHAPES = PlannedShapes(LLAMA, LLAMA, DRAFT, "", (None, None))
+WIDE = Training(
+    stage="distill",
+    student=DRAFT,
+    teacher=LLAMA,
+    teacher_dtype="bfloat16",
+    precision="amp_bf16",
+    batch=64,
+    microbatch=4,
+    seq_len=2048,
+    loss_tokens=512,
+)
+B, T = 3, 50
+SIZES = {"hidden_size": 96, "intermediate_size": 176, "num_attention_heads": 8, "head_dim": 16, "vocab_size": 300}
+
+
+def recipe_of(distill=None, **sections) -> Recipe:
+    values = {
+        "run_name": "r",
+        "target": {"path": "absent", "dtype": "bfloat16"},
+        "architecture": {"shape": "wide-796m", "method": "first_last"},
+        "data": {"self_written_prompts": 100, "num_eval_prompts": 4},
+        "distill": {"precision": "amp_bf16", **(distill or {})},
+        "eval": {"dtype": "bfloat16"},
+        "export": {"dtype": "bfloat16"},
+    }
+    return Recipe.model_validate({**values, **sections})
+
+
+def kept_bytes(model, shape: Shape, precision: str, *, gated: bool = False, packing: bool = False) -> int:
+    """Bytes of the distinct storages a forward pass of the layers keeps, of those with a row per token."""
+    found = {}
+
+    def note(tensor):
+        if any(length in (T, B * T) for length in tensor.shape) and tensor.dtype != torch.int64:
+            found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes(), tensor
+        return tensor
+
+    gates = nullcontext()
+    if gated:
+        half = replace(shape, hidden=48, intermediate=88, heads=4, kv_heads=4)
+        gates = masked(model, Masks(shape, half, seed=0).sampled(0), shape)
+    bfloat16 = torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "amp_bf16")
+    with saved_tensors_hooks(note, lambda tensor: tensor), bfloat16, gates:
+        ids_BT = torch.arange(B * T).view(B, T)
+        positions_BT = (torch.arange(T) % 20).expand(B, T) if packing else None
+        states = model.base_model(input_ids=ids_BT, position_ids=positions_BT, use_cache=False)
+        hidden = states.last_hidden_state
+    assert hidden.requires_grad
+    return sum(count for count, _ in found.values())
+
+
+@pytest.mark.parametrize("precision", ["amp_bf16", "fp32"])
+@pytest.mark.parametrize(
+    ("family", "kv_heads", "how"),
+    [("llama", 8, {}), ("llama", 8, {"gated": True}), ("qwen2", 8, {}), ("llama", 2, {"packing": True})],
+)
+def test_a_layer_keeps_what_torch_counts(family, kv_heads, how, precision):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    counts = []
+    for layers in (1, 3):  # of two layers more: embedding, rotary tables and last norm cancel
+        config = AutoConfig.for_model(family, **SIZES, num_key_value_heads=kv_heads, num_hidden_layers=layers)
+        shape = Shape.from_config(config.to_dict())
+        counts.append(kept_bytes(AutoModelForCausalLM.from_config(config), shape, precision, **how))
+    training = replace(WIDE, student=shape, precision=precision, seq_len=T, **how)
+    kept = (counts[1] - counts[0]) / 2 / (B * T)
+    statistics = 2 * 4 + 4 * 8  # of two norms, and of attention for each head: not in the estimate
+    assert kept - statistics == pytest.approx(layer_bytes_per_token(training), abs=1)
+
+
+def test_parts_of_a_training():
+    found = training_memory(WIDE, 1)
+    assert found["weights"] + found["gradients"] + found["moments"] == 16 * DRAFT.parameters()
+    assert found["teacher"] == 2 * LLAMA.parameters()
+    assert found["bfloat16 matrices"] == 2 * matrix_parameters(DRAFT)
+    assert matrix_parameters(DRAFT) == DRAFT.parameters() - 32000 * 4096 - 11 * 4096  # all but embedding and norms
+    assert found["activations"] == 4 * 2048 * (5 * layer_bytes_per_token(WIDE) + 8 * 4096)
+    assert found["logits and loss"] == chunk_size(32000) * 32000 * 24 + 4 * 32000 * 4096
+    assert training_memory(replace(WIDE, microbatch=1, loss_tokens=9), 1)["logits and loss"] == 9 * 32000 * 24
+    recomputed = training_memory(replace(WIDE, recomputed=True), 1)["activations"]
+    assert recomputed == 4 * 2048 * (5 * 4 * 4096 + layer_bytes_per_token(WIDE) + 8 * 4096)
+
+
+def test_processes_divide_what_fsdp2_shards_and_copy_the_rest():
+    one, eight = training_memory(WIDE, 1), training_memory(WIDE, 8)
+    assert eight.pop("DDP buckets") == 4 * DRAFT.parameters()
+    assert eight == one
+    sharded = replace(WIDE, sharded=True, teacher_sharded=True)
+    one, eight = training_memory(sharded, 1), training_memory(sharded, 8)
+    for name in ("weights", "gradients", "moments", "teacher"):
+        assert eight[name] == one[name] // 8
+    of_student = 4 * (DRAFT.parameters() - 3 * DRAFT.parameters_per_layer())
+    assert one["gathered by FSDP2"] == of_student
+    assert eight["gathered by FSDP2"] == of_student + 2 * (LLAMA.parameters() - 30 * LLAMA.parameters_per_layer())
+    assert training_memory(replace(sharded, shard_degree=2), 8)["weights"] == one["weights"] // 2
+
+
+@pytest.mark.parametrize(
+    ("distill", "teacher"),
+    [
+        ({"teacher": {"source": "none"}}, None),
+        ({"teacher": {"source": "cache"}}, 2 * 32000 * 4096 + 16 * 256 * 4096 * 2),
+        ({"teacher": {"source": "cache", "contents": "top_k", "k": 32}}, 2 * 32000 * 4096 + 16 * 256 * (32 * 12 + 4)),
+    ],
+)
+def test_what_is_held_of_a_teacher(distill, teacher):
+    [training] = trainings(recipe_of({**distill, "global_train_batch_size": 16}), SHAPES, on_gpu=False)
+    assert training_memory(training, 1).get("teacher") == teacher
+
+
+def test_learned_masks_train_the_whole_target_beside_its_frozen_self():
+    masks = {"precision": "amp_bf16", "device_train_microbatch_size": 1, "kl_weight": 1.0}
+    recipe = recipe_of(
+        architecture={"shape": "wide-1.3b", "method": "learned_masks", "masks": masks},
+        text={"domains": [{"name": "wiki", "path": "wiki.txt"}], "max_seq_len": 4096},
+    )
+    training, distillation = trainings(recipe, SHAPES, on_gpu=False)
+    found = training_memory(training, 1)
+    assert found["weights"] == 4 * LLAMA.parameters()
+    assert found["teacher"] == 2 * LLAMA.parameters()
+    assert found["logits and loss"] == chunk_size(32000) * 32000 * 32 + 4 * 32000 * 4096
+    assert (distillation.student, distillation.gated) == (DRAFT, False)
+
+
+def test_frozen_embeddings_have_neither_gradients_nor_moments():
+    frozen = training_memory(replace(WIDE, frozen_embeddings=True), 1)
+    assert frozen["weights"] == 4 * DRAFT.parameters()
+    assert frozen["gradients"] == 4 * (DRAFT.parameters() - 32000 * 4096)
+
+
+def test_needs_of_every_stage():
+    recipe = recipe_of({"global_train_batch_size": 16}, eval={"dtype": "bfloat16", "batch_size": 8})
+    needs = {need.stage: need for need in stage_needs(recipe, SHAPES, processes=1, on_gpu=True)}
+    assert list(needs) == ["generate", "distill", "eval"]
+    kv = LLAMA.kv_bytes_per_token("bfloat16")
+    assert needs["generate"].size_bytes == 2 * LLAMA.parameters() + recipe.data.batch_size * 1024 * kv
+    assert needs["eval"].size_bytes == 2 * LLAMA.parameters() + 4 * DRAFT.parameters() + 8 * 1024 * kv
+    [training] = trainings(recipe, SHAPES, on_gpu=True)
+    smallest = training_memory(replace(training, microbatch=1), 1)  # to which auto goes down
+    assert needs["distill"].size_bytes == sum(smallest.values())
+    held = {"target": {"path": "absent", "placement": "layers"}, "data": {"self_written_prompts": 9, "batch_size": 1}}
+    layers = recipe_of({"teacher": {"source": "none"}}, **held)
+    [generate, *_] = stage_needs(layers, SHAPES, processes=1, on_gpu=False)
+    assert generate.size_bytes < LLAMA.weight_bytes(layers.target.dtype)
+
+
+def test_disk_of_a_run():
+    recipe = recipe_of({"save_num_checkpoints_to_keep": 3, "teacher": {"source": "cache"}})
+    found = disk_bytes(recipe, SHAPES, Work(100, 96, 500, 55))
+    assert found["checkpoints"] == 4 * 12 * DRAFT.parameters()
+    assert found["teacher cache"] == (96 * 55 + 4 * 256) * 4096 * 2
+    assert found["responses"] == 100 * 1024 * 12
+
+
+@pytest.mark.parametrize(
+    ("duration", "expected"),
+    [
+        ("1ep", Steps(3, 10, 1.0)),  # 4, 4 and 2 sequences
+        ("2ep", Steps(6, 20, 2.0)),
+        ("4ba", Steps(4, 14, 1.4)),
+        ("13sp", Steps(4, 13, 1.3)),
+        ("260tok", Steps(4, 13, 1.3)),
+    ],
+)
+def test_steps_of_ten_sequences_in_batches_of_four(duration, expected):
+    config = recipe_of({"max_duration": duration, "global_train_batch_size": 4}).distill
+    assert training_steps(config, 10, 20) == expected
+
+
+def test_steps_of_an_unknown_number_of_sequences():
+    assert training_steps(recipe_of({"max_duration": "1ep"}).distill, None, 20) is None
+    config = recipe_of({"max_duration": "5ba", "global_train_batch_size": 4}).distill
+    assert training_steps(config, None, 20) == Steps(5, 20)
+
+
+FLAT = Device("Flat GPU", {"amp_bf16": 1e14, "fp32": 1e13}, 1000, 0.5, 80, "test")
+
+
+def test_a_decoding_step_takes_the_longest_of_launches_bytes_and_products():
+    assert step_seconds(FLAT, DRAFT, "bfloat16", batch=1, context=10) == 5 * 0.5e-3
+    read = 2 * matrix_parameters(LLAMA) + 8 * 4096 * LLAMA.kv_bytes_per_token("bfloat16")
+    assert step_seconds(FLAT, LLAMA, "bfloat16", batch=8, context=4096) == pytest.approx(read / 1e12)
+    slow = replace(FLAT, train_flops_per_s={"fp32": 1e9}, layer_ms=0)
+    assert step_seconds(slow, DRAFT, "float32", batch=2, context=1) == 2 * DRAFT.flops_per_token(1) / 1e9
+
+
+def test_hours_follow_counts_and_speeds():
+    recipe = recipe_of({"max_duration": "2ep", "global_train_batch_size": 8, "eval_interval": "1dur"})
+    work = Work(100, 96, 300, 100)
+    seconds = stage_seconds(recipe, SHAPES, work, FLAT)
+    assert list(seconds) == ["generate", "distill", "eval"]
+    step = step_seconds(FLAT, LLAMA, "bfloat16", batch=48, context=350)
+    read = 100 * forward_flops(LLAMA, [(300, 1)]) / 1e14
+    assert seconds["generate"] == pytest.approx(3 * 100 * step + read)  # 100 prompts in batches of 48
+    sequence = [(400, 100)]
+    trained = 192 * (3 * forward_flops(DRAFT, sequence) + forward_flops(LLAMA, sequence))
+    evaluated = (1 + recipe.distill.eval_first) * 4 * (forward_flops(DRAFT, sequence) + forward_flops(LLAMA, sequence))
+    assert seconds["distill"] == pytest.approx((trained + evaluated) / 1e14)
+    unknown = stage_seconds(recipe, SHAPES, replace(work, prompts=None, sequences=None), FLAT)
+    assert (unknown["generate"], unknown["distill"]) == (None, None)
+    assert stage_seconds(recipe, SHAPES, work, replace(FLAT, train_flops_per_s={})) == {}
+
+
+def device_record() -> dict:
+    rows = {
+        "machine": [{"dtype": "bfloat16", "bandwidth_gb_s": 1000}, {"dtype": "float32", "peak_flops": 1e13}],
+        "steps": [{"median_ms": 20, "layers": 20, "tokens": 1}, {"median_ms": 4, "layers": 8, "tokens": 1}],
+        "answers": [{"floor_share": 0.3}, {"floor_share": None}],
+        "distillation": [{"precision": "amp_bf16", "flops_per_s": each} for each in (1e14, 3e14, 2e14)],
+    }
+    stages = {name: {"status": "done", "rows": [*each, {"skipped": "x"}]} for name, each in rows.items()}
+    return {"device": "Some GPU", "measured": "2026-12-01T10:00", "stages": stages}
+
+
+def test_a_device_is_found_by_name_and_by_file(tmp_path):
+    assert find_device("NVIDIA H100 PCIe") is find_device("nvidia-h100-pcie")
+    path = tmp_path / "gpu.json"
+    path.write_text(json.dumps(device_record()))
+    found = find_device(str(path))
+    speeds = {"amp_bf16": 2e14, "fp32": 3e12}  # the median; 30 % of the peak, where nothing was trained
+    assert found == Device("Some GPU", speeds, 300, 0.5, None, f"measured 2026-12-01, {path}")
+    assert [device.is_gpu for device in DEVICES] == [True, False, True, True, True]
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]", "no JSON", '{"stages": {"machine": {"rows": []}}}'])
+def test_an_unknown_device_is_refused(text, tmp_path):
+    path = tmp_path / "gpu.json"
+    path.write_text(text)
+    for wanted in (str(path), "abacus"):
+        with pytest.raises(UserError, match=f"--device {wanted}: "):
+            find_device(wanted)
+
+
+def test_published_memory_of_an_h100():
+    device = find_device("nvidia-h100-80gb-hbm3")
+    assert device is not None
+    assert device.memory_gib == 79.1
