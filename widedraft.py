@@ -36,13 +36,13 @@ from distill.hub.push.command import PushSettings, push
 from distill.process.exits import report_user_errors
 from distill.ranks.launching import launch_if_several
 from distill.stages import scoring_without_recipe
-from eval.commands import checks
 from eval.commands.certify import CertifySettings, certify
 from eval.commands.latency import LatencySettings, latency
 from eval.commands.lookup import LookupSettings, lookup
 from eval.commands.report import ReportSettings, report
 from eval.commands.speed import SpeedSettings, speed
 from eval.shift.command import ShiftSettings, shift
+from eval.verify import VerifySettings, verify
 
 EXITS = "Exit codes: 0 fine, 2 a mistake you can mend (one message), 130 interrupted; run again to continue."
 
@@ -187,19 +187,9 @@ STAGES = {
         ),
     ),
     "verify": Stage(
-        checks.verify,
-        "prove that a draft leaves the target's text as it is; exit code 1 if not",
-        checks.VerifySettings,
-    ),
-    "quality": Stage(
-        checks.quality,
-        "ask GSM8K or products with and without a draft: how many are right; exit code 1 if it changed a text",
-        checks.QualitySettings,
-    ),
-    "compare": Stage(
-        checks.compare,
-        "answer prompts with and without a draft, side by side, each token coloured by its writer",
-        checks.CompareSettings,
+        verify,
+        "check that speculative decoding is lossless; accuracy or coloured output with and without the draft",
+        VerifySettings,
     ),
     "choose": Stage(
         recipe_commands.choose,

@@ -10,7 +10,7 @@ from architectures.files.section import Section
 from architectures.settings.flags import flag_of, flag_told, options_of
 
 NEEDED = {
-    "--target": "a", "--draft": "b", "--drafts": "b", "--prompts": "gsm8k", "--checks": "multiplication", "--to": "out",
+    "--target": "a", "--draft": "b", "--drafts": "b", "--prompts": "gsm8k", "--to": "out",
     "--engine": "transformers", "--repo-id": "a/b", "--tokenizer": "a", "--form": "whole",
 }  # fmt: skip
 OUT_OF_RANGE = {

@@ -45,8 +45,7 @@ PAIR = ("--target", "a", "--draft", "b")
         ("export-recorded", "WORD", "--tokenizer", "a", "--to", "out"),
         ("latency", "--target", "a", "--out", "WORD"),
         ("verify", *PAIR, "--prompts", "WORD"),
-        ("verify", *PAIR, "--prompts", "gsm8k", "--rounds", "WORD"),
-        ("quality", *PAIR, "--checks", "gsm8k=WORD"),
+        ("verify", *PAIR, "--accuracy", "gsm8k=WORD"),
     ],
     ids=" ".join,
 )

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Sequence
 
 from eval.certificate.laws import Known, find, same_prompts
-from eval.checks.verify import LEAST_OWN
 from eval.engine_runs.record import Counted, EngineRun, pooled
+from eval.lossless import MIN_OWN_ACCEPTANCE
 
 
 def likely_causes(
@@ -76,7 +76,7 @@ def length_cause(run: EngineRun, replayed: Sequence[Counted], known: Known) -> s
 
 def own_draft_cause(run: EngineRun) -> str | None:
     """The engine loses tokens of the target itself."""
-    if not run.own.proposed or run.own.accepted >= LEAST_OWN * run.own.proposed:
+    if not run.own.proposed or run.own.accepted >= MIN_OWN_ACCEPTANCE * run.own.proposed:
         return None
     return (
         f"the engine: it keeps {run.own.accepted} of {run.own.proposed} tokens that the target proposes to itself, so "

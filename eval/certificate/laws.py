@@ -15,8 +15,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from eval.checks.verify import LEAST_OWN
 from eval.engine_runs.record import Counted, EngineRun, Finding, pooled
+from eval.lossless import MIN_OWN_ACCEPTANCE
 
 TOLERANCE = 0.02  # of a rate by position
 LEAST_PROMPTS, LEAST_TOKENS = 24, 64
@@ -98,7 +98,7 @@ def own_draft(run: EngineRun) -> Finding:
     share = own.accepted / own.proposed if own.proposed else 0.0
     tau = 1 + own.accepted / own.rounds if own.rounds else 1.0
     detail = f"{own.accepted} of {own.proposed} proposals kept, tau {tau:.2f} of {run.lookahead + 1}"
-    return Finding(law="own draft", holds=share >= LEAST_OWN, detail=detail)
+    return Finding(law="own draft", holds=share >= MIN_OWN_ACCEPTANCE, detail=detail)
 
 
 def same_text(run: EngineRun, ties: Collection[int]) -> Finding:

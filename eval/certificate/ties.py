@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 
 from eval.acceptance.replay import answer_logits
 from eval.certificate.laws import first_difference
-from eval.checks.near_ties import TIE_STEPS
 from eval.engine_runs.record import EngineRun, TextRun
+from eval.near_ties import TIE_STEPS
 
 # llama.cpp rounds what it multiplies with quantised weights to 8 bits, of which one is the sign
 EIGHT_BITS = 2.0**-7

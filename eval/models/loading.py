@@ -159,8 +159,8 @@ def model_class(folder: Path, *, encoder_decoder: bool) -> Any:
     if not encoder_decoder and config.model_type not in FAMILIES:
         known = ", ".join(name for name, family in FAMILIES.items() if family.encoder is not None)
         raise UserError(
-            f"{folder}: an encoder-decoder model of model_type {config.model_type!r}. `widedraft verify` and "
-            f"`widedraft compare` decode with it; cut, distilled and scored are those of model_type {known} alone."
+            f"{folder}: an encoder-decoder model of model_type {config.model_type!r}. `widedraft verify` "
+            f"decodes with it; cut, distilled and scored are those of model_type {known} alone."
         )
     if config.decoder_start_token_id is None:
         raise UserError(

@@ -13,7 +13,7 @@ from architectures.files.atomic import write_json
 from architectures.files.typed_file import read_typed
 from eval.answers.traces import Trace
 from eval.decoding.texts import Decoded
-from eval.rounds.race import Writer, spans
+from eval.side_by_side import Writer, spans
 
 Schema = Literal["widedraft.examples/1"]
 [SCHEMA] = get_args(Schema)

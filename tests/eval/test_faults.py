@@ -1,6 +1,6 @@
 """Faults found in other tools for speculative decoding, each with a test that its name tells; docs/faults.md lists all.
 
-Those of training are in tests/distill/test_training_faults.py, of commands in test_command_faults.py; some have stood
+Those of training are in tests/distill/test_training_faults.py, of commands in test_verify.py; some have stood
 elsewhere before.
 """
 
@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from eval.acceptance.counts import count_trace
-from eval.checks import compare
 from eval.checks import loaded_pair as opened
 from eval.checks.built_in import PROMPTS
 from eval.decoding.batch import Emitted
@@ -21,7 +20,7 @@ from eval.decoding.speculative import decode_steps, plain_decode, speculative_de
 from eval.decoding.texts import Decoded, Limits, Seeds, Speculation
 from eval.decoding.wanted import Streams, Wanted
 from eval.models.loading import load_model
-from eval.rounds.race import Runner, race, writers_of
+from eval.side_by_side import Runner, race, writers_of
 from eval.wall_clock import spent_on
 
 GREEDY = Sampling()
@@ -147,7 +146,7 @@ def test_a_rate_counts_tokens_and_not_characters(target_tokenizer):
         for _ in race(runner):
             pass
         assert runner.rate == count / runner.spent_s
-        assert compare.words(runner).startswith(f"target alone: {count} tokens, ")
+        assert runner.summary.startswith(f"without draft: {count} tokens, ")
         assert spent_on([decoded]).ms_per_token == 1000 / count
 
 

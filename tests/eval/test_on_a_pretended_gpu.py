@@ -100,8 +100,8 @@ def test_a_pair_is_verified(small, tmp_path, gpu, sampled):
 
 
 def test_products_are_asked(small, gpu):
-    words = ["--target", str(small[0]), "--draft", str(small[1]), "--checks", "multiplication", "--num-prompts", "2"]
-    assert widedraft.main(["quality", *words, "--max-new-tokens", "4", "--dtype", "float32"]) == 0
+    words = ["--target", str(small[0]), "--draft", str(small[1]), "--accuracy", "multiplication", "--num-prompts", "2"]
+    assert widedraft.main(["verify", *words, "--max-new-tokens", "4", "--dtype", "float32"]) == 0
 
 
 def test_nothing_of_it_is_left_behind():

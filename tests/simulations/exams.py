@@ -1,11 +1,11 @@
-"""The share of right answers that `widedraft quality --checks` tells, with its interval."""
+"""The share of right answers that `widedraft verify --accuracy` tells, with its interval."""
 
 import re
 from collections.abc import Iterator
 
 import numpy as np
 
-from eval.checks.quality import share_words
+from eval.accuracy import accuracy_with_interval
 from tests.simulations.shares import Row, is_inside, share_of
 
 CHANCES, SIZES = (0.05, 0.5), (20, 100)
@@ -17,8 +17,8 @@ def exam_rows(runs: int, *, seed: int) -> Iterator[Row]:
         for size in SIZES:
 
             def holds(rng: np.random.Generator, *, chance: float = chance, size: int = size) -> bool:
-                told = share_words((rng.random(size) < chance).tolist())
+                told = accuracy_with_interval((rng.random(size) < chance).tolist())
                 return is_inside(chance, [float(number) for number in re.findall(r"\d\.\d{3}", told)[1:]])
 
             where, share = f"{size} questions, {chance:.0%} right", share_of(runs, holds, seed=seed)
-            yield Row("quality: share of right answers", where, holds=True, nominal=0.95, share=share, runs=runs)
+            yield Row("accuracy: share of right answers", where, holds=True, nominal=0.95, share=share, runs=runs)

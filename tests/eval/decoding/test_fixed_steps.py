@@ -1,27 +1,18 @@
 """Compiled and captured steps say what plain ones say, take the shapes they were made for, and share nothing in use."""
 
-import io
-
 import pytest
 import torch
-from rich.console import Console
 from torch._dynamo.utils import counters
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from eval.checks.compare import Comparison, compare
-from eval.checks.loaded_pair import load_pair
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import decode_steps, plain_decode, speculative_decode
-from eval.decoding.texts import Limits, Seeds, Speculation
+from eval.decoding.texts import Limits, Speculation
 from eval.decoding.wanted import Wanted
 from eval.models.loading import load_model
-from eval.prompts import Prompt, user_turn
 from eval.proposing.policy import ProposalPolicy
-from eval.rounds.race import race
-from eval.rounds.round_trace import read_round_trace
 from eval.steps import captured, compiled
-from eval.steps.sequencer import RowSequencer
 from tests.eval.decoding.laws import law_greedy_text_is_the_targets, law_rows_do_not_feel_each_other
 from tests.eval.decoding.small_heads import WITHOUT_WINDOW
 from tests.eval.decoding.stand_ins import Watched, watched_maker
@@ -163,57 +154,10 @@ def pair_words(target_folder, noisy_folder, tmp_path):
     return ["--target", str(target_folder), "--draft", str(noisy_folder), "--prompts", str(questions)]
 
 
-@pytest.fixture
-def by_flag(maker, kind, monkeypatch):
-    """The flag of a kind of steps, whose opener is the watched one."""
-    module, name = {"compiled": (compiled, "CompiledSteps"), "captured": (captured, "CapturedSteps")}[kind]
-    monkeypatch.setattr(module, name, maker.opener)
-    return f"--{kind[:-1]}"
-
-
-@pytest.mark.parametrize("command", ["verify", "compare", "quality"])
-def test_commands_make_steps_where_they_are_told_to(
-    command, pair_words, maker, kind, by_flag, tmp_path, capsys, monkeypatch
-):
-    asked = ["--checks", "multiplication", "--num-prompts", "2"] if command == "quality" else pair_words[4:]
-    words = [command, *pair_words[:4], *asked, "--max-new-tokens", "8", "--lookahead", "2", "--dtype", "float32"]
-    assert main(words) == 0
-    assert maker.fed == []
-    assert "compiling" not in capsys.readouterr().err
-    monkeypatch.delattr(RowSequencer, "feed")
-    rounds = tmp_path / "rounds.jsonl"
-    assert main([*words, by_flag, "--rounds", str(rounds)]) == 0
-    assert {(1, False), (2, False), (3, True)} == {shape[1:] for shape in maker.fed}
-    assert ("compiling the models' steps" in capsys.readouterr().err) == (kind == "compiled")
-    header = read_round_trace(rounds).header
-    assert (header.compiled, header.captured) == (kind == "compiled", kind == "captured")
-
-
-@pytest.mark.parametrize("command", ["verify", "compare", "quality", "speed", "latency"])
+@pytest.mark.parametrize("command", ["speed", "latency"])
 def test_steps_are_made_in_one_way(command, pair_words, capsys):
-    flag = "--drafts" if command in {"speed", "latency"} else "--draft"
-    words = [*pair_words[:2], flag, pair_words[3]] + (["--checks", "multiplication"] if command == "quality" else [])
-    assert main([command, *words, "--compile", "--capture"]) == 2
+    assert main([command, *pair_words[:2], "--drafts", pair_words[3], "--compile", "--capture"]) == 2
     assert "Leave out --compile for steps that are made in milliseconds, or --capture" in capsys.readouterr().err
-
-
-def test_the_clocks_of_an_answer_do_not_count_the_making(target_folder, noisy_folder, maker, monkeypatch):
-    """Every shape was met by every cache before the race begins."""
-    raced = []
-
-    def watched(*runners):
-        raced.append(len(maker.made))
-        yield from race(*runners)
-        raced.append(len(maker.made))
-
-    monkeypatch.setattr("eval.checks.compare.race", watched)
-    pair = load_pair(str(target_folder), str(noisy_folder), dtype="float32")
-    wanted = Comparison(Limits(8), Speculation(2), Sampling(), Seeds(), maker.opener())
-    compare(pair, [Prompt("p.jsonl:1", (user_turn("why"),))], wanted, Console(file=io.StringIO()))
-    made = sorted(feed for _, *feed in maker.made)
-    assert made == [[1, False], [1, False], [2, False], [3, True]]  # of the target alone, and of both
-    assert raced == [4, 4]
-    assert maker.fed
 
 
 @pytest.fixture

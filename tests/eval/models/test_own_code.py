@@ -81,9 +81,9 @@ def test_an_architecture_that_transformers_knows_is_opened_with_its_own_code(pla
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("command", ["verify", "compare", "latency", "speed"])
+@pytest.mark.parametrize("command", ["verify", "latency", "speed"])
 def test_commands_on_a_pair_refuse_it(own_model, tiny_draft, mark, capsys, command):
-    flag = "--draft" if command in {"verify", "compare"} else "--drafts"
+    flag = "--draft" if command == "verify" else "--drafts"
     assert widedraft.main([command, "--target", str(own_model), flag, str(tiny_draft)]) == 2
     assert FACT in capsys.readouterr().err
     assert not mark.exists()

@@ -169,8 +169,6 @@ def test_an_encoder_decoder_with_a_small_head_is_refused(translators, small_head
 
 COMMANDS = {
     "verify": ("--draft", "D"),
-    "compare": ("--draft", "D"),
-    "quality": ("--draft", "D", "--checks", "multiplication"),
     "speed": ("--drafts", "D"),
     "latency": ("--drafts", "D"),
     "latency of shapes": ("--shapes", "1", "2", "3"),
@@ -184,8 +182,7 @@ def test_no_command_takes_it_for_a_target(command, small_head_folder, tiny_draft
     questions.write_text('{"prompt": "why"}\n', encoding="utf-8")
     named = {"D": str(tiny_draft), "OUT": str(tmp_path / "out")}
     words = [named.get(word, word) for word in COMMANDS[command]]
-    asked = [] if command == "quality" else ["--prompts", str(questions)]
-    assert main([command.split()[0], "--target", str(small_head_folder), *words, *asked]) == 2
+    assert main([command.split()[0], "--target", str(small_head_folder), *words, "--prompts", str(questions)]) == 2
     told = capsys.readouterr().err
     assert (
         f"{small_head_folder / 'config.json'}: head_vocab_size is {ROWS}: a draft whose output head says so many"
@@ -203,13 +200,11 @@ def test_transformers_own_loop_is_not_measured_with_it(target_folder, small_head
     assert f"--assisted: {small_head_folder} says some ids alone" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["verify", "compare", "quality"])
-def test_commands_decode_with_it(command, target_folder, small_head_folder, tmp_path, capsys):
+@pytest.mark.parametrize("mode", [[], ["--show"], ["--accuracy", "multiplication", "--num-prompts", "2"]])
+def test_verify_decodes_with_it(mode, target_folder, small_head_folder, tmp_path, capsys):
     questions = tmp_path / "questions.jsonl"
     questions.write_text('{"prompt": "why"}\n', encoding="utf-8")
-    asked = (
-        ["--checks", "multiplication", "--num-prompts", "2"] if command == "quality" else ["--prompts", str(questions)]
-    )
+    asked = [*mode, *([] if "--accuracy" in mode else ["--prompts", str(questions)])]
     words = ["--target", str(target_folder), "--draft", str(small_head_folder), *asked, "--dtype", "float32"]
-    assert main([command, *words, "--max-new-tokens", "12", "--lookahead", "2"]) == 0
+    assert main(["verify", *words, "--max-new-tokens", "12", "--lookahead", "2"]) == 0
     assert "LOAD REPORT" not in capsys.readouterr().err

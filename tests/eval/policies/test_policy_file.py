@@ -23,7 +23,6 @@ from eval.policies.policy_file import (
     write_policies,
 )
 from eval.proposing.policy import ProposalPolicy
-from eval.rounds.round_trace import read_round_trace
 
 PLAIN = SamplingConfig()
 
@@ -149,20 +148,6 @@ def test_lookup_tunes_and_speed_measures_beside(folders, tmp_path, capsys, monke
         assert row["lookahead"] == found.at(float(temperature), PLAIN, draft).lookahead
         assert row["predicted"]["value"] > 0
         assert {one["way"] for one in record["against_lookup"]} == {"draft", "lookup beside"}
-
-
-def test_verify_looks_up_beside_at_both_temperatures(folders, tmp_path, capsys):
-    found = policies(*folders)
-    eager = replace(found.policies[0], policy=ProposalPolicy(3, 0.0, (0.5, 0.5), 2.0))
-    write_policies(replace(found, policies=(eager, replace(eager, temperature=1.0))), folders[1])
-    more = ("--num-prompts", "3", "--samples", "2", "--rehash", "--rounds", str(tmp_path / "rounds.jsonl"))
-    for words_beside, expected in (((), set()), (("--beside",), {"greedy text", "distribution, rejection, T=1"})):
-        given = [word for word in more if words_beside or word != "--rehash"]
-        assert widedraft.main(words("verify", *folders, *given, *words_beside)) == 0
-        capsys.readouterr()
-        rounds = read_round_trace(tmp_path / "rounds.jsonl").rounds
-        assert {one.run for one in rounds if one.looked_up} >= expected
-        assert any(one.looked_up for one in rounds) == bool(expected)
 
 
 @pytest.mark.parametrize(

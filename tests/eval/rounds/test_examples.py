@@ -15,8 +15,8 @@ from eval.decoding.speculative import decode_steps
 from eval.decoding.texts import Limits, Speculation
 from eval.prompts import Prompt, user_turn
 from eval.rounds.examples import Example, chosen_indices, read_examples, writers_of_rounds
-from eval.rounds.race import writers_of
 from eval.scorecard import score_drafts
+from eval.side_by_side import writers_of
 
 STOPS = frozenset(range(0, 264, 9))
 CONFIG = EvalConfig(

@@ -5,13 +5,10 @@ from dataclasses import asdict, replace
 
 import pytest
 
-import widedraft
-from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import speculative_decode
 from eval.decoding.texts import Decoded, Limits, Round, Seeds, Speculation
-from eval.prompts import Prompt
 from eval.rounds.round_trace import ModelIdentity, Run, read_round_trace, traced_rounds, write_round_trace
 
 NAMES = ["p.jsonl:1", 'p "two"\u2028.jsonl:2']  # a line of JSON may hold what ends a line elsewhere
@@ -217,70 +214,3 @@ def test_a_first_line_of_another_kind_is_refused(path, changes, message):
 def test_a_file_that_is_not_there_is_named(path):
     with pytest.raises(UserError, match=r"rounds\.jsonl: cannot be read"):
         read_round_trace(path)
-
-
-@pytest.fixture
-def pair_words(target_folder, noisy_folder):
-    return ["--target", str(target_folder), "--draft", str(noisy_folder), "--max-new-tokens", "8"]
-
-
-@pytest.fixture
-def two_prompts(tmp_path):
-    file = tmp_path / "prompts.jsonl"
-    file.write_text('{"prompt": "why"}\n\n{"prompt": "how many"}\n', encoding="utf-8")
-    return file
-
-
-def test_verify_writes_the_rounds_of_every_check(pair_words, two_prompts, path, capsys, target_folder, noisy_folder):
-    words = [*pair_words, "--prompts", str(two_prompts), "--samples", "3", "--lookahead", "2", "--seed", "5"]
-    assert widedraft.main(["verify", *words, "--temperature", "0.7", "--rounds", str(path)]) == 0
-    trace, said = read_round_trace(path), capsys.readouterr().out
-    assert f"{path}: {len(trace.rounds)} rounds" in said
-    assert [(run.label, run.drafter, run.texts, run.sampling.temperature) for run in trace.header.runs] == [
-        ("greedy text", "draft", 2, 0.0),
-        ("target as its own draft", "target", 2, 0.0),
-        ("distribution, rejection, T=0.7", "draft", 6, 0.7),
-        ("distribution, exact_greedy_draft, T=0.7", "draft", 6, 0.7),
-        ("distribution, exact_sampled_draft, T=0.7", "draft", 6, 0.7),
-    ]
-    assert {run.seeds for run in trace.header.runs} == {Seeds.of(5)}
-    rules = [{one.rule for one in trace.rounds_of(run.label)} for run in trace.header.runs]
-    assert rules == [{"exact_greedy_draft"}] * 2 + [{"rejection"}, {"exact_greedy_draft"}, {"exact_sampled_draft"}]
-    for run in trace.header.runs:
-        rounds = trace.rounds_of(run.label)
-        kept = f"{sum(one.accepted for one in rounds)} of {sum(one.proposed for one in rounds)} proposed tokens kept"
-        assert f"{run.label}: " in said
-        assert kept in said
-        names = {(f"{two_prompts}:{line}", sample) for line in (1, 3) for sample in range(run.texts // 2)}
-        assert {(one.prompt, one.sample) for one in rounds} == names
-    folders = (target_folder, noisy_folder)
-    expected = [ModelIdentity(str(folder), fingerprint_checkpoint(folder), "float32") for folder in folders]
-    assert [trace.header.target, trace.header.draft] == expected
-
-
-def test_compare_writes_the_rounds_of_every_answer(pair_words, two_prompts, path, capsys):
-    words = [*pair_words, "--dtype", "float32", "--prompts", str(two_prompts), "--lookahead", "3"]
-    assert widedraft.main(["compare", *words, "--num-threads", "1", "--rounds", str(path)]) == 0
-    trace = read_round_trace(path)
-    [run] = trace.header.runs
-    assert (run.label, run.texts, run.lookahead, trace.header.threads) == ("compare", 2, 3, 1)
-    assert list(dict.fromkeys(one.prompt for one in trace.rounds)) == [f"{two_prompts}:1", f"{two_prompts}:3"]
-    assert capsys.readouterr().out.count(f"{sum(one.emitted for one in trace.rounds) // 2} tokens, ") == 4
-
-
-@pytest.mark.parametrize("command", ["verify", "compare"])
-def test_a_folder_is_no_file_for_rounds_and_nothing_is_decoded(command, pair_words, tmp_path, capsys):
-    assert widedraft.main([command, *pair_words, "--rounds", str(tmp_path)]) == 2
-    said = capsys.readouterr()
-    assert said.err == f"--rounds {tmp_path}: is a folder. Name a file in it.\n"
-    assert said.out == ""
-
-
-def test_typed_prompts_are_named_by_their_number(pair_words, path, monkeypatch):
-    from eval.checks import compare
-
-    monkeypatch.setattr(
-        compare, "typed_prompts", lambda _: [Prompt("standard input:1", ({"role": "user", "content": "x"},))]
-    )
-    assert widedraft.main(["compare", *pair_words, "--rounds", str(path)]) == 0
-    assert {one.prompt for one in read_round_trace(path).rounds} == {"standard input:1"}

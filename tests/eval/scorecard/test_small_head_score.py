@@ -9,9 +9,9 @@ from architectures.small_head.counting import coverage, token_counts
 from eval.acceptance.replay import answer_logits, replay_answer
 from eval.acceptance.replay_drafts import TRACES_NAME, Answers, answers_folder, replay_drafts
 from eval.answers.traces import read_traces
-from eval.checks.verify import Verification, verify_pair
 from eval.decoding.sampling import Sampling
-from eval.decoding.texts import Speculation
+from eval.decoding.texts import Limits, Speculation
+from eval.lossless import Verification, check_lossless
 from eval.models.loading import load_model
 from eval.prompts import Prompt
 from eval.recorded import read_recorded_traces, score_recording
@@ -152,7 +152,7 @@ def test_a_draft_without_its_target_has_the_same_coverage(scored, rows, small_he
 
 def test_verify_finds_it_lossless(target, small_draft):
     """By every check, with figures that are numbers."""
-    wanted = Verification(max_new_tokens=24, speculation=Speculation(3), samples=2)
-    findings = list(verify_pair(target, small_draft, [[5, 6, 7], [100]], wanted))
+    wanted = Verification(Limits(24), Speculation(3), samples=2)
+    findings = list(check_lossless((target, small_draft), [[5, 6, 7], [100]], wanted))
     assert [one.holds for one in findings] == [True] * 5
     assert not [one.detail for one in findings if "nan" in one.detail or "inf " in one.detail]

@@ -1,19 +1,13 @@
 """Sampled texts: every prompt in every repetition has random numbers of its own, and the same for all ways."""
 
-import io
 from itertools import product
 
 import numpy as np
 import pytest
-from rich.console import Console
 
-from eval.checks.compare import Comparison, compare
-from eval.checks.loaded_pair import load_pair
-from eval.checks.verify import Verification, decode_run
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode
-from eval.decoding.texts import Limits, Seeds, Speculation, row_seed
-from eval.prompts import Prompt, user_turn
+from eval.decoding.texts import Limits, Seeds, row_seed
 from eval.speed import ways
 from eval.speed.measure import groups_of, take_turns, warm_up
 from eval.speed.ways import DRAFT, LOOKUP, PLAIN, TRANSFORMERS, Setup, Way, ways_to_decode
@@ -126,26 +120,3 @@ def test_sampling_without_row_seeds_is_refused(target, noisy_draft):
         with pytest.raises(ValueError, match="sampled texts need row_seeds, one per prompt that no prompt of another"):
             decode(limits=Limits(2), sampling=WARM)
         assert len(decode(limits=Limits(2), sampling=WARM, row_seeds=[3])) == 1
-
-
-def test_compare_answers_the_same_prompt_anew(target_folder, noisy_folder):
-    pair = load_pair(str(target_folder), str(noisy_folder), dtype="float32")
-    wanted, prompt = Comparison(Limits(12), Speculation(2), WARM, Seeds()), Prompt("here", (user_turn("Add 2 and 3."),))
-    answered = compare(pair, [prompt, prompt], wanted, Console(file=io.StringIO()))
-    again = compare(pair, [prompt, prompt], wanted, Console(file=io.StringIO()))
-    texts, second = ([text.token_ids for _, text in each] for each in (answered, again))
-    assert texts[0] != texts[1]
-    assert texts == second
-
-
-def test_verify_proves_each_rule_with_numbers_of_its_own(target, noisy_draft):
-    """Both exact rules write what the target draws: with the same numbers they would be one proof told twice."""
-    wanted = Verification(max_new_tokens=12, samples=2)
-    texts = [
-        [
-            one.token_ids
-            for one in decode_run(rule, (target, noisy_draft), [[5]], wanted, sampling=WARM, rule=rule).decoded
-        ]
-        for rule in ("exact_sampled_draft", "exact_greedy_draft")
-    ]
-    assert len({text for each in texts for text in each}) == 4

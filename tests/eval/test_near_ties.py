@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from eval.acceptance.replay import answer_logits
-from eval.checks.near_ties import (
+from eval.decoding import batch_rounds
+from eval.decoding.texts import Limits
+from eval.lossless import Verification, check_greedy_text
+from eval.models.loading import load_model
+from eval.near_ties import (
+    MIN_P,
     TIE_NOISE,
     TextTies,
     excess_p,
@@ -16,12 +21,9 @@ from eval.checks.near_ties import (
     shortfalls,
     stepwise_logits,
 )
-from eval.checks.verify import LEAST_P, Verification, check_greedy_text
-from eval.decoding import batch_rounds
-from eval.models.loading import load_model
 from tests.eval.decoding.test_plain_decoding import FAMILIES
 
-WANTED = Verification(max_new_tokens=32)
+WANTED = Verification(Limits(32))
 NOBODY = frozenset()
 
 
@@ -55,16 +57,14 @@ def half_pair(target_folder, noisy_folder):
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_a_decoder_that_is_wrong_within_rounding_fails_in_half_precision(monkeypatch, half_pair, prompts, share):
     second_of_two_near_ties(monkeypatch, share)
-    finding = check_greedy_text(*half_pair, prompts, WANTED)
-    assert not finding.holds
-    assert " choices are the text's alone, " in finding.detail
+    assert not check_greedy_text(half_pair, prompts, WANTED).holds
 
 
 def test_near_ties_that_are_small_enough_but_too_many_fail(monkeypatch, half_pair, prompts):
     second_of_two_near_ties(monkeypatch, 0.3)
-    finding = check_greedy_text(*half_pair, [[*prompt, extra] for prompt in prompts for extra in (5, 77, 130)], WANTED)
+    finding = check_greedy_text(half_pair, [[*prompt, extra] for prompt in prompts for extra in (5, 77, 130)], WANTED)
     assert not finding.holds
-    assert " and 0 are neither; " in finding.detail
+    assert ", beyond a near tie 0;" in finding.detail
 
 
 def test_few_tokens_that_are_no_near_ties_fail(monkeypatch, half_pair, prompts):
@@ -79,23 +79,23 @@ def test_few_tokens_that_are_no_near_ties_fail(monkeypatch, half_pair, prompts):
             return verify(self, proposal, counts)
 
     monkeypatch.setattr(batch_rounds.Rounds, "verify", mutant)
-    finding = check_greedy_text(*half_pair, prompts[1:4], WANTED)
+    finding = check_greedy_text(half_pair, prompts[1:4], WANTED)
     assert not finding.holds
-    assert float(finding.detail.split("p = ")[1].split(",")[0]) > LEAST_P
+    assert float(finding.detail.split("p = ")[1].split(",")[0]) > MIN_P
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_an_honest_decoder_passes_in_half_precision(half_pair, seed):
     generator = torch.Generator().manual_seed(seed)
     prompts = [torch.randint(3, 259, (length,), generator=generator).tolist() for length in (3, 5, 9, 17)]
-    finding = check_greedy_text(*half_pair, prompts, WANTED)
+    finding = check_greedy_text(half_pair, prompts, WANTED)
     assert finding.holds, finding.detail
 
 
 def test_a_decoder_that_is_wrong_within_rounding_fails_in_float32(monkeypatch, target, noisy_draft, prompts):
     """Wider than float32 rounds, for these texts hold no nearer ties."""
     second_of_two_near_ties(monkeypatch, 1e4)
-    assert not check_greedy_text(target, noisy_draft, prompts, WANTED).holds
+    assert not check_greedy_text((target, noisy_draft), prompts, WANTED).holds
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -161,7 +161,7 @@ def test_choices_of_the_text_alone_are_counted_against_the_reading_that_explains
 
 def test_ten_choices_that_no_reading_has_are_too_many():
     assert excess_p(0, 0) == 1.0
-    assert excess_p(9, 0) == 2**-9 > LEAST_P > excess_p(10, 0) == 2**-10
+    assert excess_p(9, 0) == 2**-9 > MIN_P > excess_p(10, 0) == 2**-10
 
 
 def test_a_near_tie_taken_again_and_again_counts_once(target, prompts):

@@ -27,6 +27,7 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from eval.acceptance.replay import answer_logits
 from eval.steps.cache import CACHE_ARGUMENT
 
+MIN_P = 1e-3  # a sound pair fails a statistical check once in a thousand times
 TIE_STEPS = 4  # roundings of the largest logit within which two count as a near tie, whatever is measured
 TIE_NOISE = 1.5  # times the largest difference that was measured: the text's own reading is one more
 
@@ -152,6 +153,15 @@ class Judgement:
     own: int
     other: int
     p_value: float
+
+    @property
+    def summary(self) -> str:
+        """The numbers, labelled."""
+        return (
+            f"tokens {self.tokens}, near ties {self.ties} ({self.ties / self.tokens:.2%}), beyond a near tie "
+            f"{self.too_far}; largest {self.largest:.2g} logits of {self.allowed:.2g} allowed; choices only of the "
+            f"text {self.own}, only of an honest reading {self.other}, p = {self.p_value:.3g}, required: {MIN_P:g}"
+        )
 
 
 def judge_ties(texts: Sequence[TextTies]) -> Judgement:

@@ -1,0 +1,255 @@
+"""Task accuracy with and without a draft: questions whose answer is a number, decoded greedily both ways.
+
+    gsm8k            Right if the last number of the text is the one behind "####" in the reference answer (Cobbe et al.
+                     2021, "Training Verifiers to Solve Math Word Problems", arXiv 2110.14168).
+    multiplication   Three solved products, then two numbers from 1 to 99; right if the first line is their product.
+
+Wrong answers are the target's own. The check passes if the draft changes no text: each is the one of plain decoding, or
+parts from it at a near tie of the target's two best tokens, which one token and several at once may round differently.
+"""
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from scipy.stats import binomtest
+
+from architectures.errors import UserError
+from architectures.progress.track import track
+from eval.checks.loaded_pair import LoadedPair
+from eval.decoding.speculative import plain_decode, speculative_decode
+from eval.decoding.texts import Decoded, Limits, Speculation
+from eval.lossless import Finding, accepted_of
+from eval.near_ties import MIN_P, Parting, excess_p, find_parting, tie_allowance
+from eval.prompts.forms import Prompt, raw_text
+from eval.prompts.reading import task_answer, task_prompt
+from eval.prompts.rows import load_rows
+from eval.prompts.source import PromptSource
+from eval.prompts.table import TASKS
+from eval.steps.sequencer import Opener, open_sequencer
+
+SIGN, CURRENCY = "[-\N{MINUS SIGN}]", "[$€£¥]"
+NUMBER = re.compile(  # a minus between two terms is not the second's sign: 10-5 ends in 5, =-5 in -5
+    rf"(?:(?<![\w)\]]){SIGN})?{CURRENCY}?(?:(?<={CURRENCY}){SIGN})?"
+    r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|(?<![0-9])\.[0-9]+)"
+)
+REFERENCE = "####"  # stands before the number in a reference answer of GSM8K
+SOLVED = ((7, 12), (31, 4), (60, 25))  # products shown before the one that is asked
+SMALLEST, LARGEST = 1, 99
+CONFIDENCE = 0.95  # of the intervals
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked, and the number that answers it."""
+
+    prompt: Prompt
+    answer: Decimal
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Questions of one kind.
+
+    Attributes:
+        name: "gsm8k" or "multiplication".
+        questions: At least one.
+        max_new_tokens: Of an answer, unless the user gives another length.
+        read: The number a text gives as its answer; None if it gives none.
+    """
+
+    name: str
+    questions: Sequence[Question]
+    max_new_tokens: int
+    read: Callable[[str], Decimal | None]
+
+    def is_right(self, index: int, text: str) -> bool:
+        """Whether a text answers the question of an index."""
+        return self.read(text) == self.questions[index].answer
+
+
+def load_benchmark(word: str, num_questions: int, *, seed: int) -> Benchmark:
+    """The questions that a word of the command line names: gsm8k, gsm8k=FILE or multiplication.
+
+    Args:
+        word: The name, and perhaps a file of its rows.
+        num_questions: At most; a file may have fewer rows.
+        seed: Of the numbers to multiply.
+
+    Raises:
+        UserError: If there is no such benchmark, or its rows cannot be read.
+    """
+    name, separator, path = word.partition("=")
+    if name == "gsm8k" and bool(separator) == bool(path):
+        source = PromptSource(task="gsm8k", path=path or None, num_prompts=num_questions)
+        return Benchmark(name, load_rows(source, gsm8k_question), 256, last_number)
+    if word == "multiplication":
+        return Benchmark(name, multiplication_questions(num_questions, seed=seed), 8, first_line_number)
+    raise UserError(f"--accuracy {word}: must be gsm8k, gsm8k=FILE or multiplication.")
+
+
+def gsm8k_question(row: Any, where: str) -> Question:
+    """A row of GSM8K, whose answer ends in "#### number"."""
+    prompt = task_prompt(TASKS["gsm8k"], row, where)
+    answer = task_answer(TASKS["gsm8k"], row, where)
+    _, mark, last = answer.rpartition(REFERENCE)
+    number = parse_number(last) if mark else None
+    if number is None:
+        raise UserError(
+            f"{where}: answer must end in a number behind {REFERENCE}, got {answer[-40:]!r}. Fix or delete this row."
+        )
+    return Question(prompt, number)
+
+
+def multiplication_questions(count: int, *, seed: int) -> list[Question]:
+    """Products of two numbers from 1 to 99, each drawn by itself; the same for the same seed."""
+    draws = random.Random(seed)  # noqa: S311 - not for secrets
+    pairs = [(draws.randint(SMALLEST, LARGEST), draws.randint(SMALLEST, LARGEST)) for _ in range(count)]
+    solved = "".join(f"{x} * {y} = {x * y}\n" for x, y in SOLVED)
+    return [  # no space at the end of a prompt: tokens begin with it
+        Question(Prompt(f"multiplication:{number}", (raw_text(f"{solved}{a} * {b} ="),)), Decimal(a * b))
+        for number, (a, b) in enumerate(pairs, start=1)
+    ]
+
+
+def last_number(text: str) -> Decimal | None:
+    """The last number of a text; commas, signs, decimals and currency signs belong to it."""
+    numbers = NUMBER.findall(text)
+    return number_of(numbers[-1]) if numbers else None
+
+
+def first_line_number(text: str) -> Decimal | None:
+    """The first line of a text, if it is a number and nothing else."""
+    return parse_number(text.partition("\n")[0])
+
+
+def parse_number(text: str) -> Decimal | None:
+    """A text that is a number and nothing else but white space around it."""
+    match = NUMBER.fullmatch(text.strip())
+    return number_of(match.group()) if match else None
+
+
+def number_of(written: str) -> Decimal:
+    """The value of a number as NUMBER finds it."""
+    return Decimal(re.sub(f"{CURRENCY}|,", "", written).replace("\N{MINUS SIGN}", "-"))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Questions answered by plain decoding and with the draft.
+
+    Attributes:
+        plain: Whether the answer of plain decoding was right.
+        drafted: Whether it was with the draft.
+        equal: Whether the two texts are equal.
+        tied: Whether they are not, but part at a near tie of the target.
+        p_value: Probability that so many texts that part, or more, leave the target's argmax with the draft and not
+            without, if either is as likely.
+    """
+
+    plain: Sequence[bool]
+    drafted: Sequence[bool]
+    equal: Sequence[bool]
+    tied: Sequence[bool]
+    p_value: float = 1.0
+
+    @property
+    def holds(self) -> bool:
+        """Whether the draft left every text as it is, except for near ties that go either way."""
+        return self.p_value >= MIN_P and all(equal or tied for equal, tied in zip(self.equal, self.tied, strict=True))
+
+    @property
+    def summary(self) -> str:
+        """Accuracy both ways, and how the texts compare."""
+        count, num_equal, num_tied = len(self.equal), sum(self.equal), sum(self.tied)
+        only_plain = sum(plain > drafted for plain, drafted in zip(self.plain, self.drafted, strict=True))
+        only_drafted = sum(drafted > plain for plain, drafted in zip(self.plain, self.drafted, strict=True))
+        return (
+            f"accuracy without draft {accuracy_with_interval(self.plain)}; with draft "
+            f"{accuracy_with_interval(self.drafted)}; right only without {only_plain}, only with {only_drafted}; texts "
+            f"equal {num_equal} of {count}, near ties {num_tied}, changed {count - num_equal - num_tied}; "
+            f"p = {self.p_value:.3g}, required: {MIN_P:g}"
+        )
+
+
+def check_accuracy(
+    pair: LoadedPair,
+    benchmark: Benchmark,
+    *,
+    max_new_tokens: int | None = None,
+    speculation: Speculation = Speculation(),  # noqa: B008  # never changes
+    batch_size: int = 16,
+    opener: Opener = open_sequencer,
+) -> Finding:
+    """Answer every question twice; the finding holds unless the draft changed a text.
+
+    Raises:
+        UserError: If a question and its answer have more tokens than a model is made for.
+    """
+    prompts = [pair.rendered(question.prompt) for question in benchmark.questions]
+    limits = Limits(max_new_tokens or benchmark.max_new_tokens, pair.stop_ids)
+    pair.require_context(prompts, limits.max_new_tokens)
+
+    plain: list[Decoded] = []
+    drafted: list[Decoded] = []
+    starts = range(0, len(prompts), batch_size)
+    for start in track(starts, description=benchmark.name, total=len(starts)):
+        some = prompts[start : start + batch_size]
+        plain += plain_decode(pair.target, some, limits=limits, opener=opener)
+        drafted += speculative_decode(
+            pair.target, pair.draft, some, limits=limits, speculation=speculation, opener=opener
+        )
+
+    outcome = compare_answers(pair, benchmark, prompts, plain, drafted, width=speculation.most + 1)
+    num_cut = sum(not text.stopped for text in plain)
+    detail = f"{outcome.summary}; truncated at {limits.max_new_tokens} tokens {num_cut}; {accepted_of(drafted)}"
+    return Finding(benchmark.name, outcome.holds, detail)
+
+
+def compare_answers(
+    pair: LoadedPair,
+    benchmark: Benchmark,
+    prompts: Sequence[Sequence[int]],
+    plain: Sequence[Decoded],
+    drafted: Sequence[Decoded],
+    *,
+    width: int,
+) -> Outcome:
+    """Which answers are right, and which texts differ; those are read again by `width` tokens a step."""
+    ids = [(own.token_ids, with_draft.token_ids) for own, with_draft in zip(plain, drafted, strict=True)]
+    equal = [own_ids == drafted_ids for own_ids, drafted_ids in ids]
+    parted = [
+        None if same else find_parting(pair.target, prompt, *both, width=width)
+        for prompt, both, same in zip(prompts, ids, equal, strict=True)
+    ]
+    partings = [parting for parting in parted if parting is not None]
+    allowed = tie_allowance([parting.noise for parting in partings])
+    right = [
+        [benchmark.is_right(index, written(pair, both[side])) for index, both in enumerate(ids)] for side in (0, 1)
+    ]
+    tied = [parting is not None and parting.is_tie(allowed) for parting in parted]
+    return Outcome(*right, equal, tied, favour_p(partings))
+
+
+def favour_p(parted: Sequence[Parting]) -> float:
+    """Probability of so many texts that leave the argmax only with the draft, if either side is as likely to."""
+    plain, drafted = (sum(parting.leaves(side) for parting in parted) for side in (0, 1))
+    return excess_p(drafted, plain)
+
+
+def written(pair: LoadedPair, token_ids: Sequence[int]) -> str:
+    return str(pair.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def accuracy_with_interval(right: Sequence[bool]) -> str:
+    """Number and share of right answers with the share's 95 % interval.
+
+    Source: Wilson 1927, "Probable Inference, the Law of Succession, and Statistical Inference", Journal of the American
+    Statistical Association 22. Unlike p ± 1.96 √(p(1 - p)/n) it has a width if none or all are right.
+    """
+    count, total = sum(right), len(right)
+    interval = binomtest(count, total).proportion_ci(CONFIDENCE, method="wilson")
+    return f"{count}/{total} = {count / total:.3f} [{interval.low:.3f}, {interval.high:.3f}]"

@@ -1,0 +1,319 @@
+"""Statistical checks that speculative decoding of a pair is lossless: the draft changes the speed and nothing else.
+
+    greedy text      With the draft, the target writes the text it writes alone: the same tokens in float32. Each token
+                     is the argmax, or a near tie with it, if the target reads the whole text again without a cache;
+                     only that is required in half precision, where one token and several at once round differently.
+                     Near ties may be no more and no larger than honest rounding explains (eval/near_ties.py).
+    own draft        The target accepts everything that it proposes to itself.
+    distribution     Sampled texts are the target's. Given the tokens before it, a token x drawn from p has a quantile
+                     u = P(tokens ordered before x) + v p(x), v uniform, that is uniform in [0, 1] and independent from
+                     token to token (Rosenblatt 1952, "Remarks on a multivariate transformation", with the usual jitter
+                     for discrete p). Two orders are tested by Kolmogorov-Smirnov: by q - p, where a fault in favour of
+                     the draft shows, and by id, where one of random numbers does, since tokens are drawn in that order.
+                     A third test looks for inflated acceptance probabilities (below). The p-value is three times the
+                     smallest (Bonferroni).
+
+Inflated acceptance. A decoder that accepts too readily writes what the draft overstates too often, and is faster for
+it. With acceptance probabilities 1 + e times what they should be, a token is drawn from p'_e in place of p, which
+follows from p, q and the method. The best test of p against p'_f, for one small f, adds up h(x) = p'_f(x) / p(x) - 1
+over the tokens that were proposed or replace a proposed one. Under p each has mean 0 given those before, and the sum is
+nearly normal with the sum of their variances (Brown 1971, "Martingale central limit theorems"). No h is above f by
+much, so a sum that is too large is rarer than the normal law says. The same sums under p'_e give the power of the test.
+
+Shape suffixes used in this file:
+    N = judged tokens, T = tokens of a text, V = vocabulary, O = orders
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import binom, kstest, norm
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from eval.acceptance.replay import answer_logits
+from eval.decoding.batch import first_tokens
+from eval.decoding.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, LOSSLESS, RULES
+from eval.decoding.sampling import Sampling, distribution, seen_along
+from eval.decoding.speculative import GREEDY, plain_decode, speculative_decode
+from eval.decoding.texts import Decoded, Limits, Round, Seeds, Speculation, row_seed
+from eval.models.loading import shared_vocab_size
+from eval.near_ties import MIN_P, judge_ties, read_all
+from eval.steps.sequencer import Opener, open_sequencer
+
+Models = tuple[PreTrainedModel, PreTrainedModel]  # target and draft
+Prompts = Sequence[Sequence[int]]
+Array = NDArray[np.float64]
+Inflated = Callable[[Tensor, Tensor, float], Tensor]
+
+MIN_OWN_ACCEPTANCE = (
+    0.98  # of its own proposals by a target in half precision; vLLM's tests of draft models ask the same
+)
+NUM_TESTS = 3  # of a distribution
+FAULT = 0.05  # f: the inflation that h is made for
+SIZES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # e at which sums are known; in between they are interpolated
+ROUNDING = 1e-4  # of h: a draft that is the target differs from it by nothing else
+POWER = 0.9  # of runs, in which the stated inflation is found
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What is decoded.
+
+    Attributes:
+        limits: When a text ends.
+        speculation: How the draft is used; each method is checked in turn.
+        sampling: Of the distribution checks; its temperature is above 0.
+        samples: Texts drawn per prompt and method.
+        seed: Of every random number.
+        opener: How the models are run.
+    """
+
+    limits: Limits = Limits(64)  # noqa: RUF009  # never changes
+    speculation: Speculation = Speculation()  # noqa: RUF009
+    sampling: Sampling = Sampling(1.0)  # noqa: RUF009
+    samples: int = 4
+    seed: int = 17
+    opener: Opener = open_sequencer
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found, and whether it passed."""
+
+    name: str
+    holds: bool
+    detail: str
+
+
+def check_lossless(models: Models, prompts: Prompts, wanted: Verification) -> Iterator[Finding]:
+    """Run every check on a target and a draft of one tokenizer, yielding each finding as it comes."""
+    yield check_greedy_text(models, prompts, wanted)
+    yield check_own_draft(models[0], prompts, wanted)
+    for rule in LOSSLESS:
+        yield check_distribution(models, prompts, wanted, rule)
+
+
+def check_greedy_text(models: Models, prompts: Prompts, wanted: Verification) -> Finding:
+    """Whether the draft leaves the greedy text as it is."""
+    target = models[0]
+    decoded = decode(models, prompts, wanted)
+    plain = plain_decode(target, prompts, limits=wanted.limits, opener=wanted.opener)
+    same = sum(text.token_ids == own.token_ids for text, own in zip(decoded, plain, strict=True))
+    texts = [(prompt, text.token_ids) for prompt, text in zip(prompts, decoded, strict=True)]
+    judged = judge_ties(read_all(target, texts, widths=(1, wanted.speculation.most + 1)))
+    detail = f"{same} of {len(prompts)} texts equal plain decoding; {accepted_of(decoded)}; {judged.summary}"
+    is_honest = judged.too_far == 0 and judged.p_value >= MIN_P
+    return Finding("greedy text", is_honest and (same == len(prompts) or target.dtype != torch.float32), detail)
+
+
+def check_own_draft(target: PreTrainedModel, prompts: Prompts, wanted: Verification) -> Finding:
+    """Whether the target accepts what it proposes to itself; a run without a proposed token fails."""
+    decoded = decode((target, target), prompts, wanted)
+    accepted, proposed = counts(decoded)
+    detail = accepted_of(decoded)
+    if target.dtype == torch.float32:
+        return Finding("target as its own draft", accepted == proposed > 0, f"{detail}; required: all")
+    p_value = own_p_value(proposed - accepted, proposed)
+    detail += f"; required: {MIN_OWN_ACCEPTANCE:.0%}, p = {p_value:.3g} >= {MIN_P:g}"
+    return Finding("target as its own draft", proposed > 0 and p_value >= MIN_P, detail)
+
+
+def check_distribution(models: Models, prompts: Prompts, wanted: Verification, rule: str) -> Finding:
+    """Whether texts sampled by one acceptance method are the target's own."""
+    decoded = decode(models, prompts, wanted, sampling=wanted.sampling, rule=rule)
+    rng = np.random.default_rng((wanted.seed, list(RULES).index(rule)))
+    quantiles: list[np.ndarray] = []
+    evidences: list[Evidence] = []
+    for prompt, text in zip([prompt for prompt in prompts for _ in range(wanted.samples)], decoded, strict=True):
+        p_TV, q_TV = read_distributions(models, prompt, text.token_ids, wanted.sampling)
+        quantiles.append(quantiles_in_order(p_TV.double(), q_TV.double(), text.token_ids, rng))
+        evidences.append(evidence(p_TV, q_TV, text.token_ids, text.rounds, rule))
+
+    quantiles_OT, inflation = np.concatenate(quantiles, axis=1), pooled(evidences)
+    p_value = bonferroni([inflation.p_value, *(float(kstest(each, "uniform").pvalue) for each in quantiles_OT)])
+    detectable = inflation.min_detectable(MIN_P / NUM_TESTS)
+    detail = (
+        f"p = {p_value:.3g} from {quantiles_OT.shape[1]} tokens, required: {MIN_P:g}; smallest inflation of acceptance "
+        f"found in {POWER:.0%} of runs: {f'>{SIZES[-1]:.0%}' if detectable is None else f'{detectable:.1%}'}; "
+        f"{accepted_of(decoded)}"
+    )
+    return Finding(f"distribution, {rule}, T={wanted.sampling.temperature:g}", p_value >= MIN_P, detail)
+
+
+def decode(
+    models: Models, prompts: Prompts, wanted: Verification, *, sampling: Sampling = GREEDY, rule: str = LOSSLESS[0]
+) -> list[Decoded]:
+    """Texts with a draft: one per prompt at temperature 0, otherwise `samples` of each.
+
+    Each method has random numbers of its own: the exact methods write by the target's only, and would write the same.
+    """
+    samples = 1 if sampling.is_greedy else wanted.samples
+    repeated = [prompt for prompt in prompts for _ in range(samples)]
+    return speculative_decode(
+        *models,
+        repeated,
+        limits=wanted.limits,
+        speculation=replace(wanted.speculation, rule=rule),
+        sampling=sampling,
+        seeds=Seeds.of(wanted.seed),
+        row_seeds=[row_seed(row, list(RULES).index(rule)) for row in range(len(repeated))],
+        opener=wanted.opener,
+    )
+
+
+@torch.inference_mode()
+def read_distributions(
+    models: Models, prompt: Sequence[int], token_ids: Sequence[int], sampling: Sampling
+) -> tuple[Tensor, Tensor]:
+    """What target and draft draw each token of a text from, read again at once without a cache: p_TV, q_TV."""
+    vocab_size = shared_vocab_size(*models)
+    logits_TV, draft_logits_TV = (answer_logits(model, prompt, token_ids)[:, :vocab_size] for model in models)
+    seen_TV = seen_along(first_tokens(models[0], prompt), token_ids, sampling, logits_TV)
+    return distribution(logits_TV, sampling, seen_TV), distribution(draft_logits_TV, sampling, seen_TV)
+
+
+def quantiles_in_order(p_TV: Tensor, q_TV: Tensor, token_ids: Sequence[int], rng: np.random.Generator) -> np.ndarray:
+    """Where each token falls in the target's distribution, by q - p and by id: [O, T], uniform if all is well."""
+    own_T1 = torch.tensor(token_ids, device=p_TV.device)[:, None]
+    ids_V = torch.arange(p_TV.shape[1], device=p_TV.device).double()
+    quantiles = []
+    for order_TV in (p_TV - q_TV, ids_V.expand_as(p_TV)):
+        own_order_T1 = order_TV.gather(1, own_T1)
+        before_T = (p_TV * (order_TV < own_order_T1)).sum(dim=-1)
+        level_T = (p_TV * (order_TV == own_order_T1)).sum(dim=-1)  # the token and any that are ordered as it is
+        quantiles.append(before_T.cpu().numpy() + rng.random(len(token_ids)) * level_T.cpu().numpy())
+    return np.stack(quantiles)
+
+
+def own_p_value(num_rejected: int, num_proposed: int) -> float:
+    """How often a target that accepts MIN_OWN_ACCEPTANCE of its own proposals rejects as many of them, or more."""
+    return float(binom.sf(num_rejected - 1, num_proposed, 1 - MIN_OWN_ACCEPTANCE))
+
+
+def bonferroni(p_values: Sequence[float]) -> float:
+    """The p-value of several tests together."""
+    assert len(p_values) == NUM_TESTS
+    return min(1.0, NUM_TESTS * min(p_values))
+
+
+def counts(decoded: Sequence[Decoded]) -> tuple[int, int]:
+    """Accepted and proposed tokens."""
+    rounds = [round_ for text in decoded for round_ in text.rounds]
+    return sum(round_.accepted for round_ in rounds), sum(round_.proposed for round_ in rounds)
+
+
+def accepted_of(decoded: Sequence[Decoded]) -> str:
+    return "accepted {} of {} proposed tokens".format(*counts(decoded))
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Sums over tokens for the test of inflated acceptance.
+
+    Attributes:
+        score: Of h.
+        variance: Of h under p.
+        shifts: Mean of h under p'_e, for each of SIZES.
+        variances: Its variance likewise.
+    """
+
+    score: float
+    variance: float
+    shifts: Array
+    variances: Array
+
+    @property
+    def p_value(self) -> float:
+        """Probability of so large a score or a larger one, of a sound decoder; 1 if no proposal could show anything."""
+        return float(norm.sf(self.score / self.variance**0.5)) if self.variance > 0 else 1.0
+
+    def power(self, inflation: float, level: float) -> float:
+        """In what share of runs such an inflation is found, at this level of the p-value."""
+        if self.variance <= 0:
+            return 0.0
+        sizes = (0.0, *SIZES)
+        shift = np.interp(inflation, sizes, [0.0, *self.shifts])
+        variance = np.interp(inflation, sizes, [self.variance, *self.variances])
+        return float(norm.sf((norm.isf(level) * self.variance**0.5 - shift) / variance**0.5))
+
+    def min_detectable(self, level: float) -> float | None:
+        """The smallest inflation that is found in POWER of the runs, to a tenth of a percent; None above SIZES."""
+        tried = np.arange(0.001, SIZES[-1] + 0.0005, 0.001).tolist()
+        return next((each for each in tried if self.power(each, level) >= POWER), None)
+
+
+def pooled(each: Sequence[Evidence]) -> Evidence:
+    """Evidence of several texts together."""
+    return Evidence(
+        sum(text.score for text in each),
+        sum(text.variance for text in each),
+        np.sum([text.shifts for text in each], axis=0),
+        np.sum([text.variances for text in each], axis=0),
+    )
+
+
+def evidence(p_TV: Tensor, q_TV: Tensor, token_ids: Sequence[int], rounds: Sequence[Round], rule: str) -> Evidence:
+    """What one text shows of inflated acceptance probabilities."""
+    judged_N = torch.tensor(judged_positions(rounds), dtype=torch.long, device=p_TV.device)
+    p_NV, q_NV, inflated = p_TV[judged_N].float(), q_TV[judged_N].float(), inflated_by_rule(rule)
+    score_NV = score(p_NV, inflated(p_NV, q_NV, FAULT))
+    own_N1 = torch.tensor(token_ids, device=p_TV.device)[judged_N, None]
+    moments = [moments_under(inflated(p_NV, q_NV, size), score_NV) for size in (0.0, *SIZES)]
+    means, variances = (np.array(column) for column in zip(*moments, strict=True))
+    return Evidence(float(score_NV.gather(1, own_N1).double().sum()), variances[0], means[1:], variances[1:])
+
+
+def score(p_NV: Tensor, inflated_NV: Tensor) -> Tensor:
+    """H of every token: 0 if it is only rounding, and of mean 0 under p."""
+    score_NV = torch.where(p_NV > 0, inflated_NV / p_NV - 1, 0)
+    score_NV = torch.where(score_NV.abs() > ROUNDING, score_NV, 0)
+    return score_NV - (p_NV * score_NV).sum(dim=-1, keepdim=True)
+
+
+def judged_positions(rounds: Sequence[Round]) -> list[int]:
+    """Positions of accepted tokens and of those that replace a rejected one; the bonus token is the target's own."""
+    return [
+        position
+        for round_ in rounds
+        for position in range(round_.start, round_.start + min(round_.accepted + 1, round_.proposed))
+    ]
+
+
+def moments_under(probs_NV: Tensor, score_NV: Tensor) -> tuple[float, float]:
+    """Sum over rows of the mean of a score and of its variance."""
+    means_N = (probs_NV * score_NV).sum(dim=-1).double()
+    squares_N = (probs_NV * score_NV.square()).sum(dim=-1).double()
+    return float(means_N.sum()), float((squares_N - means_N.square()).sum())
+
+
+def inflated_by_rule(rule: str) -> Inflated:
+    """What tokens are drawn from if acceptance probabilities of a method are too high."""
+    if rule == EXACT_GREEDY_DRAFT:
+        return lambda p_TV, q_TV, by: inflated_exact(p_TV, one_hot_argmax(q_TV), by)
+    return inflated_exact if rule == EXACT_SAMPLED_DRAFT else inflated_rejection
+
+
+def inflated_rejection(p_TV: Tensor, q_TV: Tensor, by: float) -> Tensor:
+    """Tokens accepted with probability min(1, (1 + by) p / q), and replaced as they should be; p itself if by is 0."""
+    accepted_TV = torch.minimum(q_TV, (1 + by) * p_TV)
+    rest_TV = (p_TV - q_TV).clamp(min=0)
+    total_T1 = rest_TV.sum(dim=-1, keepdim=True)
+    rest_TV = torch.where(total_T1 > 0, rest_TV / total_T1, p_TV)
+    return accepted_TV + (1 - accepted_TV.sum(dim=-1, keepdim=True)).clamp(min=0) * rest_TV
+
+
+def inflated_exact(p_TV: Tensor, q_TV: Tensor, by: float) -> Tensor:
+    """Proposed tokens accepted if the target draws them, and so often otherwise that it is (1 + by) p in all."""
+    wrong_TV = torch.where(p_TV < 1, by * p_TV / (1 - p_TV), 0).clamp(max=1)
+    rejected_TV = q_TV * (1 - wrong_TV)
+    replaced_TV = p_TV * (rejected_TV.sum(dim=-1, keepdim=True) - rejected_TV)
+    return q_TV * (p_TV + (1 - p_TV) * wrong_TV) + replaced_TV
+
+
+def one_hot_argmax(q_TV: Tensor) -> Tensor:
+    """All probability on the most likely token."""
+    return torch.zeros_like(q_TV).scatter(-1, q_TV.argmax(dim=-1, keepdim=True), 1.0)

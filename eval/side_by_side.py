@@ -1,0 +1,207 @@
+"""A prompt decoded with and without the draft, side by side, each token coloured by who proposed it.
+
+In a terminal both texts grow as they are written. Elsewhere they are printed when they are done, and marks replace the
+colours, as in a terminal without colour: [corrected] by the target, {bonus} of the target, everything else is the
+draft's. One side works at a time: the one whose clock is behind. So neither slows the other, and what is shown at any
+moment is what each would show after the same time alone.
+"""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+from transformers import PreTrainedTokenizerBase
+
+from eval.checks.loaded_pair import LoadedPair
+from eval.decoding.batch import Emitted
+from eval.decoding.speculative import decode_steps
+from eval.decoding.texts import Decoded, Seeds, row_seed
+from eval.decoding.wanted import Wanted
+from eval.lossless import Verification
+from eval.prompts.forms import Prompt, user_turn
+from eval.steps.sequencer import open_sequencer
+
+Writer = Literal["target", "accepted", "corrected", "bonus"]
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer says of the first bytes of a character
+STYLES: dict[Writer, str] = {"target": "", "accepted": "cyan", "corrected": "bold yellow", "bonus": "underline magenta"}
+MARKS: dict[Writer, tuple[str, str]] = {
+    "target": ("", ""),
+    "accepted": ("", ""),
+    "corrected": ("[", "]"),
+    "bonus": ("{", "}"),
+}
+LEGEND: dict[Writer, str] = {
+    "accepted": "accepted token of the draft",
+    "corrected": "correction by the target",
+    "bonus": "bonus token of the target",
+}
+REFRESHES_PER_S = 12
+
+
+def show(pair: LoadedPair, prompts: Iterable[Prompt], wanted: Verification, console: Console) -> None:
+    """Decode each prompt both ways and show the texts; `wanted.samples` is not used."""
+    for index, prompt in enumerate(prompts):
+        ids, seed = pair.rendered(prompt), row_seed(index)
+        pair.require_context([ids], wanted.limits.max_new_tokens)
+        if wanted.opener is not open_sequencer:  # make the steps first, so that no clock counts it
+            for runner in runners(pair, ids, wanted, seed):
+                runner.advance()
+        both = runners(pair, ids, wanted, seed)
+        console.print(Text(f"> {prompt.messages[-1]['content']}", style="bold"))
+        if console.is_terminal:
+            with Live(console=console, refresh_per_second=REFRESHES_PER_S) as live:
+                for _ in race(*both):
+                    live.update(columns(pair, *both, console))
+        else:
+            for _ in race(*both):
+                pass
+            for runner in both:
+                console.print(Text.assemble(f"-- {runner.summary}\n", coloured(pair, runner, colour=False)))
+            console.print(Text.assemble(legend(colour=False), "\n", speedup(*both), "\n"))
+
+
+def runners(pair: LoadedPair, ids: Sequence[int], wanted: Verification, seed: int) -> "tuple[Runner, Runner]":
+    """Plain and speculative decoding of one prompt, neither begun; both draw by one seed."""
+    plain = Wanted([ids], wanted.limits, wanted.sampling)
+    drafted = Wanted([ids], wanted.limits, wanted.sampling, wanted.speculation)
+    how: dict[str, Any] = {"seeds": Seeds.of(wanted.seed), "row_seeds": [seed], "opener": wanted.opener}
+    return (
+        Runner(decode_steps([pair.target], plain, **how), drafts=False),
+        Runner(decode_steps([pair.target, pair.draft], drafted, **how), drafts=True),
+    )
+
+
+def columns(pair: LoadedPair, plain: "Runner", drafted: "Runner", console: Console) -> Group:
+    """Both texts as far as they are, for a terminal."""
+    table = Table.grid(expand=True)
+    table.add_column(ratio=1)
+    table.add_column(ratio=1)
+    colour = console.color_system is not None
+    table.add_row(*(Panel(coloured(pair, each, colour=colour), title=each.summary) for each in (plain, drafted)))
+    return Group(table, legend(colour=colour), Text(speedup(plain, drafted)))
+
+
+def coloured(pair: LoadedPair, runner: "Runner", *, colour: bool) -> Text:
+    """A text in the colours of its writers, or between their marks."""
+    text = Text()
+    for piece, writer in spans(pair.tokenizer, runner.token_ids, runner.writers):
+        text.append_text(marked(piece, writer, colour=colour))
+    return text
+
+
+def marked(piece: str, writer: Writer, *, colour: bool) -> Text:
+    """One piece of text in the colour of its writer, or between its marks."""
+    before, after = MARKS[writer]
+    return Text(piece, style=STYLES[writer]) if colour else Text(f"{before}{piece}{after}")
+
+
+def legend(*, colour: bool) -> Text:
+    """What the colours or marks mean."""
+    return Text("  ").join([marked(meaning, writer, colour=colour) for writer, meaning in LEGEND.items()])
+
+
+def speedup(plain: "Runner", drafted: "Runner") -> str:
+    """The ratio of both rates; nothing before both have one."""
+    return f"speedup {drafted.rate / plain.rate:.2f}x" if plain.rate and drafted.rate else ""
+
+
+def typed_prompts(console: Console) -> Iterator[Prompt]:
+    """Prompts from the keyboard, or lines of standard input, until it ends or an empty one."""
+    number = 0
+    while True:
+        try:
+            line = console.input("prompt> ") if sys.stdin.isatty() else input()
+        except EOFError:
+            return
+        if not line.strip():
+            return
+        number += 1
+        yield Prompt(f"standard input:{number}", (user_turn(line),))
+
+
+@dataclass
+class Runner:
+    """One way of decoding, in the middle of it.
+
+    Attributes:
+        steps: From eval.decoding.speculative.decode_steps, for one prompt.
+        drafts: Whether a draft takes part.
+        token_ids: Emitted so far.
+        writers: Of each token.
+        steps_done: Verification steps so far.
+        spent_s: Seconds it worked.
+        is_done: Whether the text is finished.
+    """
+
+    steps: Iterator[Emitted | tuple[int, Decoded]]
+    drafts: bool
+    token_ids: list[int] = field(default_factory=list)
+    writers: list[Writer] = field(default_factory=list)
+    steps_done: int = 0
+    spent_s: float = 0.0
+    is_done: bool = False
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second so far, the reading of the prompt included; 0 before the first."""
+        return len(self.token_ids) / self.spent_s if self.spent_s else 0.0
+
+    @property
+    def summary(self) -> str:
+        """What it did so far, in a line."""
+        text = f"{len(self.token_ids)} tokens, {self.rate:.1f} tokens/s"
+        if not self.drafts:
+            return f"without draft: {text}"
+        length = len(self.token_ids) / self.steps_done if self.steps_done else 0.0
+        return f"with draft: {text}, acceptance length {length:.2f}, accepted {self.writers.count('accepted')}"
+
+    def advance(self) -> None:
+        """Do one step, and note what it added."""
+        start_s = time.perf_counter()
+        step = next(self.steps)
+        self.spent_s += time.perf_counter() - start_s
+        if not isinstance(step, Emitted):
+            self.is_done = True
+            return
+        self.steps_done += 1
+        self.token_ids += step.token_ids
+        self.writers += writers_of(step, drafts=self.drafts)
+
+
+def race(*runners: Runner) -> Iterator[None]:
+    """Let the runners work in turns until all are done; yields after every step."""
+    while unfinished := [runner for runner in runners if not runner.is_done]:
+        min(unfinished, key=lambda runner: runner.spent_s).advance()
+        yield
+
+
+def writers_of(step: Emitted, *, drafts: bool) -> list[Writer]:
+    """Who wrote each token of a step: the target's own corrects a proposed one, or is a bonus.
+
+    The stop token of a text that ends inside what was kept counts as the target's, and as no correction.
+    """
+    last: Writer = "target" if not drafts else "corrected" if step.rejected is not None else "bonus"
+    accepted: list[Writer] = ["accepted"] * step.accepted
+    return [*accepted, last]
+
+
+def spans(
+    tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], writers: Sequence[Writer]
+) -> list[tuple[str, Writer]]:
+    """The text in pieces, each with its writer; a character of several tokens belongs to its last."""
+    pieces: list[tuple[str, Writer]] = []
+    shown = ""
+    for count, writer in enumerate(writers, start=1):
+        text = str(tokenizer.decode(list(token_ids[:count]), clean_up_tokenization_spaces=False))
+        if text.endswith(UNFINISHED) and count < len(writers):
+            continue
+        pieces.append((text[len(shown) :], writer))
+        shown = text
+    return pieces

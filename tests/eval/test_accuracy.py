@@ -1,0 +1,329 @@
+"""Accuracy with and without a draft: numbers read from texts, questions, and a check that a sound draft passes."""
+
+import json
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from architectures.errors import UserError
+from eval.acceptance.replay import answer_logits
+from eval.accuracy import (
+    LARGEST,
+    SMALLEST,
+    Outcome,
+    accuracy_with_interval,
+    check_accuracy,
+    compare_answers,
+    favour_p,
+    first_line_number,
+    gsm8k_question,
+    last_number,
+    load_benchmark,
+    multiplication_questions,
+)
+from eval.checks.loaded_pair import load_pair
+from eval.decoding import rules
+from eval.decoding.speculative import plain_decode
+from eval.decoding.texts import Decoded, Limits
+from eval.models.loading import load_model, load_tokenizer
+from eval.near_ties import MIN_P, Parting, find_parting, tie_allowance
+from eval.prompts.forms import TEXT
+from eval.prompts.rendering import render_prompt
+
+HOW = {"max_new_tokens": 12, "batch_size": 3}
+
+
+@pytest.fixture(scope="module")
+def pair(target_folder, noisy_folder):
+    return load_pair(str(target_folder), str(noisy_folder), dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def products():
+    return load_benchmark("multiplication", 5, seed=2)
+
+
+def right_in(benchmark, texts):
+    """The exam whose every answer is the number that a text gives."""
+    questions = [
+        replace(question, answer=benchmark.read(text))
+        for question, text in zip(benchmark.questions, texts, strict=True)
+    ]
+    return replace(benchmark, questions=questions)
+
+
+def test_a_sound_draft_changes_no_answer(pair, products):
+    finding = check_accuracy(pair, products, **HOW)
+    assert finding.holds
+    assert "; texts equal 5 of 5, near ties 0, changed 0; " in finding.detail
+    prompts = [pair.rendered(question.prompt) for question in products.questions]
+    plain = plain_decode(pair.target, prompts, limits=Limits(12, pair.stop_ids))
+    assert f"; truncated at 12 tokens {sum(not one.stopped for one in plain)}; " in finding.detail
+
+
+def test_the_length_is_the_benchmarks_unless_one_is_given(pair, products):
+    assert f"; truncated at {products.max_new_tokens} tokens " in check_accuracy(pair, products).detail
+
+
+def test_right_answers_are_counted_on_either_side(pair, products):
+    """Three are right alone, two with the draft, one of them not alone."""
+    benchmark = right_in(products, ["1", "2", "3", "4", "5"])
+    prompts = [pair.rendered(question.prompt) for question in benchmark.questions]
+
+    def texts(*words):
+        ids = [pair.tokenizer(word, add_special_tokens=False)["input_ids"] for word in words]
+        return [Decoded(tuple(token_ids), (), 0.0, 0.0) for token_ids in ids]
+
+    plain, drafted = texts("1", "2", "3", "no", "no"), texts("1", "no", "no", "4", "no")
+    outcome = compare_answers(pair, benchmark, prompts, plain, drafted, width=5)
+    assert outcome.plain == [True, True, True, False, False]
+    assert outcome.drafted == [True, False, False, True, False]
+    assert outcome.equal == [True, False, False, False, True]
+
+
+def keep_everything(patch):
+    """Whatever the draft proposes is kept, so that its words stand in the target's text."""
+    patch(rules, "leading", lambda _kept_BK, counts_B: counts_B)
+
+
+def test_a_draft_that_writes_the_text_itself_fails(monkeypatch, pair, products):
+    keep_everything(monkeypatch.setattr)
+    assert not check_accuracy(pair, products, **HOW).holds
+
+
+@pytest.mark.parametrize(
+    ("equal", "tied", "holds"),
+    [
+        ((True, True), (False, False), True),
+        ((True, False), (False, True), True),
+        ((False, True), (False, False), False),
+    ],
+)
+def test_the_law_is_that_texts_are_equal_or_part_at_a_tie(equal, tied, holds):
+    right = (False, False)
+    assert Outcome(right, right, equal, tied).holds is holds
+    assert Outcome((True, True), (False, True), equal, tied).holds is holds  # what is right does not matter
+
+
+def test_texts_part_at_a_tie_only_where_the_target_nearly_ties(target, prompts):
+    prompt = prompts[3]
+    [plain] = plain_decode(target, [prompt], limits=Limits(6))
+    ids = plain.token_ids
+    second = int(answer_logits(target, prompt, ids)[2].topk(2).indices[1])
+    other = (*ids[:2], second, *ids[3:])
+    for one, two, side in ((ids, other, 1), (other, ids, 0)):
+        parting = find_parting(target, prompt, one, two, width=3)
+        assert not parting.is_tie(tie_allowance([parting.noise]))
+        assert parting.leaves(side)
+        assert not parting.leaves(1 - side)
+    assert find_parting(target, prompt, ids, ids[:3], width=3) is None  # one is the beginning of the other
+
+
+def test_half_precision_ties_are_ties(target_folder, prompts):
+    """Two tokens of one logit: rounding to bfloat16 makes some. Of more logits apart than readings differ none is."""
+    model = load_model(target_folder, dtype="bfloat16", device="cpu")
+    found = {True: 0, False: 0}
+    for prompt in prompts[1:5]:
+        [plain] = plain_decode(model, [prompt], limits=Limits(12))
+        ids = plain.token_ids
+        logits_TV = answer_logits(model, prompt, ids)
+        for place, row_V in enumerate(logits_TV):
+            best, second = row_V.topk(2).indices.tolist()
+            if ids[place] != best:
+                continue
+            parting = find_parting(model, prompt, ids, (*ids[:place], second), width=3)
+            gap = float(row_V[best] - row_V[second])
+            assert parting.short == (0.0, gap)
+            assert parting.is_tie(gap) is (gap <= parting.tolerance)
+            assert not parting.is_tie(gap - 1e-6)
+            found[gap <= tie_allowance([parting.noise])] += 1
+    assert found[True]
+    assert found[False]
+
+
+def test_a_draft_that_always_takes_the_second_of_two_near_ties_is_found():
+    """Each text parts at a near tie, as honest ones do; but honest ones leave the argmax alone as often."""
+    only_drafted, only_alone = Parting((0.0, 0.1), 1.0, 0.2), Parting((0.1, 0.0), 1.0, 0.2)
+    neither = Parting((0.1, 0.1), 1.0, 0.2)
+    assert favour_p([]) == favour_p([neither] * 50) == 1.0
+    assert favour_p([only_drafted] * 9) > MIN_P > favour_p([only_drafted] * 10)
+    assert favour_p([only_drafted] * 10 + [only_alone] * 10) > 0.5
+    right, texts = (False,), {"equal": (False,), "tied": (True,)}
+    assert Outcome(right, right, **texts, p_value=favour_p([only_drafted] * 9)).holds
+    assert not Outcome(right, right, **texts, p_value=favour_p([only_drafted] * 10)).holds
+
+
+def wilson(count, total, z=1.959963984540054):
+    """The interval by its formula: the p at which |p - count/total| is z standard errors."""
+    share = count / total
+    middle = (share + z * z / (2 * total)) / (1 + z * z / total)
+    half = z / (1 + z * z / total) * (share * (1 - share) / total + z * z / (4 * total * total)) ** 0.5
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+@pytest.mark.parametrize(("count", "total"), [(0, 4), (4, 4), (284, 1000), (1, 1)])
+def test_intervals_are_wilsons(count, total):
+    low, high = wilson(count, total)
+    right = [True] * count + [False] * (total - count)
+    assert accuracy_with_interval(right) == f"{count}/{total} = {count / total:.3f} [{low:.3f}, {high:.3f}]"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("She sells 9 * 2 = 18 eggs.", "18"),
+        ("The answer is 18", "18"),
+        ("#### 18", "18"),
+        ("It is $18.", "18"),
+        ("It is $18.00.", "18"),
+        ("It costs 18.50 dollars", "18.5"),
+        ("about .5 of it", "0.5"),
+        ("1,234", "1234"),
+        ("1,234,567.25 in all", "1234567.25"),
+        ("$1,234.", "1234"),
+        ("first 1, 2, 3", "3"),
+        ("12,34", "34"),  # no thousands: two numbers
+        ("1,2345", "2345"),
+        ("1234,567", "567"),
+        ("so -5", "-5"),
+        ("x=-5", "-5"),
+        ("(-5)", "-5"),
+        ("−5 degrees", "-5"),
+        ("loses -$5", "-5"),
+        ("loses $-5", "-5"),
+        ("-1,234.5", "-1234.5"),
+        ("10-5", "5"),
+        ("10 - 5", "5"),
+        ("(10)-5", "5"),
+        ("[10]-5", "5"),
+        ("covid-19", "19"),
+        ("5-10 people", "10"),
+        ("€20 or £30", "30"),
+        ("50% of it", "50"),
+        ("1/2", "2"),
+        ("**18**", "18"),
+        ("\\boxed{18}", "18"),
+        ("<<9*2=18>>18", "18"),
+        ("5kg", "5"),
+        ("version 1.2.3", "3"),
+        ("18\n\n", "18"),
+        ("-0", "0"),
+        ("007", "7"),
+    ],
+)
+def test_the_last_number_of_a_text(text, number):
+    assert last_number(text) == Decimal(number)
+
+
+@pytest.mark.parametrize("text", ["", "no number", "eighteen", "$", "-", ".", ",", "½"])
+def test_a_text_without_a_number_has_none(text):
+    assert last_number(text) is None
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**9), max_value=10**9, places=2))
+def test_every_way_to_write_a_number_is_read_as_that_number(value):
+    sign, size = "-" if value < 0 else "", abs(value)
+    for written in (f"{value:f}", f"{value:,}", f"{sign}${size:,}", f"${sign}{size:,}"):
+        assert last_number(f"we get 3 of {written}, then.") == value
+        assert last_number(f"({written})") == value
+        assert first_line_number(f" {written} \n4") == value
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        (" 63\n8 * 3 = 24", "63"),
+        ("63", "63"),
+        ("1,234\n", "1234"),
+        ("\n63", None),
+        (" 63 eggs\n", None),
+        (" 60 + 3\n", None),
+        ("", None),
+        (" = 63\n", None),
+    ],
+)
+def test_the_first_line_is_a_number_or_none(text, number):
+    assert first_line_number(text) == (None if number is None else Decimal(number))
+
+
+def row(answer: Any) -> dict[str, Any]:
+    return {"question": "How many?", "answer": answer}
+
+
+@pytest.mark.parametrize(
+    ("answer", "number"),
+    [("9 * 2 = <<9*2=18>>18\n#### 18", 18), ("#### 1,234", 1234), ("a #### 3 b\n#### -7 ", -7), ("####$5", 5)],
+)
+def test_the_reference_stands_behind_the_last_mark(answer, number):
+    question = gsm8k_question(row(answer), "f:1")
+    assert question.answer == number
+    assert (question.prompt.source, question.prompt.task) == ("f:1", "gsm8k/1")
+    assert question.prompt.messages[-1]["content"] == "How many?"
+
+
+@pytest.mark.parametrize(
+    ("given_row", "key"),
+    [
+        (row("18"), "answer"),
+        (row("#### many"), "answer"),
+        (row("#### 18 eggs"), "answer"),
+        ({"question": "How many?"}, "answer"),
+        ({"prompt": "How many?"}, "question"),
+        (row(18), "answer"),
+    ],
+)
+def test_a_row_without_a_reference_is_refused(given_row, key):
+    with pytest.raises(UserError, match=rf"^f:1: .*\b{key}\b"):
+        gsm8k_question(given_row, "f:1")
+
+
+def test_products_follow_from_the_seed_and_are_of_numbers_from_1_to_99():
+    questions = multiplication_questions(20_000, seed=3)
+    assert questions == multiplication_questions(20_000, seed=3)
+    assert multiplication_questions(5, seed=4) != questions[:5] == multiplication_questions(5, seed=3)
+    factors = []
+    for question in questions:
+        [message] = question.prompt.messages
+        assert message["role"] == TEXT
+        *_, asked = message["content"].split("\n")
+        a, b = (int(word) for word in asked.removesuffix(" =").split(" * "))
+        assert question.answer == a * b
+        factors += [a, b]
+    assert {min(factors), max(factors)} == {SMALLEST, LARGEST} == {1, 99}
+    assert len(set(factors)) == 99
+
+
+def test_a_product_is_asked_after_three_that_are_right(tiny_target):
+    [question] = multiplication_questions(1, seed=0)
+    tokenizer = load_tokenizer(tiny_target)
+    shown = str(tokenizer.decode(render_prompt(tokenizer, question.prompt.messages)))
+    *solved, _ = shown.split("\n")
+    assert len(solved) == 3
+    for line in solved:
+        product, result = line.split(" = ")
+        a, b = map(int, product.split(" * "))
+        assert a * b == int(result)
+    assert shown.endswith(" =")
+
+
+def test_an_benchmark_reads_a_file_and_as_many_rows_as_are_asked(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row(f"#### {number}")) + "\n" for number in range(5)))
+    benchmark = load_benchmark(f"gsm8k={path}", 3, seed=0)
+    assert [int(question.answer) for question in benchmark.questions] == [0, 1, 2]
+    assert [benchmark.is_right(2, text) for text in ("2", "1 and 2.", "2 of 3", "two")] == [True, True, False, False]
+    product = load_benchmark("multiplication", 3, seed=0)
+    assert product.is_right(0, f" {product.questions[0].answer}\nand more 1")
+    assert not product.is_right(0, f" it is {product.questions[0].answer}")
+    assert product.questions != load_benchmark("multiplication", 3, seed=1).questions
+    assert (benchmark.max_new_tokens, product.max_new_tokens) == (256, 8)
+
+
+@pytest.mark.parametrize("word", ["gsm8", "sums", "multiplication=3", "gsm8k="])
+def test_an_unknown_benchmark_is_refused(word):
+    with pytest.raises(UserError, match=f"^--accuracy {word}: "):
+        load_benchmark(word, 1, seed=0)

@@ -1,0 +1,329 @@
+"""The lossless checks pass a sound pair, fail a faulty decoder, and find inflated acceptance as often as they say."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binom, chisquare
+from transformers import BartConfig, BartForConditionalGeneration
+
+from architectures.errors import UserError
+from eval import lossless
+from eval.checks.loaded_pair import load_pair
+from eval.decoding import rules
+from eval.decoding.rules import LOSSLESS, REJECTION, RULES, Draws, Proposal
+from eval.decoding.sampling import Sampling
+from eval.decoding.texts import Decoded, Limits, Round
+from eval.lossless import (
+    FAULT,
+    NUM_TESTS,
+    POWER,
+    SIZES,
+    Verification,
+    bonferroni,
+    check_distribution,
+    check_greedy_text,
+    check_lossless,
+    check_own_draft,
+    decode,
+    evidence,
+    inflated_by_rule,
+    judged_positions,
+    one_hot_argmax,
+    own_p_value,
+    score,
+)
+from eval.models.loading import load_model, load_tokenizer
+from eval.near_ties import MIN_P
+from tests.eval.decoding import test_mutants
+
+WANTED = Verification(Limits(24), sampling=Sampling(0.8), samples=12)
+SOME = slice(1, 5)
+
+
+def holds(findings):
+    return {finding.name: finding.holds for finding in findings}
+
+
+def test_a_sound_pair_passes_everything(target, noisy_draft, prompts):
+    findings = list(check_lossless((target, noisy_draft), prompts[SOME], WANTED))
+    assert holds(findings) == {
+        "greedy text": True,
+        "target as its own draft": True,
+        "distribution, rejection, T=0.8": True,
+        "distribution, exact_sampled_draft, T=0.8": True,
+        "distribution, exact_greedy_draft, T=0.8": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("fault", "temperature"),
+    [
+        (test_mutants.unwarped_q, 0.6),
+        (test_mutants.greedy_draft_with_softmax_q, 0.6),
+        (test_mutants.residual_from_p, 0.6),
+        (test_mutants.accept_iff_p_at_least_q, 0.6),
+        (test_mutants.shared_random_numbers, 1.0),
+    ],
+)
+def test_a_fault_in_sampling_fails_the_distribution(monkeypatch, small_pair, fault, temperature):
+    fault(monkeypatch.setattr)
+    wanted = Verification(Limits(40), sampling=Sampling(temperature, top_k=3), samples=250)
+    assert not check_distribution(small_pair, [(1,), (2, 3)], wanted, "rejection").holds
+
+
+def test_without_a_fault_the_same_texts_pass(small_pair):
+    wanted = Verification(Limits(40), sampling=Sampling(0.6, top_k=3), samples=250)
+    assert check_distribution(small_pair, [(1,), (2, 3)], wanted, "rejection").holds
+    assert not check_distribution(small_pair, [(1,), (2, 3)], wanted, "typical").holds
+
+
+def test_p_values_of_a_sound_pair_are_spread(small_pair):
+    """As many as MIN_P allows are small: the test neither cries wolf nor sleeps."""
+    found = []
+    for seed in range(12):
+        wanted = Verification(Limits(12), sampling=Sampling(1.0), samples=40, seed=seed)
+        detail = check_distribution(small_pair, [(1,)], wanted, "rejection").detail
+        found.append(float(detail.split()[2]))
+    assert min(found) > MIN_P
+    assert sum(value < 0.5 for value in found) in range(2, 11)
+
+
+@pytest.mark.parametrize("fault", [test_mutants.cache_one_short, test_mutants.cache_one_long])
+def test_a_fault_in_the_cache_fails_the_greedy_text(monkeypatch, target, noisy_draft, prompts, fault):
+    fault(monkeypatch.setattr)
+    assert not check_greedy_text((target, noisy_draft), prompts[SOME], WANTED).holds
+
+
+def test_a_draft_that_never_catches_up_fails_as_its_own(monkeypatch, target, prompts):
+    test_mutants.draft_never_catches_up(monkeypatch.setattr)
+    assert not check_own_draft(target, prompts[SOME], WANTED).holds
+
+
+def test_half_precision_allows_near_ties_and_counts_them(target_folder, noisy_folder, prompts):
+    target, draft = (load_model(folder, dtype="bfloat16", device="cpu") for folder in (target_folder, noisy_folder))
+    finding = check_greedy_text((target, draft), prompts[SOME], WANTED)
+    assert finding.holds
+    assert ", beyond a near tie 0;" in finding.detail
+    assert check_own_draft(target, prompts[SOME], WANTED).holds
+
+
+def test_half_precision_does_not_allow_other_tokens(monkeypatch, target_folder, noisy_folder, prompts):
+    target, draft = (load_model(folder, dtype="bfloat16", device="cpu") for folder in (target_folder, noisy_folder))
+    test_mutants.cache_one_long(monkeypatch.setattr)
+    assert not check_greedy_text((target, draft), prompts[SOME], WANTED).holds
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kept", "holds"), [("bfloat16", 93, True), ("bfloat16", 92, False), ("float32", 99, False)]
+)
+def test_a_target_rejects_no_more_of_its_own_proposals_than_chance_explains_and_none_in_float32(
+    monkeypatch, target_folder, dtype, kept, holds
+):
+    decoded = Decoded((1,), (Round(0, 100, 100, kept, 1, 0.0, 0.0),), 0.0, 0.0)
+    monkeypatch.setattr(lossless, "decode", lambda *_args, **_options: [decoded])
+    assert check_own_draft(load_model(target_folder, dtype=dtype), [[5]], WANTED).holds is holds
+
+
+def test_a_text_of_one_token_proves_nothing_of_its_own_draft(target):
+    assert not check_own_draft(target, [[5]], Verification(Limits(1))).holds
+
+
+def test_an_encoder_decoder_pair_is_verified(translators, prompts):
+    wanted = Verification(Limits(16), sampling=Sampling(8.0), samples=4)
+    assert all(finding.holds for finding in check_lossless(translators, prompts[SOME], wanted))
+
+
+def test_an_encoder_decoder_checkpoint_is_opened_where_it_can_be_used(translators, target_folder, tmp_path):
+    folder = tmp_path / "t5"
+    translators[0].float().save_pretrained(folder)
+    translators[0].double()
+    load_tokenizer(target_folder).save_pretrained(folder)
+    assert load_pair(str(folder), str(folder), dtype="float32").target.config.is_encoder_decoder
+    assert load_model(folder, dtype="float32").config.is_encoder_decoder
+
+
+def test_an_encoder_decoder_of_an_unknown_family_is_opened_by_who_decodes_alone(target_folder, tmp_path):
+    sizes = {"vocab_size": 264, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 16}
+    BartForConditionalGeneration(BartConfig(**sizes, **heads)).save_pretrained(tmp_path)
+    load_tokenizer(target_folder).save_pretrained(tmp_path)
+    assert load_pair(str(tmp_path), str(tmp_path), dtype="float32").target.config.model_type == "bart"
+    with pytest.raises(UserError, match="an encoder-decoder model of model_type 'bart'"):
+        load_model(tmp_path, dtype="float32")
+
+
+def test_an_encoder_decoder_that_does_not_say_how_it_begins_is_refused(make_translator):
+    folder = make_translator(decoder_start_token_id=None)
+    with pytest.raises(UserError, match="decoder_start_token_id is missing"):
+        load_model(folder, dtype="float32")
+
+
+@pytest.mark.parametrize("proposed", [50, 103, 1000])
+def test_a_target_in_half_precision_fails_for_its_own_proposals_once_in_a_thousand_runs(proposed):
+    """Four rejected of 103 are no fault at 98 %: a share alone had failed a sound pair there."""
+    chances = binom.pmf(range(proposed + 1), proposed, 0.02)
+    failing = [chance for rejected, chance in enumerate(chances) if own_p_value(rejected, proposed) < MIN_P]
+    assert MIN_P / 20 < sum(failing) <= MIN_P
+
+
+def test_many_rejected_proposals_of_its_own_fail():
+    assert own_p_value(4, 103) == pytest.approx(0.152, abs=0.001)
+    assert own_p_value(10, 103) < MIN_P
+    assert own_p_value(36, 1000) < MIN_P
+    assert own_p_value(0, 103) == 1
+
+
+def test_each_method_is_checked_with_random_numbers_of_its_own(target, noisy_draft):
+    """Both exact methods write what the target draws: with the same numbers they would be one check made twice."""
+    wanted = Verification(Limits(12), samples=2)
+    texts = [
+        [one.token_ids for one in decode((target, noisy_draft), [[5]], wanted, sampling=Sampling(1.0), rule=rule)]
+        for rule in ("exact_sampled_draft", "exact_greedy_draft")
+    ]
+    assert len({text for each in texts for text in each}) == 4
+
+
+# Inflated acceptance
+
+VOCAB = 6
+ROWS = 200_000
+
+
+def two_distributions(seed=3, count=1):
+    generator = torch.Generator().manual_seed(seed)
+    p, q = torch.randn(2, count, VOCAB, generator=generator).mul(1.2).softmax(dim=-1)
+    return p, q
+
+
+def inflate_chances(patch, by):
+    """Every accept chance is so much higher than p / q."""
+
+    def mutant(target_BJV, proposal):
+        p_BK, q_BK = (rules.chance_of(probs, proposal.tokens_BK) for probs in (target_BJV[:, :-1], proposal.probs_BKS))
+        return ((1 + by) * p_BK / q_BK).clamp(max=1)
+
+    patch(rules, "accept_chances", mutant)
+
+
+@pytest.mark.parametrize("rule", LOSSLESS)
+def test_nothing_is_drawn_otherwise_without_a_fault_and_with_one_chances_add_up(rule):
+    p, q = two_distributions(count=20)
+    torch.testing.assert_close(inflated_by_rule(rule)(p, q, 0.0), p)
+    for size in SIZES:
+        drawn = inflated_by_rule(rule)(p, q, size)
+        assert drawn.min() >= 0
+        torch.testing.assert_close(drawn.sum(dim=-1), torch.ones(20))
+        assert (drawn - p).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("by", [0.1, 1.0])
+def test_rejection_with_inflated_chances_draws_what_the_model_says(monkeypatch, by):
+    inflate_chances(monkeypatch.setattr, by)
+    p, q = two_distributions()
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.multinomial(q[0], ROWS, replacement=True, generator=generator)[:, None]
+    proposal = Proposal(tokens, q.expand(ROWS, 1, VOCAB), torch.ones(ROWS, dtype=torch.long))
+    draws = Draws(torch.rand(ROWS, 1, generator=generator), torch.rand(ROWS, 2, generator=generator))
+    verdict = RULES[REJECTION](p.expand(ROWS, 2, VOCAB), proposal, draws)
+    first = torch.where(verdict.accepted_B > 0, tokens[:, 0], verdict.next_B)
+    require_drawn_from(first, inflated_by_rule(REJECTION)(p, q, by)[0])
+    with pytest.raises(AssertionError):
+        require_drawn_from(first, p[0])
+
+
+@pytest.mark.parametrize("rule", LOSSLESS[1:])
+def test_exact_rules_with_inflated_chances_draw_what_the_model_says(rule):
+    """Where the target draws another token, the proposed one is kept often enough to make its chance 1.3 p in all."""
+    by, rng = 0.3, np.random.default_rng(1)
+    p, q = two_distributions()
+    q_V = (q if rule == "exact_sampled_draft" else one_hot_argmax(q))[0].double().numpy()
+    p_V = p[0].double().numpy()
+    proposed, drawn = rng.choice(VOCAB, ROWS, p=q_V / q_V.sum()), rng.choice(VOCAB, ROWS, p=p_V / p_V.sum())
+    wrongly = rng.random(ROWS) < np.minimum(1, by * p_V / (1 - p_V))[proposed]
+    written = np.where(wrongly, proposed, drawn)
+    require_drawn_from(torch.tensor(written), inflated_by_rule(rule)(p, q, by)[0])
+    assert (proposed == written).mean() == pytest.approx((1 + by) * (p_V * q_V).sum(), abs=0.01)
+
+
+def require_drawn_from(tokens, chances_V):
+    counts = torch.bincount(tokens, minlength=VOCAB).numpy()
+    expected = chances_V.double().numpy()
+    assert chisquare(counts, expected / expected.sum() * len(tokens)).pvalue > 1e-4
+
+
+def test_what_the_draft_had_no_part_in_is_not_judged():
+    """A round that kept both of two, one that kept one of two, one without room: the bonus tokens are the target's."""
+    rounds = [Round(0, 2, 2, 2, 1, 0, 0), Round(3, 2, 2, 1, 1, 0, 0), Round(5, 2, 0, 0, 1, 0, 0)]
+    assert judged_positions(rounds) == [0, 1, 3, 4]
+
+
+def runs_of(by, rule, count, runs=400):
+    """Evidence of many runs over the same distributions, from tokens drawn with inflated chances."""
+    p, q = two_distributions(count=count)
+    drawn = inflated_by_rule(rule)(p, q, by)
+    generator = torch.Generator().manual_seed(5)
+    tokens = torch.multinomial(drawn, runs, replacement=True, generator=generator).T.tolist()
+    rounds = [Round(0, count, count, count - 1, 1, 0, 0)]
+    return [evidence(p, q, each, rounds, rule) for each in tokens]
+
+
+@pytest.mark.parametrize("rule", LOSSLESS)
+def test_p_values_hold_their_level_and_power_is_what_is_said(rule):
+    count, level = 1500, 0.01
+    sound = runs_of(0.0, rule, count)
+    assert sum(each.p_value < level for each in sound) <= 12  # of 400; 4 expected
+    assert sum(each.p_value < 0.5 for each in sound) in range(160, 241)
+    said = sound[0].min_detectable(level)
+    assert 0.02 < said < 0.9
+    found = np.mean([each.p_value < level for each in runs_of(said, rule, count)])
+    assert found == pytest.approx(POWER, abs=0.05)
+    assert sound[0].power(said, level) == pytest.approx(POWER, abs=0.01)
+    assert sound[0].power(0.0, level) == pytest.approx(level)
+
+
+def test_more_tokens_find_smaller_faults_and_none_finds_nothing():
+    few, many = (runs_of(0.0, REJECTION, count, runs=1)[0].min_detectable(MIN_P) for count in (400, 4000))
+    assert few > 2 * many
+    p, q = two_distributions()
+    nothing = evidence(p, q, [0], [Round(0, 1, 0, 0, 1, 0, 0)], REJECTION)
+    assert (nothing.p_value, nothing.min_detectable(MIN_P)) == (1.0, None)
+
+
+def test_a_draft_that_is_the_target_but_for_rounding_shows_nothing():
+    p, _ = two_distributions(count=300)
+    q = p * (1 + 1e-6 * torch.randn(p.shape, generator=torch.Generator().manual_seed(2)))
+    rounds = [Round(0, 300, 300, 299, 1, 0, 0)]
+    for rule, draft in ((REJECTION, p), (REJECTION, q / q.sum(dim=-1, keepdim=True))):
+        found = evidence(p, draft, torch.multinomial(p, 1)[:, 0].tolist(), rounds, rule)
+        assert (found.p_value, found.min_detectable(MIN_P)) == (1.0, None)
+
+
+def test_scores_have_mean_zero():
+    p, q = two_distributions(count=50)
+    for rule in LOSSLESS:
+        mean_N = (p * score(p, inflated_by_rule(rule)(p, q, FAULT))).sum(dim=-1)
+        torch.testing.assert_close(mean_N, torch.zeros(50), atol=1e-7, rtol=0)
+
+
+def said_by(finding):
+    return float(finding.detail.split("% of runs: ")[1].split("%")[0]) / 100
+
+
+def test_verify_finds_the_inflation_that_it_says_it_finds(monkeypatch, small_pair):
+    """In 9 of 10 runs, says the page; here in at least 6 of 8. Without the fault all pass."""
+    wanted = [Verification(Limits(24), sampling=Sampling(0.6, top_k=3), samples=20, seed=seed) for seed in range(8)]
+    prompts = [(1,), (2, 3)]
+    sound = [check_distribution(small_pair, prompts, each, REJECTION) for each in wanted]
+    assert all(finding.holds for finding in sound)
+    said = said_by(sound[0])
+    assert 0.2 < said < 0.8
+    inflate_chances(monkeypatch.setattr, said)
+    found = [not check_distribution(small_pair, prompts, each, REJECTION).holds for each in wanted]
+    assert sum(found) >= 6
+    monkeypatch.setattr(lossless, "MIN_P", 1e-7)
+    assert sum(not check_distribution(small_pair, prompts, each, REJECTION).holds for each in wanted[:4]) < 4
+
+
+def test_several_tests_share_their_level():
+    assert bonferroni([0.2, 0.01, 0.4]) == pytest.approx(0.01 * NUM_TESTS)
+    assert bonferroni([0.9] * NUM_TESTS) == 1.0

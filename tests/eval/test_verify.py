@@ -1,0 +1,343 @@
+"""`widedraft verify` from the command line: its three modes, every option, and coloured output."""
+
+import io
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import widedraft
+from architectures.settings.flags import flag_of
+from architectures.settings.holding import PLACING
+from eval import accuracy, lossless, side_by_side
+from eval.checks import loaded_pair
+from eval.checks.loaded_pair import load_pair, prompts_of
+from eval.decoding import rules
+from eval.decoding.batch import Emitted
+from eval.decoding.sampling import Sampling
+from eval.decoding.speculative import decode_steps, plain_decode, speculative_decode
+from eval.decoding.texts import Decoded, Limits, Speculation
+from eval.lossless import Verification
+from eval.models.loading import load_model
+from eval.prompts.forms import Prompt, user_turn
+from eval.side_by_side import Runner, race, runners, show, spans, writers_of
+from eval.steps import captured, compiled
+from eval.steps.sequencer import RowSequencer
+from eval.targets import loading as targets
+from tests.eval.decoding.stand_ins import watched_maker
+
+ROOT = Path(__file__).parents[2]
+DONE = Decoded((), (), prefill_s=0.0, decode_s=0.0)
+PROMPT = Prompt("here", (user_turn("Add 2 and 3, please."),))
+ACCURACY, SHOW = ("--accuracy", "multiplication"), ("--show",)
+
+
+@pytest.fixture(scope="module")
+def pair(target_folder, noisy_folder):
+    return load_pair(str(target_folder), str(noisy_folder), dtype="float32")
+
+
+@pytest.fixture
+def questions(tmp_path):
+    path = tmp_path / "questions.jsonl"
+    path.write_text("\n".join(f'{{"prompt": "say {word}"}}' for word in ("one", "two", "three")))
+    return path
+
+
+@pytest.fixture
+def run(target_folder, noisy_folder, monkeypatch):
+    """Run the command in float32 on the pair; returns what was decoded, by which models and opener, in order."""
+
+    def run(*words, code=0):
+        seen = []
+
+        def watched(decode):
+            def decoded(*args, **how):
+                texts = decode(*args, **how)
+                seen.append([len(args[-1]), how["opener"], [(text.token_ids, outcome(text)) for text in texts]])
+                return texts
+
+            return decoded
+
+        def stepped(models, wanted, **how):
+            seen.append([how["opener"], wanted.limits.max_new_tokens])
+            for step in decode_steps(models, wanted, **how):
+                seen[-1].append(step if isinstance(step, Emitted) else None)
+                yield step
+
+        def loaded(folder, **how):
+            model = load_model(folder, **how)
+            seen.append([str(folder), str(model.dtype)])
+            return model
+
+        with monkeypatch.context() as patch:
+            for module in (lossless, accuracy):
+                patch.setattr(module, "speculative_decode", watched(speculative_decode))
+            patch.setattr(side_by_side, "decode_steps", stepped)
+            patch.setattr(loaded_pair, "load_model", loaded)
+            patch.setattr(targets, "load_model", loaded)
+            given = ["verify", "--target", target_folder, "--draft", noisy_folder, *words]
+            if code == 1:
+                with pytest.raises(SystemExit) as stopped:
+                    widedraft.main([*map(str, given)])
+                assert stopped.value.code == 1
+            else:
+                assert widedraft.main([*map(str, given)]) == code
+        return seen
+
+    return run
+
+
+def outcome(text):
+    return [(one.proposed, one.accepted, one.rows) for one in text.rounds]
+
+
+def test_both_models_are_loaded_once_and_the_target_decides(run, questions, pair, target_folder, noisy_folder):
+    seen = run("--prompts", questions, "--lookahead", 3, "--max-new-tokens", 12, "--num-prompts", 2)
+    assert [folder for folder, _ in seen[:2]] == [str(target_folder), str(noisy_folder)]
+    prompts = [pair.rendered(prompt) for prompt in prompts_of([str(questions)], 2)]
+    models = pair.target, pair.draft
+    expected = speculative_decode(*models, prompts, limits=Limits(12, {2}), speculation=Speculation(3))
+    num_prompts, _, texts = seen[2]
+    assert num_prompts == 2
+    assert texts == [(text.token_ids, outcome(text)) for text in expected]
+    assert [len(each[2]) for each in seen[2:]] == [2, 2, 8, 8, 8]
+
+
+USUAL = {
+    "checks": ("--max-new-tokens", 12, "--num-prompts", 2, "--samples", 2),
+    "accuracy": (*ACCURACY, "--max-new-tokens", 12, "--num-prompts", 2),
+    "show": (*SHOW, "--prompts", "QUESTIONS", "--max-new-tokens", 12, "--temperature", 1),
+}
+DECODED: dict[str, list] = {}  # what each mode decodes if no option is given
+EVERYWHERE = {"target": "NOISY", "draft": "TARGET", "lookahead": 2, "seed": 4, "dtype": "bfloat16", "num-prompts": 1,
+              "max-new-tokens": 5, "adaptive": None, "least-confidence": 0.2, "least-chance": 0.1,
+              "compile": None, "capture": None}  # fmt: skip
+SAMPLED = {"temperature": 0.3, "top-p": 0.3, "top-k": 2, "min-p": 0.5, "repetition-penalty": 3}
+OPTIONS = {  # each with a value that must change what is decoded, or how; None for a flag
+    "checks": {**EVERYWHERE, **SAMPLED, "prompts": "QUESTIONS", "samples": 1},
+    "accuracy": {**EVERYWHERE, "batch-size": 1},
+    "show": {**EVERYWHERE, **SAMPLED},
+}
+
+
+@pytest.mark.parametrize(("mode", "option"), [(mode, option) for mode, given in OPTIONS.items() for option in given])
+def test_no_option_is_accepted_and_ignored(run, questions, target_folder, noisy_folder, monkeypatch, mode, option):
+    monkeypatch.setattr(compiled, "CompiledSteps", watched_maker("compiled", monkeypatch).opener)  # it takes minutes
+    monkeypatch.setattr(captured, "CapturedSteps", watched_maker("captured", monkeypatch).opener)  # it takes a GPU
+    values = {"NOISY": noisy_folder, "TARGET": target_folder, "QUESTIONS": questions}
+    usual = [values.get(word, word) for word in USUAL[mode]]
+    value = OPTIONS[mode][option]
+    given = () if value is None else (values.get(value, value),)
+    if mode not in DECODED:
+        DECODED[mode] = run(*usual)
+    assert run(*usual, f"--{option}", *given) != DECODED[mode]
+
+
+def test_every_option_is_among_those_tried():
+    known = {flag_of(name).removeprefix("--") for name in widedraft.STAGES["verify"].settings.model_fields}
+    held = {flag_of(name).removeprefix("--") for name in (*PLACING, "target_bits")}  # below
+    assert known == set().union(*OPTIONS.values()) | held | {"accuracy", "show", "propose-doubted"}
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        (("--adaptive", "--least-chance", "0.2"), "--adaptive"),
+        (("--propose-doubted",), "--propose-doubted"),
+        (("--compile", "--capture"), "--compile"),
+        (("--target-bits", "4", "--target-placement", "layers"), "--target-placement"),
+        (("--target-placement", "layers", "--capture"), "--capture"),
+        ((*ACCURACY, *SHOW), "--show"),
+        ((*ACCURACY, "--prompts", "gsm8k"), "--prompts"),
+        ((*ACCURACY, "--samples", "2"), "--samples"),
+        ((*ACCURACY, "--temperature", "2"), "--temperature"),
+        ((*ACCURACY, *ACCURACY), "--accuracy"),
+        (("--accuracy", "gsm8k", "--seed", "2"), "--seed"),
+        (("--accuracy", "sums"), "--accuracy sums"),
+        (("--accuracy", "gsm8k=no.jsonl"), "no.jsonl"),
+        ((*SHOW, "--samples", "2"), "--samples"),
+        ((*SHOW, "--batch-size", "2"), "--batch-size"),
+        (("--batch-size", "2"), "--batch-size"),
+        (("--temperature", "0"), "--temperature"),
+        (("--lookahead", "0"), "--lookahead"),
+        (("--prompts", "nowhere.jsonl"), "nowhere.jsonl"),
+        (("--max-new-tokens", "5000"), "max_position_embeddings"),
+        ((*ACCURACY, "--max-new-tokens", "2100"), "max_position_embeddings"),
+    ],
+)
+def test_a_mistake_names_its_flag_or_file(run, capsys, words, flag):
+    run(*words, code=2)
+    assert flag in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mode", [("--num-prompts", "2"), ACCURACY])
+def test_a_changed_text_ends_in_exit_code_1(run, capsys, monkeypatch, mode):
+    monkeypatch.setattr(rules, "leading", lambda _kept_BK, counts_B: counts_B)  # whatever is proposed is accepted
+    run(*mode, "--max-new-tokens", "8", code=1)
+    assert "FAIL " in capsys.readouterr().out
+
+
+def test_both_kinds_of_questions(run, capsys, tmp_path):
+    rows = [{"question": f"say {word}", "answer": "#### 7"} for word in ("one", "two", "three")]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run("--accuracy", f"gsm8k={tmp_path}/rows.jsonl", *ACCURACY, "--num-prompts", 4, "--max-new-tokens", 6)
+    first, second, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("ok   gsm8k: accuracy without draft 0/3 = ")
+    assert second.startswith("ok   multiplication: accuracy without draft 0/4 = ")
+    assert last.startswith("lossless: yes")
+
+
+@pytest.mark.parametrize("mode", [("--num-prompts", "1"), ACCURACY, SHOW])
+def test_steps_are_made_if_they_are_asked_for(run, questions, monkeypatch, mode):
+    maker = watched_maker("compiled", monkeypatch)
+    monkeypatch.setattr(compiled, "CompiledSteps", maker.opener)
+    monkeypatch.delattr(RowSequencer, "feed")
+    prompts = ("--prompts", questions) if mode != ACCURACY else ()
+    run(*mode, *prompts, "--compile", "--max-new-tokens", 8, "--lookahead", 2)
+    assert {(1, False), (2, False), (3, True)} == {shape[1:] for shape in maker.fed}
+
+
+def test_a_draft_of_another_tokenizer_is_refused(capsys, target_folder, make_checkpoint):
+    other = make_checkpoint(seed=8, eos_token_id=2)
+    config = json.loads((other / "tokenizer_config.json").read_text(encoding="utf-8")) | {"eos_token": "<|pad|>"}
+    (other / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert widedraft.main(["verify", "--target", str(target_folder), "--draft", str(other)]) == 2
+    assert "eos_token_id is 0" in capsys.readouterr().err
+
+
+def test_prompts_are_read_from_a_file_or_built_in(questions):
+    assert [prompt.messages[0]["content"] for prompt in prompts_of([str(questions)], 2)] == ["say one", "say two"]
+    assert len(prompts_of([str(questions)], None)) == 3
+    assert [prompt.source for prompt in prompts_of(None, 2)] == ["built-in:1", "built-in:2"]
+
+
+HELD = {
+    "whole": [],
+    "layers": ["--target-placement", "layers"],
+    "spread": ["--target-placement", "spread", "--target-device-memory-gib", "0.00045"],
+}
+
+
+@pytest.mark.parametrize("mode", [["--samples", "1"], list(ACCURACY)])
+def test_findings_are_those_of_the_whole_target(mode, tiny_target, capsys):
+    said = {}
+    for placement, flags in HELD.items():
+        pair = ["--target", str(tiny_target), "--draft", str(tiny_target)]
+        assert widedraft.main(["verify", *pair, "--max-new-tokens", "6", "--num-prompts", "2", *mode, *flags]) == 0
+        said[placement] = re.findall(r"^\w+|\d+ of \d+|equal \d+", capsys.readouterr().out, re.MULTILINE)
+    assert said["layers"] == said["whole"] == said["spread"]
+
+
+# Side by side
+
+
+@pytest.mark.usefixtures("warm")
+def test_typed_prompts_are_shown(target_folder, noisy_folder):
+    words = ["verify", "--show", "--target", target_folder, "--draft", noisy_folder, "--max-new-tokens", "6"]
+    done = subprocess.run(
+        [sys.executable, ROOT / "widedraft.py", *words],
+        input="first\nsecond\n\nnever\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.findall("^> (.*)$", done.stdout, re.MULTILINE) == ["first", "second"]
+
+
+def shown(pair, **console):
+    out = io.StringIO()
+    wanted = Verification(Limits(30), Speculation(3), Sampling())
+    show(pair, [PROMPT], wanted, Console(file=out, width=100, **console))
+    return out.getvalue()
+
+
+def test_without_a_terminal_marks_replace_colours(pair):
+    text = shown(pair)
+    [plain] = plain_decode(pair.target, [pair.rendered(PROMPT)], limits=Limits(30))
+    assert pair.tokenizer.decode(list(plain.token_ids)).split("\n")[0][:20] in text
+    assert text.count(": 30 tokens, ") == 2
+    assert "[correction by the target]" in text
+    assert "\x1b" not in text
+
+
+def test_a_terminal_shows_both_side_by_side_in_colour_if_it_has_any(pair):
+    text = shown(pair, force_terminal=True, color_system="standard", force_interactive=True)
+    assert "\x1b[36m" in text  # what the draft wrote
+    assert "[correction by the target]" not in text
+    text = shown(pair, force_terminal=True, color_system=None, force_interactive=True)
+    assert "\x1b[36m" not in text
+    assert "[correction by the target]" in text
+
+
+def test_equal_prompts_draw_differently_and_a_second_run_the_same(pair):
+    wanted = Verification(Limits(12), Speculation(2), Sampling(1.0))
+    texts = []
+    for seed in (0, 1, 0):
+        drafted = runners(pair, pair.rendered(PROMPT), wanted, seed)[1]
+        for _ in race(drafted):
+            pass
+        texts.append(drafted.token_ids)
+    assert texts[0] == texts[2] != texts[1]
+
+
+def test_no_clock_counts_the_making_of_steps(pair, monkeypatch):
+    """Every shape was met by every cache before the race begins."""
+    maker, raced = watched_maker("captured", monkeypatch), []
+
+    def watched(*both):
+        raced.append(len(maker.made))
+        yield from race(*both)
+        raced.append(len(maker.made))
+
+    monkeypatch.setattr(side_by_side, "race", watched)
+    wanted = Verification(Limits(8), Speculation(2), Sampling(), opener=maker.opener())
+    show(pair, [Prompt("p.jsonl:1", (user_turn("why"),))], wanted, Console(file=io.StringIO()))
+    made = sorted(feed for _, *feed in maker.made)
+    assert made == [[1, False], [1, False], [2, False], [3, True]]  # of the target alone, and of both
+    assert raced == [4, 4]
+
+
+def test_every_token_has_its_writer():
+    assert writers_of(Emitted(0, (5,)), drafts=False) == ["target"]
+    corrected = Emitted(0, (5, 6, 7), accepted=2, rejected=9)
+    assert writers_of(corrected, drafts=True) == ["accepted", "accepted", "corrected"]
+    assert writers_of(Emitted(0, (5, 6, 7), accepted=2), drafts=True) == ["accepted", "accepted", "bonus"]
+
+
+def test_pieces_make_up_the_text_and_no_character_is_torn(target_tokenizer):
+    ids = target_tokenizer.encode("a é 漢", add_special_tokens=False)  # a byte a token
+    writers = ["accepted", "corrected"] * 4
+    pieces = spans(target_tokenizer, ids, writers[: len(ids)])
+    assert "".join(text for text, _ in pieces) == "a é 漢"
+    assert pieces[2] == ("é", "corrected")  # of two tokens, the last one's writer
+
+
+def test_the_runner_that_is_behind_goes_on():
+    def slow(name, count, log):
+        for step in range(count):
+            log.append(name)
+            yield Emitted(0, (step,))
+        yield 0, DONE
+
+    log = []
+    both = [Runner(slow("a", 3, log), drafts=False), Runner(slow("b", 3, log), drafts=False)]
+    both[0].spent_s = 1000.0
+    for _ in race(*both):
+        pass
+    assert log == ["b", "b", "b", "a", "a", "a"]
+    assert all(runner.is_done and len(runner.token_ids) == 3 for runner in both)
+
+
+def test_a_runner_counts_steps_and_its_rate():
+    runner = Runner(iter([Emitted(0, (1, 2, 3), 2), Emitted(0, (4,)), (0, DONE)]), drafts=True)
+    assert runner.rate == 0.0
+    for _ in race(runner):
+        pass
+    assert runner.rate == 4 / runner.spent_s
+    assert "acceptance length 2.00, accepted 2" in runner.summary
