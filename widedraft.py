@@ -18,7 +18,6 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from architectures.checkpoints.manifest import package_version
-from architectures.conversion.command import ConvertSettings, convert
 from architectures.engines.command import PreflightSettings
 from architectures.errors import UserError
 from architectures.files.file_hashes import rehash_from_now
@@ -138,8 +137,7 @@ STAGES = {
         "tell whether engines can serve a draft, or a recipe's shape, and how; exit code 1 if one of them does not",
         PreflightSettings,
     ),
-    "import-gguf": Stage(import_gguf, "make a Hugging Face folder from a GGUF file", ImportSettings),
-    "convert": Stage(convert, "write a draft with a small output head in a form that an engine loads", ConvertSettings),
+    "import": Stage(import_gguf, "write a Hugging Face folder from a GGUF file", ImportSettings),
     "masks": Stage(
         recipe_commands.masks,
         "train learned masks, for a recipe with that method, into <run>/masks; then prune",
@@ -168,10 +166,11 @@ STAGES = {
     ),
     "export": Stage(
         export_command.export,
-        "write <run>/draft from the newest intact checkpoint, or a folder from any; as GGUF files too",
+        "write <run>/draft from the newest checkpoint, or a draft from any; in an engine's form; as GGUF files",
         export_command.ExportSettings,
         usage=(
-            "widedraft export RECIPE [--gguf KIND ...] [key=value ...]\n"
+            "widedraft export RECIPE [key=value ...] [--form FORM --to DIR] [--gguf KIND ...]\n"
+            "       widedraft export DRAFT [--form FORM --to DIR] [--gguf KIND ...]\n"
             "       widedraft export --checkpoint FILE --init DIR --target T --to DIR [--dtype TYPE] [--gguf KIND ...]"
         ),
     ),

@@ -78,9 +78,9 @@ def test_user_errors_are_one_message_and_exit_code_2(recipe):
         (["chek"], "invalid choice: 'chek'"),
         (["check"], "the following arguments are required: RECIPE"),
         (["check", "a.yaml", "--fast"], "unrecognized arguments: --fast"),
-        (["import-gguf", "a.gguf"], "the following arguments are required: --to"),
+        (["import", "a.gguf"], "the following arguments are required: --to"),
         (["--vers"], "the following arguments are required: STAGE"),  # an option has one name, its whole one
-        (["import-gguf", "a.gguf", "--t", "x"], "the following arguments are required: --to"),
+        (["import", "a.gguf", "--t", "x"], "the following arguments are required: --to"),
     ],
 )
 def test_wrong_usage_exits_with_2(words, message, capsys):
@@ -91,7 +91,7 @@ def test_wrong_usage_exits_with_2(words, message, capsys):
 
 
 def test_version_and_help(capsys):
-    for word, shown in (("--version", "widedraft "), ("--help", "import-gguf     make a Hugging Face folder")):
+    for word, shown in (("--version", "widedraft "), ("--help", "import          write a Hugging Face folder")):
         with pytest.raises(SystemExit) as stopped:
             widedraft.main([word])
         assert stopped.value.code == 0
@@ -194,7 +194,7 @@ def test_import_gguf_writes_where_it_is_told(tmp_path, monkeypatch, capsys):
 
     seen = []
     monkeypatch.setattr(gguf_import, "import_gguf", lambda *arguments: seen.append(arguments))
-    assert widedraft.main(["import-gguf", "--to", "folder", "m.gguf"]) == 0
+    assert widedraft.main(["import", "--to", "folder", "m.gguf"]) == 0
     assert seen == [(Path("m.gguf"), Path("folder"))]
     assert "target.path" in capsys.readouterr().out
 

@@ -60,8 +60,8 @@ probability zero, which costs a proposal and never changes the target's text.
 widedraft reads this folder as it is. transformers, vLLM, SGLang and llama.cpp expect a row for every id and refuse it;
 make what they load:
 
-    widedraft convert THIS_FOLDER --to DIR --form whole          # any engine; the head has all rows again, so no faster
-    widedraft convert THIS_FOLDER --to DIR --form own-tokenizer  # vLLM with use_heterogeneous_vocab; as fast as here
+    widedraft export THIS_FOLDER --to DIR --form whole          # any engine; the head has all rows again, so no faster
+    widedraft export THIS_FOLDER --to DIR --form own-tokenizer  # vLLM with use_heterogeneous_vocab; as fast as here
 
 With transformers alone, nothing else installed:
 
@@ -91,7 +91,7 @@ The row of every other id is a mean of those, so that its logit is a mean of the
 proposes is what the small head proposes.
 
 **This form saves no time**: the head has as many rows as the target's. What a small head saves is had from the folder
-that this was made from, in widedraft's own decoding, and in vLLM from `widedraft convert --form own-tokenizer`. When
+that this was made from, in widedraft's own decoding, and in vLLM from `widedraft export --form own-tokenizer`. When
 sampling, some probability goes to the ids that were never trained, which costs acceptance and never the target's text.
 {warning}"""
 
@@ -120,5 +120,5 @@ and reads every other token as `{unknown}`, id {known}. {origin}
 "num_speculative_tokens": 3, "use_heterogeneous_vocab": true}}'
 
 vLLM drafts greedily with it; the target's text stays what it is, at any temperature. Other engines compare token ids
-with the target's and refuse it: make them `widedraft convert --form whole` of the folder that this was made from.
+with the target's and refuse it: make them `widedraft export --form whole` of the folder that this was made from.
 """

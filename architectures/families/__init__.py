@@ -62,7 +62,7 @@ def family_of(config: Mapping[str, Any], *, where: str = "config.json") -> Famil
         method = config["quantization_config"].get("quant_method", "unnamed")
         raise UserError(
             f"{where}: the checkpoint is quantised (quant_method {method!r}). Use its unquantised original, "
-            "or a GGUF file, which `widedraft import-gguf` de-quantises."
+            "or a GGUF file, which `widedraft import` de-quantises."
         )
     family = FAMILIES[model_type]
     for key, value in family.fixed_entries.items():

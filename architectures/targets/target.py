@@ -123,7 +123,7 @@ def packaged_words(path: str) -> str:
 def imported_gguf(file: Path, cache: Path | None) -> Path:
     """The folder a GGUF file was imported into; imports it unless cache holds that very file already."""
     if cache is None:
-        raise UserError(f"{file} must be imported first. Run: widedraft import-gguf {file} --to FOLDER")
+        raise UserError(f"{file} must be imported first. Run: widedraft import {file} --to FOLDER")
     if not file.is_file():
         raise UserError(f"{file}: no such file. Give the path of an existing .gguf file.")
     manifest = read_manifest(cache)

@@ -134,7 +134,7 @@ def target_folder(options: argparse.Namespace, size: Size) -> Path:
     """
     if options.target is not None:
         if not (options.target / "config.json").is_file():
-            raise UserError(f"--target {options.target}: holds no config.json. Name a folder that import-gguf wrote.")
+            raise UserError(f"--target {options.target}: holds no config.json. Name a folder that import wrote.")
         return options.target
     if size == "tiny":
         config, _ = config_at_hand(LIKENESS, "main")
@@ -143,7 +143,7 @@ def target_folder(options: argparse.Namespace, size: Size) -> Path:
         return options.keep / "tiny"
     folder, carried = options.keep / KEPT_TARGET, options.keep / TARGET_NAME
     if carried.is_file() and not (folder / "config.json").is_file():
-        words = [sys.executable, "-m", "widedraft", "import-gguf", str(carried), "--to", str(folder)]
+        words = [sys.executable, "-m", "widedraft", "import", str(carried), "--to", str(folder)]
         subprocess.run(words, check=True)
     return folder
 

@@ -22,7 +22,7 @@ from eval.models.loading import load_model
 
 K = 3
 RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)
-FORMS = ("whole", "own-tokenizer")  # of `widedraft convert`: all token ids; a tokenizer that has only the draft's
+FORMS = ("whole", "own-tokenizer")  # of `widedraft export --form`: all token ids; a tokenizer that has only the draft's
 BATCHES, PROMPTS = (1, 8), 24
 REPEATS, NEW_TOKENS = {"full": 5, "laptop": 5, "tiny": 1}, {"full": 64, "laptop": 64, "tiny": 8}
 START_S = {"full": 150.0, "laptop": 600.0, "tiny": 600.0}  # of all engines together

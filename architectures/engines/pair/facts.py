@@ -51,7 +51,7 @@ class Model:
         window: Tokens that layers with a sliding window look back; None where no layer has one.
         tokenizer: None where it cannot be read, for the reason in without_tokenizer.
         settings: generation_config.json; None where it cannot be read, empty where there is none.
-        form: Of `widedraft convert`, where it was made so.
+        form: Of `widedraft export --form`, where it was made so.
         planned: Whether it is the shape of a recipe, of which nothing is written yet.
     """
 

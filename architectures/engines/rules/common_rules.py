@@ -8,7 +8,7 @@ from architectures.engines.pair.tokenizer_files import differing_ids, text_of
 from architectures.families import FAMILIES
 from architectures.shapes.serving import serving_problems, tensor_parallel_degrees
 
-CONVERT = "Run `widedraft convert`: --form whole is for any engine"
+CONVERT = "Run `widedraft export`: --form whole is for any engine"
 UNKNOWN_SHAPE = "its model type {} is not one that widedraft knows, so its sizes were not read."
 
 
@@ -31,7 +31,7 @@ def remedy_of_sizes(pair: Pair) -> str:
     assert ours is not None  # the caller asked
     assert theirs is not None
     if pair.draft.form == "own-tokenizer":
-        return "Run `widedraft convert --form whole` on the draft that this was made from."
+        return "Run `widedraft export --form whole` on the draft that this was made from."
     if ours < theirs:
         return f"Export the draft with {theirs} rows of embedding and head, the new ones for ids nobody says."
     return f"Take a draft that was made for this target, with {theirs} rows of embedding and head."

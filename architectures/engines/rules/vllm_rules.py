@@ -49,7 +49,7 @@ def vocabulary(pair: Pair) -> Verdict:
     reason = without_vllm(pair.draft.model_type)
     if reason is not None:
         return refused(
-            f"The draft has a tokenizer of its own, and {reason}.", "Run `widedraft convert --form whole` in its place."
+            f"The draft has a tokenizer of its own, and {reason}.", "Run `widedraft export --form whole` in its place."
         )
     return lossy(
         f"The draft has a vocabulary of its own of {pair.draft.vocab_size} tokens, the target one of "

@@ -61,7 +61,7 @@ class DistillConfig(Section):
         ge=0,
         le=1,
         description="Share of the input tokens outside architecture.vocabulary that are shown to the student as one "
-        "unknown id, for engines whose draft reads its own vocabulary alone (`widedraft convert --form "
+        "unknown id, for engines whose draft reads its own vocabulary alone (`widedraft export --form "
         "own-tokenizer`).",
     )
     freeze_input_embeddings: bool = Field(

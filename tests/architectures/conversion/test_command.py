@@ -1,4 +1,4 @@
-"""`widedraft convert` as it is typed."""
+"""`widedraft export DRAFT --form FORM` as it is typed."""
 
 import pytest
 
@@ -8,26 +8,14 @@ from architectures.checkpoints.manifest import read_manifest
 
 
 @pytest.mark.parametrize("form", ["whole", "own-tokenizer"])
-def test_it_writes_the_form_and_says_where(small_draft, tmp_path, capsys, form):
+def test_a_draft_folder_is_written_in_a_form(small_draft, tmp_path, form):
     draft, out = small_draft("llama"), tmp_path / "out"
-    assert widedraft.main(["convert", str(draft), "--to", str(out), "--form", form]) == 0
-    assert f"{out}: form {form} of {draft}" in capsys.readouterr().out
+    assert widedraft.main(["export", str(draft), "--to", str(out), "--form", form]) == 0
     manifest = read_manifest(out)
     assert manifest is not None
     assert manifest["inputs"] == {"draft": fingerprint_checkpoint(draft)}
 
 
-def test_a_draft_that_engines_load_is_told_so(tiny_draft, tmp_path, capsys):
-    assert widedraft.main(["convert", str(tiny_draft), "--to", str(tmp_path / "out"), "--form", "whole"]) == 2
-    message = capsys.readouterr().err
-    assert message.startswith(f"{tiny_draft}: config.json has no head_vocab_size")
-    assert message.count("\n") == 1
-
-
-def test_the_form_is_one_of_two(small_draft, tmp_path, capsys):
-    words = ["convert", str(small_draft("llama")), "--to", str(tmp_path / "out")]
-    assert widedraft.main([*words, "--form", "half"]) == 2
-    assert capsys.readouterr().err == "--form must be whole or own-tokenizer, got half.\n"
-    with pytest.raises(SystemExit, match="2"):
-        widedraft.main(words)
-    assert "--form" in capsys.readouterr().err
+def test_a_folder_whose_head_outputs_all_ids_has_no_other_form(tiny_draft, tmp_path, capsys):
+    assert widedraft.main(["export", str(tiny_draft), "--to", str(tmp_path / "out"), "--form", "whole"]) == 2
+    assert capsys.readouterr().err.startswith(f"{tiny_draft}: config.json has no head_vocab_size")

