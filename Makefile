@@ -38,7 +38,7 @@ unit-tests: $(READY)
 # vLLM and llama.cpp, each in an environment of its own; vLLM for processors, without the builds that do not fit its torch.
 test-engines: $(READY) $(MODEL)/config.json $(VENV)-vllm/ready $(VENV)-llama-cpp/ready
 	WIDEDRAFT_VLLM=$(VENV)-vllm/bin/python WIDEDRAFT_LLAMA_CPP=$(VENV)-llama-cpp/bin/python \
-		$(BIN)/python -m pytest tests/eval/certificate/test_engines.py tests/benchmarks/gpu/test_vllm_engine.py
+		$(BIN)/python -m pytest tests/eval/engines/test_engines.py tests/benchmarks/gpu/test_vllm_engine.py
 
 $(VENV)-vllm/ready:
 	$(PYTHON) -m venv $(VENV)-vllm

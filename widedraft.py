@@ -18,7 +18,6 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from architectures.checkpoints.manifest import package_version
-from architectures.engines.command import PreflightSettings
 from architectures.errors import UserError
 from architectures.files.file_hashes import rehash_from_now
 from architectures.files.section import Section
@@ -28,18 +27,17 @@ from distill.choose.shapes.settings import ChooseSettings
 from distill.commands import export_command, recipe_commands, requests
 from distill.commands.alone import why_alone
 from distill.commands.check_command import CheckSettings, check
-from distill.commands.preflight import preflight
 from distill.commands.recipe_commands import GenerateSettings, MaskSettings, RunSettings, StageSettings
 from distill.commands.recipes import RecipesSettings, recipes
 from distill.hub.push.command import PushSettings, push
 from distill.process.exits import report_user_errors
 from distill.ranks.launching import launch_if_several
 from distill.stages import scoring_without_recipe
-from eval.commands.certify import CertifySettings, certify
 from eval.commands.latency import LatencySettings, latency
 from eval.commands.lookup import LookupSettings, lookup
 from eval.commands.report import ReportSettings, report
 from eval.commands.speed import SpeedSettings, speed
+from eval.engines.certify import CertifySettings, certify
 from eval.shift.command import ShiftSettings, shift
 from eval.verify import VerifySettings, verify
 
@@ -131,11 +129,6 @@ STAGES = {
         check,
         "check recipes; print shape, parameters, memory, disk, steps, hours; loads no weights",
         CheckSettings,
-    ),
-    "preflight": Stage(
-        preflight,
-        "tell whether engines can serve a draft, or a recipe's shape, and how; exit code 1 if one of them does not",
-        PreflightSettings,
     ),
     "import": Stage(import_gguf, "write a Hugging Face folder from a GGUF file", ImportSettings),
     "masks": Stage(

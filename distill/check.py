@@ -6,16 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from architectures.compatibility import LABELS, Pair, check, read_model
 from architectures.draft_vocabulary.asked import ids_by_count, with_asked_head
 from architectures.draft_vocabulary.lists import list_file, read_list
 from architectures.draft_vocabulary.tokens import TOKENIZER, read_tokens
-from architectures.engines.page import summary
-from architectures.engines.pair.facts import DEFAULT_LOOKAHEAD, Pair
-from architectures.engines.pair.finding import EngineName, Finding
-from architectures.engines.pair.read_facts import read_model
-from architectures.engines.table import ENGINES, findings, refusals
 from architectures.errors import UserError
-from architectures.families import FAMILIES
 from architectures.files.disk import free_bytes
 from architectures.pages.counts import number_of
 from architectures.pruning.plan import load_plan, needed_scores, plan_pruning
@@ -102,7 +97,7 @@ def shape_at_hand(key: str, path: str, revision: str) -> tuple[Shape, ContextLen
     try:
         config, own = config_at_hand(path, revision)
     except UserError as error:
-        hint = f" A GGUF file becomes this folder by `widedraft import-gguf FILE --to {path}`."
+        hint = f" A GGUF file becomes this folder by `widedraft import FILE --to {path}`."
         raise UserError(f"{key}: {error}{'' if is_gguf(path) or packaged_words(path) else hint}") from error
     return Shape.from_config(config, where=path), context_length(config, where=path), own
 
@@ -290,16 +285,12 @@ def refuse_few_prompts(recipe: Recipe, sources: Sequence[Rows | None]) -> None:
         )
 
 
-def planned_pair(
-    recipe: Recipe, draft: Shape, *, tensor_parallel: int | None = None, lookahead: int | None = None
-) -> Pair:
+def planned_pair(recipe: Recipe, draft: Shape) -> Pair:
     """Target and draft of a recipe as engines see them, as far as they are known before anything is pruned.
 
     Args:
         recipe: Names the target, what the draft is cut out of, and its folder.
         draft: Its shape, with the target's vocabulary.
-        tensor_parallel: Devices; None takes export.tensor_parallel.
-        lookahead: Tokens drafted per verification step; None takes the engines' own default.
 
     Raises:
         UserError: As `read_model`.
@@ -314,22 +305,15 @@ def planned_pair(
         vocab_size=draft.vocab,
         small_head=draft.head_vocab,
         shape=draft,
-        explicit_head_dim=source.explicit_head_dim or FAMILIES[draft.family].width,  # as in draft_config
         dtype=recipe.export.dtype,
-        quantisation=None,
-        rotary_layers=None,
+        is_quantized=False,
         tokenizer=None,
-        without_tokenizer="it is written when the draft is exported",
-        settings=None,
+        num_assistant_tokens=None,
         form=None,
         planned=True,
     )
     return Pair(
-        draft=planned,
-        target=target,
-        revision=recipe.target.revision,
-        tensor_parallel=recipe.export.tensor_parallel if tensor_parallel is None else tensor_parallel,
-        lookahead=lookahead or DEFAULT_LOOKAHEAD,
+        draft=planned, target=target, revision=recipe.target.revision, tensor_parallel=recipe.export.tensor_parallel
     )
 
 
@@ -369,16 +353,19 @@ def engine_rows(recipe: Recipe, draft: Shape) -> list[Row]:
     if not recipe.export.engines:
         return []
     pair = planned_pair(recipe, draft)
-    engines: tuple[EngineName, ...] = tuple(dict.fromkeys(recipe.export.engines))
-    by_engine: dict[EngineName, list[Finding]] = {engine: findings(engine, pair) for engine in engines}
-    problems = [
-        f"export.engines: {ENGINES[engine].label} does not serve this draft. {finding.explanation} {finding.remedy}"
-        for engine, found in by_engine.items()
-        for finding in refusals(found)
+    problems = {engine: check(engine, pair) for engine in dict.fromkeys(recipe.export.engines)}
+    fatal = [
+        f"export.engines: {LABELS[engine]} cannot serve this draft: {each.what}: {each.message}"
+        for engine, found in problems.items()
+        for each in found
+        if each.is_fatal
     ]
-    if problems:
-        raise UserError("\n".join(problems))
-    return [(f"served by {ENGINES[engine].label}", summary(found)) for engine, found in by_engine.items()]
+    if fatal:
+        raise UserError("\n".join(fatal))
+    return [
+        (f"served by {LABELS[engine]}", "; ".join(f"{each.what}: {each.message}" for each in found) or "yes")
+        for engine, found in problems.items()
+    ]
 
 
 def coverage_words(run: Run, vocab_size: int) -> str | None:

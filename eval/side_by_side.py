@@ -50,9 +50,8 @@ def show(pair: LoadedPair, prompts: Iterable[Prompt], wanted: Verification, cons
     for index, prompt in enumerate(prompts):
         ids, seed = pair.rendered(prompt), row_seed(index)
         pair.require_context([ids], wanted.limits.max_new_tokens)
-        if wanted.opener is not open_sequencer:  # make the steps first, so that no clock counts it
-            for runner in runners(pair, ids, wanted, seed):
-                runner.advance()
+        if wanted.opener is not open_sequencer:
+            make_steps(pair, ids, wanted, seed)
         both = runners(pair, ids, wanted, seed)
         console.print(Text(f"> {prompt.messages[-1]['content']}", style="bold"))
         if console.is_terminal:
@@ -65,6 +64,12 @@ def show(pair: LoadedPair, prompts: Iterable[Prompt], wanted: Verification, cons
             for runner in both:
                 console.print(Text.assemble(f"-- {runner.summary}\n", coloured(pair, runner, colour=False)))
             console.print(Text.assemble(legend(colour=False), "\n", speedup(*both), "\n"))
+
+
+def make_steps(pair: LoadedPair, ids: Sequence[int], wanted: Verification, seed: int) -> None:
+    """Decode the first tokens unseen, so that no clock counts the making of steps; its caches are free on return."""
+    for runner in runners(pair, ids, wanted, seed):
+        runner.advance()
 
 
 def runners(pair: LoadedPair, ids: Sequence[int], wanted: Verification, seed: int) -> "tuple[Runner, Runner]":

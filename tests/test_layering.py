@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = ("architectures", "eval", "distill")
-WORKERS = ROOT / "eval" / "engine_runs" / "workers"
+WORKERS = ROOT / "eval" / "engines" / "workers"
 LIGHT_MODULES = (
     "widedraft",
     "architectures.families",

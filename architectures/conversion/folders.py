@@ -15,13 +15,12 @@ from architectures.checkpoints.generation_settings import SETTINGS_NAME, read_ge
 from architectures.checkpoints.manifest import MANIFEST_NAME, write_manifest
 from architectures.checkpoints.target_files import TEMPLATES, carry_files, require_tokenizer
 from architectures.checkpoints.weights import TensorInfo, require_replaceable, write_weights
+from architectures.compatibility import refuse_misleading_name, without_vllm
 from architectures.conversion.forms import Form
 from architectures.conversion.rows import embedding_with_unknown, grown_head, head_with_unknown
 from architectures.conversion.small_draft import SmallDraft, read_small_draft
 from architectures.conversion.tokenizer_cut import cut_ids, cut_settings, cut_tokenizer
 from architectures.draft_vocabulary.card import CARD_NAME, own_tokenizer_card, whole_head_card
-from architectures.engines.pair.limits import engines_without_head, without_vllm
-from architectures.engines.pair.misleading import refuse_misleading_name
 from architectures.errors import UserError
 from architectures.files.atomic import staged_folder, write_json, write_text
 from architectures.files.reading import read_text
@@ -65,7 +64,9 @@ def write_whole(draft: SmallDraft, folder: Path) -> None:
     config = {name: value for name, value in draft.config.items() if name != CONFIG_KEY}
     write_json(config, folder / "config.json")
     carry_files(draft.folder, folder)
-    card = whole_head_card(vocabulary, tied_in=engines_without_head(draft.shape.family))
+    *others, last = draft.family.head_is_embedding or (None,)  # engines that take the head to be the embedding
+    tied_in = f"{', '.join(others)} and {last}" if others else last
+    card = whole_head_card(vocabulary, tied_in=tied_in)
     write_text(card, folder / CARD_NAME)
 
 

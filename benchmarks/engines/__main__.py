@@ -16,8 +16,8 @@ from typing import Any
 from architectures.files.typed_file import read_typed
 from architectures.pages.blocks import Table
 from architectures.pages.markdown import between, markdown
-from eval.certificate.laws import shown
-from eval.engine_runs.record import FORM, REMEDY, Certificate, pooled
+from eval.engines.certificate import FORM, REMEDY, Certificate, pooled
+from eval.engines.findings import shown
 from eval.pages.verdict import figure_words
 
 COLUMNS = (

@@ -17,7 +17,7 @@ from benchmarks.gpu.vllm_engine import Engine, running
 from benchmarks.gpu.vllm_steps import PLAIN, REPLY_S, common_kwargs, noted, require_vllm
 from eval.acceptance.estimates import Resampling
 from eval.acceptance.paired_ratios import paired_ratio_quotient
-from eval.certificate.replayed import own_tokens, replay_text
+from eval.engines.findings import own_tokens, replay_text
 from eval.models.loading import load_model
 
 K = 3
@@ -131,7 +131,7 @@ def replay(setting: Setting, draft: object, groups: Sequence[list[list[int]]], p
     own = own_tokens(setting.target, draft)
     texts = [(prompt, run[-1]["token_ids"][0]) for [prompt], run in zip(groups, plain, strict=True)]
     counts = [replay_text(model, [*prompt, *ids[:1]], ids[1:], K, own) for prompt, ids in texts]
-    return {"replayed_per_position": added([each.accepted for each in counts])}
+    return {"replayed_per_position": added([each.by_position or () for each in counts])}
 
 
 def added(lists: Sequence[Sequence[float]]) -> list[int]:

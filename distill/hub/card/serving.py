@@ -5,14 +5,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
-from architectures.engines.pair.facts import DEFAULT_LOOKAHEAD, Drafting, Pair
-from architectures.engines.pair.finding import EngineName, Finding, Severity
-from architectures.engines.pair.read_facts import read_draft, read_model
-from architectures.engines.table import ENGINES, findings, refusals, serve_line
+from architectures.compatibility import (
+    DEFAULT_LOOKAHEAD,
+    ENGINES,
+    LABELS,
+    Drafting,
+    EngineName,
+    Pair,
+    check,
+    read_model,
+    serve_command,
+)
 from architectures.errors import UserError
 from distill.hub.files.contents import OWN_TOKENIZER, SMALL_HEAD, Forms
 from distill.hub.files.early_checks import repository_name
-from eval.engine_runs.record import FILE_NAME, Certificate, CertificateFile, read_certificates, write_certificate
+from eval.engines.certificate import FILE_NAME, Certificate, CertificateFile, read_certificates, write_certificate
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,7 @@ def servings_of(
     model = replace(read_model(str(target), "main"), name=base_model or target.name, path=base_model or target.name)
 
     def pair_of(published: PublishedForm) -> Pair:
-        draft = replace(read_draft(str(published.folder)), name=published.name, path=published.name)
+        draft = replace(read_model(str(published.folder)), name=published.name, path=published.name)
         return Pair(draft=draft, target=model, lookahead=lookahead or DEFAULT_LOOKAHEAD, drafting=drafting)
 
     root = PublishedForm(out, repo_id)
@@ -97,20 +104,13 @@ def gguf_form(out: Path, files: Sequence[str], repo_id: str) -> PublishedForm:
 
 def serving(engine: EngineName, pair: Pair, published: PublishedForm, form: str = "") -> Serving:
     """What one engine says of a form."""
-    entry, engine_findings = ENGINES[engine], findings(engine, pair)
-    label = f"{entry.label}{form}"
-    against = refusals(engine_findings)
-    if against:
-        return Serving(label, "", f"Not served: {' '.join(map(sentence, against))}")
-    line = "\n".join(filter(None, (published.fetched, serve_line(engine, pair))))
-    told = [f"Rules read in version {entry.version}.", certified_words(published.folder, engine)]
-    told += [sentence(finding) for finding in engine_findings if finding.severity is Severity.LOSSY]
+    label, problems = f"{LABELS[engine]}{form}", check(engine, pair)
+    fatal = [f"{each.what}: {each.message}" for each in problems if each.is_fatal]
+    if fatal:
+        return Serving(label, "", f"Not served: {' '.join(fatal)}")
+    line = "\n".join(filter(None, (published.fetched, serve_command(engine, pair))))
+    told = [certified_words(published.folder, engine), *(f"{each.what}: {each.message}" for each in problems)]
     return Serving(label, line, " ".join(told))
-
-
-def sentence(finding: Finding) -> str:
-    """A finding with its remedy."""
-    return f"{finding.explanation} {finding.remedy}".strip()
 
 
 def certified_words(folder: Path, engine: EngineName) -> str:

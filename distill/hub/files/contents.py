@@ -12,8 +12,8 @@ from pathlib import Path
 from architectures.checkpoints.generation_settings import SETTINGS_NAME, write_assistant_settings
 from architectures.checkpoints.manifest import MANIFEST_NAME
 from architectures.checkpoints.target_files import CARRIED_FILES, bytes_below
+from architectures.compatibility import Drafting
 from architectures.conversion.folders import convert_draft
-from architectures.engines.pair.facts import Drafting
 from architectures.errors import UserError
 from architectures.families import family_of
 from architectures.files.atomic import write_json

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from architectures.engines.pair.misleading import refuse_misleading_name
+from architectures.compatibility import refuse_misleading_name
 from architectures.errors import UserError
 from architectures.gguf_export.supported import refuse_other_shapes
 from architectures.shapes.section import TargetConfig

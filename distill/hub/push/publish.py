@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
-from architectures.engines.pair.facts import Drafting
-from architectures.engines.pair.misleading import refuse_misleading_name
+from architectures.compatibility import Drafting, refuse_misleading_name
 from architectures.errors import UserError
 from architectures.files.atomic import staged_folder, write_text
 from architectures.gguf_export.names import GgufKind
@@ -23,7 +22,7 @@ from distill.hub.files.terms import Terms, refuse_unlicensed, terms_of
 from distill.hub.push.upload import Pushed, push_folder
 from distill.recipe.recipe import load_recipe
 from distill.run.run import RECIPE_NAME, Run
-from eval.engine_runs.record import FILE_NAME as CERTIFICATE_NAME
+from eval.engines.certificate import FILE_NAME as CERTIFICATE_NAME
 from eval.report import ScoredRun, read_run, write_page
 from eval.scorecard_schema import CARD_NAME, Scorecard
 

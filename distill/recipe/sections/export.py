@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from architectures.engines.pair.finding import EngineName
+from architectures.compatibility import EngineName
 from architectures.files.number_types import Dtype
 from architectures.files.section import Section
 from architectures.gguf_export.names import GgufKind

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from architectures.compatibility import without_vllm
 from architectures.conversion.folders import convert_draft
-from architectures.engines.pair.limits import without_vllm
 from architectures.families import FAMILIES
 from architectures.small_head.record import read_draft_vocabulary, write_draft_vocabulary
 from eval.models.loading import load_model, load_tokenizer

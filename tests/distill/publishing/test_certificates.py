@@ -8,7 +8,7 @@ from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
 from distill.hub.push.publish import Wanted, dry_run
 from distill.recipe.recipe import load_recipe, save_recipe
-from eval.engine_runs.record import (
+from eval.engines.certificate import (
     Certificate,
     Counted,
     EngineRun,

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 import widedraft
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.checkpoints.generation_settings import read_generation_settings
-from architectures.engines.pair.facts import Drafting
+from architectures.compatibility import Drafting
 from architectures.errors import UserError
 from architectures.files.atomic import write_json
 from architectures.shapes.shape import Shape

@@ -3,25 +3,20 @@
 import ast
 import json
 import sys
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
 from architectures.errors import UserError
-from eval.engine_runs import llama_cpp_engine, openvino_engine, vllm_engine
-from eval.engine_runs.llama_cpp_engine import run_llama_cpp
-from eval.engine_runs.openvino_engine import run_openvino
-from eval.engine_runs.record import Counted
-from eval.engine_runs.vllm_engine import run_vllm
-from eval.engine_runs.worker import Work, answer_of
+from eval.engines import external
+from eval.engines.certificate import Counted
+from eval.engines.external import WORKERS, Work, answer_of, run_llama_cpp, run_openvino, run_vllm
 
-WORKERS = Path(vllm_engine.WORKER).parent
 PACKAGES = {"architectures", "distill", "eval", "widedraft"}
 CONVERSATION = [{"role": "user", "content": "hi"}]
 
 
-def work(target, draft):
+def work(target, draft, **more):
     """Two prompt tokens, and four new ones."""
     return Work(
         python=sys.executable,
@@ -32,16 +27,19 @@ def work(target, draft):
         longest=2,
         lookahead=2,
         max_new_tokens=4,
+        dtype="float32",
+        threads=2,
         seed=17,
+        draft_settings=more,
     )
 
 
 @pytest.fixture
-def stand_in(tmp_path):
-    """stand_in(answer) -> a script that writes the answer, with the request it got in it."""
+def stand_in(tmp_path, monkeypatch):
+    """stand_in(engine, answer): its worker is a script that writes the answer, and keeps the request."""
 
-    def write(answer):
-        script = tmp_path / "worker.py"
+    def write(engine, answer):
+        script = tmp_path / f"{engine}_worker.py"
         script.write_text(
             "import json, sys\n"
             f"answer = json.loads({json.dumps(json.dumps(answer))})\n"
@@ -49,7 +47,7 @@ def stand_in(tmp_path):
             "json.dump(answer, open(sys.argv[2], 'w'))\n"
             f"json.dump(answer['request'], open({str(tmp_path / 'got')!r}, 'w'))\n"
         )
-        return script
+        monkeypatch.setattr(external, "WORKERS", tmp_path)
 
     return write
 
@@ -59,37 +57,37 @@ def vllm_text(ids, accepted):
     return {"prompt_ids": [1, 2], "ids": ids, "elapsed_s": 0.5, "counters": counters}
 
 
-def test_vllms_counters_become_ours(stand_in, tmp_path, monkeypatch):
+def test_vllms_counters_become_ours(stand_in, tmp_path):
     text = {"plain": vllm_text([3, 4, 5], [0, 0]), "drafted": vllm_text([3, 4, 5], [1, 0])}
     own = [vllm_text([], [2, 2])]
-    monkeypatch.setattr(vllm_engine, "WORKER", stand_in({"version": "0.32.0", "texts": [text], "own": own}))
-    run = run_vllm(work(tmp_path, tmp_path), dtype="float32", draft_settings={"use_heterogeneous_vocab": True})
+    stand_in("vllm", {"version": "0.32.0", "texts": [text], "own": own})
+    run = run_vllm(work(tmp_path, tmp_path, use_heterogeneous_vocab=True))
     assert (run.version, run.texts[0].counted.by_position, run.own.accepted) == ("0.32.0", (1, 0), 4)
     assert '"use_heterogeneous_vocab": true' in run.command
     got = json.loads((tmp_path / "got").read_text())
     assert (got["max_model_len"], got["conversations"]) == (9, [CONVERSATION])
 
 
-def test_llama_cpp_tells_no_positions_and_rounds_follow_from_the_text(stand_in, tmp_path, monkeypatch):
+def test_llama_cpp_tells_no_positions_and_rounds_follow_from_the_text(stand_in, tmp_path):
     plain = {"prompt_ids": [1], "ids": [3, 4, 5, 6], "elapsed_s": 0.5, "proposed": 0, "accepted": 0}
     drafted = {**plain, "proposed": 5, "accepted": 2}
     answer = {"version": "1", "texts": [{"plain": plain, "drafted": drafted}], "own": [drafted] * 2}
-    monkeypatch.setattr(llama_cpp_engine, "WORKER", stand_in(answer))
+    stand_in("llama_cpp", answer)
     files = (tmp_path / "t-Q4_0.gguf", tmp_path / "d-F16.gguf")
-    run = run_llama_cpp(work(*files), threads=2)
+    run = run_llama_cpp(work(*files))
     counted = run.texts[0].counted
     assert (counted.rounds, counted.proposed, counted.accepted, counted.by_position) == (1, 5, 2, None)
     assert (run.own.rounds, run.own.accepted) == (2, 4)
     assert run.command.startswith("llama-server -m t-Q4_0.gguf -md d-F16.gguf --spec-type draft-simple")
 
 
-def test_openvinos_rounds_are_what_each_run_of_the_target_gave(stand_in, tmp_path, monkeypatch):
+def test_openvinos_rounds_are_what_each_run_of_the_target_gave(stand_in, tmp_path):
     plain = {"prompt_ids": [1], "ids": [3, 4, 5, 6, 7, 8], "elapsed_s": 0.5, "given": []}
     drafted = {**plain, "given": [1, 3, 1, 1]}  # the prompt's token; two kept, none, and none with room for none
     text = {"plain": plain, "drafted": drafted}
     full = {**plain, "given": [1, 3, 2]}  # the last round has room for one proposal
-    monkeypatch.setattr(openvino_engine, "WORKER", stand_in({"version": "1", "texts": [text], "own": [full]}))
-    run = run_openvino(work(tmp_path, tmp_path), dtype="float32", threads=2)
+    stand_in("openvino", {"version": "1", "texts": [text], "own": [full]})
+    run = run_openvino(work(tmp_path, tmp_path))
     assert run.texts[0].counted == Counted(rounds=3, proposed=3, accepted=2, by_position=(1, 1))
     assert run.own == Counted(rounds=2, proposed=3, accepted=3, by_position=(2, 1))
     got = json.loads((tmp_path / "got").read_text())
@@ -116,13 +114,6 @@ def test_a_worker_imports_nothing_of_this_project_but_its_neighbour(script):
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     names |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert not {name.split(".")[0] for name in names} & PACKAGES
-
-
-@pytest.mark.parametrize("worker", ["vllm", "llama_cpp", "openvino"])
-def test_every_engine_has_its_worker_beside_the_turns(worker):
-    engine = {"vllm": vllm_engine, "llama_cpp": llama_cpp_engine, "openvino": openvino_engine}[worker]
-    assert engine.WORKER.is_file()
-    assert engine.WORKER.with_name("turns.py").is_file()
 
 
 class FakeEngine:

@@ -6,31 +6,20 @@ from dataclasses import replace
 import pytest
 
 import widedraft
-from eval.certificate.certify import Asked, certify_pair
-from eval.certificate.replayed import NONE, OwnTokens, own_tokens, replay_run
-from eval.engine_runs.record import read_certificates
+from eval.engines.certificate import read_certificates
+from eval.engines.certify import CertifySettings, certify_loaded, load
+from eval.engines.findings import NONE, OwnTokens, own_tokens, replay_run
 from eval.models.loading import load_model
 
-ASKED = Asked(
-    draft="",
-    target="",
-    engine="transformers",
-    prompts=None,
-    num_prompts=24,
-    max_new_tokens=64,
-    lookahead=3,
-    dtype="float32",
-    python=None,
-    files=None,
-    threads=1,
-    seed=17,
-)
+
+def certify_pair(target, draft, **changed):
+    settings = CertifySettings(draft=str(draft), target=str(target), engine="transformers", **changed)
+    return certify_loaded(settings, load(settings, threads=1))
 
 
 @pytest.fixture(scope="module")
 def certified(target_folder, noisy_folder):
-    certificate, _ = certify_pair(replace(ASKED, target=str(target_folder), draft=str(noisy_folder)))
-    return certificate
+    return certify_pair(target_folder, noisy_folder)
 
 
 def test_a_pair_that_is_right_is_certified(certified):
@@ -75,7 +64,7 @@ def test_a_draft_of_another_target_fails_and_its_file_is_named(target_folder, no
     shutil.copytree(noisy_folder, wrong)
     text = (wrong / name).read_text() if (wrong / name).exists() else ""
     (wrong / name).write_text(f"{text}\n")
-    certificate, _ = certify_pair(replace(ASKED, target=str(target_folder), draft=str(wrong), max_new_tokens=8))
+    certificate = certify_pair(target_folder, wrong, max_new_tokens=8)
     assert [one.law for one in certificate.findings if not one.holds] == ["enough", "files"]  # short texts, for speed
     assert any(each.startswith(cause) for each in certificate.causes)
 
@@ -88,29 +77,49 @@ def test_the_command_writes_beside_the_draft_and_prints(target_folder, noisy_fol
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "named"),
     [
-        (
-            ["--engine", "transformers", "--num-prompts", "8"],
-            "--num-prompts must be a whole number >= 24 and <= 1000000, got 8.",
-        ),
-        (["--engine", "vllm"], "--python must be given for this engine"),
-        (["--engine", "vllm", "--target-gguf", "a.gguf"], "are for llama.cpp, not vllm."),
-        (["--engine", "llama.cpp"], "--target-gguf: nothing is no file."),
-        (["--engine", "llama.cpp", "--target-ir", "a"], "--target-ir and --draft-ir are for openvino, not llama.cpp."),
-        (["--engine", "openvino", "--target-ir", "a"], "--target-ir: a is no folder with openvino_model.xml."),
-        (["--engine", "vllm", "--python", "no-such-python"], "--python: no-such-python could not be run"),
+        (["--engine", "transformers", "--num-prompts", "8"], "--num-prompts"),
+        ([], "--engine"),
+        (["--engine", "sglang"], "--engine"),
+        (["--engine", "transformers", "--num-threads", "auto"], "--num-threads"),
+        (["--engine", "transformers", "--tensor-parallel", "2"], "--tensor-parallel"),
+        (["--engine", "transformers", "--dry-run", "--num-prompts", "24"], "--num-prompts"),
+        (["--engine", "vllm"], "--python"),
+        (["--engine", "vllm", "--python", "no-such-python", "--target-gguf", "a.gguf"], "--target-gguf"),
+        (["--engine", "llama.cpp", "--python", "no-such-python"], "--target-gguf"),
+        (["--engine", "llama.cpp", "--python", "no-such-python", "--target-ir", "a"], "--target-"),
+        (["--engine", "openvino", "--python", "no-such-python", "--target-ir", "a"], "--target-ir"),
+        (["--engine", "vllm", "--python", "no-such-python"], "--python: no-such-python"),
     ],
 )
-def test_what_cannot_be_certified_is_refused(target_folder, noisy_folder, words, message, capsys):
+def test_what_cannot_be_certified_names_its_flag(target_folder, noisy_folder, words, named, capsys):
     assert widedraft.main(["certify", str(noisy_folder), "--target", str(target_folder), *words]) == 2
-    assert message in capsys.readouterr().err
+    assert named in capsys.readouterr().err
 
 
-def test_a_small_head_is_sent_to_convert(target_folder, small_head_folder, capsys):
+def test_a_reduced_vocabulary_is_exported_in_a_form_first(target_folder, small_head_folder, capsys):
     words = ["certify", str(small_head_folder), "--target", str(target_folder), "--engine", "transformers"]
     assert widedraft.main(words) == 2
-    assert "widedraft convert" in capsys.readouterr().err
+    assert "widedraft export" in capsys.readouterr().err
+
+
+def test_a_dry_run_prints_the_command_of_every_engine(target_folder, noisy_folder, small_head_folder, capsys):
+    words = ["--target", str(target_folder), "--dry-run", "--lookahead", "5"]
+    assert widedraft.main(["certify", str(noisy_folder), *words]) == 0
+    printed = capsys.readouterr().out
+    for part in (
+        '"num_speculative_tokens": 5',
+        "STANDALONE",
+        "--spec-draft-n-max 5",
+        "assistant_model=draft",
+        "LLMPipe",
+    ):
+        assert part in printed
+    with pytest.raises(SystemExit) as stopped:
+        widedraft.main(["certify", str(small_head_folder), *words, "--engine", "vllm"])
+    assert stopped.value.code == 1
+    assert "--form whole or --form own-tokenizer" in capsys.readouterr().out
 
 
 def test_a_tokenizer_of_as_many_tokens_is_no_own_one(target_folder, noisy_folder):

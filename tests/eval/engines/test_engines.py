@@ -4,7 +4,6 @@ Each needs a Python of its own environment, named by WIDEDRAFT_VLLM and WIDEDRAF
 """
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from architectures.pruning.prune import prune_checkpoint
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
-from eval.certificate.certify import Asked, certify_pair
+from eval.engines.certify import CertifySettings, certify_loaded, load
 from eval.models.loading import load_model
 
 TARGET = Path(__file__).parents[3] / "models" / "SmolLM2-135M-Instruct"
@@ -57,35 +56,24 @@ def drafts(tmp_path_factory):
     return place
 
 
-def asked(draft, **changed):
-    values = Asked(
-        draft=str(draft),
-        target=str(TARGET),
-        engine="vllm",
-        prompts=None,
-        num_prompts=24,
-        max_new_tokens=64,
-        lookahead=3,
-        dtype="float32",
-        python=None,
-        files=None,
-        threads=2,
-        seed=17,
+def certify_real(draft, engine, variable, **files):
+    settings = CertifySettings(
+        draft=str(draft), target=str(TARGET), engine=engine, python=python_of(variable), num_threads=2, **files
     )
-    return replace(values, **changed)
+    return certify_loaded(settings, load(settings, threads=2))
 
 
 @pytest.mark.parametrize("form", ["noisy", "whole", "own-tokenizer"])
 def test_vllm_does_with_every_form_what_replay_says(drafts, form):
-    certificate, _ = certify_pair(asked(drafts / form, python=python_of("WIDEDRAFT_VLLM")))
+    certificate = certify_real(drafts / form, "vllm", "WIDEDRAFT_VLLM")
     assert certificate.holds, certificate.findings
 
 
 @pytest.mark.parametrize("form", ["noisy", "whole"])
 def test_llama_cpp_does_with_a_gguf_file_what_replay_says(drafts, form, tmp_path):
-    python = python_of("WIDEDRAFT_LLAMA_CPP")
     files = tmp_path / "target-F16.gguf", tmp_path / "draft-F16.gguf"
     for folder, file in zip((TARGET, drafts / form), files, strict=True):
         export_gguf(folder, file, "f16", name=file.stem)
-    certificate, _ = certify_pair(asked(drafts / form, engine="llama.cpp", python=python, files=files))
+    named = {"target_gguf": files[0], "draft_gguf": files[1]}
+    certificate = certify_real(drafts / form, "llama.cpp", "WIDEDRAFT_LLAMA_CPP", **named)
     assert certificate.holds, certificate.findings

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, __version__
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
-from eval.engine_runs.record import Counted, EngineRun, TextRun, pooled
+from eval.engines.certificate import Counted, EngineRun, TextRun, pooled
 
 
 @dataclass
@@ -31,31 +31,22 @@ class Tally:
         )
 
 
-@dataclass(frozen=True)
-class Pair:
-    """What is decoded with.
-
-    Attributes:
-        target: Writes.
-        draft: Proposes.
-        command: How it was run, in words.
-    """
-
-    target: PreTrainedModel
-    draft: PreTrainedModel
-    command: str
-
-
 def run_transformers(
-    pair: Pair, prompts: Sequence[Sequence[int]], *, lookahead: int, max_new_tokens: int, seed: int
+    models: tuple[PreTrainedModel, PreTrainedModel],
+    prompts: Sequence[Sequence[int]],
+    *,
+    lookahead: int,
+    max_new_tokens: int,
+    seed: int,
 ) -> EngineRun:
     """Decode every prompt greedily without and with the draft, in turns of a drawn order; then the target by itself."""
+    target, draft = models
     order = random.Random(seed)  # noqa: S311  # no secret
     texts = []
     for prompt in prompts:
         decoded: dict[bool, tuple[list[int], float, Counted]] = {}
         for drafted in order.sample([False, True], 2):
-            decoded[drafted] = decode(pair.target, pair.draft if drafted else None, prompt, lookahead, max_new_tokens)
+            decoded[drafted] = decode(target, draft if drafted else None, prompt, lookahead, max_new_tokens)
         texts.append(
             TextRun(
                 prompt_ids=tuple(prompt),
@@ -66,12 +57,12 @@ def run_transformers(
                 counted=decoded[True][2],
             )
         )
-    own = [decode(pair.target, pair.target, prompt, lookahead, max_new_tokens)[2] for prompt in prompts]
+    own = [decode(target, target, prompt, lookahead, max_new_tokens)[2] for prompt in prompts]
     return EngineRun(
         engine="transformers",
         version=__version__,
-        command=pair.command,
-        dtype=str(pair.target.dtype).removeprefix("torch."),
+        command=f"generate(assistant_model=DRAFT, num_assistant_tokens={lookahead}, do_sample=False)",
+        dtype=str(target.dtype).removeprefix("torch."),
         lookahead=lookahead,
         max_new_tokens=max_new_tokens,
         own=pooled(own),

@@ -1,0 +1,439 @@
+"""Whether an engine can serve a target with a draft, and with which command. Reads configs and tokenizers; no torch.
+
+The checks were read in the code of the engines: vLLM 0.32.0 (method draft_model), SGLang 0.5.23 (STANDALONE), llama.cpp
+as of llama-cpp-python 0.3.36 (-md), transformers 5.23 (assistant_model), OpenVINO GenAI 2026.4 (draft_model), and in
+the documentation of TensorRT-LLM of 2026-11 (DraftTarget). docs/engines.md says which of them were run here.
+"""
+
+import json
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from architectures.checkpoints.fingerprint import TOKENIZER_SETTINGS, chat_template, read_json_file
+from architectures.checkpoints.generation_settings import ASSISTANT_KEYS
+from architectures.checkpoints.manifest import read_manifest
+from architectures.errors import UserError
+from architectures.families import FAMILIES
+from architectures.families.config_entries import TEXT_PARTS
+from architectures.families.family import ModelEngine
+from architectures.files.reading import read_json
+from architectures.shapes.context_length import context_length
+from architectures.shapes.serving import serving_problems, tensor_parallel_degrees
+from architectures.shapes.shape import Shape
+from architectures.small_head.record import CONFIG_KEY
+from architectures.targets.target import cached_config, config_at_hand, is_gguf, local_path
+
+EngineName = Literal["vllm", "sglang", "llama.cpp", "transformers", "openvino", "tensorrt-llm"]
+ENGINES: tuple[EngineName, ...] = get_args(EngineName)
+LABELS: dict[EngineName, str] = {
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "llama.cpp": "llama.cpp",
+    "transformers": "transformers",
+    "openvino": "OpenVINO",
+    "tensorrt-llm": "TensorRT-LLM",
+}
+DEFAULT_LOOKAHEAD = 3  # llama.cpp's, SGLang's and TensorRT-LLM's own
+COMPARES_TOKENS = ("sglang", "llama.cpp", "tensorrt-llm")  # and stop if they differ; others propose wrong tokens
+DIVIDES_TENSORS = ("vllm", "sglang")  # draft and target over the same devices
+LLAMA_CPP_MAX_DIFFERENCE, LLAMA_CPP_FIRST_COMPARED = 128, 5  # common/speculative.cpp
+OTHER_METHODS = ("eagle-", "eagle3", "dflash", "dspark")  # vllm/config/speculative.py
+MAX_TOKENIZER_MIB = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokenizer:
+    """What engines compare: id of every text, the kind of model (BPE, Unigram), ids of BOS and EOS, chat template."""
+
+    ids: Mapping[str, int]
+    kind: str
+    special: tuple[Any, Any]
+    template: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A draft or a target, as far as engines look; what is not known is None.
+
+    Attributes:
+        name: As a command names it.
+        path: Absolute of a folder, otherwise the hub id.
+        small_head: Rows of the output head of a reduced vocabulary; 0 if it outputs every id.
+        shape: None of a family that widedraft does not know.
+        context: Maximum number of tokens.
+        form: Of `widedraft export --form`.
+        planned: Whether it is the shape of a recipe, of which nothing is written yet.
+    """
+
+    name: str
+    path: str
+    model_type: str
+    vocab_size: int | None
+    small_head: int = 0
+    shape: Shape | None = None
+    context: int | None = None
+    dtype: str | None = None
+    is_quantized: bool = False
+    tokenizer: Tokenizer | None = None
+    num_assistant_tokens: int | None = None
+    form: str | None = None
+    planned: bool = False
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """How an engine has a draft propose: tokens per step at most, and the confidence below which it stops, or 0."""
+
+    lookahead: int
+    confidence: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """What is to be served; `drafting` has the settings of engines that do not just propose `lookahead` tokens."""
+
+    draft: Model
+    target: Model
+    revision: str = "main"
+    tensor_parallel: int = 1
+    lookahead: int = DEFAULT_LOOKAHEAD
+    drafting: Mapping[str, Drafting] = field(default_factory=dict)
+
+    def drafting_of(self, engine: str) -> Drafting:
+        return self.drafting.get(engine, Drafting(self.lookahead))
+
+    @property
+    def has_own_tokenizer(self) -> bool:
+        """Whether the draft has another tokenizer and another number of ids than its target."""
+        ours, theirs = self.draft.tokenizer, self.target.tokenizer
+        other = self.draft.form == "own-tokenizer" or (ours and theirs and ours.ids != theirs.ids)
+        return bool(other) and self.draft.vocab_size != self.target.vocab_size
+
+    def is_mapped_by(self, engine: EngineName) -> bool:
+        """Whether the engine maps tokens of two tokenizers by their texts."""
+        return self.has_own_tokenizer and engine in ("vllm", "transformers")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that speaks against serving a pair; a fatal one stops the engine, others cost acceptance or speed."""
+
+    what: str
+    message: str
+    is_fatal: bool = False
+
+
+def check(engine: EngineName, pair: Pair) -> list[Problem]:
+    """What speaks against a pair in an engine, fatal problems first."""
+    found = [*check_vocabulary(engine, pair), *check_tokenizer(engine, pair), *check_model(engine, pair)]
+    found += [*check_devices(engine, pair), *check_numbers(engine, pair)]
+    return sorted(found, key=lambda problem: not problem.is_fatal)
+
+
+def check_vocabulary(engine: EngineName, pair: Pair) -> Iterator[Problem]:
+    """Every id of the target has a row of the draft's head; llama.cpp allows padding of different sizes."""
+    draft, target = pair.draft, pair.target
+    allowed = LLAMA_CPP_MAX_DIFFERENCE if engine == "llama.cpp" else 0
+    sizes = f"vocab_size is {draft.vocab_size} in the draft and {target.vocab_size} in the target"
+    if draft.vocab_size is None or target.vocab_size is None:
+        yield Problem("vocabulary", f"{sizes}, so that they were not compared.")
+    elif engine == "vllm" and pair.has_own_tokenizer and (reason := without_vllm(draft.model_type)):
+        yield Problem("vocabulary", f"{sizes}, and {reason}. Export it with --form whole.", is_fatal=True)
+    elif abs(draft.vocab_size - target.vocab_size) > allowed and not pair.is_mapped_by(engine):
+        fix = "Export it with --form whole." if draft.form else "Take a draft that was made for this target."
+        yield Problem("vocabulary", f"{sizes}. {fix}", is_fatal=True)
+    if draft.small_head:
+        told = f"the draft's head outputs {draft.small_head} of {draft.vocab_size} ids ({CONFIG_KEY})."
+        own_code = "Load it by the code in its README.md, or export" if engine == "transformers" else "Export"
+        form = " or --form own-tokenizer" if engine == "vllm" else ""
+        is_fatal = engine != "transformers" and not draft.planned
+        yield Problem("output head", f"{told} {own_code} it with --form whole{form}.", is_fatal)
+
+
+def check_tokenizer(engine: EngineName, pair: Pair) -> Iterator[Problem]:
+    """The same text for every id, and the same template around conversations."""
+    ours, theirs = pair.draft.tokenizer, pair.target.tokenizer
+    if ours is None or theirs is None:
+        if not pair.draft.planned:
+            name = (pair.draft if ours is None else pair.target).name
+            yield Problem("tokenizer", f"no tokenizer.json of {name} is here, so that tokenizers were not compared.")
+        return
+    if not pair.is_mapped_by(engine):
+        difference = difference_of(ours, theirs, first=LLAMA_CPP_FIRST_COMPARED if engine == "llama.cpp" else 0)
+        if engine == "llama.cpp" and difference is None and (ours.kind, ours.special) != (theirs.kind, theirs.special):
+            difference = f"type, BOS and EOS are {ours.kind} {ours.special} and {theirs.kind} {theirs.special}"
+        if difference is not None:
+            fix = "Copy the target's tokenizer files into the draft."
+            yield Problem("tokenizer", f"draft and target differ: {difference}. {fix}", engine in COMPARES_TOKENS)
+    if ours.template != theirs.template:
+        yield Problem(
+            "chat template", "the draft's differs from the target's. Train it on the target's, and copy that."
+        )
+
+
+def check_model(engine: EngineName, pair: Pair) -> Iterator[Problem]:
+    """What the engine's model code can compute."""
+    draft, label, family = pair.draft, LABELS[engine], FAMILIES.get(pair.draft.model_type)
+    if family is None or draft.shape is None:
+        yield Problem("model type", f"{draft.model_type} is not known to widedraft; its sizes were not checked.")
+        return
+    shape = draft.shape
+    for problem in serving_problems(shape):
+        yield Problem("shape", problem, is_fatal=True)
+    if label in family.heads_share_hidden and shape.head_dim * shape.heads != shape.hidden:
+        told = f"{label} takes hidden / heads for head_dim, which is {shape.head_dim}. Prune both alike."
+        yield Problem("shape", told, is_fatal=True)
+    if label in get_args(ModelEngine) and label not in family.engines:
+        told = f"{label} has no {draft.model_type} of its own. Take another engine."
+        yield Problem("model type", told, is_fatal=engine == "llama.cpp")
+    if label in family.head_is_embedding and not shape.tied:
+        told = f"{label} takes the embedding of {draft.model_type} for its head. Tie the draft's head."
+        yield Problem("output head", told, is_fatal=True)
+
+
+def check_devices(engine: EngineName, pair: Pair) -> Iterator[Problem]:
+    """Both models can be divided over the devices."""
+    if pair.tensor_parallel == 1:
+        return
+    if engine not in DIVIDES_TENSORS:
+        told = f"how {LABELS[engine]} divides a draft over {pair.tensor_parallel} devices was not checked."
+        yield Problem("tensor parallel", told)
+        return
+    for role, shape in (("draft", pair.draft.shape), ("target", pair.target.shape)):
+        if shape is not None and pair.tensor_parallel not in (degrees := tensor_parallel_degrees(shape)):
+            parts = (
+                f"{shape.heads} heads, {shape.kv_heads} KV heads and {shape.intermediate} FFN channels of the {role}"
+            )
+            could = f"{', '.join(map(str, degrees))} can"
+            told = f"{pair.tensor_parallel} devices cannot divide the {parts}; {could}."
+            yield Problem("tensor parallel", told, is_fatal=True)
+
+
+def check_numbers(engine: EngineName, pair: Pair) -> Iterator[Problem]:
+    """Length, dtype, and a name that vLLM does not mistake."""
+    draft, target = pair.draft, pair.target
+    if draft.context is not None and target.context is not None and draft.context < target.context:
+        yield Problem("length", f"the draft was made for {draft.context} tokens, the target for {target.context}.")
+    if engine != "vllm":
+        return
+    if None not in (draft.dtype, target.dtype) and draft.dtype != target.dtype:
+        told = f"{draft.dtype} in the draft and {target.dtype} in the target; vLLM runs both in one dtype."
+        yield Problem("dtype", told)
+    if (part := misleading_part(draft.path)) is not None:
+        told = f"{draft.path} contains {part!r}, which vLLM takes for another method. Rename it."
+        yield Problem("name", told, is_fatal=True)
+
+
+def difference_of(ours: Tokenizer, theirs: Tokenizer, *, first: int) -> str | None:
+    """The first id from `first` on, as far as both go, that has different texts; or different sizes if first is 0."""
+    if ours.ids == theirs.ids:
+        return None
+    our_texts, their_texts = ({number: text for text, number in each.ids.items()} for each in (ours, theirs))
+    shared = range(first, min(max(our_texts, default=-1), max(their_texts, default=-1)) + 1)
+    for number in shared:
+        if our_texts.get(number) != their_texts.get(number):
+            return f"id {number} is {our_texts.get(number)!r:.40} and {their_texts.get(number)!r:.40}"
+    return None if first else f"{len(ours.ids)} and {len(theirs.ids)} texts"
+
+
+def without_vllm(model_type: str) -> str | None:
+    """Why vLLM serves no draft of this type with a vocabulary of its own; None if it does, or was not asked."""
+    family = FAMILIES.get(model_type)
+    if family is None:
+        return None
+    if "vLLM" in family.head_is_embedding:
+        return f"vLLM's {family.label} has no output head but the embedding"
+    return None if "vLLM" in family.engines else f"vLLM has no {family.label} of its own"
+
+
+def misleading_part(name: str) -> str | None:
+    """The part of a path or hub id by which vLLM takes a draft for another method's; None if there is none."""
+    return next((part for part in OTHER_METHODS if part in name.lower()), None)
+
+
+def refuse_misleading_name(name: str) -> None:
+    """Raise UserError for a hub id or an absolute path by which vLLM would take the draft for another method's."""
+    if (part := misleading_part(name)) is not None:
+        raise UserError(f"{name}: contains {part!r}, which vLLM takes for another method. Choose another name.")
+
+
+def serve_command(engine: EngineName, pair: Pair) -> str:
+    """How a pair is served: shell, Python or YAML, as the engine takes it."""
+    return COMMANDS[engine](pair)
+
+
+def serve_vllm(pair: Pair) -> str:
+    devices = pair.tensor_parallel
+    config = {"method": "draft_model", "model": pair.draft.name, "num_speculative_tokens": pair.lookahead}
+    config |= {"draft_tensor_parallel_size": devices} if devices > 1 else {}
+    config |= {"use_heterogeneous_vocab": True} if pair.has_own_tokenizer else {}
+    parallel = ["--tensor-parallel-size", str(devices)] if devices > 1 else []
+    serve = ["vllm", "serve", pair.target.name, *revision_of(pair), *parallel]
+    return shell(serve, ["--speculative-config", json.dumps(config)])
+
+
+def serve_sglang(pair: Pair) -> str:
+    """A shell command; SGLang counts the token after the proposed ones among the draft's."""
+    parallel = ["--tp-size", str(pair.tensor_parallel)] if pair.tensor_parallel > 1 else []
+    return shell(
+        ["python", "-m", "sglang.launch_server", "--model-path", pair.target.name, *revision_of(pair), *parallel],
+        ["--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", pair.draft.name],
+        ["--speculative-num-steps", str(pair.lookahead), "--speculative-eagle-topk", "1"],
+        ["--speculative-num-draft-tokens", str(pair.lookahead + 1)],
+        ["--speculative-draft-model-quantization", "unquant"] * (pair.target.is_quantized > pair.draft.is_quantized),
+    )
+
+
+def serve_llama_cpp(pair: Pair) -> str:
+    drafting = pair.drafting_of("llama.cpp")
+    return shell(
+        ["llama-server", "-m", gguf_name(pair.target), "-md", gguf_name(pair.draft), "--spec-type", "draft-simple"],
+        ["--spec-draft-n-max", str(drafting.lookahead), "--spec-draft-p-min", str(drafting.confidence)],
+    )
+
+
+def serve_transformers(pair: Pair) -> str:
+    """Lines of Python; transformers reads the settings from the draft's generation config, nowhere else."""
+    draft, drafting = pair.draft, pair.drafting_of("transformers")
+    values = zip(ASSISTANT_KEYS, (drafting.lookahead, "constant", drafting.confidence), strict=True)
+    has_encoder = draft.shape is not None and draft.shape.encoder_layers > 0
+    opens = "AutoModelForSeq2SeqLM" if has_encoder else "AutoModelForCausalLM"
+    loads = f"{opens}.from_pretrained({draft.name!r})"
+    if draft.small_head:
+        loads = f"load_draft(Path({draft.name!r}))  # the code of its README.md"
+    both = ", tokenizer=tokenizer, assistant_tokenizer=draft_tokenizer" if pair.has_own_tokenizer else ""
+    branch = f", revision={pair.revision!r}" if pair.revision != "main" else ""
+    return (
+        f"target = {opens}.from_pretrained({pair.target.name!r}{branch})\n"
+        f"draft = {loads}\n"
+        f"draft.generation_config.update({', '.join(f'{key}={value!r}' for key, value in values)})\n"
+        f"target.generate(**inputs, assistant_model=draft{both})"
+    )
+
+
+def serve_openvino(pair: Pair) -> str:
+    """Lines of Python, for folders as `optimum-cli export openvino` writes them."""
+    return (
+        f'pipe = LLMPipeline({pair.target.name!r}, "CPU", draft_model=draft_model({pair.draft.name!r}, "CPU"))\n'
+        f"pipe.generate(prompt, GenerationConfig(num_assistant_tokens={pair.lookahead}))"
+    )
+
+
+def serve_tensorrt_llm(pair: Pair) -> str:
+    """A YAML file for its LLM API."""
+    return (
+        "disable_overlap_scheduler: true\nspeculative_config:\n  decoding_type: DraftTarget\n"
+        f"  max_draft_len: {pair.lookahead}\n  speculative_model: {json.dumps(pair.draft.name)}"
+    )
+
+
+COMMANDS: dict[EngineName, Callable[[Pair], str]] = {
+    "vllm": serve_vllm,
+    "sglang": serve_sglang,
+    "llama.cpp": serve_llama_cpp,
+    "transformers": serve_transformers,
+    "openvino": serve_openvino,
+    "tensorrt-llm": serve_tensorrt_llm,
+}
+
+
+def revision_of(pair: Pair) -> list[str]:
+    return [] if pair.revision == "main" else ["--revision", pair.revision]
+
+
+def shell(*parts: list[str]) -> str:
+    """A shell command over several lines."""
+    return " \\\n  ".join(shlex.join(part) for part in parts if part)
+
+
+def gguf_name(model: Model) -> str:
+    """The file that a folder or hub id is converted to; a GGUF file itself."""
+    return model.name if is_gguf(model.name) else f"{Path(model.name).name}.gguf"
+
+
+def report(engines: tuple[EngineName, ...], pair: Pair) -> tuple[str, bool]:
+    """Problems and command of each engine as text, and whether all of them can serve the pair."""
+    lines, all_serve = [], True
+    for engine in engines:
+        problems = check(engine, pair)
+        serves = not any(problem.is_fatal for problem in problems)
+        all_serve &= serves
+        lines.append(f"{LABELS[engine]}: {'ok' if serves else 'NOT SERVED'}")
+        lines += [f"  {'error' if each.is_fatal else 'warning'}: {each.what}: {each.message}" for each in problems]
+        if serves:
+            lines += [f"    {line}" for line in serve_command(engine, pair).splitlines()]
+    return "\n".join(lines), all_serve
+
+
+def read_model(path: str, revision: str = "main") -> Model:
+    """The facts of a checkpoint: of its files if they are on this machine, otherwise of its config.
+
+    Args:
+        path: A folder, a hub id, or a .gguf file.
+        revision: Branch, tag or commit of a hub id.
+
+    Raises:
+        UserError: If there is no such checkpoint, the hub cannot be reached, or a file is damaged.
+    """
+    local = local_path(path, revision)
+    config, own = config_at_hand(path, revision)
+    part = next((config[key] for key in TEXT_PARTS if isinstance(config.get(key), dict)), config)
+    family = FAMILIES.get(config.get("model_type", "")) if part is config else None
+    shape = None
+    if family is not None and all(config.get(key, value) == value for key, value in family.fixed_entries.items()):
+        shape = Shape.from_config({**config, "quantization_config": None}, where=path)
+    context = context_length(part, where=path)
+    model = Model(
+        name=path,
+        path=path if local is None else str(local.absolute()),
+        model_type=str(part.get("model_type", config.get("model_type"))),
+        vocab_size=shape.vocab if shape is not None else part.get("vocab_size", config.get("vocab_size")),
+        small_head=part.get(CONFIG_KEY) or 0,
+        shape=shape,
+        context=None if context is None else context.tokens,
+        dtype=config.get("dtype") or config.get("torch_dtype") or part.get("dtype"),
+        is_quantized=config.get("quantization_config") is not None,
+    )
+    folder = local if local is not None else cached_config(path, revision) if own else None
+    if folder is None or is_gguf(folder):
+        return model
+    return replace(
+        model,
+        tokenizer=read_tokenizer(folder, config),
+        num_assistant_tokens=read_json_file(folder / "generation_config.json").get("num_assistant_tokens"),
+        form=(read_manifest(folder) or {}).get("form"),
+    )
+
+
+def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer | None:
+    """The tokenizer of a folder without loading it; None if there is no tokenizer.json, or of an unknown form.
+
+    Raises:
+        UserError: If a file is damaged.
+    """
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return None
+    content = read_json(file, "Copy the target's tokenizer files there.", most_mib=MAX_TOKENIZER_MIB)
+    settings = read_json_file(folder / TOKENIZER_SETTINGS)
+    try:
+        vocab = content["model"]["vocab"]
+        ids = dict(vocab) if isinstance(vocab, dict) else {entry[0]: number for number, entry in enumerate(vocab)}
+        ids |= {added["content"]: int(added["id"]) for added in content.get("added_tokens") or []}
+        ids |= {added["content"]: int(number) for number, added in settings.get("added_tokens_decoder", {}).items()}
+        kind = str(content["model"].get("type", "BPE"))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+    def special_id(name: str) -> Any:
+        token = settings.get(name)
+        text = token.get("content") if isinstance(token, dict) else token
+        configured = config.get(f"{name}_id")
+        first = configured[0] if isinstance(configured, list) and configured else configured
+        return ids[text] if isinstance(text, str) and text in ids else first
+
+    template = json.dumps(chat_template(folder, settings.get("chat_template")))
+    return Tokenizer(ids=ids, kind=kind, special=(special_id("bos_token"), special_id("eos_token")), template=template)

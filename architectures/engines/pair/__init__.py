@@ -1,1 +1,0 @@
-"""What is known of a target and a draft that an engine is to serve."""

@@ -1,1 +1,0 @@
-"""What each engine demands of a pair."""

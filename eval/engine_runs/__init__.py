@@ -1,1 +1,0 @@
-"""Engines that decode, each in its own environment, and certificate.json."""

@@ -1,0 +1,268 @@
+"""What must hold of an engine's run with a draft, from its texts, its counters and our replay. Pure but for `replay`.
+
+    files       the draft's tokenizer and chat template are the target's, byte for byte
+    prompts     the engine reads the tokens that widedraft reads: same tokenizer, same chat template
+    own draft   the target as its own draft accepts everything it proposes
+    same text   with the draft the engine writes the text it writes without, but for near-ties in fewer than 32 bits
+    counts      what the engine accepted by position is what exact replay gives on the same texts
+
+Engines count otherwise than we do near a text's end. Our steps propose as many tokens as the text has room for, and its
+last token is always the target's. vLLM and llama.cpp propose past a stop token, and count what they accept there: at
+most one step per text, which TOLERANCE leaves room for.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from eval.acceptance.replay import answer_logits, replay_counts
+from eval.engines.certificate import Counted, EngineRun, Finding, TextRun, pooled
+from eval.lossless import MIN_OWN_ACCEPTANCE
+from eval.models.loading import load_tokenizer
+from eval.near_ties import TIE_STEPS
+
+TOLERANCE = 0.02  # of a rate by position
+MIN_PROMPTS, MIN_TOKENS = 24, 64
+NONE = -1  # in place of a token that is no output id of the draft
+PROPOSES_AT_ONCE = ("transformers",)  # others read the prompt first, which gives a text's first token
+EIGHT_BITS = 2.0**-7  # llama.cpp rounds what it multiplies with quantised weights to 8 bits, one of them the sign
+ROUNDING = {"float32": 0.0, "bfloat16": torch.finfo(torch.bfloat16).eps, "float16": torch.finfo(torch.float16).eps}
+
+
+@dataclass(frozen=True)
+class PairFacts:
+    """What is known of a pair before anything is run.
+
+    Attributes:
+        same_tokenizer: Whether the draft's tokenizer is the target's, file by file.
+        same_template: Whether its chat template is.
+        draft_context: Maximum tokens of the draft; None if there is no end.
+        quantised: Files that hold fewer than 16 bits per weight.
+    """
+
+    same_tokenizer: bool
+    same_template: bool
+    draft_context: int | None
+    quantised: Sequence[str] = ()
+
+
+def find(
+    run: EngineRun, prompts: Sequence[Sequence[int]], replay: Counted, facts: PairFacts, ties: Collection[int] = ()
+) -> list[Finding]:
+    """Every law.
+
+    Args:
+        run: Of the engine.
+        prompts: As the target's own tokenizer and template render them.
+        replay: Exact counts over the engine's plain texts.
+        facts: Of the pair.
+        ties: Numbers of the prompts whose texts part at a near-tie that rounding explains, from 1.
+    """
+    num_texts, own = len(run.texts), run.own
+    differing = [
+        name for name, same in (("tokenizer", facts.same_tokenizer), ("chat template", facts.same_template)) if not same
+    ]
+    misread = [
+        f"prompt {number} from its token {index + 1} on"
+        for number, (text, ours) in enumerate(zip(run.texts, prompts, strict=True), start=1)
+        if (index := first_difference(text.prompt_ids, ours)) is not None
+    ]
+    parted = [number for number, text in enumerate(run.texts, start=1) if differs(text)]
+    changed = [number for number in parted if number not in ties]
+    counted = pooled([text.counted for text in run.texts])
+    worst = max(abs(a - b) for a, b in zip(rates(replay, counted), rates(counted, counted), strict=True))
+    positions = run.lookahead if counted.by_position is None else 1  # that one rate stands for
+    return [
+        Finding(
+            law="enough",
+            holds=num_texts >= MIN_PROMPTS and run.max_new_tokens >= MIN_TOKENS,
+            detail=f"{num_texts} prompts, {run.max_new_tokens} tokens (required: {MIN_PROMPTS}, {MIN_TOKENS})",
+        ),
+        Finding(law="files", holds=not differing, detail=f"differ from the target's: {', '.join(differing) or 'none'}"),
+        Finding(law="prompts", holds=not misread, detail=f"read differently: {'; '.join(misread[:1]) or 'none'}"),
+        Finding(
+            law="own draft",
+            holds=own.accepted >= MIN_OWN_ACCEPTANCE * own.proposed > 0,
+            detail=f"accepted {own.accepted} of {own.proposed} proposals (required: {MIN_OWN_ACCEPTANCE:.0%})",
+        ),
+        Finding(
+            law="same text",
+            holds=not changed,
+            detail=f"equal {num_texts - len(parted)} of {num_texts}, near-ties {len(parted) - len(changed)}, "
+            f"changed {len(changed)}" + (f", the first at prompt {changed[0]}" if changed else ""),
+        ),
+        Finding(
+            law="counts",
+            holds=worst <= TOLERANCE * positions,
+            detail=f"accepted {shown(counted)} in {counted.rounds} steps, replay {shown(replay, like=counted)} in "
+            f"{replay.rounds}; largest difference of a rate {worst:.3f} (allowed: {TOLERANCE * positions:g})",
+        ),
+    ]
+
+
+def likely_causes(
+    run: EngineRun, findings: Sequence[Finding], replayed: Sequence[Counted], facts: PairFacts
+) -> list[str]:
+    """What probably went wrong, the most telling first; nothing if every law holds.
+
+    Args:
+        run: Of the engine.
+        findings: As `find` returns them.
+        replayed: Exact counts of every text.
+        facts: Of the pair.
+    """
+    failed = {finding.law for finding in findings if not finding.holds}
+    if not failed:
+        return []
+    pairs = list(zip(run.texts, replayed, strict=True))
+    silent = [len(text.prompt_ids) for text, ours in pairs if ours.accepted and not text.counted.accepted]
+    heard = [len(text.prompt_ids) for text in run.texts if text.counted.accepted]
+    causes = []
+    if "prompts" in failed:
+        causes.append(
+            "chat template or tokenizer: the engine reads prompts otherwise. Serve the target's own template."
+        )
+    if not facts.same_tokenizer:
+        causes.append("tokenizer: the draft's is not the target's. Export it for this target.")
+    elif not facts.same_template:
+        causes.append("chat template: the draft's is not the target's. Export the draft again.")
+    if silent and not (heard and min(silent) <= max(heard)):
+        causes.append(
+            f"length: nothing is accepted after prompts of {min(silent)} tokens or more (maximum of the draft: "
+            f"{facts.draft_context}). Raise the draft's max_position_embeddings or the engine's limit for it."
+        )
+    if "own draft" in failed and run.own.proposed:
+        causes.append("engine: it loses tokens that the target proposes to itself. Try another version.")
+    if facts.quantised:
+        causes.append(f"quantisation: {', '.join(facts.quantised)}. Try 16 bits.")
+    if run.dtype in ("bfloat16", "float16"):
+        causes.append(f"dtype: {run.dtype} rounds one token and several otherwise. Certify in float32.")
+    if not causes:
+        _, number = max((abs(ours.accepted - text.counted.accepted), n) for n, (text, ours) in enumerate(pairs, 1))
+        text, ours = pairs[number - 1]
+        causes.append(f"unknown: largest at prompt {number}, accepted {text.counted.accepted}, replay {ours.accepted}.")
+    return causes
+
+
+def rates(counted: Counted, like: Counted) -> list[float]:
+    """Accepted tokens per step: by position if the engine reports them, otherwise all together."""
+    steps = max(counted.rounds, 1)
+    if like.by_position is None or counted.by_position is None:
+        return [counted.accepted / steps]
+    return [accepted / steps for accepted in counted.by_position]
+
+
+def shown(counted: Counted, like: Counted | None = None) -> str:
+    if counted.by_position is None or (like is not None and like.by_position is None):
+        return str(counted.accepted)
+    return ", ".join(map(str, counted.by_position))
+
+
+def differs(text: TextRun) -> bool:
+    """Whether the draft changed a text."""
+    return text.plain_ids != text.drafted_ids
+
+
+def first_difference(some: Sequence[int], others: Sequence[int]) -> int | None:
+    """The first index at which two texts differ; None if they are equal."""
+    pairs = zip_longest(some, others)
+    return next((index for index, (token, other) in enumerate(pairs) if token != other), None)
+
+
+def find_ties(target: PreTrainedModel, run: EngineRun, stop_id: int) -> list[int]:
+    """Numbers of the prompts, from 1, whose texts part at a near-tie that rounding explains.
+
+    One token and several at once are computed by other kernels, so in fewer than 32 bits honest engines write either of
+    two tokens that nearly tie. The target reads the common text once, in float32: the worse of the two may lie
+    TIE_STEPS roundings of the largest logit below the best.
+
+    Args:
+        target: In float32.
+        run: Of the engine.
+        stop_id: What stands for the end of a text, which engines leave out.
+    """
+    is_f16 = "F16" in run.dtype.upper() and "BF16" not in run.dtype.upper()  # of GGUF files
+    rounding = ROUNDING["float16"] if is_f16 else ROUNDING.get(run.dtype, EIGHT_BITS)
+    ties = []
+    for number, text in enumerate(run.texts, start=1):
+        index = first_difference(text.plain_ids, text.drafted_ids)
+        if index is None:
+            continue
+        both = [ids[index] if index < len(ids) else stop_id for ids in (text.plain_ids, text.drafted_ids)]
+        logits_V = answer_logits(target, text.prompt_ids, [*text.plain_ids[:index], both[0]])[-1]
+        short = float(logits_V.max() - logits_V[both].min())
+        if short <= TIE_STEPS * rounding * float(logits_V.abs().max()):
+            ties.append(number)
+    return ties
+
+
+@dataclass(frozen=True)
+class OwnTokens:
+    """How a draft with a tokenizer of its own reads its target's ids: by their text, as in vLLM (arXiv 2502.05202).
+
+    Attributes:
+        ids: Its own id of each of the target's ids that it has.
+        unknown: Its own id for all others.
+    """
+
+    ids: Mapping[int, int]
+    unknown: int
+
+    def read(self, target_ids: Sequence[int]) -> list[int]:
+        """A text of the target as the draft reads it."""
+        return [self.ids.get(token, self.unknown) for token in target_ids]
+
+    def wanted(self, target_ids: Sequence[int]) -> list[int]:
+        """The draft's ids that would be accepted; NONE where it has none."""
+        return [self.ids.get(token, NONE) for token in target_ids]
+
+
+def own_tokens(target: Path, draft: Path) -> OwnTokens | None:
+    """How a draft folder reads its target's ids; None if they are its own.
+
+    A tokenizer of its own is one that lacks some of the target's tokens, as `export --form own-tokenizer` writes it.
+    """
+    ours, theirs = (load_tokenizer(folder) for folder in (draft, target))
+    own, of_target = ours.get_vocab(), theirs.get_vocab()
+    unknown = ours.unk_token_id
+    if len(own) >= len(of_target) or not isinstance(unknown, int):
+        return None
+    return OwnTokens({id_: own[text] for text, id_ in of_target.items() if text in own}, unknown)
+
+
+def replay_run(draft: PreTrainedModel, run: EngineRun, own: OwnTokens | None = None) -> list[Counted]:
+    """Exact counts over every text that an engine wrote without the draft.
+
+    In greedy decoding a draft's token is accepted if it is the text's, so the target is not needed: its text is the
+    engine's, quantised or not.
+    """
+    alone = int(run.engine not in PROPOSES_AT_ONCE)
+    counts = []
+    for text in run.texts:
+        prompt, answer = (*text.prompt_ids, *text.plain_ids[:alone]), text.plain_ids[alone:]
+        nothing = Counted(rounds=0, proposed=0, accepted=0, by_position=(0,) * run.lookahead)
+        counts.append(replay_text(draft, prompt, answer, run.lookahead, own) if answer else nothing)
+    return counts
+
+
+def replay_text(
+    draft: PreTrainedModel, prompt: Sequence[int], answer: Sequence[int], lookahead: int, own: OwnTokens | None
+) -> Counted:
+    """Counts of one text of at least one token; whole numbers, since every probability is 0 or 1."""
+    wanted = answer
+    if own is not None:
+        prompt, answer, wanted = own.read(prompt), own.read(answer), own.wanted(answer)
+    proposed_T = answer_logits(draft, prompt, answer).argmax(dim=-1).cpu().numpy()
+    counts = replay_counts((proposed_T == np.array(wanted)).astype(np.float64), lookahead=lookahead)
+    positions = tuple(round(value) for value in counts.accepted)
+    return Counted(
+        rounds=round(counts.rounds),
+        proposed=round(counts.proposed_tokens),
+        accepted=sum(positions),
+        by_position=positions,
+    )

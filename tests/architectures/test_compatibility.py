@@ -1,0 +1,184 @@
+"""Compatibility of a target and a draft with each engine: a clean pair has no problem, and each change has its own."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from architectures.compatibility import (
+    ENGINES,
+    Drafting,
+    Model,
+    Pair,
+    Tokenizer,
+    check,
+    read_model,
+    refuse_misleading_name,
+    report,
+    serve_command,
+)
+from architectures.errors import UserError
+from architectures.shapes.shape import Shape
+
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+IDS = {f"<{number}>": number for number in range(300)}
+TOKENIZER = Tokenizer(ids=IDS, kind="BPE", special=(1, 2), template="null")
+
+
+def model(name, **changed):
+    sizes = {key: changed.pop(key) for key in (*CONFIG, "tie_word_embeddings", "head_dim") if key in changed}
+    config = CONFIG | sizes
+    values = {
+        "name": name,
+        "path": f"/{name}",
+        "model_type": config["model_type"],
+        "vocab_size": config["vocab_size"],
+        "shape": Shape.from_config(config),
+        "context": 128,
+        "dtype": "float32",
+        "tokenizer": TOKENIZER,
+    }
+    return Model(**(values | changed))
+
+
+CLEAN = Pair(draft=model("draft"), target=model("target"))
+SWAPPED = replace(TOKENIZER, ids=IDS | {"<70>": 71, "<71>": 70})
+OWN = {"vocab_size": 100, "form": "own-tokenizer"}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_clean_pair_has_no_problem(engine):
+    assert check(engine, CLEAN) == []
+
+
+FATAL, WARN = True, False
+EVERY = dict.fromkeys(ENGINES, FATAL)
+CASES = {
+    "another vocabulary": ({"vocab_size": 400}, "vocabulary", EVERY | {"llama.cpp": None}),
+    "a far larger vocabulary": ({"vocab_size": 500}, "vocabulary", EVERY),
+    "an own tokenizer": (OWN, "vocabulary", EVERY | {"vllm": None, "transformers": None}),
+    "a reduced vocabulary": ({"small_head": 50}, "output head", EVERY | {"transformers": WARN}),
+    "a planned one": ({"small_head": 50, "planned": True}, "output head", dict.fromkeys(ENGINES, WARN)),
+    "swapped tokens": (
+        {"tokenizer": SWAPPED},
+        "tokenizer",
+        dict.fromkeys(ENGINES, WARN) | dict.fromkeys(("sglang", "llama.cpp", "tensorrt-llm"), FATAL),
+    ),
+    "another BOS": ({"tokenizer": replace(TOKENIZER, special=(3, 2))}, "tokenizer", {"llama.cpp": FATAL}),
+    "no tokenizer": ({"tokenizer": None}, "tokenizer", dict.fromkeys(ENGINES, WARN)),
+    "another template": (
+        {"tokenizer": replace(TOKENIZER, template="x")},
+        "chat template",
+        dict.fromkeys(ENGINES, WARN),
+    ),
+    "a shorter context": ({"context": 64}, "length", dict.fromkeys(ENGINES, WARN)),
+    "another dtype": ({"dtype": "bfloat16"}, "dtype", {"vllm": WARN}),
+    "a misleading name": ({"path": "/runs/Eagle-draft"}, "name", {"vllm": FATAL}),
+    "an unknown type": ({"shape": None}, "model type", dict.fromkeys(ENGINES, WARN)),
+    "a head of its own": (
+        {"model_type": "gemma2", "tie_word_embeddings": False, "head_dim": 16},
+        "output head",
+        dict.fromkeys(("vllm", "sglang", "llama.cpp"), FATAL),
+    ),
+    "heads that share hidden": (
+        {"model_type": "olmo2", "head_dim": 32, "tie_word_embeddings": False},
+        "shape",
+        dict.fromkeys(("sglang", "llama.cpp"), FATAL),
+    ),
+    "an odd head_dim": ({"head_dim": 15}, "shape", EVERY),
+    "a type of few engines": ({"model_type": "smollm3"}, "model type", {"vllm": WARN, "sglang": WARN}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_each_change_is_found_in_the_engines_that_mind_it(engine, case):
+    changed, what, minding = CASES[case]
+    found = {
+        problem.what: problem.is_fatal for problem in check(engine, replace(CLEAN, draft=model("draft", **changed)))
+    }
+    assert found.get(what) == minding.get(engine)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_devices_must_divide_heads_and_widths(engine):
+    def is_fatal(degree):
+        return [each.is_fatal for each in check(engine, replace(CLEAN, tensor_parallel=degree))]
+
+    divides = engine in ("vllm", "sglang")
+    assert is_fatal(2) == ([] if divides else [False])
+    assert is_fatal(3) == ([True, True] if divides else [False])
+
+
+def test_a_family_without_a_head_in_vllm_has_no_own_tokenizer_there():
+    draft = model("draft", **OWN, model_type="gemma2", tie_word_embeddings=True, head_dim=16)
+    [first, *_] = check("vllm", replace(CLEAN, draft=draft))
+    assert (first.what, first.is_fatal) == ("vocabulary", True)
+
+
+def test_commands_name_both_models_and_the_number_of_tokens():
+    pair = replace(CLEAN, lookahead=5, revision="v1", tensor_parallel=2)
+    commands = {engine: serve_command(engine, pair) for engine in ENGINES}
+    assert all(
+        "draft" in command and "target" in command for engine, command in commands.items() if engine[:6] != "tensor"
+    )
+    assert '"num_speculative_tokens": 5, "draft_tensor_parallel_size": 2' in commands["vllm"]
+    assert "--revision v1 --tensor-parallel-size 2" in commands["vllm"]
+    assert "--speculative-num-steps 5" in commands["sglang"]
+    assert "--speculative-num-draft-tokens 6" in commands["sglang"]
+    assert "max_draft_len: 5" in commands["tensorrt-llm"]
+    assert "num_assistant_tokens=5" in commands["openvino"]
+
+
+def test_engines_that_stop_drafting_by_confidence_get_their_own_settings():
+    pair = replace(CLEAN, drafting={"llama.cpp": Drafting(8, 0.25), "transformers": Drafting(6, 0.5)})
+    assert "--spec-draft-n-max 8 --spec-draft-p-min 0.25" in serve_command("llama.cpp", pair)
+    assert "num_assistant_tokens=6" in serve_command("transformers", pair)
+    assert "assistant_confidence_threshold=0.5" in serve_command("transformers", pair)
+
+
+def test_an_own_tokenizer_is_served_by_mapping_texts():
+    pair = replace(CLEAN, draft=model("draft", **OWN))
+    assert '"use_heterogeneous_vocab": true' in serve_command("vllm", pair)
+    assert "assistant_tokenizer=draft_tokenizer" in serve_command("transformers", pair)
+
+
+def test_a_quantized_target_does_not_quantize_the_draft_in_sglang():
+    pair = replace(CLEAN, target=model("target", is_quantized=True))
+    assert "--speculative-draft-model-quantization unquant" in serve_command("sglang", pair)
+    assert "unquant" not in serve_command("sglang", CLEAN)
+
+
+def test_the_report_says_which_engines_cannot_serve():
+    text, serves = report(("vllm", "transformers"), replace(CLEAN, draft=model("draft", small_head=50)))
+    assert not serves
+    assert "vLLM: NOT SERVED" in text
+    assert "transformers: ok" in text
+    assert report(("vllm",), CLEAN)[1]
+
+
+def test_facts_are_read_from_a_folder(tiny_target, tmp_path):
+    found = read_model(str(tiny_target))
+    config = json.loads((tiny_target / "config.json").read_text())
+    assert (found.model_type, found.vocab_size) == (config["model_type"], config["vocab_size"])
+    assert found.context == config["max_position_embeddings"]
+    assert found.tokenizer is not None
+    assert len(found.tokenizer.ids) > 200
+    with pytest.raises(UserError, match="nowhere"):
+        read_model(str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("name", ["org/EAGLE3-draft", "/runs/eagle-1/draft", "a/dflash"])
+def test_names_that_vllm_takes_for_another_method_are_refused(name):
+    with pytest.raises(UserError, match=name):
+        refuse_misleading_name(name)
+    refuse_misleading_name("org/draft")
