@@ -24,12 +24,9 @@ from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Decoded, Limits, Speculation
 from eval.lossless import Finding, accepted_of
 from eval.near_ties import MIN_P, Parting, excess_p, find_parting, tie_allowance
-from eval.prompts.forms import Prompt, raw_text
-from eval.prompts.reading import task_answer, task_prompt
-from eval.prompts.rows import load_rows
-from eval.prompts.source import PromptSource
-from eval.prompts.table import TASKS
+from eval.prompts import Prompt, load_rows, raw_text, task_answer, task_prompt
 from eval.steps.sequencer import Opener, open_sequencer
+from eval.tasks import TASKS, PromptSource
 
 SIGN, CURRENCY = "[-\N{MINUS SIGN}]", "[$€£¥]"
 NUMBER = re.compile(  # a minus between two terms is not the second's sign: 10-5 ends in 5, =-5 in -5

@@ -25,7 +25,7 @@ from eval.decoding.speculative import decode_steps
 from eval.decoding.texts import Decoded, Seeds, row_seed
 from eval.decoding.wanted import Wanted
 from eval.lossless import Verification
-from eval.prompts.forms import Prompt, user_turn
+from eval.prompts import Prompt, user_turn
 from eval.steps.sequencer import open_sequencer
 
 Writer = Literal["target", "accepted", "corrected", "bonus"]

@@ -36,7 +36,7 @@ from architectures.settings.kinds import (
 )
 from eval.commands.steps import held_well, holding_of, one_end, one_way, opener_of, speculation_of
 from eval.config import sampling_asked
-from eval.prompts.words import PromptWords
+from eval.tasks import PromptWords
 
 if TYPE_CHECKING:
     from eval.lossless import Finding

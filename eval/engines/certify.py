@@ -21,10 +21,10 @@ from architectures.settings.holding import without_placing
 from architectures.settings.kinds import MOST, Lookahead, MaxScoredTokens, NumThreads, Rehash, Revision, Seed, Target
 from architectures.shapes.serving import TensorParallel
 from eval.engines.certificate import Certificate, Engine, EngineRun, Speed
-from eval.prompts.words import PromptWords
+from eval.tasks import PromptWords
 
 if TYPE_CHECKING:
-    from eval.prompts.forms import Prompt
+    from eval.prompts import Prompt
 
 GgufFile = Annotated[Path | None, Flag(metavar="FILE")]
 IrFolder = Annotated[Path | None, Flag(metavar="DIR")]
@@ -191,8 +191,7 @@ def load(settings: CertifySettings, threads: int) -> Loaded:
     from eval.checks.loaded_pair import prompts_of
     from eval.engines.findings import MIN_PROMPTS
     from eval.models.loading import load_tokenizer
-    from eval.prompts.forms import TEXT
-    from eval.prompts.rendering import render_prompt
+    from eval.prompts import TEXT, render_prompt
 
     target, draft = (resolve_checkpoint(each) for each in (settings.target, settings.draft))
     if CONFIG_KEY in read_config(draft):
@@ -263,8 +262,8 @@ def run_engine(
     settings: CertifySettings, loaded: Loaded, files: tuple[Path, Path] | None, *, maps_tokens: bool
 ) -> EngineRun:
     """Decode every prompt greedily without and with the draft in turns, and with the target as its own draft."""
+    from eval.engines.assisted_generation import run_transformers
     from eval.engines.external import Work, run_llama_cpp, run_openvino, run_vllm
-    from eval.engines.transformers import run_transformers
     from eval.models.loading import load_model
 
     lengths: dict[str, Any] = {"lookahead": settings.lookahead, "max_new_tokens": settings.max_new_tokens}

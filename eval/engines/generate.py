@@ -20,13 +20,13 @@ from eval.answers.shards import write_shard
 from eval.answers.token_ids import unknown_id
 from eval.answers.traces import DecodingSettings, Trace, rows_of
 from eval.answers.writing import Kind, Missing
-from eval.checks.near_ties import shortfalls
 from eval.decoding.answering import Answerer, derive_seed, sampling_of
 from eval.decoding.sampling import Sampling, log_distribution, penalised, seen_along
 from eval.decoding.texts import Decoded, Limits
 from eval.engines.config import GenerateConfig
 from eval.engines.openai_client import Servers
 from eval.engines.vllm_generate import OfflineVllm
+from eval.near_ties import shortfalls
 
 NUM_CHECKED = 16  # responses that the target here reads
 BATCH_FACTOR = 16  # responses requested together are this many times those in flight: few idle slots at the end
@@ -210,7 +210,7 @@ def check_agreement(
     """Raise UserError unless the target can have written some responses, given as pairs of prompt and response ids.
 
     Greedy: wherever the target prefers another token, the engine's must nearly tie with it, by TIE_FACTOR times what
-    eval.checks.near_ties lets decoders here differ by; weights in 8 or 4 bits tie far more often than rounding does.
+    eval.near_ties lets decoders here differ by; weights in 8 or 4 bits tie far more often than rounding does.
     Sampled: a token drawn from p has -log p(y), whose mean is the entropy of p. The sum of the differences is a
     martingale, and divided by its standard deviation within MAX_SIGMAS; another temperature, filter or model is not.
     """

@@ -31,8 +31,7 @@ from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Decoded, Limits
 from eval.models.loading import load_model, load_tokenizer
 from eval.near_ties import MIN_P, Parting, find_parting, tie_allowance
-from eval.prompts.forms import TEXT
-from eval.prompts.rendering import render_prompt
+from eval.prompts import TEXT, render_prompt
 
 HOW = {"max_new_tokens": 12, "batch_size": 3}
 

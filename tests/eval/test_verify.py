@@ -23,7 +23,7 @@ from eval.decoding.speculative import decode_steps, plain_decode, speculative_de
 from eval.decoding.texts import Decoded, Limits, Speculation
 from eval.lossless import Verification
 from eval.models.loading import load_model
-from eval.prompts.forms import Prompt, user_turn
+from eval.prompts import Prompt, user_turn
 from eval.side_by_side import Runner, race, runners, show, spans, writers_of
 from eval.steps import captured, compiled
 from eval.steps.sequencer import RowSequencer

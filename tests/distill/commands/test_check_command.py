@@ -48,7 +48,7 @@ def test_a_word_that_is_neither_recipe_nor_value_is_a_mistake_of_each(recipes, c
     assert capsys.readouterr().err.count("command line: seed: seed must be key=value") == 2
 
 
-@pytest.mark.parametrize("command", ["run", "prune", "export", "eval", "choose", "preflight", "cache"])
+@pytest.mark.parametrize("command", ["run", "prune", "export", "eval", "choose", "cache"])
 def test_other_commands_take_one_recipe(command, recipes, capsys):
     assert widedraft.main([command, *recipes, "seed=1"]) == 2
     assert capsys.readouterr().err.endswith(
