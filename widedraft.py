@@ -33,10 +33,8 @@ from distill.hub.push.command import PushSettings, push
 from distill.process.exits import report_user_errors
 from distill.ranks.launching import launch_if_several
 from distill.stages import scoring_without_recipe
-from eval.commands.latency import LatencySettings, latency
-from eval.commands.lookup import LookupSettings, lookup
+from eval.commands.benchmark import BenchmarkSettings, benchmark
 from eval.commands.report import ReportSettings, report
-from eval.commands.speed import SpeedSettings, speed
 from eval.engines.certify import CertifySettings, certify
 from eval.shift.command import ShiftSettings, shift
 from eval.verify import VerifySettings, verify
@@ -188,15 +186,10 @@ STAGES = {
         "find the shape of draft that will be the fastest here: step times, short trainings, then a recipe",
         ChooseSettings,
     ),
-    "lookup": Stage(
-        lookup,
-        "tune when the text itself proposes in the place of a draft, by exact replay and step times",
-        LookupSettings,
-    ),
-    "speed": Stage(
-        speed,
-        "decode prompts with and without a draft, in turns: tokens per second, and how far prediction is from it",
-        SpeedSettings,
+    "benchmark": Stage(
+        benchmark,
+        "measure wall-clock tokens/s with and without a draft in interleaved runs; --grid: step times",
+        BenchmarkSettings,
     ),
     "certify": Stage(
         certify,
@@ -207,11 +200,6 @@ STAGES = {
         push,
         "push a finished run's draft to the hub, with its card and its evidence; or write what would go",
         PushSettings,
-    ),
-    "latency": Stage(
-        latency,
-        "time the steps of a target and its drafts on a grid of batches and contexts, beside the least they can take",
-        LatencySettings,
     ),
     "report": Stage(
         report,

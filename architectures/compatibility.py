@@ -8,7 +8,7 @@ the documentation of TensorRT-LLM of 2026-11 (DraftTarget). docs/engines.md says
 import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -83,27 +83,15 @@ class Model:
     planned: bool = False
 
 
-@dataclass(frozen=True)
-class Drafting:
-    """How an engine has a draft propose: tokens per step at most, and the confidence below which it stops, or 0."""
-
-    lookahead: int
-    confidence: float = 0.0
-
-
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """What is to be served; `drafting` has the settings of engines that do not just propose `lookahead` tokens."""
+    """What is to be served."""
 
     draft: Model
     target: Model
     revision: str = "main"
     tensor_parallel: int = 1
     lookahead: int = DEFAULT_LOOKAHEAD
-    drafting: Mapping[str, Drafting] = field(default_factory=dict)
-
-    def drafting_of(self, engine: str) -> Drafting:
-        return self.drafting.get(engine, Drafting(self.lookahead))
 
     @property
     def has_own_tokenizer(self) -> bool:
@@ -288,17 +276,16 @@ def serve_sglang(pair: Pair) -> str:
 
 
 def serve_llama_cpp(pair: Pair) -> str:
-    drafting = pair.drafting_of("llama.cpp")
     return shell(
         ["llama-server", "-m", gguf_name(pair.target), "-md", gguf_name(pair.draft), "--spec-type", "draft-simple"],
-        ["--spec-draft-n-max", str(drafting.lookahead), "--spec-draft-p-min", str(drafting.confidence)],
+        ["--spec-draft-n-max", str(pair.lookahead), "--spec-draft-p-min", "0.0"],
     )
 
 
 def serve_transformers(pair: Pair) -> str:
     """Lines of Python; transformers reads the settings from the draft's generation config, nowhere else."""
-    draft, drafting = pair.draft, pair.drafting_of("transformers")
-    values = zip(ASSISTANT_KEYS, (drafting.lookahead, "constant", drafting.confidence), strict=True)
+    draft = pair.draft
+    values = zip(ASSISTANT_KEYS, (pair.lookahead, "constant", 0.0), strict=True)
     has_encoder = draft.shape is not None and draft.shape.encoder_layers > 0
     opens = "AutoModelForSeq2SeqLM" if has_encoder else "AutoModelForCausalLM"
     loads = f"{opens}.from_pretrained({draft.name!r})"

@@ -70,7 +70,7 @@ from distill.training.trainer import DIST_TIMEOUT_S, build_model, build_trainer,
 from eval.answers.token_ids import require_known_ids
 from eval.answers.traces import read_traces
 from eval.models.loading import require_same_tokenizer
-from eval.profiling.option import Profile, require_profile_folder
+from eval.profiling import ProfileFolder, require_profile_folder
 
 
 class TrainSettings(Section):
@@ -81,7 +81,7 @@ class TrainSettings(Section):
     debug: Debug = False
     rehash: Rehash = False
     trust_checkpoints: TrustCheckpoints = False
-    profile: Profile = None
+    profile: ProfileFolder = None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

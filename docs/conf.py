@@ -52,8 +52,7 @@ NAVIGATION = {
     "Judge it": {
         "Scoring": "scoring",
         "Decoding": "decoding",
-        "Speed": "speed",
-        "Latency": "latency",
+        "Benchmark": "speed",
         "The report": "report",
     },
     "Ship it": {

@@ -24,16 +24,15 @@ from eval.acceptance.draft_scores import DraftScore
 from eval.acceptance.estimates import Columns, Estimate, Resampling, pooled_ratio
 from eval.acceptance.paired_ratios import paired_ratio_differences
 from eval.acceptance.replay_drafts import REPLAYS_NAME, kept_replays, record_answers, replay_drafts, replay_inputs
-from eval.acceptance.speedup import StepTimes
 from eval.answers.writing import Kind
 from eval.config import EvalConfig
 from eval.decoding.sampling import Sampling
-from eval.latency.machine import default_threads
-from eval.latency.threads import Threads, threads_of_a_share
+from eval.machine import Threads, default_threads, threads_of_a_share
 from eval.prompts import Prompt
 from eval.scorecard import speedup_row
 from eval.scorecard_schema import CARD_NAME, Record, read_scorecard, write_record
 from eval.scorecard_tables import interval
+from eval.speedup import StepTimes
 from eval.targets.loading import load_target
 
 FORMAT = "widedraft.checkpoints/2"

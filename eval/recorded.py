@@ -40,7 +40,7 @@ from eval.config import EvalConfig, sampling_asked
 from eval.decoding.batch import first_tokens
 from eval.decoding.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, REJECTION
 from eval.decoding.sampling import Sampling, log_distribution, penalised, seen_along
-from eval.latency.machine import torch_threads
+from eval.machine import torch_threads
 from eval.models.identity import model_facts
 from eval.models.loading import (
     load_model,

@@ -22,8 +22,6 @@ from eval.acceptance.estimates import Estimate
 from eval.checkpoint_curve import COLUMNS as CURVE_COLUMNS
 from eval.checkpoint_curve import JSON_NAME as CURVES_NAME
 from eval.checkpoint_curve import Curve, point_rows, read_curves
-from eval.predictions.promise import promise
-from eval.predictions.ranking import predicted_interval
 from eval.records.grid import GridFile, read_grid_file
 from eval.rounds.examples import Example, read_examples
 from eval.scorecard import EXAMPLES_NAME, GRID_NAME
@@ -45,6 +43,7 @@ from eval.scorecard_tables import (
     setup,
     step_times,
 )
+from eval.speedup import predicted_interval, promise
 
 MAX_ROWS = 30  # longer tables are folded
 LEGEND = {"accepted": "accepted draft token", "corrected": "correction by the target", "bonus": "bonus token"}
@@ -236,10 +235,10 @@ def by_batch(drafts: Sequence[ScoredDraft], runs: Mapping[str, ScoredRun]) -> Ta
         if grid is None or name is None:
             continue
         for cell in grid.cells:
-            steps = cell.step_times(name, grid.lookaheads)
+            steps = cell.step_times(name)
             k, speedup = promise(draft.row(temperature).lookahead, steps, batch=cell.batch)
-            cells = (cell.batch, cell.context_tokens, cell.how, k, f"{speedup:.2f}x", f"{steps.target_s:.2f}")
-            rows.append((draft.label, f"{temperature:g}", *cells, f"{steps.draft_s:.2f}"))
+            cells = (cell.batch, cell.context_tokens, cell.how, k, f"{speedup:.2f}x", f"{1000 * steps.target_s:.2f}")
+            rows.append((draft.label, f"{temperature:g}", *cells, f"{1000 * steps.draft_s:.2f}"))
     columns = ("draft", "T", "batch", "context", "steps", "k", "predicted", "target step ms", "draft step ms")
     return Table(columns, rows)
 

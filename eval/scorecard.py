@@ -31,7 +31,49 @@ from eval.acceptance.replay_drafts import (
     replay_inputs,
     require_fitting,
 )
-from eval.acceptance.speedup import (
+from eval.acceptance.summary import acceptance_row, difference_row
+from eval.answers.traces import Trace
+from eval.answers.writing import Kind
+from eval.config import EvalConfig
+from eval.decoding.ngram import NgramLookup
+from eval.decoding.sampling import Sampling
+from eval.decoding.texts import Seeds, Speculation
+from eval.latency import (
+    Grid,
+    Setting,
+    byte_ratio,
+    choose_threads,
+    lack_of_memory,
+    measure_grid,
+    measure_latency,
+    scored_latency,
+    timing_ticks,
+)
+from eval.machine import Threads, threads_of_a_share, torch_threads
+from eval.models.identity import model_facts
+from eval.models.loading import load_model, load_tokenizer, require_same_tokenizer, stop_token_ids
+from eval.prompts import Prompt, tasks_record
+from eval.records.grid import TARGET, GridCell, GridFile, GridModel
+from eval.rounds.examples import write_examples
+from eval.rounds.round_trace import ModelIdentity, Run, write_round_trace
+from eval.scorecard_schema import (
+    CARD_NAME,
+    LOOKUP,
+    AnswersRow,
+    DraftModel,
+    Forecast,
+    Live,
+    Prompts,
+    Provenance,
+    Scorecard,
+    ScoredModel,
+    Settings,
+    SpeedupRow,
+    TaskRow,
+    write_record,
+)
+from eval.scorecard_tables import find_warnings, scorecard_page
+from eval.speedup import (
     StepTimes,
     best_lookahead,
     break_even_alpha,
@@ -40,46 +82,6 @@ from eval.acceptance.speedup import (
     memory_bound_speedup,
     predicted_speedup,
 )
-from eval.acceptance.summary import acceptance_row, difference_row
-from eval.answers.traces import Trace
-from eval.answers.writing import Kind
-from eval.config import EvalConfig
-from eval.decoding.sampling import Sampling
-from eval.decoding.texts import Seeds, Speculation
-from eval.latency.floor import byte_ratio
-from eval.latency.grid import Grid, measure_grid
-from eval.latency.machine import torch_threads
-from eval.latency.measure import Latency, measure_latency, timing_ticks
-from eval.latency.memory import lack_of_memory
-from eval.latency.steps import Setting
-from eval.latency.threads import Threads, choose_threads, threads_of_a_share
-from eval.models.identity import model_facts
-from eval.models.loading import load_model, load_tokenizer, require_same_tokenizer, stop_token_ids
-from eval.prompts import Prompt, tasks_record
-from eval.proposing.ngram import NgramLookup
-from eval.records.grid import TARGET, GridFigures, GridFile, GridModel
-from eval.rounds.examples import write_examples
-from eval.rounds.round_trace import ModelIdentity, Run, write_round_trace
-from eval.scorecard_schema import (
-    CARD_NAME,
-    LOOKUP,
-    AnswersRow,
-    DraftModel,
-    DraftSteps,
-    Forecast,
-    Live,
-    Prompts,
-    Provenance,
-    Scorecard,
-    ScoredLatency,
-    ScoredModel,
-    Settings,
-    SpeedupRow,
-    TaskRow,
-    VerifyStep,
-    write_record,
-)
-from eval.scorecard_tables import find_warnings, scorecard_page
 from eval.steps.sequencer import takes_rows
 from eval.targets.loading import held_facts, load_target
 from eval.wall_clock import DRAFT, LiveWay, best_lookup, compare_with_replay, decode_live, live_record
@@ -210,8 +212,7 @@ def measure(
     # Step times at batch 1, after a text of median length, and the speedups that they predict.
     text = typical_context(next(iter(answers.values())).traces)
     latency = measure_latency(
-        replayed.target,
-        replayed.drafts,
+        {TARGET: replayed.target, **replayed.drafts},
         Setting(text),
         lookaheads=config.lookaheads,
         repetitions=timing_ticks(config.latency_repeats),
@@ -328,29 +329,6 @@ def measure_live(
     return live, run
 
 
-def scored_latency(latency: Latency, *, batch: int = 1) -> ScoredLatency:
-    """Step times of the target and every draft."""
-    return ScoredLatency(
-        batch=batch,
-        context_tokens=latency.context,
-        repeats=latency.repeats,
-        warm_up_repeats=latency.warm_up_repeats,
-        settled=latency.is_settled,
-        target=latency.target,
-        verify=tuple(VerifyStep(lookahead=lookahead, **vars(time)) for lookahead, time in latency.verify.items()),
-        drafts=tuple(
-            DraftSteps(
-                draft=name,
-                cost_ratio=latency.step_times(name).cost_ratio,
-                one_token=latency.draft(name),
-                two_tokens=latency.draft_two(name),
-            )
-            for name in latency.drafts
-        ),
-        evidence=latency.evidence,
-    )
-
-
 def speedup_row(score: DraftScore, times: StepTimes, bytes_over_target: float | None) -> SpeedupRow:
     """Predicted speedup from the acceptance of one draft at one temperature and step times, and from bytes only."""
     alpha = ratio(*(sum(column) for column in score.alpha_columns()))
@@ -437,7 +415,7 @@ def write_decoded(card: Scorecard, run: Run, first_turns: Sequence[tuple[int, Tr
 
 def measure_batches(
     models: Mapping[str, PreTrainedModel], text_ids: Sequence[int], config: EvalConfig, resampling: Resampling
-) -> tuple[GridFigures | None, list[str]]:
+) -> tuple[tuple[GridCell, ...] | None, list[str]]:
     """Step times at every batch and context that fits.
 
     Args:
@@ -470,7 +448,7 @@ def batch_problem(models: Mapping[str, PreTrainedModel], batch: int, contexts: S
     return next((problem for problem in problems if problem is not None), None)
 
 
-def write_grid(grid: GridFigures | None, card: Scorecard, out: Path) -> None:
+def write_grid(grid: tuple[GridCell, ...] | None, card: Scorecard, out: Path) -> None:
     """Write latency.json next to a scorecard, or remove that of an earlier one."""
     if grid is None:
         (out / GRID_NAME).unlink(missing_ok=True)
@@ -480,4 +458,5 @@ def write_grid(grid: GridFigures | None, card: Scorecard, out: Path) -> None:
         TARGET: GridModel(**vars(card.target), device=device),
         card.primary: GridModel(**card.drafts[-1].model_dump(exclude={"draft"}), device=device),
     }
-    write_record(GridFile(**vars(grid), models=models, provenance=card.provenance), out / GRID_NAME)
+    file = GridFile(models=models, threads=card.settings.threads, cells=grid, provenance=card.provenance)
+    write_record(file, out / GRID_NAME)

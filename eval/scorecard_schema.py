@@ -18,9 +18,9 @@ from architectures.files.typed_file import checked
 from architectures.settings.holding import Placement
 from eval.acceptance.estimates import Estimate, Resampling
 from eval.acceptance.paired_tests import MatchComparison
-from eval.acceptance.speedup import StepTimes
 from eval.config import SamplingConfig
 from eval.records.evidence import StepEvidence
+from eval.speedup import StepTimes
 
 FORMAT, RECORDED_FORMAT = "widedraft.scorecard/4", "widedraft.recorded/2"
 CARD_NAME = "scorecard.json"
@@ -429,7 +429,7 @@ class ScoredLatency(Record):
     settled: bool
     target: StepTime
     verify: Some[VerifyStep]
-    drafts: Some[DraftSteps]
+    drafts: tuple[DraftSteps, ...]
     evidence: StepEvidence | None = None
 
     @property

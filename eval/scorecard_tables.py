@@ -12,9 +12,9 @@ from architectures.tables import Section, Table, facts, terminal
 from eval.acceptance.estimates import paired_ratio_difference, pooled_ratio
 from eval.acceptance.intervals import least_units
 from eval.acceptance.paired_tests import sign_flip_p
-from eval.predictions.ranking import predicted_interval
 from eval.records.evidence import StepEvidence
 from eval.scorecard_schema import AcceptanceRow, HasInterval, Live, RecordedScorecard, Scorecard, ScoredModel, StepTime
+from eval.speedup import predicted_interval
 
 NOTE = (
     "Acceptance rate: expected acceptance of a drafted token. Acceptance length: tokens per verification step, bonus "
@@ -25,7 +25,6 @@ NOTE = (
 # Step times that the warnings below call wrong: threads that wait for each other, or for cores that other programs
 # have, slow every step by factors that say nothing of the models.
 FEWER_THREADS_FASTER = 1.25  # times; two equal means of six runs rarely differ by so much
-BEYOND_ROOFLINE, LAYER_MS, STEP_MS = 5.0, 2.0, 5.0  # measured: 1 to 3 times what bytes and FLOPs take, plus overhead
 MAX_CPU_WAIT, MAX_OTHER_CORES = 0.1, 0.5  # share of the CPU time requested; cores that other programs kept busy
 DISTURBED, LOOP_MS = 1.2, 1.0  # a token of plain decoding against its timed step, plus milliseconds of Python
 
@@ -509,12 +508,6 @@ def timing_warnings(evidence: StepEvidence | None) -> list[str]:
             f"A target step takes {own_ms:.3g} ms with {evidence.threads} threads, {by_threads[best]:.3g} ms with "
             f"{best}. Measure with num_threads={best} or num_threads=auto."
         )
-    warnings += [
-        f"A step of {step.model} took {step.ms:.3g} ms; its bytes and FLOPs take {step.least_ms:.3g} ms on one thread. "
-        "Measure again when the machine is idle."
-        for step in evidence.steps
-        if step.least_ms and step.ms > BEYOND_ROOFLINE * step.least_ms + LAYER_MS * step.layers + STEP_MS
-    ]
     if (evidence.refused or 0) >= MAX_CPU_WAIT or (evidence.others or 0) >= MAX_OTHER_CORES:
         warnings.append(
             f"The machine was busy while steps were timed: {evidence.refused or 0:.0%} of the CPU time spent waiting, "

@@ -16,15 +16,13 @@ from architectures.settings.kinds import (
     Compile,
     DeviceMemoryGib,
     Draft,
+    DraftPMin,
     HostMemoryGib,
-    LeastChance,
-    LeastConfidence,
     Lookahead,
     MaxNewTokens,
     MinP,
     NumberType,
     NumPrompts,
-    ProposeDoubted,
     RepetitionPenalty,
     Seed,
     Target,
@@ -69,9 +67,7 @@ class VerifySettings(Section):
     ] = None
     lookahead: Lookahead = 4
     adaptive: Adaptive = False
-    least_confidence: LeastConfidence = 0.0
-    least_chance: LeastChance = 0.0
-    propose_doubted: ProposeDoubted = False
+    draft_p_min: DraftPMin = 0.0
     temperature: Annotated[Temperature | None, Flag(absent="1; 0 with --show")] = None
     top_p: TopP = 1.0
     top_k: TopK = None

@@ -18,13 +18,13 @@ from eval.acceptance.counts import Counts, count_trace, pool
 from eval.acceptance.estimates import Columns, Estimate, Resampling
 from eval.acceptance.paired_ratios import paired_ratio_quotient
 from eval.acceptance.replay import rule_name
-from eval.acceptance.speedup import StepTimes
 from eval.answers.traces import Trace
+from eval.decoding.ngram import NgramLookup
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Decoded, Limits, Seeds, Speculation, row_seed
-from eval.proposing.ngram import NgramLookup
 from eval.scorecard_schema import LOOKUP, Agreement, Live, OverLookup, RoundCounts, Spent, SpentByBoth, WayRow
+from eval.speedup import StepTimes
 
 LEAST_P = 1e-3  # correct decoding is reported to differ from the replay once in a thousand scorecards
 ROUNDING = 1e-6  # verification steps, of a sum of probabilities

@@ -150,7 +150,7 @@ def test_profile_reaches_the_processes_of_a_training(recipe, tmp_path, monkeypat
 def test_profile_is_of_the_commands_that_decode_and_train(stage, capsys):
     with pytest.raises(SystemExit):
         widedraft.main([stage, "--help"])
-    assert ("--profile" in capsys.readouterr().out) == (stage in {"speed", "distill"})
+    assert ("--profile" in capsys.readouterr().out) == (stage in {"benchmark", "distill"})
 
 
 def test_shapes_prints_the_table(capsys):

@@ -93,7 +93,7 @@ SINGULAR = {  # counts, and words that end so
     "most_milliseconds", "checkpoints", "trust_checkpoints", "target_bits", "floors", "nodes",
     "processes",
 }  # fmt: skip
-LISTS_OF_ANOTHER_NAME = {"gguf", "allow"}  # a form of a draft, and a verb
+LISTS_OF_ANOTHER_NAME = {"gguf", "allow", "draft"}  # a form of a draft, a verb, and --draft as everywhere
 
 
 @pytest.mark.parametrize(("stage", "name"), EVERY, ids=" ".join)
@@ -116,13 +116,13 @@ def test_seeds_and_parameters_have_bounds_of_their_own(capsys, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     assert widedraft.main(["choose", "absent.yaml", "--most-parameters", "1000000000000"]) == 2
     assert "absent.yaml: cannot be read" in capsys.readouterr().err
-    assert widedraft.main(["speed", "--target", "a", "--drafts", "b", "--seed", "4294967296"]) == 2
+    assert widedraft.main(["benchmark", "--target", "a", "--draft", "b", "--seed", "4294967296"]) == 2
     assert capsys.readouterr().err == "--seed must be a whole number >= 0 and < 4294967296, got 4294967296.\n"
 
 
 def test_every_mistake_is_told_at_once(capsys):
-    words = ["--target", "", "--drafts", "b", "--lookaheads", "1", "0", "--confidence", "2", "--dtype", "int4"]
-    assert widedraft.main(["speed", *words]) == 2
+    words = ["--target", "", "--draft", "b", "--lookaheads", "1", "0", "--confidence", "2", "--dtype", "int4"]
+    assert widedraft.main(["benchmark", *words]) == 2
     assert capsys.readouterr().err.splitlines() == [
         "--target must be text that is not empty, got ''.",
         "--lookaheads must be a whole number >= 1 and <= 1000000, got 0.",

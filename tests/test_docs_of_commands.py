@@ -29,10 +29,9 @@ def test_every_key_of_a_page_is_one_of_recipes(page):
 
 
 def test_what_is_no_command_flag_or_key_is_seen():
-    text = (
-        "    widedraft sped --target A\n    widedraft speed --draft B\n\n`widedraft report --plots` `eval.lookahed=4`"
-    )
-    assert unknown_flags(text) == ["sped", "speed --draft", "report --plots"]
+    text = "    widedraft sped --target A\n    widedraft benchmark --drafts B\n\n`widedraft report --plots`"
+    text += " `eval.lookahed=4`"
+    assert unknown_flags(text) == ["sped", "benchmark --drafts", "report --plots"]
     assert unknown_keys(text) == ["eval.lookahed"]
 
 

@@ -51,21 +51,21 @@ def generation_identity(folder: Path) -> Values:
     return {key: value for key, value in read_generation_settings(folder).items() if key not in ASSISTANT_KEYS}
 
 
-def write_assistant_settings(draft: Path, *, lookahead: int, confidence: float) -> bool:
+def write_assistant_settings(draft: Path, *, lookahead: int) -> bool:
     """Have transformers' `generate(assistant_model=draft)` propose so many tokens each round; everything else stays.
 
-    Without a threshold of its own it would end a round at the first token of which the draft is less than 0.4 sure.
+    The confidence threshold is 0: transformers' default would stop at the first token of which the draft is less than
+    0.4 sure.
 
     Args:
         draft: Its folder.
         lookahead: Tokens a round at most.
-        confidence: Of the token at which a round ends; 0 for rounds of one length.
 
     Returns:
         Whether the file changed.
     """
     before = read_generation_settings(draft)
-    after = {**before, **dict(zip(ASSISTANT_KEYS, (lookahead, "constant", confidence), strict=True))}
+    after = {**before, **dict(zip(ASSISTANT_KEYS, (lookahead, "constant", 0.0), strict=True))}
     if after == before:
         return False
     write_json(after, draft / SETTINGS_NAME)

@@ -91,21 +91,14 @@ Lookahead = Annotated[int, Field(ge=1, le=MOST, description="Draft tokens per ro
 Lookaheads = Annotated[
     tuple[Lookahead, ...], Several, Field(description="Numbers of draft tokens per round, each once."), Once
 ]
-LeastConfidence = Annotated[
-    float,
-    Field(ge=0, le=1, description="Confidence of the draft below which it ends a round; 0 never does."),
-]
-LeastChance = Annotated[
+DraftPMin = Annotated[
     float,
     Field(
         ge=0,
         le=1,
-        description="Chance that a round's next token and all before it are kept, by the draft's own confidences, "
-        "below which it ends the round; 0 never does.",
+        description="Confidence of the draft below which it proposes no more in this step, as llama.cpp's "
+        "--spec-draft-p-min; 0 never stops early.",
     ),
-]
-ProposeDoubted = Annotated[
-    bool, Field(description="End rounds behind the token of doubt and not before it, as transformers does.")
 ]
 Adaptive = Annotated[
     bool,

@@ -3,7 +3,7 @@
     python -m benchmarks.engines whole=RUN/certificate.json own-tokenizer=... --speed speed.json --doc docs/engines.md
 
 A certificate is what `widedraft certify` wrote beside one form of the draft, and its name that of the form. --speed is
-what `widedraft speed --beside --out` wrote of the same pair: the first draft there is the one that the table is of.
+what `widedraft benchmark --out` wrote of the same pair: the first draft there is the one that the table is of.
 All speeds include the reading of the prompt.
 """
 

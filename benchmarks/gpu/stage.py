@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from architectures.files.number_types import has_bfloat16
-from eval.latency.memory import free_bytes
+from eval.targets.caps import free_bytes
 
 Size = Literal["full", "laptop", "tiny"]
 Row = dict[str, Any]

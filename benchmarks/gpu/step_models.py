@@ -11,7 +11,7 @@ from architectures.shapes.shape import NAMED_SHAPES
 from benchmarks.gpu.models import random_model
 from benchmarks.gpu.stage import Setting, SkippedError, number_type
 from benchmarks.gpu.step_sizes import Sizes
-from eval.latency.untrained import source_shape, untrained_model
+from eval.latency import source_shape, untrained_model
 from eval.models.loading import load_model
 from eval.records.grid import TARGET
 

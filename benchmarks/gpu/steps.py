@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from architectures.errors import UserError
+from benchmarks.depth_and_width import DepthAndWidth, depth_and_width
 from benchmarks.gpu.attempt import attempt
 from benchmarks.gpu.machine import bandwidth
 from benchmarks.gpu.memory import free_memory
@@ -22,14 +23,23 @@ from benchmarks.gpu.step_models import equal_models, makers
 from benchmarks.gpu.step_sizes import AIM_CELL, AIM_SHAPE, MOST_WARM_UPS, SIZES, Cell, Sizes
 from eval.acceptance.estimates import Estimate, Resampling
 from eval.acceptance.intervals import percentile_interval
-from eval.latency.depth_and_width import depth_and_width
-from eval.latency.floor import dtype_name, shape_of, step_bytes
-from eval.latency.grid import repeated
-from eval.latency.steps import CHAIN_LENGTH, Kind, draft_steps, hold_context, target_steps, time_chain
-from eval.latency.steps import Setting as StepSetting
-from eval.latency.timing import Step, summarise, time_together
+from eval.latency import (
+    CHAIN_LENGTH,
+    Kind,
+    Step,
+    draft_steps,
+    dtype_name,
+    hold_context,
+    repeated,
+    shape_of,
+    step_bytes,
+    summarise,
+    target_steps,
+    time_chain,
+    time_together,
+)
+from eval.latency import Setting as StepSetting
 from eval.models.execution import How
-from eval.records.grid import DepthAndWidth
 from eval.steps.fixed_steps import FixedSteps
 from eval.steps.openers import new_opener
 from eval.steps.sequencer import Opener

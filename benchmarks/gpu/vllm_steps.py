@@ -23,7 +23,7 @@ from architectures.shapes.shape import NAMED_SHAPES, Shape
 from benchmarks.gpu.models import llama_config
 from benchmarks.gpu.stage import Row, Setting, SkippedError, number_type
 from benchmarks.gpu.vllm_engine import PYTHON, EngineError, running
-from eval.latency.memory import free_bytes
+from eval.targets.caps import free_bytes
 
 Key = TypeVar("Key")
 PLAIN, NO_DRAFT = "plain", "no-draft"  # decoding without drafts; draft tokens that cost nothing

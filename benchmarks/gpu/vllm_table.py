@@ -12,7 +12,7 @@ from architectures.pages.markdown import between, markdown
 from benchmarks.gpu.record import DEVICES, Record
 from benchmarks.gpu.stage import Row
 from benchmarks.gpu.vllm_steps import FULL, NO_DRAFT, PLAIN
-from eval.acceptance.speedup import StepTimes, break_even_alpha, iid_speedup, iid_tau, root_in_unit
+from eval.speedup import StepTimes, break_even_alpha, iid_speedup, iid_tau, root_in_unit
 
 DOC = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- vllm: begin -->", "<!-- vllm: end -->"

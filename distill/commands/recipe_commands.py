@@ -19,7 +19,7 @@ from distill.ranks.launching import FLAG, Processes
 from distill.recipe.words import Debug, NamesRecipe, Overrides, RecipeFile, words_of
 from distill.stages.scoring_without_recipe import EvalSettings, score_without_recipe
 from eval.answers.parts import EVERY_FILE, Part
-from eval.profiling.option import Profile, require_profile_folder
+from eval.profiling import ProfileFolder, require_profile_folder
 
 if TYPE_CHECKING:
     from distill.recipe.recipe import Recipe
@@ -102,7 +102,7 @@ class DistillSettings(Section):
     debug: Debug = False
     rehash: Rehash = False
     trust_checkpoints: TrustCheckpoints = False
-    profile: Profile = None
+    profile: ProfileFolder = None
 
 
 class CacheSettings(Section):

@@ -14,7 +14,7 @@ from composer.utils import dist
 from torch.profiler import record_function
 
 from distill.monitoring.phase_clock import PhaseClock
-from eval.profiling.recording import Profile, Recording
+from eval.profiling import Profile, Recording
 
 WARM_STEPS = 3  # before the one that is recorded; the last of them warms up the profiler
 # Teacher and loss are named by the model, within `student forward`, where it asks them.

@@ -1,4 +1,4 @@
-"""How commands run models' steps, as --compile and --capture ask, and how drafts end rounds. No torch until it runs."""
+"""How commands run models' steps (--compile, --capture) and how many tokens drafts propose. Imports torch lazily."""
 
 import sys
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -89,44 +89,28 @@ def held_well(asked: AnyHeld) -> AnyHeld:
     return asked
 
 
-class Rounds(Protocol):
-    """Settings that say how long the rounds of a draft are."""
+class Drafting(Protocol):
+    """Settings of how many tokens a draft proposes."""
 
     @property
     def adaptive(self) -> bool: ...
 
     @property
-    def least_confidence(self) -> float: ...
-
-    @property
-    def least_chance(self) -> float: ...
-
-    @property
-    def propose_doubted(self) -> bool: ...
+    def draft_p_min(self) -> float: ...
 
 
-AnyRounds = TypeVar("AnyRounds", bound=Rounds)
+AnyDrafting = TypeVar("AnyDrafting", bound=Drafting)
 
 
-def speculation_of(asked: Rounds, lookahead: int) -> "Speculation":
-    """How a draft is used, with so many tokens a round at most."""
+def speculation_of(asked: Drafting, lookahead: int) -> "Speculation":
+    """How a draft is used, with so many tokens a step at most."""
     from eval.decoding.texts import Speculation
-    from eval.proposing.stopping import Stopping
 
-    stopping = Stopping(asked.least_confidence, asked.least_chance, asked.propose_doubted)
-    return Speculation(lookahead, adaptive=asked.adaptive, stopping=stopping)
+    return Speculation(lookahead, adaptive=asked.adaptive, draft_p_min=asked.draft_p_min)
 
 
-def one_end(asked: AnyRounds) -> AnyRounds:
-    """The settings; UserError where rounds are to end in two ways that exclude each other, or in none."""
-    doubts = asked.least_confidence > 0 or asked.least_chance > 0
-    if asked.adaptive and doubts:
-        raise UserError(
-            "--adaptive learns how long rounds may be from whole ones, which --least-confidence and --least-chance cut "
-            "short. Leave out the one or the others."
-        )
-    if asked.propose_doubted and not doubts:
-        raise UserError(
-            "--propose-doubted says where doubt ends a round. Give --least-confidence or --least-chance too."
-        )
+def one_end(asked: AnyDrafting) -> AnyDrafting:
+    """The settings; UserError where the number of tokens is to change in two ways that exclude each other."""
+    if asked.adaptive and asked.draft_p_min > 0:
+        raise UserError("--adaptive and --draft-p-min exclude each other: both change the number of tokens. Keep one.")
     return asked

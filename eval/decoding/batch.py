@@ -19,7 +19,6 @@ from eval.decoding.texts import Decoded, Text, window
 from eval.decoding.wanted import Streams, Wanted
 from eval.models.clock import clock_s
 from eval.models.loading import shared_vocab_size
-from eval.proposing.policy import new_record
 from eval.steps.sequencer import Feed, Opener, Sequencer, open_sequencer
 
 
@@ -77,9 +76,6 @@ class Batch:
         start_s = clock_s(self.device)
         for sequencer in sequencers:
             self.read_contexts(sequencer)
-        if wanted.lookup_policy is not None:
-            for text in self.texts:
-                text.record = new_record(wanted.lookup_policy, text.context)
         self.seen_BV = self.seen_at_first()
         self.prefilled_s = clock_s(self.device)
         self.prefill_s = self.prefilled_s - start_s

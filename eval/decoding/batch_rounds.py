@@ -5,7 +5,9 @@ Shape suffixes used in this file:
     S = output ids of the draft: all of V, or those of its small head
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +31,7 @@ class Rounds:
 
     def __init__(self, batch: Batch) -> None:
         self.batch, self.wanted, self.streams = batch, batch.wanted, batch.streams
+        self.part: Callable[[str], AbstractContextManager[Any]] = nullcontext  # record_function names parts in a trace
 
     @property
     def texts(self) -> list[Text]:
@@ -38,10 +41,14 @@ class Rounds:
     def step(self) -> Iterator[Emitted]:
         """Propose, verify, and emit what was kept and the target's next token."""
         start_s = clock_s(self.batch.device)
-        turn, counts = self.turn()
+        with self.part("draft"):
+            turn, counts = self.turn()
         drafted_s = clock_s(self.batch.device)
         draws = self.judging_draws(turn.proposal)
-        verdict = self.judge(self.verify(turn.proposal, counts), turn, draws)
+        with self.part("verify"):
+            logits_BJV = self.verify(turn.proposal, counts)
+        with self.part("accept"):
+            verdict = self.judge(logits_BJV, turn, draws)
         columns = [verdict.accepted_B[:, None], verdict.next_B[:, None], turn.proposal.tokens_BK]
         ends = torch.cat(columns, dim=1).tolist()
         seconds = (drafted_s - start_s, clock_s(self.batch.device) - drafted_s)
@@ -68,9 +75,9 @@ class Rounds:
         """What followed the last tokens of a text where they stood before, as far as that is asked."""
         if self.wanted.lookup is not None:
             return self.wanted.lookup.continuation(text.everything(), min(text.lookahead, limit))
-        if self.wanted.lookup_policy is None or text.record is None:
+        if self.wanted.lookup_first is None:
             return []
-        return text.record.proposal(self.wanted.lookup_policy, limit)
+        return self.wanted.lookup_first.continuation(text.everything(), limit)
 
     def emit(
         self,
@@ -85,14 +92,12 @@ class Rounds:
         speculation, start, proposed = self.wanted.speculation, len(text.emitted), len(proposed_ids)
         assert speculation is not None
         kept = text.extend(token_ids, self.wanted.limits)
-        policy = self.wanted.lookup_policy if looked_up else None
-        asked = text.lookahead if policy is None else policy.lookahead
-        if self.wanted.stopping.proposes_doubted and not looked_up:
-            asked = max(1, proposed)  # its last token of doubt never went through the draft, like that of a whole round
+        copied = self.wanted.lookup_first if looked_up else None
+        asked = text.lookahead if copied is None else copied.size_m
         round_ = Round(start, asked, proposed, kept - 1, len(self.texts), *seconds, looked_up)
         text.rounds.append(round_)
         text.missing = text.missing + kept if looked_up else int(round_.is_behind)
-        if policy is None:  # what was looked up says nothing of a draft
+        if copied is None:  # what was looked up says nothing of a draft
             text.lookahead = speculation.after(round_, text.lookahead)
         corrected = kept == len(token_ids) <= proposed  # not so where a proposed stop token was kept
         rejected = proposed_ids[kept - 1] if corrected else None
@@ -107,10 +112,10 @@ class Rounds:
         seen_BS = self.batch.seen_by_writer()
         draws = self.batch.draws(self.streams.draft_BD, max(counts), drafting=True)
         ids_BT, spans = self.unread(counts)
-        tokens, probs, chances = [], [], [1.0] * len(counts)
+        tokens, probs = [], []
         for step, draws_B in enumerate(draws):
             logits_BS = self.batch.drafter.feed(ids_BT, spans, whole=False)[:, 0]
-            counts = self.without_doubt(counts, step, logits_BS, chances)
+            counts = self.confident_counts(counts, step, logits_BS)
             if max(counts) <= step:
                 break
             columns_B, probs_BS = self.batch.pick(logits_BS, seen_BS, draws_B, drafting=True)
@@ -126,25 +131,16 @@ class Rounds:
         probs_BKS = torch.stack(probs, dim=1) if probs[0] is not None else None
         return Proposal(torch.stack(tokens, dim=1), probs_BKS, counts_B, self.batch.output_ids_S), counts
 
-    def without_doubt(self, counts: Sequence[int], step: int, logits_BS: Tensor, chances: list[float]) -> Sequence[int]:
-        """How many tokens each text gets, its draft having said what may come at a step: no more where it doubts.
+    def confident_counts(self, counts: Sequence[int], step: int, logits_BS: Tensor) -> Sequence[int]:
+        """Tokens proposed for each text: none from the step on at which the draft's confidence is below the threshold.
 
-        Args:
-            counts: How many each would get.
-            step: Tokens proposed before.
-            logits_BS: What may come.
-            chances: Products of the confidences before; the new ones are multiplied in.
+        The confidence is known from the tokens before, so it is decided before anything is drawn there: lossless.
         """
-        stopping = self.wanted.stopping
-        if not stopping.is_on:  # and nothing waits for the device
+        least = self.wanted.draft_p_min
+        if least == 0:  # and nothing waits for the device
             return counts
-        told = confidence_of(logits_BS).tolist()
-        chances[:] = [chance * own for chance, own in zip(chances, told, strict=True)]
-        most = step + stopping.proposes_doubted
-        return [
-            count if stopping.is_sure(own, chance) else min(count, most)
-            for count, own, chance in zip(counts, told, chances, strict=True)
-        ]
+        confidences = confidence_of(logits_BS).tolist()
+        return [count if own >= least else min(count, step) for count, own in zip(counts, confidences, strict=True)]
 
     def unread(self, counts: Sequence[int]) -> tuple[Tensor, list[Span]]:
         """What the draft has yet to read of every text of which it is asked something, and where that stands."""

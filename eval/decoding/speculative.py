@@ -15,11 +15,10 @@ from transformers import PreTrainedModel
 
 from eval.decoding.batch import Batch, Emitted
 from eval.decoding.batch_rounds import Rounds
+from eval.decoding.ngram import LookupFirst, NgramLookup
 from eval.decoding.sampling import Sampling
 from eval.decoding.texts import Decoded, Limits, Seeds, Speculation
 from eval.decoding.wanted import Streams, Wanted
-from eval.proposing.ngram import NgramLookup
-from eval.proposing.policy import ProposalPolicy
 from eval.steps.sequencer import Opener, open_sequencer, takes_rows
 
 GREEDY, LOOKAHEAD_4, SEEDS = Sampling(), Speculation(), Seeds()  # defaults
@@ -36,7 +35,7 @@ def speculative_decode(
     seeds: Seeds = SEEDS,
     row_seeds: Sequence[int] | None = None,
     opener: Opener = open_sequencer,
-    lookup_policy: ProposalPolicy | None = None,
+    lookup_first: LookupFirst | None = None,
 ) -> list[Decoded]:
     """Continuations as the target writes them, found with the help of a draft.
 
@@ -51,13 +50,13 @@ def speculative_decode(
         row_seeds: One per prompt; its draws depend on this and the seeds alone. `eval.decoding.texts.row_seed` makes
             them. May be left out at temperature 0 only: prompts of two calls that both count from 0 would draw alike.
         opener: How the models are run: `open_sequencer`, or an eval.steps.fixed_steps.FixedSteps.
-        lookup_policy: When the text itself proposes in the place of a draft that is a model.
+        lookup_first: Prompt lookup where it finds a match, in place of a draft that is a model.
 
     Returns:
         One for each prompt, in their order.
     """
     models, lookup = ([target], draft) if isinstance(draft, NgramLookup) else ([target, draft], None)
-    wanted = Wanted(prompts, limits, sampling, speculation, lookup, lookup_policy)
+    wanted = Wanted(prompts, limits, sampling, speculation, lookup, lookup_first)
     steps = decode_steps(models, wanted, seeds=seeds, row_seeds=row_seeds, opener=opener)
     return collected(steps, len(prompts))
 

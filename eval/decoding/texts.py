@@ -15,8 +15,6 @@ from transformers import PreTrainedTokenizerBase
 
 from eval.decoding.rules import LOSSLESS, RULES
 from eval.decoding.sampling import uniform_draws
-from eval.proposing.policy import TextRecord
-from eval.proposing.stopping import NEVER_STOPS, Stopping
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class Round:
 
     Attributes:
         start: Tokens emitted before it.
-        lookahead: Tokens that were asked for; where the token of doubt is proposed too, those up to it.
+        lookahead: Tokens that were asked for.
         proposed: Tokens that were proposed: fewer where the text was to end before as many.
         accepted: Proposed tokens kept; a stop token is the target's own and not among them.
         rows: Texts that were decoded together and share the seconds.
@@ -107,21 +105,24 @@ class Speculation:
         adaptive: Whether a text's lookahead grows by 2 after a round that kept everything, up to MOST_LOOKAHEAD, and
             shrinks by 1 after any other, down to 1 ("heuristic" of transformers' generation config).
         rule: One of eval.decoding.rules.RULES.
-        stopping: How much doubt ends a round before.
+        draft_p_min: The draft's confidence (its largest probability at temperature 1) below which it proposes no
+            more in this step, in [0, 1]: llama.cpp's `--spec-draft-p-min`; 0 never ends a step early.
     """
 
     lookahead: int = 4
     adaptive: bool = False
     rule: str = LOSSLESS[0]
-    stopping: Stopping = NEVER_STOPS
+    draft_p_min: float = 0.0
 
     def __post_init__(self) -> None:
         if self.lookahead < 1:
             raise ValueError(f"lookahead must be at least 1, got {self.lookahead}. Use plain_decode to do without.")
         if self.rule not in RULES:
             raise ValueError(f"rule must be one of {', '.join(RULES)}, got {self.rule!r}.")
-        if self.adaptive and self.stopping.is_on:
-            raise ValueError("an adaptive lookahead learns from whole rounds, which doubt cuts short: choose one.")
+        if not 0 <= self.draft_p_min <= 1:
+            raise ValueError(f"draft_p_min must be in [0, 1], got {self.draft_p_min:g}.")
+        if self.adaptive and self.draft_p_min > 0:
+            raise ValueError("adaptive and draft_p_min both change the number of tokens: choose one.")
 
     def after(self, round_: Round, lookahead: int) -> int:
         """The lookahead of a text after a round."""
@@ -170,7 +171,6 @@ class Text:
         missing: Tokens but the last that were emitted and never went through the draft.
         lookahead: Tokens the draft may propose next.
         stopped: Whether a stop token or string was emitted.
-        record: Its runs, where they may propose.
         logp: As of Decoded.
     """
 
@@ -181,7 +181,6 @@ class Text:
     rounds: list[Round] = field(default_factory=list)
     missing: int = 0
     stopped: bool = False
-    record: TextRecord | None = None
     logp: list[float] = field(default_factory=list)
 
     @property
@@ -206,8 +205,6 @@ class Text:
         """Emit tokens up to the one that ends the text; returns how many were."""
         for count, token in enumerate(token_ids, start=1):
             self.emitted.append(token)
-            if self.record is not None:
-                self.record.add(token)
             self.stopped = token in limits.stop_ids or completes_a_stop_string(self.emitted, limits)
             if self.stopped:
                 return count

@@ -5,17 +5,15 @@ Shape suffixes used in this file:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from eval.decoding.ngram import LookupFirst, NgramLookup
 from eval.decoding.rules import EXACT_GREEDY_DRAFT
 from eval.decoding.sampling import Sampling
 from eval.decoding.texts import Limits, Seeds, Speculation, stream
-from eval.proposing.ngram import NgramLookup
-from eval.proposing.policy import ProposalPolicy
-from eval.proposing.stopping import NEVER_STOPS, Stopping
 from eval.steps.sequencer import Feed
 
 
@@ -29,7 +27,7 @@ class Wanted:
         sampling: How tokens are chosen, on both sides.
         speculation: How a draft is used; None without one.
         lookup: What proposes tokens in place of a model; None where a model does.
-        lookup_policy: Who proposes where, a draft that is a model or the text itself; None for the draft everywhere.
+        lookup_first: Prompt lookup where it finds a match, the draft everywhere else; None for the draft everywhere.
         target_vocab: Where a draft writes alone, how many ids its target has: it says no other; None where it does not.
     """
 
@@ -38,7 +36,7 @@ class Wanted:
     sampling: Sampling
     speculation: Speculation | None = None
     lookup: NgramLookup | None = None
-    lookup_policy: ProposalPolicy | None = None
+    lookup_first: LookupFirst | None = None
     target_vocab: int | None = None
 
     @property
@@ -53,19 +51,17 @@ class Wanted:
         return self.speculation.rule if drawn else EXACT_GREEDY_DRAFT
 
     @property
-    def stopping(self) -> Stopping:
-        """How much doubt ends a round of the draft: as asked for, and not less than its policy says."""
-        asked = NEVER_STOPS if self.speculation is None else self.speculation.stopping
-        least = 0.0 if self.lookup_policy is None else self.lookup_policy.confidence
-        return replace(asked, confidence=max(asked.confidence, least))
+    def draft_p_min(self) -> float:
+        """The draft's confidence below which it proposes no more."""
+        return 0.0 if self.speculation is None else self.speculation.draft_p_min
 
     @property
     def feeds(self) -> tuple[Sequence[Feed], ...]:
-        """What the target is fed again and again, and what the draft is; where a draft doubts, any number of tokens."""
+        """What the target is fed again and again, and what the draft is; with a confidence threshold any number."""
         if self.speculation is None:
             return ([(1, False)],)
         widths = {self.speculation.lookahead + 1, self.speculation.most + 1}
-        if self.stopping.is_on:
+        if self.draft_p_min > 0:
             widths |= set(range(1, self.speculation.lookahead + 1))
         return [(width, True) for width in sorted(widths)], [(1, False), (2, False)]
 
@@ -77,10 +73,8 @@ class Wanted:
     def __post_init__(self) -> None:
         if not all(self.prompts):
             raise ValueError("every prompt needs at least one token, got one of 0 prompt tokens.")
-        if self.lookup_policy is not None and (self.speculation is None or self.lookup is not None):
-            raise ValueError("a policy looks up beside a draft that is a model; there is none.")
-        if self.speculation is not None and self.speculation.adaptive and self.stopping.is_on:
-            raise ValueError("an adaptive lookahead learns from whole rounds, which a policy's confidence cuts short.")
+        if self.lookup_first is not None and (self.speculation is None or self.lookup is not None):
+            raise ValueError("lookup_first needs a draft model for where nothing matches; there is none.")
 
 
 @dataclass(frozen=True)

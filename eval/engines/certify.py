@@ -144,7 +144,7 @@ def certify(settings: CertifySettings) -> None:
 
     from architectures.checkpoints.fingerprint import fingerprint_checkpoint
     from eval.engines.certificate import write_certificate
-    from eval.latency.machine import torch_threads
+    from eval.machine import torch_threads
 
     assert settings.num_threads != "auto"
     with torch_threads(settings.num_threads) as threads:

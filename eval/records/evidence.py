@@ -16,23 +16,6 @@ class ThreadStep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelStep:
-    """A step of one token by one model.
-
-    Attributes:
-        model: Its name.
-        layers: Of it.
-        ms: The median that was measured.
-        least_ms: What its bytes and FLOPs take on a single thread, as that was measured; null where they are not known.
-    """
-
-    model: str
-    layers: int
-    ms: float
-    least_ms: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class StepEvidence:
     """Taken while steps were timed, and right behind.
 
@@ -40,7 +23,6 @@ class StepEvidence:
         threads: With which steps were timed.
         by_threads: The target's step with fewer threads and with those; empty on a GPU, and where there was one thread.
         chosen_from: Of `num_threads=auto`: what each number took before one was picked; else empty.
-        steps: Of the target and every draft.
         refused: Share of the processor time asked for that this process waited for; null where nobody counts it.
         others: Cores that other processes kept busy, on average; null where nobody counts it.
         load_average: Of the last minute, when timing began.
@@ -49,7 +31,6 @@ class StepEvidence:
     threads: int
     by_threads: tuple[ThreadStep, ...]
     chosen_from: tuple[ThreadStep, ...]
-    steps: tuple[ModelStep, ...]
     refused: float | None
     others: float | None
     load_average: float

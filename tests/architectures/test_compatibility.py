@@ -7,7 +7,6 @@ import pytest
 
 from architectures.compatibility import (
     ENGINES,
-    Drafting,
     Model,
     Pair,
     Tokenizer,
@@ -137,13 +136,6 @@ def test_commands_name_both_models_and_the_number_of_tokens():
     assert "--speculative-num-draft-tokens 6" in commands["sglang"]
     assert "max_draft_len: 5" in commands["tensorrt-llm"]
     assert "num_assistant_tokens=5" in commands["openvino"]
-
-
-def test_engines_that_stop_drafting_by_confidence_get_their_own_settings():
-    pair = replace(CLEAN, drafting={"llama.cpp": Drafting(8, 0.25), "transformers": Drafting(6, 0.5)})
-    assert "--spec-draft-n-max 8 --spec-draft-p-min 0.25" in serve_command("llama.cpp", pair)
-    assert "num_assistant_tokens=6" in serve_command("transformers", pair)
-    assert "assistant_confidence_threshold=0.5" in serve_command("transformers", pair)
 
 
 def test_an_own_tokenizer_is_served_by_mapping_texts():

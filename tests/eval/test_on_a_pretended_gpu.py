@@ -7,11 +7,11 @@ import torch
 
 import widedraft
 from eval.acceptance.replay import answer_logits, replay_answer
+from eval.decoding.ngram import NgramLookup
 from eval.decoding.rules import RULES
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
-from eval.proposing.ngram import NgramLookup
 from tests.eval.decoding.small_heads import with_head_of
 from tests.pretended_gpu import pretended_gpu
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from eval.acceptance.estimates import Estimate
-from eval.records.evidence import ModelStep, StepEvidence, ThreadStep
+from eval.records.evidence import StepEvidence, ThreadStep
 from eval.report import read_runs
 from eval.scorecard_schema import Ratio
 from eval.scorecard_tables import (
@@ -24,10 +24,6 @@ QUIET = StepEvidence(
     threads=2,
     by_threads=(ThreadStep(threads=1, ms=60.0), ThreadStep(threads=2, ms=40.0)),
     chosen_from=(),
-    steps=(
-        ModelStep(model="target", layers=30, ms=40.0, least_ms=25.0),
-        ModelStep(model="draft", layers=1, ms=3.0, least_ms=2.0),
-    ),
     refused=0.01,
     others=0.02,
     load_average=0.1,
@@ -75,12 +71,6 @@ def test_scorecard_md_has_the_tables_of_the_report(card):
         ({"by_threads": (ThreadStep(threads=1, ms=10.0), ThreadStep(threads=2, ms=12.0))}, []),
         ({"by_threads": (ThreadStep(threads=2, ms=40.0), ThreadStep(threads=4, ms=10.0))}, []),
         ({"by_threads": ()}, []),
-        ({"steps": (ModelStep(model="target", layers=4, ms=105.0, least_ms=0.01),)}, ["105 ms"]),
-        ({"steps": (ModelStep(model="target", layers=4, ms=13.0, least_ms=0.01),)}, []),
-        ({"steps": (ModelStep(model="target", layers=4, ms=105.0, least_ms=None),)}, []),
-        # steps of docs/latency.md: SmolLM2-135M in float32, by what one of two threads reads; a draft in slow bfloat16
-        ({"steps": (ModelStep(model="target", layers=30, ms=86.34, least_ms=43.5),)}, []),
-        ({"steps": (ModelStep(model="target", layers=2, ms=89.5, least_ms=55.0),)}, []),
         ({"refused": 0.4}, ["40%"]),
         ({"others": 1.9}, ["1.9 cores"]),
         ({"refused": None, "others": None}, []),

@@ -115,7 +115,7 @@ USUAL = {
 }
 DECODED: dict[str, list] = {}  # what each mode decodes if no option is given
 EVERYWHERE = {"target": "NOISY", "draft": "TARGET", "lookahead": 2, "seed": 4, "dtype": "bfloat16", "num-prompts": 1,
-              "max-new-tokens": 5, "adaptive": None, "least-confidence": 0.2, "least-chance": 0.1,
+              "max-new-tokens": 5, "adaptive": None, "draft-p-min": 0.2,
               "compile": None, "capture": None}  # fmt: skip
 SAMPLED = {"temperature": 0.3, "top-p": 0.3, "top-k": 2, "min-p": 0.5, "repetition-penalty": 3}
 OPTIONS = {  # each with a value that must change what is decoded, or how; None for a flag
@@ -141,14 +141,13 @@ def test_no_option_is_accepted_and_ignored(run, questions, target_folder, noisy_
 def test_every_option_is_among_those_tried():
     known = {flag_of(name).removeprefix("--") for name in widedraft.STAGES["verify"].settings.model_fields}
     held = {flag_of(name).removeprefix("--") for name in (*PLACING, "target_bits")}  # below
-    assert known == set().union(*OPTIONS.values()) | held | {"accuracy", "show", "propose-doubted"}
+    assert known == set().union(*OPTIONS.values()) | held | {"accuracy", "show"}
 
 
 @pytest.mark.parametrize(
     ("words", "flag"),
     [
-        (("--adaptive", "--least-chance", "0.2"), "--adaptive"),
-        (("--propose-doubted",), "--propose-doubted"),
+        (("--adaptive", "--draft-p-min", "0.2"), "--adaptive"),
         (("--compile", "--capture"), "--compile"),
         (("--target-bits", "4", "--target-placement", "layers"), "--target-placement"),
         (("--target-placement", "layers", "--capture"), "--capture"),

@@ -24,10 +24,9 @@ from architectures.pages.markdown import between, markdown
 from distill.choose.shapes.candidates import DEPTHS
 from distill.choose.trainings.in_play import in_play, is_rival
 from eval.acceptance.estimates import Estimate, Resampling
-from eval.acceptance.speedup import iid_tau, root_in_unit
-from eval.predictions.ranking import Ranked, ranking
 from eval.scorecard import scored_latency
 from eval.scorecard_schema import DraftSteps, Percentile, ScoredLatency, StepTime
+from eval.speedup import Ranked, iid_tau, ranking, root_in_unit
 from tests.simulations.latency import Series, read_series, stretch
 from tests.simulations.prediction import DrawnRounds, DrawnRow, DrawnSums, calm, kinds_of
 from tests.simulations.prompts import LOOKAHEAD, Population, population

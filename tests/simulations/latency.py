@@ -19,14 +19,11 @@ from numpy.typing import NDArray
 
 from architectures.shapes.equal_shapes import EqualShape
 from architectures.shapes.shape import Shape
-from eval.acceptance.estimates import Estimate, Resampling
+from eval.acceptance.estimates import Resampling
 from eval.acceptance.intervals import percentile_bounds, percentile_interval
-from eval.acceptance.speedup import predicted_speedup
-from eval.latency.depth_and_width import depth_and_width
-from eval.latency.measure import Latency, latency_of
-from eval.latency.steps import Kind
-from eval.latency.timing import Timed
+from eval.latency import Kind, Latency, Timed, latency_of
 from eval.records.grid import TARGET
+from eval.speedup import predicted_speedup
 from tests.simulations.shares import Row, is_inside, share_of
 
 Array = NDArray[np.float64]
@@ -101,20 +98,12 @@ def latency_rows(series: Series, runs: int, *, seed: int) -> Iterator[Row]:
             return (low is None or low <= truth) and (high is None or truth <= high)
 
         yield from rows_of(f"latency: p{percentile} of a step", holds, series, repeats, runs=runs, seed=seed)
-    predicted, ratio = predicted_value(series), ratio_of(series).value
+    predicted = predicted_value(series)
     yield from rows_of(
         "speed: predicted speed-up, by step times",
         lambda taken: is_inside(predicted, predicted_interval_of(taken)),
         series,
         100,
-        runs=runs,
-        seed=seed,
-    )
-    yield from rows_of(
-        "latency --shapes: deepest over shallowest",
-        lambda taken: is_inside(ratio, ratio_of(taken).interval),
-        series,
-        30,
         runs=runs,
         seed=seed,
     )
@@ -141,9 +130,3 @@ def predicted_interval_of(series: Series) -> tuple[float, float]:
     drawn = series.latency().resampled_step_times(series.shapes[0].name, [LOOKAHEAD], RESAMPLING)
     values = [predicted_speedup(TAU, FULL_RATE, LOOKAHEAD, each) for each in drawn]
     return percentile_interval(values, RESAMPLING.confidence)
-
-
-def ratio_of(series: Series) -> Estimate:
-    """How many times as long a step of the deepest shape takes as one of the shallowest."""
-    times_RS = 1000 * np.array([series.seconds[Kind(shape.name, 1)] for shape in series.shapes]).T
-    return depth_and_width(series.shapes, times_RS, RESAMPLING).sizes[0].deepest_over_shallowest

@@ -7,12 +7,11 @@ import numpy as np
 
 from distill.choose.trainings.in_play import RIVAL_SHARE
 from eval.acceptance.estimates import Estimate, Resampling
-from eval.latency.steps import Kind
-from eval.predictions.promise import promise
-from eval.predictions.ranking import predicted_interval, ranking
+from eval.latency import Kind
 from eval.records.grid import TARGET
 from eval.scorecard import scored_latency
 from eval.scorecard_schema import DraftSteps, ScoredLatency
+from eval.speedup import predicted_interval, promise, ranking
 from tests.simulations.latency import Series, stretch
 from tests.simulations.prompts import LOOKAHEAD, Population, population
 from tests.simulations.shares import Row, is_inside, share_of

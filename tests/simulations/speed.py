@@ -1,4 +1,4 @@
-"""What `widedraft speed` and live decoding decide, over recorded turns of a target against itself."""
+"""What `widedraft benchmark` and live decoding decide, over recorded turns of a target against itself."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,10 +7,8 @@ import numpy as np
 
 from eval.acceptance.estimates import Resampling
 from eval.acceptance.paired_ratios import paired_ratio_quotient
-from eval.commands.speed import default_prompts
-from eval.speed.best import behind_the_fastest, best_of_each, spent
-from eval.speed.measure import Times
-from eval.speed.ways import DRAFT, PLAIN, Way
+from eval.benchmark import DRAFT, PLAIN, Method, Runs, best_of_each, columns, over_others
+from eval.commands.benchmark import default_prompts
 from tests.simulations.shares import Row, share_of
 from tests.simulations.turns import Recording, Truth, draft_ways, drawn_times, lookup_ways
 
@@ -18,11 +16,11 @@ RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)
 SPREADS = (0.0, 0.15)  # of the log of a prompt's own speed-up: none, and what drafts show
 WAY_SPREAD = 0.03  # of what a lookahead has for itself on a prompt, where prompts differ
 LIVE_PROMPTS = (12, 16)  # the quickstart's, and eval.live_prompts
-DRAFT_WAY = Way(DRAFT, 1, "draft")
+DRAFT_WAY = Method(DRAFT, 1, "draft")
 NOTHING = (1.0,) * 6  # true speed-ups at lookaheads 1 to 6
 FASTER = (1.12, 1.18, 1.2, 1.18, 1.14, 1.1)
 Interval = Sequence[float] | None
-Decides = Callable[[Times], bool]
+Decides = Callable[[Runs], bool]
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class Case:
     """
 
     what: str
-    speedups: Mapping[Way, float]
+    speedups: Mapping[Method, float]
     decides: Decides
     level: float | None
 
@@ -47,29 +45,31 @@ def is_called(interval: Interval) -> bool:
     return interval is not None and not interval[0] <= 1 <= interval[1]
 
 
-def single_way_is_called(times: Times) -> bool:
+def single_way_is_called(times: Runs) -> bool:
     """The row of one way, which was not picked."""
-    return is_called(paired_ratio_quotient(spent(times, Way(PLAIN)), spent(times, DRAFT_WAY), RESAMPLING).interval)
+    return is_called(
+        paired_ratio_quotient(columns(times, Method(PLAIN)), columns(times, DRAFT_WAY), RESAMPLING).interval
+    )
 
 
-def any_best_is_called(times: Times) -> bool:
+def any_best_is_called(times: Runs) -> bool:
     """A sentence of a draft, or of looking up, at its best."""
     return any(is_called(row.speedup.interval) for row in best_of_each(times, RESAMPLING))
 
 
-def draft_is_faster(times: Times) -> bool:
+def draft_is_faster(times: Runs) -> bool:
     """The draft's sentence at its best says faster."""
     interval = best_of_each(times, RESAMPLING)[0].speedup.interval
     return interval is not None and interval[0] > 1
 
 
-def a_draft_is_ahead(times: Times) -> bool:
+def a_draft_is_ahead(times: Runs) -> bool:
     """The fastest draft is said to be faster than another."""
-    behind = behind_the_fastest(best_of_each(times, RESAMPLING), times, RESAMPLING)
-    return any(row.fastest.interval is not None and row.fastest.interval[0] > 1 for row in behind)
+    behind = over_others(best_of_each(times, RESAMPLING), times, RESAMPLING)
+    return any(row.speedup.interval is not None and row.speedup.interval[0] > 1 for row in behind)
 
 
-def three_drafts(*speedups: float) -> dict[Way, float]:
+def three_drafts(*speedups: float) -> dict[Method, float]:
     """Drafts at lookaheads 1 to 3, each worth as much at all of them."""
     drafts = [draft_ways((value,) * 3, name) for name, value in zip("abc", speedups, strict=True)]
     return {way: value for draft in drafts for way, value in draft.items()}

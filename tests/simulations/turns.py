@@ -1,4 +1,4 @@
-"""Runs of `widedraft speed` whose truth is known, made of recorded turns of a target against itself.
+"""Runs of `widedraft benchmark` whose truth is known, made of recorded turns of a target against itself.
 
 benchmarks/self_speed.py decodes each group of prompts several times over by one and the same way, so its copies differ
 by noise and drift alone. A simulated run takes consecutive turns of the recording, from a place drawn at random; in
@@ -17,8 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.speed.measure import Times
-from eval.speed.ways import DRAFT, LOOKUP, PLAIN, Taken, Way
+from eval.benchmark import DRAFT, LOOKUP, PLAIN, Method, Run, Runs
 
 Array = NDArray[np.float64]
 
@@ -42,7 +41,7 @@ class Truth:
         way_spread: The same of what a way has for itself.
     """
 
-    speedups: dict[Way, float]
+    speedups: dict[Method, float]
     prompt_spread: float = 0.0
     way_spread: float = 0.0
 
@@ -60,26 +59,26 @@ def read_recordings(path: Path) -> list[Recording]:
     ]
 
 
-def drawn_times(recording: Recording, truth: Truth, *, groups: int, repeats: int, rng: np.random.Generator) -> Times:
+def drawn_times(recording: Recording, truth: Truth, *, groups: int, repeats: int, rng: np.random.Generator) -> Runs:
     """What one run took: the target alone and every way of the truth."""
     ways = list(truth.speedups)
     worth_WG = drawn_worth(ways, truth, recording.batch, groups, rng)
     start = rng.integers(len(recording.tokens_T))
-    times: Times = {way: [{} for _ in range(repeats)] for way in (Way(PLAIN), *ways)}
+    times: Runs = {way: [{} for _ in range(repeats)] for way in (Method(PLAIN), *ways)}
     for repeat in range(repeats):
         for group in range(groups):
             turn = (start + repeat * groups + group) % len(recording.tokens_T)
             alone_s, *ways_s = drawn_copies(recording.seconds_TC[turn], 1 + len(ways), rng)
             tokens = int(recording.tokens_T[turn])
-            times[Way(PLAIN)][repeat][group] = whole(tokens, alone_s)
+            times[Method(PLAIN)][repeat][group] = whole(tokens, alone_s)
             for way, seconds, worth in zip(ways, ways_s, worth_WG[:, group], strict=True):
                 times[way][repeat][group] = whole(tokens, seconds / worth)
     return times
 
 
-def whole(tokens: int, seconds: float) -> Taken:
+def whole(tokens: int, seconds: float) -> Run:
     """Seconds of everything, none of them told apart."""
-    return Taken(tokens, None, None, seconds)
+    return Run(tokens, seconds)
 
 
 def drawn_copies(seconds_C: Array, count: int, rng: np.random.Generator) -> Array:
@@ -89,7 +88,7 @@ def drawn_copies(seconds_C: Array, count: int, rng: np.random.Generator) -> Arra
     return seconds_C[np.concatenate([order[:1], others])]
 
 
-def drawn_worth(ways: Sequence[Way], truth: Truth, batch: int, groups: int, rng: np.random.Generator) -> Array:
+def drawn_worth(ways: Sequence[Method], truth: Truth, batch: int, groups: int, rng: np.random.Generator) -> Array:
     """worth_WG of every group: the mean time of its prompts, each with a speed-up of its own. Right on the mean."""
     kinds = list(dict.fromkeys((way.kind, way.draft) for way in ways))
     shared = {kind: spread_factors(truth.prompt_spread, (groups, batch), rng) for kind in kinds}
@@ -105,11 +104,11 @@ def spread_factors(spread: float, shape: tuple[int, int], rng: np.random.Generat
     return np.exp(rng.normal(-(spread**2) / 2, spread, shape)) if spread else np.ones(shape)
 
 
-def draft_ways(speedups: Sequence[float], draft: str = "draft") -> dict[Way, float]:
+def draft_ways(speedups: Sequence[float], draft: str = "draft") -> dict[Method, float]:
     """A draft at lookaheads 1, 2, ..., each with what it is worth."""
-    return {Way(DRAFT, lookahead, draft): value for lookahead, value in enumerate(speedups, start=1)}
+    return {Method(DRAFT, lookahead, draft): value for lookahead, value in enumerate(speedups, start=1)}
 
 
-def lookup_ways(speedups: Sequence[float]) -> dict[Way, float]:
+def lookup_ways(speedups: Sequence[float]) -> dict[Method, float]:
     """Looking up n-grams at lookaheads 1, 2, ..., each with what it is worth."""
-    return {Way(LOOKUP, lookahead): value for lookahead, value in enumerate(speedups, start=1)}
+    return {Method(LOOKUP, lookahead): value for lookahead, value in enumerate(speedups, start=1)}

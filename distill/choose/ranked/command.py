@@ -148,7 +148,7 @@ def trained(run: Run, timed: Timed, settings: ChooseSettings) -> Iterator[Rung]:
 
 def ranked_as_given(recipe: Recipe, timed: Timed, alphas: Mapping[str, TakenAlpha]) -> Iterator[Rung]:
     """Candidates by the acceptance that was given."""
-    from eval.predictions.ranking import ranking_of_alphas
+    from eval.speedup import ranking_of_alphas
 
     taken = {candidate.name: alphas[candidate.name] for candidate in timed.pruned.kept}
     by_name, resampling = {name: each.alpha for name, each in taken.items()}, resampling_of(recipe)

@@ -11,9 +11,9 @@ from distill.choose.trainings.in_play import is_rival
 from distill.choose.trainings.rungs import Cell, Rung
 from eval.pages.doubts import chosen_words, doubt_words, is_distrusted
 from eval.pages.verdict import figure_words
-from eval.predictions.ranking import Prospect, Ranked, step_times
 from eval.records.evidence import StepEvidence
 from eval.scorecard_schema import ScoredLatency
+from eval.speedup import Prospect, Ranked, step_times
 
 PROSPECT_COLUMNS = (
     "candidate",

@@ -12,8 +12,8 @@ from architectures.shapes.shape import Shape
 from distill.choose.shapes.candidates import Candidate
 from distill.choose.shapes.left_out import LeftOut
 from distill.choose.trainings.rungs import Rung
-from eval.predictions.ranking import Prospect
 from eval.scorecard_schema import Provenance, ScoredLatency
+from eval.speedup import Prospect
 
 RECORD_NAME, SCHEMA = "choice.json", "widedraft.choice/1"
 

@@ -8,7 +8,7 @@ from architectures.settings.recipe_command import command_of
 from distill.choose.shapes.candidates import Candidate
 from distill.choose.shapes.vocabularies import ALL, WHOLE
 from distill.vocabulary.coverage import IdCounts
-from eval.predictions.ranking import Prospect
+from eval.speedup import Prospect
 
 TITLE = "Step time against coverage"
 RANKED_OTHERWISE = "Ids are not ranked by answers here, so what they cover of them is not told."

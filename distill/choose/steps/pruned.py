@@ -19,8 +19,8 @@ from architectures.shapes.shape import Shape
 from distill.choose.shapes.candidates import Candidate, widest
 from distill.choose.shapes.left_out import LeftOut
 from eval.acceptance.estimates import Resampling
-from eval.predictions.ranking import Prospect, drawn_times, prospect, step_times
 from eval.scorecard_schema import ScoredLatency
+from eval.speedup import Prospect, drawn_times, prospect, step_times
 
 SURE = 0.975  # of draws: with such a share a rival is none either (distill/choose/trainings/in_play.py)
 

@@ -38,15 +38,19 @@ def measured_steps(
         UserError: If the models do not fit into memory, or take one text at a time and larger batches are asked for.
     """
     from eval.checks.built_in import PROMPTS
-    from eval.latency.grid import Grid, repeated, require_rows
-    from eval.latency.measure import measure_latency, timing_ticks
-    from eval.latency.memory import require_memory
-    from eval.latency.steps import Setting
-    from eval.latency.threads import chosen_threads
-    from eval.latency.untrained import untrained_models
+    from eval.latency import (
+        Setting,
+        chosen_threads,
+        measure_latency,
+        repeated,
+        require_memory,
+        require_rows,
+        scored_latency,
+        timing_ticks,
+        untrained_models,
+    )
     from eval.models.loading import load_tokenizer
     from eval.records.grid import TARGET
-    from eval.scorecard import scored_latency
     from eval.targets.loading import load_target
 
     config, names = recipe.eval, [candidate.name for candidate in candidates]
@@ -56,13 +60,12 @@ def measured_steps(
     with chosen_threads(config.num_threads, lambda: model) as threads:
         drafts = dict(zip(names, untrained_models(model, [candidate.shape for candidate in candidates]), strict=True))
         models = {TARGET: model, **drafts}
-        require_rows(models, Grid([each.batch for each in places], [], [], REPEATS))
+        require_rows(models, [each.batch for each in places])
         for place in places:
             require_memory(models, batch=place.batch, context=place.context)
         for batch, context in places:
             latency = measure_latency(
-                model,
-                drafts,
+                models,
                 Setting(repeated(text_ids, context), batch),
                 lookaheads=config.lookaheads,
                 repetitions=timing_ticks(REPEATS),

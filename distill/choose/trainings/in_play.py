@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from distill.choose.shapes.durations import FACTOR
 from distill.choose.shapes.left_out import LeftOut
-from eval.predictions.ranking import Ranked
+from eval.speedup import Ranked
 
 RIVAL_SHARE = 0.025  # of the draws that name a rival: one of two equal drafts wins fewer in 5 % of runs
 

@@ -9,8 +9,8 @@ from distill.choose.shapes.left_out import LeftOut
 from distill.choose.trainings.in_play import beaten
 from distill.choose.trainings.trials import prepare_answers, score_candidates, train_candidates, trials_of
 from distill.run.run import Run
-from eval.predictions.ranking import Ranked
 from eval.records.evidence import StepEvidence
+from eval.speedup import Ranked
 
 if TYPE_CHECKING:
     from eval.scorecard_schema import Scorecard, ScoredLatency
@@ -81,7 +81,7 @@ def rungs(
 
 def ranked_cells(card: "Scorecard", timed: "Sequence[ScoredLatency]") -> Iterator[Cell]:
     """A ranking at every temperature that was scored and every place that was timed; the first decides."""
-    from eval.predictions.ranking import ranking
+    from eval.speedup import ranking
 
     for temperature in card.temperatures:
         rows = card.rows_at(temperature)

@@ -1,6 +1,6 @@
 """How each engine takes what is published: its serve line, what it refuses, and what was certified there."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,7 +9,6 @@ from architectures.compatibility import (
     DEFAULT_LOOKAHEAD,
     ENGINES,
     LABELS,
-    Drafting,
     EngineName,
     Pair,
     check,
@@ -60,7 +59,6 @@ def servings_of(
     repo_id: str,
     base_model: str | None,
     lookahead: int | None,
-    drafting: Mapping[str, Drafting],
 ) -> list[Serving]:
     """Every engine with the form at the root, and the forms that one engine takes.
 
@@ -71,13 +69,12 @@ def servings_of(
         repo_id: Where it goes.
         base_model: The target's hub id; its folder's name stands for it where there is none.
         lookahead: That promises most; None where nobody scored it.
-        drafting: As of a Pair.
     """
     model = replace(read_model(str(target), "main"), name=base_model or target.name, path=base_model or target.name)
 
     def pair_of(published: PublishedForm) -> Pair:
         draft = replace(read_model(str(published.folder)), name=published.name, path=published.name)
-        return Pair(draft=draft, target=model, lookahead=lookahead or DEFAULT_LOOKAHEAD, drafting=drafting)
+        return Pair(draft=draft, target=model, lookahead=lookahead or DEFAULT_LOOKAHEAD)
 
     root = PublishedForm(out, repo_id)
     published_forms: dict[EngineName, PublishedForm] = {"llama.cpp": gguf_form(out, forms.gguf, repo_id)}
@@ -137,7 +134,7 @@ def widedraft_serving(repo_id: str, target: str) -> Serving:
     line = "\n".join(
         (
             f"hf download {repo_id} --include '{SMALL_HEAD}/*' --local-dir {name}",
-            f"widedraft speed --target {target} --drafts {name}/{SMALL_HEAD}",
+            f"widedraft benchmark --target {target} --draft {name}/{SMALL_HEAD}",
         )
     )
     return Serving(

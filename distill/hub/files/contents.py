@@ -12,7 +12,6 @@ from pathlib import Path
 from architectures.checkpoints.generation_settings import SETTINGS_NAME, write_assistant_settings
 from architectures.checkpoints.manifest import MANIFEST_NAME
 from architectures.checkpoints.target_files import CARRIED_FILES, bytes_below
-from architectures.compatibility import Drafting
 from architectures.conversion.folders import convert_draft
 from architectures.errors import UserError
 from architectures.families import family_of
@@ -25,11 +24,10 @@ from architectures.settings.recipe_command import command_of
 from architectures.shapes.context_length import context_length, has_scaled_positions
 from architectures.small_head.record import CONFIG_KEY, DRAFT_VOCABULARY_NAME
 from architectures.targets.target import read_config
-from eval.policies.policy_file import FILE_NAME as POLICY_NAME
 
 SMALL_HEAD, OWN_TOKENIZER = "small-head", "own-tokenizer"
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
-OF_A_DRAFT = ("config.json", *CARRIED_FILES, DRAFT_VOCABULARY_NAME, PLAN_NAME, POLICY_NAME)
+OF_A_DRAFT = ("config.json", *CARRIED_FILES, DRAFT_VOCABULARY_NAME, PLAN_NAME)
 
 
 @dataclass(frozen=True)
@@ -53,14 +51,14 @@ class Forms:
         return [".", *extra]
 
 
-def lay_out_forms(draft: Path, target: Path, out: Path, *, drafting: Drafting | None) -> Forms:
+def lay_out_forms(draft: Path, target: Path, out: Path, *, lookahead: int | None) -> Forms:
     """Write the draft in every form.
 
     Args:
         draft: The folder of a run.
         target: The folder of the model it drafts for.
         out: An empty folder.
-        drafting: How transformers proposes; None where nobody scored it.
+        lookahead: Tokens that transformers proposes; None where nobody scored it.
 
     Raises:
         UserError: If the draft brings code, or has not its target's tokenizer, template or context.
@@ -75,8 +73,8 @@ def lay_out_forms(draft: Path, target: Path, out: Path, *, drafting: Drafting | 
         forms = lay_out_small_head(draft, out)
     for name in forms.folders:
         fit_context(out / name, target)
-        if drafting is not None:
-            write_assistant_settings(out / name, lookahead=drafting.lookahead, confidence=drafting.confidence)
+        if lookahead is not None:
+            write_assistant_settings(out / name, lookahead=lookahead)
     return forms
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
-from architectures.compatibility import Drafting, refuse_misleading_name
+from architectures.compatibility import refuse_misleading_name
 from architectures.errors import UserError
 from architectures.files.atomic import staged_folder, write_text
 from architectures.gguf_export.names import GgufKind
@@ -111,8 +111,7 @@ def lay_out(folder: Path, wanted: Wanted, out: Path) -> None:
         refuse_misleading_name(wanted.repo_id)
     out.mkdir(parents=True, exist_ok=True)
     lookahead = None if card is None else card.main_forecast.best_lookahead
-    assistant = None if lookahead is None else Drafting(lookahead)
-    forms = lay_out_forms(draft, target, out, drafting=assistant)
+    forms = lay_out_forms(draft, target, out, lookahead=lookahead)
     forms = replace(forms, gguf=lay_out_gguf(out, list(dict.fromkeys(wanted.gguf)), name=wanted.name, draft=draft))
     own = [draft] if (draft / CERTIFICATE_NAME).is_file() else []
     certified = put_certificates(out, forms, target, [*own, *wanted.certificates])
@@ -137,7 +136,6 @@ def lay_out(folder: Path, wanted: Wanted, out: Path) -> None:
             repo_id=wanted.repo_id,
             base_model=base_model,
             lookahead=lookahead,
-            drafting={},
         ),
         certified=certified,
     )

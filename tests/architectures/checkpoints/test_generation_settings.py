@@ -31,7 +31,7 @@ def put(folder: Path, text: str) -> None:
 
 def test_the_assistants_keys_are_added_and_nothing_else_changes(folder):
     put(folder, json.dumps(OF_TARGET))
-    assert write_assistant_settings(folder, lookahead=4, confidence=0.0)
+    assert write_assistant_settings(folder, lookahead=4)
     assert read_generation_settings(folder) == OF_TARGET | {
         "num_assistant_tokens": 4,
         "num_assistant_tokens_schedule": "constant",
@@ -44,8 +44,8 @@ def test_the_identity_is_the_same_before_and_after(folder, written):
     if written:
         put(folder, json.dumps(OF_TARGET))
     before = generation_identity(folder)
-    write_assistant_settings(folder, lookahead=4, confidence=0.0)
-    write_assistant_settings(folder, lookahead=2, confidence=0.0)
+    write_assistant_settings(folder, lookahead=4)
+    write_assistant_settings(folder, lookahead=2)
     assert generation_identity(folder) == before
     assert stop_ids(folder) == {2, 7}
 
@@ -71,14 +71,14 @@ def test_settings_that_name_no_end_are_not_those_of_a_folder_without_a_file(fold
 
 def test_the_same_settings_are_not_written_again(folder):
     put(folder, json.dumps(OF_TARGET))
-    write_assistant_settings(folder, lookahead=4, confidence=0.0)
+    write_assistant_settings(folder, lookahead=4)
     before = (folder / SETTINGS_NAME).stat().st_mtime_ns
-    assert not write_assistant_settings(folder, lookahead=4, confidence=0.0)
+    assert not write_assistant_settings(folder, lookahead=4)
     assert (folder / SETTINGS_NAME).stat().st_mtime_ns == before
 
 
 def test_without_a_file_only_the_special_ids_of_the_config_stand_beside_the_assistants_keys(folder):
-    write_assistant_settings(folder, lookahead=3, confidence=0.0)
+    write_assistant_settings(folder, lookahead=3)
     assert json.loads((folder / SETTINGS_NAME).read_text()) == {
         "bos_token_id": 1,
         "eos_token_id": [2, 7],
@@ -109,13 +109,8 @@ def test_malformed_settings_are_refused(folder, text, fact):
 def test_transformers_proposes_so_many_tokens(make_checkpoint):
     folder = make_checkpoint(num_hidden_layers=1)
     (folder / SETTINGS_NAME).write_text(json.dumps(OF_TARGET))
-    write_assistant_settings(folder, lookahead=5, confidence=0.0)
+    write_assistant_settings(folder, lookahead=5)
     config = AutoModelForCausalLM.from_pretrained(folder).generation_config
     assert (config.num_assistant_tokens, config.num_assistant_tokens_schedule) == (5, "constant")
     assert config.assistant_confidence_threshold == 0
     assert config.eos_token_id == [2, 7]
-
-
-def test_a_threshold_of_doubt_is_written_for_transformers_to_end_rounds_by(folder):
-    assert write_assistant_settings(folder, lookahead=4, confidence=0.3)
-    assert read_generation_settings(folder)["assistant_confidence_threshold"] == 0.3

@@ -14,7 +14,7 @@ from benchmarks.gpu.stage import Setting, SkippedError
 from benchmarks.gpu.vllm_engine import EngineError
 from benchmarks.gpu.vllm_steps import FULL, NO_DRAFT, PLAIN, TINY, Case, engine_bytes, engine_kwargs, measure, rows
 from benchmarks.gpu.vllm_table import ALPHAS, DOC, break_even, costs, main, section
-from eval.acceptance.speedup import iid_tau
+from eval.speedup import iid_tau
 
 GIB = 2**30
 FACTS = {"vllm": "0.25.1", "start_s": 1.0}

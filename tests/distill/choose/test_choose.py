@@ -14,7 +14,7 @@ from distill.choose.steps.timed import Place
 from distill.choose.trainings.trials import trained_together
 from distill.recipe.recipe import load_recipe, save_recipe
 from distill.run.run import Run
-from eval.predictions.ranking import Prospect, Ranked, prospect, step_times
+from eval.speedup import Prospect, Ranked, prospect, step_times
 from tests.distill.choose.asked import candidates_of, run_choose
 from tests.distill.run.test_progressive import TINY
 from tests.eval.records import latency

@@ -17,7 +17,7 @@ from distill.choose.trainings.rungs import Cell, Rung, ranked_cells, rungs
 from distill.choose.trainings.trials import cut_recipe, trials_of
 from distill.run.run import Run
 from eval import scorecard
-from eval.predictions.ranking import Ranked
+from eval.speedup import Ranked
 from tests.distill.choose.asked import candidates_of, run_choose
 from tests.eval import records
 

@@ -23,9 +23,9 @@ from distill.recipe.recipe import load_recipe, save_recipe
 from distill.run.run import Run
 from distill.vocabulary.coverage import IdCounts
 from distill.vocabulary.output_ids import tokens_in
-from eval.latency.untrained import untrained_models
+from eval.latency import untrained_models
 from eval.models.loading import load_model
-from eval.predictions.ranking import Prospect
+from eval.speedup import Prospect
 from tests.distill.choose.asked import candidates_of
 from tests.distill.run.test_progressive import TINY
 from tests.eval.records import latency

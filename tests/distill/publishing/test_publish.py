@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM
 import widedraft
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.checkpoints.generation_settings import read_generation_settings
-from architectures.compatibility import Drafting
 from architectures.errors import UserError
 from architectures.files.atomic import write_json
 from architectures.shapes.shape import Shape
@@ -96,7 +95,7 @@ def test_a_small_head_is_published_in_every_form(laid_out, finished):
     card = (out / "README.md").read_text()
     assert '"use_heterogeneous_vocab": true' in card
     assert "hf download org/draft --include 'own-tokenizer/*'" in card
-    assert "widedraft speed --target" in card
+    assert "widedraft benchmark --target" in card
 
 
 def test_the_front_matter_is_read_by_the_hubs_own_classes(laid_out):
@@ -388,12 +387,6 @@ def test_provenance_has_every_stage_there_is(laid_out):
     assert {"data", "draft"} <= found["stages"].keys()
 
 
-def test_policies_of_a_draft_go_with_it(run, tmp_path):
-    (run / "draft" / "lookup_policy.json").write_text("{}")
-    dry_run(run, WANTED, tmp_path / "out")
-    assert (tmp_path / "out" / "lookup_policy.json").read_text() == "{}"
-
-
 @pytest.mark.parametrize("lookahead", [1, 5])
 def test_serve_lines_propose_what_pays_most(laid_out, published_target, lookahead):
     told = servings_of(
@@ -403,12 +396,10 @@ def test_serve_lines_propose_what_pays_most(laid_out, published_target, lookahea
         repo_id="org/draft",
         base_model=BASE,
         lookahead=lookahead,
-        drafting={"transformers": Drafting(lookahead + 2, 0.4)},
     )
     lines = {one.engine: one.line for one in told}
     assert f'"num_speculative_tokens": {lookahead}' in lines["vLLM"]
-    assert f"num_assistant_tokens={lookahead + 2}, " in lines["transformers"]
-    assert "assistant_confidence_threshold=0.4)" in lines["transformers"]
+    assert f"num_assistant_tokens={lookahead}, " in lines["transformers"]
 
 
 def test_a_small_head_whose_tokenizer_cannot_be_cut_goes_without_that_form(finished, tmp_path):

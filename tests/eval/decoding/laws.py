@@ -64,7 +64,7 @@ def law_sampled_texts_are_the_targets(target, draft, rule="rejection", sampling=
         sampling=sampling,
         seeds=Seeds(3 * seed, 3 * seed + 1, 3 * seed + 2),
         row_seeds=range(ROWS),
-        lookup_policy=beside,
+        lookup_first=beside,
     )
     assert any(one.accepted for text in decoded for one in text.rounds), "nothing was accepted: the test is empty"
     require_same_law([text.token_ids for text in decoded], text_chances(target, sampling))
@@ -75,7 +75,7 @@ def law_greedy_text_is_the_targets(target, draft, prompts, limits, lookahead=4, 
     plain = [plain_decode(target, [prompt], limits=limits)[0] for prompt in prompts]
     speculation = Speculation(lookahead)
     decoded = speculative_decode(
-        target, draft, prompts, limits=limits, speculation=speculation, opener=opener, lookup_policy=beside
+        target, draft, prompts, limits=limits, speculation=speculation, opener=opener, lookup_first=beside
     )
     for one, own in zip(decoded, plain, strict=True):
         assert one.token_ids == own.token_ids
@@ -106,7 +106,7 @@ def law_exact_rules_write_what_plain_sampling_writes(target, draft, prompts, rul
     how = {"limits": Limits(24), "sampling": sampling, "row_seeds": range(len(prompts))}
     plain = plain_decode(target, prompts, **how)
     decoded = speculative_decode(
-        target, draft, prompts, speculation=Speculation(3, rule=rule), lookup_policy=beside, **how
+        target, draft, prompts, speculation=Speculation(3, rule=rule), lookup_first=beside, **how
     )
     assert [text.token_ids for text in decoded] == [text.token_ids for text in plain]
     assert any(one.accepted for text in decoded for one in text.rounds)
@@ -121,7 +121,7 @@ def law_rows_do_not_feel_each_other(
         "speculation": Speculation(4, rule=rule),
         "sampling": sampling,
         "opener": opener,
-        "lookup_policy": beside,
+        "lookup_first": beside,
     }
     together = speculative_decode(target, draft, prompts, row_seeds=range(len(prompts)), **arguments)
     for place, (prompt, row) in enumerate(zip(prompts, together, strict=True)):

@@ -11,7 +11,6 @@ from eval.decoding.speculative import decode_steps, plain_decode, speculative_de
 from eval.decoding.texts import Limits, Speculation
 from eval.decoding.wanted import Wanted
 from eval.models.loading import load_model
-from eval.proposing.policy import ProposalPolicy
 from eval.steps import captured, compiled
 from tests.eval.decoding.laws import law_greedy_text_is_the_targets, law_rows_do_not_feel_each_other
 from tests.eval.decoding.small_heads import WITHOUT_WINDOW
@@ -65,8 +64,7 @@ def test_an_adaptive_lookahead_has_two_widths(target, noisy_draft, prompts, make
 
 
 def test_a_draft_that_doubts_is_verified_by_steps_of_its_own_width(target, noisy_draft, prompts, maker):
-    policy = ProposalPolicy(2, 2.0, (0.5,), 4.0, confidence=0.02)
-    wanted = {"limits": Limits(30), "speculation": Speculation(2), "lookup_policy": policy}
+    wanted = {"limits": Limits(30), "speculation": Speculation(2, draft_p_min=0.02)}
     decoded = speculative_decode(target, noisy_draft, prompts[:1], **wanted, opener=maker.opener())
     assert [one.token_ids for one in decoded] == [
         one.token_ids for one in speculative_decode(target, noisy_draft, prompts[:1], **wanted)

@@ -15,7 +15,7 @@ from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
 from eval.steps.sequencer import RowSequencer
-from tests.eval.decoding.test_beside import ALWAYS
+from tests.eval.decoding.test_lookup_first import ALWAYS
 
 SAMPLINGS = [Sampling(), Sampling(1.0), Sampling(0.8, top_p=0.9, top_k=40, min_p=0.01, repetition_penalty=1.1)]
 
@@ -74,7 +74,7 @@ def test_a_round_makes_none_behind_its_verification(
             sampling=sampling,
             speculation=speculation,
             row_seeds=[1, 2, 3],
-            lookup_policy=policy,
+            lookup_first=policy,
         )
     assert made.spans >= 3
     assert made.count == 0

@@ -67,7 +67,7 @@ def test_a_head_is_in_the_number_type_that_is_asked_for_and_stays_out_of_packing
 def test_it_has_its_targets_tokenizer_and_takes_assistant_settings(copy, target_folder):
     require_same_tokenizer(target_folder, copy)
     assert tokenizer_identity(load_tokenizer(copy)) == tokenizer_identity(load_tokenizer(target_folder))
-    assert write_assistant_settings(copy, lookahead=3, confidence=0.0)
+    assert write_assistant_settings(copy, lookahead=3)
     assert read_generation_settings(copy)["num_assistant_tokens"] == 3
     assert load_model(copy, dtype="float32", device="cpu").generation_config.num_assistant_tokens == 3
 

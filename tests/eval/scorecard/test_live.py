@@ -8,9 +8,9 @@ from eval.acceptance.counts import count_trace
 from eval.acceptance.estimates import Resampling
 from eval.acceptance.replay import replay_counts, replay_pair, rule_name
 from eval.answers.traces import Trace
+from eval.decoding.ngram import NgramLookup
 from eval.decoding.sampling import Sampling
 from eval.decoding.texts import Decoded, Round
-from eval.proposing.ngram import NgramLookup
 from eval.wall_clock import (
     DRAFT,
     LEAST_P,

@@ -8,10 +8,10 @@ import pytest
 from eval.acceptance.counts import count_trace
 from eval.acceptance.draft_scores import AnswerScore, DraftScore
 from eval.acceptance.estimates import Resampling
-from eval.acceptance.speedup import StepTimes, break_even_alpha
 from eval.decoding.texts import Decoded, Round
 from eval.scorecard import forecast, speedup_row
 from eval.scorecard_schema import LOOKUP, RoundCounts, Spent, SpentByBoth
+from eval.speedup import StepTimes, break_even_alpha
 from eval.wall_clock import DRAFT, LiveAnswer, LiveWay, best_lookup, compare_with_replay, live_record
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=100, seed=17)

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from architectures.checkpoints.fingerprint import fingerprint_value
 from architectures.errors import UserError
+from eval import machine
 from eval.acceptance.replay import rule_names
 from eval.acceptance.replay_drafts import Answers, replay_drafts
 from eval.answers.traces import Trace, read_traces
@@ -18,8 +19,7 @@ from eval.config import EvalConfig
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
-from eval.latency import threads
-from eval.latency.floor import step_bytes
+from eval.latency import step_bytes
 from eval.models.loading import load_model
 from eval.prompts import Prompt, tasks_record
 from eval.records.evidence import ThreadStep
@@ -325,8 +325,7 @@ def test_auto_scores_with_the_threads_it_picked_and_keeps_what_the_others_took(
     target_folder, noisy_folder, tmp_path, monkeypatch
 ):
     tried = (ThreadStep(threads=1, ms=9.0), ThreadStep(threads=2, ms=4.0))
-    monkeypatch.setattr(threads, "tried_threads", lambda target, batch: tried)
-    monkeypatch.setattr(threads, "VISITS", 1)
+    monkeypatch.setattr(machine, "step_by_threads", lambda step, counts: tried)
     scoring = config(num_threads="auto", num_prompts=2, temperatures=(0.0,), lookaheads=(1,))
     card = score_drafts(target_folder, {"draft": noisy_folder}, PROMPTS, scoring, tmp_path, seed=1)
     assert card == read_scorecard(tmp_path / "scorecard.json")

@@ -9,9 +9,9 @@ from architectures.pages.markdown import markdown
 from eval.acceptance.counts import Counts
 from eval.acceptance.draft_scores import AnswerScore, DraftScore
 from eval.acceptance.estimates import Resampling
-from eval.acceptance.speedup import StepTimes
 from eval.checkpoint_curve import Curves, Saved, best_sentence, curve, curves_page, read_curves
 from eval.scorecard_schema import write_record
+from eval.speedup import StepTimes
 
 RESAMPLING = Resampling(0.95, 200, 17)
 STEPS = StepTimes(target_s=10.0, draft_s=1.0, draft_two_s=1.0, verify_s={1: 11.0, 2: 11.5})

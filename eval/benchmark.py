@@ -1,0 +1,555 @@
+"""Wall-clock tokens/s of several ways to decode the same prompts, in interleaved runs, with paired intervals.
+
+Every group of prompts that is decoded together is decoded by every method, in an order drawn anew, again and again.
+Groups are the units of intervals, all repetitions of a group together: repetitions tell nothing of other prompts. Steps
+are timed between the runs, so that what is predicted from them and what is measured meet the same machine.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import permutations, product
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import FiniteFloat
+from torch.profiler import record_function
+from transformers import PreTrainedModel
+
+from architectures.draft_vocabulary.head import head_ids
+from architectures.errors import UserError
+from eval.acceptance.estimates import Columns, Estimate, Resampling, resampled
+from eval.acceptance.paired_ratios import INTERVALS, paired_ratio_quotient, paired_ratio_quotients
+from eval.config import SamplingConfig
+from eval.decoding.batch import Batch
+from eval.decoding.batch_rounds import Rounds
+from eval.decoding.ngram import LookupFirst, NgramLookup
+from eval.decoding.sampling import Sampling
+from eval.decoding.speculative import GREEDY, SEEDS, plain_decode, speculative_decode
+from eval.decoding.texts import Decoded, Limits, Round, Seeds, Speculation, row_seed, stream_seed
+from eval.decoding.wanted import Streams, Wanted
+from eval.latency import Latency
+from eval.models.clock import clock_s
+from eval.models.execution import How
+from eval.profiling import PROFILED_STEPS, Profile, Recording
+from eval.rounds.round_trace import ModelIdentity
+from eval.scorecard_schema import Provenance, ScoredLatency
+from eval.speedup import predicted_speedup
+from eval.steps.sequencer import Opener, open_sequencer, takes_rows
+
+FORMAT = "widedraft.benchmark/1"
+PLAIN, DRAFT, LOOKUP = "plain decoding", "draft", "prompt lookup"
+LOOKUP_FIRST, ASSISTED = "lookup first, draft otherwise", "transformers assisted generation"
+
+Prompts = Sequence[Sequence[int]]
+
+
+class Method(NamedTuple):
+    """One way to decode.
+
+    Attributes:
+        kind: PLAIN, DRAFT, LOOKUP, LOOKUP_FIRST or ASSISTED.
+        lookahead: num_speculative_tokens, of LOOKUP_FIRST those of the draft; 0 for PLAIN.
+        draft: Name of the draft; empty for PLAIN and LOOKUP.
+    """
+
+    kind: str
+    lookahead: int = 0
+    draft: str = ""
+
+    @property
+    def label(self) -> str:
+        """As tables name it."""
+        return self.draft if self.kind == DRAFT else ", ".join(filter(None, (self.kind, self.draft)))
+
+
+@dataclass(frozen=True)
+class Run:
+    """What decoding some prompts together took.
+
+    Attributes:
+        tokens: Emitted, over all rows.
+        whole_s: Seconds of everything.
+        prefill_s: Seconds to read the prompts; None where that is not measured separately.
+        decode_s: Seconds from then to the last token of the last row; None likewise.
+        rounds: The verification steps of every row; empty without a draft, and where they are not known.
+        passes: Of the target behind the prompt; None where they are not known.
+    """
+
+    tokens: int
+    whole_s: float
+    prefill_s: float | None = None
+    decode_s: float | None = None
+    rounds: tuple[tuple[Round, ...], ...] = ()
+    passes: int | None = None
+
+
+Decode = Callable[[Prompts, Sequence[int]], Run]  # prompts decoded together, and a row seed of each
+Runs = dict[Method, list[dict[int, Run]]]  # by method, for each repetition, by the index of the group
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all methods share.
+
+    Attributes:
+        target: Decides every token.
+        drafts: Models that propose, by name.
+        limits: When a sequence ends.
+        sampling: How tokens are chosen.
+        seeds: Of all draws.
+        opener: How models are run, except by transformers.
+        speculation: How drafts are used, except for their number of tokens.
+        lookup_first: Prompt lookup in front of each draft; None leaves that out.
+    """
+
+    target: PreTrainedModel
+    drafts: Mapping[str, PreTrainedModel]
+    limits: Limits
+    sampling: Sampling = GREEDY
+    seeds: Seeds = SEEDS
+    opener: Opener = open_sequencer
+    speculation: Speculation = Speculation()  # noqa: RUF009  # never changes
+    lookup_first: LookupFirst | None = None
+
+
+def methods(setup: Setup, lookaheads: Sequence[int], *, assisted: bool = False) -> dict[Method, Decode]:
+    """Every method at every k.
+
+    Args:
+        setup: What they share.
+        lookaheads: Numbers of speculative tokens.
+        assisted: Whether transformers' assisted generation is among them; it decodes one prompt at a time.
+
+    Raises:
+        UserError: If it is, and a draft has a reduced vocabulary.
+    """
+    found: dict[Method, Decode] = {Method(PLAIN): partial(run_plain, setup)}
+    for lookahead in lookaheads:
+        for name, draft in setup.drafts.items():
+            found[Method(DRAFT, lookahead, name)] = partial(run_drafted, setup, draft, lookahead)
+            if setup.lookup_first is not None:
+                run = partial(run_drafted, setup, draft, lookahead, lookup_first=setup.lookup_first)
+                found[Method(LOOKUP_FIRST, lookahead, name)] = run
+            if assisted:
+                if head_ids(draft) is not None:
+                    raise UserError(
+                        f"--assisted: {draft.name_or_path} has a reduced vocabulary, and transformers takes column k "
+                        "of a draft's logits for token k. Leave out --assisted."
+                    )
+                found[Method(ASSISTED, lookahead, name)] = partial(run_assisted, setup, draft, lookahead)
+        found[Method(LOOKUP, lookahead)] = partial(run_drafted, setup, NgramLookup(), lookahead)
+    return found
+
+
+def run_plain(setup: Setup, prompts: Prompts, row_seeds: Sequence[int]) -> Run:
+    how = {"sampling": setup.sampling, "seeds": setup.seeds, "row_seeds": row_seeds, "opener": setup.opener}
+    return run_of(plain_decode(setup.target, prompts, limits=setup.limits, **how))
+
+
+def run_drafted(
+    setup: Setup,
+    draft: PreTrainedModel | NgramLookup,
+    lookahead: int,
+    prompts: Prompts,
+    row_seeds: Sequence[int],
+    *,
+    lookup_first: LookupFirst | None = None,
+) -> Run:
+    """The target with a draft."""
+    is_lookup = isinstance(draft, NgramLookup)  # which has no confidence to stop by
+    speculation = Speculation(lookahead) if is_lookup else replace(setup.speculation, lookahead=lookahead)
+    return run_of(
+        speculative_decode(
+            setup.target,
+            draft,
+            prompts,
+            limits=setup.limits,
+            speculation=speculation,
+            sampling=setup.sampling,
+            seeds=setup.seeds,
+            row_seeds=row_seeds,
+            opener=setup.opener,
+            lookup_first=lookup_first,
+        )
+    )
+
+
+def run_of(decoded: Sequence[Decoded]) -> Run:
+    """What sequences of one batch took together."""
+    prefill_s, decode_s = decoded[0].prefill_s, max(each.decode_s for each in decoded)
+    tokens = sum(len(each.token_ids) for each in decoded)
+    passes = max(len(each.rounds) or len(each.token_ids) for each in decoded)
+    return Run(tokens, prefill_s + decode_s, prefill_s, decode_s, tuple(each.rounds for each in decoded), passes)
+
+
+def run_assisted(
+    setup: Setup, draft: PreTrainedModel, lookahead: int, prompts: Prompts, row_seeds: Sequence[int]
+) -> Run:
+    """Assisted generation of transformers with the same draft; its threshold ends a step behind the doubtful token."""
+    [prompt], [row] = prompts, row_seeds
+    ids_1T = torch.tensor([list(prompt)], device=setup.target.device)
+    config = draft.generation_config
+    assert config is not None
+    config.num_assistant_tokens = lookahead
+    config.num_assistant_tokens_schedule = "heuristic" if setup.speculation.adaptive else "constant"
+    config.assistant_confidence_threshold = setup.speculation.draft_p_min
+    sampling, chosen = setup.sampling, {"do_sample": False}
+    if not sampling.is_greedy:
+        chosen = {
+            "do_sample": True,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k or 0,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p or None,
+        }
+    torch.manual_seed(stream_seed(setup.seeds.target, row))
+    generate: Any = setup.target.generate  # its types know no assistant
+    start_s = clock_s(ids_1T.device)
+    output_1T = generate(
+        ids_1T,
+        attention_mask=torch.ones_like(ids_1T),
+        assistant_model=draft,
+        max_new_tokens=setup.limits.max_new_tokens,
+        eos_token_id=sorted(setup.limits.stop_ids) or None,
+        pad_token_id=0,
+        repetition_penalty=sampling.repetition_penalty,
+        **chosen,
+    )
+    return Run(output_1T.shape[1] - ids_1T.shape[1], clock_s(ids_1T.device) - start_s)
+
+
+# Interleaved runs
+
+
+def groups_of(prompts: Prompts, batch: int) -> list[Prompts]:
+    """The prompts in groups that are decoded together; the last one may be smaller."""
+    return [prompts[start : start + batch] for start in range(0, len(prompts), batch)]
+
+
+def warm_up(decoders: Mapping[Method, Decode], groups: Sequence[Prompts]) -> None:
+    """Decode some groups by every method, untimed."""
+    for index, group in enumerate(groups):
+        for decode in decoders.values():
+            decode(group, row_seeds_of(groups, index, 0))
+
+
+def row_seeds_of(groups: Sequence[Prompts], index: int, repeat: int) -> list[int]:
+    """A seed for each prompt of a group: its own in every repetition, the same for all methods and any batch."""
+    first = sum(len(group) for group in groups[:index])
+    return [row_seed(first + row, repeat) for row in range(len(groups[index]))]
+
+
+def interleave(
+    decoders: Mapping[Method, Decode],
+    groups: Sequence[Prompts],
+    turns: Iterable[tuple[int, int]],
+    rng: np.random.Generator,
+    *,
+    runs: Runs,
+) -> Iterator[None]:
+    """Decode every group by every method, in every repetition; yields after each turn.
+
+    Args:
+        decoders: How to decode.
+        groups: Prompts that are decoded together.
+        turns: Repetition and index of the group, of each turn; every method decodes the group then.
+        rng: Draws the order of the methods, for each turn.
+        runs: Where results are kept; complete when the last turn has been taken.
+    """
+    names = list(decoders)
+    runs.update({name: [] for name in names})
+    for repeat, index in turns:
+        for chosen in rng.permutation(len(names)):
+            name = names[chosen]
+            if len(runs[name]) <= repeat:
+                runs[name].append({})
+            runs[name][repeat][index] = decoders[name](groups[index], row_seeds_of(groups, index, repeat))
+        yield
+
+
+def columns(runs: Runs, method: Method, part: Literal["whole_s", "decode_s"] = "whole_s") -> Columns | None:
+    """Seconds and tokens of every group, over all repetitions; None where such seconds were not measured."""
+    units = [[repeat[index] for repeat in runs[method]] for index in sorted(runs[method][0])]
+    if any(getattr(run, part) is None for unit in units for run in unit):
+        return None
+    seconds = [sum(getattr(run, part) for run in unit) for unit in units]
+    return seconds, [sum(run.tokens for run in unit) for unit in units]
+
+
+@torch.inference_mode()
+def profile_step(
+    setup: Setup, draft: str, lookahead: int, prompts: Prompts, *, row_seeds: Sequence[int], folder: Path
+) -> Profile:
+    """Record a verification step in the middle of sequences, into a folder.
+
+    Prompts that cannot be decoded together are not: the first one is. Without stop tokens every row is there in every
+    step.
+
+    Args:
+        setup: Of the models, as they are measured; its limits allow PROFILED_STEPS whole steps.
+        draft: Its name.
+        lookahead: Tokens it proposes.
+        prompts: One batch.
+        row_seeds: Of each.
+        folder: That takes the files.
+    """
+    models = [setup.target, setup.drafts[draft]]
+    group = prompts if all(takes_rows(model) for model in models) else prompts[:1]
+    speculation = replace(setup.speculation, lookahead=lookahead)
+    wanted = Wanted(group, Limits(setup.limits.max_new_tokens), setup.sampling, speculation)
+    streams = Streams.of(wanted, setup.seeds, row_seeds[: len(group)], setup.target.device)
+    rounds = Rounds(Batch(models, wanted, streams, range(len(group)), setup.opener))
+    rounds.part = record_function
+    for _ in range(PROFILED_STEPS - 2):
+        list(rounds.step())
+    recording = Recording(setup.target.device)
+    recording.start()
+    try:
+        for _ in range(2):  # one warms up the profiler, one is recorded
+            list(rounds.step())
+            recording.step()
+    finally:
+        recording.stop()
+    return recording.written(folder, "verification_step", ("draft", "verify", "accept"))
+
+
+# Figures
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepParts:
+    """Milliseconds of a mean verification step: the draft, the target, and the loop around them."""
+
+    draft: FiniteFloat
+    verify: FiniteFloat
+    rest: FiniteFloat
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodRow:
+    """One method.
+
+    Attributes:
+        method: Its kind; `draft` names its draft, `lookahead` is 0 for plain decoding.
+        tokens_per_s: With prefill.
+        speedup: Wall-clock, over plain decoding, prefill included.
+        decode_speedup: Prefill left out; null where that is not measured separately.
+        acceptance_length: Mean tokens per verification step; null without any.
+        step_ms: Where a verification step's time goes.
+        predicted: decode_speedup that step times predict for these steps, of drafts with a constant k; else null.
+    """
+
+    method: str
+    draft: str | None
+    lookahead: int
+    tokens: int
+    tokens_per_s: float
+    speedup: Estimate
+    decode_speedup: Estimate | None
+    acceptance_length: float | None
+    step_ms: StepParts | None
+    predicted: Estimate | None
+
+    @property
+    def key(self) -> Method:
+        return Method(self.method, self.lookahead, self.draft or "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A method over another in the same runs; the interval holds for all that were compared at once.
+
+    Picked and judged on the same runs, the best of several owes some of its lead to chance: simultaneous intervals
+    (eval/acceptance/intervals.py) make up for it.
+    """
+
+    method: str
+    draft: str | None
+    lookahead: int
+    over: str
+    speedup: Estimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkSettings:
+    """How it was measured."""
+
+    prompts: int
+    max_new_tokens: int
+    batch: int
+    temperature: float
+    sampling: SamplingConfig
+    repeats: int
+    how: How
+    adaptive: bool
+    draft_p_min: float
+    lookup_first: LookupFirst | None
+    confidence: float
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkFile:
+    """What `widedraft benchmark --out` writes.
+
+    Attributes:
+        rows: Every method.
+        best: Each method at its best k over plain decoding, and over the other drafts and prompt lookup at theirs.
+        groups: Of prompts: the units of intervals.
+        steps: Step times taken between the runs.
+    """
+
+    format: Literal["widedraft.benchmark/1"] = FORMAT
+    target: ModelIdentity
+    drafts: dict[str, ModelIdentity]
+    settings: BenchmarkSettings
+    rows: tuple[MethodRow, ...]
+    best: tuple[Comparison, ...]
+    groups: int
+    intervals: str = INTERVALS
+    steps: ScoredLatency
+    threads: int
+    provenance: Provenance
+
+
+def method_row(
+    method: Method, runs: Runs, latency: Latency, resampling: Resampling, speculation: Speculation
+) -> MethodRow:
+    """One method next to plain decoding.
+
+    Args:
+        method: Which.
+        runs: Of all methods, PLAIN among them.
+        latency: Steps of the target and each draft, measured between the runs.
+        resampling: How intervals are made.
+        speculation: How drafts were used, except for their number of tokens.
+    """
+    plain = Method(PLAIN)
+    own = [run for repeat in runs[method] for run in repeat.values()]
+    rounds = [round_ for run in own for row in run.rounds for round_ in row]
+    whole, whole_plain = columns(runs, method), columns(runs, plain)
+    assert whole is not None
+    assert whole_plain is not None
+    decode, decode_plain = columns(runs, method, "decode_s"), columns(runs, plain, "decode_s")
+    predicted = None
+    if method.kind == DRAFT and not speculation.adaptive and speculation.draft_p_min == 0:
+        alone = [run for repeat in runs[plain] for run in repeat.values()]
+        predicted = prediction(method, own, alone, latency, resampling)
+    return MethodRow(
+        method=method.kind,
+        draft=method.draft or None,
+        lookahead=method.lookahead,
+        tokens=sum(run.tokens for run in own),
+        tokens_per_s=sum(whole[1]) / sum(whole[0]),
+        speedup=paired_ratio_quotient(whole_plain, whole, resampling),
+        decode_speedup=None
+        if not (decode and decode_plain)
+        else paired_ratio_quotient(decode_plain, decode, resampling),
+        acceptance_length=sum(run.tokens for run in own) / len(rounds) if rounds else None,
+        step_ms=step_parts(own) if rounds else None,
+        predicted=predicted,
+    )
+
+
+def longest(run: Run) -> Sequence[Round]:
+    """The verification steps of the row that took most of them: each was taken by all rows that were left."""
+    return max(run.rounds, key=len)
+
+
+def step_parts(runs: Sequence[Run]) -> StepParts:
+    """Where the time of a mean verification step goes."""
+    rounds = [round_ for run in runs for round_ in longest(run)]
+    draft_s, verify_s = sum(each.draft_s for each in rounds), sum(each.verify_s for each in rounds)
+    rest_s = sum(run.decode_s or 0 for run in runs) - draft_s - verify_s
+    draft, verify, rest = (1000 * part / len(rounds) for part in (draft_s, verify_s, rest_s))
+    return StepParts(draft=draft, verify=verify, rest=rest)
+
+
+def prediction(
+    method: Method, runs: Sequence[Run], plain: Sequence[Run], latency: Latency, resampling: Resampling
+) -> Estimate:
+    """The speedup that step times predict for the verification steps that were taken; the interval is theirs.
+
+    A batch takes verification steps as long as any of its rows is unfinished, and plain steps likewise. So in place of
+    tau stands the tokens of all rows per verification step over those per plain step; with one row that is tau.
+    """
+    worth = tokens_per_pass(runs) / tokens_per_pass(plain)
+    steps = latency.step_times(method.draft)
+    drawn = [
+        predicted_speedup(worth, catch_up_rate(runs), method.lookahead, each)
+        for each in latency.resampled_step_times(method.draft, [method.lookahead], resampling)
+    ]
+    value = predicted_speedup(worth, catch_up_rate(runs), method.lookahead, steps)
+    return resampled(value, drawn, resampling.confidence)
+
+
+def tokens_per_pass(runs: Sequence[Run]) -> float:
+    """Tokens of all rows over passes of the target, each of all rows that were left."""
+    return sum(run.tokens for run in runs) / sum(run.passes or 0 for run in runs)
+
+
+def catch_up_rate(runs: Sequence[Run]) -> float:
+    """Share of the verification steps of batches before which the draft catches up on a token of any row."""
+
+    def catches_up(run: Run, step: int) -> bool:
+        return any(row[step - 1].is_behind for row in run.rounds if len(row) > step)
+
+    caught_up = sum(catches_up(run, step) for run in runs for step in range(1, len(longest(run))))
+    return caught_up / sum(len(longest(run)) for run in runs)
+
+
+def best_of_each(runs: Runs, resampling: Resampling) -> list[Comparison]:
+    """Each kind of method with each draft at its fastest k, over plain decoding, prefill included."""
+    compared = [method for method in runs if method.kind in (DRAFT, LOOKUP, LOOKUP_FIRST)]
+    found = compare([(method, Method(PLAIN)) for method in compared], runs, resampling)
+    best: dict[tuple[str, str], Comparison] = {}
+    for method, row in zip(compared, found, strict=True):
+        held = best.get((method.kind, method.draft))
+        if held is None or row.speedup.value > held.speedup.value:
+            best[method.kind, method.draft] = row
+    return list(best.values())
+
+
+def over_others(best: Sequence[Comparison], runs: Runs, resampling: Resampling) -> list[Comparison]:
+    """The fastest draft over every other, and every draft over prompt lookup, each at its best k."""
+    drafted = [row for row in best if row.method in (DRAFT, LOOKUP_FIRST)]
+    fastest: dict[str | None, Comparison] = {}
+    for row in sorted(drafted, key=lambda row: row.speedup.value):
+        fastest[row.draft] = row  # the last of each draft is its fastest
+    first, *others = sorted(fastest.values(), key=lambda row: -row.speedup.value)
+    methods_of = {name: [m for m in runs if m.draft == name and m.kind in (DRAFT, LOOKUP_FIRST)] for name in fastest}
+    rows = []
+    if others:
+        pairs = [pair for a, b in permutations(methods_of.values(), 2) for pair in product(a, b)]
+        found = dict(zip(pairs, compare(pairs, runs, resampling), strict=True))
+        rows += [found[method_of(first), method_of(row)] for row in others]
+    lookups = [method for method in runs if method.kind == LOOKUP]
+    pairs = [pair for each in methods_of.values() for pair in product(each, lookups)]
+    found = dict(zip(pairs, compare(pairs, runs, resampling), strict=True))
+    best_lookup = [method_of(row) for row in best if row.method == LOOKUP]
+    return rows + [found[method_of(row), lookup] for lookup in best_lookup for row in drafted]
+
+
+def compare(pairs: Sequence[tuple[Method, Method]], runs: Runs, resampling: Resampling) -> list[Comparison]:
+    """Methods over others, prefill included, with simultaneous intervals."""
+    spent = [(columns(runs, over), columns(runs, method)) for method, over in pairs]
+    known = [(over, own) for over, own in spent if over is not None and own is not None]
+    assert len(known) == len(pairs)
+    estimates = paired_ratio_quotients(known, resampling) if pairs else []
+    return [
+        Comparison(
+            method=method.kind,
+            draft=method.draft or None,
+            lookahead=method.lookahead,
+            over=f"{over.label}, k = {over.lookahead}" if over.lookahead else over.label,
+            speedup=estimate,
+        )
+        for (method, over), estimate in zip(pairs, estimates, strict=True)
+    ]
+
+
+def method_of(row: Comparison) -> Method:
+    return Method(row.method, row.lookahead, row.draft or "")

@@ -1,0 +1,451 @@
+"""`widedraft benchmark`: its settings, and what it does. Imports torch only when it runs."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field, model_validator
+
+from architectures.errors import UserError
+from architectures.files.section import Section
+from architectures.settings.flags import Flag, flag_of
+from architectures.settings.holding import TIMED, Holding, without_placing
+from architectures.settings.kinds import (
+    AUTO,
+    MOST,
+    Adaptive,
+    BatchSize,
+    BatchSizes,
+    Capture,
+    Compile,
+    Confidence,
+    Contexts,
+    DraftPMin,
+    Drafts,
+    Lookaheads,
+    MaxNewTokens,
+    MinP,
+    NumberType,
+    NumPrompts,
+    NumThreads,
+    OutFile,
+    Rehash,
+    Repeats,
+    RepetitionPenalty,
+    Seed,
+    Target,
+    TargetBits,
+    Temperature,
+    TopK,
+    TopP,
+)
+from architectures.tables import Block, Table, terminal
+from architectures.tables import Section as TableSection
+from eval.commands.steps import how_asked, one_end, one_way, opener_of, speculation_of
+from eval.config import sampling_asked
+from eval.profiling import PROFILED_STEPS, ProfileFolder, require_profile_folder
+from eval.tasks import PromptWords
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from eval.acceptance.estimates import Resampling
+    from eval.benchmark import BenchmarkFile, Comparison, MethodRow, Prompts, Setup
+    from eval.checks.loaded_pair import LoadedPair
+    from eval.records.grid import GridCell, GridFile
+    from eval.scorecard_schema import StepTime
+
+NUM_RESAMPLES = 2000
+STEP_REPEATS = 100  # of every step at least, shared out between the interleaved runs
+GROUPS, MIN_PROMPTS = 12, 16  # by default; so many show a true 1.2x nearly always (docs/scoring.md)
+GRID_REPEATS = 30
+
+GRID_ONLY = ("batch_sizes", "contexts")
+WALL_CLOCK_ONLY = (
+    *("num_prompts", "max_new_tokens", "batch_size", "adaptive", "draft_p_min", "temperature", "top_p", "top_k"),
+    *("min_p", "repetition_penalty", "assisted", "ngram_size_n", "ngram_size_m", "profile"),
+)
+
+NgramSizeN = Annotated[
+    Annotated[
+        int,
+        Field(
+            ge=1,
+            le=MOST,
+            description="Measure each draft behind prompt lookup too: the text proposes where its last N tokens "
+            "occurred before, the draft elsewhere (llama.cpp: --spec-type ngram-simple,draft-simple with "
+            "--spec-ngram-simple-size-n).",
+        ),
+    ]
+    | None,
+    Flag(absent="without lookup in front"),
+]
+
+
+class BenchmarkSettings(Section):
+    """What is measured, and on what."""
+
+    target: Target
+    draft: Drafts = ()
+    prompts: PromptWords = ()
+    grid: Annotated[
+        bool, Field(description="Time the steps of target and drafts on a grid of batches and contexts instead.")
+    ] = False
+    num_prompts: Annotated[
+        NumPrompts | None, Flag(absent=f"{GROUPS} groups of --batch-size, and {MIN_PROMPTS} at least")
+    ] = None
+    max_new_tokens: MaxNewTokens = 128
+    lookaheads: Lookaheads = (1, 2, 3, 4, 5, 6)
+    batch_size: BatchSize = 1
+    batch_sizes: BatchSizes = (1, 4)
+    contexts: Contexts = (128, 1024)
+    ngram_size_n: NgramSizeN = None
+    ngram_size_m: Annotated[
+        int, Field(ge=1, le=MOST, description="Tokens that lookup in front of a draft copies at most.")
+    ] = 48
+    adaptive: Adaptive = False
+    draft_p_min: DraftPMin = 0.0
+    temperature: Temperature = 0.0
+    top_p: TopP = 1.0
+    top_k: TopK = None
+    min_p: MinP = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
+    repeats: Annotated[Repeats | None, Flag(absent=f"1, of steps of --grid {GRID_REPEATS}")] = None
+    assisted: Annotated[bool, Field(description="Measure transformers' assisted generation too.")] = False
+    target_bits: TargetBits = None
+    compile: Compile = False
+    capture: Capture = False
+    dtype: NumberType = AUTO
+    num_threads: NumThreads = None
+    confidence: Confidence = 0.95
+    seed: Seed = 17
+    rehash: Rehash = False
+    out: OutFile = None
+    profile: ProfileFolder = None
+    left_out: ClassVar = without_placing(TIMED)
+
+    _one_way = model_validator(mode="after")(one_way)
+    _one_end = model_validator(mode="after")(one_end)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "BenchmarkSettings":
+        from eval.acceptance.intervals import least_units
+
+        without = "--grid" if not self.grid else None
+        for name in WALL_CLOCK_ONLY if self.grid else GRID_ONLY:
+            if name in self.model_fields_set:
+                fix = f"Give {without} too, or leave it out." if without else "Leave it out, or --grid."
+                raise UserError(f"{flag_of(name)}: is {'of --grid only' if without else 'not of --grid'}. {fix}")
+        if self.target_bits is not None and how_asked(self) != "eager":
+            raise UserError("--target-bits: packed weights are neither compiled nor captured. Leave one of them out.")
+        if self.grid and self.num_repeats < least_units(self.confidence):
+            raise UserError(
+                f"--repeats must be at least {least_units(self.confidence)} for intervals at confidence "
+                f"{self.confidence:g}, got {self.num_repeats}."
+            )
+        if self.grid:
+            return self
+        if not self.draft:
+            raise UserError("--draft: name at least one draft. --grid times a target without any.")
+        if self.assisted and self.batch_size > 1:
+            raise UserError("--assisted: transformers decodes one prompt at a time. Use --batch-size 1.")
+        needed = PROFILED_STEPS * (self.lookaheads[0] + 1)
+        if self.profile is not None and self.max_new_tokens < needed:
+            raise UserError(
+                f"--profile records verification step {PROFILED_STEPS} with {self.lookaheads[0]} speculative tokens, "
+                f"and --max-new-tokens {self.max_new_tokens} may end before it. Use at least {needed}."
+            )
+        return self
+
+    @property
+    def num_repeats(self) -> int:
+        """Repetitions of every run, or of every step of the grid."""
+        return self.repeats or (GRID_REPEATS if self.grid else 1)
+
+
+def benchmark(settings: BenchmarkSettings) -> None:
+    """Measure, print and perhaps write."""
+    from eval.scorecard_schema import write_record
+
+    if settings.profile is not None:
+        require_profile_folder(settings.profile)
+    if settings.grid:
+        record = measured_grid(settings)
+        print(terminal(*grid_page(record)))
+    else:
+        record = measured_runs(settings)
+    if settings.out is not None:
+        write_record(record, settings.out)
+        print(f"\n{settings.out}: all numbers")
+
+
+# Wall clock
+
+
+def measured_runs(settings: BenchmarkSettings) -> "BenchmarkFile":
+    """Decode prompts by every method in interleaved runs; prints the page."""
+    from eval.checks.loaded_pair import load_pairs, prompts_of
+    from eval.latency import chosen_threads
+
+    count = settings.num_prompts or default_prompts(settings.batch_size)
+    prompts = prompts_of(settings.prompts, count)
+    warn_of_few_groups(settings, len(prompts))
+    holding = Holding(bits=settings.target_bits)
+    loaded = load_pairs(settings.target, settings.draft, dtype=settings.dtype, holding=holding)
+    names = [f"draft {draft}" for draft in settings.draft] if len(settings.draft) > 1 else ["draft"]
+    pairs = dict(zip(names, loaded, strict=True))
+    rendered = [loaded[0].rendered(prompt) for prompt in prompts]
+    for pair in loaded:
+        pair.require_context(rendered, settings.max_new_tokens)
+    setup, batch = setup_of(settings, pairs), min(settings.batch_size, len(rendered))
+    with chosen_threads(settings.num_threads, lambda: setup.target, batch=batch) as threads:
+        record = measure(settings, setup, pairs, rendered)
+        steps = record.steps.model_copy(update={"evidence": threads.noted(record.steps.evidence)})
+        record = replace(record, steps=steps)
+        print(terminal(benchmark_page(record)))
+        if settings.profile is not None:
+            profile_first_step(settings, setup, rendered, settings.profile)
+    return record
+
+
+def default_prompts(batch: int) -> int:
+    """How many are taken where --num-prompts is not given."""
+    return max(GROUPS * batch, MIN_PROMPTS)
+
+
+def warn_of_few_groups(settings: BenchmarkSettings, num_prompts: int) -> None:
+    """Say before minutes are spent that they will decide nothing."""
+    from eval.acceptance.intervals import least_units
+
+    groups, least = -(-num_prompts // settings.batch_size), least_units(settings.confidence)
+    if groups < least:
+        print(
+            f"No intervals: {num_prompts} prompts at --batch-size {settings.batch_size} are {groups} group(s), and "
+            f"{least} are needed. Use at least {least * settings.batch_size} prompts (--num-prompts, --prompts).",
+            file=sys.stderr,
+        )
+
+
+def setup_of(settings: BenchmarkSettings, pairs: Mapping[str, "LoadedPair"]) -> "Setup":
+    from eval.benchmark import Setup
+    from eval.decoding.ngram import LookupFirst
+    from eval.decoding.sampling import Sampling
+    from eval.decoding.texts import Limits, Seeds
+
+    any_pair = next(iter(pairs.values()))
+    size_n = settings.ngram_size_n
+    return Setup(
+        any_pair.target,
+        {name: pair.draft for name, pair in pairs.items()},
+        Limits(settings.max_new_tokens, any_pair.stop_ids),
+        Sampling.of(settings.temperature, sampling_asked(settings)),
+        Seeds.of(settings.seed),
+        opener_of(settings),
+        speculation_of(settings, settings.lookaheads[0]),
+        None if size_n is None else LookupFirst(size_n, settings.ngram_size_m),
+    )
+
+
+def measure(
+    settings: BenchmarkSettings, setup: "Setup", pairs: Mapping[str, "LoadedPair"], prompts: "Prompts"
+) -> "BenchmarkFile":
+    """Interleaved runs of every method, with steps timed in between, in the middle of the sequences."""
+    import numpy as np
+    import torch
+
+    from architectures.progress.track import track
+    from eval import benchmark as runs_of
+    from eval.latency import Setting, measure_latency, repeated, scored_latency
+    from eval.records.grid import TARGET
+    from eval.scorecard_schema import Provenance
+
+    any_pair, resampling = next(iter(pairs.values())), resampling_of(settings)
+    groups = runs_of.groups_of(prompts, settings.batch_size)
+    decoders = runs_of.methods(setup, settings.lookaheads, assisted=settings.assisted)
+    # Steps of each capacity are compiled or captured before clocks run.
+    runs_of.warm_up(decoders, groups[:1] if how_asked(settings) == "eager" else groups)
+    turns = list(product(range(settings.num_repeats), range(len(groups))))
+    ticks = track(turns, description="decoding by every method", total=len(turns))
+    runs: runs_of.Runs = {}
+    pauses = runs_of.interleave(decoders, groups, ticks, np.random.default_rng(settings.seed), runs=runs)
+    latency = measure_latency(
+        {TARGET: setup.target, **setup.drafts},
+        Setting(repeated(groups[0][0], len(groups[0][0]) + settings.max_new_tokens // 2), len(groups[0]), setup.opener),
+        lookaheads=settings.lookaheads,
+        repetitions=(pause for pause in pauses for _ in range(-(-STEP_REPEATS // len(turns)))),
+        resampling=resampling,
+    )
+    best = runs_of.best_of_each(runs, resampling)
+    target, _ = any_pair.identities()
+    return runs_of.BenchmarkFile(
+        target=target,
+        drafts={name: pair.draft_identity() for name, pair in pairs.items()},
+        settings=runs_of.BenchmarkSettings(
+            prompts=len(prompts),
+            max_new_tokens=settings.max_new_tokens,
+            batch=settings.batch_size,
+            temperature=settings.temperature,
+            sampling=sampling_asked(settings),
+            repeats=settings.num_repeats,
+            how=how_asked(settings),
+            adaptive=settings.adaptive,
+            draft_p_min=settings.draft_p_min,
+            lookup_first=setup.lookup_first,
+            confidence=settings.confidence,
+            seed=settings.seed,
+        ),
+        rows=tuple(runs_of.method_row(method, runs, latency, resampling, setup.speculation) for method in runs),
+        best=(*best, *runs_of.over_others(best, runs, resampling)),
+        groups=len(groups),
+        steps=scored_latency(latency, batch=len(groups[0])),
+        threads=torch.get_num_threads(),
+        provenance=Provenance.of_this_process(),
+    )
+
+
+def resampling_of(settings: BenchmarkSettings) -> "Resampling":
+    from eval.acceptance.estimates import Resampling
+
+    return Resampling(settings.confidence, NUM_RESAMPLES, settings.seed)
+
+
+def benchmark_page(record: "BenchmarkFile") -> TableSection:
+    """Every method, then what the best of each decides."""
+    from eval.scorecard_tables import timing_warnings
+
+    settings = record.settings
+    title = (
+        f"Batch {settings.batch}, {settings.sampling.words_at(settings.temperature)}, {settings.prompts} prompts, "
+        f"{settings.repeats} repetition(s), {settings.how} steps"
+    )
+    columns = ("method", "k", "tokens/s", "speedup", "without prefill", "predicted", "acceptance length", "step ms")
+    best_columns = ("at its best k", "k", "over", "speedup", "decision")
+    blocks = [
+        *timing_warnings(record.steps.evidence),
+        Table(columns, [method_cells(row) for row in record.rows], "Wall clock; step ms: draft + verify + rest"),
+        Table(best_columns, [comparison_cells(row) for row in record.best], "Best of each, in the same runs"),
+    ]
+    return TableSection(title, blocks)
+
+
+def method_cells(row: "MethodRow") -> tuple[str, ...]:
+    from eval.scorecard_tables import times
+
+    return (
+        row.key.label,
+        str(row.lookahead or ""),
+        f"{row.tokens_per_s:.1f}",
+        times(row.speedup),
+        "" if row.decode_speedup is None else times(row.decode_speedup),
+        "" if row.predicted is None else times(row.predicted),
+        "" if row.acceptance_length is None else f"{row.acceptance_length:.2f}",
+        "" if row.step_ms is None else " + ".join(f"{ms:.1f}" for ms in vars(row.step_ms).values()),
+    )
+
+
+def comparison_cells(row: "Comparison") -> tuple[str, ...]:
+    from eval.benchmark import method_of
+    from eval.scorecard_tables import times
+
+    return (method_of(row).label, str(row.lookahead), row.over, times(row.speedup), decision(row.speedup.interval))
+
+
+def decision(interval: tuple[float, float] | None) -> str:
+    """A direction only if the whole interval lies there."""
+    if interval is None or interval[0] <= 1 <= interval[1]:
+        return "not decided"
+    return "faster" if interval[0] > 1 else "slower"
+
+
+def profile_first_step(settings: BenchmarkSettings, setup: "Setup", prompts: "Prompts", folder: Path) -> None:
+    """Record a verification step of the first group by the first draft at the first k, and print what came of it."""
+    from eval.benchmark import groups_of, profile_step, row_seeds_of
+
+    groups, draft, lookahead = groups_of(prompts, settings.batch_size), next(iter(setup.drafts)), settings.lookaheads[0]
+    profile = profile_step(setup, draft, lookahead, groups[0], row_seeds=row_seeds_of(groups, 0, 0), folder=folder)
+    print(f"\n{folder}: a verification step with {lookahead} speculative tokens: {profile.describe()}")
+
+
+# Grid
+
+
+def measured_grid(settings: BenchmarkSettings) -> "GridFile":
+    """Time the steps of every cell."""
+    import torch
+
+    from eval.latency import Grid, chosen_threads, measure_grid, require_memory
+    from eval.models.identity import model_facts
+    from eval.records.grid import TARGET, GridFile, GridModel
+    from eval.scorecard_schema import Provenance
+
+    models, text_ids = target_and_drafts(settings)
+    described = {
+        name: GridModel(**model_facts(Path(str(model.name_or_path)), model), device=str(model.device))
+        for name, model in models.items()
+    }
+    if settings.target_bits is not None:
+        described[TARGET] = described[TARGET].model_copy(update={"dtype": f"{settings.target_bits} bits"})
+    for batch, context in product(settings.batch_sizes, settings.contexts):
+        require_memory(models, batch=batch, context=context)
+    grid = Grid(settings.batch_sizes, settings.contexts, settings.lookaheads, settings.num_repeats, how_asked(settings))
+    with chosen_threads(settings.num_threads, lambda: models[TARGET]) as threads:
+        first, *others = measure_grid(models, text_ids, grid, resampling_of(settings))
+        return GridFile(
+            models=described,
+            threads=torch.get_num_threads(),
+            cells=(first.model_copy(update={"evidence": threads.noted(first.evidence)}), *others),
+            provenance=Provenance.of_this_process(),
+        )
+
+
+def target_and_drafts(settings: BenchmarkSettings) -> tuple[dict[str, "PreTrainedModel"], list[int]]:
+    """The target and its drafts by name, and the text that fills their caches."""
+    from architectures.targets.target import require_whole_head, resolve_checkpoint
+    from eval.checks.loaded_pair import prompts_of
+    from eval.models.loading import load_model, load_tokenizer, require_same_tokenizer
+    from eval.prompts import render_prompt
+    from eval.records.grid import TARGET
+
+    folder = resolve_checkpoint(settings.target)
+    require_whole_head(folder)
+    drafts = [resolve_checkpoint(name) for name in settings.draft]
+    for draft in drafts:
+        require_same_tokenizer(folder, draft)
+    tokenizer, dtype = load_tokenizer(folder), settings.dtype
+    prompts = prompts_of(settings.prompts, None)
+    text_ids = [token for prompt in prompts for token in render_prompt(tokenizer, prompt.messages)]
+    names = ["draft"] if len(drafts) == 1 else [f"draft {number}" for number in range(1, len(drafts) + 1)]
+    models = {TARGET: load_model(folder, dtype=dtype, bits=settings.target_bits)}
+    return models | {name: load_model(path, dtype=dtype) for name, path in zip(names, drafts, strict=True)}, text_ids
+
+
+def grid_page(record: "GridFile") -> list[Block]:
+    """Every cell with its steps, and what each draft costs."""
+    from eval.scorecard_tables import timing_warnings
+
+    return [*timing_warnings(record.cells[0].evidence), f"Taken on {record.where}.", *map(cell_section, record.cells)]
+
+
+def cell_section(cell: "GridCell") -> TableSection:
+    """The steps of one cell."""
+    title = f"Batch {cell.batch}, {cell.context_tokens} tokens of context, {cell.how} steps"
+    rows = [step_cells("target, 1 token", cell.target)]
+    rows += [step_cells(f"target, {step.lookahead + 1} tokens (verify)", step) for step in cell.verify]
+    for draft in cell.drafts:
+        rows.append(step_cells(f"{draft.draft}, 1 token", draft.one_token))
+        rows.append(step_cells(f"{draft.draft}, 2 tokens", draft.two_tokens))
+    rows += [step_cells(f"{name}, prefill", step) for name, step in cell.prefill.items()]
+    costs = [f"Cost ratio of {draft.draft}: {draft.cost_ratio:.3f}." for draft in cell.drafts]
+    unsettled = [] if cell.settled else ["Times had not settled: the machine was doing other work."]
+    return TableSection(title, [Table(("step", "median ms", "p10", "p90", "p99"), rows), *costs, *unsettled])
+
+
+def step_cells(name: str, step: "StepTime") -> Sequence[str]:
+    """One row of a cell's table."""
+    from eval.scorecard_tables import interval
+
+    p99 = "" if step.p99_ms is None else f"{step.p99_ms.value:.2f}"
+    return name, interval(step.p50_ms, 2), f"{step.p10_ms.value:.2f}", f"{step.p90_ms.value:.2f}", p99

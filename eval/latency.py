@@ -1,0 +1,625 @@
+"""Step times of a target and its drafts, each kind of step as decoding takes it, in interleaved repetitions.
+
+    target step         the target reads one token
+    verify              the target reads k + 1 tokens
+    draft step          the draft reads one token within a chain, each fed the argmax of the one before
+    draft two           the draft reads two tokens: the catch-up step after a verification step that kept everything
+    prefill             a model reads the whole context
+
+Every step but the last is taken on a cache that holds the context before and after. One repetition runs every kind of
+step once, in an order drawn anew, so that a drift of the machine meets all of them alike; those before times settle do
+not count.
+
+Shape suffixes used in this file:
+    B = rows, T = tokens fed, N = resamples, R = repetitions
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from architectures.draft_vocabulary.head import cut_head, head_ids, tokens_of
+from architectures.errors import UserError
+from architectures.families import FAMILIES
+from architectures.progress.track import track
+from architectures.pruning.draft_config import draft_config
+from architectures.pruning.plan_record import PruningPlan
+from architectures.shapes.context_length import context_length
+from architectures.shapes.shape import Shape
+from eval.acceptance.estimates import Estimate, Resampling
+from eval.acceptance.intervals import percentile_bounds
+from eval.machine import (
+    NumThreads,
+    Started,
+    Step,
+    Threads,
+    pick_threads,
+    step_by_threads,
+    thread_counts,
+    torch_threads,
+)
+from eval.models.clock import clock_s
+from eval.models.execution import How
+from eval.models.products import bytes_to_pack
+from eval.records.evidence import StepEvidence
+from eval.records.grid import TARGET, GridCell
+from eval.scorecard_schema import DraftSteps, Percentile, ScoredLatency, StepTime, VerifyStep
+from eval.speedup import StepTimes
+from eval.steps.fixed_steps import FixedSteps
+from eval.steps.openers import new_opener
+from eval.steps.sequencer import Feed, Opener, Sequencer, open_sequencer, takes_rows
+from eval.targets.caps import free_bytes
+
+CHAIN_LENGTH = 8  # draft steps timed together, each fed the argmax of the one before
+WARM_UP_WINDOW = 5  # repetitions whose median is compared with that of as many before
+WARM_UP_LIMIT = 20  # repetitions after which timing starts, stable or not
+STABLE_CHANGE = 0.02  # relative change of the median below which warm-up ends
+RARE, RARE_REPEATS = 99, 200  # a percentile that says nothing of fewer repetitions: two of them lie beyond it
+THREADS_CONTEXT = 32  # tokens before the steps by which num_threads=auto picks
+
+
+class Kind(NamedTuple):
+    """One kind of step.
+
+    Attributes:
+        model: TARGET, or a draft's name.
+        tokens: Fed at once to each row.
+        is_prefill: Whether they are the context, and nothing has been read before.
+    """
+
+    model: str
+    tokens: int
+    is_prefill: bool = False
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where steps are taken.
+
+    Attributes:
+        context_ids: Tokens in every row of every cache before each step.
+        batch: Rows.
+        opener: How the models are run.
+    """
+
+    context_ids: Sequence[int]
+    batch: int = 1
+    opener: Opener = open_sequencer
+
+
+# The steps
+
+
+@dataclass
+class Held:
+    """A model that has read a context in every row, and what decoding would feed it next."""
+
+    sequencer: Sequencer
+    setting: Setting
+
+    def feed(self, ids_BT: Tensor, *, after: int = 0, whole: bool) -> Tensor:
+        """The most likely next tokens when some are fed `after` tokens behind the context."""
+        span = (len(self.setting.context_ids) + after, ids_BT.shape[1])
+        columns_BT = self.sequencer.feed(ids_BT, [span] * self.setting.batch, whole=whole).argmax(dim=-1)
+        return tokens_of(columns_BT, head_ids(self.sequencer.model))
+
+    def some_tokens(self, count: int) -> Tensor:
+        """ids_BT from the context, repeated if it is short; which ones makes no difference to the time."""
+        ids_T = torch.tensor(repeated(self.setting.context_ids, count), device=self.sequencer.model.device)
+        return ids_T.repeat(self.setting.batch, 1)
+
+
+def repeated(token_ids: Sequence[int], length: int) -> list[int]:
+    """The first `length` tokens of a text that is repeated again and again."""
+    return (list(token_ids) * -(-length // len(token_ids)))[:length]
+
+
+def hold_context(model: PreTrainedModel, setting: Setting, feeds: Sequence[Feed] = ()) -> Held:
+    """A model that has read the context, with capacity for what it will be fed behind it."""
+    headroom = max(CHAIN_LENGTH, *(tokens for tokens, _ in feeds)) if feeds else 0
+    length = len(setting.context_ids)
+    sequencer = setting.opener(
+        model,
+        [setting.context_ids] * setting.batch,
+        capacity=length + headroom,
+        vocab_size=model.config.get_text_config(decoder=True).vocab_size,
+        feeds=feeds,
+    )
+    held = Held(sequencer, setting)
+    sequencer.feed(held.some_tokens(length), [(0, length)] * setting.batch, whole=False)
+    return held
+
+
+def target_steps(target: PreTrainedModel, setting: Setting, lookaheads: Iterable[int]) -> dict[Kind, Step]:
+    """A timer for one token of the target, and for every verification."""
+    verified = sorted({lookahead + 1 for lookahead in lookaheads})
+    verifier = hold_context(target, setting, [(1, False), *((tokens, True) for tokens in verified)])
+    steps: dict[Kind, Step] = {Kind(TARGET, 1): partial(time_step, verifier, 1, whole=False)}
+    return steps | {Kind(TARGET, tokens): partial(time_step, verifier, tokens, whole=True) for tokens in verified}
+
+
+def draft_steps(name: str, draft: PreTrainedModel, setting: Setting) -> dict[Kind, Step]:
+    """A timer for a draft's step within a chain, and for the one that catches up."""
+    drafter = hold_context(draft, setting, [(1, False), (2, False)])
+    return {Kind(name, 1): partial(time_chain, drafter), Kind(name, 2): partial(time_step, drafter, 2, whole=False)}
+
+
+def decoding_steps(
+    models: Mapping[str, PreTrainedModel], setting: Setting, lookaheads: Iterable[int]
+) -> dict[Kind, Step]:
+    """A timer for every kind of step but prefill; models by name, TARGET among them."""
+    steps = target_steps(models[TARGET], setting, lookaheads)
+    for name, model in models.items():
+        if name != TARGET:
+            steps |= draft_steps(name, model, setting)
+    return steps
+
+
+def prefill_steps(models: Mapping[str, PreTrainedModel], setting: Setting) -> dict[Kind, Step]:
+    """A timer for the reading of the whole context by each model."""
+    length = len(setting.context_ids)
+    return {
+        Kind(name, length, is_prefill=True): partial(time_prefill, model, setting) for name, model in models.items()
+    }
+
+
+def time_prefill(model: PreTrainedModel, setting: Setting) -> float:
+    """Seconds to read the whole context and know the most likely next token."""
+    start_s = clock_s(model.device)
+    hold_context(model, setting)
+    return clock_s(model.device) - start_s
+
+
+def time_step(held: Held, num_tokens: int, *, whole: bool) -> float:
+    """Seconds to feed some tokens at once and know the most likely next token after each, or after the last."""
+    device, ids_BT = held.sequencer.model.device, held.some_tokens(num_tokens)
+    start_s = clock_s(device)
+    held.feed(ids_BT, whole=whole).tolist()
+    return clock_s(device) - start_s
+
+
+def time_chain(held: Held) -> float:
+    """Seconds per step of a chain in which each token is the model's own choice after the one before."""
+    device, ids_B1 = held.sequencer.model.device, held.some_tokens(1)
+    start_s = clock_s(device)
+    for step in range(CHAIN_LENGTH):
+        ids_B1 = held.feed(ids_B1, after=step, whole=False)
+    return (clock_s(device) - start_s) / CHAIN_LENGTH
+
+
+@torch.inference_mode()
+def one_token_step(target: PreTrainedModel, context_ids: Sequence[int], batch: int) -> Step:
+    """The timer of the target's eager step of one token."""
+    return partial(time_step, hold_context(target, Setting(context_ids, batch), [(1, False)]), 1, whole=False)
+
+
+def choose_threads(requested: NumThreads, load_target: Callable[[], PreTrainedModel], *, batch: int = 1) -> Threads:
+    """The number of threads requested; `auto` picks by the target's step.
+
+    Args:
+        requested: As of `num_threads`.
+        load_target: Gives the model; called for `auto` only.
+        batch: Rows of that step.
+
+    Raises:
+        UserError: If `auto` is requested and the model is on a GPU.
+    """
+
+    def step() -> Step:
+        target = load_target()
+        if target.device.type != "cpu":
+            raise UserError(
+                f"num_threads=auto picks CPU threads, and the target is on {target.device}. Leave num_threads out."
+            )
+        return one_token_step(target, [1] * THREADS_CONTEXT, batch)
+
+    return pick_threads(requested, step)
+
+
+@contextmanager
+def chosen_threads(
+    requested: NumThreads, load_target: Callable[[], PreTrainedModel], *, batch: int = 1
+) -> Iterator[Threads]:
+    """Run the block with these threads; arguments as of choose_threads."""
+    chosen = choose_threads(requested, load_target, batch=batch)
+    with torch_threads(chosen.count):
+        yield chosen
+
+
+# Timing
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Seconds of every kind of step in every repetition, after how many untimed ones, and whether times had settled."""
+
+    seconds: Mapping[Kind, Sequence[float]]
+    warm_up_repeats: int
+    is_settled: bool
+
+
+def time_together(
+    steps: Mapping[Kind, Step],
+    rng: np.random.Generator,
+    repetitions: Iterable[object],
+    *,
+    max_warm_ups: int | None = None,
+) -> Timed:
+    """Time steps in interleaved repetitions, so no model finds its weights warmer in a cache than decoding would.
+
+    Args:
+        steps: By kind.
+        rng: Draws the order of every repetition.
+        repetitions: One item for each that counts; what happens until it comes is not timed.
+        max_warm_ups: Repetitions after which timing starts, stable or not; None for WARM_UP_LIMIT.
+    """
+
+    def run_once() -> dict[Kind, float]:
+        kinds = list(steps)
+        return {kinds[index]: steps[kinds[index]]() for index in rng.permutation(len(kinds))}
+
+    warm_up_repeats, is_settled = warm_up(lambda: sum(run_once().values()), limit=max_warm_ups)
+    seconds: dict[Kind, list[float]] = {kind: [] for kind in steps}
+    for _ in repetitions:
+        for kind, elapsed_s in run_once().items():
+            seconds[kind].append(elapsed_s)
+    return Timed(seconds, warm_up_repeats, is_settled)
+
+
+def warm_up(run: Step, *, limit: int | None = None) -> tuple[int, bool]:
+    """Run until the time it takes settles, WARM_UP_LIMIT times or `limit`; returns how often, and whether it did."""
+    limit = WARM_UP_LIMIT if limit is None else limit
+    totals_s: list[float] = []
+    while len(totals_s) < limit:
+        totals_s.append(run())
+        if has_settled(totals_s):
+            return len(totals_s), True
+    return len(totals_s), False
+
+
+def has_settled(totals_s: Sequence[float]) -> bool:
+    """Whether the median of the last window differs by little from that of the window before."""
+    if len(totals_s) < 2 * WARM_UP_WINDOW:
+        return False
+    before = np.median(totals_s[-2 * WARM_UP_WINDOW : -WARM_UP_WINDOW])
+    return bool(abs(np.median(totals_s[-WARM_UP_WINDOW:]) / before - 1) < STABLE_CHANGE)
+
+
+def summarise(values_s: Sequence[float], confidence: float) -> StepTime:
+    """Percentiles in milliseconds, each with distribution-free bounds."""
+    values_ms = 1000 * np.asarray(values_s)
+
+    def percentile(percent: int) -> Percentile:
+        bounds_ms = percentile_bounds(values_ms, percent / 100, confidence)
+        return Percentile(float(np.percentile(values_ms, percent)), None if bounds_ms == (None, None) else bounds_ms)
+
+    low, high = percentile_bounds(values_ms, 0.5, confidence)
+    return StepTime(
+        p10_ms=percentile(10),
+        p50_ms=Estimate(float(np.median(values_ms)), None if low is None or high is None else (low, high)),
+        p90_ms=percentile(90),
+        p99_ms=percentile(RARE) if len(values_ms) >= RARE_REPEATS else None,
+    )
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Step times of one target and several drafts, measured together.
+
+    Attributes:
+        context: Tokens in every row of the caches before each step.
+        timed: Seconds of every repetition.
+        times: Of every kind of step.
+        evidence: What may have disturbed them.
+    """
+
+    context: int
+    timed: Timed
+    times: Mapping[Kind, StepTime]
+    evidence: StepEvidence | None = None
+
+    @property
+    def verify(self) -> dict[int, StepTime]:
+        """The target, k + 1 tokens, by k."""
+        steps = (kind for kind in self.times if kind.model == TARGET and not kind.is_prefill)
+        return {kind.tokens - 1: self.times[kind] for kind in steps if kind.tokens > 1}
+
+    @property
+    def drafts(self) -> list[str]:
+        """The drafts' names, in the order they were given."""
+        return list(dict.fromkeys(kind.model for kind in self.times if kind.model != TARGET))
+
+    def step_times(self, draft: str) -> StepTimes:
+        """The medians of the target and one draft, in seconds."""
+        return StepTimes(
+            target_s=self.times[Kind(TARGET, 1)].median_ms / 1000,
+            draft_s=self.times[Kind(draft, 1)].median_ms / 1000,
+            draft_two_s=self.times[Kind(draft, 2)].median_ms / 1000,
+            verify_s={lookahead: time.median_ms / 1000 for lookahead, time in self.verify.items()},
+        )
+
+    def resampled_step_times(self, draft: str, lookaheads: Sequence[int], resampling: Resampling) -> list[StepTimes]:
+        """Medians of resampled repetitions, the same for every kind of step: what they share cancels in ratios."""
+        seconds = self.timed.seconds
+        repeats = len(seconds[Kind(TARGET, 1)])
+        rng, shape = np.random.default_rng(resampling.seed), (resampling.num_resamples, repeats)
+        indices_NR = rng.integers(repeats, size=shape)
+        verified = (Kind(TARGET, lookahead + 1) for lookahead in lookaheads)
+        kinds = (Kind(TARGET, 1), Kind(draft, 1), Kind(draft, 2), *verified)
+        medians = [np.median(np.array(seconds[kind])[indices_NR], axis=1).tolist() for kind in kinds]
+        return [
+            StepTimes(target_s, draft_s, draft_two_s, dict(zip(lookaheads, verify_s, strict=True)))
+            for target_s, draft_s, draft_two_s, *verify_s in zip(*medians, strict=True)
+        ]
+
+
+@torch.inference_mode()
+def measure_latency(
+    models: Mapping[str, PreTrainedModel],
+    setting: Setting,
+    *,
+    lookaheads: Sequence[int],
+    repetitions: Iterable[object],
+    resampling: Resampling,
+    with_prefill: bool = False,
+    with_evidence: bool = True,
+) -> Latency:
+    """Time every kind of step that decoding with these drafts takes.
+
+    Args:
+        models: TARGET and the drafts, by name.
+        setting: Where.
+        lookaheads: Numbers of draft tokens whose verification is timed.
+        repetitions: One item for each of every step; what happens until it comes is not timed.
+        resampling: Its confidence is that of percentiles, its seed draws the order of the steps.
+        with_prefill: Whether the reading of the context is timed too.
+        with_evidence: Whether the target's step is timed with fewer threads too.
+    """
+    steps, started = decoding_steps(models, setting, lookaheads), Started()
+    if with_prefill:
+        steps |= prefill_steps(models, setting)
+    timed = time_together(steps, np.random.default_rng(resampling.seed), repetitions)
+    latency = latency_of(timed, len(setting.context_ids), resampling)
+    if not with_evidence:
+        return latency
+    counts = thread_counts(torch.get_num_threads()) if models[TARGET].device.type == "cpu" else []
+    step = one_token_step(models[TARGET], setting.context_ids, setting.batch)
+    return replace(latency, evidence=started.evidence(step_by_threads(step, counts) if len(counts) > 1 else ()))
+
+
+def latency_of(timed: Timed, context: int, resampling: Resampling) -> Latency:
+    """What was timed, in percentiles."""
+    times = {kind: summarise(values, resampling.confidence) for kind, values in timed.seconds.items()}
+    return Latency(context, timed, times)
+
+
+def timing_ticks(repeats: int) -> Iterable[int]:
+    """So many repetitions, with a progress bar."""
+    return track(range(repeats), description="timing steps", total=repeats)
+
+
+def scored_latency(latency: Latency, *, batch: int = 1) -> ScoredLatency:
+    """The same as records hold it."""
+    return ScoredLatency(
+        batch=batch,
+        context_tokens=latency.context,
+        repeats=len(latency.timed.seconds[Kind(TARGET, 1)]),
+        warm_up_repeats=latency.timed.warm_up_repeats,
+        settled=latency.timed.is_settled,
+        target=latency.times[Kind(TARGET, 1)],
+        verify=tuple(VerifyStep(lookahead=lookahead, **vars(time)) for lookahead, time in latency.verify.items()),
+        drafts=tuple(
+            DraftSteps(
+                draft=name,
+                cost_ratio=latency.step_times(name).cost_ratio,
+                one_token=latency.times[Kind(name, 1)],
+                two_tokens=latency.times[Kind(name, 2)],
+            )
+            for name in latency.drafts
+        ),
+        evidence=latency.evidence,
+    )
+
+
+# The grid
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Which cells are measured.
+
+    Attributes:
+        batches: Numbers of rows.
+        contexts: Tokens in every row before a step.
+        lookaheads: Numbers of draft tokens whose verification is timed.
+        repeats: Timed repetitions of every step.
+        how: A way to run steps in which everything is measured next to eager steps.
+        prefill: Whether the reading of the contexts is timed.
+    """
+
+    batches: Sequence[int]
+    contexts: Sequence[int]
+    lookaheads: Sequence[int]
+    repeats: int
+    how: How = "eager"
+    prefill: bool = True
+
+
+def measure_grid(
+    models: Mapping[str, PreTrainedModel], text_ids: Sequence[int], grid: Grid, resampling: Resampling
+) -> tuple[GridCell, ...]:
+    """Measure every cell.
+
+    Args:
+        models: TARGET and perhaps drafts, by name, on one device.
+        text_ids: What the caches are filled with, repeated where a context is longer.
+        grid: Which cells.
+        resampling: How intervals are made; the seed also draws the order of the steps.
+
+    Raises:
+        UserError: If a model takes one sequence at a time and the grid has larger batches, or its steps cannot be
+            compiled or captured here.
+    """
+    require_rows(models, grid.batches)
+    ways: list[How] = ["eager"] if grid.how == "eager" else ["eager", grid.how]
+    openers: dict[How, Opener] = {how: new_opener(how) for how in ways}
+    for opener in openers.values():
+        if isinstance(opener, FixedSteps):
+            for model in models.values():
+                opener.require(model)
+    cells: list[GridCell] = []
+    for how, batch, context in track(
+        list(product(ways, grid.batches, grid.contexts)),
+        description="timing steps",
+        total=len(ways) * len(grid.batches) * len(grid.contexts),
+    ):
+        latency = measure_latency(
+            models,
+            Setting(repeated(text_ids, context), batch, openers[how]),
+            lookaheads=grid.lookaheads,
+            repetitions=range(grid.repeats),
+            resampling=resampling,
+            with_prefill=grid.prefill and how == "eager",  # prompts are read by eager steps
+            with_evidence=not cells,
+        )
+        prefill = {kind.model: time for kind, time in latency.times.items() if kind.is_prefill}
+        cells.append(GridCell(**vars(scored_latency(latency, batch=batch)), how=how, prefill=prefill))
+    return tuple(cells)
+
+
+def require_rows(models: Mapping[str, PreTrainedModel], batches: Iterable[int]) -> None:
+    """Raise UserError where a model cannot take the batches asked for."""
+    largest = max(batches)
+    for model in models.values():
+        if largest > 1 and not takes_rows(model):
+            raise UserError(
+                f"--batch-sizes {largest}: models of type {model.config.model_type} ({model.name_or_path}) are decoded "
+                "one sequence at a time here. Use --batch-sizes 1."
+            )
+
+
+# Memory
+
+
+def require_memory(models: Mapping[str, PreTrainedModel], *, batch: int, context: int) -> None:
+    """Raise UserError unless every model was made for so long a sequence, and all caches and copies fit into memory."""
+    problem = lack_of_memory(models, batch=batch, context=context)
+    if problem is not None:
+        raise UserError(f"--batch-sizes {batch} with --contexts {context}: {problem}")
+
+
+def lack_of_memory(models: Mapping[str, PreTrainedModel], *, batch: int, context: int) -> str | None:
+    """Why so many rows of so many tokens cannot be timed, and what can; None where they can."""
+    for name, model in models.items():
+        config = model.config.get_text_config(decoder=True).to_dict()
+        limit = context_length(config, where=str(model.name_or_path))
+        if limit is not None and context + CHAIN_LENGTH > limit.tokens:
+            return (
+                f"the {name} ({model.name_or_path}) was made for {limit.tokens} tokens ({limit.origin}), and steps go "
+                f"{CHAIN_LENGTH} tokens further. Use a shorter context."
+            )
+    [device] = {model.device for model in models.values()}
+    caches = sum(cache_bytes(model, batch=batch, context=context + CHAIN_LENGTH) for model in models.values())
+    packed, free = sum(bytes_to_pack(model) for model in models.values()), free_bytes(device)
+    if caches + packed > free:
+        copies = f"packed copies of weights {packed / 2**30:.1f} GiB, " if packed else ""
+        return (
+            f"the caches take {caches / 2**30:.1f} GiB, {copies}and {device} has {free / 2**30:.1f} GiB free. Use a "
+            "smaller batch or a shorter context."
+        )
+    return None
+
+
+def cache_bytes(model: PreTrainedModel, *, batch: int, context: int) -> int:
+    """Bytes of the keys and values of some rows; 0 where only transformers knows the model's shape."""
+    shape = shape_of(model)
+    return 0 if shape is None else batch * context * shape.kv_bytes_per_token(dtype_name(model))
+
+
+def step_bytes(model: PreTrainedModel, *, batch: int, context: int) -> int | None:
+    """Bytes a step reads at least: weights, keys and values, no activations; None where `shape_of` is."""
+    if shape_of(model) is None:
+        return None
+    return weight_bytes_read(model) + cache_bytes(model, batch=batch, context=context)
+
+
+def byte_ratio(target: PreTrainedModel, draft: PreTrainedModel, *, context: int) -> float | None:
+    """Bytes a step of the draft reads over those of the target, at batch 1; None where either is not known."""
+    read, target_read = (step_bytes(model, batch=1, context=context) for model in (draft, target))
+    return None if read is None or target_read is None else read / target_read
+
+
+def weight_bytes_read(model: PreTrainedModel) -> int:
+    """Bytes of the weights that a step reads: all, except embeddings that are not the head as well."""
+    total = sum(parameter.nbytes for parameter in model.parameters())
+    embeddings, head = (cast("Any", module) for module in (model.get_input_embeddings(), model.get_output_embeddings()))
+    is_head = head is not None and head.weight is embeddings.weight
+    return total if is_head else total - embeddings.weight.nbytes
+
+
+def shape_of(model: PreTrainedModel) -> Shape | None:
+    """The shape of a decoder-only model; None for a family that only transformers knows."""
+    config = model.config.get_text_config(decoder=True)
+    if model.config.is_encoder_decoder or config.model_type not in FAMILIES:
+        return None
+    sizes = {key: value for key, value in config.to_dict().items() if key != "quantization_config"}  # packed or not
+    return Shape.from_config(sizes, where=str(model.name_or_path))
+
+
+def dtype_name(model: PreTrainedModel) -> str:
+    """As configs write it: "float32"."""
+    return str(model.dtype).removeprefix("torch.")
+
+
+# Untrained drafts: how long a step takes depends on a model's shape, not on its weights
+
+
+def untrained_models(target: PreTrainedModel, shapes: Sequence[Shape]) -> list[PreTrainedModel]:
+    """A model of random weights for every shape, of the target's family and dtype, on its device.
+
+    Raises:
+        UserError: If they do not all fit next to the target.
+    """
+    needed = sum(shape.parameters() for shape in shapes) * torch.finfo(target.dtype).bits // 8
+    free = free_bytes(target.device)
+    if needed > free:
+        raise UserError(
+            f"the untrained drafts take {needed / 2**30:.1f} GiB together, and {target.device} has "
+            f"{free / 2**30:.1f} GiB free. Ask for fewer shapes, or for smaller ones."
+        )
+    return [untrained_model(target, shape) for shape in shapes]
+
+
+def untrained_model(target: PreTrainedModel, shape: Shape) -> PreTrainedModel:
+    """One of them, in eval mode."""
+    plan = PruningPlan(
+        source_layers=tuple(range(shape.layers)), source=source_shape(target), draft=shape, method="none"
+    )
+    config: dict[str, Any] = draft_config(target.config.get_text_config(decoder=True).to_dict(), plan, None)
+    with target.device:
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(**config), dtype=target.dtype, trust_remote_code=False
+        )
+    if shape.head_vocab:
+        cut_head(model, torch.arange(shape.head_vocab, device=target.device))
+    return model.eval()
+
+
+def source_shape(target: PreTrainedModel) -> Shape:
+    """The target's shape.
+
+    Raises:
+        UserError: If its family is not one that drafts are cut from.
+    """
+    shape = shape_of(target)
+    if shape is None:
+        raise UserError(f"{target.name_or_path}: drafts cannot be cut from models of type {target.config.model_type}.")
+    return shape

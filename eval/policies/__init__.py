@@ -1,1 +1,0 @@
-"""Who proposes at a position: the text itself, the draft, or nobody; replayed and tuned."""

@@ -1,1 +1,0 @@
-"""Tokens per second with and without a draft: the same prompts, in turns."""

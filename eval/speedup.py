@@ -1,0 +1,403 @@
+"""What acceptance and step times are worth: speedup, best k, break-even acceptance, ranking of drafts. Pure; no torch.
+
+One verification step with k drafted tokens emits tau(k) tokens. It costs k draft steps and one verification of k + 1
+tokens by the target; plain decoding costs one target step a token. After a step that kept all k tokens the draft must
+catch up on the last of them, so its next first step takes two tokens:
+
+    S(k) = tau(k) T_target / (k T_draft + f(k) (T_draft_two - T_draft) + T_verify(k))
+
+with f(k) the share of steps that kept all k tokens. A batch ends a step when all its rows have, and its draft catches
+up if any row kept everything: in a share of 1 - (1 - f)^b of the steps of b independent rows.
+
+Source: Sadhukhan et al. 2024, "MagicDec", eq. 1 (arXiv 2408.11049), with the catch-up step added. With T_verify =
+T_target and T_draft_two = T_draft it is theorem 3.8 of Leviathan et al. 2023 (arXiv 2211.17192).
+
+Shape suffixes used in this file:
+    P = prompts, N = draws
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import root_scalar
+
+from eval.acceptance.estimates import Resampling, resampling_weights
+from eval.acceptance.intervals import least_units, percentile_interval
+
+if TYPE_CHECKING:
+    from eval.scorecard_schema import ScoredLatency, StepTime
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds of one step; any unit will do, for only ratios count.
+
+    Attributes:
+        target_s: The target, one token.
+        draft_s: The draft, one token, within a chain of such steps.
+        draft_two_s: The draft, two tokens at once.
+        verify_s: The target, lookahead + 1 tokens at once, for each lookahead.
+    """
+
+    target_s: float
+    draft_s: float
+    draft_two_s: float
+    verify_s: Mapping[int, float]
+
+    @property
+    def cost_ratio(self) -> float:
+        """Draft step over target step: Leviathan's c."""
+        return self.draft_s / self.target_s
+
+
+def ideal_times(cost_ratio: float, lookahead: int) -> StepTimes:
+    """Times under Leviathan's assumptions: verifying many tokens costs as much as one step, and so does catching up."""
+    return StepTimes(target_s=1.0, draft_s=cost_ratio, draft_two_s=cost_ratio, verify_s={lookahead: 1.0})
+
+
+def iid_tau(alpha: float, lookahead: int) -> float:
+    """Tokens per round if every proposal is kept with chance alpha, independently.
+
+    Source: Leviathan et al. 2023, eq. 1 (arXiv 2211.17192), as a sum that also holds at alpha = 1.
+    """
+    return sum(alpha**k for k in range(lookahead + 1))
+
+
+def iid_utilisation(alpha: float, lookahead: int) -> float:
+    """Share of the proposed tokens that is kept, under the same model."""
+    return (iid_tau(alpha, lookahead) - 1) / lookahead
+
+
+def predicted_speedup(tau: float, full_rate: float, lookahead: int, times: StepTimes) -> float:
+    """Plain decoding time over speculative decoding time, from measured acceptance and step times.
+
+    Args:
+        tau: Tokens per round at this lookahead, the target's own included; of a batch, the steps of the target alone
+            that a round stands for.
+        full_rate: Share of the rounds that kept all proposals; of a batch, in any of its rows.
+        lookahead: Tokens proposed per round.
+        times: Measured steps; must hold verify_s for this lookahead.
+    """
+    catch_up_s = full_rate * (times.draft_two_s - times.draft_s)
+    round_s = lookahead * times.draft_s + catch_up_s + times.verify_s[lookahead]
+    return tau * times.target_s / round_s
+
+
+def iid_speedup(alpha: float, lookahead: int, times: StepTimes, batch: int = 1) -> float:
+    """Speed-up if every proposal is kept with chance alpha, independently, in each row of a batch.
+
+    Source: theorem 3.8 of Leviathan et al. 2023 (arXiv 2211.17192) when times are the ideal ones.
+    """
+    full_rate = 1 - (1 - alpha**lookahead) ** batch
+    return predicted_speedup(iid_tau(alpha, lookahead), full_rate, lookahead, times)
+
+
+def memory_bound_speedup(tau: float, lookahead: int, byte_ratio: float) -> float:
+    """Speed-up where a step costs what it reads from memory, however many tokens it is fed: no machine is asked.
+
+    Args:
+        tau: Tokens per round.
+        lookahead: Draft tokens per round.
+        byte_ratio: What a step of the draft reads over what one of the target reads.
+
+    Source: MBSU of Goel et al. 2024 (arXiv 2403.00858), there with parameter counts in place of bytes.
+    """
+    return tau / (lookahead * byte_ratio + 1)
+
+
+def best_lookahead(speedups: Mapping[int, float]) -> int:
+    """The lookahead with the largest speed-up, the smallest of several."""
+    return max(sorted(speedups), key=lambda lookahead: speedups[lookahead])
+
+
+def break_even_alpha(lookahead: int, times: StepTimes, batch: int = 1) -> float | None:
+    """The alpha at which drafting neither gains nor loses time, if proposals are kept independently.
+
+    Returns:
+        A number in [0, 1]; None if no alpha pays, not even one.
+    """
+    return root_in_unit(lambda alpha: iid_speedup(alpha, lookahead, times, batch) - 1)
+
+
+def root_in_unit(gain: Callable[[float], float]) -> float | None:
+    """Where a gain that grows from 0 to 1 is nothing: 0 if it is none nowhere, None if there is no gain at 1 either."""
+    if gain(1.0) <= 0:
+        return None
+    return 0.0 if gain(0.0) >= 0 else float(root_scalar(gain, bracket=(0.0, 1.0)).root)
+
+
+class HasValue(Protocol):
+    """An estimate, whatever else it tells."""
+
+    @property
+    def value(self) -> float: ...
+
+
+class RoundsAt(Protocol):
+    """Rounds of a draft at one lookahead, as eval.records.acceptance.Rounds has them."""
+
+    @property
+    def lookahead(self) -> int: ...
+
+    @property
+    def tau(self) -> HasValue: ...
+
+    @property
+    def full_rate(self) -> float: ...
+
+
+def promise(rounds: Sequence[RoundsAt], steps: StepTimes, *, batch: int = 1) -> tuple[int, float]:
+    """The lookahead that promises most, and what.
+
+    Args:
+        rounds: Of one draft at one temperature.
+        steps: Of it and its target, at this batch; lookaheads whose verification was not timed are passed over.
+        batch: Rows.
+    """
+    speedups = {
+        entry.lookahead: predicted_speedup(entry.tau.value, any_full_rate(entry, batch), entry.lookahead, steps)
+        for entry in rounds
+        if entry.lookahead in steps.verify_s
+    }
+    lookahead = best_lookahead(speedups)
+    return lookahead, speedups[lookahead]
+
+
+def any_full_rate(rounds: RoundsAt, batch: int) -> float:
+    """Share of a batch's rounds in which any row kept everything."""
+    return 1 - (1 - rounds.full_rate) ** batch
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One draft among others.
+
+    Attributes:
+        draft: Its name.
+        lookahead: At which it promises most.
+        speedup: Predicted, of decoding, against the target alone.
+        interval: Of it; None where too few prompts or repetitions tell how sure it is.
+        tokens_per_s: What that comes to here.
+        first_share: In how many of the draws it is the fastest.
+    """
+
+    draft: str
+    lookahead: int
+    speedup: float
+    interval: tuple[float, float] | None
+    tokens_per_s: float
+    first_share: float
+
+
+class PromptSums(Protocol):
+    """Tokens and rounds of every prompt, as eval.records.acceptance.PromptSums has them."""
+
+    @property
+    def tokens(self) -> Sequence[float]: ...
+
+    def rounds_at(self, lookahead: int) -> Sequence[float]: ...
+
+
+class DraftRow(Protocol):
+    """Acceptance of a draft at one temperature, as eval.records.acceptance.AcceptanceRow has it."""
+
+    @property
+    def draft(self) -> str: ...
+
+    @property
+    def lookahead(self) -> Sequence[RoundsAt]: ...
+
+    @property
+    def by_prompt(self) -> PromptSums | None: ...
+
+
+def ranking(rows: Sequence[DraftRow], latency: "ScoredLatency", resampling: Resampling) -> list[Ranked]:
+    """Every draft, the fastest first.
+
+    Args:
+        rows: Of drafts of one target on the same answers, with the sums of every prompt.
+        latency: Steps of all of them, in batches of some rows at some context.
+        resampling: How many draws, and the coverage of intervals.
+    """
+    steps, draws = step_times(latency), drawn_times(latency, resampling)
+    chosen, drawn, counts = {}, {}, []
+    for row in rows:
+        assert row.by_prompt is not None, "no scorecard of today lacks them"
+        chosen[row.draft] = promise(row.lookahead, steps[row.draft], batch=latency.batch)
+        drawn[row.draft] = drawn_speedups(
+            row, row.by_prompt, chosen[row.draft][0], draws[row.draft], resampling, batch=latency.batch
+        )
+        counts.append(len(row.by_prompt.tokens))
+    intervals = {name: drawn_interval(drawn_N, latency, resampling, min(counts)) for name, drawn_N in drawn.items()}
+    return in_order(chosen, drawn, intervals, steps)
+
+
+def predicted_interval(
+    row: DraftRow, lookahead: int, latency: "ScoredLatency", resampling: Resampling
+) -> tuple[float, float] | None:
+    """How far the doubt of acceptance and of step times moves the speed that is predicted of a draft at a lookahead.
+
+    Returns:
+        None where a scorecard does not hold the sums of every prompt, or holds too few prompts or repetitions.
+    """
+    if row.by_prompt is None:
+        return None
+    drawn_N = drawn_speedups(row, row.by_prompt, lookahead, drawn_times(latency, resampling)[row.draft], resampling)
+    return drawn_interval(drawn_N, latency, resampling, len(row.by_prompt.tokens))
+
+
+def drawn_interval(
+    drawn_N: Array, latency: "ScoredLatency", resampling: Resampling, num_prompts: int | None
+) -> tuple[float, float] | None:
+    """What lies between the tails of drawn speeds; None where prompts or repetitions are too few to know them.
+
+    Args:
+        drawn_N: Speed-ups, one for each draw.
+        latency: Whose step times were drawn.
+        resampling: How.
+        num_prompts: That were drawn from; None where acceptance was given.
+    """
+    few_prompts = num_prompts is not None and num_prompts < least_units(resampling.confidence)
+    if few_prompts or not all(step.p50_ms.interval for step in latency.steps):
+        return None
+    return percentile_interval(drawn_N, resampling.confidence, num_units=num_prompts)
+
+
+def ranking_of_alphas(latency: "ScoredLatency", alphas: Mapping[str, float], resampling: Resampling) -> list[Ranked]:
+    """Every draft whose tokens are kept with a known chance, independently; the fastest first.
+
+    The doubt is that of step times alone.
+
+    Args:
+        latency: Step times of all of them, as a scorecard holds them.
+        alphas: Chance of each.
+        resampling: How many draws, and the coverage of intervals.
+    """
+    steps, draws = step_times(latency), drawn_times(latency, resampling)
+    batch = latency.batch
+    chosen = {name: iid_promise(alpha, steps[name], batch) for name, alpha in alphas.items()}
+    drawn = {
+        name: np.array([iid_speedup(alpha, chosen[name][0], each, batch) for each in draws[name]])
+        for name, alpha in alphas.items()
+    }
+    intervals = {name: drawn_interval(drawn_N, latency, resampling, None) for name, drawn_N in drawn.items()}
+    return in_order(chosen, drawn, intervals, steps)
+
+
+def iid_promise(alpha: float, steps: StepTimes, batch: int = 1) -> tuple[int, float]:
+    """The lookahead that promises most, and what."""
+    speedups = {lookahead: iid_speedup(alpha, lookahead, steps, batch) for lookahead in steps.verify_s}
+    lookahead = best_lookahead(speedups)
+    return lookahead, speedups[lookahead]
+
+
+def in_order(
+    chosen: Mapping[str, tuple[int, float]],
+    drawn: Mapping[str, Array],
+    intervals: Mapping[str, tuple[float, float] | None],
+    steps: Mapping[str, StepTimes],
+) -> list[Ranked]:
+    """Drafts by speed, from the lookahead and speed-up of each, and from its speed-up in every draw."""
+    firsts_N = np.array(list(drawn.values())).argmax(axis=0)
+    ranked = [
+        Ranked(
+            draft=name,
+            lookahead=lookahead,
+            speedup=speedup,
+            interval=intervals[name],
+            tokens_per_s=speedup / steps[name].target_s,
+            first_share=float((firsts_N == index).mean()),
+        )
+        for index, (name, (lookahead, speedup)) in enumerate(chosen.items())
+    ]
+    return sorted(ranked, key=lambda draft: -draft.speedup)
+
+
+def drawn_speedups(
+    row: DraftRow,
+    sums: PromptSums,
+    lookahead: int,
+    times: Sequence[StepTimes],
+    resampling: Resampling,
+    *,
+    batch: int = 1,
+) -> Array:
+    """What a draft is worth in every draw of prompts and times, at one lookahead."""
+    tokens_P, rounds_P = np.array(sums.tokens), np.array(sums.rounds_at(lookahead))
+    weights_NP = resampling_weights(len(tokens_P), resampling)
+    taus_N = (weights_NP @ tokens_P) / (weights_NP @ rounds_P)
+    [full_rate] = [any_full_rate(entry, batch) for entry in row.lookahead if entry.lookahead == lookahead]
+    return np.array(
+        [predicted_speedup(tau, full_rate, lookahead, each) for tau, each in zip(taus_N, times, strict=True)]
+    )
+
+
+def step_times(latency: "ScoredLatency") -> dict[str, StepTimes]:
+    """Medians of the target and of each draft."""
+    return {draft.draft: latency.step_times(draft.draft) for draft in latency.drafts}
+
+
+def drawn_times(latency: "ScoredLatency", resampling: Resampling) -> dict[str, list[StepTimes]]:
+    """The same, drawn anew for every resample from a normal law as wide as the interval of each median.
+
+    A draw of a target's step is the same for all drafts.
+    """
+    rng, spread = np.random.default_rng(resampling.seed), NormalDist().inv_cdf((1 + resampling.confidence) / 2)
+    drawn = {
+        id(step): step.median_ms + width(step) / (2 * spread) * rng.standard_normal(resampling.num_resamples)
+        for step in latency.steps
+    }
+    return {
+        draft.draft: [
+            latency.step_times(draft.draft, lambda step, index=index: max(drawn[id(step)][index], 1e-9))
+            for index in range(resampling.num_resamples)
+        ]
+        for draft in latency.drafts
+    }
+
+
+def width(step: "StepTime") -> float:
+    """How wide the interval of a median is in milliseconds; none is known of few repetitions."""
+    interval = step.p50_ms.interval
+    return interval[1] - interval[0] if interval else 0.0
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """What a shape could do at most, known from its step times alone.
+
+    Attributes:
+        lookahead: At which the least acceptance suffices.
+        least_alpha: Acceptance of a token at which drafting begins to pay; None if even certain acceptance does not.
+        cost_ratio: A draft step over a target step.
+        most: Speed-up if everything were accepted, at the best of the lookaheads.
+    """
+
+    lookahead: int
+    least_alpha: float | None
+    cost_ratio: float
+    most: float
+
+
+def prospect(steps: StepTimes, batch: int = 1) -> Prospect:
+    """What step times alone allow, over all lookaheads whose verification was timed at this batch."""
+    needed = {lookahead: break_even_alpha(lookahead, steps, batch) for lookahead in steps.verify_s}
+    paying = {lookahead: alpha for lookahead, alpha in needed.items() if alpha is not None}
+    lookahead = min(paying, key=lambda each: paying[each]) if paying else min(needed)
+    _, most = iid_promise(1.0, steps, batch)
+    return Prospect(lookahead, paying.get(lookahead), steps.cost_ratio, most)
+
+
+def equal_alpha(speedup: float, steps: StepTimes) -> float | None:
+    """The acceptance with which a draft of these steps is so fast, at the lookahead that is then best for it.
+
+    Returns:
+        A number in [0, 1]; None if not even certain acceptance makes it faster.
+    """
+    return root_in_unit(lambda alpha: iid_promise(alpha, steps)[1] - speedup)

@@ -1,0 +1,107 @@
+"""Prompt lookup in front of a draft: decoding stays lossless whoever proposes."""
+
+import pytest
+
+from eval.decoding.ngram import LookupFirst, NgramLookup
+from eval.decoding.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, REJECTION
+from eval.decoding.sampling import Sampling
+from eval.decoding.speculative import plain_decode, speculative_decode
+from eval.decoding.texts import Limits, Speculation
+from eval.models.loading import load_model
+from tests.eval.decoding.laws import (
+    WARM,
+    law_exact_rules_write_what_plain_sampling_writes,
+    law_greedy_text_is_the_targets,
+    law_rows_do_not_feel_each_other,
+    law_sampled_texts_are_the_targets,
+)
+
+ALWAYS, OFTEN, NEVER = LookupFirst(1, 3), LookupFirst(2, 5), LookupFirst(99, 3)
+
+
+def test_a_match_has_exactly_size_n_tokens():
+    ids = [1, 2, 3, 9, 1, 2, 3]
+    assert LookupFirst(3, 2).continuation(ids, 9) == [9, 1]
+    assert LookupFirst(3, 5).continuation(ids, 1) == [9]
+    assert LookupFirst(4, 5).continuation(ids, 9) == []
+
+
+@pytest.mark.parametrize("sizes", [(0, 3), (2, 0)])
+def test_sizes_below_one_are_rejected(target, noisy_draft, sizes):
+    with pytest.raises(ValueError, match=r"at least 1|1 <= shortest"):
+        LookupFirst(*sizes).continuation([1, 2], 3)
+
+
+def test_lookup_first_needs_a_draft_model(target):
+    with pytest.raises(ValueError, match="lookup_first needs a draft model"):
+        speculative_decode(target, NgramLookup(), [[1]], limits=Limits(4), lookup_first=ALWAYS)
+
+
+@pytest.mark.parametrize("policy", [ALWAYS, OFTEN])
+@pytest.mark.parametrize("rule", [REJECTION, EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT])
+def test_sampled_texts_are_the_targets(small_pair, rule, policy):
+    law_sampled_texts_are_the_targets(*small_pair, rule=rule, beside=policy)
+
+
+@pytest.mark.parametrize("lookahead", [1, 4])
+@pytest.mark.parametrize("policy", [ALWAYS, OFTEN])
+@pytest.mark.parametrize("small_head", [False, True])
+def test_greedy_text_is_the_targets(target, noisy_folder, small_head_folder, prompts, policy, lookahead, small_head):
+    draft = load_model(small_head_folder if small_head else noisy_folder, dtype="float32", device="cpu")
+    law_greedy_text_is_the_targets(target, draft, prompts, Limits(40, frozenset({2})), lookahead, beside=policy)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), WARM, Sampling(0.0, repetition_penalty=1.4)])
+@pytest.mark.parametrize("small_head", [False, True])
+def test_rows_do_not_feel_each_other(target, noisy_folder, small_head_folder, prompts, sampling, small_head):
+    draft = load_model(small_head_folder if small_head else noisy_folder, dtype="float32", device="cpu")
+    law_rows_do_not_feel_each_other(target, draft, prompts, sampling, beside=OFTEN)
+
+
+@pytest.mark.parametrize("policy", [ALWAYS, OFTEN])
+@pytest.mark.parametrize("rule", [EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT])
+def test_sampled_text_is_what_plain_sampling_writes(small_pair, rule, policy):
+    law_exact_rules_write_what_plain_sampling_writes(*small_pair, [(1, 2, 1), (3,)], rule, beside=policy)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), WARM])
+def test_lookup_without_a_match_changes_nothing(target, noisy_draft, prompts, sampling):
+    how = {"limits": Limits(24), "sampling": sampling, "row_seeds": range(len(prompts))}
+    without, never = (
+        speculative_decode(target, noisy_draft, prompts, lookup_first=each, **how) for each in (None, NEVER)
+    )
+    assert [text.token_ids for text in without] == [text.token_ids for text in never]
+    assert [[(one.start, one.accepted) for one in text.rounds] for text in without] == [
+        [(one.start, one.accepted) for one in text.rounds] for text in never
+    ]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), WARM])
+def test_rounds_say_who_proposed(small_pair, sampling):
+    """And the draft goes on as it would without: what it never read it reads before it proposes again."""
+    target, draft = small_pair
+    speculation, limits = Speculation(2), Limits(40)
+    [text] = speculative_decode(
+        target, draft, [(0, 1, 2, 3)], limits=limits, speculation=speculation, sampling=sampling, row_seeds=[0],
+        lookup_first=OFTEN,
+    )  # fmt: skip
+    written = [0, 1, 2, 3, *text.token_ids]
+    for one in text.rounds:
+        seen, room = written[: 4 + one.start], 40 - one.start - 1
+        expected = NgramLookup(2, 2).continuation(seen, min(5, room))
+        assert one.looked_up == bool(expected)
+        assert one.proposed == (len(expected) or min(2, room))
+        assert one.lookahead == (5 if one.looked_up else 2)
+    assert {one.looked_up for one in text.rounds} == {False, True}
+
+
+def test_the_target_as_its_own_draft_keeps_what_it_proposes_after_looking_up(target, prompts):
+    """It would not, had it lost its place in the text."""
+    decoded = speculative_decode(
+        target, target, prompts, limits=Limits(60), speculation=Speculation(3), lookup_first=OFTEN
+    )
+    plain = plain_decode(target, prompts, limits=Limits(60))
+    assert [text.token_ids for text in decoded] == [text.token_ids for text in plain]
+    drafted = [one for text in decoded for one in text.rounds if not one.looked_up]
+    assert all(one.accepted == one.proposed for one in drafted)
+    assert any(one.looked_up for text in decoded for one in text.rounds)

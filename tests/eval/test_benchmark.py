@@ -1,0 +1,413 @@
+"""Every method writes the target's text, takes its turns, and is worth what its seconds and steps say."""
+
+import json
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from pydantic import TypeAdapter
+
+import widedraft
+from architectures.tables import terminal
+from eval import benchmark
+from eval.acceptance.estimates import Estimate, Resampling
+from eval.acceptance.intervals import least_units
+from eval.benchmark import (
+    ASSISTED,
+    DRAFT,
+    LOOKUP,
+    LOOKUP_FIRST,
+    PLAIN,
+    BenchmarkFile,
+    Method,
+    Run,
+    Setup,
+    best_of_each,
+    groups_of,
+    interleave,
+    method_row,
+    methods,
+    over_others,
+    profile_step,
+    row_seeds_of,
+    warm_up,
+)
+from eval.checks.built_in import PROMPTS
+from eval.commands.benchmark import benchmark_page, default_prompts
+from eval.decoding.ngram import LookupFirst
+from eval.decoding.sampling import Sampling
+from eval.decoding.speculative import plain_decode, speculative_decode
+from eval.decoding.texts import Limits, Round, Seeds, Speculation, row_seed
+from eval.speedup import StepTimes
+
+NAME = "draft"
+RESAMPLING = Resampling(confidence=0.9, num_resamples=300, seed=17)
+LIMITS = Limits(24)
+WARM = Sampling(1.0)
+STEPS = StepTimes(target_s=0.040, draft_s=0.004, draft_two_s=0.006, verify_s={1: 0.044, 4: 0.050})
+PLAIN_METHOD = Method(PLAIN)
+
+
+@pytest.fixture
+def setup(target, noisy_draft):
+    return Setup(target, {NAME: noisy_draft}, LIMITS)
+
+
+def test_there_is_a_method_for_every_k(setup):
+    assert list(methods(setup, [1, 4])) == [
+        PLAIN_METHOD,
+        Method(DRAFT, 1, NAME),
+        Method(LOOKUP, 1),
+        Method(DRAFT, 4, NAME),
+        Method(LOOKUP, 4),
+    ]
+    more = methods(replace(setup, lookup_first=LookupFirst(2, 3)), [4], assisted=True)
+    assert {Method(ASSISTED, 4, NAME), Method(LOOKUP_FIRST, 4, NAME)} <= set(more)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_every_method_writes_as_many_tokens_as_the_target(setup, target, prompts, batch):
+    setup = replace(setup, limits=Limits(24, frozenset({2, 7, 40, 99})), lookup_first=LookupFirst(2, 3))
+    for group in groups_of(prompts, batch):
+        written = sum(len(text.token_ids) for text in plain_decode(target, group, limits=setup.limits))
+        for method, decode in methods(setup, [3], assisted=batch == 1).items():
+            assert decode(group, range(len(group))).tokens == written, method
+
+
+def test_the_seconds_are_those_of_the_whole_batch(setup, prompts):
+    for method, decode in methods(setup, [3]).items():
+        run = decode(prompts[:3], range(3))
+        assert run.whole_s == run.prefill_s + run.decode_s
+        spent_s = sum(one.draft_s + one.verify_s for one in max(run.rounds, key=len))
+        assert method.kind == PLAIN or 0 < spent_s < run.decode_s
+        assert run.passes == max(len(row) or 24 for row in run.rounds)
+
+
+def test_transformers_proposes_as_many_tokens_in_each_step(target, prompts):
+    decode = methods(Setup(target, {NAME: target}, Limits(20)), [4], assisted=True)[Method(ASSISTED, 4, NAME)]
+    fed = []
+    hook = target.register_forward_pre_hook(
+        lambda _module, _args, kwargs: fed.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    decode([prompts[2]], [0])
+    hook.remove()
+    assert sum(count >= 5 for count in fed) >= 3
+
+
+def test_every_method_takes_every_turn_in_another_order():
+    log = []
+    named = {
+        Method(name): lambda group, _seeds, name=name: log.append((name, group)) or (name, group) for name in "abc"
+    }
+    found, turns = {}, product(range(40), range(2))
+    taken_after = [len(log) for _ in interleave(named, ["x", "y"], turns, np.random.default_rng(1), runs=found)]
+    assert taken_after == list(range(3, 3 * 2 * 40 + 1, 3))
+    assert all({name for name, _ in log[start : start + 3]} == set("abc") for start in range(0, len(log), 3))
+    assert len({tuple(log[start : start + 3]) for start in range(0, len(log), 3)}) == 12  # all orders, of both groups
+    assert found[Method("b")] == [{0: ("b", "x"), 1: ("b", "y")}] * 40
+    assert list(found) == list(named)  # whatever came first in the first turn
+
+
+def test_warm_up_decodes_every_group_by_every_method_with_the_seeds_of_the_first_repetition():
+    log = []
+    named = {Method(name): lambda group, seeds, name=name: log.append((name, group, seeds)) for name in "ab"}
+    warm_up(named, ["xy", "z"])
+    seeds = [[row_seed(0), row_seed(1)], [row_seed(2)]]
+    assert log == [(name, group, own) for group, own in zip(["xy", "z"], seeds, strict=True) for name in "ab"]
+
+
+@pytest.fixture
+def written(monkeypatch, setup):
+    """Decode prompts by every method in two repetitions: the texts of each, by repetition and prompt."""
+
+    def written(prompts, batch, seed=17):
+        texts, current = {}, []
+
+        def watched(decode):
+            def decoded(*args, **options):
+                found = decode(*args, **options)
+                current[:] = [text.token_ids for text in found]
+                return found
+
+            return decoded
+
+        monkeypatch.setattr(benchmark, "plain_decode", watched(plain_decode))
+        monkeypatch.setattr(benchmark, "speculative_decode", watched(speculative_decode))
+        groups = groups_of(prompts, batch)
+        for method, decode in methods(
+            replace(setup, sampling=WARM, seeds=Seeds.of(seed), limits=Limits(12)), [2]
+        ).items():
+            for repeat in range(2):
+                for index, group in enumerate(groups):
+                    decode(group, row_seeds_of(groups, index, repeat))
+                    texts.setdefault(method, []).extend(current)
+        return texts
+
+    return written
+
+
+def test_sampled_texts_depend_on_prompt_repetition_and_seed_only(written):
+    same = [[5, 6, 7], [9], [5, 6, 7]]
+    alone, together, other = written(same, 1), written(same, 3), written(same, 1, seed=18)
+    for method in alone:
+        assert alone[method] == together[method], method
+        assert all(own != their for own, their in zip(alone[method], other[method], strict=True)), method
+        texts = [alone[method][place] for place in (0, 2, 3, 5)]
+        assert len(set(texts)) == 4, method  # two prompts of one text in two repetitions
+    assert alone[Method(LOOKUP, 2)] == alone[PLAIN_METHOD]  # what is copied is kept where it is the target's own draw
+
+
+def taken(tokens, decode_s, prefill_s=0.0, rounds=()):
+    return Run(
+        tokens, prefill_s + decode_s, prefill_s, decode_s, (tuple(rounds),) if rounds else (), len(rounds) or tokens
+    )
+
+
+def rounds_of(lookahead, accepted, steps=STEPS, rest_s=0.0):
+    """Rounds that take what the step times say, and the seconds of all with a rest in each."""
+    found, caught_up = [], 0.0
+    for kept in accepted:
+        draft_s = lookahead * steps.draft_s + caught_up
+        found.append(Round(0, lookahead, lookahead, kept, 1, draft_s, steps.verify_s[lookahead]))
+        caught_up = steps.draft_two_s - steps.draft_s if kept == lookahead else 0.0
+    return found, sum(one.draft_s + one.verify_s + rest_s for one in found)
+
+
+class Steps:
+    """Measured steps, as far as a record asks."""
+
+    drafts = (NAME,)
+
+    def step_times(self, draft):
+        assert draft in self.drafts
+        return STEPS
+
+    def resampled_step_times(self, draft, lookaheads, resampling):
+        assert (draft in self.drafts, set(lookaheads) <= set(STEPS.verify_s), resampling) == (True, True, RESAMPLING)
+        return [replace(STEPS, target_s=STEPS.target_s * factor) for factor in (0.5, 1.0, 2.0)]
+
+
+def test_the_ratio_is_seconds_per_token_over_seconds_per_token():
+    times = {
+        PLAIN_METHOD: [{0: taken(10, 1.0, 1.0), 1: taken(10, 1.0, 1.0)}],
+        Method(LOOKUP, 1): [{0: taken(20, 1.0, 1.0), 1: taken(10, 0.5, 1.0)}],
+    }
+    row = method_row(Method(LOOKUP, 1), times, Steps(), RESAMPLING, Speculation())
+    assert row.tokens_per_s == pytest.approx(30 / 3.5)
+    assert (row.decode_speedup.value, row.decode_speedup.interval) == (pytest.approx(2.0), None)
+    assert row.speedup.value == pytest.approx((4 / 20) / (3.5 / 30))
+    own = method_row(PLAIN_METHOD, times, Steps(), RESAMPLING, Speculation())
+    assert own.speedup == Estimate(1.0, None)
+
+
+def times_of(*decode_s, repeats=1):
+    """Looking up took so long for ten tokens of each group, again and again; the target alone one second."""
+    return {
+        PLAIN_METHOD: [dict.fromkeys(range(len(decode_s)), taken(10, 1.0))] * repeats,
+        Method(LOOKUP, 1): [{place: taken(10, each_s) for place, each_s in enumerate(decode_s)}] * repeats,
+    }
+
+
+def test_groups_are_the_units_and_repetitions_are_not():
+    """All repetitions of a group together: what comes and goes within a group leaves no doubt."""
+    several = times_of(0.5, 0.6, 0.4, 0.5, 0.5, 0.6)
+    once, often = (
+        method_row(Method(LOOKUP, 1), times, Steps(), RESAMPLING, Speculation()).decode_speedup.interval
+        for times in (several, {way: rows * 9 for way, rows in several.items()})
+    )
+    assert often == pytest.approx(once)
+    assert once[0] < 1.9 < once[1]
+    alone, fast, slow = taken(10, 1.0), taken(10, 0.5), taken(10, 2.0)
+    swapped = {
+        PLAIN_METHOD: [dict.fromkeys(range(6), alone)] * 2,
+        Method(LOOKUP, 1): [dict.fromkeys(range(6), fast), dict.fromkeys(range(6), slow)],
+    }
+    interval = method_row(Method(LOOKUP, 1), swapped, Steps(), RESAMPLING, Speculation()).decode_speedup.interval
+    assert interval == pytest.approx((0.8, 0.8))
+
+
+@pytest.mark.parametrize(("lookahead", "accepted"), [(1, [1, 0, 1, 0]), (4, [4, 2, 4, 0])])
+def test_a_loop_of_nothing_but_steps_is_predicted_exactly(lookahead, accepted):
+    rounds, seconds = rounds_of(lookahead, accepted)
+    tokens = sum(one.accepted + 1 for one in rounds)
+    times = {
+        PLAIN_METHOD: [{0: taken(100, 100 * STEPS.target_s)}],
+        Method(DRAFT, lookahead, NAME): [{0: taken(tokens, seconds, rounds=rounds)}],
+    }
+    row = method_row(Method(DRAFT, lookahead, NAME), times, Steps(), RESAMPLING, Speculation())
+    assert row.acceptance_length == tokens / 4
+    measured = row.decode_speedup.value
+    assert row.predicted.value == pytest.approx(measured)
+    assert row.predicted.interval == pytest.approx((0.55 * measured, 1.9 * measured))  # 5 % and 95 % of the three
+    assert row.step_ms.rest == pytest.approx(0)
+
+
+def batch_of(lookahead, rows, steps=STEPS):
+    """Rounds of rows that are decoded together, and their seconds: the draft catches up for all rows if for any."""
+    texts, seconds, left = [[] for _ in rows], 0.0, range(len(rows))
+    for step in range(max(map(len, rows))):
+        before, left = left, [row for row in range(len(rows)) if step < len(rows[row])]
+        full = step > 0 and any(rows[row][step - 1] == lookahead for row in before if row in left)
+        draft_s = lookahead * steps.draft_s + full * (steps.draft_two_s - steps.draft_s)
+        seconds += draft_s + steps.verify_s[lookahead]
+        for row in left:
+            one = Round(0, lookahead, lookahead, rows[row][step], len(left), draft_s, steps.verify_s[lookahead])
+            texts[row].append(one)
+    tokens = sum(kept + 1 for row in rows for kept in row)
+    return Run(tokens, seconds, 0.0, seconds, tuple(map(tuple, texts)), max(map(len, rows)))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ([4, 2, 0, 1], [0, 4, 0, 1]),  # in turn: the batch catches up twice, each row once
+        ([4, 4, 1, 0], [4, 4, 1, 0]),  # at once: twice as well
+        ([4, 0, 0, 0], [1, 4]),  # the second row ends with a round that kept everything, and nobody catches up
+        ([0, 0, 0, 0], [4]),  # one row takes four times as long as the other
+    ],
+)
+def test_a_batch_of_nothing_but_steps_is_predicted_exactly(rows):
+    """The target alone takes a step for each token of the longest row, a draft a round of all rows that are left."""
+    drafted = batch_of(4, rows)
+    longest = max(sum(kept + 1 for kept in row) for row in rows)
+    alone = Run(drafted.tokens, longest * STEPS.target_s, 0.0, longest * STEPS.target_s, (), longest)
+    times = {PLAIN_METHOD: [{0: alone}], Method(DRAFT, 4, NAME): [{0: drafted}]}
+    row = method_row(Method(DRAFT, 4, NAME), times, Steps(), RESAMPLING, Speculation())
+    assert row.predicted.value == pytest.approx(row.decode_speedup.value)
+    assert row.step_ms.rest == pytest.approx(0)
+    assert row.acceptance_length == drafted.tokens / sum(map(len, rows))
+
+
+@pytest.mark.parametrize(("groups", "has_interval"), [(1, False), (4, False), (5, True)])
+def test_few_groups_have_no_interval_however_often_they_are_repeated(groups, has_interval):
+    """At a confidence of 0.9 five are the least: fewer lie on one side of the truth too often by chance alone."""
+    runs = times_of(*[0.5] * groups, repeats=20)
+    row = method_row(Method(LOOKUP, 1), runs, Steps(), RESAMPLING, Speculation())
+    for speedup in (row.speedup, row.decode_speedup):
+        assert (speedup.interval is not None) == has_interval
+
+
+@pytest.mark.parametrize("speculation", [Speculation(adaptive=True), Speculation(draft_p_min=0.3)])
+def test_nothing_is_predicted_of_steps_whose_length_varies(speculation):
+    rounds, seconds = rounds_of(4, [4, 0])
+    runs = {PLAIN_METHOD: [{0: taken(10, 0.4)}], Method(DRAFT, 4, NAME): [{0: taken(6, seconds, rounds=rounds)}]}
+    assert method_row(Method(DRAFT, 4, NAME), runs, Steps(), RESAMPLING, speculation).predicted is None
+
+
+def runs_of_drafts(**decode_s):
+    """Several drafts at one k: seconds of each group of ten tokens, which plain decoding and lookup write in 0.4."""
+    runs = {Method(DRAFT, 4, name): [dict(enumerate(taken(10, s) for s in each))] for name, each in decode_s.items()}
+    slow = [{place: taken(10, 0.4) for place in range(6)}]
+    return {PLAIN_METHOD: slow, **runs, Method(LOOKUP, 4): slow}
+
+
+def test_the_best_of_each_is_compared_in_the_same_runs():
+    """All groups are of one mind on a and b, though the intervals of their speedups overlap; of c they are not."""
+    runs = runs_of_drafts(
+        a=(0.11, 0.22, 0.44, 0.11, 0.22, 0.44),
+        b=(0.10, 0.20, 0.40, 0.10, 0.20, 0.40),
+        c=(0.48, 0.24, 0.12, 0.48, 0.24, 0.12),
+    )
+    best = best_of_each(runs, RESAMPLING)
+    assert [(row.method, row.draft) for row in best] == [(DRAFT, "a"), (DRAFT, "b"), (DRAFT, "c"), (LOOKUP, None)]
+    over_a, over_c, *over_lookup = over_others(best, runs, RESAMPLING)
+    assert [(row.draft, row.over) for row in (over_a, over_c)] == [("b", "a, k = 4"), ("b", "c, k = 4")]
+    assert [over_a.speedup.value, *over_a.speedup.interval] == pytest.approx([1.1] * 3)
+    assert over_c.speedup.value == pytest.approx(1.2)
+    assert over_c.speedup.interval[0] < 1
+    assert [(row.draft, row.over) for row in over_lookup] == [(name, "prompt lookup, k = 4") for name in "abc"]
+
+
+def test_the_best_k_is_picked_with_an_interval_for_all_that_were_compared():
+    rng = np.random.default_rng(0)
+    runs = {PLAIN_METHOD: [{place: taken(10, 1.0) for place in range(12)}]}
+    for lookahead in range(1, 7):
+        runs[Method(LOOKUP, lookahead)] = [{place: taken(10, rng.uniform(0.5, 1.5)) for place in range(12)}]
+    [best] = best_of_each(runs, RESAMPLING)
+    rows = [method_row(method, runs, Steps(), RESAMPLING, Speculation()) for method in runs if method.kind == LOOKUP]
+    picked = max(rows, key=lambda row: row.speedup.value)
+    assert (best.lookahead, best.speedup.value) == (picked.lookahead, pytest.approx(picked.speedup.value))
+    assert np.ptp(np.log(best.speedup.interval)) > np.ptp(np.log(picked.speedup.interval))
+
+
+@pytest.mark.parametrize("batch", range(1, 22))
+def test_the_defaults_make_enough_groups_at_every_batch(batch):
+    groups = groups_of([[1]] * min(default_prompts(batch), len(PROMPTS)), batch)
+    assert len(groups) >= max(least_units(0.95), 12 if batch <= 10 else 0)
+
+
+def test_a_profile_names_the_parts_of_a_step(setup, prompts, tmp_path):
+    profile = profile_step(setup, NAME, 3, prompts[:2], row_seeds=[0, 1], folder=tmp_path)
+    assert set(profile.parts_ms) == {"draft", "verify", "accept"}
+    assert all(path.stat().st_size > 0 for path in profile.files)
+    assert {path.name for path in profile.files} == {"verification_step.pt.trace.json.gz", "verification_step.txt"}
+
+
+FEW = ("--num-prompts", 3, "--max-new-tokens", 8, "--lookaheads", 1, 3, "--repeats", 2, "--num-threads", 1)
+
+
+def run_benchmark(*words):
+    return widedraft.main(["benchmark", *map(str, words)])
+
+
+@pytest.mark.parametrize(
+    ("more", "kinds"),
+    [
+        (("--assisted",), {ASSISTED}),
+        (("--batch-size", 2, "--ngram-size-n", 2), {LOOKUP_FIRST}),
+        (("--temperature", 0.8, "--draft-p-min", 0.1), set()),
+    ],
+)
+def test_the_command_prints_and_writes(target_folder, noisy_folder, tmp_path, capsys, more, kinds):
+    out = tmp_path / "benchmark.json"
+    assert run_benchmark("--target", target_folder, "--draft", noisy_folder, *FEW, *more, "--out", out) == 0
+    record = TypeAdapter(BenchmarkFile).validate_json(out.read_bytes())
+    assert terminal(benchmark_page(record)) in capsys.readouterr().out
+    assert {row.method for row in record.rows} == {PLAIN, DRAFT, LOOKUP} | kinds
+    assert record.settings.prompts == 3
+    assert record.target.fingerprint != record.drafts[NAME].fingerprint
+    if "--temperature" not in more:
+        assert len({row.tokens for row in record.rows}) == 1
+
+
+def test_several_drafts_take_their_turns(target_folder, noisy_folder, tmp_path):
+    out, drafts = tmp_path / "benchmark.json", [str(noisy_folder), str(target_folder)]
+    assert run_benchmark("--target", target_folder, "--draft", *drafts, *FEW, "--out", out) == 0
+    record = TypeAdapter(BenchmarkFile).validate_json(out.read_bytes())
+    assert list(record.drafts) == [row.draft for row in record.steps.drafts] == [f"draft {draft}" for draft in drafts]
+    lengths = {(row.draft, row.lookahead): row.acceptance_length for row in record.rows if row.method == DRAFT}
+    assert lengths[f"draft {target_folder}", 1] == 2.0  # the target as its own draft: 8 tokens in 4 steps
+    assert lengths[f"draft {noisy_folder}", 1] < 2.0
+
+
+def test_a_second_draft_of_another_tokenizer_is_rejected(target_folder, noisy_folder, tmp_path, capsys):
+    import shutil
+
+    other = shutil.copytree(noisy_folder, tmp_path / "other")
+    config = json.loads((other / "tokenizer_config.json").read_text())
+    (other / "tokenizer_config.json").write_text(json.dumps(config | {"bos_token": config["eos_token"]}))
+    assert run_benchmark("--target", target_folder, "--draft", noisy_folder, other, *FEW) == 2
+    assert str(other) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        (("--lookaheads", 2, 2), "--lookaheads"),
+        (("--assisted", "--batch-size", 2), "--assisted"),
+        (("--adaptive", "--draft-p-min", 0.5), "--adaptive"),
+        (("--contexts", 8), "--contexts"),
+        (("--out", "."), "--out"),
+        (("--profile", "x", "--max-new-tokens", 3), "--profile"),
+        (("--max-new-tokens", 99999), "max_position_embeddings"),
+    ],
+)
+def test_flags_that_mean_nothing_are_rejected(target_folder, noisy_folder, capsys, words, flag):
+    assert run_benchmark("--target", target_folder, "--draft", noisy_folder, *words) == 2
+    assert flag in capsys.readouterr().err
+
+
+def test_a_draft_is_needed(target_folder, capsys):
+    assert run_benchmark("--target", target_folder) == 2
+    assert "--draft" in capsys.readouterr().err

@@ -1,0 +1,548 @@
+"""What is timed is what decoding does, each time stands under its own step, and the grid has every cell."""
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import widedraft
+from architectures.draft_vocabulary.head import head_ids
+from architectures.errors import UserError
+from eval import latency as latency_module
+from eval.acceptance.estimates import Resampling
+from eval.acceptance.intervals import least_units
+from eval.latency import (
+    CHAIN_LENGTH,
+    WARM_UP_LIMIT,
+    Grid,
+    Kind,
+    Latency,
+    Setting,
+    Timed,
+    byte_ratio,
+    decoding_steps,
+    has_settled,
+    hold_context,
+    latency_of,
+    measure_grid,
+    measure_latency,
+    prefill_steps,
+    repeated,
+    require_memory,
+    shape_of,
+    step_bytes,
+    summarise,
+    time_chain,
+    time_together,
+    untrained_models,
+    warm_up,
+    weight_bytes_read,
+)
+from eval.models.loading import load_model
+from eval.records.grid import TARGET, read_grid_file
+from eval.steps import captured, compiled
+from tests.eval.decoding.stand_ins import watched_maker
+
+RESAMPLING = Resampling(confidence=0.95, num_resamples=200, seed=17)
+CONFIDENCE = 0.95
+CONTEXT = list(range(3, 23))
+
+
+def median_ms(latency, model, tokens):
+    return latency.times[Kind(model, tokens)].median_ms
+
+
+@pytest.fixture
+def warmed_up_as_for_users(monkeypatch):
+    monkeypatch.setattr(latency_module, "WARM_UP_LIMIT", WARM_UP_LIMIT)
+
+
+@pytest.fixture
+def measured(target, noisy_draft, random_draft):
+    return measure_latency(
+        {TARGET: target, "small": random_draft, "large": noisy_draft},
+        Setting(CONTEXT),
+        lookaheads=[2, 3],
+        repetitions=range(6),
+        resampling=RESAMPLING,
+    )
+
+
+def test_resampled_repetitions_are_the_same_for_every_kind_of_step():
+    """All steps of a repetition share the speed of the machine: ratios of their medians do not move, medians do."""
+    speeds = np.array([1.0, 1.1, 1.3, 1.7, 2.5])
+    per_step = {Kind(TARGET, 1): 0.040, Kind("small", 1): 0.004, Kind("small", 2): 0.006, Kind(TARGET, 4): 0.050}
+    seconds = {kind: (step_s * speeds).tolist() for kind, step_s in per_step.items()}
+    latency = Latency(context=5, timed=Timed(seconds, 10, is_settled=True), times={})
+    drawn = latency.resampled_step_times("small", [3], RESAMPLING)
+    assert len(drawn) == RESAMPLING.num_resamples
+    assert {round(one.target_s / 0.040, 6) for one in drawn} == set(speeds.tolist())
+    for one in drawn:
+        terms = (one.draft_s, one.draft_two_s, one.verify_s[3])
+        assert [term / one.target_s for term in terms] == pytest.approx([0.1, 0.15, 1.25])
+
+
+def test_a_chain_of_a_small_head_is_fed_tokens_and_not_rows(target, small_head_folder):
+    draft, fed = load_model(small_head_folder, dtype="float32", device="cpu"), []
+    draft.register_forward_pre_hook(
+        lambda _module, _args, kwargs: fed.append(kwargs["input_ids"].flatten().tolist()), with_kwargs=True
+    )
+    setting = Setting(CONTEXT)
+    with torch.inference_mode():
+        time_chain(hold_context(draft, setting, [(1, False), (2, False)]))
+    said = set(head_ids(draft).tolist())
+    chain = [token for [token] in fed[2:]]
+    assert len(chain) == CHAIN_LENGTH - 1
+    assert set(chain) <= said
+    assert max(chain) >= len(said) or not set(chain) <= set(range(len(said)))
+
+
+def test_every_kind_of_step_has_a_time(warmed_up_as_for_users, measured):
+    assert (measured.context, len(measured.timed.seconds[Kind(TARGET, 1)])) == (20, 6)
+    assert 10 <= measured.timed.warm_up_repeats <= WARM_UP_LIMIT
+    assert list(measured.verify) == [2, 3]
+    assert measured.drafts == ["small", "large"]
+    assert len(measured.times) == 1 + 2 + 2 * 2
+    for step in measured.times.values():
+        assert 0 < step.p10_ms.value <= step.median_ms <= step.p90_ms.value
+        low, high = step.p50_ms.interval
+        assert low <= step.median_ms <= high
+
+
+@pytest.fixture
+def measure_by_tokens(monkeypatch, target, random_draft, noisy_draft):
+    """Measure with a clock that runs only while a model is fed, by each token; returns what was fed, too."""
+
+    def measure(seed=17, repeats=4, token_s=None):
+        fed = []
+        models = {"target": target, "small": random_draft, "large": noisy_draft}
+        hooks = [
+            model.register_forward_pre_hook(
+                lambda _module, _args, kwargs, name=name: fed.append((name, kwargs["input_ids"].shape[1])),
+                with_kwargs=True,
+            )
+            for name, model in models.items()
+        ]
+        by_model = token_s or dict.fromkeys(models, 1)
+        monkeypatch.setattr(
+            latency_module, "clock_s", lambda _device: sum(count * by_model[name] for name, count in fed)
+        )
+        resampling = replace(RESAMPLING, seed=seed)
+        latency = measure_latency(
+            models,
+            Setting(CONTEXT),
+            lookaheads=[2, 3],
+            repetitions=range(repeats),
+            resampling=resampling,
+            with_evidence=False,
+        )
+        for hook in hooks:
+            hook.remove()
+        return latency, fed[3:]  # the context of each model comes first
+
+    return measure
+
+
+def test_every_time_is_that_of_its_own_step(warmed_up_as_for_users, measure_by_tokens):
+    latency, fed = measure_by_tokens()
+    assert median_ms(latency, TARGET, 1) == median_ms(latency, "small", 1) == median_ms(latency, "large", 1) == 1000
+    assert median_ms(latency, "small", 2) == median_ms(latency, "large", 2) == 2000
+    assert {lookahead: time.median_ms for lookahead, time in latency.verify.items()} == {2: 3000, 3: 4000}
+    assert (latency.timed.warm_up_repeats, latency.timed.is_settled) == (10, True)
+    for step in (("target", 1), ("target", 3), ("target", 4), ("small", 2), ("large", 2)):
+        assert fed.count(step) == 10 + 4
+    assert fed.count(("small", 1)) == fed.count(("large", 1)) == (10 + 4) * CHAIN_LENGTH
+
+
+@pytest.mark.parametrize("repeats", [1, 2, 9])
+def test_a_time_is_not_divided_by_the_repetitions(measure_by_tokens, repeats):
+    latency, _ = measure_by_tokens(repeats=repeats)
+    assert len(latency.timed.seconds[Kind(TARGET, 1)]) == repeats
+    assert (
+        median_ms(latency, TARGET, 1),
+        median_ms(latency, "small", 1),
+        latency.verify[3].median_ms,
+    ) == (
+        1000,
+        1000,
+        4000,
+    )
+
+
+def test_times_of_target_and_drafts_are_not_swapped(measure_by_tokens):
+    latency, _ = measure_by_tokens(token_s={"target": 5, "small": 2, "large": 3})
+    assert (median_ms(latency, TARGET, 1), latency.verify[2].median_ms) == (5000, 15000)
+    assert {name: median_ms(latency, name, 1) for name in latency.drafts} == {"small": 2000, "large": 3000}
+    assert {name: median_ms(latency, name, 2) for name in latency.drafts} == {"small": 4000, "large": 6000}
+    assert latency.step_times("small").cost_ratio == 2 / 5
+
+
+def test_the_seed_draws_the_order_of_the_steps(measure_by_tokens):
+    _, fed = measure_by_tokens()
+    assert measure_by_tokens()[1] == fed
+    assert measure_by_tokens(seed=18)[1] != fed
+
+
+def test_medians_of_one_draft_become_step_times():
+    kinds = [("target", 1), ("target", 2), ("target", 3), ("x", 1), ("x", 2), ("y", 1), ("y", 2)]
+    seconds = {Kind(name, 5, is_prefill=True): [99.0] for name in ("target", "x")}
+    seconds |= {Kind(*kind): [float(value)] for value, kind in enumerate(kinds, start=1)}
+    latency = latency_of(Timed(seconds, 10, is_settled=True), 5, RESAMPLING)
+    of_y = latency.step_times("y")
+    assert (of_y.target_s, of_y.draft_s, of_y.draft_two_s, dict(of_y.verify_s)) == (1, 6, 7, {1: 2, 2: 3})
+    assert latency.drafts == ["x", "y"]
+    assert replace(of_y, draft_s=0.5).cost_ratio == 0.5
+
+
+class Recorder:
+    """Notes what a model is fed, at which position it begins, and after how many of the tokens it is asked."""
+
+    def __init__(self, model):
+        self.calls = []
+        self.hook = model.register_forward_pre_hook(self.note, with_kwargs=True)
+
+    def note(self, _module, _args, kwargs):
+        ids = kwargs["input_ids"][0].tolist()
+        self.calls.append((ids, kwargs["position_ids"][0, 0].item(), kwargs["logits_to_keep"] or len(ids)))
+
+
+def test_steps_feed_what_decoding_feeds_on_top_of_the_same_context(target, noisy_draft):
+    steps = decoding_steps({TARGET: target, "draft": noisy_draft}, Setting(CONTEXT), [2, 8])
+    fed = [("target", 1), ("target", 3), ("target", 9), ("draft", 1), ("draft", 2)]
+    assert list(steps) == [Kind(*one) for one in fed]
+    verifier, drafter = Recorder(target), Recorder(noisy_draft)
+    for step in (*steps.values(), *reversed(steps.values())):
+        step()
+    verifier.hook.remove()
+    drafter.hook.remove()
+    assert [(len(ids), length, kept) for ids, length, kept in verifier.calls[:3]] == [
+        (1, 20, 1),
+        (3, 20, 3),
+        (9, 20, 9),
+    ]
+    assert sorted(verifier.calls[:3]) == sorted(verifier.calls[3:])
+    chain, [two] = drafter.calls[:CHAIN_LENGTH], drafter.calls[CHAIN_LENGTH : CHAIN_LENGTH + 1]
+    assert [length for _, length, _ in chain] == list(range(20, 20 + CHAIN_LENGTH))
+    assert (len(two[0]), *two[1:]) == (2, 20, 1)
+
+
+def test_the_draft_chain_feeds_each_choice_into_the_next_step(noisy_draft, target):
+    steps = decoding_steps({TARGET: target, "draft": noisy_draft}, Setting(CONTEXT), [1])
+    recorder = Recorder(noisy_draft)
+    steps[Kind("draft", 1)]()
+    recorder.hook.remove()
+    text = [*CONTEXT, CONTEXT[0]]
+    for ids, _, _ in recorder.calls[1:]:
+        with torch.inference_mode():
+            assert ids == [noisy_draft(torch.tensor([text])).logits[0, -1].argmax().item()]
+        text += ids
+
+
+def test_time_of_the_chain_is_per_step(monkeypatch, target, noisy_draft):
+    readings = iter([0.0, 4.0])
+    steps = decoding_steps({TARGET: target, "draft": noisy_draft}, Setting(CONTEXT), [1])
+    monkeypatch.setattr(latency_module, "clock_s", lambda _device: next(readings))
+    assert steps[Kind("draft", 1)]() == 4.0 / CHAIN_LENGTH
+
+
+def test_a_context_shorter_than_a_step_is_repeated(target, noisy_draft):
+    steps = decoding_steps({TARGET: target, "draft": noisy_draft}, Setting([7, 8]), [4])
+    recorder = Recorder(target)
+    steps[Kind("target", 5)]()
+    recorder.hook.remove()
+    assert recorder.calls[0][0] == [7, 8, 7, 8, 7]
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_every_row_of_a_batch_is_fed_the_same(target, noisy_draft, batch):
+    steps = decoding_steps({TARGET: target, "draft": noisy_draft}, Setting(CONTEXT, batch), [3])
+    shapes = []
+    hooks = [
+        model.register_forward_pre_hook(
+            lambda _module, _args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+        )
+        for model in (target, noisy_draft)
+    ]
+    for step in steps.values():
+        step()
+    for hook in hooks:
+        hook.remove()
+    assert shapes == [(batch, 1), (batch, 4), *[(batch, 1)] * CHAIN_LENGTH, (batch, 2)]
+
+
+def test_prefill_reads_the_whole_context_anew(target):
+    [(kind, step)] = prefill_steps({"target": target}, Setting(CONTEXT, 2)).items()
+    assert kind == Kind("target", len(CONTEXT), is_prefill=True)
+    recorder = Recorder(target)
+    step()
+    step()
+    recorder.hook.remove()
+    assert recorder.calls == [(CONTEXT, 0, 1)] * 2
+
+
+def test_steps_are_timed_where_the_models_are(target_folder, noisy_folder, device):
+    """bfloat16 on a GPU; only that times are positive and finite."""
+    dtype = "bfloat16" if device == "cuda" else "float32"
+    target, draft = (load_model(folder, dtype=dtype, device=device) for folder in (target_folder, noisy_folder))
+    measured = measure_latency(
+        {TARGET: target, "draft": draft}, Setting(CONTEXT), lookaheads=[1, 4], repetitions=range(3),
+        resampling=RESAMPLING,
+    )  # fmt: skip
+    assert 0 < measured.times[Kind("draft", 1)].median_ms < 1000
+
+
+def test_the_order_of_steps_changes_from_repetition_to_repetition(warmed_up_as_for_users):
+    orders = []
+    steps = {("step", n): (lambda n=n: orders.append(n) or 1.0) for n in range(6)}
+    time_together(steps, np.random.default_rng(0), range(3))
+    repetitions = [tuple(orders[i : i + 6]) for i in range(0, len(orders), 6)]
+    assert all(sorted(order) == list(range(6)) for order in repetitions)
+    assert len(set(repetitions)) > 5
+    assert len(repetitions) == 10 + 3
+
+
+def test_warm_up_ends_when_times_settle(warmed_up_as_for_users):
+    times = iter([9.0, 5.0, 3.0, 2.0, 1.5, *[1.0] * 100])
+    assert warm_up(lambda: next(times)) == (13, True)
+
+
+def test_warm_up_gives_up_on_times_that_never_settle(warmed_up_as_for_users):
+    times = (2.0**n for n in range(100))
+    assert warm_up(lambda: next(times)) == (WARM_UP_LIMIT, False)
+
+
+def test_ten_repetitions_are_the_least():
+    assert not has_settled([1.0] * 9)
+    assert has_settled([1.0] * 10)
+    assert not has_settled([1.0] * 5 + [1.03] * 5)
+    assert not has_settled([1.03] * 5 + [1.0] * 5)
+
+
+def test_times_have_settled_when_medians_differ_by_less_than_two_percent():
+    assert has_settled([1.0] * 5 + [1.019] * 5)
+    assert not has_settled([1.0] * 5 + [1.021] * 5)
+    assert has_settled([1.0] * 9 + [50.0])  # one step that was interrupted
+
+
+def test_summary_of_times():
+    summary = summarise(list(range(1, 12)), CONFIDENCE)
+    assert [one.value for one in (summary.p10_ms, summary.p50_ms, summary.p90_ms)] == [2000, 6000, 10_000]
+    assert summary.median_ms == 6000
+    assert summary.p50_ms.interval == (2000, 10_000)  # of 11 values, 2 to 10 hold it in 98.8 % and 3 to 9 in 93.5 %
+
+
+def test_the_interval_is_the_medians_at_the_confidence_asked_for():
+    assert summarise([1.0] * 20 + [1000.0], CONFIDENCE).p50_ms.interval == (1000, 1000)
+    (wide_low, wide_high), (low, high) = (summarise(range(50), each).p50_ms.interval for each in (0.99, 0.5))
+    assert wide_low < low < high < wide_high
+
+
+@pytest.mark.parametrize(("repeats", "has_interval"), [(1, False), (5, False), (6, True)])
+def test_few_repetitions_have_no_interval(repeats, has_interval):
+    summary = summarise(list(range(1, repeats + 1)), CONFIDENCE)
+    assert summary.p50_ms.interval == ((1000, 6000) if has_interval else None)
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.75, 0.9, 0.95, 0.99])
+def test_a_median_has_an_interval_from_the_least_units_on(confidence):
+    least = least_units(confidence)
+    assert summarise(range(1, least), confidence).p50_ms.interval is None
+    assert summarise(range(1, least + 1), confidence).p50_ms.interval == (1000, 1000 * least)
+
+
+def bounds(repeats, name):
+    """Of a percentile of as many values from 0 on, in their own unit; None where there is none on either side."""
+    found = getattr(summarise([each / 1000 for each in range(repeats)], CONFIDENCE), name)
+    return found.interval or (None, None)
+
+
+def test_a_bound_is_there_only_where_a_repetition_is_surely_beyond():
+    """The chance that none of 30 lies below the 10th percentile is 0.9^30 = 4 %, and of 40 it is 1.5 %."""
+    assert bounds(30, "p10_ms")[0] is None
+    assert bounds(40, "p10_ms")[0] == 0
+    assert bounds(30, "p90_ms")[1] is None
+    assert bounds(40, "p90_ms")[1] == 39
+
+
+def test_the_99th_percentile_is_told_of_200_repetitions_and_bounded_above_by_368():
+    assert summarise(range(199), CONFIDENCE).p99_ms is None
+    few, many = (bounds(repeats, "p99_ms") for repeats in (200, 368))
+    assert few[0] is not None
+    assert few[1] is None
+    assert many[1] == 367  # 0.99^368 < 2.5 % < 0.99^366
+    assert bounds(366, "p99_ms")[1] is None
+
+
+def test_every_percentile_has_its_own_bounds():
+    summary = summarise(list(range(400)), CONFIDENCE)
+    told = [summary.p10_ms, summary.p50_ms, summary.p90_ms, summary.p99_ms]
+    for one in told:
+        low, high = one.interval
+        assert low < one.value < high
+    tenth, median, ninetieth, last = (one.interval for one in told)
+    assert tenth[1] < median[0] < median[1] < ninetieth[0] < ninetieth[1] < last[1]
+
+
+@pytest.mark.parametrize("repeats", [12, 30, 100])
+def test_bounds_hold_the_percentile_whatever_the_law_is(repeats):
+    """Log-normal times: each bound is wrong in at most 2.5 %; 600 runs, four standard errors."""
+    rng = np.random.default_rng(3)
+    truths = {"p10_ms": 1000 * np.exp(-1.2816), "p50_ms": 1000.0, "p90_ms": 1000 * np.exp(1.2816)}
+    summaries = [summarise(np.exp(rng.normal(size=repeats)), CONFIDENCE) for _ in range(600)]
+    for name, truth in truths.items():
+        bounds = [getattr(summary, name).interval or (None, None) for summary in summaries]
+        above = np.mean([low is not None and low > truth for low, _ in bounds])
+        below = np.mean([high is not None and high < truth for _, high in bounds])
+        assert max(above, below) < 0.025 + 4 * (0.025 * 0.975 / 600) ** 0.5
+
+
+# The grid
+
+
+@pytest.fixture(scope="module")
+def cells(target, noisy_draft):
+    grid = Grid(batches=[1, 2], contexts=[8, 30], lookaheads=[1, 3], repeats=3)
+    return measure_grid({TARGET: target, "draft": noisy_draft}, CONTEXT, grid, RESAMPLING)
+
+
+def test_every_cell_has_every_step(cells):
+    assert [(cell.batch, cell.context_tokens) for cell in cells] == [(1, 8), (1, 30), (2, 8), (2, 30)]
+    for cell in cells:
+        assert (cell.how, cell.repeats, cell.lookaheads) == ("eager", 3, [1, 3])
+        assert [draft.draft for draft in cell.drafts] == ["draft"]
+        assert list(cell.prefill) == [TARGET, "draft"]
+        assert all(step.median_ms > 0 for step in (*cell.steps, *cell.prefill.values()))
+    assert [cell.evidence is not None for cell in cells] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("how", ["compiled", "captured"])
+def test_cells_of_other_steps_follow_the_eager_ones(target, noisy_draft, monkeypatch, how):
+    maker = watched_maker(how, monkeypatch)
+    monkeypatch.setattr(
+        *{"compiled": (compiled, "CompiledSteps"), "captured": (captured, "CapturedSteps")}[how], maker.opener
+    )
+    grid = Grid(batches=[1, 2], contexts=[8], lookaheads=[3], repeats=2, how=how)
+    found = measure_grid({TARGET: target, "draft": noisy_draft}, CONTEXT, grid, RESAMPLING)
+    assert [(cell.how, cell.batch) for cell in found] == [("eager", 1), ("eager", 2), (how, 1), (how, 2)]
+    assert {(tokens, whole) for _, tokens, whole in maker.fed} == {(1, False), (2, False), (4, True)}
+
+
+def test_what_cannot_be_captured_or_batched_is_rejected(target, make_checkpoint):
+    with pytest.raises(UserError, match="--capture"):
+        measure_grid({TARGET: target}, CONTEXT, Grid([1], [8], [1], 2, how="captured"), RESAMPLING)
+    folder = make_checkpoint(seed=1, model_type="opt", ffn_dim=128, word_embed_proj_dim=64)
+    models = {TARGET: load_model(folder, dtype="float32", device="cpu")}
+    assert len(measure_grid(models, CONTEXT, Grid([1], [8], [1], 2), RESAMPLING)) == 1
+    with pytest.raises(UserError, match="--batch-sizes 2"):
+        measure_grid(models, CONTEXT, Grid([1, 2], [8], [1], 2), RESAMPLING)
+
+
+def test_a_text_is_repeated_until_it_is_long_enough():
+    assert repeated([1, 2, 3], 7) == [1, 2, 3, 1, 2, 3, 1]
+    assert repeated([1, 2, 3], 2) == [1, 2]
+
+
+def test_what_does_not_fit_is_rejected_before_it_is_measured(target, monkeypatch):
+    require_memory({TARGET: target}, batch=1, context=100)
+    with pytest.raises(UserError, match="--contexts 99999"):
+        require_memory({TARGET: target}, batch=1, context=99999)
+    monkeypatch.setattr(latency_module, "free_bytes", lambda _device: 10**6)
+    with pytest.raises(UserError, match="--batch-sizes 4096 with --contexts 100"):
+        require_memory({TARGET: target}, batch=4096, context=100)
+    with pytest.raises(UserError, match="GiB free"):
+        untrained_models(target, [replace(shape_of(target), layers=99)])
+    monkeypatch.setattr(latency_module, "bytes_to_pack", lambda _model: 3 * 2**29)
+    with pytest.raises(UserError, match=r"1\.5 GiB"):
+        require_memory({TARGET: target}, batch=1, context=1)
+
+
+def test_a_step_reads_all_weights_but_embeddings_that_are_no_head(make_checkpoint):
+    tied, untied = (
+        load_model(make_checkpoint(seed=1, tie_word_embeddings=is_tied), dtype="float32", device="cpu")
+        for is_tied in (True, False)
+    )
+    assert weight_bytes_read(tied) == 4 * tied.num_parameters() == weight_bytes_read(untied)
+    shape = shape_of(tied)
+    of_cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * 4
+    assert step_bytes(tied, batch=3, context=11) == 4 * tied.num_parameters() + 3 * 11 * of_cache
+
+
+def test_a_step_reads_the_rows_of_a_small_head_and_no_others(small_head_folder, target):
+    """And its embedding is no head, though the target's is."""
+    draft = load_model(small_head_folder, dtype="float32", device="cpu")
+    head = draft.get_output_embeddings().weight
+    assert weight_bytes_read(draft) == weight_bytes_read(target) - 4 * (264 - len(head)) * head.shape[1]
+    assert byte_ratio(target, draft, context=9) < 1
+
+
+def test_a_family_of_unknown_shape_has_no_byte_ratio(make_checkpoint, target):
+    model = load_model(make_checkpoint(seed=1, model_type="cohere2", sliding_window=9), dtype="float32", device="cpu")
+    assert byte_ratio(target, model, context=5) is byte_ratio(model, target, context=5) is None
+
+
+def test_untrained_models_have_the_shape_asked_for(target):
+    shape = replace(shape_of(target), layers=2)
+    small = replace(shape, head_vocab=100, tied=False)
+    for model, due in zip(untrained_models(target, [shape, small]), (shape, small), strict=True):
+        assert model.num_parameters() == due.parameters()
+        assert model.dtype == target.dtype
+        assert len(model.get_output_embeddings().weight) == (due.head_vocab or due.vocab)
+
+
+FEW = ("--grid", "--batch-sizes", 1, "--contexts", 8, "--lookaheads", 2, "--repeats", 6, "--num-threads", 1)
+
+
+def run_grid(*words):
+    return widedraft.main(["benchmark", *map(str, (*FEW, *words))])
+
+
+def test_the_command_prints_and_writes(target_folder, noisy_folder, tmp_path, capsys):
+    out = tmp_path / "latency.json"
+    assert run_grid("--target", target_folder, "--draft", noisy_folder, "--dtype", "float32", "--out", out) == 0
+    record, printed = read_grid_file(out), capsys.readouterr().out
+    assert record.models["draft"].path == str(noisy_folder)
+    assert record.models["draft"].fingerprint != record.models[TARGET].fingerprint
+    assert (record.threads, record.drafts, record.lookaheads) == (1, ["draft"], [2])
+    assert f"{record.cells[0].drafts[0].cost_ratio:.3f}" in printed
+    assert str(out) in printed
+
+
+def test_a_grid_of_other_drafts_than_its_models_is_no_grid(target_folder, noisy_folder, tmp_path):
+    out = tmp_path / "latency.json"
+    assert run_grid("--target", target_folder, "--draft", noisy_folder, "--out", out) == 0
+    values = json.loads(out.read_text())
+    del values["models"]["draft"]
+    out.write_text(json.dumps(values))
+    with pytest.raises(UserError, match=re.escape(str(out))):
+        read_grid_file(out)
+
+
+def test_a_target_alone_has_its_own_time(target_folder, capsys):
+    assert run_grid("--target", target_folder) == 0
+    assert "draft" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_packed_target_is_named(target_folder, tmp_path, bits):
+    pytest.importorskip("bitsandbytes", reason="packs the weights")
+    out = tmp_path / "latency.json"
+    assert run_grid("--target", target_folder, "--dtype", "float32", "--target-bits", bits, "--out", out) == 0
+    assert read_grid_file(out).models[TARGET].dtype == f"{bits} bits"
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        (("--repeats", 5), "--repeats"),
+        (("--target-bits", 8, "--compile"), "--target-bits"),
+        (("--compile", "--capture"), "--compile and --capture"),
+        (("--num-prompts", 5), "--num-prompts"),
+        (("--temperature", 0), "--temperature"),
+    ],
+)
+def test_flags_that_mean_nothing_for_a_grid_are_rejected(target_folder, capsys, words, flag):
+    assert run_grid("--target", target_folder, *words) == 2
+    assert flag in capsys.readouterr().err

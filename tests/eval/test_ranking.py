@@ -1,0 +1,220 @@
+"""Drafts are ranked by what their acceptance is worth with their step times, and the doubt is that of both."""
+
+from dataclasses import replace
+
+import pytest
+
+from eval.acceptance.estimates import Resampling
+from eval.speedup import (
+    StepTimes,
+    drawn_times,
+    equal_alpha,
+    ideal_times,
+    iid_promise,
+    iid_speedup,
+    predicted_interval,
+    predicted_speedup,
+    prospect,
+    ranking,
+    ranking_of_alphas,
+)
+from tests.eval import records
+
+RESAMPLING = Resampling(confidence=0.9, num_resamples=500, seed=17)
+
+
+def rows_and_steps(drafts, wide_ms=0.0, target_ms=40.0, temperature=0.0):
+    """Drafts by name: milliseconds of a step, and rounds of each prompt of 10 tokens, at lookahead 1 and 4.
+
+    Of every prompt there are three, so that two are enough for an interval. At temperature 1 nothing is kept.
+    """
+    rows = [
+        records.acceptance(name, temperature, dict.fromkeys((1, 4), counts), [10] * len(counts))
+        for name, (_, rounds) in drafts.items()
+        for counts in ((rounds if temperature == 0 else [10] * len(rounds)) * 3,)
+    ]
+    steps = {name: (ms, ms + 1) for name, (ms, _) in drafts.items()}
+    return rows, records.latency(target_ms, {1: 44.0, 4: 50.0}, steps, wide_ms)
+
+
+def ranked(drafts, **how):
+    return ranking(*rows_and_steps(drafts, **how), RESAMPLING)
+
+
+def interval_of(drafts, lookahead, **how):
+    [row, *_], steps = rows_and_steps(drafts, **how)
+    return predicted_interval(row, lookahead, steps, RESAMPLING)
+
+
+def test_what_is_predicted_is_as_doubtful_as_the_draft_in_a_ranking():
+    rows, steps = rows_and_steps({"a": (4.0, [3, 5, 9]), "b": (6.0, [4, 4, 4])}, wide_ms=2.0)
+    for one in ranking(rows, steps, RESAMPLING):
+        [row] = [row for row in rows if row.draft == one.draft]
+        assert predicted_interval(row, one.lookahead, steps, RESAMPLING) == one.interval
+    drafts = {"a": (4.0, [3, 5, 9])}
+    low, high = interval_of(drafts, 1, wide_ms=2.0, temperature=1.0)
+    assert high < interval_of(drafts, 1, wide_ms=2.0)[0]
+    assert low > interval_of(drafts, 4, wide_ms=2.0, temperature=1.0)[1]
+
+
+def test_without_the_sums_of_several_prompts_a_prediction_has_no_interval():
+    assert interval_of({"a": (4.0, [5])}, 1, wide_ms=2.0) is None
+    assert interval_of({"a": (4.0, [5, 5])}, 1, wide_ms=2.0) is not None
+    [row], steps = rows_and_steps({"a": (4.0, [5, 5])}, wide_ms=2.0)
+    assert predicted_interval(replace(row, by_prompt=None), 1, steps, RESAMPLING) is None
+
+
+def test_a_draft_is_worth_what_the_formula_says():
+    [only] = ranked({"a": (4.0, [5, 5, 5])})
+    times = StepTimes(0.040, 0.004, 0.005, {1: 0.044, 4: 0.050})
+    assert only.lookahead == 1  # no more tokens for more drafting
+    assert only.speedup == pytest.approx(predicted_speedup(2.0, 0.0, 1, times))
+    assert only.interval == pytest.approx((only.speedup, only.speedup))
+    assert only.tokens_per_s == pytest.approx(only.speedup / 0.040)
+    assert only.first_share == 1.0
+
+
+def test_the_fastest_comes_first_whatever_the_order():
+    drafts = {"slow": (20.0, [5, 5]), "fast": (2.0, [5, 5]), "wrong": (2.0, [9, 9])}
+    for names in (("slow", "fast", "wrong"), ("wrong", "slow", "fast")):
+        found = ranked({name: drafts[name] for name in names})
+        assert [one.draft for one in found] == ["fast", "slow", "wrong"]
+        assert [one.first_share for one in found] == [1.0, 0.0, 0.0]
+
+
+def test_the_acceptance_is_that_of_the_temperature():
+    [only] = ranked({"a": (4.0, [5, 5])}, temperature=1.0)
+    assert only.speedup == pytest.approx(40 / 48)
+
+
+def test_prompts_that_differ_leave_doubt_and_shares_are_those_of_draws():
+    """One draft is right on one half of the prompts, the other on the other half: neither is surely faster."""
+    found = ranked({"a": (4.0, [3] * 6 + [9] * 6), "b": (4.0, [9] * 6 + [3] * 6)})
+    assert sum(one.first_share for one in found) == pytest.approx(1)
+    for one in found:
+        assert 0.3 < one.first_share < 0.7
+        assert one.interval[0] < one.speedup < one.interval[1]
+
+
+def test_the_same_prompts_are_drawn_for_all_drafts():
+    """However much prompts differ, a draft that needs fewer rounds on every one of them is always the faster."""
+    found = ranked({"a": (4.0, [2, 9, 4, 7]), "b": (4.0, [1, 8, 3, 6])})
+    assert (found[0].draft, found[0].first_share) == ("b", 1.0)
+    assert found[1].interval[1] > found[0].interval[0]
+
+
+def test_times_that_are_not_known_well_leave_doubt():
+    sure = ranked({"a": (4.0, [5, 5]), "b": (4.1, [5, 5])})
+    unsure = ranked({"a": (4.0, [5, 5]), "b": (4.1, [5, 5])}, wide_ms=1.0)
+    assert [one.first_share for one in sure] == [1.0, 0.0]
+    assert 0.3 < unsure[1].first_share < 0.6
+    assert unsure[0].speedup == sure[0].speedup
+
+
+def test_acceptance_that_is_given_is_worth_what_the_formula_says():
+    _, latency = rows_and_steps({"a": (4.0, [5]), "b": (8.0, [5])})
+    first, second = ranking_of_alphas(latency, {"a": 0.3, "b": 0.9}, RESAMPLING)
+    times = StepTimes(0.040, 0.008, 0.009, {1: 0.044, 4: 0.050})
+    assert (first.draft, first.lookahead, first.first_share) == ("b", 4, 1.0)
+    assert first.speedup == pytest.approx(iid_speedup(0.9, 4, times))
+    assert first.interval == pytest.approx((first.speedup, first.speedup))
+    assert first.tokens_per_s == pytest.approx(first.speedup / 0.040)
+    assert (second.draft, second.lookahead) == ("a", 1)
+
+
+def test_given_acceptance_leaves_the_doubt_of_times():
+    _, latency = rows_and_steps({"a": (4.0, [5]), "b": (4.1, [5])}, wide_ms=1.0)
+    first, second = ranking_of_alphas(latency, {"a": 0.5, "b": 0.5}, RESAMPLING)
+    assert first.interval[0] < first.speedup < first.interval[1]
+    assert 0.3 < second.first_share < 0.6
+
+
+def test_drawn_times_have_the_interval_of_their_median():
+    _, latency = rows_and_steps({"a": (30.0, [5]), "b": (30.0, [5])}, wide_ms=2.0)
+    drawn = drawn_times(latency, Resampling(confidence=0.9, num_resamples=4000, seed=1))
+    inside = [abs(1000 * each.draft_s - 30) < 2 for each in drawn["a"]]
+    assert 0.88 < sum(inside) / len(inside) < 0.92
+    assert [one.target_s for one in drawn["a"]] == [one.target_s for one in drawn["b"]]
+    assert [one.draft_s for one in drawn["a"]] != [one.draft_s for one in drawn["b"]]
+
+
+def test_a_prediction_from_few_repetitions_has_no_interval():
+    """A median of five repetitions has none at 0.95: what is made of it is as little known, and never taken as sure."""
+    drafts = {"a": (4.0, [5, 5])}
+    assert ranked(drafts, wide_ms=1.0)[0].interval is not None
+    assert ranked(drafts, wide_ms=None)[0].interval is None
+    assert interval_of(drafts, 1, wide_ms=None) is None
+    _, latency = rows_and_steps(drafts, wide_ms=None)
+    assert ranking_of_alphas(latency, {"a": 0.3}, RESAMPLING)[0].interval is None
+
+
+@pytest.mark.parametrize("cost", [0.05, 0.3, 0.9])
+def test_a_prospect_is_the_least_alpha_that_pays(cost):
+    times = ideal_times(cost, 4)
+    found = prospect(times)
+    assert (found.lookahead, found.cost_ratio) == (4, cost)
+    assert iid_speedup(found.least_alpha, 4, times) == pytest.approx(1)
+    assert found.most == pytest.approx(5 / (4 * cost + 1))
+
+
+def test_of_several_lookaheads_the_one_that_needs_least():
+    times = StepTimes(1.0, 0.5, 0.5, {1: 1.0, 6: 1.0})
+    assert prospect(times).lookahead == 1
+    assert prospect(times).most == pytest.approx(7 / 4)
+
+
+def test_a_draft_as_slow_as_its_target_has_no_prospect():
+    found = prospect(StepTimes(1.0, 1.5, 1.5, {1: 1.0, 4: 1.0}))
+    assert found.least_alpha is None
+    assert found.most < 1
+
+
+def dear_and_cheap():
+    """A draft step of a quarter and of a tenth of the target's, verification as long as a step."""
+    return [
+        StepTimes(target_s=1.0, draft_s=each, draft_two_s=each, verify_s=dict.fromkeys(range(1, 9), 1.0))
+        for each in (0.25, 0.1)
+    ]
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.6, 0.9])
+def test_a_draft_is_as_fast_as_itself_with_its_own_acceptance(alpha):
+    for steps in dear_and_cheap():
+        assert equal_alpha(iid_promise(alpha, steps)[1], steps) == pytest.approx(alpha)
+
+
+def test_a_dear_draft_must_be_right_more_often_and_each_at_its_own_lookahead():
+    """By hand: the cheap one at 0.5 is worth 1.75 / 1.2 at lookahead 2; the dear one 1 + a + a^2 over 1.5 there."""
+    dear, cheap = dear_and_cheap()
+    lookahead, speed = iid_promise(0.5, cheap)
+    assert (lookahead, speed) == (2, pytest.approx(1.75 / 1.2))
+    needed = equal_alpha(speed, dear)
+    assert needed == pytest.approx((-1 + (4 * 1.5 * speed - 3) ** 0.5) / 2)
+    assert iid_promise(needed, dear)[0] == 2
+
+
+def test_no_acceptance_makes_up_for_every_step_and_none_is_needed_to_be_slow():
+    dear, cheap = dear_and_cheap()
+    assert equal_alpha(iid_promise(1.0, cheap)[1], dear) is None
+    assert equal_alpha(0.5, cheap) == 0.0
+
+
+def test_in_a_batch_one_row_that_kept_everything_makes_all_catch_up():
+    """At batch 4 a round catches up where any of four rows kept everything, by what a step of two tokens takes more."""
+    times = StepTimes(target_s=0.04, draft_s=0.004, draft_two_s=0.02, verify_s={1: 0.044})
+    in_batch = predicted_speedup(1.5, 1 - 0.5**4, 1, times)
+    assert iid_speedup(0.5, 1, times, 4) == in_batch < iid_speedup(0.5, 1, times)
+    steps = replace(records.latency(40.0, {1: 44.0}, {"a": (4.0, 20.0)}), batch=4)
+    [given] = ranking_of_alphas(steps, {"a": 0.5}, RESAMPLING)
+    assert given.speedup == pytest.approx(in_batch)
+    assert given.interval == pytest.approx((in_batch, in_batch))
+    assert prospect(times, 4).least_alpha > prospect(times).least_alpha
+    assert prospect(times, 4).most == prospect(times).most
+
+
+def test_what_was_scored_is_ranked_at_the_batch_that_was_timed():
+    [row], steps = rows_and_steps({"a": (4.0, [5, 5])}, wide_ms=0.0)
+    row = replace(row, lookahead=tuple(replace(each, fully_accepted=each.rounds / 2) for each in row.lookahead))
+    [alone], [in_batch] = ranking([row], steps, RESAMPLING), ranking([row], replace(steps, batch=8), RESAMPLING)
+    assert in_batch.speedup < alone.speedup
+    assert in_batch.interval[1] < alone.interval[0]

@@ -1,0 +1,123 @@
+"""Golden numbers of reference/evaluation.md 1.4 and reference/conventions.md 3.5, and what must hold for any times."""
+
+import subprocess
+import sys
+
+import pytest
+
+from eval.speedup import (
+    StepTimes,
+    best_lookahead,
+    break_even_alpha,
+    ideal_times,
+    iid_speedup,
+    iid_tau,
+    iid_utilisation,
+    memory_bound_speedup,
+    predicted_speedup,
+)
+
+MEASURED = StepTimes(target_s=20.3e-3, draft_s=5.5e-3, draft_two_s=6.5e-3, verify_s={2: 20.6e-3, 4: 21.1e-3})
+
+
+def speedups(alpha, cost_ratio, limit=40):
+    return {g: iid_speedup(alpha, g, ideal_times(cost_ratio, g)) for g in range(1, limit + 1)}
+
+
+@pytest.mark.parametrize(
+    ("alpha", "lookahead", "cost_ratio", "tau", "utilisation", "speedup", "best", "best_speedup"),
+    [
+        (0.8, 4, 0.05, 3.3616, 0.5904, 2.8013, 8, 3.0921),
+        (0.6, 5, 0.10, 2.3834, 0.2767, 1.5889, 3, 1.6738),
+        (0.9, 8, 0.02, 6.1258, 0.6407, 5.2809, 19, 6.3654),
+        (0.5, 3, 0.25, 1.8750, 0.2917, 1.0714, 1, 1.2000),
+        (0.7, 4, 1.1, 2.7731, 0.4433, 0.5135, 1, 0.8095),
+    ],
+)
+def test_golden_numbers(alpha, lookahead, cost_ratio, tau, utilisation, speedup, best, best_speedup):
+    assert iid_tau(alpha, lookahead) == pytest.approx(tau, abs=5e-5)
+    assert iid_utilisation(alpha, lookahead) == pytest.approx(utilisation, abs=5e-5)
+    found = speedups(alpha, cost_ratio)
+    assert found[lookahead] == pytest.approx(speedup, abs=5e-5)
+    assert best_lookahead(found) == best
+    assert found[best] == pytest.approx(best_speedup, abs=5e-5)
+
+
+@pytest.mark.parametrize(("tau", "draft_ms", "tokens_per_s"), [(3.70, 6.69, 32.6), (3.81, 13.13, 23.1)])
+def test_golden_throughput_of_a_wide_and_a_deep_draft(tau, draft_ms, tokens_per_s):
+    """reference/method.md 5: lookahead 8, a verification of 60.1 ms; what the paper measured of both drafts."""
+    times = StepTimes(target_s=1.0, draft_s=draft_ms / 1000, draft_two_s=draft_ms / 1000, verify_s={8: 0.0601})
+    assert predicted_speedup(tau, 0.0, 8, times) / times.target_s == pytest.approx(tokens_per_s, abs=0.05)
+
+
+def test_where_steps_cost_what_they_read_the_memory_bound_speedup_is_the_measured_one():
+    """With R the target's bytes over the draft's it is R tau / (R + lookahead), as the papers write it."""
+    for tau, lookahead, ratio in ((3.7, 8, 0.1), (2.2, 3, 0.5), (1.0, 1, 1.0)):
+        found = memory_bound_speedup(tau, lookahead, ratio)
+        assert found == pytest.approx(predicted_speedup(tau, 0.3, lookahead, ideal_times(ratio, lookahead)))
+        assert found == pytest.approx(tau / ratio / (1 / ratio + lookahead))
+
+
+def test_break_even_of_a_slow_draft():
+    """reference/conventions.md 3.5: at c = 0.596 lookahead 5 needs alpha 0.832; below 0.825 lookahead 1 is best."""
+    assert break_even_alpha(5, ideal_times(0.596, 5)) == pytest.approx(0.832, abs=5e-4)
+    assert [best_lookahead(speedups(alpha, 0.596)) for alpha in (0.3, 0.596, 0.7, 0.825)] == [1, 1, 1, 1]
+    needed = {g: break_even_alpha(g, ideal_times(0.596, g)) for g in range(1, 9)}
+    assert min(needed, key=needed.__getitem__) == 1
+
+
+@pytest.mark.parametrize("cost_ratio", [0.05, 0.4, 0.9])
+def test_at_lookahead_one_the_break_even_alpha_is_the_cost_ratio(cost_ratio):
+    assert break_even_alpha(1, ideal_times(cost_ratio, 1)) == pytest.approx(cost_ratio)
+
+
+@pytest.mark.parametrize("times", [ideal_times(0.2, 4), ideal_times(0.596, 4), MEASURED])
+def test_at_the_break_even_alpha_the_speedup_is_one(times):
+    alpha = break_even_alpha(4, times)
+    assert iid_speedup(alpha, 4, times) == pytest.approx(1)
+    assert iid_speedup(alpha + 0.01, 4, times) > 1
+
+
+@pytest.mark.parametrize("cost_ratio", [1.0, 1.1, 5.0])
+def test_no_alpha_pays_for_a_draft_as_slow_as_the_target(cost_ratio):
+    assert break_even_alpha(3, ideal_times(cost_ratio, 3)) is None
+
+
+def test_any_alpha_pays_when_a_whole_round_costs_less_than_a_step():
+    assert break_even_alpha(2, StepTimes(1.0, 0.1, 0.1, {2: 0.7})) == 0.0
+
+
+def test_the_two_token_step_is_paid_once_per_fully_accepted_round():
+    expected = 3.0 * 20.3 / (4 * 5.5 + 0.25 * (6.5 - 5.5) + 21.1)
+    assert predicted_speedup(3.0, 0.25, 4, MEASURED) == pytest.approx(expected)
+
+
+def test_with_every_proposal_kept_the_iid_model_is_the_measured_one():
+    assert iid_speedup(1.0, 2, MEASURED) == pytest.approx(predicted_speedup(3.0, 1.0, 2, MEASURED))
+
+
+def test_in_the_iid_model_alpha_to_the_lookahead_is_the_share_of_full_rounds():
+    assert iid_speedup(0.5, 2, MEASURED) == pytest.approx(predicted_speedup(1.75, 0.25, 2, MEASURED))
+
+
+def test_a_draft_that_is_never_right_costs_its_own_time():
+    assert iid_tau(0.0, 4) == 1
+    assert iid_speedup(0.0, 4, MEASURED) == pytest.approx(20.3 / (4 * 5.5 + 21.1))
+
+
+def test_speedup_never_exceeds_tau_unless_verifying_is_cheaper_than_a_step():
+    for lookahead in (2, 4):
+        assert predicted_speedup(2.0, 0.0, lookahead, MEASURED) < 2.0
+
+
+def test_cost_ratio_is_draft_over_target():
+    assert MEASURED.cost_ratio == pytest.approx(5.5 / 20.3)
+
+
+def test_of_equal_lookaheads_the_smallest_is_best():
+    assert best_lookahead({3: 1.5, 2: 1.5, 1: 1.2}) == 2
+
+
+def test_the_module_needs_no_torch():
+    code = "import sys, eval.speedup; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
