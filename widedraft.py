@@ -24,7 +24,7 @@ from architectures.files.section import Section
 from architectures.settings.flags import Flag, read_settings
 from architectures.settings.kinds import Rehash
 from distill.choose.shapes.settings import ChooseSettings
-from distill.commands import export_command, recipe_commands, requests
+from distill.commands import export_command, recipe_commands
 from distill.commands.alone import why_alone
 from distill.commands.check_command import CheckSettings, check
 from distill.commands.recipe_commands import GenerateSettings, MaskSettings, RunSettings, StageSettings
@@ -36,7 +36,6 @@ from distill.stages import scoring_without_recipe
 from eval.commands.benchmark import BenchmarkSettings, benchmark
 from eval.commands.report import ReportSettings, report
 from eval.engines.certify import CertifySettings, certify
-from eval.shift.command import ShiftSettings, shift
 from eval.verify import VerifySettings, verify
 
 EXITS = "Exit codes: 0 fine, 2 a mistake you can mend (one message), 130 interrupted; run again to continue."
@@ -150,11 +149,6 @@ STAGES = {
         "train the draft on this machine and export it, into <run>/draft",
         recipe_commands.DistillSettings,
     ),
-    "requests": Stage(
-        requests.requests,
-        "serve a recipe's stream of requests by a draft that does not learn: what online drafts are compared with",
-        requests.RequestsSettings,
-    ),
     "export": Stage(
         export_command.export,
         "write <run>/draft from the newest checkpoint, or a draft from any; in an engine's form; as GGUF files",
@@ -205,11 +199,6 @@ STAGES = {
         report,
         "make one page of the scorecards of one or several runs, with plots; it needs no network",
         ReportSettings,
-    ),
-    "shift": Stage(
-        shift,
-        "compare drafts over the same stream of requests: acceptance against records, by source, by token",
-        ShiftSettings,
     ),
     "run": Stage(
         recipe_commands.run_everything,

@@ -112,7 +112,6 @@ FINGERPRINTS_NOTHING = {
     "export-recorded",
     "rounds",
     "report",
-    "shift",
     "verify",
 }
 

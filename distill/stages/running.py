@@ -46,6 +46,8 @@ def run_all(recipe_path: Path, overrides: Sequence[str], share: Share = ALONE) -
         timed(name, partial(first_two[name], run))
     cache_if_asked(run)
     timed("distill", lambda: distill_stage(recipe_path, overrides, share=share))
+    if run.recipe.distill.online is not None and run.recipe.distill.online.baselines:
+        timed("comparison", lambda: share.lead(lambda: comparison_stage(run)))
     timed("eval", lambda: eval_stage(run))
     timed("report", lambda: report_stage(run))
     if run.recipe.distill.push_to_hub is not None:
@@ -150,6 +152,13 @@ def cache_if_asked(run: Run) -> None:
     """Cache the teacher, where the recipe reads it from the disk."""
     if isinstance(run.recipe.distill.teacher, Cache):
         timed("cache", lambda: cache_stage(run))
+
+
+def comparison_stage(run: Run) -> None:
+    """Compare drafts that do not learn with the online one, on its stream of requests."""
+    from distill.online.comparison import compare_on_stream
+
+    print(f"   {compare_on_stream(run)}")
 
 
 def eval_stage(run: Run) -> None:

@@ -8,6 +8,7 @@ from composer.utils import dist
 from torch.utils.data import DataLoader
 
 from distill.data.batches import AnswerDataset
+from distill.online.learning import request_training, stream_in_batches
 from distill.recipe.sections.times import split_time
 from distill.recipe.sections.training import DistillConfig
 from distill.run.run import Run
@@ -15,7 +16,6 @@ from distill.teacher_cache.answers import CachedAnswers
 from distill.training.answer_training import answer_training
 from distill.training.batch_sizes import device_batch_size
 from distill.training.model import DistillModel
-from distill.training.request_training import request_training, stream_in_batches
 from distill.training.text_training import text_training, without_dur
 
 

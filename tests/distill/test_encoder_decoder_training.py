@@ -14,9 +14,9 @@ from distill.formulas.dense import forward_kl
 from distill.formulas.losses import LOSSES
 from distill.losses.answer_logits import AnswerLogits, head_of
 from distill.losses.objective import build_objective
-from distill.online.feed import batch_of
+from distill.online.learning import batch_of
+from distill.online.served import read_served
 from distill.recipe.recipe import Recipe
-from distill.requests.served import read_served
 from distill.run.run import Run
 from distill.stages.running import cache_stage, generate_stage, prune_stage
 from distill.teacher.cached import CachedTeacher

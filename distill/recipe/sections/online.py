@@ -12,7 +12,9 @@ from pydantic import Field, ValidationInfo, field_validator
 from architectures.files.section import Section
 from architectures.settings.kinds import Lookahead
 from distill.recipe.sections.samples import SamplesConfig
-from eval.streams.config import StreamConfig
+from eval.stream import StreamConfig
+
+Eviction = Literal["oldest", "random"]
 
 
 class GuardConfig(Section):
@@ -46,9 +48,7 @@ class OnlineConfig(Section):
         description="Requests that each process keeps. A step learns from the newest, and fills up "
         "distill.global_train_batch_size with others that are kept.",
     )
-    eviction: Literal["oldest", "random"] = Field(
-        default="oldest", description="Which request makes way for a new one."
-    )
+    eviction: Eviction = Field(default="oldest", description="Which request makes way for a new one.")
     wait_for_update: bool | Literal["auto"] = Field(
         default="auto",
         description="Whether a request waits until the requests before it are learned. auto waits unless the stream "
@@ -56,6 +56,15 @@ class OnlineConfig(Section):
     )
     guard: GuardConfig | None = Field(
         default=GuardConfig(), description="Taking back a draft that got worse; null keeps whatever was learned."
+    )
+    baselines: tuple[str, ...] = Field(
+        default=(),
+        strict=False,
+        description="Directories of drafts that do not learn, to be compared on the stream behind the training, in "
+        "<run>/online/comparison.md; init is the draft that the online one begins with.",
+    )
+    last_share: float = Field(
+        default=0.25, gt=0, le=1, description="Share of each source's requests, the last ones, that are compared."
     )
 
     @property

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from distill.online.buffer import Buffer
-from distill.requests.journal import Share
+from distill.online.learning import Buffer
+from distill.online.served import RequestShare
 
 
 def filled(eviction, *, size=6, intervals=10, own=2, seed=3):
     """A buffer after so many updates."""
-    share, buffer = Share(0, 1, own), Buffer(size, eviction, seed)
+    share, buffer = RequestShare(0, 1, own), Buffer(size, eviction, seed)
     for update in range(intervals):
         buffer.add(share.of_update(update))
     return buffer
@@ -58,6 +58,6 @@ def test_a_step_learns_all_that_is_new_and_fills_up_with_others():
 
 
 def test_processes_share_a_stream_without_overlap():
-    shares = [Share(rank, 2, 4) for rank in range(2)]
+    shares = [RequestShare(rank, 2, 4) for rank in range(2)]
     assert [share.of_update(1) for share in shares] == [[4, 6], [5, 7]]
     assert sorted(n for share in shares for u in range(3) for n in share.of_update(u)) == list(range(12))

@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from architectures.errors import UserError
-from distill.requests.journal import Journal, Share
-from distill.requests.live import LiveRequests
-from distill.requests.worker import Drafts, requests_of
+from distill.online.served import Journal, RequestShare
+from distill.online.serving import Drafts, LiveRequests, requests_of
 from distill.run.run import Run
 from distill.train import train
 from tests.distill.online.conftest import NUM_REQUESTS
@@ -66,15 +66,15 @@ class Told:
     """A server whose draft is a number."""
 
     def __init__(self):
-        self.draft = 0
+        self.draft = torch.nn.Identity()
 
 
 @pytest.mark.parametrize(("waits", "expected"), [(True, [0, 0, 1, 1, 3]), (False, [0, 1, 1, 1, 3])])
 def test_a_request_waits_for_the_update_before_it_where_it_should(monkeypatch, waits, expected):
     """Two requests an update; the drafts of updates 1 to 3 are handed over at the times given."""
-    monkeypatch.setattr("distill.requests.worker.read_weights", lambda model, path: None)
+    monkeypatch.setattr("distill.online.serving.load_file", lambda path: {})
     monkeypatch.setattr("threading.Thread.start", lambda self: None)
-    drafts = Drafts(Told(), (0, Path("0")), waits=waits, own=Share(0, 1, 2).own)
+    drafts = Drafts(Told(), (0, Path("0")), waits=waits, own=2)
     found = [drafts.newest_for(0)]
     drafts.news.put((1, Path("1")))
     if not waits:
@@ -85,13 +85,13 @@ def test_a_request_waits_for_the_update_before_it_where_it_should(monkeypatch, w
     drafts.news.put((2, Path("2")))
     drafts.news.put((3, Path("3")))
     monkeypatch.undo()
-    monkeypatch.setattr("distill.requests.worker.read_weights", lambda model, path: None)
+    monkeypatch.setattr("distill.online.serving.load_file", lambda path: {})
     found.append(drafts.newest_for(4))
     assert found == expected
 
 
 def test_nobody_speaks_any_more(monkeypatch):
-    monkeypatch.setattr("distill.requests.worker.read_weights", lambda model, path: None)
+    monkeypatch.setattr("distill.online.serving.load_file", lambda path: {})
     monkeypatch.setattr("threading.Thread.start", lambda self: None)
     drafts = Drafts(Told(), (0, Path("0")), waits=True, own=2)
     drafts.news.put(None)
@@ -110,9 +110,10 @@ def test_what_serves_reads_the_recipe_that_trains(make_online):
 WAITS_FOR_EVER = """
 import sys, time
 from pathlib import Path
-from distill.requests import worker
-worker.read_weights = lambda model, path: None
-class Server: draft = None
+import torch
+from distill.online import serving as worker
+worker.load_file = lambda path: {}
+class Server: draft = torch.nn.Identity()
 drafts = worker.Drafts(Server(), (0, Path("x")), waits=False, own=2)
 print("waiting", flush=True)
 time.sleep(600)  # as in a followed file that nobody writes to
@@ -135,8 +136,8 @@ def test_a_process_that_ended_without_a_word_is_told(tmp_path, code):
     process = subprocess.Popen(
         [sys.executable, "-c", words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     )
-    requests = LiveRequests(Path("r.yaml"), Journal(tmp_path, Share(0, 1, 2)), yields=False, process=process)
-    with process, pytest.raises(UserError, match=rf"answers requests has ended \({code}\); what it said stands"):
+    requests = LiveRequests(Path("r.yaml"), Journal(tmp_path, RequestShare(0, 1, 2)), yields=False, process=process)
+    with process, pytest.raises(UserError, match=rf"r\.yaml: .*\({code}\)"):
         requests.take(0)
 
 

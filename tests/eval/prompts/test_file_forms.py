@@ -8,8 +8,7 @@ import pytest
 from architectures.errors import UserError
 from distill.data.conversations import load_conversations
 from eval.prompts import load_prompts, user_turn
-from eval.streams.config import StreamConfig
-from eval.streams.stream import open_stream
+from eval.stream import StreamConfig, open_stream
 from eval.tasks import TASKS, PromptSource
 
 SQL = (

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from distill.requests.rounds import rounds_along
+from distill.online.replayed import rounds_along
 from eval.acceptance.replay import replay_counts
 
 

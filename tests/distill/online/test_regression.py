@@ -9,10 +9,10 @@ import math
 import numpy as np
 import pytest
 
-from eval.shift.regression import are_below_zero, is_worse, level_of_check
+from distill.online.learning import are_below_zero, is_worse
 
 RUNS, CHECKS, REQUESTS = 1500, 75, 32
-LEVEL = level_of_check(0.05, CHECKS)
+LEVEL = -math.expm1(math.log1p(-0.05) / CHECKS)  # Sidak 1967: one of CHECKS errs in 5 % of runs
 LAWS = {
     "normal": lambda rng, shape: rng.standard_normal(shape),
     "heavy tails": lambda rng, shape: rng.laplace(size=shape),
@@ -42,11 +42,6 @@ def test_the_level_is_used_where_differences_are_normal():
 def test_a_regression_is_told_as_often_as_is_said(requests, lost, told):
     found = share_told("normal", runs=4000, checks=1, requests=requests, lost=lost)
     assert abs(found - told) < 0.025
-
-
-def test_checks_share_the_errors_of_a_run():
-    assert level_of_check(0.05, 1) == pytest.approx(0.05)
-    assert 1 - (1 - level_of_check(0.05, 75)) ** 75 == pytest.approx(0.05)
 
 
 def test_only_a_worse_draft_is_told():

@@ -6,11 +6,9 @@ import pytest
 import torch
 
 from distill.losses.answer_logits import head_of
-from distill.requests.chances import Asker
-from distill.requests.journal import Journal, Share
-from distill.requests.recorded import Recorded, replayed
-from distill.requests.served import Served
-from distill.requests.serving import Asked, Server
+from distill.online.replayed import Asker, Recorded, replay_request, rounds_along
+from distill.online.served import Journal, RequestShare, Served
+from distill.online.serving import Asked, Server
 from eval.acceptance.replay import answer_logits
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
@@ -47,22 +45,18 @@ def test_the_answer_is_the_targets_and_its_states_make_its_logits(pair, sampling
         [alone] = plain_decode(target, [PROMPT], limits=Limits(20, frozenset({2})), row_seeds=[row_seed(3)])
         assert served.answer_ids == alone.token_ids
     assert served.mistakes
-    assert record.tokens == len(served.answer_ids) == sum(record.kept) + record.rounds
-    assert record.accepted == sum(record.kept)
+    assert record.tokens == len(served.answer_ids) == record.accepted + record.rounds
     assert (record.updates, record.source, served.seen_by) == (4, "letters", 4)
 
 
 def test_mistakes_are_where_another_token_was_proposed(pair):
-    """Of greedy answers: where the draft's likeliest is not the target's, at the first such place of each round."""
+    """Of greedy responses: where the draft's argmax is not the target's, at the first such place of each step."""
     target, draft = pair
     served, record = serve(target, draft, Sampling(0.0))
-    likeliest = answer_logits(draft, PROMPT, served.answer_ids).argmax(dim=-1).tolist()
-    assert all(likeliest[place] != served.answer_ids[place] for place in served.mistakes)
-    ends = [sum(kept + 1 for kept in record.kept[: i + 1]) - 1 for i in range(record.rounds)]
-    assert set(served.mistakes) <= set(ends)
-    for end, proposed, kept in zip(ends, record.proposals, record.kept, strict=True):
-        assert proposed[:kept] == served.answer_ids[end - kept : end]
-        assert (len(proposed) == kept + 1) == (end in served.mistakes)
+    drafted = answer_logits(draft, PROMPT, served.answer_ids).argmax(dim=-1).tolist()
+    rounds = rounds_along([a == b for a, b in zip(drafted, served.answer_ids, strict=True)], lookahead=3)
+    assert served.mistakes == rounds.mistakes
+    assert (record.rounds, record.accepted) == (len(rounds.starts), sum(rounds.kept))
 
 
 def test_a_draft_that_is_the_target_makes_no_mistake(pair):
@@ -75,33 +69,31 @@ def test_a_draft_that_is_the_target_makes_no_mistake(pair):
 
 @pytest.mark.parametrize("lookahead", [1, 4])
 def test_a_replay_of_the_answer_says_what_serving_said(pair, lookahead):
-    """Of greedy answers, exactly: the same rounds, mistakes, proposals and alpha."""
+    """Of greedy responses, exactly: the same verification steps, mistakes and alpha."""
     target, draft = pair
     served, record = serve(target, draft, Sampling(0.0), lookahead=lookahead)
     asker = Asker(draft, head_of(target), shared_vocab_size(target, draft), Sampling(0.0))
     recorded = Recorded(3, "letters", PROMPT, served.answer_ids, served.hidden_AH)
-    chances = asker.chances(PROMPT, served.answer_ids, served.hidden_AH)
-    again, line = replayed(recorded, chances, lookahead=lookahead, seed=17, updates=4)
+    accepts = asker.accepts(PROMPT, served.answer_ids, served.hidden_AH)
+    again, line = replay_request(recorded, accepts, lookahead=lookahead, seed=17, updates=4)
     assert again.mistakes == served.mistakes
-    assert (line.kept, line.proposals, line.rounds, line.proposed) == (
-        (record.kept, record.proposals, record.rounds, record.proposed)
-    )
+    assert (line.accepted, line.rounds, line.proposed) == (record.accepted, record.rounds, record.proposed)
     assert line.alpha == pytest.approx(record.alpha)
     assert line.seconds is None
 
 
-def test_replayed_sampled_answers_keep_tokens_as_often_as_their_chances(pair):
-    """Binomial over 400 seeds of one answer: mean tokens a round within 4 standard errors of exact replay."""
+def test_replayed_sampled_answers_accept_tokens_as_often_as_their_probability(pair):
+    """Binomial over 400 seeds of one response: within 4 standard errors of exact replay, at the first token."""
     target, draft = pair
     sampling = Sampling(0.9)
     served, _ = serve(target, draft, sampling)
     asker = Asker(draft, head_of(target), shared_vocab_size(target, draft), sampling)
-    chances = asker.chances(PROMPT, served.answer_ids, served.hidden_AH)
+    accepts = asker.accepts(PROMPT, served.answer_ids, served.hidden_AH)
     recorded = Recorded(3, "letters", PROMPT, served.answer_ids, served.hidden_AH)
-    firsts = [replayed(recorded, chances, lookahead=1, seed=seed, updates=0)[1].kept[0] for seed in range(400)]
-    chance = chances.accepts.accept[0]
-    assert abs(sum(firsts) / 400 - chance) < 4 * (chance * (1 - chance) / 400) ** 0.5 + 1e-9
-    assert replayed(recorded, chances, lookahead=1, seed=0, updates=0)[1].proposals == ()
+    replays = [replay_request(recorded, accepts, lookahead=1, seed=seed, updates=0)[0] for seed in range(400)]
+    accepted = sum(0 not in replay.mistakes for replay in replays) / 400
+    expected = accepts.accept[0]
+    assert abs(accepted - expected) < 4 * (expected * (1 - expected) / 400) ** 0.5 + 1e-9
 
 
 @pytest.mark.parametrize("family", sorted(FAMILY_SETTINGS))
@@ -128,7 +120,7 @@ def test_a_request_is_learned_at_its_own_positions():
 
 
 def test_the_journal_gives_back_what_was_served_and_drops_what_was_in_flight(tmp_path, pair):
-    journal = Journal(tmp_path, Share(1, 2, 4))
+    journal = Journal(tmp_path, RequestShare(1, 2, 4))
     journal.begin()
     for index in range(3):
         journal.write(*serve(*pair, Sampling(0.0), request=journal.share.request(index)))

@@ -1,0 +1,341 @@
+"""Requests answered by speculative decoding in a process beside a training: `python -m distill.online.serving`.
+
+The training tells it of new drafts on its standard input, a line each: "draft UPDATES FILE". It prints "served" for
+each request that is whole in the journal, and "ended" after the last one of the stream. It ends with the training.
+
+Shape suffixes used in this file:
+    A = tokens of the response, H = width of the target's last hidden state
+"""
+
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from architectures.errors import UserError
+from architectures.files.atomic import write_bytes
+from distill.losses.answer_logits import head_of
+from distill.online.replayed import Asker
+from distill.online.served import Journal, RequestRecord, RequestShare, Served
+from distill.process.exits import report_user_errors
+from distill.process.idle_cores import yield_cores
+from distill.recipe.recipe import Recipe, load_recipe
+from distill.run.run import Run
+from eval.decoding.batch import Emitted
+from eval.decoding.hidden_states import RoundStates
+from eval.decoding.sampling import Sampling
+from eval.decoding.speculative import decode_steps
+from eval.decoding.texts import Limits, Seeds, Speculation, row_seed
+from eval.decoding.wanted import Wanted
+from eval.models.loading import load_model, load_tokenizer, shared_vocab_size, stop_token_ids
+from eval.prompts import render_prompt
+from eval.stream import open_stream
+
+DRAFTS_TO_KEEP = 4  # the newest, and those that the other process may be reading
+Draft = tuple[int, Path]  # updates of a draft, and the file of its weights
+
+
+def trained_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The weights that a training changes, by name; no copy."""
+    return {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+@torch.no_grad()
+def put_back(model: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Overwrite weights by name, in the dtype and on the device that they have there."""
+    own = dict(model.named_parameters())
+    for name, weight in weights.items():
+        own[name].copy_(weight)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request as token ids: its place in the stream, its set, prompt, and tokens of its response at most."""
+
+    request: int
+    source: str
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+
+
+@dataclass
+class Server:
+    """Answers one request after another with a draft that may be another each time.
+
+    Attributes:
+        target: Decides every token.
+        draft: Drafts.
+        speculation: How it is used.
+        sampling: How tokens are chosen.
+        stop_ids: Tokens that end a response.
+        seeds: Of random numbers; a request's depend on its place in the stream as well.
+    """
+
+    target: PreTrainedModel
+    draft: PreTrainedModel
+    speculation: Speculation
+    sampling: Sampling
+    stop_ids: frozenset[int]
+    seeds: Seeds
+    states: RoundStates = field(init=False)
+    asker: Asker = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.states = RoundStates(self.target)
+        vocab_size = shared_vocab_size(self.target, self.draft)
+        self.asker = Asker(self.draft, head_of(self.target), vocab_size, self.sampling)
+
+    def serve(self, asked: Asked, *, updates: int, since_s: float) -> tuple[Served, RequestRecord]:
+        """The response to a request, and how the draft did.
+
+        Args:
+            asked: The request.
+            updates: That the draft has had.
+            since_s: When the request came, by time.monotonic().
+        """
+        begin_s = time.monotonic()
+        limits = Limits(asked.max_new_tokens, self.stop_ids)
+        wanted = Wanted([asked.prompt_ids], limits, self.sampling, self.speculation)
+        token_ids: list[int] = []
+        mistakes: list[int] = []
+        states: list[Tensor] = []
+        rounds = []
+        steps = decode_steps([self.target, self.draft], wanted, seeds=self.seeds, row_seeds=[row_seed(asked.request)])
+        for step in steps:
+            if isinstance(step, Emitted):
+                token_ids += step.token_ids
+                if step.rejected is not None:
+                    mistakes.append(len(token_ids) - 1)
+                states.append(self.states.of(step))
+            else:
+                rounds = step[1].rounds
+        end_s = time.monotonic()
+        served = Served(
+            request=asked.request,
+            source=asked.source,
+            prompt_ids=asked.prompt_ids,
+            answer_ids=tuple(token_ids),
+            mistakes=tuple(mistakes),
+            hidden_AH=torch.cat(states),
+            seen_by=updates,
+        )
+        record = RequestRecord(
+            request=asked.request,
+            source=asked.source,
+            updates=updates,
+            alpha=self.asker.alpha(served),
+            tau=len(token_ids) / len(rounds),
+            tokens=len(token_ids),
+            rounds=len(rounds),
+            proposed=sum(each.proposed for each in rounds),
+            accepted=sum(each.accepted for each in rounds),
+            seconds=end_s - since_s,
+            wait_s=begin_s - since_s,
+            answer_ids=served.answer_ids,
+        )
+        return served, record
+
+
+def open_server(run: Run, draft: Path, *, rank: int) -> Server:
+    """Target and draft on this process's device."""
+    recipe, online = run.recipe, run.recipe.distill.online
+    assert online is not None
+    device = f"cuda:{rank % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
+    load = partial(load_model, dtype=recipe.target.dtype, device=device)
+    target, proposer = load(run.target, bits=recipe.target.bits), load(draft)
+    return Server(
+        target,
+        proposer,
+        Speculation(online.lookahead),
+        Sampling(recipe.data.temperature, top_p=recipe.data.top_p),
+        stop_token_ids(target),
+        Seeds.of(recipe.seed),
+    )
+
+
+def requests_of(run: Run, *, first: int, world: int) -> Iterator[Asked]:
+    """This process's requests from one on.
+
+    Raises:
+        UserError: As `open_stream`; also if a request leaves no room for a response within data.max_seq_len.
+    """
+    recipe, tokenizer = run.recipe, load_tokenizer(run.target)
+    online = recipe.distill.online
+    assert online is not None
+    for request in open_stream(online.stream, seed=recipe.seed, start=first):
+        if (request.number - first) % world:
+            continue
+        prompt_ids = render_prompt(tokenizer, request.prompt.messages)
+        room = recipe.data.max_seq_len - len(prompt_ids)
+        if room < 1:
+            raise UserError(
+                f"{request.prompt.source}: has {len(prompt_ids)} tokens, and data.max_seq_len is "
+                f"{recipe.data.max_seq_len}. Raise it, or leave out this row."
+            )
+        yield Asked(request.number, request.source, tuple(prompt_ids), min(room, recipe.data.max_new_tokens))
+
+
+class Drafts:
+    """The draft of the moment: the newest that was handed over, loaded between two requests.
+
+    Args:
+        server: Whose draft it is.
+        draft: To begin with.
+        waits: Whether a request waits for the update before it.
+        own: Requests of this process between two updates.
+    """
+
+    def __init__(self, server: Server, draft: Draft, *, waits: bool, own: int) -> None:
+        self.server, self.waits, self.own = server, waits, own
+        self.news: queue.Queue[Draft | None] = queue.Queue()
+        self.serving = threading.Lock()  # held while a request is answered
+        self.take(draft)
+        threading.Thread(target=self.listen, daemon=True).start()
+
+    def listen(self) -> None:
+        """Note new drafts; at the end of standard input end this process, which may wait for a request for ever."""
+        for line in sys.stdin:
+            _, updates, path = line.rstrip("\n").split(" ", 2)
+            self.news.put((int(updates), Path(path)))
+        self.news.put(None)
+        with self.serving:  # the request that is being answered is written first
+            os._exit(0)
+
+    def newest_for(self, served: int) -> int:
+        """Load the newest draft, once it has learned what it should before the next request; returns its updates.
+
+        Args:
+            served: Requests that are answered.
+
+        Raises:
+            SystemExit: If the training has ended.
+        """
+        needed = served // self.own if self.waits else 0
+        newest: Draft | None = None
+        while not self.news.empty() or (newest[0] if newest else self.updates) < needed:
+            newest = self.news.get()
+            if newest is None:
+                raise SystemExit(0)
+        if newest is not None:
+            self.take(newest)
+        return self.updates
+
+    def take(self, draft: Draft) -> None:
+        self.updates, path = draft
+        put_back(self.server.draft, load_file(path))
+
+
+@dataclass
+class LiveRequests:
+    """The process that answers, as the training sees it.
+
+    Attributes:
+        recipe: File of the recipe, with all values.
+        journal: Of this process.
+        yields: Whether this process leaves the cores to it.
+        process: That answers; None until there is a draft to answer with.
+        served: Requests that it has answered.
+        ended: Whether the stream has.
+    """
+
+    recipe: Path
+    journal: Journal
+    yields: bool
+    process: subprocess.Popen[str] | None = None
+    served: int = field(init=False)
+    ended: bool = False
+
+    def __post_init__(self) -> None:
+        self.served = self.journal.begin()
+
+    def take(self, update: int) -> list[tuple[Served, RequestRecord]]:
+        """What this process served for an update: less than an interval where the stream has ended.
+
+        Raises:
+            UserError: If the process that answers has ended by an error, which it has printed.
+        """
+        share = self.journal.share
+        while self.served < (update + 1) * share.own and not self.ended:
+            assert self.process is not None, "a draft is published before requests are taken"
+            assert self.process.stdout is not None
+            word = self.process.stdout.readline().strip()
+            self.served += word == "served"
+            self.ended = word == "ended"
+            if not word:
+                raise UserError(
+                    f"{self.recipe}: the process that answers requests ended ({self.process.wait()}); its output "
+                    "stands above. Run the same command again: answered requests are kept."
+                )
+        return self.journal.read_with_records(share.of_update(update)[: max(0, self.served - update * share.own)])
+
+    def publish(self, model: nn.Module, *, updates: int) -> None:
+        """From now on requests are served by the draft after so many updates."""
+        path = self.journal.folder / f"draft-{updates:08d}.safetensors"
+        write_bytes(save({name: weight.cpu().contiguous() for name, weight in trained_weights(model).items()}), path)
+        if self.process is None:
+            share = self.journal.share
+            words = (self.recipe, self.journal.folder, path, updates, share.rank, share.world)
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "distill.online.serving", *map(str, words)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                bufsize=1,
+            )
+            if self.yields:
+                yield_cores()
+        elif not self.ended:
+            assert self.process.stdin is not None
+            try:
+                self.process.stdin.write(f"draft {updates} {path}\n")
+                self.process.stdin.flush()
+            except BrokenPipeError:  # it has ended, which `take` notices
+                return
+        for old in sorted(self.journal.folder.glob("draft-*.safetensors"))[:-DRAFTS_TO_KEEP]:
+            old.unlink()
+
+    def close(self) -> None:
+        """Close its standard input, by which it ends, and wait."""
+        if self.process is not None:
+            self.process.communicate()
+
+
+def serve(recipe: Recipe, folder: Path, draft: Draft, *, rank: int, world: int) -> None:
+    """Answer this process's share of the requests that are not answered yet."""
+    run, online = Run.of(recipe), recipe.distill.online
+    assert online is not None
+    journal = Journal(folder, RequestShare(rank, world, online.update_interval))
+    drafts = Drafts(open_server(run, run.init.path, rank=rank), draft, waits=online.waits, own=journal.share.own)
+    served = journal.num_served()
+    for asked in requests_of(run, first=journal.share.request(served), world=world):
+        since_s = time.monotonic()
+        with drafts.serving:
+            updates = drafts.newest_for(served)
+            journal.write(*drafts.server.serve(asked, updates=updates, since_s=since_s))
+        served += 1
+        print("served", flush=True)
+    print("ended", flush=True)
+
+
+def main(words: list[str]) -> int:
+    """Answer until the stream or the training ends; the exit code."""
+    recipe, folder, draft, updates, rank, world = words
+    newest = (int(updates), Path(draft))
+    return report_user_errors(
+        lambda: serve(load_recipe(recipe), Path(folder), newest, rank=int(rank), world=int(world))
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

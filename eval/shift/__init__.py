@@ -1,1 +1,0 @@
-"""How drafts do on the same stream of requests, while what is asked shifts: curves, segments, tokens, regressions."""
