@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from composer.utils import dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -75,6 +74,8 @@ def recorded_stream(run: Run) -> RecordedStream:
     Raises:
         UserError: If none of the requests has a response, or responses and hidden states do not belong together.
     """
+    from composer.utils import dist  # imported here: the process that answers requests need not import Composer
+
     online, folder, longest = run.recipe.distill.online, run.data.path, run.recipe.data.max_seq_len
     assert online is not None, "a recipe in online mode has it"
     traces = [trace for trace in read_traces(folder, "train") if len(trace.prompt_ids) < longest]
