@@ -109,29 +109,6 @@ def is_network_error(error: BaseException) -> bool:
     return is_http and not is_base_error and not isinstance(error, errors.HfHubHTTPError)
 
 
-def may_pass(error: BaseException) -> bool:
-    """Whether the same request may succeed a little later."""
-    from huggingface_hub import errors
-
-    if isinstance(error, errors.HfHubHTTPError):
-        return error.response.status_code in PASSING
-    return is_network_error(error) or isinstance(error, json.JSONDecodeError)  # a page of a gateway in between
-
-
-def is_stale(error: BaseException) -> bool:
-    """Whether a commit was refused because its parent is no longer the last one."""
-    from huggingface_hub import errors
-
-    return isinstance(error, errors.HfHubHTTPError) and error.response.status_code in STALE
-
-
-def asked_wait_s(error: BaseException) -> float:
-    """The seconds that an answer asks to wait in Retry-After; 0 where it asks for none."""
-    response = getattr(error, "response", None)
-    asked = "" if response is None else response.headers.get("Retry-After", "")
-    return float(asked) if asked.isdigit() else 0.0
-
-
 def without_token(text: str) -> str:
     """Text without this user's token, whatever it looks like, and without what looks like anybody's."""
     for token in filter(None, map(os.environ.get, TOKEN_VARIABLES)):

@@ -94,4 +94,4 @@ def push_or_write(settings: PushSettings, wanted: "Wanted") -> None:
 def pushed_words(pushed: "Pushed") -> str:
     """Where a draft stands, and who sees it."""
     seen = "private" if pushed.is_private else "public"
-    return f"{pushed.url}: {'was there already' if pushed.was_complete else f'commit {pushed.commit}'}, {seen}"
+    return f"{pushed.url}, {seen}"

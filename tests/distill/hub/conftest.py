@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from distill.hub.push import upload
 from tests.hub.clients import served
 from tests.hub.server import HubStandIn
 
@@ -43,11 +42,3 @@ def write_folder(tmp_path: Path) -> Callable[..., Path]:
 def draft(write_folder: Callable[..., Path]) -> Path:
     """A draft's folder as it is pushed."""
     return write_folder("draft", DRAFT)
-
-
-@pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long was waited between tries; nobody did."""
-    seconds: list[float] = []
-    monkeypatch.setattr(upload, "time", type("Clock", (), {"sleep": staticmethod(seconds.append)}))
-    return seconds
