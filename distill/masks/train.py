@@ -47,12 +47,12 @@ from distill.monitoring.loggers import ConsoleReport, MetricsFile
 from distill.monitoring.step_profile import profiled_steps
 from distill.run.run import Run
 from distill.run.stage_inputs import mask_inputs
-from distill.sharding.fsdp2 import parallelism_config
+from distill.sharding import parallelism_config
 from distill.text.dynamic_loading import DynamicLoading, RandomStateOnResume, held_out_losses, reference_losses
 from distill.text.mixture import text_eval_loaders, text_loader
 from distill.text.streams import Share
-from distill.training.batch_sizes import device_batch_size, microbatch_size
 from distill.training.trainer import DIST_TIMEOUT_S, newest_for_all, training_device
+from distill.training.training_data import device_batch_size, microbatch_size
 from eval.models.loading import load_tokenizer, require_rows
 
 WARMUP, ALPHA_F = "0.1dur", 0.1  # of the learning rates, as in Sheared LLaMA

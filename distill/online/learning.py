@@ -33,7 +33,7 @@ from distill.recipe.sections.online import Eviction, GuardConfig, OnlineConfig
 from distill.run.run import RECIPE_NAME, Run
 from distill.teacher.cached import CachedTeacher
 from distill.teacher_cache.answers import PREFIX
-from distill.training.dataspec import Widths, split_batch
+from distill.training.batches import Widths, split_batch
 from distill.training.model import DistillModel
 from eval.acceptance.intervals import Array, least_units, t_bound
 from eval.decoding.sampling import Sampling
@@ -178,7 +178,7 @@ def batch_of(served: Sequence[Served], positions: Positions) -> Batch:
 
 
 def count_tokens(batch: Mapping[str, Tensor]) -> dict[str, int]:
-    """As distill.training.dataspec has it; a batch without a mistake counts as one, so no loss is divided by zero."""
+    """As distill.training.batches has it; a batch without a mistake counts as one, so no loss is divided by zero."""
     return {"total": int(batch["attention_mask"].sum()), "loss_generating": max(1, int(batch["keep"].sum()))}
 
 
@@ -466,7 +466,7 @@ def request_training(
     updates = Updates(feed, guard, records=run.folder / FOLDER / RECORDS, checkpoints=run.checkpoints.path)
     data = DataSpec(
         DataLoader(feed, batch_size=None),
-        split_batch=split_batch,  # pyright: ignore[reportArgumentType]  # as in distill/training/dataspec.py
+        split_batch=split_batch,  # pyright: ignore[reportArgumentType]  # as in distill/training/batches.py
         microbatch_transforms=Widths.of(recipe).fit,
         get_num_tokens_in_batch=count_tokens,  # pyright: ignore[reportArgumentType]
     )

@@ -32,7 +32,7 @@ from distill.teacher.live import TeacherRows
 from distill.text.dynamic_loading import DynamicLoading, RandomStateOnResume, held_out_loss, reference_losses
 from distill.text.mixture import MixedDomains, text_eval_loaders, text_loader
 from distill.text.streams import Share
-from distill.training.dataspec import count_tokens, cut_padding, split_batch
+from distill.training.batches import count_tokens, cut_padding, split_batch
 from distill.training.model import Batch, DistillModel
 from eval.models.loading import load_tokenizer
 

@@ -42,8 +42,7 @@ from distill.recipe.sections.teacher import (
 )
 from distill.recipe.sections.training import TIED_AND_FROZEN, DistillConfig
 from distill.run.run import Run
-from distill.sharding.fsdp2 import parallelism_config
-from distill.sharding.recomputing import recompute_layers
+from distill.sharding import parallelism_config, recompute_layers
 from distill.teacher.absent import AbsentTeacher
 from distill.teacher.cached import CachedTeacher
 from distill.teacher.live import Teacher, load_teacher
@@ -52,11 +51,10 @@ from distill.teacher.sharded import load_sharded_teacher
 from distill.teacher_cache.answers import CachedAnswers
 from distill.teacher_cache.contents import load_head
 from distill.training.alpha_bounds import AlphaBounds
-from distill.training.batch_sizes import microbatch_size
-from distill.training.dataspec import Widths, build_dataspec, padding_multiple
-from distill.training.learned import interval, training_data
+from distill.training.batches import Widths, build_dataspec, padding_multiple
 from distill.training.model import DistillModel, HeldOut
 from distill.training.optimiser import build_optimizer, build_scheduler
+from distill.training.training_data import interval, microbatch_size, training_data
 from eval.models.loading import load_model
 
 DIST_TIMEOUT_S = 1800.0  # the other ranks wait while rank 0 writes a checkpoint of many gigabytes

@@ -24,7 +24,7 @@ from distill.teacher_cache.answers import CachedAnswers
 from distill.teacher_cache.reader import TeacherCache
 from distill.train import read_answers
 from distill.training.alpha_bounds import AlphaBounds
-from distill.training.dataspec import count_tokens, cut_padding, split_batch
+from distill.training.batches import count_tokens, cut_padding, split_batch
 from distill.training.model import HeldOut
 from distill.training.optimiser import build_optimizer
 from distill.training.text_training import collate_text, student_losses, teacher_losses

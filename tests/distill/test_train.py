@@ -21,9 +21,9 @@ from distill.recipe.sections.optimizer import OptimizerConfig
 from distill.run.run import Run
 from distill.run.stage_inputs import generate_inputs, prune_inputs, training_inputs
 from distill.train import main, read_answers, share_cores, train
-from distill.training.batch_sizes import device_batch_size, microbatch_size
 from distill.training.optimiser import build_optimizer
 from distill.training.trainer import build_model, build_trainer
+from distill.training.training_data import device_batch_size, microbatch_size
 from eval.answers.traces import read_traces
 from tests.distill.after_training import (
     assert_equal,

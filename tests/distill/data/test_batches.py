@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from distill.data.batches import AnswerDataset, Example, LengthCounts, collate, join_turns
-from distill.training.dataspec import build_dataspec, count_tokens, cut_padding
+from distill.training.batches import build_dataspec, count_tokens, cut_padding
 from eval.answers.traces import Trace
 
 

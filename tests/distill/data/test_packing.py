@@ -20,7 +20,7 @@ from distill.recipe.recipe import Recipe
 from distill.teacher.live import load_teacher
 from distill.teacher.selection import Selection
 from distill.train import train
-from distill.training.dataspec import cut_padding, split_batch
+from distill.training.batches import cut_padding, split_batch
 from distill.training.model import DistillModel
 from eval.models.loading import load_model
 from tests.families import DECODER_ONLY

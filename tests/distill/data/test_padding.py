@@ -16,7 +16,7 @@ from distill.run.run import Run
 from distill.run.stage_inputs import training_inputs
 from distill.teacher.live import load_teacher
 from distill.train import train
-from distill.training.dataspec import cut_padding, padding_multiple, split_batch
+from distill.training.batches import cut_padding, padding_multiple, split_batch
 from distill.training.model import DistillModel
 from eval.models.loading import load_model
 from tests.architectures.conftest import FAMILY_SETTINGS, perturb_vectors

@@ -10,8 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from architectures.errors import UserError
 from distill.data.batches import AnswerDataset
-from distill.training.dataspec import build_dataspec
-from distill.training.read_ahead import BATCHES_AHEAD, ReadAhead
+from distill.training.batches import BATCHES_AHEAD, ReadAhead, build_dataspec
 from tests.distill.after_training import assert_equal
 from tests.distill.conftest import random_answers
 

@@ -8,7 +8,7 @@ from distill.losses.answer_logits import AnswerLogits, logits_of
 from distill.losses.objective import build_objective
 from distill.teacher.live import load_teacher
 from distill.teacher.selection import Selection, chosen_weights
-from distill.training.dataspec import split_batch
+from distill.training.batches import split_batch
 from distill.training.model import DistillModel
 from eval.models.loading import load_model
 

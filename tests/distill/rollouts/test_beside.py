@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from distill.recipe.sections.samples import SamplesConfig
-from distill.rollouts.rollouts import STUDENT_TOKENS
+from distill.rollouts import STUDENT_TOKENS
 from distill.run.run import Run
 from distill.train import train
 from distill.training.trainer import build_model

@@ -8,8 +8,7 @@ from distill.formulas.dense import forward_kl
 from distill.formulas.losses import loss_term
 from distill.losses.answer_logits import AnswerLogits
 from distill.losses.objective import build_objective
-from distill.rollouts.sequences import examples_of, places_in
-from distill.rollouts.writing import COINS, Asked, Writer, written_by, written_by_both
+from distill.rollouts import COINS, Asked, Writer, examples_of, places_in, written_by, written_by_both
 from distill.teacher.live import Teacher
 from distill.training.model import DistillModel
 from eval.decoding.sampling import Sampling

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from distill.data.batches import Example, collate
-from distill.rollouts.sequences import Place, drawn, examples_of, places_in
+from distill.rollouts import Place, drawn, examples_of, places_in
 
 SINGLE = Example((5, 6, 7, 8), 9, ((2, 4),), task=1)  # prompt 5 6 7, answer 8 9
 CONVERSATION = Example((5, 6, 7, 8, 40, 41, 9, 10, 42, 11), 12, ((1, 3), (5, 7), (8, 10)))  # answers 7 8, 9 10, 11 12

@@ -12,12 +12,11 @@ import distill.training.trainer
 from distill.data.batches import Example, collate
 from distill.formulas.dense import forward_kl
 from distill.recipe.sections.samples import SamplesConfig
-from distill.rollouts.rollouts import STUDENT_TOKENS, TEACHER_TOKENS, Rollouts
-from distill.rollouts.sequences import examples_of
+from distill.rollouts import STUDENT_TOKENS, TEACHER_TOKENS, Rollouts, examples_of
 from distill.run.run import Run
 from distill.train import read_answers, train
-from distill.training.answer_training import answer_training, writers_of
 from distill.training.trainer import build_model
+from distill.training.training_data import answer_training, writers_of
 from eval.answers.traces import read_traces
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode

@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 import torch
 
-from distill.rollouts.writing import COINS, Asked, Writer, written_by, written_by_both
+from distill.rollouts import COINS, Asked, Writer, written_by, written_by_both
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits, stream

@@ -19,7 +19,7 @@ from architectures.targets.target import read_config
 from distill.estimate import training_memory
 from distill.losses.answer_logits import AnswerLogits, logits_of
 from distill.masks.model import MaskModel
-from distill.sharding.recomputing import recompute_layers
+from distill.sharding import recompute_layers
 from distill.teacher.live import Teacher
 from distill.train import train
 from eval.models.loading import load_model

@@ -23,7 +23,7 @@ from distill.teacher_cache.answers import CachedAnswers, rows_in
 from distill.teacher_cache.contents import join_rows
 from distill.teacher_cache.reader import TeacherCache
 from distill.train import read_answers, train
-from distill.training.dataspec import build_dataspec, cut_padding, split_batch
+from distill.training.batches import build_dataspec, cut_padding, split_batch
 from distill.training.trainer import build_model
 from tests.distill.after_training import metrics, weights
 

@@ -4,21 +4,50 @@ Shape suffixes used in this file:
     B = sequences in the batch, T = tokens of the longest sequence in it
 """
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from composer import DataSpec
 from composer.utils import dist
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.utils.data import DataLoader
 
 from distill.data.batches import AnswerDataset
 from distill.recipe.recipe import Recipe
 from distill.recipe.sections.training import GPU_PADDING
 from distill.teacher_cache.answers import CachedAnswers
-from distill.training.read_ahead import ReadAhead
+
+BATCHES_AHEAD = 2  # that are held beside the one that is trained on
+
+
+class ReadAhead(DataLoader[Any]):
+    """A loader without worker processes whose next batches are made meanwhile. Composer takes loaders and no iterators.
+
+    What goes wrong while a batch is made is raised where it is asked for.
+    """
+
+    def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]  # torch has a class here
+        """A thread of its own for every epoch, which ends with it, also where the epoch is broken off."""
+        return made_ahead(super().__iter__())
+
+
+def made_ahead(batches: Iterator[Any]) -> Iterator[Any]:
+    """The same values, the next ones asked for by a thread before they are wanted."""
+    end = object()
+    reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
+    try:
+        asked = deque(reader.submit(next, batches, end) for _ in range(BATCHES_AHEAD))
+        while (batch := asked.popleft().result()) is not end:
+            asked.append(reader.submit(next, batches, end))
+            yield batch
+    finally:
+        reader.shutdown(wait=True, cancel_futures=True)
+
 
 TOKEN_COLUMNS = {"input_ids", "attention_mask", "keep", "next_ids"}  # PAD_ID and False are 0
 

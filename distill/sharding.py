@@ -1,20 +1,33 @@
-"""FSDP2 as Composer's trainer takes it: weights, gradients and moments of a model in shards over the processes.
+"""How processes share what is trained (FSDP2, HSDP), and what a backward pass computes again.
 
-Hybrid sharding divides them over the processes of a machine and keeps a copy on each machine, so that layers are
-gathered within machines alone and between them gradients are added, once a step's pass.
+Hybrid sharding divides weights, gradients and moments over the processes of a machine and keeps a copy on each machine,
+so that layers are gathered within machines only and between them gradients are added, once a step's pass.
+
+Activation checkpointing: layers that keep their inputs only, and are computed again in the backward pass.
+Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost" (arXiv 1604.06174), as torch.utils.checkpoint
+has it. transformers' own switch wraps a layer's call in some versions and its forward in others, and does not know of
+hooks that are gone by the time of the backward pass, as the gates of learned masks are.
 """
 
 import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial, wraps
+from typing import Any
 
 import torch
 import torch.distributed
 from composer.utils import dist
 from composer.utils.parallelism import FSDP2Config, ParallelismConfig
+from torch import nn
 from torch.distributed import ProcessGroup, ReduceOp
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 from torch.torch_version import TorchVersion
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from architectures.errors import UserError
+from architectures.importance.watching import removable
 from distill.recipe.sections.training import DistillConfig
 
 DIVISION = "_get_gradient_divide_factors"  # torch's function, which has no public name
@@ -106,3 +119,48 @@ def sum_and_divide(
 ) -> tuple[float, float]:
     """What gradients are divided by before they are added and afterwards."""
     return 1.0, float(shards.size() * (1 if copies is None else copies.size()))
+
+
+def recompute_layers(lm: nn.Module) -> None:
+    """Have every layer of a model, of an encoder's too, forget between its passes all but what it was given.
+
+    What is learned is the same, bit for bit where the arithmetic is repeatable: dropout draws what it drew, autocast is
+    what it was, and a layer's own hooks, FSDP2's among them, are not called again.
+    """
+    for layer in lm.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer.forward = recomputed(layer)
+
+
+def recomputed(layer: nn.Module) -> Any:
+    """A forward pass that keeps what it was given, where gradients will be asked for."""
+    forward = layer.forward
+
+    @wraps(forward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not (torch.is_grad_enabled() and layer.training):
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, context_fn=partial(contexts, layer), **kwargs)
+
+    return run
+
+
+def contexts(layer: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """What surrounds a layer's first pass, and what its second: the hooks that its parts have during the first."""
+    parts = [module for module in layer.modules() if module is not layer]
+    before = [(part, hook) for part in parts for hook in part._forward_pre_hooks.values()]  # noqa: SLF001  # no other name
+    after = [(part, hook) for part in parts for hook in part._forward_hooks.values()]  # noqa: SLF001
+    return nullcontext(), hooked(before, after)
+
+
+@contextmanager
+def hooked(before: list[tuple[nn.Module, Any]], after: list[tuple[nn.Module, Any]]) -> Iterator[None]:
+    """While the block runs, parts have these hooks, each once."""
+    with ExitStack() as hooks:
+        for part, hook in before:
+            if hook not in part._forward_pre_hooks.values():  # noqa: SLF001
+                hooks.enter_context(removable(part.register_forward_pre_hook(hook)))
+        for part, hook in after:
+            if hook not in part._forward_hooks.values():  # noqa: SLF001
+                hooks.enter_context(removable(part.register_forward_hook(hook)))
+        yield

@@ -1,1 +1,0 @@
-"""Answers written anew while a student trains: by the student, or by student and teacher token by token."""
