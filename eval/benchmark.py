@@ -34,8 +34,7 @@ from eval.latency import Latency
 from eval.models.clock import clock_s
 from eval.models.execution import How
 from eval.profiling import PROFILED_STEPS, Profile, Recording
-from eval.rounds.round_trace import ModelIdentity
-from eval.scorecard_schema import Provenance, ScoredLatency
+from eval.scorecard_schema import ModelIdentity, Provenance, ScoredLatency
 from eval.speedup import predicted_speedup
 from eval.steps.sequencer import Opener, open_sequencer, takes_rows
 

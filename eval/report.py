@@ -22,8 +22,8 @@ from eval.acceptance.estimates import Estimate
 from eval.checkpoint_curve import COLUMNS as CURVE_COLUMNS
 from eval.checkpoint_curve import JSON_NAME as CURVES_NAME
 from eval.checkpoint_curve import Curve, point_rows, read_curves
+from eval.examples import Example, read_examples
 from eval.records.grid import GridFile, read_grid_file
-from eval.rounds.examples import Example, read_examples
 from eval.scorecard import EXAMPLES_NAME, GRID_NAME
 from eval.scorecard_schema import CARD_NAME, RecordedScorecard, Scorecard, read_any_scorecard
 from eval.scorecard_tables import (

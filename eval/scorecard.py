@@ -1,7 +1,7 @@
 """Score drafts against their target: record the target's responses, measure, write the scorecard and its page.
 
-In one directory: scorecard.json (eval/scorecard_schema.py), scorecard.md, answers/, rounds.jsonl and examples.json of
-wall-clock decoding, and latency.json, step times at other batches.
+In one directory: scorecard.json (eval/scorecard_schema.py), scorecard.md, answers/, examples.json (texts of wall-clock
+decoding, each token with its writer), and latency.json (step times at other batches).
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ from eval.answers.writing import Kind
 from eval.config import EvalConfig
 from eval.decoding.ngram import NgramLookup
 from eval.decoding.sampling import Sampling
-from eval.decoding.texts import Seeds, Speculation
+from eval.examples import write_examples
 from eval.latency import (
     Grid,
     Setting,
@@ -54,8 +54,6 @@ from eval.models.identity import model_facts
 from eval.models.loading import load_model, load_tokenizer, require_same_tokenizer, stop_token_ids
 from eval.prompts import Prompt, tasks_record
 from eval.records.grid import TARGET, GridCell, GridFile, GridModel
-from eval.rounds.examples import write_examples
-from eval.rounds.round_trace import ModelIdentity, Run, write_round_trace
 from eval.scorecard_schema import (
     CARD_NAME,
     LOOKUP,
@@ -84,9 +82,9 @@ from eval.speedup import (
 )
 from eval.steps.sequencer import takes_rows
 from eval.targets.loading import held_facts, load_target
-from eval.wall_clock import DRAFT, LiveWay, best_lookup, compare_with_replay, decode_live, live_record
+from eval.wall_clock import DRAFT, LiveAnswer, LiveWay, best_lookup, compare_with_replay, decode_live, live_record
 
-GRID_NAME, ROUNDS_NAME, EXAMPLES_NAME = "latency.json", "rounds.jsonl", "examples.json"
+GRID_NAME, EXAMPLES_NAME = "latency.json", "examples.json"
 
 
 @dataclass(frozen=True)
@@ -191,7 +189,7 @@ def measure(
     threads: Threads,
     holding: Holding,
 ) -> Scorecard:
-    """Time steps, decode, and put the scorecard together; writes latency.json, rounds.jsonl and examples.json."""
+    """Time steps, decode, and put the scorecard together; writes latency.json and examples.json."""
     resampling = Resampling(config.confidence, config.num_resamples, seed)
     answers, primary = replayed.answers, replayed.primary
 
@@ -260,7 +258,15 @@ def measure(
         lives=tuple(live for live, _ in decoded),
         provenance=Provenance.of_this_process(),
     )
-    write_decoded(card, decoded[0][1], answers[card.live.temperature].first_turns(), out)
+    shown = decoded[0][1]
+    write_examples(
+        out / EXAMPLES_NAME,
+        [trace for _, trace in answers[card.live.temperature].first_turns()[: len(shown)]],
+        [answer.speculative for answer in shown],
+        load_tokenizer(target),
+        target=card.target.fingerprint,
+        draft=card.drafts[-1].fingerprint,
+    )
     write_grid(grid, card, out)
     return card.model_copy(update={"warnings": (*find_warnings(card), *left_out)})
 
@@ -279,7 +285,7 @@ def measure_live(
     *,
     config: EvalConfig,
     resampling: Resampling,
-) -> tuple[Live, Run]:
+) -> tuple[Live, list[LiveAnswer]]:
     """Decode some prompts in every way, the draft and prompt lookup each at their best number of speculative tokens."""
     draft, answers = replayed.drafts[score.draft], replayed.answers[score.temperature]
     lookahead, sampling = predicted.best_lookahead, Sampling.of(score.temperature, config.sampling)
@@ -317,16 +323,7 @@ def measure_live(
         predicted=predicted.predicted,
         resampling=resampling,
     )
-    run = Run(
-        label="live decoding",
-        prompt_indices=range(len(decoded)),
-        decoded=[answer.speculative for answer in decoded],
-        max_new_tokens=config.max_new_tokens,
-        speculation=Speculation(lookahead, rule=rule_name(sampling.temperature)),
-        sampling=sampling,
-        seeds=Seeds.of(resampling.seed),
-    )
-    return live, run
+    return live, decoded
 
 
 def speedup_row(score: DraftScore, times: StepTimes, bytes_over_target: float | None) -> SpeedupRow:
@@ -386,30 +383,6 @@ def prompts_section(prompts: Sequence[Prompt], answers: Mapping[float, Answers],
             )
             for temperature, group in answers.items()
         ),
-    )
-
-
-def write_decoded(card: Scorecard, run: Run, first_turns: Sequence[tuple[int, Trace]], out: Path) -> None:
-    """Write every verification step with the draft to rounds.jsonl, and a few of the texts to examples.json.
-
-    Args:
-        card: Models, sources of the prompts and settings are read from it.
-        run: What was decoded with the draft.
-        first_turns: The response to every prompt's first turn at its temperature, in the order of the sources.
-        out: Directory of the scorecard.
-    """
-    target, draft = (
-        ModelIdentity(model.path, model.fingerprint, model.dtype) for model in (card.target, card.drafts[-1])
-    )
-    device = card.settings.device
-    write_round_trace(out / ROUNDS_NAME, [run], card.prompts.sources, target=target, draft=draft, device=device)
-    write_examples(
-        out / EXAMPLES_NAME,
-        [first_turns[index][1] for index in run.prompt_indices],
-        run.decoded,
-        load_tokenizer(Path(target.path)),
-        target=target.fingerprint,
-        draft=draft.fingerprint,
     )
 
 

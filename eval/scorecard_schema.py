@@ -95,6 +95,15 @@ class ScoredModel(Record):
     placement: Placement | None = None
 
 
+@dataclass(frozen=True)
+class ModelIdentity:
+    """A model: its directory, fingerprint_checkpoint of that, and its dtype."""
+
+    path: str
+    fingerprint: str
+    dtype: str
+
+
 class DraftModel(ScoredModel):
     """A draft and its name in this scorecard."""
 

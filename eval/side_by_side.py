@@ -10,26 +10,24 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
-from transformers import PreTrainedTokenizerBase
 
 from eval.checks.loaded_pair import LoadedPair
 from eval.decoding.batch import Emitted
 from eval.decoding.speculative import decode_steps
 from eval.decoding.texts import Decoded, Seeds, row_seed
 from eval.decoding.wanted import Wanted
+from eval.examples import Writer, spans
 from eval.lossless import Verification
 from eval.prompts import Prompt, user_turn
 from eval.steps.sequencer import open_sequencer
 
-Writer = Literal["target", "accepted", "corrected", "bonus"]
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer says of the first bytes of a character
 STYLES: dict[Writer, str] = {"target": "", "accepted": "cyan", "corrected": "bold yellow", "bonus": "underline magenta"}
 MARKS: dict[Writer, tuple[str, str]] = {
     "target": ("", ""),
@@ -195,18 +193,3 @@ def writers_of(step: Emitted, *, drafts: bool) -> list[Writer]:
     last: Writer = "target" if not drafts else "corrected" if step.rejected is not None else "bonus"
     accepted: list[Writer] = ["accepted"] * step.accepted
     return [*accepted, last]
-
-
-def spans(
-    tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], writers: Sequence[Writer]
-) -> list[tuple[str, Writer]]:
-    """The text in pieces, each with its writer; a character of several tokens belongs to its last."""
-    pieces: list[tuple[str, Writer]] = []
-    shown = ""
-    for count, writer in enumerate(writers, start=1):
-        text = str(tokenizer.decode(list(token_ids[:count]), clean_up_tokenization_spaces=False))
-        if text.endswith(UNFINISHED) and count < len(writers):
-            continue
-        pieces.append((text[len(shown) :], writer))
-        shown = text
-    return pieces

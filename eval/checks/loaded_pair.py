@@ -13,7 +13,7 @@ from architectures.targets.target import resolve_checkpoint
 from eval.checks.built_in import PROMPTS
 from eval.models.loading import load_model, load_tokenizer, require_positions, require_same_tokenizer, stop_token_ids
 from eval.prompts import Prompt, load_in_turn, load_prompts, render_prompt, user_turn
-from eval.rounds.round_trace import ModelIdentity
+from eval.scorecard_schema import ModelIdentity
 from eval.targets.loading import load_target
 from eval.tasks import prompt_sources
 

@@ -110,7 +110,7 @@ def test_export_of_a_trusted_checkpoint(trained, tmp_path):
 def test_the_option_without_checkpoints_to_read_is_refused(trained, capsys):
     recipe = str(Path(trained.run_dir) / "recipe.yaml")
     assert widedraft.main(["eval", recipe, OPTION]) == 2
-    assert f"{OPTION} goes with --checkpoints" in capsys.readouterr().err
+    assert f"{OPTION}: needs --checkpoints" in capsys.readouterr().err
 
 
 def test_an_honest_checkpoint_reads_as_it_was_written(trained):

@@ -147,7 +147,7 @@ def test_what_processes_cannot_share_is_refused(monkeypatch, capsys, words, refu
         (["cache", "r.yaml", "--verify", "--processes", "2"], "--processes goes with what writes a cache"),
         (
             ["eval", "--recorded", "a", "--draft", "b", "--processes", "2"],
-            "--processes goes with a target",
+            "--processes: recorded responses",
         ),
         (["run", "r.yaml", "--processes", "0"], "--processes must be"),
     ],

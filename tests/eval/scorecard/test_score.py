@@ -77,7 +77,6 @@ def test_the_file_is_what_was_returned(scored):
     assert sorted(path.name for path in out.iterdir()) == [
         "answers",
         "examples.json",
-        "rounds.jsonl",
         "scorecard.json",
         "scorecard.md",
     ]

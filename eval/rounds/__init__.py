@@ -1,1 +1,0 @@
-"""The trace of every round, and the figures that are made of it."""
