@@ -23,8 +23,8 @@ from architectures.pruning.plan import needed_scores
 from architectures.shapes.context_length import ContextLength
 from architectures.shapes.shape import DTYPE_BYTES, Shape
 from distill.data.conversations import Conversation, load_conversations
+from distill.flops import forward_flops, head_flops, training_flops
 from distill.formulas.losses import Knowledge
-from distill.monitoring.flops import forward_flops, head_flops, training_flops
 from distill.recipe.recipe import Recipe
 from distill.recipe.sections.teacher import (
     Cache,

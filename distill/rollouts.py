@@ -16,9 +16,8 @@ from composer.utils import dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from distill.callbacks import ROLLOUTS, PhaseClock
 from distill.data.batches import Example, collate
-from distill.monitoring.phase_clock import PhaseClock
-from distill.monitoring.step_times import ROLLOUTS
 from distill.recipe.sections.samples import SamplesConfig
 from distill.recipe.sections.times import split_time
 from eval.decoding.batch import Batch

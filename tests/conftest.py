@@ -153,22 +153,18 @@ def the_machine_is_asked_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def trainings_begin_at_once() -> Iterator[None]:
-    """Composer asks for the machine at every checkpoint, which takes longer than a tiny one; and little is multiplied.
+    """Composer asks for the machine at every checkpoint, which takes longer than a tiny one.
 
     Composer is imported by those who ask for this.
     """
     from composer.core import state
     from composer.trainer import trainer
 
-    from distill.monitoring import processor_speed
-
     with pytest.MonkeyPatch.context() as patch:
         told = cache(state.get_composer_env_dict)
         told()  # before a test hides the GPU, behind which Composer would look for its name
         for module in (state, trainer):
             patch.setattr(module, "get_composer_env_dict", lambda: dict(told()))
-        for name in ("PROBE_SIZE", "FIRST_SIZE"):
-            patch.setattr(processor_speed, name, 64)
         yield
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc")
-REFUSED = 0.1  # of what was asked for; from here on times are longer by a ninth and more
 LEAST_RAN_S = 0.3  # of all threads together: less says nothing
 BUSY_FIELDS = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, and what the host gave to others
 
@@ -87,40 +86,3 @@ def machine_s(proc: Path) -> float | None:
         return None
     fields = [int(word) for word in file.read_text().splitlines()[0].split()[1:]]
     return sum(fields[index] for index in BUSY_FIELDS if index < len(fields)) / os.sysconf("SC_CLK_TCK")
-
-
-class Watch:
-    """Says once that this process is refused a share of the processor worth a word, as soon as that is seen."""
-
-    def __init__(self) -> None:
-        self.start = processor_times()
-        self.has_told = False
-
-    def told(self) -> str | None:
-        """The sentence when it is due, and never again."""
-        if self.has_told:
-            return None
-        words = refused_words(contention(self.start, processor_times()).refused)
-        self.has_told = words is not None
-        return words
-
-
-class CurrentStage:
-    """The watch of the stage that this process is in; one process is in one at a time."""
-
-    watch = Watch()
-
-    @classmethod
-    def begin(cls) -> None:
-        """A stage begins: what was told of the one before is told again."""
-        cls.watch = Watch()
-
-
-def refused_words(refused: float | None) -> str | None:
-    """What a share that is worth a word means, and what to do; None of a smaller one."""
-    if refused is None or refused < REFUSED:
-        return None
-    return (
-        f"this process did not get {refused:.0%} of the processor time that it asked for, as other programs, or more "
-        "threads than there are cores, had it. Stop the others, or ask for fewer threads (OMP_NUM_THREADS)"
-    )

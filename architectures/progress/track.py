@@ -1,4 +1,4 @@
-"""Progress of every long loop on stderr: a bar on a terminal, now and then a line elsewhere; with the time left."""
+"""Progress of long loops on stderr: a bar on a terminal, elsewhere a line a minute; both with the time left."""
 
 import sys
 import time
@@ -7,13 +7,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Protocol, TypeVar
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-from architectures.progress.processor import CurrentStage
-from architectures.progress.time_left import TimeLeft
-
-LINE_INTERVAL_S = 60  # between two lines, where there is no terminal
+LINE_INTERVAL_S = 60  # between two lines; a loop that is done sooner prints nothing
 
 Item = TypeVar("Item")
 
@@ -32,13 +26,13 @@ def track(
     works: Callable[[Item], float] | None = None,
     whole: float = 0,
 ) -> Iterator[Item]:
-    """Yield the items and show how many are done, the time gone and the time left.
+    """Yield the items and show how many are done and the time left.
 
     Args:
         items: Anything iterable; each item counts one.
         description: What is being done, in a few words.
         total: How many items there will be.
-        works: How much work an item is, where some take longer than others; in any unit.
+        works: How much work an item is, if some take longer than others; in any unit.
         whole: The work of all items.
     """
     with progress(description, total=total, whole=whole if works else total) as advance:
@@ -49,69 +43,62 @@ def track(
 
 @contextmanager
 def progress(description: str, *, total: int, whole: float) -> Iterator[Advance]:
-    """Show what the block says of its progress: advance(work) after each item, or advance(work, items=0) within one.
+    """Show the progress of the block, which calls advance(work) after each item, or advance(work, items=0) within one.
 
     Args:
         description: What is being done, in a few words.
         total: How many items there will be.
         whole: The work of all items, in the unit of `advance`.
     """
-    show = bar if sys.stderr.isatty() else lines
-    with show(description, total, TimeLeft(whole, time.monotonic())) as advance:
+    with (bar if sys.stderr.isatty() else lines)(description, total, whole) as advance:
         yield advance
 
 
 @contextmanager
-def bar(description: str, total: int, time_left: TimeLeft) -> Iterator[Advance]:
-    """A bar, with the time left as of the latest item."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[items]}/{task.fields[of]}"),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[left]} left"),
-    )
+def bar(description: str, total: int, whole: float) -> Iterator[Advance]:
+    """A rich bar."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    text, count = TextColumn("{task.description}"), TextColumn("{task.fields[items]}/{task.fields[of]}")
+    columns = (text, BarColumn(), count, TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as shown:
-        task = shown.add_task(description, total=time_left.total, items=0, of=total, left="?")
+        task, done = shown.add_task(description, total=whole, items=0, of=total), 0
 
         def advance(work: float, /, *, items: int = 1) -> None:
-            time_left.advance(work, time.monotonic())
-            done = shown.tasks[0].fields["items"] + items
-            shown.update(task, completed=time_left.done, items=done, left=words(time_left.seconds))
+            nonlocal done
+            done += items
+            shown.update(task, advance=work, items=done)
 
         yield advance
-    tell_load(description)
 
 
 @contextmanager
-def lines(description: str, total: int, time_left: TimeLeft) -> Iterator[Advance]:
-    """A line a minute; a loop that is done sooner says nothing."""
-    done, reported_s = 0, time_left.start_s
+def lines(description: str, total: int, whole: float) -> Iterator[Advance]:
+    """A line a minute."""
+    start_s = reported_s = time.monotonic()
+    done, done_work = 0, 0.0
 
     def advance(work: float, /, *, items: int = 1) -> None:
-        nonlocal done, reported_s
-        now_s = time.monotonic()
-        time_left.advance(work, now_s)
-        done += items
+        nonlocal done, done_work, reported_s
+        now_s, done, done_work = time.monotonic(), done + items, done_work + work
         if now_s - reported_s >= LINE_INTERVAL_S and done < total:
-            gone, left = words(now_s - time_left.start_s), words(time_left.seconds)
-            print(f"{description}: {done} of {total}, {gone} gone, {left} left", file=sys.stderr, flush=True)
-            tell_load(description)
+            left = duration(time_left(now_s - start_s, done_work / whole if whole else 0.0))
+            print(f"{description}: {done} of {total}, {left} left", file=sys.stderr, flush=True)
             reported_s = now_s
 
     yield advance
 
 
-def tell_load(description: str) -> None:
-    """Say that other work has the processor, once in a stage."""
-    if (told := CurrentStage.watch.told()) is not None:
-        print(f"{description}: {told}.", file=sys.stderr, flush=True)
+def time_left(elapsed_s: float, fraction: float) -> float | None:
+    """Seconds left at the mean speed so far; None before anything is done."""
+    return elapsed_s * (1 - fraction) / fraction if fraction > 0 else None
 
 
 def no_progress(work: float, /, *, items: int = 1) -> None:
-    """Nothing is shown."""
+    """Show nothing."""
 
 
-def words(seconds: float | None) -> str:
-    """0:01:30; a question mark where nothing is known yet."""
-    return "?" if seconds is None else str(timedelta(seconds=round(seconds)))
+def duration(seconds: float | None) -> str:
+    """0:01:30; a question mark if it is not known."""
+    return "?" if seconds is None else str(timedelta(seconds=round(max(0.0, seconds))))

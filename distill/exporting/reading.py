@@ -20,10 +20,10 @@ from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 from torch.torch_version import TorchVersion
 
 from architectures.errors import UserError
+from distill.callbacks import GradientNorm
 from distill.checkpoints.folders import MODEL, STATE_NAME, read_tensors
 from distill.checkpoints.trust import are_trusted, code_found
 from distill.data.unknown_inputs import UnknownInputs
-from distill.monitoring.gradient_norm import GradientNorm
 
 # Beside tensors and plain values: times, the version of torch, and numpy's arrays in random states and metrics.
 ALLOWED: list[Any] = [

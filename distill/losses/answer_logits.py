@@ -21,8 +21,8 @@ from architectures.shapes.shape import Shape
 from distill.data.apart import texts_apart
 from distill.data.packing import cheapest_layout, lengths_read, packed, slots_of
 from distill.data.packing_rules import refuse_attention
+from distill.flops import head_flops
 from distill.losses.chunked import Head
-from distill.monitoring.flops import head_flops
 
 Reading = TypeVar("Reading")
 

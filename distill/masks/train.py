@@ -26,8 +26,11 @@ from architectures.masks.masks import plan_from_masks
 from architectures.settings.recipe_command import command_of
 from architectures.shapes.section import MasksConfig
 from architectures.targets.target import require_whole_head
+from distill.callbacks import GradientNorm, profiled_steps
 from distill.checkpoints.files import MASK_CHECKPOINTS_KEPT
 from distill.checkpoints.trust import guard_composer
+from distill.checkpoints.writer import CheckpointWriter
+from distill.loggers import ConsoleReport, MetricsFile
 from distill.losses.answer_logits import AnswerLogits
 from distill.masks.building import (
     all_logits,
@@ -41,10 +44,6 @@ from distill.masks.building import (
 )
 from distill.masks.export import export_masks, open_kept_fraction
 from distill.masks.model import MaskModel
-from distill.monitoring.callbacks import CheckpointWriter
-from distill.monitoring.gradient_norm import GradientNorm
-from distill.monitoring.loggers import ConsoleReport, MetricsFile
-from distill.monitoring.step_profile import profiled_steps
 from distill.run.run import Run
 from distill.run.stage_inputs import mask_inputs
 from distill.sharding import parallelism_config

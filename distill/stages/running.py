@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 
 from architectures.errors import UserError
-from architectures.progress.processor import CurrentStage
-from architectures.progress.track import tell_load
 from architectures.settings.recipe_command import command_of
 from architectures.sharing import ALONE, Share
 from distill.caching.stage import require_cached_teacher
@@ -90,9 +88,7 @@ def timed(name: str, stage: Callable[[], None]) -> None:
     """Run one stage and say how long it took."""
     print(f"== {name}", flush=True)
     start_s = time.monotonic()
-    CurrentStage.begin()
     stage()
-    tell_load(name)
     print(f"   {name} took {time.monotonic() - start_s:.0f} s", flush=True)
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from distill.flops import head_flops
 from distill.losses.chunked import Head
 from distill.losses.kept_rows import FrozenRows
-from distill.monitoring.flops import head_flops
 from distill.teacher.live import TeacherRows
 from distill.teacher_cache.answers import rows_in
 

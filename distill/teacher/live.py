@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from architectures.shapes.shape import Shape
+from distill.flops import answers_in, forward_flops
 from distill.losses.answer_logits import AnswerLogits, logits_of, vocab_size_of
 from distill.losses.chunked import Head
 from distill.losses.kept_rows import FrozenRows
-from distill.monitoring.flops import answers_in, forward_flops
 from eval.models.loading import load_model
 
 

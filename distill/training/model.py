@@ -18,13 +18,14 @@ from torchmetrics import Metric
 
 from architectures.draft_vocabulary.head import head_ids, rows_below, spread
 from architectures.shapes.shape import Shape
+from distill.callbacks import PhaseClock
 from distill.data.unknown_inputs import STUDENT_IDS
+from distill.flops import answers_in, training_flops
 from distill.losses.answer_logits import AnswerLogits, vocab_size_of
 from distill.losses.chunked import Head, map_rows, sum_of_rows
 from distill.losses.kept_rows import learned
 from distill.losses.objective import Objective, TeacherOutput
-from distill.monitoring.flops import answers_in, training_flops
-from distill.monitoring.metrics import (
+from distill.metrics import (
     Answer,
     Known,
     accept_chance_alone,
@@ -33,7 +34,6 @@ from distill.monitoring.metrics import (
     eval_metrics,
     quantities_of_rows,
 )
-from distill.monitoring.phase_clock import PhaseClock
 from distill.teacher.absent import AbsentTeacher
 from distill.teacher.cached import CachedTeacher, KeptEntries
 from distill.teacher.live import Teacher, TeacherRows

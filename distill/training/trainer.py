@@ -14,22 +14,19 @@ from transformers import PreTrainedModel
 
 from architectures.draft_vocabulary.unknown import begin_unknown, with_unknown
 from architectures.errors import UserError
+from distill.callbacks import EvaluationIntervals, GradientNorm, StepTimes, profiled_steps
 from distill.checkpoints.files import newest_intact_checkpoint
 from distill.checkpoints.saving import read_into
 from distill.checkpoints.trust import guard_composer
+from distill.checkpoints.writer import CheckpointWriter
 from distill.data.batches import AnswerDataset
 from distill.data.unknown_inputs import UnknownInputs
 from distill.exporting.export import vocab_size_of
 from distill.exporting.reading import read_checkpoint, read_state
+from distill.loggers import build_loggers
 from distill.losses.answer_logits import AnswerLogits
 from distill.losses.objective import build_objective
-from distill.monitoring.callbacks import CheckpointWriter, EvaluationIntervals
-from distill.monitoring.gradient_norm import GradientNorm
-from distill.monitoring.loggers import build_loggers
-from distill.monitoring.metrics import Known
-from distill.monitoring.processor_speed import ProcessorSpeed
-from distill.monitoring.step_profile import profiled_steps
-from distill.monitoring.step_times import StepTimes
+from distill.metrics import Known
 from distill.recipe.sections.data import DataConfig
 from distill.recipe.sections.teacher import (
     AnyTeacher,
@@ -216,7 +213,7 @@ def build_trainer(
         UserError: If the processes cannot share the batch, or the text cannot be read.
     """
     recipe, config, checkpoints = run.recipe, run.recipe.distill, run.checkpoints.path
-    clipping, monitor = config.gradient_clipping, SpeedMonitor(window_size=10)
+    clipping = config.gradient_clipping
     optimizer = build_optimizer(config.optimizer, model)
     learned = training_data(run, model, optimizer, train_set)
     eval_data = build_dataspec(
@@ -263,8 +260,7 @@ def build_trainer(
             ),
             EvaluationIntervals(),
             *alpha_bounds(config, model),
-            ProcessorSpeed(monitor, precision=config.precision, interval=config.console_log_interval),
-            monitor,
+            SpeedMonitor(window_size=10),
             LRMonitor(),
         ],
         loggers=build_loggers(config, run.logs, recipe.run_name),

@@ -32,7 +32,7 @@ from distill.estimate import (
     training_steps,
     trainings,
 )
-from distill.monitoring.flops import forward_flops
+from distill.flops import forward_flops
 from distill.recipe.recipe import Recipe
 from distill.recipe.sections.token_selection import chunk_size
 

@@ -7,12 +7,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from architectures.shapes.shape import Shape
+from distill.flops import forward_flops, training_flops
 from distill.formulas.dense import forward_kl, reverse_kl
 from distill.formulas.losses import loss_term
 from distill.losses.answer_logits import AnswerLogits, logits_of
 from distill.losses.objective import build_objective
-from distill.monitoring.flops import forward_flops, training_flops
-from distill.monitoring.metrics import LOOKAHEADS, answers_of, eval_metrics, quantities_of_rows
+from distill.metrics import LOOKAHEADS, answers_of, eval_metrics, quantities_of_rows
 from distill.teacher.live import load_teacher
 from distill.training.model import DistillModel, HeldOut
 from eval.models.loading import load_model

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from architectures.masks.masks import plan_from_masks
+from distill.callbacks import total_norm
 from distill.formulas.losses import LOSSES, loss_term
 from distill.masks.building import build_mask_model, gathered
 from distill.masks.train import build_text, mask_metrics, write_masks
-from distill.monitoring.gradient_norm import total_norm
-from distill.monitoring.metrics import eval_metrics
+from distill.metrics import eval_metrics
 from distill.recipe.recipe import Recipe
 from distill.run.run import Run
 from distill.stages.running import cache_stage, generate_stage, prune_stage

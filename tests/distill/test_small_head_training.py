@@ -18,7 +18,7 @@ from distill.check import check_recipe
 from distill.checkpoints.files import find_checkpoints
 from distill.exporting.export import export_checkpoint
 from distill.masks.train import train_masks
-from distill.monitoring.metrics import expected_acceptance
+from distill.metrics import expected_acceptance
 from distill.recipe.recipe import save_recipe
 from distill.recipe.sections.teacher import HiddenCache
 from distill.run.run import Run

@@ -12,13 +12,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from architectures.draft_vocabulary.head import cut_head
 from architectures.errors import UserError
+from distill.flops import forward_flops, training_flops
 from distill.formulas.dense import cross_entropy, forward_kl
 from distill.formulas.sparse import kept_forward_kl
 from distill.losses.answer_logits import AnswerLogits, head_of, logits_of, packed_flops_per_token
 from distill.losses.kept_rows import learned, rows_of_tokens
 from distill.losses.objective import build_objective
-from distill.monitoring.flops import forward_flops, training_flops
-from distill.monitoring.metrics import quantities_of_rows
+from distill.metrics import quantities_of_rows
 from distill.teacher.cached import CachedTeacher
 from distill.teacher.live import Teacher
 from distill.teacher.selection import Selection, chosen_weights, refuse_other_ids

@@ -12,7 +12,6 @@ docs/choosing.md has what was measured. The recipe that is chosen trains its sma
 """
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,8 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
-from architectures.progress.time_left import TimeLeft
-from architectures.progress.track import words
 from architectures.shapes.section import ArchitectureConfig
 from architectures.sharing import ALONE
 from distill.checkpoints.files import find_checkpoints
@@ -69,14 +66,10 @@ def train_candidates(
         cut_candidate(run, trial_run(run, recipe, length), None if earlier is None else trial_run(run, recipe, earlier))
     together = trained_together(run)
     mine = needed if together else run.share.mine(needed)
-    left = TimeLeft(len(mine), time.monotonic())
     for number, recipe in enumerate(mine, start=1):
         print(f"== {Path(recipe.run_dir).name} for {length}, {number} of {len(mine)}{run.share.words}", flush=True)
         trial = trial_run(run, recipe, length)
         train_candidate(trial if together else replace(trial, share=ALONE))
-        left.advance(1, time.monotonic())
-        if number < len(mine):
-            print(f"   {number} of {len(mine)} trained, {words(left.seconds)} left", flush=True)
     run.share.meet()
     return {each.name: weights_of(run, each, trials[each.body], length) for each in candidates}
 

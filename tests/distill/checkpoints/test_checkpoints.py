@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import distill.monitoring.callbacks
+import distill.checkpoints.writer
 from architectures.errors import UserError
 from distill.checkpoints.files import (
     BEST_NAME,
@@ -16,7 +16,7 @@ from distill.checkpoints.files import (
     find_checkpoints,
     newest_intact_checkpoint,
 )
-from distill.monitoring.metrics import PooledOverAnswers
+from distill.metrics import PooledOverAnswers
 from distill.train import train
 from tests.distill.after_training import file_size_limit
 
@@ -82,12 +82,12 @@ def test_a_failed_write_leaves_neither_the_file_nor_a_part_of_it(tmp_path, monke
 
     monkeypatch.setattr(torch, "save", save_half)
     with pytest.raises(OSError, match="No space left"):
-        distill.monitoring.callbacks.write_checkpoint({}, tmp_path / "ep0-ba1-rank0.pt")
+        distill.checkpoints.writer.write_checkpoint({}, tmp_path / "ep0-ba1-rank0.pt")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_folder_that_composer_makes_for_uploads_is_removed(tmp_path):
-    writer = distill.monitoring.callbacks.CheckpointWriter(tmp_path, save_interval="1ba", num_to_keep=1)
+    writer = distill.checkpoints.writer.CheckpointWriter(tmp_path, save_interval="1ba", num_to_keep=1)
     uploads = Path(writer.tmp_dir_for_symlink.name)
     assert uploads.is_dir()
     writer.close(None, None)

@@ -23,7 +23,7 @@ from distill.checkpoints.trust import TRUST, VALIDATION_VARIABLE
 from distill.exporting.export import export_any
 from distill.exporting.reading import read_model
 from distill.exporting.saved_models import saved_models
-from distill.monitoring.metrics import PooledOverAnswers
+from distill.metrics import PooledOverAnswers
 from distill.run.recorded import recipe_hash
 from distill.run.run import Run
 from distill.run.stage_inputs import training_inputs

@@ -12,7 +12,7 @@ from distill.formulas import dense
 from distill.formulas.dense import cross_entropy
 from distill.formulas.losses import LOSSES, Knowledge, loss_term
 from distill.losses.objective import Objective, build_objective
-from distill.monitoring.metrics import expected_acceptance
+from distill.metrics import expected_acceptance
 from tests.distill.dense_losses import COMPARED
 
 (

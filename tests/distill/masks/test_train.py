@@ -16,10 +16,10 @@ from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
 from architectures.masks.gating import masked
 from architectures.pruning.plan_record import PruningPlan
+from distill.callbacks import GradientNorm
 from distill.checkpoints.files import find_checkpoints
 from distill.masks.building import build_mask_model, in_batches
 from distill.masks.train import build_mask_optimizer, weights
-from distill.monitoring.gradient_norm import GradientNorm
 from distill.recipe.recipe import Recipe, save_recipe
 from distill.run.run import Run
 from distill.run.training import masks_are_due

@@ -12,10 +12,10 @@ import torch
 import distill.train
 import distill.training.trainer
 from architectures.errors import UserError
+from distill.flops import forward_flops, head_flops
 from distill.formulas.dense import forward_kl
 from distill.formulas.sparse import alpha_bounds, sampled_cross_entropy, top_k_kl
-from distill.monitoring.flops import forward_flops, head_flops
-from distill.monitoring.metrics import expected_acceptance
+from distill.metrics import expected_acceptance
 from distill.recipe.sections.teacher import TopKCache
 from distill.run.run import Run
 from distill.stages.running import cache_stage

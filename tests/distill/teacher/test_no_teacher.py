@@ -10,9 +10,9 @@ from architectures.checkpoints.manifest import write_manifest
 from architectures.errors import UserError
 from distill.checkpoints.files import BEST_NAME
 from distill.debug.recipe import debug_recipe, tiny_run
+from distill.flops import answers_in, training_flops
 from distill.losses.answer_logits import logits_of
-from distill.monitoring.flops import answers_in, training_flops
-from distill.monitoring.metrics import LOOKAHEADS, Known, accept_chance, accept_chance_alone, eval_metrics
+from distill.metrics import LOOKAHEADS, Known, accept_chance, accept_chance_alone, eval_metrics
 from distill.recipe.recipe import Recipe
 from distill.recipe.sections.teacher import LiveTeacher, NoTeacher
 from distill.recipe.sections.text import TextConfig

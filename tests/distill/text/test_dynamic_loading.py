@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 import distill.text.dynamic_loading
 from architectures.errors import UserError
 from distill.checkpoints.files import find_checkpoints
-from distill.monitoring.callbacks import CheckpointWriter
+from distill.checkpoints.writer import CheckpointWriter
 from distill.recipe.sections.text import MixtureConfig, TextConfig
 from distill.text.dynamic_loading import (
     DynamicLoading,

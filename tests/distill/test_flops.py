@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from architectures.draft_vocabulary.head import cut_head
 from architectures.shapes.shape import Shape
-from distill.monitoring.flops import forward_flops, training_flops
+from distill.flops import forward_flops, training_flops
 
 CONFIG = LlamaConfig(
     vocab_size=96,

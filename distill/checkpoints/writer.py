@@ -1,4 +1,4 @@
-"""What happens during training besides learning: checkpoints that survive a full disk, and the intervals of metrics."""
+"""Composer's saver, whose checkpoints survive a full disk."""
 
 import shutil
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from composer import Callback, Logger, State, Time
+from composer import Logger, State, Time
 from composer.callbacks import CheckpointSaver
 from composer.utils import dist, format_name_with_dist_and_time, reproducibility
 from torch import distributed
@@ -25,7 +25,6 @@ from distill.checkpoints.files import (
     training_time,
 )
 from distill.checkpoints.saving import Writing, agreed, begin_writing, finish_writing, is_written, writers_group
-from distill.monitoring.metrics import estimates
 
 
 class CheckpointWriter(CheckpointSaver):
@@ -231,17 +230,3 @@ def link_to(path: Path, name: str) -> None:
 def linked(link: Path) -> str | None:
     """The name of the file a link points to; None where there is no link."""
     return link.readlink().name if link.is_symlink() else None
-
-
-class EvaluationIntervals(Callback):
-    """Logs both ends of the interval of every evaluation metric that has one, as `<metric>/low` and `<metric>/high`."""
-
-    def eval_end(self, state: State, logger: Logger) -> None:
-        """The metrics have been computed."""
-        bounds: dict[str, float] = {}
-        for label, metrics in state.eval_metrics.items():
-            for name, estimate in estimates(metrics).items():
-                if estimate.interval is not None:
-                    low, high = estimate.interval
-                    bounds |= {f"metrics/{label}/{name}/low": low, f"metrics/{label}/{name}/high": high}
-        logger.log_metrics(bounds)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from distill.monitoring.metrics import (
+from distill.metrics import (
     LOOKAHEADS,
     Answer,
     PooledOverAnswers,

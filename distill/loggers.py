@@ -10,21 +10,16 @@ from composer import Event, Logger, State
 from composer.loggers import LoggerDestination, MLFlowLogger, TensorboardLogger, WandBLogger
 from composer.utils import create_interval_scheduler, dist
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from architectures.errors import UserError
-from architectures.progress.processor import CurrentStage
-from architectures.progress.track import words
-from distill.monitoring.metrics import estimates
-from distill.monitoring.step_times import PhaseShares
-from distill.monitoring.time_left import TrainingTimeLeft, share_of
+from architectures.progress.track import duration, time_left
+from distill.metrics import estimates
 from distill.recipe.sections.monitoring import missing_package
 from distill.recipe.sections.training import DistillConfig
 from eval.acceptance.estimates import Estimate
 
 TRACKERS = {"tensorboard": TensorboardLogger, "wandb": WandBLogger, "mlflow": MLFlowLogger}  # name = its package
-
-LOAD_AFTER_S = 30  # of a training: before that its start, which reads and compiles, says little
 
 
 def build_loggers(config: DistillConfig, log_folder: Path, run_name: str) -> list[LoggerDestination]:
@@ -45,11 +40,7 @@ def build_loggers(config: DistillConfig, log_folder: Path, run_name: str) -> lis
         "mlflow": {"run_name": run_name},
     }
     loggers: list[LoggerDestination] = [
-        ConsoleReport(
-            show_bar=config.progress_bar,
-            log_interval=config.console_log_interval,
-            evaluated_every=share_of(config.eval_interval, config.max_duration),
-        )
+        ConsoleReport(show_bar=config.progress_bar, log_interval=config.console_log_interval)
     ]
     for name, arguments in config.loggers.items():
         assert isinstance(arguments, Mapping)
@@ -114,107 +105,71 @@ class MetricsFile(LoggerDestination):
 class ConsoleReport(LoggerDestination):
     """Progress, loss and held-out acceptance on stderr, rank 0 only.
 
+    Composer's progress bar has neither the loss nor intervals, and its console logger prints every metric on a line.
+
     Args:
-        show_bar: Show one bar with the time left where stderr is a terminal.
+        show_bar: Show one bar with the time left if stderr is a terminal.
         log_interval: Otherwise, time between lines, as a Composer time string.
-        evaluated_every: Share of the training between two evaluations; None where it is not known, or there are none.
     """
 
-    def __init__(self, *, show_bar: bool, log_interval: str, evaluated_every: float | None = None):
+    def __init__(self, *, show_bar: bool, log_interval: str):
         self.console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=dist.get_global_rank() != 0)
         self.is_due = create_interval_scheduler(log_interval, checkpoint_events=False)
-        self.bar = build_bar(self.console) if show_bar and self.console.is_terminal else None
+        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+        with_bar = show_bar and self.console.is_terminal
+        self.bar = Progress(*columns, TimeRemainingColumn(), console=self.console) if with_bar else None
         self.latest: dict[str, float] = {}
-        self.shares = PhaseShares()  # since the last line
-        self.evaluated_every = evaluated_every
-        self.left = TrainingTimeLeft(0.0, time.monotonic(), evaluated_every)
-        self.evaluation_start_s, self.begun_s = 0.0, time.monotonic()
-        self.start_tokens = 0
-        self.start_training_s = 0.0
+        self.start_s, self.start_fraction, self.start_tokens, self.start_training_s = time.monotonic(), 0.0, 0, 0.0
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:  # noqa: ARG002
         """Remember the newest value of every metric."""
         self.latest.update(metrics)
-        self.shares.add(metrics)
 
     def fit_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Start the clock, wherever in the training this session starts."""
-        self.begun_s = time.monotonic()
-        self.left = TrainingTimeLeft(fraction_done(state), self.begun_s, self.evaluated_every)
-        CurrentStage.begin()
-        self.start_tokens = state.timestamp.token.value
-        self.start_training_s = training_s(state)
+        """Start the clock, wherever in the training run this session starts."""
+        self.start_s, self.start_fraction = time.monotonic(), fraction_done(state)
+        self.start_tokens, self.start_training_s = state.timestamp.token.value, training_s(state)
         if self.bar is not None:
+            self.bar.add_task("training", total=1.0, completed=self.start_fraction)
             self.bar.start()
 
     def batch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Move the bar, or print a line when one is due."""
-        left = self.time_left(state)
+        """Move the bar, or print a line if one is due."""
         if self.bar is not None:
-            done, told = fraction_done(state), self.describe(state)
-            self.bar.update(self.bar.task_ids[0], completed=done, description=told, left=left)
+            self.bar.update(self.bar.task_ids[0], completed=fraction_done(state), description=self.describe(state))
         elif self.is_due(state, Event.BATCH_END):
             self.print_line(state)
 
     def epoch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Print a line when lines are due by epoch."""
+        """Print a line if lines are due by epoch."""
         if self.bar is None and self.is_due(state, Event.EPOCH_END):
             self.print_line(state)
 
-    def eval_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Evaluations have a clock of their own."""
-        self.evaluation_start_s = time.monotonic()
-
-    def eval_batch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Say in the bar that the pause is an evaluation."""
-        if self.bar is not None:
-            batches = f"{state.eval_timestamp.batch.value}/{state.dataloader_len}"
-            self.bar.update(self.bar.task_ids[0], description=f"evaluating, batch {batches}")
-
     def eval_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Print what the held-out answers say, and let the bar tell of the training again."""
-        self.left.evaluated(fraction_done(state), time.monotonic() - self.evaluation_start_s)
-        if self.bar is not None and "loss/train/total" in self.latest:
-            self.bar.update(self.bar.task_ids[0], description=self.describe(state))
+        """Print the held-out metrics."""
         for line in describe_evaluation(estimates(state.eval_metrics["eval"])):
             self.console.print(f"batch {state.timestamp.batch.value}: held-out {line}", style="bold")
 
     def close(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Leave the terminal as it was, also after an error; say what was not said of other work."""
+        """Leave the terminal as it was, also after an error."""
         if self.bar is not None:
             self.bar.stop()
-        self.tell_load()
 
     def print_line(self, state: State) -> None:
-        """How far the training is, and where the time since the last line went."""
-        shares = self.shares.describe()
-        line = f"{self.describe(state)}, {self.time_left(state)} left"
-        self.console.print(f"{line} ({shares})" if shares else line)
-        self.tell_load()
-
-    def tell_load(self) -> None:
-        """Say that other work has the processor, once in a training."""
-        if time.monotonic() - self.begun_s >= LOAD_AFTER_S and (told := CurrentStage.watch.told()) is not None:
-            self.console.print(f"training: {told}.")
+        """How far the training run is."""
+        fraction = (fraction_done(state) - self.start_fraction) / max(1e-9, 1 - self.start_fraction)
+        left = time_left(time.monotonic() - self.start_s, fraction)
+        self.console.print(f"{self.describe(state)}, {duration(left)} left")
 
     def describe(self, state: State) -> str:
         """The state of training in one line."""
         elapsed_s = training_s(state) - self.start_training_s
         tokens_per_s = (state.timestamp.token.value - self.start_tokens) / max(elapsed_s, 1e-9)
-        return (
-            f"batch {state.timestamp.batch.value} ({fraction_done(state):.0%}): "
-            f"loss {self.latest['loss/train/total']:.4f} nats/token, {tokens_per_s:.0f} tokens/s{self.utilisation()}"
-        )
-
-    def utilisation(self) -> str:
-        """Model FLOP utilisation, where it is known."""
-        rate = self.latest.get("throughput/device/mfu")
-        return "" if rate is None else f" ({rate:.0%} of the FLOPs this device can do)"
-
-    def time_left(self, state: State) -> str:
-        """Time left at the latest speed, evaluations that are still to come included."""
-        self.left.trained(fraction_done(state), time.monotonic())
-        return words(self.left.seconds)
+        mfu = self.latest.get("throughput/device/mfu")
+        used = "" if mfu is None else f", MFU {mfu:.0%}"
+        batch, done = state.timestamp.batch.value, fraction_done(state)
+        loss = self.latest["loss/train/total"]
+        return f"batch {batch} ({done:.0%}): loss {loss:.4f} nats/token, {tokens_per_s:.0f} tokens/s{used}"
 
 
 def describe_evaluation(results: Mapping[str, Estimate]) -> list[str]:
@@ -236,11 +191,3 @@ def fraction_done(state: State) -> float:
 def training_s(state: State) -> float:
     """Seconds spent training so far, over all sessions and without evaluations."""
     return state.timestamp.total_wct.total_seconds()
-
-
-def build_bar(console: Console) -> Progress:
-    """One bar for the whole training."""
-    columns = (BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("{task.fields[left]} left"))
-    bar = Progress(TextColumn("{task.description}"), *columns, console=console)
-    bar.add_task("training", total=1.0, left="?")
-    return bar

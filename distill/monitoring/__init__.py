@@ -1,1 +1,0 @@
-"""What a training tells while it runs: logs, times of each step, FLOPs, norms of gradients."""

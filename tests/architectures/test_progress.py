@@ -1,0 +1,47 @@
+"""Progress of loops: a bar on a terminal, lines elsewhere."""
+
+import re
+import sys
+
+import pytest
+
+from architectures.progress import track as module
+from architectures.progress.track import duration, progress, time_left, track
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that the test moves."""
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_line_a_minute_without_a_terminal(clock, capsys):
+    for _ in track(range(4), description="work", total=4):
+        clock[0] += 40
+    assert re.findall(r"work: (\d) of 4, (.*) left", capsys.readouterr().err) == [("2", "0:01:20")]
+
+
+def test_the_time_left_counts_work_and_not_items(clock, capsys):
+    with progress("work", total=2, whole=10) as advance:
+        clock[0] = 60
+        advance(2)
+    assert "1 of 2, 0:04:00 left" in capsys.readouterr().err
+
+
+def test_a_short_loop_prints_nothing(capsys):
+    assert list(track("abc", description="work", total=3)) == ["a", "b", "c"]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_bar_on_a_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    list(track("abc", description="work", total=3, works=ord, whole=sum(map(ord, "abc"))))
+    assert "3/3" in capsys.readouterr().err
+
+
+def test_durations():
+    assert [duration(each) for each in (None, 90, -1)] == ["?", "0:01:30", "0:00:00"]
+    assert time_left(30, 0.25) == pytest.approx(90)
+    assert time_left(30, 0) is None
