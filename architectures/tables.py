@@ -26,7 +26,6 @@ class Section:
 
     title: str
     blocks: "Sequence[Block]"
-    name: str = ""  # anchor in the report
 
 
 Block = str | Table | Section  # text is Markdown: a paragraph, a list, or code between ``` lines

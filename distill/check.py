@@ -12,7 +12,6 @@ from architectures.draft_vocabulary.lists import list_file, read_list
 from architectures.draft_vocabulary.tokens import TOKENIZER, read_tokens
 from architectures.errors import UserError
 from architectures.files.disk import free_bytes
-from architectures.pages.counts import number_of
 from architectures.pruning.plan import load_plan, needed_scores, plan_pruning
 from architectures.shapes.context_length import ContextLength, context_length
 from architectures.shapes.requested_shape import WIDTHS, draft_shape, masked_shape
@@ -26,6 +25,7 @@ from architectures.small_head.record import (
     read_draft_vocabulary,
     refuse_small_head,
 )
+from architectures.tables import plural
 from architectures.targets.target import NOT_HERE, cached_config, config_at_hand, is_gguf, local_path, packaged_words
 from distill.data.held_out import distinct
 from distill.data.longest_texts import refuse_long_calibration, refuse_long_texts
@@ -179,7 +179,7 @@ def check_recipe(
     needs = partial(stage_needs, recipe, shapes, on_gpu=on_gpu)
     for need in needs(processes=processes or PROCESSES_PER_MACHINE):
         if gib is not None and need.size_bytes > gib * GIB:
-            among = number_of(processes or PROCESSES_PER_MACHINE, "process", "processes")
+            among = plural(processes or PROCESSES_PER_MACHINE, "process", "processes")
             problems.append(
                 f"{need.stage}: one of {among} needs {need.size_bytes / GIB:.1f} GiB, and a device has {gib:g} GiB. "
                 f"Use {need.remedy}."
@@ -337,8 +337,8 @@ def shape_words(shape: Shape, name: str | None = None) -> str:
     head = f", {shape.head_vocab} in the output head" if shape.head_vocab else ""
     nominal = [named.nominal for key, named in NAMED_SHAPES.items() if key == name or named.shape == shape]
     return (
-        f"{number_of(shape.layers, 'layer')}, hidden {shape.hidden}, intermediate {shape.intermediate}, "
-        f"{number_of(shape.heads, 'head')} of {shape.head_dim} ({shape.kv_heads} kv), vocabulary {shape.vocab}{head}; "
+        f"{plural(shape.layers, 'layer')}, hidden {shape.hidden}, intermediate {shape.intermediate}, "
+        f"{plural(shape.heads, 'head')} of {shape.head_dim} ({shape.kv_heads} kv), vocabulary {shape.vocab}{head}; "
         f"{shape.parameters():,} parameters, {shape.parameters_without_embeddings():,} without embeddings"
         f"{f', nominal {nominal[0]}' if nominal else ''}"
     )

@@ -18,10 +18,10 @@ from typing import Any
 from architectures.checkpoints.manifest import Counts, changed_inputs, hardware
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.pages.counts import number_of
 from architectures.pruning.plan import needed_scores
 from architectures.shapes.context_length import ContextLength
 from architectures.shapes.shape import DTYPE_BYTES, Shape
+from architectures.tables import plural
 from distill.data.conversations import Conversation, load_conversations
 from distill.flops import forward_flops, head_flops, training_flops
 from distill.formulas.losses import Knowledge
@@ -159,7 +159,7 @@ def processor_device_name() -> str:
     """The CPU and the cores this process may use."""
     machine = hardware()
     processor, cores = machine["processor"], machine["cores"]
-    return processor if cores is None else f"{processor}, {number_of(cores, 'core')}"
+    return processor if cores is None else f"{processor}, {plural(cores, 'core')}"
 
 
 def gpu_name() -> str | None:

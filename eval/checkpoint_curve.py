@@ -15,11 +15,10 @@ from transformers import PreTrainedModel
 from architectures.files.atomic import write_text
 from architectures.files.typed_file import read_typed
 from architectures.kept import remove_kept
-from architectures.pages.blocks import Section, Table
-from architectures.pages.markdown import markdown
 from architectures.settings.holding import WHOLE, Holding
 from architectures.settings.recipe_command import command_of
 from architectures.sharing import ALONE, Share
+from architectures.tables import Section, Table, markdown
 from eval.acceptance.draft_scores import DraftScore
 from eval.acceptance.estimates import Columns, Estimate, Resampling, pooled_ratio
 from eval.acceptance.paired_ratios import paired_ratio_differences

@@ -25,9 +25,9 @@ from architectures.errors import UserError
 from architectures.files.atomic import write_text
 from architectures.files.reading import read_text
 from architectures.files.typed_file import checked
-from architectures.pages.markdown import markdown
 from architectures.progress.track import track
 from architectures.settings.kinds import MinP, RepetitionPenalty, Temperature, TopK, TopP
+from architectures.tables import markdown
 from eval.acceptance.counts import Array
 from eval.acceptance.draft_scores import AnswerScore, DraftScore
 from eval.acceptance.estimates import INTERVALS, Resampling

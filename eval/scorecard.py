@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint, fingerprint_value
 from architectures.files.atomic import write_text
 from architectures.kept import remove_kept
-from architectures.pages.markdown import markdown
 from architectures.settings.holding import WHOLE, Holding
 from architectures.sharing import ALONE, Share
+from architectures.tables import markdown
 from eval.acceptance import paired_ratios
 from eval.acceptance.counts import Counts, ratio, tau
 from eval.acceptance.draft_scores import DraftScore, ReplayedDraft

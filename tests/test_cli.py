@@ -13,7 +13,7 @@ import pytest
 
 import widedraft
 from architectures.errors import UserError
-from architectures.pages.terminal import terminal
+from architectures.tables import terminal
 from distill.process import exits
 from distill.process.exits import report_user_errors
 from distill.stages import processes

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from architectures.pages.terminal import terminal
+from architectures.tables import terminal
 from eval.tasks import tasks_page
 
 ROOT = Path(__file__).parents[1]

@@ -4,11 +4,12 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from architectures.errors import UserError
-from architectures.pages.blocks import Block, Section, Sentence, Table
+from architectures.pages.blocks import Sentence
 from architectures.shapes.requested_shape import draft_shape
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.serving import quantised_formats, tensor_parallel_degrees
 from architectures.shapes.shape import NAMED_SHAPES, NamedShape, Shape
+from architectures.tables import Block, Section, Table
 
 COLUMNS: dict[str, Callable[[Shape], str]] = {
     "layers": lambda shape: str(shape.layers),

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from architectures.files.typed_file import read_typed
-from architectures.pages.blocks import Table
-from architectures.pages.markdown import between, markdown
+from architectures.tables import Table, markdown, replace_between
 from eval.engines.certificate import FORM, REMEDY, Certificate, pooled
 from eval.engines.findings import shown
-from eval.pages.verdict import figure_words
+from eval.scorecard_tables import with_bounds
 
 COLUMNS = (
     "decoded by",
@@ -50,7 +49,7 @@ def main() -> None:
         print(markdown(Table(COLUMNS, rows)))
     else:
         page = options.doc.read_text(encoding="utf-8")
-        options.doc.write_text(between(page, BEGIN, END, markdown(Table(COLUMNS, rows))), encoding="utf-8")
+        options.doc.write_text(replace_between(page, BEGIN, END, markdown(Table(COLUMNS, rows))), encoding="utf-8")
 
 
 def engine_rows(words: Sequence[str]) -> Iterator[Cells]:
@@ -71,7 +70,7 @@ def engine_cells(certificate: Certificate, form: str) -> Cells:
         str(run.lookahead),
         f"{speed.plain_tokens_per_s:.1f}",
         f"{speed.drafted_tokens_per_s:.1f}",
-        figure_words(speed.value, speed.interval, times=True),
+        with_bounds(speed.value, speed.interval, 2, "x"),
         f"{shown(counted)} in {counted.rounds:,}",
         f"{shown(certificate.replay, like=counted)} in {certificate.replay.rounds:,}",
         f"{equal} of {len(run.texts)}",
@@ -92,7 +91,7 @@ def own_rows(speed: dict[str, Any]) -> Iterator[Cells]:
             str(best["lookahead"]),
             f"{plain['whole']['tokens_per_s']:.1f}",
             f"{best['whole']['tokens_per_s']:.1f}",
-            figure_words(**best["whole"]["speedup"], times=True),
+            with_bounds(best["whole"]["speedup"]["value"], best["whole"]["speedup"]["interval"], 2, "x"),
             "" if best["tau"] is None else f"{best['tau']:.2f} tokens a round",
             "",
             "",

@@ -7,8 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from architectures.pages.blocks import Table
-from architectures.pages.markdown import between, markdown
+from architectures.tables import Table, markdown, replace_between
 from benchmarks.gpu.record import DEVICES, Record
 from benchmarks.gpu.stage import Row
 from benchmarks.gpu.vllm_steps import FULL, NO_DRAFT, PLAIN
@@ -25,7 +24,9 @@ OWN_FIGURES = ("plain_ms", "draft_ms", "cost_ratio")
 def main() -> None:
     records = [record for record in read_devices(DEVICES) if any(map(is_step, rows_of(record)))]
     sections = [section(record) for record in records]
-    DOC.write_text(between(DOC.read_text(encoding="utf-8"), BEGIN, END, "\n\n".join(sections)), encoding="utf-8")
+    DOC.write_text(
+        replace_between(DOC.read_text(encoding="utf-8"), BEGIN, END, "\n\n".join(sections)), encoding="utf-8"
+    )
 
 
 def rows_of(record: Mapping) -> list[Row]:

@@ -9,10 +9,10 @@ from pydantic import Field
 from architectures.errors import UserError
 from architectures.files.section import Section
 from architectures.pages.blocks import Facts
-from architectures.pages.terminal import terminal
 from architectures.settings.flags import Flag
 from architectures.settings.kinds import MOST
 from architectures.settings.recipe_command import of_recipe
+from architectures.tables import terminal
 from distill.commands.recipe_commands import of_words, recipe_of
 from distill.recipe.words import Debug, RecipeFile, is_recipe, words_of
 

@@ -11,10 +11,10 @@ from pydantic import Field
 from architectures.errors import UserError
 from architectures.files.section import Section
 from architectures.pages.blocks import Code, Facts, Sentence
-from architectures.pages.terminal import terminal
 from architectures.settings.flags import Flag
 from architectures.shipped.packaged_targets import packaged_target
 from architectures.shipped.recipes import FOLDER, shipped_recipes
+from architectures.tables import terminal
 from distill.shipped_recipes.copying import Copy, copies_of, write_copies
 from distill.shipped_recipes.header import header_paragraphs
 from distill.shipped_recipes.packaged_target import make_packaged_target

@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 
 from architectures.files.atomic import write_text
-from architectures.pages.blocks import Section, Table
-from architectures.pages.markdown import between, markdown
 from architectures.settings.requirements import Schema, options, requirement, section_keys
+from architectures.tables import Section, Table, markdown, replace_between
 from distill.recipe_reading.keys import known_keys, required_keys
 
 REFERENCE_PATH = Path(__file__).parents[2] / "docs" / "recipes.md"
@@ -15,7 +14,7 @@ BEGIN, END = "<!-- keys: written by `python -m distill.commands.recipe_reference
 
 def write_reference(schema: Schema, path: Path = REFERENCE_PATH) -> None:
     """Put the tables of all keys between the marks of a page."""
-    write_text(between(path.read_text(encoding="utf-8"), BEGIN, END, key_reference(schema)), path)
+    write_text(replace_between(path.read_text(encoding="utf-8"), BEGIN, END, key_reference(schema)), path)
 
 
 def key_reference(schema: Schema) -> str:

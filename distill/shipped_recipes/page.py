@@ -4,8 +4,9 @@ from pathlib import Path
 
 import yaml
 
-from architectures.pages.blocks import Block, Facts, Section, Sentence
+from architectures.pages.blocks import Facts, Sentence
 from architectures.shipped.recipes import shipped_recipes
+from architectures.tables import Block, Section
 from distill.shipped_recipes.header import NO_LABEL, first_sentence, paragraph
 
 HINT = (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from architectures.checkpoints.generation_settings import SETTINGS_NAME, write_assistant_settings
 from architectures.checkpoints.manifest import Counts
-from architectures.pages.counts import number_of
+from architectures.tables import plural
 from distill.caching.stage import require_own_answers, states_are_due, write_cache
 from distill.recipe.recipe import Recipe
 from distill.recipe.sections.teacher import keeps_states
@@ -76,13 +76,13 @@ LEFT_OUT = {  # counts of prompts that nobody answers, in words
 
 def counts_words(counts: Counts) -> str:
     """What became of the prompts, in a sentence; nothing of what did not happen."""
-    told = [number_of(counts["prompts"], "prompt")]
+    told = [plural(counts["prompts"], "prompt")]
     for key, words in LEFT_OUT.items():
         if number := counts.get(key):
             told.append(f"{number:,} {words}")
     for name, split in (("to train on", counts["train"]), ("held out", counts.get("eval"))):
         if split is not None:
-            answers, tokens = number_of(split["answers"], "answer"), number_of(split["answer_tokens"], "token")
+            answers, tokens = plural(split["answers"], "answer"), plural(split["answer_tokens"], "token")
             told.append(f"{answers} {name} ({tokens})")
     return ", ".join(told)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.files.disk import size
-from architectures.pages.counts import number_of
 from architectures.settings.holding import Holding
 from architectures.shapes.shape import DTYPE_BYTES, Shape
+from architectures.tables import plural
 
 KEY = "target.device_memory_gib"
 WIDEST = 3  # times the width of a feed-forward: gate, up and their product
@@ -127,9 +127,7 @@ def refuse_small_cap(
     if needed <= allowed:
         return
     at_work = size(needed - memory.least_bytes(0, 0)).strip()
-    texts = (
-        f", and {number_of(rows, 'text')} of {width:,} tokens take{'s' * (rows == 1)} {at_work}" if width > 1 else ""
-    )
+    texts = f", and {plural(rows, 'text')} of {width:,} tokens take{'s' * (rows == 1)} {at_work}" if width > 1 else ""
     fewer = " or lower data.batch_size" if rows > 1 else ""
     raise UserError(
         f"{folder}: one layer at a time it takes at least {size(needed).strip()}: {memory.largest} has "

@@ -142,7 +142,8 @@ def test_the_difference_between_runs_is_the_one_within_a_scorecard(scored):
 
 def test_runs_on_other_responses_are_not_paired(scored):
     noisy, tiny = (run.card for run in read_runs([scored / "noisy", scored / "tiny"]))
-    others = replace(tiny, prompts=replace(tiny.prompts, ids_sha256="0" * 64))
+    prompts = tiny.prompts.model_copy(update={"ids_sha256": "0" * 64})
+    others = tiny.model_copy(update={"prompts": prompts})
     assert between_runs("tiny", "noisy", others, noisy) == []
 
 

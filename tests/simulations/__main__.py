@@ -10,8 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from architectures.checkpoints.manifest import git_commit
-from architectures.pages.blocks import Table
-from architectures.pages.markdown import between, markdown
+from architectures.tables import Table, markdown, replace_between
 from tests.simulations.acceptance import checkpoint_rows, difference_rows, rate_rows
 from tests.simulations.exams import exam_rows
 from tests.simulations.latency import latency_rows, read_series
@@ -60,7 +59,7 @@ def all_rows(options: argparse.Namespace) -> Iterator[Row]:
 
 def with_table(text: str, rows: Iterable[Row]) -> str:
     """A page with the table between its two marks."""
-    return between(text, BEGIN, END, markdown(Table(COLUMNS, [cells_of(row) for row in rows])))
+    return replace_between(text, BEGIN, END, markdown(Table(COLUMNS, [cells_of(row) for row in rows])))
 
 
 def cells_of(row: Row) -> tuple[str, ...]:

@@ -19,8 +19,7 @@ from statistics import fmean
 import numpy as np
 
 from architectures.checkpoints.manifest import git_commit
-from architectures.pages.blocks import Table
-from architectures.pages.markdown import between, markdown
+from architectures.tables import Table, markdown, replace_between
 from distill.choose.shapes.candidates import DEPTHS
 from distill.choose.trainings.in_play import in_play, is_rival
 from eval.acceptance.estimates import Estimate, Resampling
@@ -129,7 +128,7 @@ def main() -> None:
 
 def with_table(text: str, outcomes: Iterable[Outcome]) -> str:
     """A page with the table between its two marks."""
-    return between(text, BEGIN, END, markdown(Table(COLUMNS, [cells_of(each) for each in outcomes])))
+    return replace_between(text, BEGIN, END, markdown(Table(COLUMNS, [cells_of(each) for each in outcomes])))
 
 
 def cells_of(outcome: Outcome) -> tuple[str, ...]:

@@ -8,11 +8,10 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from architectures.files.atomic import write_text
-from architectures.pages.blocks import Block, Code, Items, Section, Sentence, Table
-from architectures.pages.counts import number_of
-from architectures.pages.markdown import markdown
+from architectures.pages.blocks import Code, Items, Sentence
 from architectures.shapes.shape import NAMED_SHAPES, Shape
 from architectures.shapes.shapes_table import millions
+from architectures.tables import Block, Section, Table, markdown, plural
 from architectures.targets.target import read_config
 from distill.formulas.losses import AnyLoss
 from distill.hub.card.serving import Serving
@@ -184,7 +183,7 @@ def fact_rows(of: Publication, folder: Path) -> list[tuple[str, str]]:
     shape = Shape.from_config(read_config(folder), where=str(folder / "config.json"))
     nominal = of.recipe.architecture.shape
     called = "" if nominal is None else f"; the shape is called {NAMED_SHAPES[nominal].nominal}"
-    layers = number_of(shape.layers, "layer")
+    layers = plural(shape.layers, "layer")
     sizes = (
         f"{layers}, hidden {shape.hidden}, feed-forward {shape.intermediate}, {shape.heads} heads of "
         f"{shape.head_dim}, {shape.kv_heads} key/value heads"

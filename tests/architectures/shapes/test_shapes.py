@@ -16,9 +16,9 @@ from transformers import (
 )
 
 from architectures.errors import UserError
-from architectures.pages.terminal import terminal
 from architectures.shapes.shape import NAMED_SHAPES, Shape, checkpoint_tensors
 from architectures.shapes.shapes_table import shapes_page, target_page
+from architectures.tables import terminal
 
 # As their config.json files on the hub say, entries that do not touch the shape left out.
 CONFIGS = {

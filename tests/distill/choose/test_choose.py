@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from architectures.errors import UserError
-from architectures.pages.markdown import markdown
 from architectures.shapes.shape import NAMED_SHAPES
+from architectures.tables import markdown
 from distill.choose.ranked import command
 from distill.choose.ranked.page import GIVEN_ALPHAS, after_training, prospects_page, ranking_verdict
 from distill.choose.shapes.candidates import DEPTHS

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from architectures.errors import UserError
-from architectures.pages.markdown import markdown
+from architectures.tables import markdown
 from distill.checkpoints.files import find_checkpoints
 from distill.choose.ranked.page import cells_verdict, rung_page
 from distill.choose.shapes.durations import rung_durations

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from architectures.checkpoints.fingerprint import fingerprint_value
 from architectures.errors import UserError
-from architectures.pages.terminal import terminal
+from architectures.tables import terminal
 from eval.models.loading import load_tokenizer
 from eval.prompts import (
     FIELD_IN_TEMPLATE,

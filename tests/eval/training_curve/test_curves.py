@@ -5,7 +5,7 @@ import json
 import pytest
 
 from architectures.errors import UserError
-from architectures.pages.markdown import markdown
+from architectures.tables import markdown
 from eval.acceptance.counts import Counts
 from eval.acceptance.draft_scores import AnswerScore, DraftScore
 from eval.acceptance.estimates import Resampling
