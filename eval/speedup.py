@@ -214,7 +214,7 @@ class DraftRow(Protocol):
     def lookahead(self) -> Sequence[RoundsAt]: ...
 
     @property
-    def by_prompt(self) -> PromptSums | None: ...
+    def by_prompt(self) -> PromptSums: ...
 
 
 def ranking(rows: Sequence[DraftRow], latency: "ScoredLatency", resampling: Resampling) -> list[Ranked]:
@@ -228,7 +228,6 @@ def ranking(rows: Sequence[DraftRow], latency: "ScoredLatency", resampling: Resa
     steps, draws = step_times(latency), drawn_times(latency, resampling)
     chosen, drawn, counts = {}, {}, []
     for row in rows:
-        assert row.by_prompt is not None, "no scorecard of today lacks them"
         chosen[row.draft] = promise(row.lookahead, steps[row.draft], batch=latency.batch)
         drawn[row.draft] = drawn_speedups(
             row, row.by_prompt, chosen[row.draft][0], draws[row.draft], resampling, batch=latency.batch
@@ -244,10 +243,8 @@ def predicted_interval(
     """How far the doubt of acceptance and of step times moves the speed that is predicted of a draft at a lookahead.
 
     Returns:
-        None where a scorecard does not hold the sums of every prompt, or holds too few prompts or repetitions.
+        None with too few prompts or repetitions.
     """
-    if row.by_prompt is None:
-        return None
     drawn_N = drawn_speedups(row, row.by_prompt, lookahead, drawn_times(latency, resampling)[row.draft], resampling)
     return drawn_interval(drawn_N, latency, resampling, len(row.by_prompt.tokens))
 

@@ -1,7 +1,5 @@
 """Drafts are ranked by what their acceptance is worth with their step times, and the doubt is that of both."""
 
-from dataclasses import replace
-
 import pytest
 
 from eval.acceptance.estimates import Resampling
@@ -60,8 +58,6 @@ def test_what_is_predicted_is_as_doubtful_as_the_draft_in_a_ranking():
 def test_without_the_sums_of_several_prompts_a_prediction_has_no_interval():
     assert interval_of({"a": (4.0, [5])}, 1, wide_ms=2.0) is None
     assert interval_of({"a": (4.0, [5, 5])}, 1, wide_ms=2.0) is not None
-    [row], steps = rows_and_steps({"a": (4.0, [5, 5])}, wide_ms=2.0)
-    assert predicted_interval(replace(row, by_prompt=None), 1, steps, RESAMPLING) is None
 
 
 def test_a_draft_is_worth_what_the_formula_says():
@@ -204,7 +200,7 @@ def test_in_a_batch_one_row_that_kept_everything_makes_all_catch_up():
     times = StepTimes(target_s=0.04, draft_s=0.004, draft_two_s=0.02, verify_s={1: 0.044})
     in_batch = predicted_speedup(1.5, 1 - 0.5**4, 1, times)
     assert iid_speedup(0.5, 1, times, 4) == in_batch < iid_speedup(0.5, 1, times)
-    steps = replace(records.latency(40.0, {1: 44.0}, {"a": (4.0, 20.0)}), batch=4)
+    steps = records.latency(40.0, {1: 44.0}, {"a": (4.0, 20.0)}).model_copy(update={"batch": 4})
     [given] = ranking_of_alphas(steps, {"a": 0.5}, RESAMPLING)
     assert given.speedup == pytest.approx(in_batch)
     assert given.interval == pytest.approx((in_batch, in_batch))
@@ -214,7 +210,11 @@ def test_in_a_batch_one_row_that_kept_everything_makes_all_catch_up():
 
 def test_what_was_scored_is_ranked_at_the_batch_that_was_timed():
     [row], steps = rows_and_steps({"a": (4.0, [5, 5])}, wide_ms=0.0)
-    row = replace(row, lookahead=tuple(replace(each, fully_accepted=each.rounds / 2) for each in row.lookahead))
-    [alone], [in_batch] = ranking([row], steps, RESAMPLING), ranking([row], replace(steps, batch=8), RESAMPLING)
+    halves = (each.model_copy(update={"fully_accepted": each.rounds / 2}) for each in row.lookahead)
+    row = row.model_copy(update={"lookahead": tuple(halves)})
+    [alone], [in_batch] = (
+        ranking([row], steps, RESAMPLING),
+        ranking([row], steps.model_copy(update={"batch": 8}), RESAMPLING),
+    )
     assert in_batch.speedup < alone.speedup
     assert in_batch.interval[1] < alone.interval[0]
