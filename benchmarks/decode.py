@@ -8,7 +8,7 @@ write as many:
 
     plain               ours against `generate`, batch 1
     speculative         ours against `generate(assistant_model=...)` at the same lookahead, batch 1
-    compiled            both of ours with compiled steps (eval/steps/compiled.py), batch 1
+    compiled            both of ours with compiled steps (eval/decoding/cuda_graphs.py), batch 1
     batch               ours, plain and speculative, all prompts at once, against batch 1 of each
 
 transformers' assistant proposes `lookahead` tokens a round, whatever it thinks of them. Reported are seconds a token of
@@ -29,10 +29,10 @@ from transformers import PreTrainedModel
 
 from architectures.checkpoints.manifest import git_commit, hardware
 from eval.checks.loaded_pair import load_pair, prompts_of
+from eval.decoding.cuda_graphs import CompiledSteps
+from eval.decoding.kv_cache import Opener, open_sequencer
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
-from eval.steps.compiled import CompiledSteps
-from eval.steps.sequencer import Opener, open_sequencer
 
 Way = Callable[[], int]  # decodes everything, and returns the tokens written
 

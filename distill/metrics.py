@@ -20,7 +20,7 @@ from transformers import TopPLogitsWarper
 from eval.acceptance.counts import Array
 from eval.acceptance.estimates import Estimate, Resampling, pooled_ratio
 from eval.acceptance.replay import as_array, replay_counts
-from eval.decoding.rules import EXACT_SAMPLED_DRAFT
+from eval.decoding.acceptance import EXACT_SAMPLED_DRAFT
 
 LOOKAHEADS = (1, 3, 5, 7)
 BEST_LOOKAHEAD = 5  # at which the highest tau makes a checkpoint the best

@@ -20,12 +20,10 @@ from distill.callbacks import ROLLOUTS, PhaseClock
 from distill.data.batches import Example, collate
 from distill.recipe.sections.samples import SamplesConfig
 from distill.recipe.sections.times import split_time
-from eval.decoding.batch import Batch
+from eval.decoding.kv_cache import takes_rows
 from eval.decoding.sampling import Sampling
-from eval.decoding.speculative import collected, decode_steps
+from eval.decoding.speculative import Batch, Streams, Wanted, collected, decode_steps
 from eval.decoding.texts import Limits, Seeds, stream
-from eval.decoding.wanted import Streams, Wanted
-from eval.steps.sequencer import takes_rows
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,12 @@ from scipy.stats import binomtest
 from architectures.errors import UserError
 from architectures.progress.track import track
 from eval.checks.loaded_pair import LoadedPair
+from eval.decoding.kv_cache import Opener, open_sequencer
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Decoded, Limits, Speculation
 from eval.lossless import Finding, accepted_of
 from eval.near_ties import MIN_P, Parting, excess_p, find_parting, tie_allowance
 from eval.prompts import Prompt, load_rows, raw_text, task_answer, task_prompt
-from eval.steps.sequencer import Opener, open_sequencer
 from eval.tasks import TASKS, PromptSource
 
 SIGN, CURRENCY = "[-\N{MINUS SIGN}]", "[$€£¥]"

@@ -23,20 +23,17 @@ from architectures.errors import UserError
 from eval.acceptance.estimates import Columns, Estimate, Resampling, resampled
 from eval.acceptance.paired_ratios import INTERVALS, paired_ratio_quotient, paired_ratio_quotients
 from eval.config import SamplingConfig
-from eval.decoding.batch import Batch
-from eval.decoding.batch_rounds import Rounds
+from eval.decoding.kv_cache import Opener, open_sequencer, takes_rows
 from eval.decoding.ngram import LookupFirst, NgramLookup
 from eval.decoding.sampling import Sampling
-from eval.decoding.speculative import GREEDY, SEEDS, plain_decode, speculative_decode
+from eval.decoding.speculative import GREEDY, SEEDS, Batch, Rounds, Streams, Wanted, plain_decode, speculative_decode
 from eval.decoding.texts import Decoded, Limits, Round, Seeds, Speculation, row_seed, stream_seed
-from eval.decoding.wanted import Streams, Wanted
 from eval.latency import Latency
 from eval.models.clock import clock_s
 from eval.models.execution import How
 from eval.profiling import PROFILED_STEPS, Profile, Recording
 from eval.scorecard_schema import ModelIdentity, Provenance, ScoredLatency
 from eval.speedup import predicted_speedup
-from eval.steps.sequencer import Opener, open_sequencer, takes_rows
 
 FORMAT = "widedraft.benchmark/1"
 PLAIN, DRAFT, LOOKUP = "plain decoding", "draft", "prompt lookup"

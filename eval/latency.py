@@ -36,6 +36,8 @@ from architectures.shapes.context_length import context_length
 from architectures.shapes.shape import Shape
 from eval.acceptance.estimates import Estimate, Resampling
 from eval.acceptance.intervals import percentile_bounds
+from eval.decoding.cuda_graphs import FixedSteps, new_opener
+from eval.decoding.kv_cache import Feed, Opener, Sequencer, open_sequencer, takes_rows
 from eval.machine import (
     NumThreads,
     Started,
@@ -53,9 +55,6 @@ from eval.records.evidence import StepEvidence
 from eval.records.grid import TARGET, GridCell
 from eval.scorecard_schema import DraftSteps, Percentile, ScoredLatency, StepTime, VerifyStep
 from eval.speedup import StepTimes
-from eval.steps.fixed_steps import FixedSteps
-from eval.steps.openers import new_opener
-from eval.steps.sequencer import Feed, Opener, Sequencer, open_sequencer, takes_rows
 from eval.targets.caps import free_bytes
 
 CHAIN_LENGTH = 8  # draft steps timed together, each fed the argmax of the one before

@@ -35,14 +35,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from eval.acceptance.replay import answer_logits
-from eval.decoding.batch import first_tokens
-from eval.decoding.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, LOSSLESS, RULES
+from eval.decoding.acceptance import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, LOSSLESS, RULES
+from eval.decoding.kv_cache import Opener, open_sequencer
 from eval.decoding.sampling import Sampling, distribution, seen_along
-from eval.decoding.speculative import GREEDY, plain_decode, speculative_decode
+from eval.decoding.speculative import GREEDY, first_tokens, plain_decode, speculative_decode
 from eval.decoding.texts import Decoded, Limits, Round, Seeds, Speculation, row_seed
 from eval.models.loading import shared_vocab_size
 from eval.near_ties import MIN_P, judge_ties, read_all
-from eval.steps.sequencer import Opener, open_sequencer
 
 Models = tuple[PreTrainedModel, PreTrainedModel]  # target and draft
 Prompts = Sequence[Sequence[int]]

@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
 from eval.acceptance.replay import answer_logits
-from eval.steps.cache import CACHE_ARGUMENT
+from eval.decoding.kv_cache import CACHE_ARGUMENT
 
 MIN_P = 1e-3  # a sound pair fails a statistical check once in a thousand times
 TIE_STEPS = 4  # roundings of the largest logit within which two count as a near tie, whatever is measured

@@ -37,9 +37,9 @@ from eval.answers.shards import SETTINGS_NAME, read_claims
 from eval.answers.token_ids import require_known_ids
 from eval.answers.traces import read_traces
 from eval.config import EvalConfig, sampling_asked
-from eval.decoding.batch import first_tokens
-from eval.decoding.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, REJECTION
+from eval.decoding.acceptance import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, REJECTION
 from eval.decoding.sampling import Sampling, log_distribution, penalised, seen_along
+from eval.decoding.speculative import first_tokens
 from eval.machine import torch_threads
 from eval.models.identity import model_facts
 from eval.models.loading import (

@@ -35,6 +35,7 @@ from eval.acceptance.summary import acceptance_row, difference_row
 from eval.answers.traces import Trace
 from eval.answers.writing import Kind
 from eval.config import EvalConfig
+from eval.decoding.kv_cache import takes_rows
 from eval.decoding.ngram import NgramLookup
 from eval.decoding.sampling import Sampling
 from eval.examples import write_examples
@@ -80,7 +81,6 @@ from eval.speedup import (
     memory_bound_speedup,
     predicted_speedup,
 )
-from eval.steps.sequencer import takes_rows
 from eval.targets.loading import held_facts, load_target
 from eval.wall_clock import DRAFT, LiveAnswer, LiveWay, best_lookup, compare_with_replay, decode_live, live_record
 

@@ -19,14 +19,12 @@ from rich.table import Table
 from rich.text import Text
 
 from eval.checks.loaded_pair import LoadedPair
-from eval.decoding.batch import Emitted
-from eval.decoding.speculative import decode_steps
+from eval.decoding.kv_cache import open_sequencer
+from eval.decoding.speculative import Emitted, Wanted, decode_steps
 from eval.decoding.texts import Decoded, Seeds, row_seed
-from eval.decoding.wanted import Wanted
 from eval.examples import Writer, spans
 from eval.lossless import Verification
 from eval.prompts import Prompt, user_turn
-from eval.steps.sequencer import open_sequencer
 
 STYLES: dict[Writer, str] = {"target": "", "accepted": "cyan", "corrected": "bold yellow", "bonus": "underline magenta"}
 MARKS: dict[Writer, tuple[str, str]] = {

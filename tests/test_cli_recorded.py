@@ -7,7 +7,7 @@ import pytest
 
 import widedraft
 from eval.answers.traces import DecodingSettings
-from eval.decoding.answering import write_traces
+from eval.decoding.generate import write_traces
 from eval.prompts import Prompt
 
 GREEDY = DecodingSettings(

@@ -23,6 +23,8 @@ from benchmarks.gpu.step_models import equal_models, makers
 from benchmarks.gpu.step_sizes import AIM_CELL, AIM_SHAPE, MOST_WARM_UPS, SIZES, Cell, Sizes
 from eval.acceptance.estimates import Estimate, Resampling
 from eval.acceptance.intervals import percentile_interval
+from eval.decoding.cuda_graphs import FixedSteps, new_opener
+from eval.decoding.kv_cache import Opener
 from eval.latency import (
     CHAIN_LENGTH,
     Kind,
@@ -40,9 +42,6 @@ from eval.latency import (
 )
 from eval.latency import Setting as StepSetting
 from eval.models.execution import How
-from eval.steps.fixed_steps import FixedSteps
-from eval.steps.openers import new_opener
-from eval.steps.sequencer import Opener
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=1000, seed=17)
 TEXT = range(3, 203)  # which tokens makes no difference to the time

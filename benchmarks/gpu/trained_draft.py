@@ -32,12 +32,12 @@ from distill.teacher_cache.reader import TeacherCache
 from distill.train import read_answers, train
 from distill.training.trainer import build_model, build_trainer
 from eval.answers.traces import read_traces
+from eval.decoding.cuda_graphs import answer_opener
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
 from eval.models.clock import clock_s
 from eval.models.loading import load_model
 from eval.prompts import load_prompts
-from eval.steps.answer_steps import answer_opener
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = "recipes/quickstart.yaml"  # what a run is made of, except for its sizes

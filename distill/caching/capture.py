@@ -39,7 +39,7 @@ from distill.teacher_cache.index import (
     write_tensors,
 )
 from distill.teacher_cache.record import FORMAT, FileRecord, Journal, intact_files, remove_journals
-from eval.decoding.answering import derive_seed
+from eval.decoding.generate import derive_seed
 
 ROWS_AT_ONCE = 256  # whose logits are held together
 INDEX_BYTES = 8  # of each answer

@@ -17,8 +17,8 @@ from distill.data.batches import Example, collate
 from distill.losses.answer_logits import AnswerLogits, head_of
 from distill.losses.chunked import Head
 from distill.teacher_cache.contents import load_head
+from eval.decoding.kv_cache import without_cudnn
 from eval.models.loading import default_device
-from eval.steps.attention import without_cudnn
 from eval.targets.loading import load_target
 from eval.targets.passes import Pass, run_passes
 

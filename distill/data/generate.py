@@ -15,7 +15,7 @@ from distill.recipe.sections.data import DataConfig
 from eval.answers.parts import EVERY_FILE, Part, missing_shards
 from eval.answers.traces import DecodingSettings, read_traces
 from eval.answers.writing import Kind
-from eval.decoding.answering import Answerer, within_context, write_traces
+from eval.decoding.generate import Answerer, within_context, write_traces
 from eval.models.loading import load_tokenizer
 from eval.prompts import Prompt, drop_too_long, load_prompts
 

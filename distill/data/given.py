@@ -31,7 +31,7 @@ from eval.answers.parts import EVERY_FILE, Part, missing_shards, one_at_a_time
 from eval.answers.shards import claim_shards, write_shard
 from eval.answers.traces import Trace, continues, read_traces
 from eval.answers.writing import Kind
-from eval.decoding.answering import write_traces
+from eval.decoding.generate import write_traces
 from eval.prompts import Prompt, source_words
 
 

@@ -21,14 +21,14 @@ from architectures.settings.holding import WHOLE, Holding
 from architectures.settings.kinds import HowAnswered
 from architectures.sharing import ALONE, Share
 from eval.answers.shards import claim_shards, read_shard, write_shard
-from eval.decoding.answering import claimed_draws, derive_seed
+from eval.decoding.cuda_graphs import answer_opener
+from eval.decoding.generate import claimed_draws, derive_seed
+from eval.decoding.kv_cache import Opener
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
 from eval.models.loading import context_length_of, load_tokenizer, stop_token_ids
 from eval.prompts import Prompt, chat_text, template_hash, user_turn
-from eval.steps.answer_steps import answer_opener
-from eval.steps.sequencer import Opener
 from eval.targets.loading import load_target
 
 NAME = "self-written"

@@ -32,12 +32,10 @@ from distill.process.exits import report_user_errors
 from distill.process.idle_cores import yield_cores
 from distill.recipe.recipe import Recipe, load_recipe
 from distill.run.run import Run
-from eval.decoding.batch import Emitted
-from eval.decoding.hidden_states import RoundStates
+from eval.decoding.generate import RoundStates
 from eval.decoding.sampling import Sampling
-from eval.decoding.speculative import decode_steps
+from eval.decoding.speculative import Emitted, Wanted, decode_steps
 from eval.decoding.texts import Limits, Seeds, Speculation, row_seed
-from eval.decoding.wanted import Wanted
 from eval.models.loading import load_model, load_tokenizer, shared_vocab_size, stop_token_ids
 from eval.prompts import render_prompt
 from eval.stream import open_stream

@@ -112,7 +112,7 @@ def make_answers(run: Run, part: Part = EVERY_FILE) -> Counts | None:
 @contextmanager
 def answering_by(recipe: Recipe) -> "Iterator[Kind]":
     """What writes a recipe's answers, for as long as the block lasts."""
-    from eval.decoding.state_keeper import StateKeeper
+    from eval.decoding.generate import StateKeeper
     from eval.engines.generate import responses_by
 
     if keeps_states(recipe.distill.teacher):

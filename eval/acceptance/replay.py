@@ -29,11 +29,11 @@ from transformers import PreTrainedModel
 
 from architectures.draft_vocabulary.head import head_ids, spread
 from eval.acceptance.counts import Array, Counts, count_visits, remaining_after
-from eval.decoding.batch import first_tokens
-from eval.decoding.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, LOSSLESS, REJECTION
+from eval.decoding.acceptance import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, LOSSLESS, REJECTION
+from eval.decoding.kv_cache import without_cudnn
 from eval.decoding.sampling import Sampling, confidence_of, log_distribution, penalised, seen_along
+from eval.decoding.speculative import first_tokens
 from eval.models.loading import shared_vocab_size
-from eval.steps.attention import without_cudnn
 
 
 def rule_names(temperature: float) -> tuple[str, ...]:

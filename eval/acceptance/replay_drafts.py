@@ -26,9 +26,9 @@ from eval.answers.token_ids import require_known_ids
 from eval.answers.traces import DecodingSettings, Trace, read_traces
 from eval.answers.writing import Kind
 from eval.config import EvalConfig, SamplingConfig
-from eval.decoding.answering import write_traces
-from eval.decoding.batch import first_tokens
+from eval.decoding.generate import write_traces
 from eval.decoding.sampling import Sampling
+from eval.decoding.speculative import first_tokens
 from eval.models.loading import require_positions, shared_vocab_size, text_config
 from eval.prompts import Prompt
 from eval.targets.passes import Pass, run_passes

@@ -8,8 +8,8 @@ from architectures.settings.holding import WHOLE, Holding, Placement
 from eval.models.execution import How
 
 if TYPE_CHECKING:
+    from eval.decoding.kv_cache import Opener
     from eval.decoding.texts import Speculation
-    from eval.steps.sequencer import Opener
 
 
 class Steps(Protocol):
@@ -26,7 +26,7 @@ AnySteps = TypeVar("AnySteps", bound=Steps)
 
 
 def opener_of(asked: Steps) -> "Opener":
-    from eval.steps.openers import new_opener
+    from eval.decoding.cuda_graphs import new_opener
 
     if asked.compile:
         print("compiling the models' steps, half a minute or so for each shape ...", file=sys.stderr, flush=True)

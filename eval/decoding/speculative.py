@@ -1,25 +1,502 @@
-"""Decoding by one model, and speculative decoding by two: any batch, greedy or sampled, by any acceptance rule.
+"""Plain and speculative decoding of a batch of sequences, greedy or sampled, by any acceptance method.
 
-Before each round the target has read all tokens of a text but the last, whose logits it has yet to give. So has the
-draft, except after a round that kept everything it proposed: the last proposed token never went through it, and goes in
-with the next one, two tokens at once. Rows of a batch keep as many tokens as they keep; none waits for another.
+Before each verification step the target has read all tokens of a sequence but the last, whose logits it has yet to
+give. So has the draft, except after a step that kept everything it proposed: the last proposed token never went through
+it, and goes in with the next one, two tokens at once. Rows of a batch keep as many tokens as they keep; none waits for
+another.
+
+What prompt lookup copies was not drawn: it is kept where it is the target's own choice, whatever method the draft's own
+tokens are judged by. Which of the two proposes is known before anything is drawn, so decoding stays lossless.
 
 Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", algorithm 1 (arXiv
-2211.17192); the rules are in eval/decoding/rules.py.
+2211.17192); acceptance methods are in eval/decoding/acceptance.py.
+
+Shape suffixes used in this file:
+    B = rows, D = draws, K = tokens proposed in a step, the longest row's; J = K + 1, T = tokens fed, V = vocabulary,
+    S = output ids of the draft: all of V, or those of its reduced vocabulary
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from eval.decoding.batch import Batch, Emitted
-from eval.decoding.batch_rounds import Rounds
+from architectures.draft_vocabulary.head import head_ids, ids_below, tokens_of
+from eval.decoding.acceptance import EXACT_GREEDY_DRAFT, REJECTION, RULES, Draws, Proposal, Verdict, at, follow
+from eval.decoding.kv_cache import Feed, Opener, Sequencer, Span, open_sequencer, takes_rows
 from eval.decoding.ngram import LookupFirst, NgramLookup
-from eval.decoding.sampling import Sampling
-from eval.decoding.texts import Decoded, Limits, Seeds, Speculation
-from eval.decoding.wanted import Streams, Wanted
-from eval.steps.sequencer import Opener, open_sequencer, takes_rows
+from eval.decoding.sampling import Sampling, confidence_of, distribution, invert_cumulative, penalised
+from eval.decoding.texts import Decoded, Limits, Round, Seeds, Speculation, Text, stream, window
+from eval.models.clock import clock_s
+from eval.models.loading import shared_vocab_size
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to decode.
+
+    Attributes:
+        prompts: Token ids, each at least one; of an encoder-decoder model its inputs.
+        limits: When a text ends.
+        sampling: How tokens are chosen, on both sides.
+        speculation: How a draft is used; None without one.
+        lookup: What proposes tokens in place of a model; None where a model does.
+        lookup_first: Prompt lookup where it finds a match, the draft everywhere else; None for the draft everywhere.
+        target_vocab: Where a draft writes alone, how many ids its target has: it says no other; None where it does not.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    limits: Limits
+    sampling: Sampling
+    speculation: Speculation | None = None
+    lookup: NgramLookup | None = None
+    lookup_first: LookupFirst | None = None
+    target_vocab: int | None = None
+
+    @property
+    def rule(self) -> str | None:
+        """How tokens are accepted; None without a draft.
+
+        What is looked up was not drawn: it is kept where it is the target's own choice.
+        """
+        if self.speculation is None:
+            return None
+        drawn = self.lookup is None and not self.sampling.is_greedy
+        return self.speculation.rule if drawn else EXACT_GREEDY_DRAFT
+
+    @property
+    def draft_p_min(self) -> float:
+        """The draft's confidence below which it proposes no more."""
+        return 0.0 if self.speculation is None else self.speculation.draft_p_min
+
+    @property
+    def feeds(self) -> tuple[Sequence[Feed], ...]:
+        """What the target is fed again and again, and what the draft is; with a confidence threshold any number."""
+        if self.speculation is None:
+            return ([(1, False)],)
+        widths = {self.speculation.lookahead + 1, self.speculation.most + 1}
+        if self.draft_p_min > 0:
+            widths |= set(range(1, self.speculation.lookahead + 1))
+        return [(width, True) for width in sorted(widths)], [(1, False), (2, False)]
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether tokens are read that may be taken back."""
+        return self.speculation is not None
+
+    def __post_init__(self) -> None:
+        if not all(self.prompts):
+            raise ValueError("every prompt needs at least one token, got one of 0 prompt tokens.")
+        if self.lookup_first is not None and (self.speculation is None or self.lookup is not None):
+            raise ValueError("lookup_first needs a draft model for where nothing matches; there is none.")
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Uniform numbers for every token of every text: what a draft proposes, whether it is kept, what a target draws."""
+
+    draft_BD: Tensor
+    accept_BD: Tensor
+    target_BD: Tensor
+
+    @classmethod
+    def of(cls, wanted: Wanted, seeds: Seeds, row_seeds: Sequence[int], device: torch.device) -> "Streams":
+        """Each text's numbers depend on the stream's seed and its own alone."""
+        most = wanted.speculation.most if wanted.speculation else 0
+        count = wanted.limits.max_new_tokens + most + 1
+        return cls(*(stream(seed, row_seeds, count, device) for seed in (seeds.draft, seeds.accept, seeds.target)))
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One round's proposals.
+
+    Attributes:
+        drafted: The draft's, of rows whose text proposes nothing.
+        lookups: What each text proposes, in the draft's place.
+    """
+
+    drafted: Proposal
+    lookups: Sequence[Sequence[int]]
+
+    @cached_property
+    def looked_up_B(self) -> Tensor:  # noqa: N802  # the suffix of a shape
+        """Which rows the text proposes for."""
+        return torch.tensor([bool(ids) for ids in self.lookups], device=self.drafted.tokens_BK.device)
+
+    @cached_property
+    def proposal(self) -> Proposal:
+        """Both together: their tokens, without what the draft's were drawn from."""
+        if not any(self.lookups):
+            return self.drafted
+        rows_B = self.looked_up_B
+        most = max(self.drafted.tokens_BK.shape[1], *map(len, self.lookups))
+        filled = torch.tensor([[*ids, *[0] * (most - len(ids))] for ids in self.lookups], device=rows_B.device)
+        drafted_BK = pad(self.drafted.tokens_BK, (0, most - self.drafted.tokens_BK.shape[1]))
+        lengths_B = torch.tensor([len(ids) for ids in self.lookups], device=rows_B.device)
+        return Proposal(filled.where(rows_B[:, None], drafted_BK), None, lengths_B.where(rows_B, self.drafted.counts_B))
+
+    def judged(self, rule: str, target_BJV: Tensor, draws: Draws) -> Verdict:
+        """How the round ends by a rule for what was drafted.
+
+        Args:
+            rule: One of eval.decoding.acceptance.RULES.
+            target_BJV: p at every token of `proposal` and after the last.
+            draws: Uniform numbers for as many.
+        """
+        if not any(self.lookups):
+            return RULES[rule](target_BJV, self.drafted, draws)
+        exact = RULES[EXACT_GREEDY_DRAFT](target_BJV, self.proposal, draws)
+        if RULES[rule] is RULES[EXACT_GREEDY_DRAFT] or all(self.lookups):
+            return exact
+        width = self.drafted.tokens_BK.shape[1]
+        own_draws = Draws(draws.accept_BK[:, :width], draws.target_BJ[:, : width + 1])
+        own = RULES[rule](target_BJV[:, : width + 1], self.drafted, own_draws)
+        rows_B = self.looked_up_B
+        return Verdict(exact.accepted_B.where(rows_B, own.accepted_B), exact.next_B.where(rows_B, own.next_B))
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """What one round, or one step of plain decoding, added to one text.
+
+    Attributes:
+        index: Of the text among the prompts.
+        token_ids: What was added.
+        accepted: How many of them the draft wrote; the last one is always the target's.
+        rejected: The proposed token in whose place the last one stands; None where it stands in no token's place.
+    """
+
+    index: int
+    token_ids: tuple[int, ...]
+    accepted: int = 0
+    rejected: int | None = None
+
+
+class Batch:
+    """Unfinished texts, and what the models have read of them; rows in the order of the texts.
+
+    Args:
+        models: The target, and perhaps a draft.
+        wanted: What to decode.
+        streams: Of random numbers, for all prompts.
+        indices: Of the prompts of this batch; they are read at once.
+        opener: Makes the models' sequencers, before the clock of the batch starts.
+
+    Raises:
+        ValueError: If the target has a small head.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[PreTrainedModel],
+        wanted: Wanted,
+        streams: Streams,
+        indices: Sequence[int],
+        opener: Opener = open_sequencer,
+    ) -> None:
+        if wanted.target_vocab is None and head_ids(models[0]) is not None:
+            raise ValueError(f"{models[0].name_or_path}: says some ids alone; a target must be able to say every one.")
+        self.wanted, self.streams, self.device = wanted, streams, models[0].device
+        self.vocab_size = shared_vocab_size(*models) if wanted.target_vocab is None else wanted.target_vocab
+        lookahead = wanted.speculation.lookahead if wanted.speculation else 0
+        self.texts = [Text(index, first_tokens(models[0], wanted.prompts[index]), lookahead) for index in indices]
+        sequencers = [
+            self.sequencer_of(opener, model, feeds)
+            for model, feeds in zip(models, wanted.feeds, strict=False)  # alone: no draft
+        ]
+        self.verifier, self.drafter = sequencers[0], sequencers[1] if len(models) > 1 else None
+        self.output_ids_S = ids_below(models[-1], self.vocab_size)  # of the draft, or of what writes alone
+        start_s = clock_s(self.device)
+        for sequencer in sequencers:
+            self.read_contexts(sequencer)
+        self.seen_BV = self.seen_at_first()
+        self.prefilled_s = clock_s(self.device)
+        self.prefill_s = self.prefilled_s - start_s
+
+    def sequencer_of(self, opener: Opener, model: PreTrainedModel, feeds: Sequence[Feed]) -> Sequencer:
+        """A model that has read nothing yet."""
+        capacity = max(len(text.context) for text in self.texts) + self.wanted.limits.max_new_tokens
+        prompts = [self.wanted.prompts[text.index] for text in self.texts]
+        goes_back = self.wanted.goes_back
+        return opener(model, prompts, capacity=capacity, vocab_size=self.vocab_size, feeds=feeds, goes_back=goes_back)
+
+    def read_contexts(self, sequencer: Sequencer) -> None:
+        """Have a model read every context but its last token."""
+        contexts = [text.context[:-1] for text in self.texts]
+        if any(contexts):
+            sequencer.feed(self.filled(contexts), [(0, len(context)) for context in contexts], whole=False)
+
+    def seen_at_first(self) -> Tensor | None:
+        """Which tokens stand in each text, as a repetition penalty asks."""
+        if self.wanted.sampling.repetition_penalty == 1:
+            return None
+        seen_BV = torch.zeros(len(self.texts), self.vocab_size, dtype=torch.bool, device=self.device)
+        for row, text in enumerate(self.texts):
+            seen_BV[row, list(text.context)] = True
+        return seen_BV
+
+    def plain_step(self) -> Iterator[Emitted]:
+        """One token more for every text, the model's own."""
+        yield from self.append(*self.next_tokens())
+
+    def next_tokens(self) -> tuple[Tensor, list[float]]:
+        """tokens_B that the model would add to each text, and log p of each; of greedy ones none."""
+        [draws_B] = self.draws(self.streams.target_BD, 1)  # before the model is asked, as judging_draws
+        last_B1, starts = self.filled([text.last(1) for text in self.texts]), [text.length - 1 for text in self.texts]
+        logits_BS = self.verifier.feed(last_B1, [(start, 1) for start in starts], whole=False)[:, 0]
+        columns_B, probs_BS = self.pick(logits_BS, self.seen_by_writer(), draws_B)
+        logp = [] if probs_BS is None else at(probs_BS, columns_B).log().tolist()
+        return tokens_of(columns_B, self.output_ids_S), logp
+
+    def append(self, tokens_B: Tensor, logp: Sequence[float] = ()) -> Iterator[Emitted]:
+        """Add a token to every text, whoever chose it."""
+        for text, token, chance in zip_longest(self.texts, tokens_B.tolist(), logp):
+            text.extend([token], self.wanted.limits)
+            text.logp += [] if chance is None else [chance]
+            yield Emitted(text.index, (token,))
+        self.seen_BV = marked(self.seen_BV, tokens_B)
+
+    def seen_by_writer(self) -> Tensor | None:
+        """Which of the output ids of the draft, or of what writes alone, stand in each text, as a penalty asks."""
+        if self.seen_BV is None or self.output_ids_S is None:
+            return self.seen_BV
+        return self.seen_BV.index_select(1, self.output_ids_S)
+
+    def is_greedy(self, *, drafting: bool) -> bool:
+        """Whether a model takes its most likely token."""
+        return self.wanted.sampling.is_greedy or (drafting and self.wanted.rule == EXACT_GREEDY_DRAFT)
+
+    def draws(self, stream_BD: Tensor, count: int, *, drafting: bool = False) -> Sequence[Tensor | None]:
+        """Uniform numbers for each of the next tokens of every text; None for each where nothing is drawn."""
+        if self.is_greedy(drafting=drafting):
+            return [None] * count
+        return window(stream_BD, self.texts, count).unbind(dim=1)
+
+    def pick(
+        self, logits_BS: Tensor, seen_BS: Tensor | None, draws_B: Tensor | None, *, drafting: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """One column of logits a row, and what it was drawn from; None of the most likely one."""
+        sampling = self.wanted.sampling
+        if self.is_greedy(drafting=drafting):
+            return penalised(logits_BS, sampling, seen_BS).argmax(dim=-1), None
+        assert draws_B is not None  # see draws
+        probs_BS = distribution(logits_BS, sampling, seen_BS)
+        return invert_cumulative(probs_BS, draws_B), probs_BS
+
+    def filled(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Rows of token ids on the device, filled with id 0 on the left."""
+        width = max(map(len, rows))
+        return torch.tensor([[0] * (width - len(row)) + list(row) for row in rows], device=self.device)
+
+    def retire(self) -> Iterator[tuple[int, Decoded]]:
+        """Hand out the texts that are finished and let go of their rows."""
+        elapsed_s, limits = clock_s(self.device) - self.prefilled_s, self.wanted.limits
+        is_finished = [text.is_finished(limits) for text in self.texts]
+        if not any(is_finished):
+            return
+        unfinished = [row for row, finished in enumerate(is_finished) if not finished]
+        for text, finished in zip(self.texts, is_finished, strict=True):
+            if finished:
+                ids, rounds = tuple(text.emitted), tuple(text.rounds)
+                how = self.wanted.rule, text.stopped, tuple(text.logp)
+                yield text.index, Decoded(ids, rounds, self.prefill_s, elapsed_s, *how)
+        if unfinished:
+            for sequencer in (self.verifier, self.drafter):
+                if sequencer is not None:
+                    sequencer.keep(unfinished)
+            self.seen_BV = None if self.seen_BV is None else self.seen_BV[unfinished]
+        self.texts = [self.texts[row] for row in unfinished]
+
+
+def first_tokens(target: PreTrainedModel, prompt_ids: Sequence[int]) -> tuple[int, ...]:
+    """What a decoder has before it says anything: the prompt, or the start token where an encoder reads the prompt."""
+    if target.config.is_encoder_decoder:
+        return (target.config.decoder_start_token_id,)
+    return tuple(prompt_ids)
+
+
+def marked(seen_BS: Tensor | None, columns_B: Tensor) -> Tensor | None:
+    """Seen tokens with one more a row; None stays None."""
+    return None if seen_BS is None else seen_BS.scatter(1, columns_B[:, None], value=True)
+
+
+class Rounds:
+    """What is done with a batch where somebody proposes.
+
+    Args:
+        batch: Its `wanted` has a speculation.
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch, self.wanted, self.streams = batch, batch.wanted, batch.streams
+        self.part: Callable[[str], AbstractContextManager[Any]] = nullcontext  # record_function names parts in a trace
+
+    @property
+    def texts(self) -> list[Text]:
+        """Those that are not finished."""
+        return self.batch.texts
+
+    def step(self) -> Iterator[Emitted]:
+        """Propose, verify, and emit what was kept and the target's next token."""
+        start_s = clock_s(self.batch.device)
+        with self.part("draft"):
+            turn, counts = self.turn()
+        drafted_s = clock_s(self.batch.device)
+        draws = self.judging_draws(turn.proposal)
+        with self.part("verify"):
+            logits_BJV = self.verify(turn.proposal, counts)
+        with self.part("accept"):
+            verdict = self.judge(logits_BJV, turn, draws)
+        columns = [verdict.accepted_B[:, None], verdict.next_B[:, None], turn.proposal.tokens_BK]
+        ends = torch.cat(columns, dim=1).tolist()
+        seconds = (drafted_s - start_s, clock_s(self.batch.device) - drafted_s)
+        for text, looked_up_ids, count, (accepted, following, *ids) in zip(
+            self.texts, turn.lookups, counts, ends, strict=True
+        ):
+            yield self.emit(text, [*ids[:accepted], following], ids[:count], seconds, looked_up=bool(looked_up_ids))
+        self.mark_emitted()
+
+    def turn(self) -> tuple[Turn, list[int]]:
+        """What is proposed, and how many tokens of it in each row: a text that proposes asks nothing of the draft."""
+        limits = [text.num_left(self.wanted.limits) - 1 for text in self.texts]
+        lookups = [self.look_up(text, limit) for text, limit in zip(self.texts, limits, strict=True)]
+        if self.batch.drafter is None:
+            return Turn(Proposal.nothing(len(lookups), self.batch.device), lookups), [len(ids) for ids in lookups]
+        asked = [
+            0 if ids else min(text.lookahead, limit)
+            for text, ids, limit in zip(self.texts, lookups, limits, strict=True)
+        ]
+        drafted, counts = self.propose(asked)
+        return Turn(drafted, lookups), [len(ids) or count for ids, count in zip(lookups, counts, strict=True)]
+
+    def look_up(self, text: Text, limit: int) -> list[int]:
+        """What followed the last tokens of a text where they stood before, as far as that is asked."""
+        if self.wanted.lookup is not None:
+            return self.wanted.lookup.continuation(text.everything(), min(text.lookahead, limit))
+        if self.wanted.lookup_first is None:
+            return []
+        return self.wanted.lookup_first.continuation(text.everything(), limit)
+
+    def emit(
+        self,
+        text: Text,
+        token_ids: list[int],
+        proposed_ids: list[int],
+        seconds: tuple[float, float],
+        *,
+        looked_up: bool,
+    ) -> Emitted:
+        """Add a round to a text."""
+        speculation, start, proposed = self.wanted.speculation, len(text.emitted), len(proposed_ids)
+        assert speculation is not None
+        kept = text.extend(token_ids, self.wanted.limits)
+        copied = self.wanted.lookup_first if looked_up else None
+        asked = text.lookahead if copied is None else copied.size_m
+        round_ = Round(start, asked, proposed, kept - 1, len(self.texts), *seconds, looked_up)
+        text.rounds.append(round_)
+        text.missing = text.missing + kept if looked_up else int(round_.is_behind)
+        if copied is None:  # what was looked up says nothing of a draft
+            text.lookahead = speculation.after(round_, text.lookahead)
+        corrected = kept == len(token_ids) <= proposed  # not so where a proposed stop token was kept
+        rejected = proposed_ids[kept - 1] if corrected else None
+        return Emitted(text.index, tuple(token_ids[:kept]), round_.accepted, rejected)
+
+    def propose(self, counts: Sequence[int]) -> tuple[Proposal, Sequence[int]]:
+        """The draft's own continuation of every text, and its length: as asked, or to where the draft is in doubt.
+
+        Tokens are kept on the device; nothing is wider than the draft's head.
+        """
+        assert self.batch.drafter is not None
+        seen_BS = self.batch.seen_by_writer()
+        draws = self.batch.draws(self.streams.draft_BD, max(counts), drafting=True)
+        ids_BT, spans = self.unread(counts)
+        tokens, probs = [], []
+        for step, draws_B in enumerate(draws):
+            logits_BS = self.batch.drafter.feed(ids_BT, spans, whole=False)[:, 0]
+            counts = self.confident_counts(counts, step, logits_BS)
+            if max(counts) <= step:
+                break
+            columns_B, probs_BS = self.batch.pick(logits_BS, seen_BS, draws_B, drafting=True)
+            tokens.append(tokens_of(columns_B, self.batch.output_ids_S))
+            probs.append(probs_BS if self.wanted.rule == REJECTION else None)
+            ids_BT, seen_BS = tokens[-1][:, None], marked(seen_BS, columns_B)
+            spans = [
+                (text.length + step, int(step + 1 < count)) for text, count in zip(self.texts, counts, strict=True)
+            ]
+        if not tokens:
+            return Proposal.nothing(len(counts), self.batch.device), counts
+        counts_B = torch.tensor(counts, device=self.batch.device)
+        probs_BKS = torch.stack(probs, dim=1) if probs[0] is not None else None
+        return Proposal(torch.stack(tokens, dim=1), probs_BKS, counts_B, self.batch.output_ids_S), counts
+
+    def confident_counts(self, counts: Sequence[int], step: int, logits_BS: Tensor) -> Sequence[int]:
+        """Tokens proposed for each text: none from the step on at which the draft's confidence is below the threshold.
+
+        The confidence is known from the tokens before, so it is decided before anything is drawn there: lossless.
+        """
+        least = self.wanted.draft_p_min
+        if least == 0:  # and nothing waits for the device
+            return counts
+        confidences = confidence_of(logits_BS).tolist()
+        return [count if own >= least else min(count, step) for count, own in zip(counts, confidences, strict=True)]
+
+    def unread(self, counts: Sequence[int]) -> tuple[Tensor, list[Span]]:
+        """What the draft has yet to read of every text of which it is asked something, and where that stands."""
+        rows = [text.last(1 + text.missing) if count else [] for text, count in zip(self.texts, counts, strict=True)]
+        return self.batch.filled(rows), [
+            (text.length - len(ids), len(ids)) for text, ids in zip(self.texts, rows, strict=True)
+        ]
+
+    def verify(self, proposal: Proposal, counts: Sequence[int]) -> Tensor:
+        """logits_BJV of the target at the last token of every text and at all that are proposed."""
+        last_B1 = self.batch.filled([text.last(1) for text in self.texts])
+        spans = [(text.length - 1, 1 + count) for text, count in zip(self.texts, counts, strict=True)]
+        return self.batch.verifier.feed(torch.cat([last_B1, proposal.tokens_BK], dim=1), spans, whole=True)
+
+    def judging_draws(self, proposal: Proposal) -> Draws | None:
+        """What chance decides of a round; made before the target is asked, since making it waits for the device."""
+        if self.wanted.sampling.is_greedy:
+            return None
+        accept_BD, target_BD, count = (
+            self.streams.accept_BD,
+            self.streams.target_BD,
+            proposal.tokens_BK.shape[1],
+        )
+        return Draws(window(accept_BD, self.texts, count), window(target_BD, self.texts, count + 1))
+
+    def judge(self, logits_BJV: Tensor, turn: Turn, draws: Draws | None) -> Verdict:
+        """Which of the proposed tokens are kept, by the rule, and the target's own after them; waits for nothing."""
+        flat_NV, seen_NV = logits_BJV.flatten(0, 1), self.seen_along(turn.proposal)
+        sampling, (rows, steps) = self.wanted.sampling, logits_BJV.shape[:2]
+        if draws is None:
+            return follow(penalised(flat_NV, sampling, seen_NV).argmax(dim=-1).view(rows, steps), turn.proposal)
+        assert self.wanted.rule is not None
+        target_BJV = distribution(flat_NV, sampling, seen_NV).view(rows, steps, -1)
+        return turn.judged(self.wanted.rule, target_BJV, draws)
+
+    def seen_along(self, proposal: Proposal) -> Tensor | None:
+        """Which tokens stand before each token to be judged, as [B x J, V]; None where no penalty asks."""
+        if self.batch.seen_BV is None:
+            return None
+        seen = [self.batch.seen_BV]
+        for tokens_B in proposal.tokens_BK.unbind(dim=1):
+            seen.append(seen[-1].scatter(1, tokens_B[:, None], value=True))
+        return torch.stack(seen, dim=1).flatten(0, 1)
+
+    def mark_emitted(self) -> None:
+        """Note the tokens of the last round, where a penalty asks."""
+        if self.batch.seen_BV is not None:
+            for row, text in enumerate(self.texts):
+                self.batch.seen_BV[row, text.last(text.rounds[-1].accepted + 1)] = True
+
 
 GREEDY, LOOKAHEAD_4, SEEDS = Sampling(), Speculation(), Seeds()  # defaults
 
@@ -49,7 +526,7 @@ def speculative_decode(
         seeds: Of the three streams of random numbers.
         row_seeds: One per prompt; its draws depend on this and the seeds alone. `eval.decoding.texts.row_seed` makes
             them. May be left out at temperature 0 only: prompts of two calls that both count from 0 would draw alike.
-        opener: How the models are run: `open_sequencer`, or an eval.steps.fixed_steps.FixedSteps.
+        opener: How the models are run: `open_sequencer`, or an eval.decoding.cuda_graphs.FixedSteps.
         lookup_first: Prompt lookup where it finds a match, in place of a draft that is a model.
 
     Returns:
@@ -87,7 +564,7 @@ def decode_steps(
 ) -> Iterator[Emitted | tuple[int, Decoded]]:
     """Decode, and tell what is added to every text as it happens; see speculative_decode.
 
-    All prompts are one batch where every model takes them so (eval.steps.sequencer.takes_rows), else each is one.
+    All prompts are one batch where every model takes them so (eval.decoding.kv_cache.takes_rows), else each is one.
 
     Args:
         models: The target, and a draft if one is wanted that is a model.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from eval.decoding.rules import LOSSLESS, RULES
+from eval.decoding.acceptance import LOSSLESS, RULES
 from eval.decoding.sampling import uniform_draws
 
 
@@ -104,7 +104,7 @@ class Speculation:
         lookahead: Tokens proposed per round, fewer where the text is to end before.
         adaptive: Whether a text's lookahead grows by 2 after a round that kept everything, up to MOST_LOOKAHEAD, and
             shrinks by 1 after any other, down to 1 ("heuristic" of transformers' generation config).
-        rule: One of eval.decoding.rules.RULES.
+        rule: One of eval.decoding.acceptance.RULES.
         draft_p_min: The draft's confidence (its largest probability at temperature 1) below which it proposes no
             more in this step, in [0, 1]: llama.cpp's `--spec-draft-p-min`; 0 never ends a step early.
     """

@@ -20,7 +20,7 @@ from eval.answers.shards import write_shard
 from eval.answers.token_ids import unknown_id
 from eval.answers.traces import DecodingSettings, Trace, rows_of
 from eval.answers.writing import Kind, Missing
-from eval.decoding.answering import Answerer, derive_seed, sampling_of
+from eval.decoding.generate import Answerer, derive_seed, sampling_of
 from eval.decoding.sampling import Sampling, log_distribution, penalised, seen_along
 from eval.decoding.texts import Decoded, Limits
 from eval.engines.config import GenerateConfig

@@ -27,7 +27,7 @@ from distill.stages.running import cache_stage, checkpoints_stage, eval_stage, g
 from eval.acceptance import replay_drafts
 from eval.acceptance.replay_drafts import REPLAYS_NAME
 from eval.checkpoint_curve import JSON_NAME
-from eval.decoding import answering
+from eval.decoding import generate as answering
 from tests.distill.test_several_processes import contents
 from tests.sharing import by_processes
 

@@ -146,7 +146,7 @@ def test_candidates_are_trained_by_one_process_each(recipe, tmp_path):
 
 LOSING_ONE = """
 import os, signal, sys
-from eval.decoding import state_keeper
+from eval.decoding import generate as state_keeper
 import widedraft
 
 write, written = state_keeper.write_text, []

@@ -12,7 +12,7 @@ from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 from eval.answers.traces import DecodingSettings
-from eval.decoding.answering import write_traces
+from eval.decoding.generate import write_traces
 from eval.models.loading import load_model, load_tokenizer
 from eval.prompts import Prompt
 

@@ -26,7 +26,7 @@ from eval.accuracy import (
     multiplication_questions,
 )
 from eval.checks.loaded_pair import load_pair
-from eval.decoding import rules
+from eval.decoding import acceptance as rules
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Decoded, Limits
 from eval.models.loading import load_model, load_tokenizer

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from architectures.errors import UserError
 from eval.answers.traces import read_traces
 from eval.config import EvalConfig
-from eval.decoding.batch import Emitted, Wanted
 from eval.decoding.sampling import Sampling
-from eval.decoding.speculative import decode_steps
+from eval.decoding.speculative import Emitted, Wanted, decode_steps
 from eval.decoding.texts import Limits, Speculation
 from eval.examples import FORMAT, chosen_indices, read_examples, writers_of_rounds
 from eval.prompts import Prompt, user_turn

@@ -14,6 +14,8 @@ from architectures.errors import UserError
 from eval import latency as latency_module
 from eval.acceptance.estimates import Resampling
 from eval.acceptance.intervals import least_units
+from eval.decoding import cuda_graphs as captured
+from eval.decoding import cuda_graphs as compiled
 from eval.latency import (
     CHAIN_LENGTH,
     WARM_UP_LIMIT,
@@ -43,7 +45,6 @@ from eval.latency import (
 )
 from eval.models.loading import load_model
 from eval.records.grid import TARGET, read_grid_file
-from eval.steps import captured, compiled
 from tests.eval.decoding.stand_ins import watched_maker
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=200, seed=17)

@@ -9,8 +9,8 @@ from transformers import BartConfig, BartForConditionalGeneration
 from architectures.errors import UserError
 from eval import lossless
 from eval.checks.loaded_pair import load_pair
-from eval.decoding import rules
-from eval.decoding.rules import LOSSLESS, REJECTION, RULES, Draws, Proposal
+from eval.decoding import acceptance as rules
+from eval.decoding.acceptance import LOSSLESS, REJECTION, RULES, Draws, Proposal
 from eval.decoding.sampling import Sampling
 from eval.decoding.texts import Decoded, Limits, Round
 from eval.lossless import (

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from eval.acceptance.replay import answer_logits
-from eval.decoding import batch_rounds
+from eval.decoding import speculative as batch_rounds
 from eval.decoding.texts import Limits
 from eval.lossless import Verification, check_greedy_text
 from eval.models.loading import load_model

@@ -7,8 +7,8 @@ import torch
 
 import widedraft
 from eval.acceptance.replay import answer_logits, replay_answer
+from eval.decoding.acceptance import RULES
 from eval.decoding.ngram import NgramLookup
-from eval.decoding.rules import RULES
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation

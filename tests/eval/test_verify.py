@@ -16,17 +16,17 @@ from architectures.settings.holding import PLACING
 from eval import accuracy, lossless, side_by_side
 from eval.checks import loaded_pair
 from eval.checks.loaded_pair import load_pair, prompts_of
-from eval.decoding import rules
-from eval.decoding.batch import Emitted
+from eval.decoding import acceptance as rules
+from eval.decoding import cuda_graphs as captured
+from eval.decoding import cuda_graphs as compiled
+from eval.decoding.kv_cache import RowSequencer
 from eval.decoding.sampling import Sampling
-from eval.decoding.speculative import decode_steps, plain_decode, speculative_decode
+from eval.decoding.speculative import Emitted, decode_steps, plain_decode, speculative_decode
 from eval.decoding.texts import Decoded, Limits, Speculation
 from eval.lossless import Verification
 from eval.models.loading import load_model
 from eval.prompts import Prompt, user_turn
 from eval.side_by_side import Runner, race, runners, show, spans, writers_of
-from eval.steps import captured, compiled
-from eval.steps.sequencer import RowSequencer
 from eval.targets import loading as targets
 from tests.eval.decoding.stand_ins import watched_maker
 

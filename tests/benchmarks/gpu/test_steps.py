@@ -11,9 +11,9 @@ import torch
 from benchmarks.gpu import machine, steps
 from benchmarks.gpu.stage import Setting, SkippedError
 from benchmarks.gpu.step_sizes import AIM_CELL, SIZES, Cell
+from eval.decoding import cuda_graphs as captured
 from eval.latency import step_bytes
 from eval.models.loading import load_model
-from eval.steps import captured
 from tests.eval.decoding.stand_ins import watched_maker
 
 TINY = SIZES["tiny"]

@@ -13,7 +13,7 @@ from distill.data.generate import generate_answers
 from distill.data.held_out import drop_duplicates, hold_out
 from distill.recipe.sections.data import DataConfig
 from eval.answers.traces import read_traces
-from eval.decoding import answering
+from eval.decoding import generate as answering
 from eval.prompts import Prompt
 from eval.tasks import PromptSource
 

@@ -20,7 +20,7 @@ from distill.run.run import Run
 from distill.stages.running import cache_stage, generate_stage
 from distill.train import read_answers, train
 from eval.answers.traces import Trace, read_traces
-from eval.decoding.answering import write_traces
+from eval.decoding.generate import write_traces
 from eval.models.loading import load_tokenizer
 from eval.prompts import Prompt, render_prompt
 from eval.tasks import PromptSource

@@ -12,7 +12,7 @@ from distill.data.self_written import SelfWriting, write_own_prompts
 from distill.recipe.recipe import Recipe
 from distill.train import train
 from eval.answers.traces import DecodingSettings, read_traces
-from eval.decoding.answering import within_context, write_traces
+from eval.decoding.generate import within_context, write_traces
 from eval.prompts import Prompt, user_turn
 from widedraft import main
 

@@ -15,9 +15,8 @@ from distill.training.trainer import build_model
 from eval.answers.shards import write_shard
 from eval.answers.traces import read_traces
 from eval.decoding.sampling import Sampling
-from eval.decoding.speculative import collected, decode_steps
+from eval.decoding.speculative import Wanted, collected, decode_steps
 from eval.decoding.texts import Limits
-from eval.decoding.wanted import Wanted
 from tests.distill.after_training import assert_equal, last_state, metrics
 from tests.distill.conftest import MAX_SEQ_LEN
 from tests.distill.small_heads import VOCAB, cut_draft

@@ -26,7 +26,7 @@ from distill.train import read_answers, train
 from distill.training.model import HeldOut
 from distill.training.trainer import build_model
 from eval.acceptance.replay import replay_answer
-from eval.decoding.rules import EXACT_SAMPLED_DRAFT
+from eval.decoding.acceptance import EXACT_SAMPLED_DRAFT
 from eval.decoding.sampling import Sampling
 from tests.distill.after_training import assert_equal, last_state, metrics
 from tests.distill.small_heads import IDS, cut_draft

@@ -27,7 +27,7 @@ from distill.teacher_cache.reader import TeacherCache
 from distill.train import read_answers, train
 from eval.answers.shards import hidden_path
 from eval.answers.traces import read_traces
-from eval.decoding import answering
+from eval.decoding import generate as answering
 from tests.distill.after_training import metrics
 from tests.distill.teacher_cache.made import read_all
 from tests.distill.vocabulary.conftest import wordy

@@ -8,7 +8,7 @@ import torch
 
 from eval.acceptance.counts import count_trace, pool, tau
 from eval.acceptance.replay import binned_counts, replay_answer, replay_counts
-from eval.decoding.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT
+from eval.decoding.acceptance import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT
 from eval.decoding.sampling import Sampling
 
 

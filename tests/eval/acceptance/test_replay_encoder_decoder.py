@@ -5,7 +5,7 @@ import torch
 
 from eval.acceptance.counts import Counts, count_trace
 from eval.acceptance.replay import replay_counts, replay_pair, rule_name
-from eval.decoding.rules import LOSSLESS
+from eval.decoding.acceptance import LOSSLESS
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Decoded, Limits, Speculation

@@ -10,7 +10,7 @@ from eval.acceptance import replay
 from eval.acceptance.counts import count_trace
 from eval.acceptance.replay import replay_answer, replay_counts, whole_vocabulary
 from eval.decoding import sampling as chosen
-from eval.decoding.rules import LOSSLESS
+from eval.decoding.acceptance import LOSSLESS
 from eval.decoding.sampling import Sampling, distribution
 from eval.decoding.speculative import speculative_decode
 from eval.decoding.texts import Limits, Speculation

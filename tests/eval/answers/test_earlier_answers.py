@@ -11,9 +11,8 @@ from eval.answers.earlier_answers import num_answered
 from eval.answers.hidden_files import read_states
 from eval.answers.shards import hidden_path
 from eval.answers.traces import DecodingSettings, read_traces
-from eval.decoding import answering
-from eval.decoding.answering import Answerer, write_traces
-from eval.decoding.state_keeper import StateKeeper
+from eval.decoding import generate as answering
+from eval.decoding.generate import Answerer, StateKeeper, write_traces
 from eval.prompts import Prompt
 
 GREEDY = DecodingSettings(

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from eval.answers.traces import read_traces
-from eval.decoding import answering
-from eval.decoding.answering import Answerer, write_traces
-from eval.decoding.state_keeper import StateKeeper
+from eval.decoding import generate as answering
+from eval.decoding.generate import Answerer, StateKeeper, write_traces
 from eval.prompts import Prompt
 from tests.eval.answers.test_traces import GREEDY, PROMPTS, SAMPLED
 from tests.sharing import by_processes

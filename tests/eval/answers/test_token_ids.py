@@ -9,7 +9,7 @@ from architectures.errors import UserError
 from eval.answers.shards import claim_shards, row_location, write_shard
 from eval.answers.token_ids import require_known_ids, unknown_id
 from eval.answers.traces import DecodingSettings, Trace, read_traces
-from eval.decoding.answering import write_traces
+from eval.decoding.generate import write_traces
 from eval.prompts import Prompt, user_turn
 
 SETTINGS = DecodingSettings(

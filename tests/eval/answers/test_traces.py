@@ -16,8 +16,8 @@ from architectures.files.atomic import remove_partials
 from architectures.settings.holding import Holding
 from eval.answers.asked_turns import first_turns
 from eval.answers.traces import DecodingSettings, Trace, read_traces
-from eval.decoding import answering
-from eval.decoding.answering import write_traces
+from eval.decoding import generate as answering
+from eval.decoding.generate import write_traces
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import DRAWS, Decoded, Limits
@@ -192,7 +192,7 @@ import json, os, signal, sys
 from pathlib import Path
 from architectures.files.atomic import partial_path
 from eval.answers import shards
-from eval.decoding import answering
+from eval.decoding import generate as answering
 from eval.prompts import Prompt
 
 target, prompts, runs = json.loads(sys.argv[1])

@@ -5,10 +5,10 @@ import itertools
 import torch
 from scipy.stats import chisquare
 
+from eval.decoding.kv_cache import open_sequencer
 from eval.decoding.sampling import Sampling, distribution
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Seeds, Speculation
-from eval.steps.sequencer import open_sequencer
 
 SMALL_VOCAB, TEXT = 4, 4  # 256 texts
 ROWS = 8_000

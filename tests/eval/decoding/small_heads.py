@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from architectures.draft_vocabulary.head import IDS, cut_head, head_ids, spread
-from eval.decoding.batch_rounds import Rounds
+from eval.decoding.speculative import Rounds
 from tests.conftest import TINY_SHAPE
 
 SMALL = {**TINY_SHAPE, "num_hidden_layers": 2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}

@@ -5,14 +5,13 @@ from functools import partial
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from eval.steps import compiled
-from eval.steps.captured import Capturer
-from eval.steps.fixed_steps import FixedSteps
-from eval.steps.row_step import forward
+from eval.decoding import cuda_graphs as compiled
+from eval.decoding.cuda_graphs import Capturer, FixedSteps
+from eval.decoding.kv_cache import forward
 
 
 class Watched:
-    """An eval.steps.fixed_steps.Maker."""
+    """An eval.decoding.cuda_graphs.Maker."""
 
     def __init__(self, maker):
         self.maker, self.made, self.fed = maker, [], []

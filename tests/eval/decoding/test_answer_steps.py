@@ -15,16 +15,16 @@ from safetensors.torch import load_file
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from eval.answers.traces import DecodingSettings, read_traces
-from eval.decoding import answering
-from eval.decoding.answering import Answerer, write_traces
+from eval.decoding import cuda_graphs as answer_steps
+from eval.decoding import cuda_graphs as captured
+from eval.decoding import generate as answering
+from eval.decoding.cuda_graphs import answer_opener, bytes_per_slot
+from eval.decoding.generate import Answerer, StateKeeper, write_traces
+from eval.decoding.kv_cache import ForwardSequencer, RowSequencer, open_sequencer
 from eval.decoding.speculative import plain_decode
-from eval.decoding.state_keeper import StateKeeper
 from eval.decoding.texts import Limits
 from eval.models.loading import load_model
 from eval.prompts import Prompt, user_turn
-from eval.steps import answer_steps, captured
-from eval.steps.answer_steps import answer_opener, bytes_per_slot
-from eval.steps.sequencer import ForwardSequencer, RowSequencer, open_sequencer
 from tests.architectures.conftest import FAMILY_SETTINGS, perturb_vectors
 from tests.eval.decoding.stand_ins import watched_maker
 from tests.pretended_gpu import pretended_gpu

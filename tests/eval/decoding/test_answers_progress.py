@@ -6,7 +6,7 @@ import pytest
 
 from eval.answers import writing
 from eval.answers.traces import DecodingSettings
-from eval.decoding.answering import PASS_ROWS, write_traces
+from eval.decoding.generate import PASS_ROWS, write_traces
 from eval.prompts import Prompt
 
 ASKED = [Prompt(f"p:{n}", ({"role": "user", "content": f"say {n}"},)) for n in range(5)]

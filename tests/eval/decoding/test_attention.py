@@ -5,12 +5,11 @@ import torch
 from torch.nn import functional
 
 from eval.acceptance.replay import answer_logits
+from eval.decoding.cuda_graphs import FixedSequencer
+from eval.decoding.kv_cache import ForwardSequencer, TextSequencer, TranslationSequencer, open_sequencer, without_cudnn
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
 from eval.models.loading import load_model
-from eval.steps.attention import without_cudnn
-from eval.steps.fixed_steps import FixedSequencer
-from eval.steps.sequencer import ForwardSequencer, TextSequencer, TranslationSequencer, open_sequencer
 from tests.eval.decoding.stand_ins import watched_maker
 
 OPT = {"model_type": "opt", "ffn_dim": 96, "word_embed_proj_dim": 64}

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from architectures.errors import UserError
+from eval.decoding.kv_cache import new_cache, roll_back
 from eval.models.loading import load_model
-from eval.steps.cache import new_cache, roll_back
 
 IDS = torch.tensor([[5, 6, 7, 8, 9]])
 

@@ -10,11 +10,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
+from eval.decoding.cuda_graphs import CapturedSteps, Capturer, CudaRecorder
+from eval.decoding.kv_cache import RowCache, Sight, forward
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
-from eval.steps.captured import CapturedSteps, Capturer, CudaRecorder
-from eval.steps.row_cache import RowCache
-from eval.steps.row_step import Sight, forward
 from tests.conftest import TINY_SHAPE
 from tests.eval.decoding.small_heads import WITHOUT_WINDOW
 from widedraft import main

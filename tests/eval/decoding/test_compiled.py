@@ -5,10 +5,10 @@ import shutil
 import pytest
 
 from architectures.errors import UserError
+from eval.decoding import cuda_graphs as compiled
+from eval.decoding.cuda_graphs import CompiledSteps
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
-from eval.steps import compiled
-from eval.steps.compiled import CompiledSteps
 from tests.eval.decoding.laws import law_greedy_text_is_the_targets
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="TorchInductor needs a C++ compiler")

@@ -3,8 +3,8 @@
 import pytest
 
 from eval.acceptance.replay import answer_logits
+from eval.decoding.acceptance import LOSSLESS
 from eval.decoding.ngram import LookupFirst
-from eval.decoding.rules import LOSSLESS
 from eval.decoding.sampling import confidence_of
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation

@@ -6,12 +6,12 @@ from torch._dynamo.utils import counters
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
+from eval.decoding import cuda_graphs as captured
+from eval.decoding import cuda_graphs as compiled
 from eval.decoding.sampling import Sampling
-from eval.decoding.speculative import decode_steps, plain_decode, speculative_decode
+from eval.decoding.speculative import Wanted, decode_steps, plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
-from eval.decoding.wanted import Wanted
 from eval.models.loading import load_model
-from eval.steps import captured, compiled
 from tests.eval.decoding.laws import law_greedy_text_is_the_targets, law_rows_do_not_feel_each_other
 from tests.eval.decoding.small_heads import WITHOUT_WINDOW
 from tests.eval.decoding.stand_ins import Watched, watched_maker

@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from eval.decoding import speculative
-from eval.decoding.hidden_states import HiddenStates
+from eval.decoding.generate import HiddenStates
 from eval.decoding.sampling import Sampling
-from eval.decoding.speculative import decode_steps, finished
+from eval.decoding.speculative import Wanted, decode_steps, finished
 from eval.decoding.texts import Limits
-from eval.decoding.wanted import Wanted
 from eval.models.loading import load_model
 from eval.models.products import quicken_products
 from tests.architectures.conftest import FAMILY_SETTINGS, perturb_vectors

@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from eval.decoding.rules import LOSSLESS
+from eval.decoding.acceptance import LOSSLESS
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import MOST_LOOKAHEAD, Limits, Seeds, Speculation

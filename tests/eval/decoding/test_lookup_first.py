@@ -2,8 +2,8 @@
 
 import pytest
 
+from eval.decoding.acceptance import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, REJECTION
 from eval.decoding.ngram import LookupFirst, NgramLookup
-from eval.decoding.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, REJECTION
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation

@@ -8,11 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from eval.decoding import batch, batch_rounds, rules, texts
-from eval.decoding.rules import Verdict, accept_chances, at, draft_at, leading, residual, row_at
+from eval.decoding import acceptance as rules
+from eval.decoding import kv_cache as sequencer
+from eval.decoding import speculative as batch
+from eval.decoding import speculative as batch_rounds
+from eval.decoding import texts
+from eval.decoding.acceptance import Verdict, accept_chances, at, draft_at, leading, residual, row_at
 from eval.decoding.sampling import Sampling, invert_cumulative
 from eval.decoding.texts import Limits
-from eval.steps import sequencer
 from tests.eval.decoding.laws import (
     law_exact_rules_write_what_plain_sampling_writes,
     law_greedy_text_is_the_targets,

@@ -5,11 +5,9 @@ from functools import partial
 import pytest
 import torch
 
-from eval.decoding.batch import first_tokens
 from eval.decoding.sampling import Sampling, distribution, invert_cumulative
-from eval.decoding.speculative import decode_steps, finished, plain_decode
+from eval.decoding.speculative import Wanted, decode_steps, finished, first_tokens, plain_decode
 from eval.decoding.texts import DRAWS, Limits, Seeds, stream
-from eval.decoding.wanted import Wanted
 from eval.models.loading import load_model
 
 GREEDY = Sampling()

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eval.steps.row_cache import RowCache
+from eval.decoding.kv_cache import RowCache
 
 
 def numbers(names, positions_BT, *, seed):

@@ -8,7 +8,7 @@ import itertools
 import pytest
 import torch
 
-from eval.decoding.rules import (
+from eval.decoding.acceptance import (
     LOSSLESS,
     RULES,
     Draws,

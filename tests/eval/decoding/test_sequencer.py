@@ -4,16 +4,16 @@ import pytest
 import torch
 
 from architectures.errors import UserError
-from eval.models.loading import load_model
-from eval.steps.row_step import positions_of
-from eval.steps.sequencer import (
+from eval.decoding.kv_cache import (
     ForwardSequencer,
     RowSequencer,
     TextSequencer,
     TranslationSequencer,
     open_sequencer,
+    positions_of,
     takes_rows,
 )
+from eval.models.loading import load_model
 from tests.families import DECODER_ONLY
 
 VOCAB = 264

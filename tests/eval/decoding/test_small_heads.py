@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from architectures.errors import UserError
-from eval.decoding import batch, batch_rounds, rules
-from eval.decoding.rules import LOSSLESS, RULES, residual
+from eval.decoding import acceptance as rules
+from eval.decoding import speculative as batch
+from eval.decoding import speculative as batch_rounds
+from eval.decoding.acceptance import LOSSLESS, RULES, residual
+from eval.decoding.kv_cache import ForwardSequencer, TextSequencer, open_sequencer
 from eval.decoding.sampling import Sampling, distribution, invert_cumulative
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
-from eval.steps.sequencer import ForwardSequencer, TextSequencer, open_sequencer
 from tests.eval.decoding.laws import law_greedy_text_is_the_targets, law_rows_do_not_feel_each_other
 from tests.eval.decoding.small_heads import model_of, noisy, sizes_of_drafting, spread_out, with_head_of
 from tests.eval.decoding.stand_ins import watched_maker

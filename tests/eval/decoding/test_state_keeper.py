@@ -16,9 +16,9 @@ from architectures.files.atomic import remove_partials
 from eval.answers.asked_turns import first_turns
 from eval.answers.shards import hidden_path
 from eval.answers.traces import DecodingSettings, read_traces
-from eval.decoding import answering, state_keeper
-from eval.decoding.answering import write_traces
-from eval.decoding.state_keeper import StateKeeper
+from eval.decoding import generate as answering
+from eval.decoding import generate as state_keeper
+from eval.decoding.generate import StateKeeper, write_traces
 from eval.models.loading import load_model, load_tokenizer
 from eval.prompts import Prompt
 
@@ -111,7 +111,8 @@ KILLED = """
 import json, os, signal, sys
 from pathlib import Path
 from eval.answers import hidden_files
-from eval.decoding import answering, state_keeper
+from eval.decoding import generate as answering
+from eval.decoding import generate as state_keeper
 from eval.prompts import Prompt
 
 target, prompts, settings, runs = json.loads(sys.argv[1])

@@ -8,13 +8,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
-from eval.decoding.batch import Batch
-from eval.decoding.batch_rounds import Rounds
-from eval.decoding.rules import RULES
+from eval.decoding.acceptance import RULES
+from eval.decoding.kv_cache import RowSequencer
 from eval.decoding.sampling import Sampling
-from eval.decoding.speculative import plain_decode, speculative_decode
+from eval.decoding.speculative import Batch, Rounds, plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
-from eval.steps.sequencer import RowSequencer
 from tests.eval.decoding.test_lookup_first import ALWAYS
 
 SAMPLINGS = [Sampling(), Sampling(1.0), Sampling(0.8, top_p=0.9, top_k=40, min_p=0.01, repetition_penalty=1.1)]

@@ -10,7 +10,7 @@ import pytest
 from architectures.errors import UserError
 from architectures.sharing import ALONE, Share
 from eval.answers.traces import DecodingSettings, read_traces
-from eval.decoding.answering import write_traces
+from eval.decoding.generate import write_traces
 from eval.engines import generate
 from eval.engines.config import GenerateConfig
 from eval.engines.generate import engine_part, responses_by

@@ -12,10 +12,10 @@ from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.settings.holding import Holding
 from eval.acceptance.replay import answer_logits
+from eval.decoding.cuda_graphs import CannotMakeError, require_fixed_shapes
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
 from eval.models.loading import load_model, stop_token_ids
-from eval.steps.fixed_steps import CannotMakeError, require_fixed_shapes
 from eval.targets.layered import layers_of
 from eval.targets.loading import load_target
 from eval.targets.passes import Pass, cut_into_blocks, run_passes

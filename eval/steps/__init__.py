@@ -1,1 +1,0 @@
-"""One forward pass of a model with its cache: plain, compiled, or captured."""
