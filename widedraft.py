@@ -112,7 +112,7 @@ class ImportSettings(Section):
 
 def import_gguf(settings: ImportSettings) -> None:
     """Write a Hugging Face folder from a GGUF file."""
-    from architectures.gguf.importing import import_gguf
+    from architectures.gguf_import import import_gguf
 
     import_gguf(settings.file, settings.to)
     print(f"{settings.to}: a Hugging Face folder; name it as target.path in a recipe.")

@@ -23,8 +23,8 @@ from architectures.files.reading import read_json
 from architectures.shapes.context_length import context_length
 from architectures.shapes.serving import serving_problems, tensor_parallel_degrees
 from architectures.shapes.shape import Shape
-from architectures.small_head.record import CONFIG_KEY
 from architectures.targets.target import cached_config, config_at_hand, is_gguf, local_path
+from architectures.vocabulary import CONFIG_KEY
 
 EngineName = Literal["vllm", "sglang", "llama.cpp", "transformers", "openvino", "tensorrt-llm"]
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)

@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from architectures.compatibility import LABELS, Pair, check, read_model
-from architectures.draft_vocabulary.asked import ids_by_count, with_asked_head
-from architectures.draft_vocabulary.lists import list_file, read_list
-from architectures.draft_vocabulary.tokens import TOKENIZER, read_tokens
 from architectures.errors import UserError
 from architectures.files.disk import free_bytes
 from architectures.pruning.plan import load_plan, needed_scores, plan_pruning
@@ -17,16 +14,22 @@ from architectures.shapes.context_length import ContextLength, context_length
 from architectures.shapes.requested_shape import WIDTHS, draft_shape, masked_shape
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import NAMED_SHAPES, Shape
-from architectures.small_head.config import COUNTED
-from architectures.small_head.counting import coverage
-from architectures.small_head.record import (
-    CONFIG_KEY,
-    DRAFT_VOCABULARY_NAME,
-    read_draft_vocabulary,
-    refuse_small_head,
-)
 from architectures.tables import plural
 from architectures.targets.target import NOT_HERE, cached_config, config_at_hand, is_gguf, local_path, packaged_words
+from architectures.vocabulary import (
+    CONFIG_KEY,
+    COUNTED,
+    DRAFT_VOCABULARY_NAME,
+    TOKENIZER,
+    coverage,
+    ids_by_count,
+    list_file,
+    read_draft_vocabulary,
+    read_list,
+    read_tokens,
+    refuse_small_head,
+    with_asked_head,
+)
 from distill.data.held_out import distinct
 from distill.data.longest_texts import refuse_long_calibration, refuse_long_texts
 from distill.estimate import (

@@ -45,8 +45,8 @@ from architectures.files.section import Section
 from architectures.settings.flags import read_settings
 from architectures.settings.kinds import Rehash
 from architectures.settings.recipe_command import command_of, of_recipe, started_with
-from architectures.small_head.record import CONFIG_KEY, DRAFT_VOCABULARY_NAME, read_draft_vocabulary
 from architectures.targets.target import read_config
+from architectures.vocabulary import CONFIG_KEY, DRAFT_VOCABULARY_NAME, read_draft_vocabulary
 from distill.checkpoints.files import chosen_checkpoint, find_checkpoints
 from distill.checkpoints.trust import TrustCheckpoints, trust_checkpoints
 from distill.data.batches import AnswerDataset

@@ -18,8 +18,8 @@ from pydantic import FiniteFloat
 from torch.profiler import record_function
 from transformers import PreTrainedModel
 
-from architectures.draft_vocabulary.head import head_ids
 from architectures.errors import UserError
+from architectures.vocabulary_head import head_ids
 from eval.acceptance.estimates import Columns, Estimate, Resampling, resampled
 from eval.acceptance.paired_ratios import INTERVALS, paired_ratio_quotient, paired_ratio_quotients
 from eval.config import SamplingConfig

@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from architectures.draft_vocabulary.head import cut_head, head_ids, tokens_of
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.progress.track import track
@@ -34,6 +33,7 @@ from architectures.pruning.draft_config import draft_config
 from architectures.pruning.plan_record import PruningPlan
 from architectures.shapes.context_length import context_length
 from architectures.shapes.shape import Shape
+from architectures.vocabulary_head import cut_head, head_ids, tokens_of
 from eval.acceptance.estimates import Estimate, Resampling
 from eval.acceptance.intervals import percentile_bounds
 from eval.decoding.cuda_graphs import FixedSteps, new_opener

@@ -20,7 +20,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from architectures.checkpoints.fingerprint import fingerprint_value
-from architectures.draft_vocabulary.head import head_ids
 from architectures.errors import UserError
 from architectures.files.atomic import write_text
 from architectures.files.reading import read_text
@@ -28,6 +27,7 @@ from architectures.files.typed_file import checked
 from architectures.progress.track import track
 from architectures.settings.kinds import MinP, RepetitionPenalty, Temperature, TopK, TopP
 from architectures.tables import markdown
+from architectures.vocabulary_head import head_ids
 from eval.acceptance.counts import Array
 from eval.acceptance.draft_scores import AnswerScore, DraftScore
 from eval.acceptance.estimates import INTERVALS, Resampling

@@ -182,7 +182,7 @@ def test_stages_of_several_processes_get_file_and_words(word, module, function, 
 
 
 def test_import_gguf_writes_where_it_is_told(tmp_path, monkeypatch, capsys):
-    from architectures.gguf import importing as gguf_import
+    from architectures import gguf_import
 
     seen = []
     monkeypatch.setattr(gguf_import, "import_gguf", lambda *arguments: seen.append(arguments))

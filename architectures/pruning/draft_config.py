@@ -7,7 +7,7 @@ from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.families.family import Family
 from architectures.pruning.plan_record import PruningPlan
-from architectures.small_head.record import CONFIG_KEY
+from architectures.vocabulary import CONFIG_KEY
 
 
 def draft_config(config: Mapping[str, Any], plan: PruningPlan, dtype: str | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from math import isfinite
 
 from architectures.pruning.plan_record import PruningPlan
 from architectures.shapes.shape import Shape
-from architectures.small_head.record import broken_law
+from architectures.vocabulary import broken_law
 
 SIZES = ("layers", "hidden", "intermediate", "heads", "kv_heads")
 

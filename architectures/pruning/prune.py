@@ -28,8 +28,8 @@ from architectures.pruning.draft_config import draft_config
 from architectures.pruning.plan_record import PLAN_NAME, PruningPlan
 from architectures.pruning.slicing import draft_tensor, source_name, tensor_locations
 from architectures.shapes.shape import Shape, checkpoint_tensors
-from architectures.small_head.record import DraftVocabulary, read_draft_vocabulary, write_draft_vocabulary
 from architectures.targets.target import read_config
+from architectures.vocabulary import DraftVocabulary, read_draft_vocabulary, write_draft_vocabulary
 
 
 def prune_checkpoint(

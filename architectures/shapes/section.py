@@ -12,7 +12,7 @@ from architectures.files.section import Section
 from architectures.settings.holding import Holding
 from architectures.settings.kinds import DeviceMemoryGib, HostMemoryGib, TargetBits, TargetPlacement
 from architectures.shapes.shape import NAMED_SHAPES
-from architectures.small_head.config import VocabularyConfig
+from architectures.vocabulary import VocabularyConfig
 
 
 def named_shape(name: str) -> str:

@@ -13,7 +13,7 @@ from architectures.families import FAMILIES, family_of
 from architectures.families.config_entries import CONFIG
 from architectures.families.family import EMBEDDING_ROLES, Family, Part
 from architectures.families.rotary import LLAMA
-from architectures.small_head.record import CONFIG_KEY
+from architectures.vocabulary import CONFIG_KEY
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 

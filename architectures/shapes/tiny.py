@@ -11,7 +11,7 @@ from typing import Any
 
 from architectures.families import FAMILIES
 from architectures.shapes.shape import Shape
-from architectures.small_head.record import CONFIG_KEY
+from architectures.vocabulary import CONFIG_KEY
 
 LAYERS, LEAST_LAYERS = 8, 2  # of the target, and of a draft that has as many: a first and a last one
 HEAD_DIM, MIN_HEADS, POSITIONS = 16, 2, 512

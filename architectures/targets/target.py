@@ -9,11 +9,11 @@ from architectures.checkpoints.manifest import changed_inputs, read_manifest
 from architectures.errors import UserError
 from architectures.families.config_entries import require_config
 from architectures.files.reading import looked_for, read_json_object
-from architectures.gguf.header import gguf_config, read_gguf_header
+from architectures.gguf_format import gguf_config, read_gguf_header
 from architectures.shipped.packaged_targets import packaged_target
-from architectures.small_head.record import refuse_small_head
 from architectures.targets.hub_failures import explain_failure
 from architectures.targets.known_targets import known_config
+from architectures.vocabulary import refuse_small_head
 
 REMEDY = "Fetch the checkpoint again."
 LOCAL_REMEDY = "Give a Hugging Face folder, a hub id (owner/name) or a .gguf file."
@@ -128,7 +128,7 @@ def imported_gguf(file: Path, cache: Path | None) -> Path:
         raise UserError(f"{file}: no such file. Give the path of an existing .gguf file.")
     manifest = read_manifest(cache)
     if manifest is None or changed_inputs(manifest, {"gguf": fingerprint_file(file)}):
-        from architectures.gguf.importing import import_gguf  # imported here: it loads torch
+        from architectures.gguf_import import import_gguf  # imported here: it loads torch
 
         import_gguf(file, cache)
     return cache

@@ -8,7 +8,7 @@ from statistics import median
 
 import numpy as np
 
-from architectures.conversion.folders import convert_draft
+from architectures.convert import convert_draft
 from benchmarks.gpu.memory import free_memory
 from benchmarks.gpu.stage import Row, Setting, SkippedError
 from benchmarks.gpu.steps import listed

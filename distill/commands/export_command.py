@@ -9,13 +9,13 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from architectures.conversion.forms import Form
 from architectures.errors import UserError
 from architectures.files.number_types import Dtype
 from architectures.files.section import Section
-from architectures.gguf_export.names import GgufKind, file_name
+from architectures.gguf_format import GgufKind, file_name
 from architectures.settings.flags import Flag, flag_of
 from architectures.settings.kinds import Rehash, Revision
+from architectures.vocabulary import Form
 from distill.checkpoints.trust import TrustCheckpoints
 from distill.commands.recipe_commands import of_words, own_run, trust_if_asked
 from distill.recipe.words import Debug, RecipeWords
@@ -106,7 +106,7 @@ def write_form(draft: Path, settings: ExportSettings) -> None:
     """Write a draft with a reduced vocabulary in the form that an engine loads, if one is asked for."""
     if settings.form is None or settings.to is None:
         return
-    from architectures.conversion.folders import convert_draft
+    from architectures.convert import convert_draft
 
     convert_draft(draft, settings.to, settings.form)
     print(f"   {settings.to}: form {settings.form} of {draft}; its README.md says which engines load it")
@@ -130,7 +130,7 @@ def write_gguf_files(folder: Path, name: str, kinds: Sequence[GgufKind]) -> None
     """Write a draft folder as GGUF files into itself, and say what each is."""
     if not kinds:
         return
-    from architectures.gguf_export.files import export_gguf
+    from architectures.gguf_export import export_gguf
 
     for kind in dict.fromkeys(kinds):
         written = export_gguf(folder, folder / file_name(name, kind), kind, name=name)

@@ -14,7 +14,7 @@ import torch
 from composer import Algorithm, Event, Logger, State
 from torch import Tensor
 
-from architectures.small_head.record import DraftVocabulary
+from architectures.vocabulary import DraftVocabulary
 
 STUDENT_IDS = "student_ids"  # of a batch: what the student reads in place of input_ids
 

@@ -14,9 +14,8 @@ from architectures.errors import UserError
 from architectures.files.atomic import write_text
 from architectures.shapes.shape import Shape
 from architectures.shapes.tiny import BOS_ID, EOS_ID, HEAD_VOCAB, PAD_ID, tiny_config
-from architectures.small_head.config import COUNTED
-from architectures.small_head.record import CONFIG_KEY, DraftVocabulary, write_draft_vocabulary
 from architectures.targets.target import config_at_hand, is_gguf, read_config
+from architectures.vocabulary import CONFIG_KEY, COUNTED, DraftVocabulary, write_draft_vocabulary
 from distill.debug.recipe import (
     IDS,
     PROMPTS,
@@ -138,7 +137,7 @@ def write_tiny_weights(folder: Path) -> None:
     """Random weights for a folder's config.json, the same each time, with a byte-level tokenizer; weights last."""
     import torch
 
-    from architectures.draft_vocabulary.head import cut_head
+    from architectures.vocabulary_head import cut_head
     from eval.models.loading import load_config, model_class, show_progress_only_in_a_terminal
 
     show_progress_only_in_a_terminal()

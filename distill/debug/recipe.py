@@ -14,7 +14,7 @@ from architectures.files.masked_words import masked
 from architectures.shapes.section import SIZES
 from architectures.shapes.shape import Shape
 from architectures.shapes.tiny import HEAD_VOCAB, tiny_shapes
-from architectures.small_head.config import COUNTED
+from architectures.vocabulary import COUNTED
 from distill.check import draft_and_origin
 from distill.recipe.recipe import Recipe
 from distill.recipe.sections.times import split_time

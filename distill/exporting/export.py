@@ -16,22 +16,23 @@ from architectures.checkpoints.manifest import MANIFEST_NAME, write_manifest
 from architectures.checkpoints.target_files import carry_files, require_tokenizer, with_special_ids
 from architectures.checkpoints.vocabulary_rows import fit_rows
 from architectures.checkpoints.weights import TensorInfo, open_weights, require_replaceable, write_weights
-from architectures.draft_vocabulary.card import CARD_NAME, small_head_card
-from architectures.draft_vocabulary.unknown import with_unknown
 from architectures.errors import UserError
 from architectures.families import family_of
 from architectures.families.family import Family
 from architectures.files.atomic import staged_folder, write_json, write_text
 from architectures.pruning.draft_config import with_dtype
 from architectures.pruning.plan_record import PLAN_NAME
-from architectures.small_head.record import (
+from architectures.targets.target import read_config
+from architectures.vocabulary import (
+    CARD_NAME,
     CONFIG_KEY,
     DRAFT_VOCABULARY_NAME,
     DraftVocabulary,
     read_draft_vocabulary,
+    small_head_card,
     write_draft_vocabulary,
 )
-from architectures.targets.target import read_config
+from architectures.vocabulary_head import with_unknown
 from distill.checkpoints.files import damage, is_checkpoint
 from distill.data.unknown_inputs import UnknownInputs
 from distill.exporting.reading import algorithms_of, read_model, read_state

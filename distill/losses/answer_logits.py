@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from architectures.draft_vocabulary.head import head_ids
 from architectures.reading import answer_places, translated, translation
 from architectures.shapes.shape import Shape
+from architectures.vocabulary_head import head_ids
 from distill.data.apart import texts_apart
 from distill.data.packing import cheapest_layout, lengths_read, packed, slots_of
 from distill.data.packing_rules import refuse_attention

@@ -6,8 +6,8 @@ known, which is when a draft was cut: <run>/init says them, or the init of the f
 whose head all later ones keep.
 """
 
-from architectures.small_head.record import CONFIG_KEY, read_draft_vocabulary
 from architectures.targets.target import read_config
+from architectures.vocabulary import CONFIG_KEY, read_draft_vocabulary
 from distill.recipe.sections.teacher import SparseCache
 from distill.run.progressive import first_init
 from distill.run.run import Run

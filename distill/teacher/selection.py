@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from architectures.draft_vocabulary.head import head_ids
 from architectures.errors import UserError
+from architectures.vocabulary_head import head_ids
 from distill.formulas.dense import forward_kl
 from distill.losses.chunked import Head, map_rows
 from distill.teacher.live import Teacher, TeacherRows

@@ -16,8 +16,8 @@ from composer.models import ComposerModel
 from torch import Tensor
 from torchmetrics import Metric
 
-from architectures.draft_vocabulary.head import head_ids, rows_below, spread
 from architectures.shapes.shape import Shape
+from architectures.vocabulary_head import head_ids, rows_below, spread
 from distill.callbacks import PhaseClock
 from distill.data.unknown_inputs import STUDENT_IDS
 from distill.flops import answers_in, training_flops

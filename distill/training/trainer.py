@@ -12,8 +12,8 @@ from composer.devices import Device, DeviceCPU, DeviceGPU
 from composer.utils import dist
 from transformers import PreTrainedModel
 
-from architectures.draft_vocabulary.unknown import begin_unknown, with_unknown
 from architectures.errors import UserError
+from architectures.vocabulary_head import begin_unknown, with_unknown
 from distill.callbacks import EvaluationIntervals, GradientNorm, StepTimes, profiled_steps
 from distill.checkpoints.files import newest_intact_checkpoint
 from distill.checkpoints.saving import read_into

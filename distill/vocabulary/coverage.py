@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from architectures.draft_vocabulary.asked import ids_by_count
-from architectures.draft_vocabulary.tokens import Tokens
-from architectures.small_head.counting import coverage
+from architectures.vocabulary import Tokens, coverage, ids_by_count
 from distill.estimate import finished_counts
 from distill.recipe.recipe import Recipe
 from distill.run.run import Run

@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from architectures.draft_vocabulary.lists import KEY
 from architectures.errors import UserError
 from architectures.pruning.plan_record import PruningPlan
-from architectures.small_head.record import broken_law, read_draft_vocabulary
+from architectures.vocabulary import KEY, broken_law, read_draft_vocabulary
 from distill.vocabulary.output_ids import Choice
 
 

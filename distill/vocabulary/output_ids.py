@@ -6,13 +6,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from architectures.draft_vocabulary.asked import asked_size, ids_by_count
-from architectures.draft_vocabulary.lists import KEY, list_file, read_list, require_fitting
-from architectures.draft_vocabulary.tokens import TOKENIZER, Tokens, read_tokens, tokens_of
 from architectures.errors import UserError
-from architectures.small_head.config import COUNTED, VocabularyConfig
-from architectures.small_head.counting import coverage
-from architectures.small_head.record import UNUSED_IDS
+from architectures.vocabulary import (
+    COUNTED,
+    KEY,
+    TOKENIZER,
+    UNUSED_IDS,
+    Tokens,
+    VocabularyConfig,
+    asked_size,
+    coverage,
+    ids_by_count,
+    list_file,
+    read_list,
+    read_tokens,
+    require_fitting,
+    tokens_of,
+)
 from distill.recipe.sections.text import TextConfig
 from distill.vocabulary.answer_counts import Counts, id_counts_in, pooled
 from distill.vocabulary.text_counts import id_counts_in_text

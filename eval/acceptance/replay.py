@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from architectures.draft_vocabulary.head import head_ids, spread
+from architectures.vocabulary_head import head_ids, spread
 from eval.acceptance.counts import Array, Counts, count_visits, remaining_after
 from eval.decoding.acceptance import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, LOSSLESS, REJECTION
 from eval.decoding.kv_cache import without_cudnn

@@ -14,11 +14,11 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint, fingerprint_value
-from architectures.draft_vocabulary.head import head_ids
 from architectures.kept import Arrays, Kept
 from architectures.progress.track import track
 from architectures.settings.holding import WHOLE, Holding
 from architectures.sharing import ALONE, Share
+from architectures.vocabulary_head import head_ids
 from eval.acceptance.bins import ReplayedAnswer
 from eval.acceptance.draft_scores import ReplayedDraft
 from eval.acceptance.replay import Accepts, Replay, answer_logits, replay_answer

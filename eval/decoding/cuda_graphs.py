@@ -30,9 +30,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from architectures.draft_vocabulary.head import columns_below
 from architectures.errors import UserError
 from architectures.settings.kinds import HowAnswered
+from architectures.vocabulary_head import columns_below
 from eval.decoding.kv_cache import (
     Feed,
     Opener,

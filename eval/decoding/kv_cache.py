@@ -40,10 +40,10 @@ from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutput
 
-from architectures.draft_vocabulary.head import columns_below
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.reading import encoded
+from architectures.vocabulary_head import columns_below
 
 
 class Within:

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from architectures.draft_vocabulary.head import head_ids, ids_below, tokens_of
+from architectures.vocabulary_head import head_ids, ids_below, tokens_of
 from eval.decoding.acceptance import EXACT_GREEDY_DRAFT, REJECTION, RULES, Draws, Proposal, Verdict, at, follow
 from eval.decoding.kv_cache import Feed, Opener, Sequencer, Span, open_sequencer, takes_rows
 from eval.decoding.ngram import LookupFirst, NgramLookup

@@ -186,8 +186,8 @@ def load(settings: CertifySettings, threads: int) -> Loaded:
     Raises:
         UserError: If the pair cannot be found, the draft has a reduced vocabulary, or there are too few prompts.
     """
-    from architectures.small_head.record import CONFIG_KEY
     from architectures.targets.target import read_config, resolve_checkpoint
+    from architectures.vocabulary import CONFIG_KEY
     from eval.checks.loaded_pair import prompts_of
     from eval.engines.findings import MIN_PROMPTS
     from eval.models.loading import load_tokenizer

@@ -6,7 +6,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
-from architectures.draft_vocabulary.head import head_ids
+from architectures.vocabulary_head import head_ids
 
 
 def decoding_layers(model: PreTrainedModel) -> int:

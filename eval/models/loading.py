@@ -23,12 +23,12 @@ from transformers.utils import logging as transformers_logging
 
 from architectures.checkpoints.fingerprint import fingerprint_value, read_json_file
 from architectures.checkpoints.weights import require_files_of_folder
-from architectures.draft_vocabulary.head import columns_below, name_rows, read_head, with_rows
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.files.reading import read_json_object, require_regular
 from architectures.shapes.context_length import ContextLength, context_length
 from architectures.targets.target import read_config, require_whole_head
+from architectures.vocabulary_head import columns_below, name_rows, read_head, with_rows
 from eval.models.freed_memory import give_back_freed_memory
 from eval.models.own_heads import own_heads_are_expected
 from eval.models.products import quicken_products, slow_type

@@ -19,7 +19,7 @@ from gguf.quants import quantize
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from architectures.gguf.importing import gguf_names
+from architectures.gguf_import import gguf_names
 from architectures.shapes.shape import Shape
 from tests.conftest import MERGES
 from tests.families import ENCODER_DECODER

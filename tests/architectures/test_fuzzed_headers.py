@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 from architectures.checkpoints.weights import INDEX_NAME, open_weights, read_index, require_tensors
 from architectures.errors import UserError
-from architectures.gguf.header import gguf_config, read_gguf_header
-from architectures.gguf.importing import gguf_names, read_tensor, require_gguf_tensors, rope_entries
+from architectures.gguf_format import gguf_config, read_gguf_header
+from architectures.gguf_import import gguf_names, read_tensor, require_gguf_tensors, rope_entries
 from architectures.shapes.shape import Shape, checkpoint_tensors
 from architectures.targets.target import read_config
 

@@ -6,8 +6,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from architectures.draft_vocabulary.head import cut_head
 from architectures.shapes.shape import Shape
+from architectures.vocabulary_head import cut_head
 from distill.flops import forward_flops, training_flops
 
 CONFIG = LlamaConfig(

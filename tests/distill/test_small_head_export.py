@@ -9,13 +9,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from architectures.checkpoints.manifest import write_manifest
-from architectures.draft_vocabulary.head import head_ids
 from architectures.pruning.plan import plan_pruning
 from architectures.pruning.prune import prune_checkpoint
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
-from architectures.small_head.record import read_draft_vocabulary
 from architectures.targets.target import read_config
+from architectures.vocabulary import read_draft_vocabulary
+from architectures.vocabulary_head import head_ids
 from distill.exporting.export import export_checkpoint
 from distill.recipe.recipe import RecipeError, load_recipe
 from eval.models.loading import load_model

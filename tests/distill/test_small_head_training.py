@@ -10,10 +10,10 @@ import torch
 
 import distill.training.trainer
 from architectures.checkpoints.manifest import read_manifest, write_manifest
-from architectures.draft_vocabulary.head import head_ids
 from architectures.errors import UserError
-from architectures.small_head.record import DRAFT_VOCABULARY_NAME, read_draft_vocabulary
 from architectures.targets.target import read_config
+from architectures.vocabulary import DRAFT_VOCABULARY_NAME, read_draft_vocabulary
+from architectures.vocabulary_head import head_ids
 from distill.check import check_recipe
 from distill.checkpoints.files import find_checkpoints
 from distill.exporting.export import export_checkpoint

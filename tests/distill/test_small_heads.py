@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from architectures.draft_vocabulary.head import cut_head
 from architectures.errors import UserError
+from architectures.vocabulary_head import cut_head
 from distill.flops import forward_flops, training_flops
 from distill.formulas.dense import cross_entropy, forward_kl
 from distill.formulas.sparse import kept_forward_kl

@@ -7,9 +7,9 @@ import torch
 
 import distill.training.trainer
 from architectures.checkpoints.manifest import write_manifest
-from architectures.draft_vocabulary.unknown import mean_of_dropped
 from architectures.errors import UserError
-from architectures.small_head.record import read_draft_vocabulary
+from architectures.vocabulary import read_draft_vocabulary
+from architectures.vocabulary_head import mean_of_dropped
 from distill.checkpoints.files import find_checkpoints
 from distill.data.unknown_inputs import STUDENT_IDS
 from distill.exporting.export import export_checkpoint

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import widedraft
-from architectures.draft_vocabulary.head import head_ids
 from architectures.errors import UserError
+from architectures.vocabulary_head import head_ids
 from eval import latency as latency_module
 from eval.acceptance.estimates import Resampling
 from eval.acceptance.intervals import least_units

@@ -5,13 +5,12 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby, product
 from pathlib import Path
 
-from architectures.draft_vocabulary.asked import with_asked_head
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.shapes.requested_shape import draft_shape
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
-from architectures.small_head.config import VocabularyConfig
+from architectures.vocabulary import VocabularyConfig, with_asked_head
 from distill.choose.shapes.left_out import LeftOut
 from distill.choose.shapes.vocabularies import vocabularies_of
 from distill.choose.shapes.widths import Widths, own_widths, proportioned_widths, width_words, widths_of

@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from architectures.draft_vocabulary.asked import ids_by_count
-from architectures.draft_vocabulary.tokens import Tokens
 from architectures.errors import UserError
 from architectures.pages.blocks import Sentence
-from architectures.small_head.config import COUNTED
+from architectures.vocabulary import COUNTED, Tokens, ids_by_count
 from distill.choose.shapes.candidates import Candidate
 from distill.choose.shapes.vocabularies import WHOLE, head_rows, size_word
 from distill.vocabulary.coverage import IdCounts

@@ -9,7 +9,7 @@ from pydantic import Field
 from architectures.errors import UserError
 from architectures.settings.kinds import MOST
 from architectures.shapes.shape import Shape
-from architectures.small_head.config import VocabularyConfig
+from architectures.vocabulary import VocabularyConfig
 from distill.recipe.recipe import Recipe
 
 ALL = "all"  # the word for the whole head, which outputs WHOLE ids: as Shape.head_vocab has it

@@ -12,18 +12,18 @@ from pathlib import Path
 from architectures.checkpoints.generation_settings import SETTINGS_NAME, write_assistant_settings
 from architectures.checkpoints.manifest import MANIFEST_NAME
 from architectures.checkpoints.target_files import CARRIED_FILES, bytes_below
-from architectures.conversion.folders import convert_draft
+from architectures.convert import convert_draft
 from architectures.errors import UserError
 from architectures.families import family_of
 from architectures.files.atomic import write_json
 from architectures.files.reading import read_json_object
-from architectures.gguf_export.files import export_gguf
-from architectures.gguf_export.names import GgufKind, file_name
+from architectures.gguf_export import export_gguf
+from architectures.gguf_format import GgufKind, file_name
 from architectures.pruning.plan_record import PLAN_NAME
 from architectures.settings.recipe_command import command_of
 from architectures.shapes.context_length import context_length, has_scaled_positions
-from architectures.small_head.record import CONFIG_KEY, DRAFT_VOCABULARY_NAME
 from architectures.targets.target import read_config
+from architectures.vocabulary import CONFIG_KEY, DRAFT_VOCABULARY_NAME
 
 SMALL_HEAD, OWN_TOKENIZER = "small-head", "own-tokenizer"
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")

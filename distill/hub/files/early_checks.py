@@ -4,7 +4,7 @@ from pathlib import Path
 
 from architectures.compatibility import refuse_misleading_name
 from architectures.errors import UserError
-from architectures.gguf_export.supported import refuse_other_shapes
+from architectures.gguf_format import refuse_other_shapes
 from architectures.shapes.section import TargetConfig
 from architectures.shapes.shape import Shape
 from architectures.targets.target import local_path

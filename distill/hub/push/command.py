@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from architectures.errors import UserError
 from architectures.files.section import Section
-from architectures.gguf_export.names import GgufKind
+from architectures.gguf_format import GgufKind
 from architectures.settings.flags import Flag
 from architectures.settings.kinds import Rehash
 from architectures.settings.recipe_command import of_recipe

@@ -11,7 +11,7 @@ from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.compatibility import refuse_misleading_name
 from architectures.errors import UserError
 from architectures.files.atomic import staged_folder, write_text
-from architectures.gguf_export.names import GgufKind
+from architectures.gguf_format import GgufKind
 from architectures.settings.recipe_command import command_of
 from distill.hub.card.card import Publication, write_card
 from distill.hub.card.serving import put_certificates, servings_of

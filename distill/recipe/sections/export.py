@@ -7,7 +7,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from architectures.compatibility import EngineName
 from architectures.files.number_types import Dtype
 from architectures.files.section import Section
-from architectures.gguf_export.names import GgufKind
+from architectures.gguf_format import GgufKind
 from architectures.shapes.serving import TensorParallel
 
 

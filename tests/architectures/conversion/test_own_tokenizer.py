@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from architectures.compatibility import without_vllm
-from architectures.conversion.folders import convert_draft
+from architectures.convert import convert_draft
 from architectures.families import FAMILIES
-from architectures.small_head.record import read_draft_vocabulary, write_draft_vocabulary
+from architectures.vocabulary import read_draft_vocabulary, write_draft_vocabulary
 from eval.models.loading import load_model, load_tokenizer
 
 SERVED = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "phi3", "granite", "opt", "bloom", "gpt2")

@@ -6,7 +6,7 @@ import shutil
 import pytest
 from safetensors.torch import load_file, save_file
 
-from architectures.conversion.folders import convert_draft
+from architectures.convert import convert_draft
 from architectures.errors import UserError
 
 

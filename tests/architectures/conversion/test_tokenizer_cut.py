@@ -2,7 +2,7 @@
 
 import pytest
 
-from architectures.conversion.tokenizer_cut import cut_frame, cut_ids, cut_settings, cut_tokenizer, kept_merges
+from architectures.convert import cut_frame, cut_ids, cut_settings, cut_tokenizer, kept_merges
 from architectures.errors import UserError
 
 VOCAB = {"a": 0, "b": 1, "ab": 2, "abb": 3}

@@ -11,11 +11,10 @@ from transformers import AutoModelForCausalLM
 
 from architectures.checkpoints.manifest import read_manifest
 from architectures.checkpoints.target_files import CARRIED_FILES
-from architectures.conversion.folders import convert_draft
-from architectures.conversion.rows import grown_head, losing_row
-from architectures.draft_vocabulary.head import head_ids
+from architectures.convert import convert_draft, grown_head, losing_row
 from architectures.families import FAMILIES
-from architectures.small_head.record import read_draft_vocabulary, write_draft_vocabulary
+from architectures.vocabulary import read_draft_vocabulary, write_draft_vocabulary
+from architectures.vocabulary_head import head_ids
 from eval.models.loading import load_model, require_same_tokenizer
 from tests.families import DECODER_ONLY
 

@@ -6,14 +6,23 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from architectures.draft_vocabulary.asked import asked_size, ids_by_count, with_asked_head
-from architectures.draft_vocabulary.lists import list_file, read_list, require_fitting
-from architectures.draft_vocabulary.tokens import Tokens
 from architectures.errors import UserError
 from architectures.shapes.shape import NAMED_SHAPES
-from architectures.small_head.config import VocabularyConfig
-from architectures.small_head.counting import coverage, filled, most_frequent
-from architectures.small_head.record import DraftVocabulary, write_draft_vocabulary
+from architectures.vocabulary import (
+    DraftVocabulary,
+    Tokens,
+    VocabularyConfig,
+    asked_size,
+    coverage,
+    filled,
+    ids_by_count,
+    list_file,
+    most_frequent,
+    read_list,
+    require_fitting,
+    with_asked_head,
+    write_draft_vocabulary,
+)
 
 TOKENS = Tokens(
     ids=frozenset(range(20)), special=frozenset({0, 1}), single_bytes=frozenset({5, 6}), ends=frozenset({1})

@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from architectures.draft_vocabulary.head import head_ids
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.pruning.plan import load_plan, plan_pruning
@@ -19,13 +18,14 @@ from architectures.pruning.plan_record import PruningPlan
 from architectures.pruning.prune import prune_checkpoint
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
-from architectures.small_head.record import (
+from architectures.targets.target import read_config
+from architectures.vocabulary import (
     DRAFT_VOCABULARY_NAME,
     DraftVocabulary,
     read_draft_vocabulary,
     write_draft_vocabulary,
 )
-from architectures.targets.target import read_config
+from architectures.vocabulary_head import head_ids
 from eval.models.loading import load_model
 from tests.families import DECODER_ONLY
 

@@ -7,8 +7,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from architectures.draft_vocabulary.tokens import BYTE_SIGNS, read_tokens
 from architectures.errors import UserError
+from architectures.vocabulary import BYTE_SIGNS, read_tokens
 
 CONFIG = {"model_type": "llama", "eos_token_id": 2, "bos_token_id": 1}
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]

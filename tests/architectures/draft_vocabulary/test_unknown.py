@@ -6,14 +6,14 @@ import shutil
 import pytest
 import torch
 
-from architectures.draft_vocabulary.unknown import begin_unknown, mean_of_dropped, unknown_id_of, with_unknown
 from architectures.errors import UserError
 from architectures.pruning.plan import plan_pruning
 from architectures.pruning.prune import prune_checkpoint
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
-from architectures.small_head.record import DraftVocabulary, read_draft_vocabulary
 from architectures.targets.target import read_config
+from architectures.vocabulary import DraftVocabulary, read_draft_vocabulary
+from architectures.vocabulary_head import begin_unknown, mean_of_dropped, unknown_id_of, with_unknown
 from eval.models.loading import load_model
 
 IDS = (0, 1, 2, *range(100, 200), 263)

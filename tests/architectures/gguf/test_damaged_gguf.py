@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from architectures.errors import UserError
-from architectures.gguf.header import MAGIC, read_gguf_header
-from architectures.gguf.importing import import_gguf
+from architectures.gguf_format import MAGIC, read_gguf_header
+from architectures.gguf_import import import_gguf
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 

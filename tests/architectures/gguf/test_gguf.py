@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from architectures.errors import UserError
-from architectures.gguf.header import gguf_config, read_gguf_header, shortest_decimal
-from architectures.gguf.importing import import_gguf
+from architectures.gguf_format import gguf_config, read_gguf_header, shortest_decimal
+from architectures.gguf_import import import_gguf
 from architectures.pruning.plan import plan_pruning
 from architectures.pruning.prune import prune_checkpoint
 from architectures.shapes.section import ArchitectureConfig

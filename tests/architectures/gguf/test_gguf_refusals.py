@@ -7,10 +7,10 @@ import gguf
 import numpy as np
 import pytest
 
+from architectures import gguf_import as gguf_import_module
 from architectures.errors import UserError
-from architectures.gguf import importing as gguf_import_module
-from architectures.gguf.header import read_gguf_header
-from architectures.gguf.importing import import_gguf
+from architectures.gguf_format import read_gguf_header
+from architectures.gguf_import import import_gguf
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 

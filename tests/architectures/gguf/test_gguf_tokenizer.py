@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from architectures.gguf.header import GgufHeader
-from architectures.gguf.importing import import_gguf, require_known_splitting, write_generation_config
+from architectures.gguf_format import GgufHeader
+from architectures.gguf_import import import_gguf, require_known_splitting, write_generation_config
 
 SMOLLM2 = Path(__file__).parents[3] / "models" / "SmolLM2-135M-Instruct"
 

@@ -12,11 +12,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from architectures.errors import UserError
-from architectures.gguf.header import read_gguf_header
-from architectures.gguf.importing import import_gguf, rotary_halves
-from architectures.gguf_export.files import export_gguf, neighbouring_pairs
-from architectures.gguf_export.kinds import stored_tensors
-from architectures.gguf_export.rope import rope_factors
+from architectures.gguf_export import export_gguf, neighbouring_pairs, rope_factors, stored_tensors
+from architectures.gguf_format import read_gguf_header
+from architectures.gguf_import import import_gguf, rotary_halves
 from architectures.pruning.plan import plan_pruning
 from architectures.pruning.prune import prune_checkpoint
 from architectures.shapes.section import ArchitectureConfig

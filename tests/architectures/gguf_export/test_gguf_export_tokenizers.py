@@ -10,11 +10,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from architectures.checkpoints.fingerprint import fingerprint_value
 from architectures.errors import UserError
-from architectures.gguf.importing import import_gguf, known_splittings
-from architectures.gguf_export.files import export_gguf
-from architectures.gguf_export.pieces import begins_with_space, piece_scores
-from architectures.gguf_export.splitting import splitting_name
-from architectures.gguf_export.vocabulary import read_vocabulary
+from architectures.gguf_export import begins_with_space, export_gguf, piece_scores, read_vocabulary, splitting_name
+from architectures.gguf_import import import_gguf, known_splittings
 
 SMOLLM2 = Path(__file__).parents[3] / "models" / "SmolLM2-135M-Instruct"
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}

@@ -9,8 +9,8 @@ import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
+from architectures import gguf_import
 from architectures.errors import UserError
-from architectures.gguf import importing as gguf_import
 from architectures.targets.target import read_config, read_remote_config, resolve_checkpoint
 
 
@@ -145,7 +145,7 @@ def test_a_folder_without_config_is_named(tmp_path):
 
 def test_reading_a_config_and_planning_loads_no_torch():
     code = (
-        "import sys; from architectures import families; from architectures.gguf import header; "
+        "import sys; from architectures import families; from architectures import gguf_format; "
         "from architectures.pruning import plan; from architectures.shapes import section, shape; "
         "from architectures.targets import target; "
         "print({'torch', 'transformers', 'huggingface_hub'} & set(sys.modules))"

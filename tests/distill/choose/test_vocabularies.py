@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 import widedraft
-from architectures.draft_vocabulary.tokens import Tokens
 from architectures.errors import UserError
 from architectures.pruning.plan import needed_scores
 from architectures.shapes.requested_shape import draft_shape
 from architectures.shapes.shape import Shape
 from architectures.tables import markdown
 from architectures.targets.target import read_config
+from architectures.vocabulary import Tokens
 from distill.choose.ranked import command
 from distill.choose.ranked.vocabulary_page import vocabulary_page
 from distill.choose.shapes.given_alphas import GivenAlpha, alphas_of, known_alpha, require_ids

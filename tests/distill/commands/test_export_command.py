@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 import widedraft
 from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
-from architectures.gguf.importing import import_gguf
+from architectures.gguf_import import import_gguf
 from architectures.targets.target import read_config
 from distill.exporting import reloaded
 from distill.exporting.export import export_any

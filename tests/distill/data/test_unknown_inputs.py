@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from architectures.small_head.record import DraftVocabulary
+from architectures.vocabulary import DraftVocabulary
 from distill.data.unknown_inputs import STUDENT_IDS, UnknownInputs
 
 V, UNKNOWN = 100, 99

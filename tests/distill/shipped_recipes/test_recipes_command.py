@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import widedraft
-from architectures.gguf import importing
+from architectures import gguf_import as importing
 from architectures.shipped import packaged_targets
 from architectures.shipped.packaged_targets import PackagedTarget
 from architectures.shipped.recipes import shipped_recipes

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from architectures.checkpoints.manifest import write_manifest
-from architectures.draft_vocabulary.tokens import Tokens
 from architectures.errors import UserError
+from architectures.vocabulary import Tokens
 from distill.recipe.recipe import load_recipe
 from distill.run.recorded import target_record
 from distill.run.stage_inputs import asked_inputs

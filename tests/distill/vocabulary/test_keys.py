@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from architectures.draft_vocabulary.head import head_ids
 from architectures.pruning.plan import plan_pruning
 from architectures.shapes.shape import Shape
-from architectures.small_head.record import read_draft_vocabulary
 from architectures.targets.target import read_config
+from architectures.vocabulary import read_draft_vocabulary
+from architectures.vocabulary_head import head_ids
 from distill.check import planned_shapes
 from distill.debug.files import begin_debug
 from distill.debug.recipe import debug_recipe, tiny_run

@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from architectures.draft_vocabulary.tokens import TOKENIZER
 from architectures.errors import UserError
+from architectures.vocabulary import TOKENIZER
 from distill.vocabulary.output_ids import tokens_in
 
 

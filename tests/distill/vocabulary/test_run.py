@@ -12,8 +12,8 @@ from architectures.checkpoints.manifest import changed_inputs, read_manifest, wr
 from architectures.errors import UserError
 from architectures.pruning.plan_record import PLAN_NAME, PruningPlan
 from architectures.shapes.shape import Shape
-from architectures.small_head.record import DRAFT_VOCABULARY_NAME, DraftVocabulary, read_draft_vocabulary
 from architectures.targets.target import read_config
+from architectures.vocabulary import DRAFT_VOCABULARY_NAME, DraftVocabulary, read_draft_vocabulary
 from distill.check import planned_shapes
 from distill.recipe.recipe import save_recipe
 from distill.run.progressive import earlier_stages, share_answers

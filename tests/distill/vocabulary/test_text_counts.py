@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from architectures.small_head.record import read_draft_vocabulary
+from architectures.vocabulary import read_draft_vocabulary
 from distill.run.run import Run
 from distill.stages.running import prune_stage
 from distill.vocabulary import text_counts as text_module

@@ -5,7 +5,7 @@ from copy import deepcopy
 import pytest
 import torch
 
-from architectures.draft_vocabulary.head import cut_head
+from architectures.vocabulary_head import cut_head
 from eval.acceptance import replay
 from eval.acceptance.counts import count_trace
 from eval.acceptance.replay import replay_answer, replay_counts, whole_vocabulary

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from architectures.draft_vocabulary.head import IDS, cut_head, head_ids, spread
+from architectures.vocabulary_head import IDS, cut_head, head_ids, spread
 from eval.decoding.speculative import Rounds
 from tests.conftest import TINY_SHAPE
 

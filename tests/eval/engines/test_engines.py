@@ -11,8 +11,8 @@ import torch
 
 from architectures.checkpoints.manifest import write_manifest
 from architectures.checkpoints.target_files import carry_files
-from architectures.conversion.folders import convert_draft
-from architectures.gguf_export.files import export_gguf
+from architectures.convert import convert_draft
+from architectures.gguf_export import export_gguf
 from architectures.pruning.plan import plan_pruning
 from architectures.pruning.prune import prune_checkpoint
 from architectures.shapes.section import ArchitectureConfig

@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from architectures.checkpoints.generation_settings import read_generation_settings, write_assistant_settings
-from architectures.draft_vocabulary.head import head_ids
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.shapes.shape import Shape
-from architectures.small_head.record import DRAFT_VOCABULARY_NAME
 from architectures.targets.target import read_config
+from architectures.vocabulary import DRAFT_VOCABULARY_NAME
+from architectures.vocabulary_head import head_ids
 from eval.acceptance.replay import answer_logits
 from eval.models.loading import load_config, load_model, load_tokenizer, require_same_tokenizer, tokenizer_identity
 from tests.eval.conftest import SAID

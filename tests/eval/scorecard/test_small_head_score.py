@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from architectures.small_head.counting import coverage, token_counts
+from architectures.vocabulary import coverage, token_counts
 from eval.acceptance.replay import answer_logits, replay_answer
 from eval.acceptance.replay_drafts import TRACES_NAME, Answers, answers_folder, replay_drafts
 from eval.answers.traces import read_traces

@@ -1,4 +1,4 @@
-"""A GGUF file becomes an ordinary Hugging Face folder, tensor by tensor, with no trace of its quantised past.
+"""A GGUF file becomes an ordinary Hugging Face folder, tensor by tensor.
 
 Transformers opens GGUF files too, but holds the whole model, drops what it does not know (a Llama 3 file's rotary
 factors) and refuses to save the result. Its de-quantised logits are this module's test, bit for bit.
@@ -31,7 +31,7 @@ from architectures.families import FAMILIES
 from architectures.families.family import Family
 from architectures.families.rotary import GGUF_LAYER, GGUF_OUTSIDE
 from architectures.files.atomic import staged_folder
-from architectures.gguf.header import ARCHITECTURES, TOKEN_KEYS, GgufHeader, GgufTensor, gguf_config, read_gguf_header
+from architectures.gguf_format import ARCHITECTURES, TOKEN_KEYS, GgufHeader, GgufTensor, gguf_config, read_gguf_header
 from architectures.shapes.shape import Shape, checkpoint_tensors
 
 ROPE_FACTORS = "rope_freqs.weight"

@@ -1,10 +1,14 @@
-"""An output head with a row for each id that a draft can output, in a transformers model.
+"""The output head of a reduced vocabulary in a transformers model, and the embedding row of all tokens it lacks.
+
+vLLM's `use_heterogeneous_vocab` gives a draft the tokens of its own tokenizer and one unknown token for all others. A
+draft that will be served so learns to read it: some of its inputs are shown as one id while it trains.
 
 Shape suffixes used in this file:
     K = rows of the head, H = hidden width, V = vocabulary entries of the target, X = any axes before
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,8 @@ from architectures.checkpoints.weights import open_weights
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.shapes.shape import Shape
-from architectures.small_head.record import (
+from architectures.targets.target import read_config
+from architectures.vocabulary import (
     CONFIG_KEY,
     DRAFT_VOCABULARY_NAME,
     DraftVocabulary,
@@ -154,3 +159,57 @@ def refuse_stray_ids(folder: Path) -> None:
             f"{folder / DRAFT_VOCABULARY_NAME}: says which ids the output head says, but config.json has no "
             f"{CONFIG_KEY}, which means that it says all. Take both from one draft, or take the file away."
         )
+
+
+def unknown_id_of(vocabulary: DraftVocabulary) -> int:
+    """The id whose embedding row stands for those that are not output: the recorded one, or the last of them.
+
+    Ids are given by the order in which a tokenizer learned its tokens, so the last is the rarest, or padding that no
+    text has: the draft that reads every token misses it least.
+    """
+    if vocabulary.unknown_id is not None:
+        return vocabulary.unknown_id
+    output_ids = set(vocabulary.ids)
+    return next(id_ for id_ in reversed(range(vocabulary.vocab_size)) if id_ not in output_ids)
+
+
+def mean_of_dropped(embedding_VH: Tensor, ids: Collection[int]) -> Tensor:
+    """mean_H, in float32, of the embedding rows of the ids that are not output."""
+    dropped_V = torch.ones(len(embedding_VH), dtype=torch.bool, device=embedding_VH.device)
+    dropped_V[torch.tensor(sorted(ids), device=embedding_VH.device)] = False
+    return embedding_VH[dropped_V].double().mean(dim=0).float()
+
+
+def with_unknown(folder: Path) -> DraftVocabulary:
+    """The ids of a draft's head, and one that stands for all others; errors as for `small_vocabulary_of`."""
+    vocabulary = small_vocabulary_of(folder)
+    return replace(vocabulary, unknown_id=unknown_id_of(vocabulary))
+
+
+def small_vocabulary_of(folder: Path) -> DraftVocabulary:
+    """The ids of the head of a draft's folder.
+
+    Raises:
+        UserError: If it outputs every id.
+    """
+    if CONFIG_KEY not in read_config(folder):
+        raise UserError(
+            f"{folder}: its head says every id, so that distill.unknown_inputs has no input to show as unknown. "
+            "Set architecture.vocabulary, or leave it out."
+        )
+    return read_draft_vocabulary(folder)
+
+
+def begin_unknown(lm: PreTrainedModel, folder: Path) -> None:
+    """Ready a student for unknown inputs: its row for them is the mean of those it stands for, unless it was trained.
+
+    Args:
+        lm: Of that folder, not yet trained further.
+        folder: A draft with a small head; errors as for `small_vocabulary_of`.
+    """
+    vocabulary = small_vocabulary_of(folder)
+    if vocabulary.unknown_id is None:
+        embedding_VH = lm.get_input_embeddings().weight
+        assert isinstance(embedding_VH, Tensor)  # as every nn.Embedding has
+        with torch.no_grad():
+            embedding_VH[unknown_id_of(vocabulary)] = mean_of_dropped(embedding_VH, vocabulary.ids)

@@ -1,0 +1,422 @@
+"""A draft of a reduced vocabulary in the forms that engines load: `widedraft export --form`.
+
+`whole`: the head has a row for every id again. Any engine loads it, and nothing is faster.
+`own-tokenizer`: a model and a tokenizer of the kept tokens, for vLLM's `use_heterogeneous_vocab`.
+
+Shape suffixes used in this file:
+    K = ids that the draft outputs, V = vocabulary entries of its target, H = hidden width
+    U = K + 1: the output ids, and the unknown token last
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint, read_json_file
+from architectures.checkpoints.generation_settings import SETTINGS_NAME, read_generation_settings
+from architectures.checkpoints.manifest import MANIFEST_NAME, write_manifest
+from architectures.checkpoints.target_files import TEMPLATES, carry_files, require_tokenizer
+from architectures.checkpoints.weights import (
+    TensorInfo,
+    Weights,
+    open_weights,
+    require_replaceable,
+    require_tensors,
+    write_weights,
+)
+from architectures.compatibility import refuse_misleading_name, without_vllm
+from architectures.errors import UserError
+from architectures.families import FAMILIES
+from architectures.families.family import Family
+from architectures.files.atomic import staged_folder, write_json, write_text
+from architectures.files.reading import read_text
+from architectures.pruning.prune import require_numbers
+from architectures.shapes.shape import Shape, checkpoint_tensors
+from architectures.targets.target import read_config
+from architectures.vocabulary import (
+    CARD_NAME,
+    CONFIG_KEY,
+    DRAFT_VOCABULARY_NAME,
+    DraftVocabulary,
+    Form,
+    own_tokenizer_card,
+    read_draft_vocabulary,
+    whole_head_card,
+)
+from architectures.vocabulary_head import mean_of_dropped
+
+
+@dataclass(frozen=True)
+class SmallDraft:
+    """What is known of it; weights are read one by one."""
+
+    folder: Path
+    config: dict[str, Any]
+    shape: Shape
+    vocabulary: DraftVocabulary
+    weights: Weights
+
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.shape.family]
+
+
+def read_small_draft(folder: Path) -> SmallDraft:
+    """A draft whose head outputs some ids alone.
+
+    Raises:
+        UserError: If its head outputs all, or a file is missing, damaged or of another draft.
+    """
+    config = read_config(folder)
+    if CONFIG_KEY not in config:
+        raise UserError(
+            f"{folder}: config.json has no {CONFIG_KEY}, so its output head says every id and engines load the folder "
+            "as it is. Give a draft made with architecture.vocabulary."
+        )
+    shape = Shape.from_config(config, where=str(folder / "config.json"))
+    vocabulary = read_draft_vocabulary(folder)
+    if (len(vocabulary.ids), vocabulary.vocab_size) != (shape.head_vocab, shape.vocab):
+        raise UserError(
+            f"{folder}: config.json says {shape.head_vocab} rows of the head for {shape.vocab} ids, "
+            f"{DRAFT_VOCABULARY_NAME} {len(vocabulary.ids)} for {vocabulary.vocab_size}. Take both from one draft."
+        )
+    family = FAMILIES[shape.family]
+    weights = open_weights(folder, base_prefix=family.base_prefix)
+    require_tensors(weights, checkpoint_tensors(shape), ignored=family.ignored_suffixes)
+    return SmallDraft(folder, config, shape, vocabulary, weights)
+
+
+Values = dict[str, Any]
+CUT_KIND = "BPE"  # the one model of the tokenizers library whose parts are known to come apart
+PLAIN_FRAMES = (None, "ByteLevel")  # post-processors that name no token
+REMEDY = "Use --form whole."
+
+
+def cut_tokenizer(tokenizer: Values, ids: Sequence[int], *, where: str) -> Values:
+    """A tokenizer.json of these tokens and an unknown one, whose text is the model's unk_token.
+
+    A merge stays where both parts and their sum do. Text whose tokens are all kept may be cut otherwise than by the
+    whole tokenizer, where a token was built by way of one that is gone; what reads it in an engine are ids.
+
+    Args:
+        tokenizer: A tokenizer.json.
+        ids: Of the tokens kept, ascending.
+        where: The file, for messages.
+
+    Raises:
+        UserError: If it is of a kind that is not cut.
+    """
+    refuse_uncut(tokenizer, where)
+    unknown = unknown_text(tokenizer)
+    new_ids = {old: new for new, old in enumerate(ids)}
+    model = tokenizer["model"]
+    specials = [{**token, "id": new_ids[token["id"]]} for token in tokenizer["added_tokens"] if token["id"] in new_ids]
+    vocab = {text: new_ids[old] for text, old in model["vocab"].items() if old in new_ids}
+    vocab |= {token["content"]: token["id"] for token in specials}  # or the library would choose their ids itself
+    vocab[unknown] = len(ids)
+    cut = {
+        **model,
+        "vocab": dict(sorted(vocab.items(), key=lambda pair: pair[1])),
+        "merges": kept_merges(model, vocab),
+        "unk_token": unknown,
+    }
+    return {
+        **tokenizer,
+        "model": cut,
+        "added_tokens": [*specials, unknown_entry(unknown, len(ids))],
+        "post_processor": cut_frame(tokenizer.get("post_processor"), vocab, unknown),
+    }
+
+
+def refuse_uncut(tokenizer: Mapping[str, Any], where: str) -> None:
+    """Raise UserError for a tokenizer of which no part makes a tokenizer."""
+    kind = (tokenizer.get("model") or {}).get("type")
+    if kind != CUT_KIND:
+        raise UserError(f"{where}: a tokenizer of kind {kind}; only {CUT_KIND} can be cut to some tokens. {REMEDY}")
+    for frame in frames(tokenizer.get("post_processor")):
+        if frame not in (*PLAIN_FRAMES, "TemplateProcessing"):
+            raise UserError(f"{where}: its post-processor {frame} names tokens in a way that is not known. {REMEDY}")
+
+
+def frames(post_processor: Mapping[str, Any] | None) -> list[str | None]:
+    """The kinds of a tokenizer's post-processors."""
+    if post_processor is None:
+        return [None]
+    if post_processor["type"] == "Sequence":
+        return [kind for part in post_processor["processors"] for kind in frames(part)]
+    return [post_processor["type"]]
+
+
+def kept_merges(model: Mapping[str, Any], vocab: Mapping[str, int]) -> list[Any]:
+    """The merges whose parts and sum are kept, in their order; each as the file writes it."""
+    prefix = model.get("continuing_subword_prefix") or ""
+    kept = []
+    for merge in model["merges"]:
+        left, right = merge.split(" ") if isinstance(merge, str) else merge
+        if left in vocab and right in vocab and left + right.removeprefix(prefix) in vocab:
+            kept.append(merge)
+    return kept
+
+
+def unknown_entry(text: str, id_: int) -> Values:
+    """The unknown token as tokenizer.json lists added ones."""
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": id_, "content": text, **plain, "special": True}
+
+
+def unknown_text(tokenizer: Mapping[str, Any]) -> str:
+    """A text for the unknown token that no token of a tokenizer.json has: vLLM would take one for the other."""
+    taken = {*tokenizer["model"]["vocab"], *(token["content"] for token in tokenizer["added_tokens"])}
+    text = "<|unknown|>"
+    while text in taken:
+        text = f"<{text}>"
+    return text
+
+
+def cut_frame(frame: Values | None, vocab: Mapping[str, int], unknown: str) -> Values | None:
+    """A post-processor whose special tokens have their new ids; one that is gone is the unknown token."""
+    if frame is None or frame["type"] in PLAIN_FRAMES:
+        return frame
+    if frame["type"] == "Sequence":
+        return {**frame, "processors": [cut_frame(part, vocab, unknown) for part in frame["processors"]]}
+    tokens = {}
+    for name, token in frame["special_tokens"].items():
+        texts = [text if text in vocab else unknown for text in token["tokens"]]
+        tokens[name] = {**token, "tokens": texts, "ids": [vocab[text] for text in texts]}
+    return {**frame, "special_tokens": tokens}
+
+
+def cut_settings(settings: Values, vocab: Mapping[str, int], unknown: str) -> Values:
+    """tokenizer_config.json or special_tokens_map.json for the tokens of a vocabulary.
+
+    A special token that is not kept is the unknown one; of lists and tables it is left out.
+    """
+    cut = {
+        name: special(value, vocab, unknown) if name.endswith("_token") else value for name, value in settings.items()
+    }
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        if isinstance(cut.get(name), list):
+            cut[name] = [token for token in cut[name] if text_of(token) in vocab]
+    if "added_tokens_decoder" in cut:
+        tokens = cut["added_tokens_decoder"].values()
+        cut["added_tokens_decoder"] = {str(vocab[text_of(token)]): token for token in tokens if text_of(token) in vocab}
+    return cut
+
+
+def special(token: Any, vocab: Mapping[str, int], unknown: str) -> Any:
+    """A special token as settings name it; flags such as add_bos_token are no tokens."""
+    if isinstance(token, str | dict) and text_of(token) not in vocab:
+        return unknown
+    return token
+
+
+def text_of(token: str | Mapping[str, Any]) -> str:
+    """Its text, where settings may describe it too."""
+    return token if isinstance(token, str) else token["content"]
+
+
+def cut_ids(settings: Values, ids: Sequence[int]) -> Values:
+    """config.json or generation_config.json with every token id replaced by the new one.
+
+    An id that is not kept is the unknown token's, which is never proposed; of ids to suppress it is left out.
+    """
+    new_ids = {old: new for new, old in enumerate(ids)}
+    cut = dict(settings)
+    for name, value in settings.items():
+        if name.endswith(("token_id", "token_ids")):
+            cut[name] = renumbered(value, new_ids)
+        elif name in ("suppress_tokens", "begin_suppress_tokens") and value is not None:
+            cut[name] = [new_ids[old] for old in value if old in new_ids]
+    return cut
+
+
+def renumbered(value: Any, new_ids: Mapping[int, int]) -> Any:
+    """One id, several, or none, as new ids; those that are the same then stand there once."""
+    if isinstance(value, list):
+        return list(dict.fromkeys(renumbered(old, new_ids) for old in value))
+    return new_ids.get(value, len(new_ids)) if isinstance(value, int) and value >= 0 else value
+
+
+SHARE_OF_ALL = 1 / 16  # of the losing row's weight, so that rows never output may tie for the largest logit
+
+
+def losing_row(head_KH: Tensor, pushed_K: Tensor) -> Tensor:
+    """row_H for an id that the draft must never propose, in the head's number type.
+
+    A mean of the head's rows, each with a weight above zero. Its logit is the same mean of the K logits whatever the
+    hidden state, since a head has no bias: at most the largest, and as large only where all K are equal. A softcap
+    keeps the order. So greedily the draft proposes what the small head proposes, but for a step on which the small head
+    prefers none of its ids (a hidden state of zeros), where argmax takes the lowest id of all.
+
+    Most of the weight is on rows that training pushed down: those of ids that the training answers never contain. When
+    sampling, the ids that are not output then get little (docs/engines.md).
+
+    Rounding shifts the logit by at most half a unit in the last place of each weight, summed over H: far less than the
+    distance of the largest logit from the mean, unless all are nearly equal.
+
+    Args:
+        head_KH: The rows there are.
+        pushed_K: True where the id is never output; all False where nobody counted: then it is the plain mean.
+    """
+    rows_KH = head_KH.double()
+    mean_H = rows_KH.mean(dim=0)
+    if pushed_K.any():
+        mean_H = torch.lerp(rows_KH[pushed_K].mean(dim=0), mean_H, SHARE_OF_ALL)
+    return mean_H.to(head_KH.dtype)
+
+
+def grown_head(head_KH: Tensor, ids_K: Tensor, vocab_size: int, pushed_K: Tensor) -> Tensor:
+    """head_VH: each row at its id, the losing row at all others."""
+    head_VH = losing_row(head_KH, pushed_K).expand(vocab_size, -1).clone()
+    return head_VH.index_copy_(0, ids_K, head_KH)
+
+
+def head_with_unknown(head_KH: Tensor, pushed_K: Tensor) -> Tensor:
+    """head_UH: the unknown token is read and never proposed."""
+    return torch.cat([head_KH, losing_row(head_KH, pushed_K)[None]])
+
+
+def embedding_with_unknown(embedding_VH: Tensor, ids_K: Tensor, unknown_id: int | None) -> Tensor:
+    """embedding_UH: the rows of the output ids, and the one that stands for all others.
+
+    Args:
+        embedding_VH: Of the draft, which reads every token.
+        ids_K: Ascending.
+        unknown_id: Whose row was trained for it; None takes the mean of the rows left out.
+    """
+    if unknown_id is None:
+        unknown_H = mean_of_dropped(embedding_VH, ids_K.tolist()).to(embedding_VH.dtype)
+    else:
+        unknown_H = embedding_VH[unknown_id]
+    return torch.cat([embedding_VH[ids_K], unknown_H[None]])
+
+
+TOKENIZER_NAME = "tokenizer.json"
+SETTINGS_OF_TOKENIZER = "tokenizer_config.json"  # special_tokens_map.json says again what stands there
+TOKENIZER_MIB = 512  # as eval.models.loading
+COPY_TOKENIZER = "Copy the target's tokenizer files there, or use --form whole."
+
+
+def convert_draft(folder: Path, out: Path, form: Form) -> None:
+    """Write a draft with a small head in another form.
+
+    Args:
+        folder: The draft.
+        out: The folder; an earlier conversion there is replaced.
+        form: Which.
+
+    Raises:
+        UserError: If the draft has no small head or is damaged, the form is not for it, or out holds something else.
+    """
+    draft = read_small_draft(folder)
+    require_tokenizer(folder)
+    refuse_misleading_name(str(out.absolute()))
+    require_replaceable(out, MANIFEST_NAME, reading=folder, stage="convert")
+    write = {"whole": write_whole, "own-tokenizer": write_own_tokenizer}[form]
+    with staged_folder(out) as staged:
+        write(draft, staged)
+        inputs = {"draft": fingerprint_checkpoint(folder)}
+        write_manifest(staged, stage="convert", inputs=inputs, form=form, draft=str(folder))
+
+
+def write_whole(draft: SmallDraft, folder: Path) -> None:
+    """The form that any engine loads."""
+    vocabulary, head = draft.vocabulary, draft.family.weight("head")
+    ids_K, pushed_K = ids_and_pushed(draft)
+    write_changed(draft, folder, {head: lambda head_KH: grown_head(head_KH, ids_K, vocabulary.vocab_size, pushed_K)})
+    config = {name: value for name, value in draft.config.items() if name != CONFIG_KEY}
+    write_json(config, folder / "config.json")
+    carry_files(draft.folder, folder)
+    *others, last = draft.family.head_is_embedding or (None,)  # engines that take the head to be the embedding
+    tied_in = f"{', '.join(others)} and {last}" if others else last
+    card = whole_head_card(vocabulary, tied_in=tied_in)
+    write_text(card, folder / CARD_NAME)
+
+
+def write_own_tokenizer(draft: SmallDraft, folder: Path) -> None:
+    """The form for vLLM's use_heterogeneous_vocab."""
+    reason = without_vllm(draft.shape.family)
+    if reason is not None:
+        raise UserError(f"{draft.folder}: {reason}, and no other engine takes this form. Use --form whole.")
+    vocabulary, family = draft.vocabulary, draft.family
+    ids_K, pushed_K = ids_and_pushed(draft)
+
+    def cut_embedding(embedding_VH: Tensor) -> Tensor:
+        return embedding_with_unknown(embedding_VH, ids_K, vocabulary.unknown_id)
+
+    unknown = write_own_tokens(draft, folder)
+    changes = {
+        family.weight("embedding"): cut_embedding,
+        family.weight("head"): lambda head_KH: head_with_unknown(head_KH, pushed_K),
+    }
+    write_changed(draft, folder, changes)
+    config = {name: value for name, value in draft.config.items() if name != CONFIG_KEY}
+    config[family.keys["vocab"]] = len(vocabulary.ids) + 1
+    write_json(cut_ids(config, vocabulary.ids), folder / "config.json")
+    write_json(cut_ids(read_generation_settings(draft.folder), vocabulary.ids), folder / SETTINGS_NAME)
+    write_text(own_tokenizer_card(vocabulary, unknown), folder / CARD_NAME)
+
+
+def ids_and_pushed(draft: SmallDraft) -> tuple[Tensor, Tensor]:
+    """ids_K that the head outputs, and pushed_K: which of them training only pushed down."""
+    ids_K = torch.tensor(draft.vocabulary.ids)
+    return ids_K, torch.isin(ids_K, torch.tensor(draft.vocabulary.unused_ids, dtype=ids_K.dtype))
+
+
+def write_own_tokens(draft: SmallDraft, folder: Path) -> str:
+    """Write a tokenizer of the kept tokens; returns the text of its unknown one."""
+    where = str(draft.folder / TOKENIZER_NAME)
+    cut = cut_tokenizer(read_tokenizer(draft.folder), draft.vocabulary.ids, where=where)
+    unknown = cut["model"]["unk_token"]
+    write_json(cut, folder / TOKENIZER_NAME)
+    own = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": unknown}  # which takes the file as it is
+    settings = read_json_file(draft.folder / SETTINGS_OF_TOKENIZER)
+    write_json(cut_settings(settings, cut["model"]["vocab"], unknown) | own, folder / SETTINGS_OF_TOKENIZER)
+    copy_templates(draft.folder, folder)
+    return unknown
+
+
+def read_tokenizer(folder: Path) -> dict[str, Any]:
+    """What a draft's tokenizer.json holds, as the tokenizers library writes it today.
+
+    Raises:
+        UserError: If there is none, or that library cannot read it.
+    """
+    file = folder / TOKENIZER_NAME
+    if not file.is_file():
+        raise UserError(f"{folder}: holds no {TOKENIZER_NAME}, the one kind of file that is cut. {COPY_TOKENIZER}")
+    text = read_text(file, remedy=COPY_TOKENIZER, most_mib=TOKENIZER_MIB)
+    try:
+        return json.loads(Tokenizer.from_str(text).to_str())
+    except Exception as error:  # the library raises plain Exceptions
+        if type(error) is not Exception:
+            raise
+        raise UserError(f"{file}: could not be read ({error}). {COPY_TOKENIZER}") from error
+
+
+def copy_templates(source: Path, folder: Path) -> None:
+    """Take over what frames a conversation."""
+    for name in TEMPLATES:
+        if (source / name).is_dir():
+            shutil.copytree(source / name, folder / name)
+        elif (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+
+
+def write_changed(draft: SmallDraft, folder: Path, changes: dict[str, Callable[[Tensor], Tensor]]) -> None:
+    """Write the draft's tensors, some of them with other rows; refuse those that hold no numbers."""
+    changed: dict[str, Any] = {name: change(require_numbers(draft.weights, name)) for name, change in changes.items()}
+    layout = {name: draft.weights.info[name] for name in checkpoint_tensors(draft.shape)}
+    layout |= {name: TensorInfo(tensor.dtype, tuple(tensor.shape)) for name, tensor in changed.items()}
+
+    def read(name: str) -> Tensor:
+        return changed[name] if name in changed else require_numbers(draft.weights, name)
+
+    write_weights(layout, read, folder)

@@ -1,1 +1,0 @@
-"""llama.cpp's files as targets."""

@@ -1,0 +1,585 @@
+"""A checkpoint folder becomes a GGUF file: metadata, then each tensor read, put in llama.cpp's order and quantised.
+
+Shape suffixes used in this file:
+    N = heads, D = head width, C = columns of a matrix (a bias has none)
+"""
+
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from gguf import GGML_QUANT_SIZES, GGML_QUANT_VERSION, GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
+from gguf.quants import quantize
+from torch import Tensor
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+
+from architectures.checkpoints.generation_settings import read_generation_settings
+from architectures.checkpoints.weights import Weights, open_weights, require_tensors
+from architectures.convert import read_small_draft, write_whole
+from architectures.errors import UserError
+from architectures.families import FAMILIES
+from architectures.families.family import Gguf
+from architectures.files.atomic import partial_path
+from architectures.gguf_format import GgufKind, gguf_architecture
+from architectures.gguf_import import TOKENIZER_ERRORS, gguf_names, known_splittings
+from architectures.progress.track import track
+from architectures.pruning.prune import require_numbers
+from architectures.shapes.shape import Shape, checkpoint_tensors
+from architectures.targets.target import read_config
+
+F32, F16, Q8_0, Q4_0 = (GGMLQuantizationType[name] for name in ("F32", "F16", "Q8_0", "Q4_0"))
+MATRICES: Mapping[str, GGMLQuantizationType] = {"f16": F16, "q8_0": Q8_0, "q4_0": Q4_0}
+FILE_TYPES: Mapping[str, LlamaFileType] = {
+    "f16": LlamaFileType.MOSTLY_F16,
+    "q8_0": LlamaFileType.MOSTLY_Q8_0,
+    "q4_0": LlamaFileType.MOSTLY_Q4_0,
+}
+# Its errors go straight into the choice of a token: llama.cpp's quantiser keeps it wider too (as Q6_K, which the gguf
+# package cannot write).
+HEAD_OF: Mapping[str, GGMLQuantizationType] = {**MATRICES, "q4_0": Q8_0}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How a tensor lies in the file."""
+
+    size: tuple[int, ...]
+    type: GGMLQuantizationType
+
+    @property
+    def num_bytes(self) -> int:
+        block_size, block_bytes = GGML_QUANT_SIZES[self.type]
+        return prod(self.size) // block_size * block_bytes
+
+
+def stored_tensors(sizes: Mapping[str, tuple[int, ...]], kind: GgufKind) -> dict[str, Stored]:
+    """How each tensor of a file of a kind is stored.
+
+    Vectors stay in F32, as llama.cpp wants them. A matrix whose rows are no whole blocks is F16.
+
+    Args:
+        sizes: Of every tensor, under its GGUF name.
+        kind: Of the file.
+    """
+    head = "output.weight" if "output.weight" in sizes else "token_embd.weight"
+    return {name: Stored(size, number_type(size, kind, is_head=name == head)) for name, size in sizes.items()}
+
+
+def number_type(size: tuple[int, ...], kind: GgufKind, *, is_head: bool) -> GGMLQuantizationType:
+    """The number type of one tensor."""
+    if len(size) == 1:
+        return F32
+    wanted = (HEAD_OF if is_head else MATRICES)[kind]
+    return F16 if size[-1] % GGML_QUANT_SIZES[wanted][0] else wanted
+
+
+def fallen_back(stored: Mapping[str, Stored], kind: GgufKind) -> list[str]:
+    """The matrices that are F16 in a file of narrower ones."""
+    return [] if kind == "f16" else [name for name, tensor in stored.items() if tensor.type == F16]
+
+
+FACTORS_NAME = "rope_freqs.weight"
+
+
+def rope_factors(rope: Mapping[str, Any], head_dim: int) -> np.ndarray | None:
+    """By what each rotary frequency of a Llama 3 is divided, as float32; None where the type is another.
+
+    Source: "The Llama 3 Herd of Models" (arXiv 2407.21783), sec. 3.4.2 names the scaling; the formula is that of
+    transformers' rope_type llama3: short waves stay, long ones are `factor` times as long, between them a blend.
+    """
+    if rope.get("rope_type") != "llama3":
+        return None
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
+    wavelengths = 2 * math.pi * float(rope["rope_theta"]) ** exponents  # in tokens
+    turns = rope["original_max_position_embeddings"] / wavelengths  # in the context it was trained with first
+    kept = np.clip((turns - low) / (high - low), 0, 1)
+    return (1 / (kept + (1 - kept) / rope["factor"])).astype(np.float32)
+
+
+def rope_entries(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Entries below `<architecture>.rope.`; a Llama 3's factors say the rest."""
+    entries: dict[str, Any] = {"freq_base": float(rope["rope_theta"])}
+    kind = rope.get("rope_type", "default")
+    if kind in ("linear", "yarn"):
+        entries |= {"scaling.type": kind, "scaling.factor": float(rope["factor"])}
+    if kind == "yarn" and rope.get("original_max_position_embeddings") is not None:
+        entries["scaling.original_context_length"] = rope["original_max_position_embeddings"]
+    return entries
+
+
+WORDS, BYTES = ("ByteLevel", "words"), ("ByteLevel", "bytes")
+DIGITS = ("Digits", "each")
+BY_PARTS = {(WORDS,): "gpt-2", (DIGITS, WORDS): "smollm"}
+# Names of those in transformers' table of patterns, by whether a word that is a token stays whole whatever the merges
+# say: llama.cpp knows that by the name alone.
+NAMES = {False: ("qwen2", "gpt-4o", "smaug-bpe"), True: ("llama-bpe", "tekken")}
+
+
+def splitting_name(tokenizer: Mapping[str, Any]) -> str | None:
+    """The name of the splitting of a byte-level tokenizer.json; None where llama.cpp has none that is known here."""
+    parts = tuple(part_name(part) for part in flattened(tokenizer.get("pre_tokenizer")))
+    keeps_words = bool(tokenizer["model"].get("ignore_merges"))
+    if parts in BY_PARTS and not keeps_words:
+        return BY_PARTS[parts]
+    if len(parts) != 2 or parts[0][0] != "Split" or parts[1] != BYTES:
+        return None
+    patterns = known_splittings()
+    return next((name for name in NAMES[keeps_words] if patterns.get(name) == parts[0][1]), None)
+
+
+def merge_text(merge: str | Sequence[str]) -> str:
+    """A merge as GGUF files write it; tokenizer.json has it so or as a pair."""
+    return merge if isinstance(merge, str) else " ".join(merge)
+
+
+def flattened(part: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
+    """The steps of a normalizer or pre-tokenizer."""
+    if part is None:
+        return
+    inner = part.get("pretokenizers", part.get("normalizers")) if part["type"] == "Sequence" else None
+    if inner is None:
+        yield part
+    else:
+        for step in inner:
+            yield from flattened(step)
+
+
+def part_name(part: Mapping[str, Any]) -> tuple[str, str]:
+    """A step of a pre-tokenizer; what is not known gets a name that nothing has."""
+    if part["type"] == "ByteLevel" and not part.get("add_prefix_space"):
+        return WORDS if part.get("use_regex", True) else BYTES
+    if part["type"] == "Digits" and part.get("individual_digits"):
+        return DIGITS
+    # Removing all that matches the inverse leaves what isolating the matches leaves, for patterns that match all text
+    if part["type"] == "Split" and (part["behavior"], bool(part.get("invert"))) in (
+        ("Isolated", False),
+        ("Removed", True),
+    ):
+        return "Split", part["pattern"].get("Regex", "")
+    return "unknown", ""
+
+
+SPACE = "▁"
+PREPEND, REPLACE = {"type": "Prepend", "prepend": SPACE}, {"type": "Replace", "content": SPACE}
+BELOW_ALL = -1e4  # for pieces that no merge makes; llama.cpp never asks for their score
+
+
+def is_sentencepiece(tokenizer: Mapping[str, Any]) -> bool:
+    """Whether a tokenizer.json is a BPE that spells unknown characters as bytes: Llama 2's kind."""
+    return tokenizer["model"]["type"] == "BPE" and bool(tokenizer["model"].get("byte_fallback"))
+
+
+def piece_scores(tokens: Sequence[str], merges: Sequence[str]) -> list[float] | None:
+    """A score for each token, by which llama.cpp merges in the order of the merges.
+
+    It joins the pair whose whole has the highest score. So the n-th whole that the merges name gets -n; None where they
+    are not in the order of their wholes, and no scores can say what they say.
+    """
+    order: dict[str, int] = {}
+    last = None
+    for merge in merges:
+        whole = merge.replace(" ", "")
+        if whole != last and whole in order:
+            return None
+        order.setdefault(whole, len(order))
+        last = whole
+    return [-float(order[token]) if token in order else BELOW_ALL for token in tokens]
+
+
+def begins_with_space(tokenizer: Mapping[str, Any]) -> bool | None:
+    """Whether a space is put before a text; None where its spaces are treated in a way that is not known."""
+    normalizer = [plain(part) for part in flattened(tokenizer.get("normalizer"))]
+    splitter = list(flattened(tokenizer.get("pre_tokenizer")))
+    if not splitter and normalizer in ([PREPEND, REPLACE], [REPLACE]):
+        return normalizer[0] == PREPEND
+    if normalizer or len(splitter) != 1 or splitter[0]["type"] != "Metaspace":
+        return None
+    space = splitter[0]
+    if space.get("replacement") != SPACE or space.get("split", True):
+        return None
+    return {"always": True, "first": True, "never": False}.get(space.get("prepend_scheme", "always"))
+
+
+def plain(part: Mapping[str, Any]) -> dict[str, Any]:
+    """A step of a normalizer as it is compared here."""
+    if part["type"] == "Replace" and part.get("pattern") == {"String": " "}:
+        return {"type": "Replace", "content": part["content"]}
+    return dict(part)
+
+
+COPY_TOKENIZER = "Copy the target's tokenizer files there."
+CONVERTER = "Convert the folder with llama.cpp's convert_hf_to_gguf.py."
+SPECIAL_IDS = {"bos_token_id": "bos", "eos_token_id": "eos", "unk_token_id": "unknown", "pad_token_id": "padding"}
+PROBE = "a"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GgufVocabulary:
+    """The `tokenizer.*` entries of a file.
+
+    Attributes:
+        model: "gpt2" for byte-level BPE, "llama" for SentencePiece.
+        splitting: Of a byte-level one, `tokenizer.ggml.pre`.
+        scores: Of a SentencePiece one, by which it merges.
+        flags: `tokenizer.ggml.add_*`.
+        special_ids: `tokenizer.ggml.*_token_id`.
+    """
+
+    model: str
+    tokens: Sequence[str]
+    types: Sequence[TokenType]
+    splitting: str | None = None
+    merges: Sequence[str] = ()
+    scores: Sequence[float] = ()
+    flags: Mapping[str, bool] = field(default_factory=dict)
+    special_ids: Mapping[str, int] = field(default_factory=dict)
+    chat_template: str | None = None
+
+
+def read_vocabulary(folder: Path, rows: int) -> GgufVocabulary:
+    """The tokenizer of a checkpoint folder, for a model with so many rows of embeddings.
+
+    Ids without a token are padding that nobody says; llama.cpp wants a text for them too.
+
+    Raises:
+        UserError: If there is no tokenizer, llama.cpp has none of its kind, or it has more tokens than the model rows.
+    """
+    tokenizer = load_tokenizer(folder)
+    described = json.loads(tokenizer.backend_tokenizer.to_str())
+    texts = {id_: text for text, id_ in tokenizer.get_vocab().items()}
+    if max(texts) >= rows:
+        raise UserError(
+            f"{folder}: its tokenizer has tokens up to id {max(texts)}, and its model {rows} rows. {COPY_TOKENIZER}"
+        )
+    tokens = [texts.get(id_, f"[PAD{id_}]") for id_ in range(rows)]
+    common: dict[str, Any] = {
+        "tokens": tokens,
+        "special_ids": special_ids(folder, tokenizer),
+        "chat_template": template_of(tokenizer),
+    }
+    types = token_types(tokenizer, described, texts, rows)
+    flags = framing(folder, tokenizer)
+    if is_sentencepiece(described):
+        scores, with_space = sentencepiece_parts(folder, described, tokens)
+        return GgufVocabulary(
+            model="llama", types=types, scores=scores, flags=flags | {"space_prefix": with_space}, **common
+        )
+    splitting = require_splitting(folder, described)
+    merges = [merge_text(merge) for merge in described["model"]["merges"]]
+    if not merges:
+        raise UserError(f"{folder}: its tokenizer has no merges, and llama.cpp loads none such. {COPY_TOKENIZER}")
+    return GgufVocabulary(model="gpt2", types=types, splitting=splitting, merges=merges, flags=flags, **common)
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer as transformers opens it; no code of the folder is run."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the tokenizers library raises plain Exceptions
+        if not (isinstance(error, TOKENIZER_ERRORS) or type(error) is Exception):
+            raise
+        message = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise UserError(f"{folder}: its tokenizer could not be read ({message}). {COPY_TOKENIZER}") from error
+    if not tokenizer.is_fast or not tokenizer.get_vocab():
+        raise UserError(f"{folder}: holds no tokenizer.json that says what its tokenizer is. {COPY_TOKENIZER}")
+    return tokenizer
+
+
+def token_types(
+    tokenizer: PreTrainedTokenizerBase, described: Mapping[str, Any], texts: Mapping[int, str], rows: int
+) -> list[TokenType]:
+    """What kind of token each id is."""
+    added = tokenizer.added_tokens_decoder
+    is_pieces = is_sentencepiece(described)
+
+    def type_of(id_: int) -> TokenType:
+        if id_ not in texts:
+            return TokenType.UNUSED
+        if is_pieces and texts[id_] == described["model"].get("unk_token"):
+            return TokenType.UNKNOWN
+        if id_ in added:
+            return TokenType.CONTROL if added[id_].special else TokenType.USER_DEFINED
+        return TokenType.BYTE if is_pieces and is_byte(texts[id_]) else TokenType.NORMAL
+
+    return [type_of(id_) for id_ in range(rows)]
+
+
+def is_byte(text: str) -> bool:
+    """Whether a piece stands for one byte: <0x00> to <0xFF>."""
+    return len(text) == 6 and text.startswith("<0x") and text.endswith(">")
+
+
+def sentencepiece_parts(folder: Path, described: Mapping[str, Any], tokens: Sequence[str]) -> tuple[list[float], bool]:
+    """Scores, and whether a space goes before a text."""
+    scores = piece_scores(tokens, [merge_text(merge) for merge in described["model"]["merges"]])
+    with_space = begins_with_space(described)
+    if scores is None or with_space is None:
+        reason = "merges in an order that no scores give" if scores is None else "treats spaces in an unknown way"
+        raise UserError(f"{folder}: its SentencePiece tokenizer {reason}. {CONVERTER}")
+    return scores, with_space
+
+
+def require_splitting(folder: Path, described: Mapping[str, Any]) -> str:
+    """llama.cpp's name for the way a byte-level tokenizer splits text.
+
+    Raises:
+        UserError: If it is no byte-level BPE, or llama.cpp's name for it is not known here.
+    """
+    kind = described["model"]["type"]
+    if kind != "BPE":
+        raise UserError(
+            f"{folder}: a tokenizer of kind {kind}; byte-level and SentencePiece BPE are written. {CONVERTER}"
+        )
+    others = [part["type"] for part in flattened(described.get("normalizer")) if part["type"] != "NFC"]
+    if others:  # NFC changes hardly a text, and llama.cpp leaves it out for the target too
+        raise UserError(f"{folder}: its tokenizer changes texts by {others[0]}, which llama.cpp does not. {CONVERTER}")
+    name = splitting_name(described)
+    if name is None:
+        kinds = ", ".join(part["type"] for part in flattened(described.get("pre_tokenizer"))) or "nothing"
+        raise UserError(
+            f"{folder}: its tokenizer splits text into words in a way ({kinds}) whose name in llama.cpp is not known "
+            f"with transformers {transformers.__version__}. {CONVERTER}"
+        )
+    return name
+
+
+def framing(folder: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, bool]:
+    """Whether a text gets a beginning and an end token, as the tokenizer itself adds them.
+
+    Raises:
+        UserError: If it adds anything else.
+    """
+    bare = tokenizer(PROBE, add_special_tokens=False)["input_ids"]
+    framed = tokenizer(PROBE)["input_ids"]
+    for begins in (False, True):
+        for ends in (False, True):
+            before, after = [tokenizer.bos_token_id] * begins, [tokenizer.eos_token_id] * ends
+            if framed == [*before, *bare, *after]:
+                return {"bos_token": begins, "eos_token": ends}
+    raise UserError(
+        f"{folder}: its tokenizer frames {PROBE!r} as the ids {framed}; llama.cpp adds bos_token, eos_token or "
+        f"neither. {COPY_TOKENIZER}"
+    )
+
+
+def special_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """The special ids there are, by the name GGUF gives them; one more at which answers stop is the end of a turn."""
+    ids = {name: getattr(tokenizer, key) for key, name in SPECIAL_IDS.items()}
+    stops = read_generation_settings(folder).get("eos_token_id")
+    others = [id_ for id_ in stops if id_ != ids["eos"]] if isinstance(stops, list) else []
+    if len(others) == 1:  # of several, llama.cpp finds those it knows by their texts
+        ids["eot"] = others[0]
+    return {name: id_ for name, id_ in ids.items() if id_ is not None}
+
+
+def template_of(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """The chat template; of several the one that is used where none is named."""
+    template = tokenizer.chat_template
+    return template.get("default") if isinstance(template, dict) else template
+
+
+def entries(vocabulary: GgufVocabulary) -> Iterator[tuple[str, Any]]:
+    """The scalar entries, by their full names."""
+    yield "tokenizer.ggml.model", vocabulary.model
+    yield "tokenizer.ggml.pre", vocabulary.splitting or "default"
+    for name, value in vocabulary.flags.items():
+        yield f"tokenizer.ggml.add_{name}", value
+    for name, value in vocabulary.special_ids.items():
+        yield f"tokenizer.ggml.{name}_token_id", value
+    if vocabulary.chat_template is not None:
+        yield "tokenizer.chat_template", vocabulary.chat_template
+
+
+MOST_F16 = 65504.0  # what F16 holds, and so the scale of a quantised block
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """A file that was written.
+
+    Attributes:
+        fallen_back: The tensors whose rows are no whole blocks of its kind, and are F16.
+    """
+
+    path: Path
+    num_bytes: int
+    fallen_back: list[str]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint folder that was found to become a GGUF file."""
+
+    name: str
+    gguf: Gguf
+    shape: Shape
+    config: PreTrainedConfig
+    vocabulary: GgufVocabulary
+    weights: Weights
+
+
+def export_gguf(folder: Path, out: Path, kind: GgufKind, *, name: str) -> GgufFile:
+    """Write a checkpoint folder as a GGUF file; it appears whole or not at all.
+
+    A small output head is grown back to the target's vocabulary first (architectures/convert.py): llama.cpp has a row
+    for every id.
+
+    Args:
+        folder: A Hugging Face folder of a family that has an entry `gguf`.
+        out: The file; an earlier one there is replaced.
+        kind: Of its matrices.
+        name: What the file calls the model.
+
+    Raises:
+        UserError: If llama.cpp would compute the model or cut text otherwise than the folder says, a weight is no
+            number or more than F16 holds, or the disk has too little room.
+    """
+    if not Shape.from_config(read_config(folder), where=str(folder / "config.json")).head_vocab:
+        return write_gguf(read_model(folder, name), out, kind)
+    with tempfile.TemporaryDirectory(prefix=".grown-", dir=out.parent) as grown:
+        write_whole(read_small_draft(folder), Path(grown))
+        return write_gguf(read_model(Path(grown), name), out, kind)
+
+
+def read_model(folder: Path, name: str) -> Model:
+    """What a GGUF file is made of; the weights are left on disk."""
+    shape = Shape.from_config(read_config(folder), where=str(folder / "config.json"))
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    gguf = gguf_architecture(folder, shape, config)
+    weights = open_weights(folder)
+    require_tensors(weights, checkpoint_tensors(shape), ignored=FAMILIES[shape.family].ignored_suffixes)
+    return Model(name, gguf, shape, config, read_vocabulary(folder, shape.vocab), weights)
+
+
+def write_gguf(model: Model, out: Path, kind: GgufKind) -> GgufFile:
+    names = {stored: name for name, stored in gguf_names(model.shape).items()}
+    sizes = checkpoint_tensors(model.shape)
+    stored = stored_tensors({gguf_name: sizes[name] for gguf_name, name in names.items()}, kind)
+    factors = rope_factors(model.config.rope_parameters, model.shape.head_dim)
+    if factors is not None:
+        stored |= stored_tensors({FACTORS_NAME: factors.shape}, kind)
+    require_disk_space(out, stored)
+
+    def read(name: str) -> Tensor:
+        if name == FACTORS_NAME:
+            return torch.from_numpy(factors)
+        return read_weight(model, names[name], name)
+
+    partial = partial_path(out)
+    try:
+        writer = GGUFWriter(partial, model.gguf.name)
+        add_metadata(writer, model, kind)
+        write_tensors(writer, stored, read)
+        partial.replace(out)
+    finally:
+        partial.unlink(missing_ok=True)
+    return GgufFile(out, out.stat().st_size, fallen_back(stored, kind))
+
+
+def require_disk_space(out: Path, stored: Mapping[str, Stored]) -> None:
+    """Raise UserError if the disk has too little room for the tensors."""
+    needed, free = sum(tensor.num_bytes for tensor in stored.values()), shutil.disk_usage(out.parent).free
+    if needed > free:
+        raise UserError(
+            f"{out}: needs {needed / 2**30:.2f} GiB, the disk has {free / 2**30:.2f} GiB free. Make room there."
+        )
+
+
+def read_weight(model: Model, name: str, gguf_name: str) -> Tensor:
+    """One tensor in float32 and in llama.cpp's row order."""
+    weight = require_numbers(model.weights, name).float()
+    if weight.abs().max() > MOST_F16:
+        raise UserError(
+            f"{model.weights.files[name]}: {name} holds {weight.abs().max():g}, more than F16 holds ({MOST_F16:g}). "
+            "Serve the folder itself, with transformers or vLLM."
+        )
+    if model.gguf.own_row_order:
+        for part, heads in ((".attn_q.", model.shape.heads), (".attn_k.", model.shape.kv_heads)):
+            if part in gguf_name:
+                return neighbouring_pairs(weight, heads)
+    return weight
+
+
+def neighbouring_pairs(weight: Tensor, heads: int) -> Tensor:
+    """llama.cpp's row order, which rotates neighbouring rows (0,1), (2,3), ... where transformers rotates halves.
+
+    Args:
+        weight: [N * D, C], or [N * D] for a bias.
+        heads: N.
+    """
+    halves_N2DC = weight.reshape(heads, 2, -1, *weight.shape[1:])
+    return halves_N2DC.transpose(1, 2).reshape(weight.shape)
+
+
+def add_metadata(writer: GGUFWriter, model: Model, kind: GgufKind) -> None:
+    """Every entry of the file."""
+    writer.add_type("model")
+    writer.add_name(model.name)
+    writer.add_file_type(FILE_TYPES[kind])
+    writer.add_quantization_version(GGML_QUANT_VERSION)
+    for key, value in model_entries(model).items():
+        add_entry(writer, f"{model.gguf.name}.{key}", value)
+    for key, value in entries(model.vocabulary):
+        add_entry(writer, key, value)
+    writer.add_token_list(list(model.vocabulary.tokens))
+    writer.add_token_types(list(model.vocabulary.types))
+    if model.vocabulary.merges:
+        writer.add_token_merges(list(model.vocabulary.merges))
+    if model.vocabulary.scores:
+        writer.add_token_scores(list(model.vocabulary.scores))
+
+
+def model_entries(model: Model) -> dict[str, Any]:
+    """The entries below the architecture's name; head widths are always said, engines must not guess them."""
+    shape = model.shape
+    return {
+        "vocab_size": shape.vocab,
+        "context_length": model.config.max_position_embeddings,
+        "embedding_length": shape.hidden,
+        "block_count": shape.layers,
+        "feed_forward_length": shape.intermediate,
+        "attention.head_count": shape.heads,
+        "attention.head_count_kv": shape.kv_heads,
+        "attention.key_length": shape.head_dim,
+        "attention.value_length": shape.head_dim,
+        "attention.layer_norm_rms_epsilon": float(model.config.rms_norm_eps),
+        "rope.dimension_count": shape.head_dim,
+        **{entry: float(getattr(model.config, key)) for key, entry in model.gguf.scales.items()},
+        **{f"rope.{key}": value for key, value in rope_entries(model.config.rope_parameters).items()},
+    }
+
+
+def add_entry(writer: GGUFWriter, key: str, value: Any) -> None:
+    """One scalar entry, in the type GGUF has for it."""
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    else:
+        writer.add_string(key, value)
+
+
+def write_tensors(writer: GGUFWriter, stored: Mapping[str, Stored], read: Any) -> None:
+    """Header and tensors; memory holds one of them at a time."""
+    for name, tensor in stored.items():
+        writer.add_tensor_info(name, tensor.size, np.dtype(np.float32), tensor.num_bytes, raw_dtype=tensor.type)
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for name in track(list(stored), description=f"writing {writer.path}", total=len(stored)):
+            writer.write_tensor_data(quantize(read(name).contiguous().numpy(), stored[name].type))
+    finally:
+        writer.close()

@@ -1,1 +1,0 @@
-"""What a draft folder says of a head that outputs some ids alone."""

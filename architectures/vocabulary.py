@@ -1,0 +1,601 @@
+"""A reduced vocabulary: which ids a draft's output head has rows for, its file, its card, and coverage. No torch.
+
+The input embedding stays whole: a draft reads every token. Only rows of the output head are cut, to the ids that the
+target outputs most. Every other id has probability zero, which costs the draft that token and nothing else: rejection
+sampling stays lossless whatever the draft cannot output.
+
+Source: FR-Spec, Zhao et al. 2025 (arXiv 2502.14856), and VocabTrim, Goel et al. 2025 (arXiv 2506.22694).
+"""
+
+import json
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, WithJsonSchema, model_validator
+
+from architectures.checkpoints.fingerprint import TOKENIZER_SETTINGS
+from architectures.checkpoints.generation_settings import SPECIAL_IDS, read_generation_settings
+from architectures.errors import UserError
+from architectures.files.atomic import write_text
+from architectures.files.entry_kinds import shown
+from architectures.files.reading import looked_for, read_json_object, read_text
+from architectures.files.section import Section
+from architectures.files.typed_file import parsed
+
+if TYPE_CHECKING:
+    from architectures.shapes.shape import Shape
+
+COUNTED = ("answers", "text")  # what ids are counted in; any other origin is the path of a list
+Origin = Annotated[
+    str,
+    Field(min_length=1),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "enum": list(COUNTED)},
+                {"type": "string", "pattern": ".", "title": "the path of a list", "examples": ["ids.json"]},
+            ]
+        }
+    ),
+]
+
+
+class VocabularyConfig(Section):
+    """Which token ids the draft can say: its output head has a row for each of these and no other."""
+
+    size: int | None = Field(
+        default=None,
+        ge=1,
+        description="How many ids, special tokens and single bytes included; of a list, null takes all of it.",
+    )
+    origin: Origin = Field(
+        default="answers",
+        alias="from",
+        description="What ids are ranked by: how often the training answers say them, or section text does; or the "
+        "path of a JSON list of ids, the first ones first, or of a draft whose ids are taken.",
+    )
+
+    @model_validator(mode="after")
+    def _counts_need_an_end(self) -> "VocabularyConfig":
+        if self.size is None and self.origin in COUNTED:
+            raise ValueError(f"must hold size with from: {self.origin}: only a list says itself how long it is.")
+        return self
+
+
+DRAFT_VOCABULARY_NAME = "draft_vocabulary.json"
+CONFIG_KEY = "head_vocab_size"  # of config.json; `draft_vocab_size` would make llama.cpp take it for EAGLE-3
+UNUSED_IDS = "never_said"  # of origin: ids kept whatever they count, that what was counted never says
+MOST_MIB = 64
+VOCABULARY_REMEDY = "Copy it from where the draft came from, or make the draft again."
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftVocabulary:
+    """Row k of the output head outputs token ids[k].
+
+    Attributes:
+        ids: Ascending, so that those below any bound are the first rows.
+        vocab_size: Of the target, and rows of the input embedding.
+        origin: Where the ids come from: what was counted, how much of it, and which of the ids were never there.
+        unknown_id: An id that is not output, whose row of the input embedding was trained to stand for any such id (see
+            unknown.py); None where none was.
+    """
+
+    ids: tuple[int, ...]
+    vocab_size: int
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    unknown_id: int | None = None
+
+    @property
+    def unused_ids(self) -> tuple[int, ...]:
+        """Ids that training pushes down wherever it trains, as far as somebody counted; none where nobody did."""
+        return tuple(self.origin.get(UNUSED_IDS, ()))
+
+    def to_json(self) -> str:
+        """As the file holds it."""
+        return json.dumps(asdict(self)) + "\n"
+
+
+def broken_law(ids: tuple[int, ...], vocab_size: int) -> str | None:
+    """What is wrong with the ids of a head, in words; None if nothing."""
+    if not ids:
+        return "ids must hold at least one id, got none"
+    if any(a >= b for a, b in pairwise(ids)):
+        return "ids must ascend, each there once"
+    if ids[0] < 0 or ids[-1] >= vocab_size:
+        return f"ids must be from 0 to {vocab_size - 1}, got {ids[0] if ids[0] < 0 else ids[-1]}"
+    return None
+
+
+def broken_unknown(vocabulary: DraftVocabulary) -> str | None:
+    """What is wrong with the id that stands for those which are not output, in words; None if nothing."""
+    unknown = vocabulary.unknown_id
+    if unknown is None or (0 <= unknown < vocabulary.vocab_size and unknown not in vocabulary.ids):
+        return None
+    return f"unknown_id must be one of the {vocabulary.vocab_size} ids and not among those said, got {unknown}"
+
+
+def broken_origin(vocabulary: DraftVocabulary) -> str | None:
+    """What is wrong with the ids that the training answers never hold, in words; None if nothing."""
+    never = vocabulary.origin.get(UNUSED_IDS, [])
+    if isinstance(never, list) and all(type(id_) is int for id_ in never) and set(never) <= set(vocabulary.ids):
+        return None
+    return f"origin.{UNUSED_IDS} must be a list of some of the ids, got {shown(never)}"
+
+
+def read_draft_vocabulary(folder: Path) -> DraftVocabulary:
+    """The ids of the head of a checkpoint folder, whose config.json has CONFIG_KEY.
+
+    Raises:
+        UserError: If the file is missing, damaged, or breaks a law.
+    """
+    path = folder / DRAFT_VOCABULARY_NAME
+    return parse_draft_vocabulary(read_text(path, remedy=VOCABULARY_REMEDY, most_mib=MOST_MIB), path)
+
+
+def parse_draft_vocabulary(text: str, path: Path) -> DraftVocabulary:
+    """What such a file holds; errors as for `read_draft_vocabulary`."""
+    vocabulary = parsed(TypeAdapter(DraftVocabulary), text, f"{path}: not the ids of an output head", VOCABULARY_REMEDY)
+    mistake = (
+        broken_law(vocabulary.ids, vocabulary.vocab_size) or broken_unknown(vocabulary) or broken_origin(vocabulary)
+    )
+    if mistake is not None:
+        raise UserError(f"{path}: {mistake}. {VOCABULARY_REMEDY}")
+    return vocabulary
+
+
+def refuse_small_head(config: Mapping[str, Any], where: str) -> None:
+    """Refuse a model whose head outputs some ids alone where all are needed: of a target, which decides and teaches.
+
+    Raises:
+        UserError: Naming config.json.
+    """
+    if CONFIG_KEY in config:
+        raise UserError(
+            f"{where}: {CONFIG_KEY} is {config[CONFIG_KEY]}: a draft whose output head says so many ids alone, and so "
+            "no target. Name the model that it was made for."
+        )
+
+
+def write_draft_vocabulary(vocabulary: DraftVocabulary, folder: Path) -> None:
+    """Write the file into a folder that is being made."""
+    write_text(vocabulary.to_json(), folder / DRAFT_VOCABULARY_NAME)
+
+
+def token_counts(texts: Iterable[Sequence[int]]) -> Counter[int]:
+    """How often each token id stands in some texts."""
+    counts: Counter[int] = Counter()
+    for ids in texts:
+        counts.update(ids)
+    return counts
+
+
+def most_frequent(counts: Mapping[int, int], always: Collection[int], size: int) -> tuple[int, ...]:
+    """So many ids, ascending: those that are kept whatever they count, then the most frequent; of equal ones the first.
+
+    Fewer where there are not so many that are kept or occur at all.
+
+    Args:
+        counts: By token id.
+        always: Ids kept in any case, at most `size`.
+        size: Ids wanted.
+    """
+    by_frequency = sorted((id_ for id_, count in counts.items() if count > 0), key=lambda id_: (-counts[id_], id_))
+    kept = set(always)
+    others = [id_ for id_ in by_frequency if id_ not in kept]
+    return tuple(sorted([*kept, *others[: max(0, size - len(kept))]]))
+
+
+def coverage(ids: Collection[int], counts: Mapping[int, int]) -> float:
+    """Share of the tokens counted that are among some ids, in [0, 1]; NaN of no tokens."""
+    total = sum(counts.values())
+    return sum(counts.get(id_, 0) for id_ in ids) / total if total else float("nan")
+
+
+def filled(ids: Collection[int], others: Collection[int], size: int) -> tuple[int, ...]:
+    """So many ids, ascending: some, and as many of others as are missing, the lowest first.
+
+    Merges of byte pairs and pieces of sentencepiece are numbered from the most frequent on, so that the lowest id that
+    never occurred is the likeliest to occur yet.
+
+    Args:
+        ids: At most `size`.
+        others: Ids to fill up with; with `ids` at least `size` of them.
+        size: Ids wanted.
+    """
+    kept = set(ids)
+    unsaid = sorted(set(others) - kept)
+    return tuple(sorted([*kept, *unsaid[: size - len(kept)]]))
+
+
+Form = Literal["whole", "own-tokenizer"]
+
+
+TOKENIZER = "tokenizer.json"
+TOKENS_REMEDY = "Fetch the checkpoint again."
+NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+LISTED = ("additional_special_tokens", "extra_special_tokens")
+# GPT-2's signs for bytes: themselves where they can be printed, and 68 letters from 256 on for the others.
+BYTE_SIGNS = frozenset(map(chr, [*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324)]))
+BYTE_NAMES = frozenset(f"<0x{byte:02X}>" for byte in range(256))  # of sentencepiece's byte fallback
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The ids of a tokenizer that its model has rows for.
+
+    Attributes:
+        ids: All of them; not the rows that pad a vocabulary, which no token has.
+        special: Of special tokens, and where texts begin, end and are padded.
+        single_bytes: Of tokens that are one byte.
+        ends: Where the model's answers stop.
+    """
+
+    ids: frozenset[int]
+    special: frozenset[int]
+    single_bytes: frozenset[int]
+    ends: frozenset[int]
+
+    @property
+    def always(self) -> frozenset[int]:
+        """Ids that are kept however seldom they occur."""
+        return self.special | self.single_bytes
+
+
+def read_tokens(folder: Path, vocab_size: int) -> Tokens:
+    """The tokens of a checkpoint folder that holds a tokenizer.json.
+
+    Raises:
+        UserError: If that or one of the files beside it is damaged.
+    """
+    return tokens_of(read_json_object(folder / TOKENIZER, TOKENS_REMEDY), folder, vocab_size)
+
+
+def tokens_of(tokenizer: Mapping[str, Any], folder: Path, vocab_size: int) -> Tokens:
+    """The same of a tokenizer that is read already.
+
+    Args:
+        tokenizer: What tokenizer.json holds, or would hold.
+        folder: Of the checkpoint, whose settings name special tokens too.
+        vocab_size: Ids from here on have no row.
+    """
+    settings = folder / TOKENIZER_SETTINGS
+    config = read_json_object(settings, TOKENS_REMEDY) if settings.is_file() else {}
+    try:
+        by_text = {
+            **vocabulary(tokenizer["model"]),
+            **{token["content"]: token["id"] for token in tokenizer["added_tokens"]},
+        }
+        special = {token["id"] for token in tokenizer["added_tokens"] if token["special"]}
+        special |= {by_text[text] for text in named_special(config) if text in by_text}
+        signs = BYTE_NAMES | (BYTE_SIGNS if splits_into_bytes(tokenizer) else frozenset())
+        single_bytes = {by_text[sign] for sign in signs if sign in by_text}
+        ids = frozenset(number for number in by_text.values() if number < vocab_size)
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise UserError(
+            f"{folder / TOKENIZER}: is no tokenizer ({type(error).__name__}: {error}). {TOKENS_REMEDY}"
+        ) from error
+    generation, model = read_generation_settings(folder), read_json_object(folder / "config.json", TOKENS_REMEDY)
+    special |= {number for values in (generation, model) for key in SPECIAL_IDS for number in listed(values.get(key))}
+    ends = frozenset(listed(generation.get("eos_token_id")))
+    return Tokens(ids, ids & special, ids & single_bytes, ids & ends)
+
+
+def tokens_beyond(folder: Path, vocab_size: int) -> dict[str, int]:
+    """The added tokens of a tokenizer.json that its model has no row for, by their text."""
+    added = read_json_object(folder / TOKENIZER, TOKENS_REMEDY).get("added_tokens") or ()
+    return {token["content"]: token["id"] for token in added if token["id"] >= vocab_size}
+
+
+def vocabulary(model: Mapping[str, Any]) -> dict[str, int]:
+    """Ids by text; of a unigram model, which lists its tokens with their scores, by their index."""
+    entries = model["vocab"]
+    return dict(entries) if isinstance(entries, dict) else {text: number for number, (text, _) in enumerate(entries)}
+
+
+def named_special(config: Mapping[str, Any]) -> Iterator[str]:
+    """The texts of the special tokens that tokenizer_config.json names."""
+    named = [config.get(name) for name in NAMED]
+    for name in LISTED:
+        entries = config.get(name) or ()
+        named += entries.values() if isinstance(entries, dict) else entries
+    for entry in named:
+        text = entry.get("content") if isinstance(entry, dict) else entry
+        if isinstance(text, str):
+            yield text
+
+
+def splits_into_bytes(tokenizer: Mapping[str, Any]) -> bool:
+    """Whether tokens are written in GPT-2's signs for bytes."""
+    return any(part == "ByteLevel" for name in ("pre_tokenizer", "decoder") for part in types_in(tokenizer.get(name)))
+
+
+def types_in(part: Any) -> Iterator[str]:
+    """The type of a part of a tokenizer, and of those that a sequence consists of."""
+    if isinstance(part, dict):
+        yield str(part.get("type"))
+        for inner in (*part.get("pretokenizers", ()), *part.get("decoders", ())):
+            yield from types_in(inner)
+
+
+def listed(value: int | Iterable[int] | None) -> list[int]:
+    """The ids of an entry that may hold one, several or none."""
+    if value is None:
+        return []
+    return [value] if isinstance(value, int) else list(value)
+
+
+KEY = "architecture.vocabulary"
+LIST_REMEDY = f"Set {KEY}.from to answers, to text, or to the path of a JSON list of token ids."
+SHOWN = 5  # ids in a message
+
+
+def list_file(origin: str) -> Path:
+    """The file that a recipe's `from` names, itself or by the folder of the draft it is in.
+
+    Raises:
+        UserError: If there is none.
+    """
+    path = Path(origin).expanduser()
+    if path.is_dir():
+        if not (path / DRAFT_VOCABULARY_NAME).is_file():
+            raise UserError(
+                f"{origin}: is a folder without {DRAFT_VOCABULARY_NAME}, so no draft of some ids. {LIST_REMEDY}"
+            )
+        return path / DRAFT_VOCABULARY_NAME
+    if not path.exists():
+        raise UserError(f"{origin}: no such file, for {KEY}.from.{looked_for(path)} {LIST_REMEDY}")
+    return path
+
+
+def read_list(origin: str, size: int | None) -> tuple[int, ...]:
+    """The ids of a list, or so many from its beginning, in its order.
+
+    Args:
+        origin: A file, or the folder of a draft.
+        size: Ids wanted; None takes all.
+
+    Raises:
+        UserError: If it holds no list of different ids, or fewer than are wanted.
+    """
+    path = list_file(origin)
+    text = read_text(path, remedy=LIST_REMEDY, most_mib=MOST_MIB)
+    if text.lstrip().startswith("{"):
+        return ids_of_draft(text, path, size)
+    ids = parsed(TypeAdapter(tuple[int, ...]), text, f"{path}: not a JSON list of token ids", LIST_REMEDY)
+    refuse_no_set(ids, path)
+    if size is not None and size > len(ids):
+        raise UserError(f"{path}: holds {len(ids)} ids, and {KEY}.size is {size}. Lower it, or leave it out.")
+    return ids if size is None else ids[:size]
+
+
+def ids_of_draft(text: str, path: Path, size: int | None) -> tuple[int, ...]:
+    """The ids of a draft_vocabulary.json, which ascend and so have no first ones."""
+    ids = parse_draft_vocabulary(text, path).ids
+    if size not in (None, len(ids)):
+        raise UserError(
+            f"{path}: holds {len(ids)} ids in ascending order, of which none comes first, and {KEY}.size is {size}. "
+            "Leave size out, or name a list whose first ids are the ones to keep."
+        )
+    return ids
+
+
+def refuse_no_set(ids: tuple[int, ...], path: Path) -> None:
+    """Raise UserError for a list of nothing, with ids that none has, or with one twice."""
+    if not ids:
+        raise UserError(f"{path}: holds no ids. {LIST_REMEDY}")
+    if (least := min(ids)) < 0:
+        raise UserError(f"{path}: holds {least}, and token ids are from 0 on. Mend the list.")
+    if twice := [number for number, count in Counter(ids).items() if count > 1]:
+        raise UserError(f"{path}: holds {few(twice)} more than once. Name each id once.")
+
+
+def require_fitting(ids: tuple[int, ...], tokens: Tokens, path: Path, target: Path) -> None:
+    """Refuse ids that mean nothing to a target, or with which no text can end.
+
+    Raises:
+        UserError: Naming the first of them, and whether it is the list or its cut that lacks the end tokens.
+    """
+    if unknown := sorted(set(ids) - tokens.ids):
+        raise UserError(
+            f"{path}: holds {few(unknown)}, which the tokenizer of {target} does not have. Its ids are from "
+            f"{min(tokens.ids)} to {max(tokens.ids)}: name a list that was made with this tokenizer."
+        )
+    if missing := sorted(tokens.ends - set(ids)):
+        raise UserError(
+            f"{path}: its first {len(ids)} ids lack {few(missing)}, at which texts of {target} end: the draft could "
+            "end none. Put all end tokens at the beginning of the list."
+        )
+
+
+def few(ids: list[int]) -> str:
+    """The first of some ids."""
+    return ", ".join(map(str, ids[:SHOWN])) + (", ..." if len(ids) > SHOWN else "")
+
+
+def with_asked_head(draft: "Shape", wanted: VocabularyConfig | None) -> "Shape":
+    """The draft's shape with the output head that a recipe asks for, which is never the embedding.
+
+    Args:
+        draft: With the target's vocabulary; its own head may be small already, as its source's.
+        wanted: None leaves the head as it is.
+
+    Raises:
+        UserError: As `asked_size`, or if the source's head outputs another number of ids.
+    """
+    if wanted is None:
+        return draft
+    size = asked_size(wanted, draft.vocab)
+    if draft.head_vocab not in (0, size):
+        raise UserError(
+            f"{KEY} asks for {size} ids, and what the draft is cut out of says {draft.head_vocab}. Rows that were cut "
+            f"away cannot be had back: leave {KEY} out to keep its ids, or cut the draft out of a whole model."
+        )
+    return draft.with_head_of(size)
+
+
+def asked_size(wanted: VocabularyConfig, vocab_size: int) -> int:
+    """How many ids the draft outputs, fewer than the target.
+
+    Raises:
+        UserError: If they are as many or more, or of a list that cannot be read.
+    """
+    size = wanted.size if wanted.origin in COUNTED else len(read_list(wanted.origin, wanted.size))
+    assert size is not None  # of counts the recipe says it
+    if size >= vocab_size:
+        raise UserError(
+            f"{KEY}.size must be below the target's vocab_size {vocab_size}, got {size}. Leave {KEY} out: the draft "
+            "then says every id."
+        )
+    return size
+
+
+def ids_by_count(counts: Mapping[int, int], tokens: Tokens, size: int) -> tuple[int, ...]:
+    """Exactly so many ids, ascending: special tokens and bytes, the most frequent ones, the lowest of those unsaid.
+
+    Args:
+        counts: By token id; ids that are no token's do not count.
+        tokens: Of the target.
+        size: Ids wanted.
+
+    Raises:
+        UserError: If there are fewer tokens, or more that are always kept.
+    """
+    if size < len(tokens.always):
+        raise UserError(
+            f"{KEY}.size must be at least {len(tokens.always)}, got {size}: {len(tokens.special)} special tokens and "
+            f"{len(tokens.single_bytes)} single bytes are always kept. Raise it, or name a list with {KEY}.from."
+        )
+    if size > len(tokens.ids):
+        raise UserError(
+            f"{KEY}.size must be at most {len(tokens.ids)}, the tokens that the target's tokenizer has, got {size}: "
+            f"the ids beyond are padding, which no text has. Lower it, or leave {KEY} out."
+        )
+    known = {number: count for number, count in counts.items() if number in tokens.ids}
+    return filled(most_frequent(known, tokens.always, size), tokens.ids, size)
+
+
+CARD_NAME = "README.md"
+SNIPPET = '''\
+import json
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM
+
+FOLDER = Path(".")  # where this file is
+
+
+class SmallHead(torch.nn.Module):
+    """Logits of every id of the target: those of the rows there are, and the lowest there is for all other ids."""
+
+    def __init__(self, weight, ids, vocab_size):
+        super().__init__()
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
+        self.register_buffer("ids", ids, persistent=False)
+        self.vocab_size = vocab_size
+
+    def forward(self, hidden):
+        said = torch.nn.functional.linear(hidden, self.weight)
+        logits = said.new_full((*said.shape[:-1], self.vocab_size), torch.finfo(said.dtype).min)
+        return logits.index_copy_(-1, self.ids, said)
+
+
+def load_draft(folder, dtype="auto"):
+    vocabulary = json.loads((folder / "draft_vocabulary.json").read_text())
+    draft = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, ignore_mismatched_sizes=True)
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as weights:
+            if "{head}" in weights.keys():
+                head = weights.get_tensor("{head}").to(draft.dtype)
+    draft.set_output_embeddings(SmallHead(head, torch.tensor(vocabulary["ids"]), vocabulary["vocab_size"]))
+    return draft.eval()
+
+
+draft = load_draft(FOLDER)  # for target.generate(..., assistant_model=draft)
+'''
+
+
+def small_head_card(vocabulary: DraftVocabulary, head: str) -> str:
+    """The card of a draft as it is trained and as widedraft decodes with it.
+
+    Args:
+        vocabulary: Of its head.
+        head: Name of the head's tensor.
+    """
+    return f"""# A draft with a small output head
+
+A draft model for speculative decoding. It reads every token of its target and proposes {len(vocabulary.ids):,} of the
+{vocabulary.vocab_size:,} ids alone: row k of `{head}` is token `ids[k]` of `draft_vocabulary.json`. All other ids have
+probability zero, which costs a proposal and never changes the target's text.
+
+widedraft reads this folder as it is. transformers, vLLM, SGLang and llama.cpp expect a row for every id and refuse it;
+make what they load:
+
+    widedraft export THIS_FOLDER --to DIR --form whole          # any engine; the head has all rows again, so no faster
+    widedraft export THIS_FOLDER --to DIR --form own-tokenizer  # vLLM with use_heterogeneous_vocab; as fast as here
+
+With transformers alone, nothing else installed:
+
+```python
+{SNIPPET.replace("{head}", head)}```
+"""
+
+
+def whole_head_card(vocabulary: DraftVocabulary, *, tied_in: str | None) -> str:
+    """The card of a draft whose head was grown back.
+
+    Args:
+        vocabulary: The ids that the small head outputs.
+        tied_in: Engines that take its head to be the embedding; None where there are none.
+    """
+    warning = ""
+    if tied_in is not None:
+        warning = (
+            f"\n**Not for {tied_in}**: there a model of this family has no head but the embedding. Take another "
+            "engine, or\na draft with a whole head.\n"
+        )
+    return f"""# A draft with its output head grown back
+
+A draft model for speculative decoding, an ordinary folder for transformers (`assistant_model`), vLLM (`draft_model`),
+SGLang (`STANDALONE`) and llama.cpp. It was trained to propose {len(vocabulary.ids):,} of {vocabulary.vocab_size:,} ids.
+The row of every other id is a mean of those, so that its logit is a mean of their logits: decoding greedily, what it
+proposes is what the small head proposes.
+
+**This form saves no time**: the head has as many rows as the target's. What a small head saves is had from the folder
+that this was made from, in widedraft's own decoding, and in vLLM from `widedraft export --form own-tokenizer`. When
+sampling, some probability goes to the ids that were never trained, which costs acceptance and never the target's text.
+{warning}"""
+
+
+def own_tokenizer_card(vocabulary: DraftVocabulary, unknown: str) -> str:
+    """The card of a draft with a tokenizer of its own.
+
+    Args:
+        vocabulary: The ids of the target that it reads and says.
+        unknown: Text of its unknown token.
+    """
+    known = len(vocabulary.ids)
+    origin = "That row was trained for it (distill.unknown_inputs)."
+    if vocabulary.unknown_id is None:
+        origin = (
+            "That row is the mean of the target's dropped ones: this draft was not trained to read it. "
+            "`distill.unknown_inputs` in its recipe trains it."
+        )
+    return f"""# A draft with a vocabulary of its own
+
+A draft model for vLLM's speculative decoding with `use_heterogeneous_vocab`, which maps tokens by their text
+(arXiv 2502.05202). It has {known:,} of its target's {vocabulary.vocab_size:,} tokens, under the ids 0 to {known - 1},
+and reads every other token as `{unknown}`, id {known}. {origin}
+
+    vllm serve TARGET --speculative-config '{{"method": "draft_model", "model": "THIS_FOLDER", \
+"num_speculative_tokens": 3, "use_heterogeneous_vocab": true}}'
+
+vLLM drafts greedily with it; the target's text stays what it is, at any temperature. Other engines compare token ids
+with the target's and refuse it: make them `widedraft export --form whole` of the folder that this was made from.
+"""
