@@ -30,10 +30,15 @@ QUIET = StepEvidence(
 )
 
 
+def changed(record, **changes):
+    """A pydantic record with other values."""
+    return record.model_copy(update=changes)
+
+
 @pytest.fixture(scope="module")
 def card(scored):  # noqa: F811
     [run] = read_runs([scored / "noisy"])
-    return replace(run.card, latency=replace(run.card.latency, evidence=QUIET, settled=True))
+    return changed(run.card, latency=changed(run.card.latency, evidence=QUIET, settled=True))
 
 
 def test_estimates_with_and_without_intervals():
@@ -88,12 +93,15 @@ def test_nothing_measured_warns_of_nothing():
 
 def undisturbed(card):
     """The same scorecard with plain decoding as fast as its timed step."""
-    step_ms = card.latency.target.median_ms
-    return replace(
-        card,
-        live=replace(card.live, plain=replace(card.live.plain, ms_per_token=step_ms)),
-        live_at=tuple(replace(live, plain=replace(live.plain, ms_per_token=step_ms)) for live in card.live_at),
-    )
+    ms = card.latency.target.median_ms
+    lives = [changed(live, plain=changed(live.plain, ms_per_token=ms)) for live in card.lives]
+    return changed(card, lives=tuple(lives))
+
+
+def first_live(card, **changes):
+    """The same scorecard with another greedy decoding."""
+    first, *others = card.lives
+    return changed(card, lives=(changed(first, **changes), *others))
 
 
 def test_a_sound_scorecard_warns_of_nothing(card):
@@ -102,17 +110,17 @@ def test_a_sound_scorecard_warns_of_nothing(card):
 
 def test_disagreement_of_decoding_and_replay_is_a_fault_in_float32_and_rounding_otherwise(card):
     sound = undisturbed(card)
-    wrong = replace(sound, live=replace(sound.live, agreement=replace(sound.live.agreement, exact=False)))
+    wrong = first_live(sound, agreement=changed(sound.live.agreement, exact=False))
     [warning] = find_warnings(wrong)
     assert "report it" in warning
-    rounded = replace(wrong, settings=wrong.settings.model_copy(update={"dtype": "bfloat16"}))
+    rounded = changed(wrong, settings=changed(wrong.settings, dtype="bfloat16"))
     [warning] = find_warnings(rounded)
     assert "bfloat16" in warning
 
 
 def test_unsettled_steps_disturbed_decoding_and_few_prompts_are_warned_of(card):
     sound = undisturbed(card)
-    assert len(find_warnings(replace(sound, latency=replace(sound.latency, settled=False)))) == 1
-    slow = replace(sound.live, plain=replace(sound.live.plain, ms_per_token=3 * sound.latency.target.median_ms + 2))
-    assert len(find_warnings(replace(sound, live=slow))) == 1
-    assert len(find_warnings(replace(sound, prompts=replace(sound.prompts, scored=1)))) == 1
+    assert len(find_warnings(changed(sound, latency=changed(sound.latency, settled=False)))) == 1
+    slow = changed(sound.live.plain, ms_per_token=3 * sound.latency.target.median_ms + 2)
+    assert len(find_warnings(first_live(sound, plain=slow))) == 1
+    assert len(find_warnings(changed(sound, prompts=changed(sound.prompts, scored=1)))) == 1
