@@ -19,10 +19,8 @@ from pydantic import Field
 
 from architectures.checkpoints.manifest import package_version
 from architectures.errors import UserError
-from architectures.files.file_hashes import rehash_from_now
 from architectures.files.section import Section
 from architectures.settings.flags import Flag, read_settings
-from architectures.settings.kinds import Rehash
 from distill.choose.shapes.settings import ChooseSettings
 from distill.commands import export_command, recipe_commands
 from distill.commands.alone import why_alone
@@ -89,8 +87,6 @@ def run_stage(name: str, words: Sequence[str]) -> None:
         prog=f"widedraft {name}", usage=stage.usage, description=stage.help, epilog=EXITS, allow_abbrev=False
     )
     settings = read_settings(parser, stage.settings, words)
-    if getattr(settings, "rehash", False):  # commands that fingerprint nothing have no such setting
-        rehash_from_now()
     launch_if_several(settings, [name, *words], why_alone)
     stage.run(settings)
 
@@ -107,7 +103,6 @@ class ImportSettings(Section):
 
     file: Annotated[Path, Flag(metavar="FILE", is_word=True)] = Field(description="A .gguf file of a LLaMA-like model.")
     to: Annotated[Path, Flag(metavar="DIR")] = Field(description="The Hugging Face folder to write.")
-    rehash: Rehash = False
 
 
 def import_gguf(settings: ImportSettings) -> None:

@@ -55,8 +55,7 @@ from distill.estimate import (
     trainings,
 )
 from distill.hub.files.early_checks import refuse_unpublishable, refuse_without_gguf
-from distill.recipe.families import refuse_unfit
-from distill.recipe.held_target import refuse_orders
+from distill.recipe.validate import refuse_orders, refuse_unfit
 from distill.recipe.recipe import Recipe
 from distill.recipe.sections.monitoring import missing_package
 from distill.recipe.sections.teacher import refuse_k_beyond

@@ -40,10 +40,8 @@ from composer.utils import dist
 restore_interrupts()  # which importing Composer has taken
 
 from architectures.errors import UserError
-from architectures.files.file_hashes import rehash_from_now
 from architectures.files.section import Section
 from architectures.settings.flags import read_settings
-from architectures.settings.kinds import Rehash
 from architectures.settings.recipe_command import command_of, of_recipe, started_with
 from architectures.targets.target import read_config
 from architectures.vocabulary import CONFIG_KEY, DRAFT_VOCABULARY_NAME, read_draft_vocabulary
@@ -79,7 +77,6 @@ class TrainSettings(Section):
     recipe: RecipeFile
     overrides: Overrides = ()
     debug: Debug = False
-    rehash: Rehash = False
     trust_checkpoints: TrustCheckpoints = False
     profile: ProfileFolder = None
 
@@ -96,8 +93,6 @@ def train_from_arguments(argv: Sequence[str] | None) -> None:
         prog="composer -n N -m distill.train", description="Distil a draft.", allow_abbrev=False
     )
     settings = read_settings(parser, TrainSettings, sys.argv[1:] if argv is None else argv)
-    if settings.rehash:
-        rehash_from_now()
     if settings.trust_checkpoints:
         trust_checkpoints()
     with of_recipe(started_with(words_of(settings))):

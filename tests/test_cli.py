@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -104,31 +103,6 @@ def test_every_stage_has_help(stage, capsys):
         widedraft.main([stage, "--help"])
     assert stopped.value.code == 0
     assert f"usage: widedraft {stage}" in capsys.readouterr().out
-
-
-FINGERPRINTS_NOTHING = {
-    "recipes",
-    "check",
-    "report",
-    "verify",
-}
-
-
-@pytest.mark.parametrize("stage", widedraft.STAGES)
-def test_rehash_is_of_the_commands_that_fingerprint(stage, capsys):
-    with pytest.raises(SystemExit):
-        widedraft.main([stage, "--help"])
-    assert ("--rehash" in capsys.readouterr().out) == (stage not in FINGERPRINTS_NOTHING)
-
-
-def test_rehash_reaches_the_processes_of_a_training(recipe, monkeypatch):
-    monkeypatch.setenv("WIDEDRAFT_REHASH_FROM", "0")
-    monkeypatch.setattr(processes, "distill_stage", lambda *arguments, share: None)
-    before_ns = time.time_ns()
-    assert widedraft.main(["distill", recipe]) == 0
-    assert processes.training_environment()["WIDEDRAFT_REHASH_FROM"] == "0"
-    assert widedraft.main(["distill", recipe, "--rehash"]) == 0
-    assert before_ns <= int(processes.training_environment()["WIDEDRAFT_REHASH_FROM"]) <= time.time_ns()
 
 
 def test_profile_reaches_the_processes_of_a_training(recipe, tmp_path, monkeypatch, capsys):

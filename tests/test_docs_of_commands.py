@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from architectures.settings.flags import add_flags
+from architectures.settings.schema import known_keys, schema_of
 from distill.recipe.recipe import Recipe
-from distill.recipe_reading.keys import known_keys, schema_of
 from widedraft import STAGES
 
 ROOT = Path(__file__).parents[1]

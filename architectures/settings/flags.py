@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from architectures.errors import UserError
 from architectures.files.section import Section
-from architectures.settings.requirements import Schema, options, requirement, short
+from architectures.settings.schema import Schema, options, short
 
 AnySection = TypeVar("AnySection", bound=Section)
 
@@ -128,7 +128,7 @@ def flag_of(name: str) -> str:
 
 
 def sentences(error: ValidationError, given: Mapping[str, Any], model: type[Section]) -> list[str]:
-    """Each mistake once; a list whose values are wrong is no mistake of its own."""
+    """Each mistake once, with the flag it is about; a list whose values are wrong is no mistake of its own."""
     mistakes = error.errors(include_url=False)
     inner = {details["loc"][:-1] for details in mistakes if details["loc"]}
     return list(
@@ -139,17 +139,15 @@ def sentences(error: ValidationError, given: Mapping[str, Any], model: type[Sect
 
 
 def sentence(details: ErrorDetails, given: Mapping[str, Any], model: type[Section]) -> str:
-    """One mistake, as a recipe says it of a key."""
-    problem, location = details.get("ctx", {}).get("error"), details["loc"]
+    """Pydantic's message of one mistake, behind the flag and its value."""
+    location, problem = details["loc"], details["msg"].removeprefix("Value error, ")
     if not location:
-        return str(problem)
-    name = str(location[0])
-    told, schema = flag_told(model.model_fields[name]), model.model_json_schema()
-    shown_name = str(told.metavar) if told.is_word else flag_of(name)
+        return problem
+    told = flag_told(model.model_fields[str(location[0])])
+    name = str(told.metavar) if told.is_word else flag_of(str(location[0]))
     if details["type"] == "value_error":
-        return f"{shown_name} {problem}"
-    options, value = options_of(schema["properties"][name], schema), given[name]
-    if isinstance(value, list) and len(location) > 1:
-        options, value = options_of(options[0]["items"], schema), value[int(location[1])]
-    needed = requirement({"anyOf": options}, schema)
-    return f"{shown_name} must be {needed}, got {short(str(value)) or repr(value)}."
+        return f"{name} {problem}"
+    value = given.get(str(location[0]))
+    if isinstance(value, list) and len(location) > 1 and isinstance(location[1], int):
+        value = value[location[1]]
+    return f"{name}: {problem}, got {short(str(value)) or repr(value)}."

@@ -163,12 +163,6 @@ AnswerSteps = Annotated[
         "them on a GPU wherever that can be, and says where not."
     ),
 ]
-Rehash = Annotated[
-    bool,
-    Field(
-        description="Read every byte of models and text again for their fingerprints, whatever is remembered of them."
-    ),
-]
 OutFile = Annotated[
     Path | None, Field(description="Write everything as JSON."), AfterValidator(no_folder), Flag(metavar="FILE")
 ]

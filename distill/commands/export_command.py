@@ -14,7 +14,7 @@ from architectures.files.number_types import Dtype
 from architectures.files.section import Section
 from architectures.gguf_format import GgufKind, file_name
 from architectures.settings.flags import Flag, flag_of
-from architectures.settings.kinds import Rehash, Revision
+from architectures.settings.kinds import Revision
 from architectures.vocabulary import Form
 from distill.checkpoints.trust import TrustCheckpoints
 from distill.commands.recipe_commands import of_words, own_run, trust_if_asked
@@ -50,7 +50,6 @@ class ExportSettings(Section):
         default=(), description="Also write DIR/<name>-KIND.gguf, for llama.cpp."
     )
     debug: Debug = False
-    rehash: Rehash = False
     trust_checkpoints: TrustCheckpoints = False
 
     @model_validator(mode="after")

@@ -11,7 +11,6 @@ from pydantic import Field, field_validator, model_validator
 from architectures.errors import UserError
 from architectures.files.section import Section
 from architectures.settings.flags import Flag
-from architectures.settings.kinds import Rehash
 from architectures.settings.recipe_command import of_recipe
 from distill.checkpoints.trust import TrustCheckpoints, Trusting, trust_checkpoints
 from distill.choose.shapes.settings import ChooseSettings
@@ -43,7 +42,6 @@ class StageSettings(Section):
     recipe: RecipeFile
     overrides: Overrides = ()
     debug: Debug = False
-    rehash: Rehash = False
     processes: Processes = None
 
 
@@ -57,7 +55,6 @@ class GenerateSettings(Section):
         description="Write every N-th file of answers, from the I-th on; the last of N such jobs joins them.",
     )
     debug: Debug = False
-    rehash: Rehash = False
     processes: Processes = None
 
     @field_validator("shard")
@@ -79,7 +76,6 @@ class RunSettings(Section):
     recipe: RecipeFile
     overrides: Overrides = ()
     debug: Debug = False
-    rehash: Rehash = False
     trust_checkpoints: TrustCheckpoints = False
     processes: Processes = None
 
@@ -90,7 +86,6 @@ class MaskSettings(Section):
     recipe: RecipeFile
     overrides: Overrides = ()
     debug: Debug = False
-    rehash: Rehash = False
     trust_checkpoints: TrustCheckpoints = False
 
 
@@ -100,7 +95,6 @@ class DistillSettings(Section):
     recipe: RecipeFile
     overrides: Overrides = ()
     debug: Debug = False
-    rehash: Rehash = False
     trust_checkpoints: TrustCheckpoints = False
     profile: ProfileFolder = None
 
@@ -111,7 +105,6 @@ class CacheSettings(Section):
     recipe: RecipeFile
     overrides: Overrides = ()
     debug: Debug = False
-    rehash: Rehash = False
     verify: bool = Field(default=False, description="Compare the checksums of a finished cache; write nothing.")
     processes: Processes = None
 

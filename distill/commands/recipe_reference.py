@@ -11,9 +11,9 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from architectures.files.atomic import write_json
+from architectures.settings.schema import schema_of
 from distill.recipe.recipe import Recipe
-from distill.recipe_reading.keys import schema_of
-from distill.recipe_reading.reference import write_reference
+from distill.recipe.reference import write_reference
 from eval.scorecard_schema import Scorecard
 
 SCHEMA_PATH = Path(__file__).parents[2] / "recipes" / "recipe.schema.json"

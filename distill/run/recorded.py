@@ -7,8 +7,8 @@ from typing import Any
 from architectures.checkpoints.fingerprint import fingerprint_value
 from architectures.checkpoints.manifest import flat
 from architectures.shapes.section import ArchitectureConfig, TargetConfig
+from distill.recipe.loader import dotted
 from distill.recipe.recipe import Recipe
-from distill.recipe_reading.yaml_lines import dotted
 
 HOW = (  # as the device, they say how the same is computed, or kept
     ("target", "placement"),

@@ -12,8 +12,8 @@ from architectures.shapes.shape import Shape
 from architectures.sharing import ALONE, Share
 from architectures.targets.target import read_config, require_whole_head, resolve_checkpoint
 from distill.data.longest_texts import refuse_long_texts
-from distill.recipe.families import refuse_unfit
 from distill.recipe.recipe import Recipe, save_recipe
+from distill.recipe.validate import refuse_unfit
 from distill.run.artifact import ARTIFACTS, Artifact
 from distill.run.recorded import carried
 from eval.targets.layer_memory import refuse_asked_cap

@@ -16,7 +16,8 @@ from architectures.pruning.plan import needed_scores
 from architectures.shapes.shape import Shape
 from architectures.targets.target import local_path, read_config
 from architectures.vocabulary import list_file
-from distill.recipe.recipe import Recipe, value_at
+from distill.recipe.loader import value_at
+from distill.recipe.recipe import Recipe
 from distill.recipe.sections.teacher import teacher_dtype
 from distill.run.content import sources_as_input, text_as_input
 from distill.run.entry_ids import entry_ids

@@ -18,7 +18,7 @@ from architectures.settings.holding import WHOLE, Placement
 from architectures.sharing import ALONE
 from architectures.vocabulary import VocabularyConfig
 from distill.data.longest_texts import refuse_long_calibration
-from distill.recipe.held_target import refuse_orders
+from distill.recipe.validate import refuse_orders
 from distill.run.progressive import cut_from
 from distill.run.run import Run, length_of, shape_of
 from distill.run.stage_inputs import scores_inputs

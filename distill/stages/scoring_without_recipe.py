@@ -16,7 +16,6 @@ from architectures.settings.holding import WHOLE, Holding
 from architectures.settings.kinds import (
     DeviceMemoryGib,
     HostMemoryGib,
-    Rehash,
     TargetBits,
     TargetPlacement,
 )
@@ -64,7 +63,6 @@ class EvalSettings(Section):
     target_host_memory_gib: HostMemoryGib = None
     target_bits: TargetBits = None
     debug: Debug = False
-    rehash: Rehash = False
     trust_checkpoints: TrustCheckpoints = False
     processes: Processes = None
 

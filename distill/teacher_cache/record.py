@@ -25,7 +25,7 @@ from architectures.checkpoints.manifest import (
 )
 from architectures.errors import UserError
 from architectures.files.atomic import write_text
-from architectures.files.file_hashes import hash_files
+from architectures.files.file_hashes import read_sha256
 from architectures.files.reading import read_text
 from architectures.files.typed_file import checked, parsed
 from architectures.progress.track import track
@@ -136,7 +136,7 @@ def intact_files(folder: Path, records: Mapping[str, FileRecord]) -> dict[str, F
     return {
         name: record
         for name, record in checked
-        if (folder / name).is_file() and hash_files([folder / name], description=name) == [record.sha256]
+        if (folder / name).is_file() and read_sha256(folder / name) == record.sha256
     }
 
 

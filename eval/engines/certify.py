@@ -18,7 +18,7 @@ from architectures.files.number_types import Dtype
 from architectures.files.section import Section
 from architectures.settings.flags import Flag, flag_of
 from architectures.settings.holding import without_placing
-from architectures.settings.kinds import MOST, Lookahead, MaxScoredTokens, NumThreads, Rehash, Revision, Seed, Target
+from architectures.settings.kinds import MOST, Lookahead, MaxScoredTokens, NumThreads, Revision, Seed, Target
 from architectures.shapes.serving import TensorParallel
 from eval.engines.certificate import Certificate, Engine, EngineRun, Speed
 from eval.tasks import PromptWords
@@ -76,7 +76,6 @@ class CertifySettings(Section):
         default=None, description="Where certificate.json goes."
     )
     seed: Seed = Field(default=17, description="Seed of the order in which both ways of decoding alternate.")
-    rehash: Rehash = False
 
     left_out: ClassVar = without_placing(ENGINES_OWN, bits=ENGINES_OWN)
 

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from architectures.errors import UserError
 from architectures.files.section import Section
 from architectures.settings.flags import Flag, flag_of
-from architectures.settings.kinds import MOST, BatchSizes, Contexts, Rehash
+from architectures.settings.kinds import MOST, BatchSizes, Contexts
 from distill.checkpoints.trust import TrustCheckpoints
 from distill.choose.shapes.candidates import Wanted
 from distill.choose.shapes.durations import rung_durations
@@ -35,7 +35,6 @@ class ChooseSettings(Section):
     recipe: RecipeFile
     overrides: Overrides = ()
     debug: Debug = False
-    rehash: Rehash = False
     trust_checkpoints: TrustCheckpoints = False
     processes: Processes = None
     layers: Annotated[tuple[Annotated[int, Field(ge=1, le=MOST)], ...], Flag(absent="1 2 3 4 6 8 12")] = Field(

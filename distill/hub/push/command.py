@@ -9,7 +9,6 @@ from architectures.errors import UserError
 from architectures.files.section import Section
 from architectures.gguf_format import GgufKind
 from architectures.settings.flags import Flag
-from architectures.settings.kinds import Rehash
 from architectures.settings.recipe_command import of_recipe
 from distill.run.run import RECIPE_NAME
 
@@ -48,7 +47,6 @@ class PushSettings(Section):
     gguf: Annotated[tuple[GgufKind, ...], Flag(is_repeated=True)] = Field(
         default=(), description="Also send NAME-KIND.gguf, for llama.cpp; the first is on the serve line."
     )
-    rehash: Rehash = False
 
     @model_validator(mode="after")
     def _sends_or_not(self) -> "PushSettings":

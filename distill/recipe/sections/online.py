@@ -4,14 +4,12 @@ Source: Liu et al. 2024, "Online Speculative Decoding" (arXiv 2310.07177), algor
 distributions of wrong tokens are kept; here the target's hidden states are, of which its head makes the same.
 """
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from architectures.files.section import Section
 from architectures.settings.kinds import Lookahead
-from distill.recipe.sections.samples import SamplesConfig
 from eval.stream import StreamConfig
 
 Eviction = Literal["oldest", "random"]
@@ -82,59 +80,3 @@ class OnlineConfig(Section):
                 "must be kept until then."
             )
         return size
-
-
-ALONE = {  # keys of distill that online mode leaves as they are, and why
-    "train_on": ("answers", "what is learned are the answers to requests"),
-    "token_selection": (None, "distill.online.positions says which tokens are learned"),
-    "unknown_inputs": (0.0, "what serves reads every token id"),
-    "samples": (SamplesConfig(), "the target writes the answers"),
-    "packing": (False, "each request is a row of its own"),
-    "parallelism": ("ddp", "each process hands its draft to what serves beside it"),
-}
-
-
-def refuse_mode(online: OnlineConfig | None, others: Mapping[str, Any]) -> None:
-    """Raise ValueError where section distill.online and the keys beside it do not go together.
-
-    Args:
-        online: The section; None where it is left out.
-        others: The other keys of section distill, those that are wrong left out.
-    """
-    if others.get("mode") != "online":
-        if online is not None:
-            raise ValueError("must be left out when distill.mode is offline. Set distill.mode to online, or delete it.")
-        return
-    if online is None:
-        raise ValueError("must be given when distill.mode is online: its stream says which requests come.")
-    for name, (wanted, why) in ALONE.items():
-        if others.get(name, wanted) != wanted:
-            raise ValueError(
-                f"must not stand beside distill.{name}={others[name]}: in online mode {why}. Leave it out."
-            )
-    refuse_teacher(others.get("teacher"))
-    refuse_sizes(online, others)
-
-
-def refuse_teacher(teacher: Any) -> None:
-    """Raise ValueError unless what the teacher knows is kept as hidden states."""
-    if teacher is not None and getattr(teacher, "contents", None) != "hidden":
-        raise ValueError(
-            "must stand beside distill.teacher with source cache and contents hidden: what is learned of a request is "
-            "what the target knew when it answered, and held-out answers are compared by the same."
-        )
-
-
-def refuse_sizes(online: OnlineConfig, others: Mapping[str, Any]) -> None:
-    """Raise ValueError where a step has no room for the requests it learns, or a stream were to be read twice."""
-    batch, duration = others.get("global_train_batch_size"), others.get("max_duration")
-    if batch is not None and batch < online.update_interval:
-        raise ValueError(
-            f"must have update_interval of at most distill.global_train_batch_size, got {online.update_interval} and "
-            f"{batch}: a step learns all requests since the one before."
-        )
-    if duration is not None and duration != "1ep" and not duration.endswith("ba"):
-        raise ValueError(
-            f"must stand beside distill.max_duration in ba, or 1ep for the whole stream, got {duration}. A stream is "
-            "read once."
-        )

@@ -12,7 +12,7 @@ from architectures.errors import UserError
 from architectures.files.number_types import Dtype
 from architectures.files.section import Section
 from architectures.shapes.shape import DTYPE_BYTES
-from distill.formulas.losses import LOSSES, PREFERRED, AnyLoss, Knowledge
+from distill.formulas.losses import LOSSES, PREFERRED, Knowledge
 
 LOG_PROB_BYTES, LOG_TAIL_BYTES = 2, 4  # float16 and float32
 SERVES_ALL = "A live teacher, or a cache with contents hidden, serves all."
@@ -116,52 +116,6 @@ def served_losses(teacher: AnyTeacher) -> list[str]:
 def default_loss(teacher: AnyTeacher) -> str:
     """What a recipe trains on that names no loss."""
     return next(name for name in PREFERRED if name in served_losses(teacher))
-
-
-def refuse_unserved(teacher: AnyTeacher, loss: AnyLoss) -> None:
-    """Raise ValueError if a loss needs more of the teacher than there is of it."""
-    if loss.needs() > teacher.tells:
-        served = " or ".join(served_losses(teacher))
-        raise ValueError(f"must be {served} when distill.teacher.{named(teacher)}, got {loss.name}. {SERVES_ALL}")
-
-
-def refuse_temperature(teacher: AnyTeacher, temperature: float) -> None:
-    """Raise ValueError at another temperature than the one at which the entries of a cache were taken."""
-    if teacher.tells is Knowledge.ENTRIES and temperature != 1:
-        raise ValueError(
-            f"must be 1 when distill.teacher.{named(teacher)}, got {temperature}: that is what it was taken at. "
-            f"{SERVES_ALL}"
-        )
-
-
-def refuse_selection(teacher: AnyTeacher) -> None:
-    """Raise ValueError where tokens are to be chosen by a KL that the teacher cannot give."""
-    if teacher.tells < Knowledge.LOGITS:
-        raise ValueError(
-            "must be live, or a cache with contents hidden, with distill.token_selection, got one whose "
-            f"{named(teacher)}: tokens are chosen by the whole KL from the teacher."
-        )
-
-
-def refuse_uncaptured(teacher: AnyTeacher, *, answers: str, target_dtype: str, precision: str) -> None:
-    """Refuse to keep states while answering where nobody answers, or where the teacher's states would be others.
-
-    Raises:
-        ValueError: If answers are given, or the teacher teaches in another number type than it answers in.
-    """
-    if not keeps_states(teacher):
-        return
-    if answers == "given":
-        raise ValueError(
-            "must have teacher.captured_while: reading when data.answers is given, got answering: the target does not "
-            "write those answers. Leave captured_while out: it reads them."
-        )
-    if precision == "fp32" and target_dtype != "float32":
-        raise ValueError(
-            "must have teacher.captured_while: reading when distill.precision is fp32 and target.dtype is "
-            f"{target_dtype}, got answering: answers are written in {target_dtype}, and the teacher teaches in "
-            "float32. Set target.dtype to float32 or precision to amp_bf16, or leave captured_while out."
-        )
 
 
 def refuse_k_beyond(teacher: AnyTeacher, *, vocab: int, rows: int) -> None:

@@ -135,17 +135,3 @@ class TextConfig(Section):
                 f"{mixture.max_weight}. The weights add up to 1."
             )
         return mixture
-
-
-def refuse_unknown_references(text: TextConfig) -> None:
-    """Refuse a mixture that holds losses against those of a teacher, where none is asked.
-
-    Raises:
-        ValueError: If a domain has no reference of its own and the rule needs one.
-    """
-    lacking = [domain.name for domain in text.domains if domain.reference_loss_nats is None]
-    if lacking and text.mixture.rule != "fixed":
-        raise ValueError(
-            f"must have mixture.rule fixed, or reference_loss_nats in every domain, when distill.teacher.source is "
-            f"none, got rule {text.mixture.rule} and no reference for {', '.join(lacking)}: it would be the teacher's."
-        )

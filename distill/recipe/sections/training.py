@@ -6,24 +6,18 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from architectures.files.number_types import PrecisionOrAuto
 from architectures.files.section import Section
-from distill.formulas.losses import AnyLoss, Knowledge, Loss, loss_terms
+from distill.formulas.losses import AnyLoss, Loss, loss_terms
 from distill.recipe.sections.export import PushConfig
 from distill.recipe.sections.monitoring import Loggers
-from distill.recipe.sections.online import OnlineConfig, refuse_mode
+from distill.recipe.sections.online import OnlineConfig
 from distill.recipe.sections.optimizer import GradientClipping, OptimizerConfig, SchedulerConfig
-from distill.recipe.sections.samples import SamplesConfig, refuse_shards, refuse_unscored
+from distill.recipe.sections.samples import SamplesConfig
 from distill.recipe.sections.teacher import (
-    AnyTeacher,
-    Cache,
     LiveTeacher,
     TeacherKey,
     default_loss,
-    is_sharded,
-    refuse_selection,
-    refuse_temperature,
-    refuse_unserved,
 )
-from distill.recipe.sections.times import ConsoleInterval, Duration, Interval, split_time
+from distill.recipe.sections.times import ConsoleInterval, Duration, Interval
 from distill.recipe.sections.token_selection import TokenSelection
 
 GPU_PADDING = 64  # tokens: at most 32 widths of sequences of 2,048
@@ -132,7 +126,10 @@ class DistillConfig(Section):
         description="Whether layers keep their inputs alone and are computed again in the backward pass: less memory, "
         "a forward pass more. Also of learned masks.",
     )
-    loggers: Loggers = Field(default={"file": {}})
+    loggers: Loggers = Field(
+        default={"file": {}},
+        description="Where training logs go: file, tensorboard, wandb, mlflow, with arguments of Composer's.",
+    )
     push_to_hub: PushConfig | None = Field(
         default=None, description="`widedraft run` publishes the draft there once it is scored; null keeps it here."
     )
@@ -145,133 +142,10 @@ class DistillConfig(Section):
         default=None, description="Requests, what is learned of them, and when; with distill.mode online."
     )
 
-    @field_validator("online")
-    @classmethod
-    def _goes_with_the_mode(cls, online: OnlineConfig | None, info: ValidationInfo) -> OnlineConfig | None:
-        refuse_mode(online, info.data)
-        return online
-
-    @field_validator("isolate_documents")
-    @classmethod
-    def _only_of_text(cls, isolate: bool, info: ValidationInfo) -> bool:  # noqa: FBT001  # pydantic's signature
-        if not isolate and info.data.get("train_on") == "answers":
-            raise ValueError("must be left out when distill.train_on is answers, got false. Each answer is by itself.")
-        return isolate
-
-    @field_validator("max_duration", "eval_interval", "save_interval", "console_log_interval")
-    @classmethod
-    def _text_has_no_epochs(cls, time: str, info: ValidationInfo) -> str:
-        if info.data.get("train_on") == "text" and split_time(time)[1] == "ep":
-            raise ValueError(
-                f"must not be in ep when distill.train_on is text, got {time}. Text begins again when it ends and has "
-                "no epochs; ba counts batches."
-            )
-        return time
-
-    @field_validator("teacher")
-    @classmethod
-    def _serves_the_training(cls, teacher: AnyTeacher, info: ValidationInfo) -> AnyTeacher:
-        if info.data.get("token_selection") is not None:
-            refuse_selection(teacher)
-        if info.data.get("train_on") == "text" and isinstance(teacher, Cache):
-            raise ValueError(
-                "must have source live or none when distill.train_on is text, got cache: a cache is of answers. "
-                "Leave source out, or train on answers."
-            )
-        return teacher
-
-    @field_validator("freeze_input_embeddings")
-    @classmethod
-    def _unknown_row_is_trained(cls, freeze: bool, info: ValidationInfo) -> bool:  # noqa: FBT001  # pydantic's signature
-        if freeze and info.data.get("unknown_inputs"):
-            raise ValueError(
-                "must be left out with distill.unknown_inputs, whose row of the embedding is learned. Leave out one."
-            )
-        return freeze
-
     @field_validator("loss")
     @classmethod
-    def _served_by_the_teacher(cls, loss: Loss | Literal["auto"], info: ValidationInfo) -> Loss:
-        teacher = info.data.get("teacher", LiveTeacher())
-        if loss == "auto":
-            return default_loss(teacher)
-        for term in loss_terms(loss):
-            refuse_unserved(teacher, term)
-        return loss
-
-    @field_validator("temperature")
-    @classmethod
-    def _is_read(cls, temperature: float, info: ValidationInfo) -> float:
-        terms = loss_terms(info.data.get("loss", "forward_kl"))
-        if temperature != 1 and all(term.needs() is Knowledge.TOKENS for term in terms):
-            raise ValueError(
-                f"must be 1 when distill.loss is {terms[0].name} alone, got {temperature}. Nothing reads it."
-            )
-        refuse_temperature(info.data.get("teacher", LiveTeacher()), temperature)
-        return temperature
-
-    @field_validator("samples")
-    @classmethod
-    def _fresh_text_is_scored(cls, samples: SamplesConfig, info: ValidationInfo) -> SamplesConfig:
-        train_on, teacher, loss = (info.data.get(name) for name in ("train_on", "teacher", "loss"))
-        if train_on is None or teacher is None or loss is None:  # reported already
-            return samples
-        refuse_unscored(samples, train_on, teacher, loss_terms(loss))
-        refuse_shards(samples, teacher)
-        return samples
-
-    @field_validator("device_train_microbatch_size")
-    @classmethod
-    def _fits_the_batch(cls, size: int | str, info: ValidationInfo) -> int | str:
-        batch = info.data.get("global_train_batch_size")
-        if isinstance(size, int) and batch is not None and size > batch:
-            raise ValueError(f"must be at most distill.global_train_batch_size, got {size} and {batch}.")
-        teacher = info.data.get("teacher")
-        if size == "auto" and teacher is not None and is_sharded(teacher):
-            raise ValueError("must be a number when distill.teacher.parallelism is fsdp2, got auto.")
-        return size
-
-    @field_validator("parallelism")
-    @classmethod
-    def _size_known_to_shards(cls, parallelism: str, info: ValidationInfo) -> str:
-        if parallelism != "ddp" and info.data.get("device_train_microbatch_size") == "auto":
-            raise ValueError(
-                f"must be ddp when distill.device_train_microbatch_size is auto, got {parallelism}. Give a number."
-            )
-        samples = info.data.get("samples")
-        if parallelism != "ddp" and samples is not None and samples.writes:
-            raise ValueError(
-                f"must be ddp when distill.samples.source is {samples.source}, got {parallelism}: a student in shards "
-                "would be gathered for every token, and processes write answers of different lengths. A draft fits one "
-                "device."
-            )
-        return parallelism
-
-    @field_validator("shard_degree")
-    @classmethod
-    def _of_copies(cls, degree: int | str, info: ValidationInfo) -> int | str:
-        if degree != "auto" and info.data.get("parallelism", "hsdp") != "hsdp":
-            raise ValueError(
-                f"must be left out when distill.parallelism is {info.data['parallelism']}, got {degree}. "
-                "It is of hsdp: ddp divides nothing, and fsdp2 divides over all processes."
-            )
-        return degree
-
-    @field_validator("scheduler")
-    @classmethod
-    def _warmup_in_the_unit_of_training(cls, scheduler: SchedulerConfig, info: ValidationInfo) -> SchedulerConfig:
-        duration = info.data.get("max_duration")
-        if duration is None:
-            return scheduler
-        same_clock = {"ep": ("ep", "ba", "dur"), "ba": ("ep", "ba", "dur"), "sp": ("sp", "dur"), "tok": ("tok", "dur")}
-        no_epochs = info.data.get("train_on") == "text"
-        allowed = [unit for unit in same_clock[split_time(duration)[1]] if not (no_epochs and unit == "ep")]
-        if split_time(scheduler.t_warmup)[1] not in allowed:
-            raise ValueError(
-                f"must have t_warmup in {' or '.join(allowed)} when distill.max_duration is {duration}, "
-                f"got {scheduler.t_warmup}. A schedule needs one clock; dur always fits."
-            )
-        return scheduler
+    def _fill_auto(cls, loss: Loss | Literal["auto"], info: ValidationInfo) -> Loss:
+        return default_loss(info.data.get("teacher", LiveTeacher())) if loss == "auto" else loss
 
     @property
     def learns_answers(self) -> bool:

@@ -45,5 +45,5 @@ def test_values_that_cannot_work_are_refused(masks, message):
 
 def test_masks_need_text():
     recipe = {"run_name": "r", "target": {"path": "t"}, "architecture": LEARNED, "data": {"self_written_prompts": 1}}
-    with pytest.raises(ValidationError, match=r"must be given when architecture\.method is learned_masks"):
+    with pytest.raises(ValidationError, match=r"text must be given"):
         Recipe.model_validate(recipe)

@@ -10,8 +10,8 @@ import pytest
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from distill.check import check_recipe
-from distill.recipe.families import ASKED, refuse_unfit
 from distill.recipe.recipe import Recipe
+from distill.recipe.validate import FEATURES, refuse_unfit
 from distill.run.run import Run
 from tests.families import DECODER_ONLY, ENCODER_DECODER
 
@@ -69,7 +69,8 @@ def test_what_a_family_cannot_be_given_is_refused_before_anything_is_computed(
     feature, family, make_translator, tmp_path
 ):
     recipe = recipe_of(tmp_path, make_translator(), ASKS[feature])
-    why = re.escape(f"{ASKED[feature][0]}: not for targets of model_type {family}: {FAMILIES[family].refused[feature]}")
+    key, reason = FEATURES[feature][0], FAMILIES[family].refused[feature]
+    why = re.escape(f"{key}: not for targets of model_type {family}: {reason}")
     with pytest.raises(UserError, match=why):
         check_recipe(recipe)
     with pytest.raises(UserError, match=why):
@@ -91,8 +92,8 @@ def test_a_plain_recipe_is_refused_nothing(make_translator, tmp_path):
 
 def test_every_refusal_is_asked_for_and_told_on_the_page():
     page = (ROOT / "docs" / "pruning.md").read_text(encoding="utf-8")
-    assert ASKED.keys() == ASKS.keys()
+    assert FEATURES.keys() == ASKS.keys()
     for family in ENCODER_DECODER.values():
-        assert family.refused.keys() == ASKED.keys() | {"choose"}
-        for feature, (key, _) in ASKED.items():
+        assert family.refused.keys() == FEATURES.keys() | {"choose"}
+        for feature, (key, _) in FEATURES.items():
             assert f"| `{key}` | {family.refused[feature]} |\n" in page

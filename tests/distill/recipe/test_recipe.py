@@ -1,27 +1,22 @@
 """Recipes: the laws of overrides, interpolation, times, saving, the schema and the page of keys."""
 
-import inspect
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import jsonschema
 import pytest
 import yaml
-from composer import loggers
 from composer.core.time import Time
 from omegaconf import OmegaConf
 from pydantic import ValidationError
 
+from architectures.settings.schema import schema_of
 from architectures.shapes.section import ArchitectureConfig, TargetConfig
 from distill.commands.recipe_reference import SCHEMA_PATH, recipe_schema, schemas
-from distill.recipe.recipe import Recipe, RecipeError, load_recipe, load_scoring, save_recipe
+from distill.recipe.recipe import Recipe, RecipeError, load_recipe, save_recipe
+from distill.recipe.reference import REFERENCE_PATH, write_reference
 from distill.recipe.sections.data import DataConfig
 from distill.recipe.sections.times import split_time
-from distill.recipe.sections.training import DistillConfig
-from distill.recipe_reading.keys import schema_of
-from distill.recipe_reading.reference import REFERENCE_PATH, write_reference
 from distill.run.recorded import recipe_hash
 
 ROOT = Path(__file__).parents[3]
@@ -106,16 +101,6 @@ def test_a_loaded_recipe_never_changes(write):
         recipe.distill.optimizer.lr = 1.0  # pyright: ignore[reportAttributeAccessIssue]  # that is the point
 
 
-def test_scoring_settings_come_from_the_command_line_alone():
-    scoring = load_scoring(["eval.num_prompts=3", "seed=1"])
-    assert (scoring.eval.num_prompts, scoring.eval.batch_size, scoring.seed) == (3, 32, 1)
-    with pytest.raises(
-        RecipeError,
-        match=r"^command line: data.top_p=1: data is not a key of a recipe. A recipe holds seed, generate, e",
-    ):
-        load_scoring(["data.top_p=1"])
-
-
 GOOD_TIMES = {
     "max_duration": ["1ep", "200ba", "1000sp", "1_000_000tok", "3e4tok"],
     "eval_interval": ["1ep", "200ba", "1000sp", "1_000tok", "0.25dur", ".5dur", "1dur", "1.0dur"],
@@ -135,13 +120,6 @@ def test_accepted_times_mean_to_composer_what_they_mean_to_us(write, key, time):
     load_recipe(write(BASE), [f"distill.{key}={time}"])
     theirs = Time.from_timestring(time)
     assert split_time(time) == (theirs.value, theirs.unit.value)
-
-
-@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
-def test_arguments_of_loggers_are_composers(name):
-    theirs = {"tensorboard": loggers.TensorboardLogger, "wandb": loggers.WandBLogger, "mlflow": loggers.MLFlowLogger}
-    schema = DistillConfig.model_json_schema()["$defs"][f"{name.capitalize()}Logger"]
-    assert set(schema["properties"]) <= set(inspect.signature(theirs[name]).parameters)
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
@@ -230,21 +208,6 @@ def test_the_page_of_keys_is_in_step(tmp_path):
     )
 
 
-def test_the_mistakes_on_the_page_are_what_the_program_says(tmp_path):
-    section = REFERENCE_PATH.read_text(encoding="utf-8").split("## Mistakes")[1]
-    recipe, said = (block.split("\n", 1)[1] for block in section.split("```")[1:4:2])
-    command = section.split("`widedraft ")[1].split("`")[0]
-    (tmp_path / "bad.yaml").write_text(recipe, encoding="utf-8")
-    completed = subprocess.run(
-        [sys.executable, ROOT / "widedraft.py", *command.split()],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (completed.stderr, completed.returncode) == (said, 2)
-
-
 FROM_ENVIRONMENT = BASE + (
     "variables: {key: '${oc.env:WIDEDRAFT_TEST_KEY}', size: '${oc.env:WIDEDRAFT_TEST_SIZE,48}'}\n"
     "seed: ${oc.decode:${oc.env:WIDEDRAFT_TEST_SIZE,48}}\n"
@@ -281,7 +244,7 @@ def test_a_saved_recipe_says_what_it_misses_in_the_environment(write, tmp_path, 
     monkeypatch.setenv("WIDEDRAFT_TEST_KEY", "one")
     save_recipe(load_recipe(write(FROM_ENVIRONMENT)), tmp_path / "saved.yaml")
     monkeypatch.delenv("WIDEDRAFT_TEST_KEY")
-    with pytest.raises(RecipeError, match=r"environment variable WIDEDRAFT_TEST_KEY is not set\. Set it, as"):
+    with pytest.raises(RecipeError, match="WIDEDRAFT_TEST_KEY"):
         load_recipe(tmp_path / "saved.yaml")
 
 

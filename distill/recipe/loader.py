@@ -1,0 +1,302 @@
+"""A recipe file and the command line's key=value words become one validated model. No torch.
+
+OmegaConf reads YAML, key=value and ${...}; pydantic checks types and ranges; validate.py checks rules between keys. All
+mistakes are reported at once, each with file:line, the dotted key and, for an unknown key, the nearest known one.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar, cast
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from architectures.errors import UserError
+from architectures.settings.schema import known_keys, nearest_key, schema_of, short
+
+KeyPath: TypeAlias = tuple[str | int, ...]
+Model = TypeVar("Model", bound=BaseModel)
+
+MAX_MISTAKES = 30  # reported at once
+MAX_VALUES = 4000  # of a recipe; what stands behind an alias counts at each place
+MISSING = "???"  # OmegaConf's mark of a value that must be given
+OVERRIDE_KEY = re.compile(r"[A-Za-z_][\w-]*(?:\.[A-Za-z_][\w-]*|\[\d{1,9}\])*")
+UNREADABLE = object()  # stands for a value that could not be filled in, which is reported already
+
+
+class RecipeError(UserError):
+    """Everything that is wrong with a recipe, one line each."""
+
+
+class RuleError(ValueError):
+    """Rules between keys that a recipe breaks, each as a key and what is wrong with it."""
+
+    def __init__(self, broken: Sequence[tuple[str, str]]) -> None:
+        super().__init__("\n".join(f"{key} {problem}" for key, problem in broken))
+        self.broken = broken
+
+
+@dataclass
+class Source:
+    """Where the values of a recipe come from, and what is wrong with them so far."""
+
+    name: str
+    lines: dict[KeyPath, int] = field(default_factory=dict)
+    words: dict[KeyPath, str] = field(default_factory=dict)  # of the command line, by the key they set
+    keys: list[str] = field(default_factory=list)  # that ${...} may name
+    mistakes: dict[KeyPath, str] = field(default_factory=dict)
+
+    def add(self, path: KeyPath, problem: str) -> None:
+        """Note a mistake; the first one of a key is reported."""
+        self.mistakes.setdefault(path, problem)
+
+    def report(self) -> str:
+        """One line per mistake: those of the file by line, then those of the command line."""
+        located = sorted(self._located(path, problem) for path, problem in self.mistakes.items())
+        more = ["There are more mistakes than these."] if len(located) > MAX_MISTAKES else []
+        return "\n".join([line for _, line in located[:MAX_MISTAKES]] + more)
+
+    def _located(self, path: KeyPath, problem: str) -> tuple[tuple[bool, int], str]:
+        """What to sort by, and the line to print. A word replaces everything that the file has below its key."""
+        above = [path[:length] for length in range(len(path), 0, -1)]
+        word = next((self.words[each] for each in above if each in self.words), None)
+        line = next((self.lines[each] for each in above if each in self.lines), 0)
+        if word is None and path not in self.lines:  # the key itself may come from a word for a key below it
+            word = next((given for each, given in self.words.items() if path and each[: len(path)] == path), None)
+        where = f"command line: {short(word)}" if word else f"{self.name}:{line}" if line else self.name
+        return (bool(word), line), f"{where}: {short(dotted(path)) or 'the recipe'} {problem}"
+
+
+def load(text: str, name: str, overrides: Sequence[str], model: type[Model]) -> tuple[Model, dict[KeyPath, str]]:
+    """The model of a YAML text under key=value words, and the text of each value that came from the environment.
+
+    Raises:
+        RecipeError: With every mistake, one line each.
+    """
+    source = Source(name)
+    try:
+        config = read_yaml(text, source)
+    except (yaml.YAMLError, OmegaConfBaseException, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{name}:{mark.line + 1}" if mark is not None else name
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise RecipeError(f"{where}: not a YAML recipe ({problem}).") from error
+    for word in overrides:
+        override(config, word, source)
+    written = cast("dict[str, Any]", OmegaConf.to_container(config))
+    filled = with_defaults(written, model)  # what ${...} may name
+    source.keys = [dotted(path) for path, _ in leaves(filled)]
+    values = resolved(OmegaConf.create(filled), written, (), source)
+    try:
+        loaded = model.model_validate(values)
+    except ValidationError as error:
+        add_validation_errors(error, values, model, source)
+    if source.mistakes:
+        raise RecipeError(source.report())
+    return loaded, from_environment(written)
+
+
+def read_yaml(text: str, source: Source) -> DictConfig:
+    """A YAML text as a config; notes the line of every key. Raises YAMLError unless it holds `key: value` lines."""
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    if root is None:
+        return OmegaConf.create({})
+    if not isinstance(root, yaml.MappingNode):
+        raise yaml.MarkedYAMLError(problem="expected `key: value` lines", problem_mark=root.start_mark)
+    note_lines(root, (), source, [0])
+    return cast("DictConfig", OmegaConf.create(yaml.serialize(root)))
+
+
+def note_lines(node: yaml.Node, path: KeyPath, source: Source, count: list[int]) -> None:
+    """Note the line of every key and item below a node; drop a key's second value and report it."""
+    count[0] += 1
+    if count[0] > MAX_VALUES:
+        raise yaml.MarkedYAMLError(problem=f"more than {MAX_VALUES:,} values", problem_mark=node.start_mark)
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            source.lines[*path, index] = item.start_mark.line + 1
+            note_lines(item, (*path, index), source, count)
+    elif isinstance(node, yaml.MappingNode):
+        kept: dict[str, Any] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode) or not key.tag.endswith(":str"):
+                raise yaml.MarkedYAMLError(problem="keys must be plain text", problem_mark=key.start_mark)
+            here, line = (*path, key.value), key.start_mark.line + 1
+            if key.value in kept:
+                source.add(here, f"is given twice, in lines {source.lines[here]} and {line}. Keep one.")
+                source.lines[here] = line
+                continue
+            kept[key.value], source.lines[here] = (key, value), line
+            note_lines(value, here, source, count)
+        node.value = list(kept.values())
+
+
+def override(config: DictConfig, word: str, source: Source) -> None:
+    """Put key=value into config, or note why not."""
+    key, equals, text = word.partition("=")
+    if not equals or not OVERRIDE_KEY.fullmatch(key):
+        source.words[word,] = word
+        source.add((word,), "must be key=value, with a key such as distill.optimizer.lr or data.prompts[0].path.")
+        return
+    path = key_path(key)
+    source.words[path] = word
+    try:
+        value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[index, call-overload]
+        OmegaConf.update(config, key, value, merge=False, force_add=True)
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        source.add(path, f"cannot be set to {short(repr(text))}: {problem}.")
+
+
+def with_defaults(values: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    """The values with a model's defaults for keys that are absent, which ${...} may name."""
+    filled = dict(values)
+    for name, info in model.model_fields.items():
+        key, kind = info.alias or name, info.annotation
+        if key not in filled and not info.is_required():
+            default = info.get_default(call_default_factory=True)  # type: ignore[call-arg]
+            filled[key] = default.model_dump(mode="json") if isinstance(default, BaseModel) else default
+        elif isinstance(kind, type) and issubclass(kind, BaseModel) and isinstance(filled.get(key, {}), dict):
+            filled[key] = with_defaults(filled.get(key, {}), kind)
+    return filled
+
+
+def resolved(config: Any, written: Any, path: KeyPath, source: Source) -> Any:
+    """The written values with every ${...} filled in, each by itself so that every mistake is reported."""
+    if isinstance(written, dict):
+        return {key: resolved_value(config, key, value, (*path, key), source) for key, value in written.items()}
+    return [resolved_value(config, at, value, (*path, at), source) for at, value in enumerate(written)]
+
+
+def resolved_value(config: Any, step: str | int, written: Any, path: KeyPath, source: Source) -> Any:
+    """One value with its ${...} filled in; UNREADABLE if that fails."""
+    if isinstance(written, dict | list):
+        return resolved(config[step], written, path, source)
+    if not isinstance(written, str) or ("${" not in written and written != MISSING):
+        return written
+    if written == MISSING:
+        source.add(path, "must be given, got ???.")
+        return UNREADABLE
+    try:
+        value = config[step]
+        return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+    except (OmegaConfBaseException, RecursionError) as error:
+        fact = str(error).splitlines()[0]
+        missing = re.search("key '(.+)' not found", fact)
+        near = nearest_key(key_path(missing[1]), source.keys) if missing else None
+        hint = f" Did you mean ${{{near}}}?" if near else ""
+        source.add(path, f"cannot be filled in, got {written!r}: {fact}.{hint}")
+        return UNREADABLE
+
+
+def from_environment(written: dict[str, Any]) -> dict[KeyPath, str]:
+    """The text of every value that depends on the environment, also through other keys."""
+    texts = {path: text for path, text in leaves(written) if isinstance(text, str) and "${" in text}
+    dependent = {path for path, text in texts.items() if "oc.env:" in text}
+
+    def refers(text: str) -> bool:
+        named = [key_path(key) for key in re.findall(r"\$\{([\w.\[\]-]+)\}", text)]
+        return any(path[: len(key)] == key[: len(path)] for key in named for path in dependent)
+
+    while more := {path for path in texts.keys() - dependent if refers(texts[path])}:
+        dependent |= more
+    return {path: text for path, text in texts.items() if path in dependent}
+
+
+def leaves(values: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Every value that is neither a section nor a list, with its path."""
+    if isinstance(values, dict | list):
+        for step, value in values.items() if isinstance(values, dict) else enumerate(values):
+            yield from leaves(value, (*path, step))
+    else:
+        yield path, values
+
+
+def add_validation_errors(error: ValidationError, values: Any, model: type[BaseModel], source: Source) -> None:
+    """Note one mistake per wrong key: of a union the option that matches deepest, else what each option expects."""
+    schema = schema_of(model)
+    known = known_keys(schema)
+    found: dict[KeyPath, list[str]] = {}
+    for details in error.errors(include_url=False):
+        broken = details.get("ctx", {}).get("error")
+        if isinstance(broken, RuleError):
+            for key, problem in broken.broken:
+                found.setdefault(key_path(key), []).append(problem)
+            continue
+        path, value = path_and_value(details, values)
+        if value is not UNREADABLE:
+            found.setdefault(path, []).append(message(details, path, value, known))
+    for path, problems in found.items():
+        if not any(len(other) > len(path) and other[: len(path)] == path for other in found):
+            problem = " or ".join(dict.fromkeys(problems))
+            if not problem.endswith((".", "?")):  # pydantic's own words
+                problem = f"is wrong: {problem}, got {shown(value_at(path, values))}."
+            source.add(path, problem)
+
+
+def path_and_value(details: ErrorDetails, values: Any) -> tuple[KeyPath, Any]:
+    """The key that an error is about and its value, without pydantic's names for the options of a union."""
+    path: list[str | int] = []
+    value = values
+    for step in details["loc"]:
+        if (isinstance(value, dict) and step in value) or (isinstance(value, list) and step in range(len(value))):
+            value = value[step]  # type: ignore[index, call-overload]
+            path.append(step)
+        elif isinstance(value, dict) and details["type"] in ("missing", "value_error"):
+            path.append(step)
+            break
+    if details["type"] in ("union_tag_invalid", "union_tag_not_found") and isinstance(value, dict):
+        tag = details.get("ctx", {})["discriminator"].strip("'")
+        return (*path, tag), value.get(tag)
+    return tuple(path), value
+
+
+def message(details: ErrorDetails, path: KeyPath, value: Any, known: Mapping[str, Any]) -> str:
+    """Pydantic's message with the value; the nearest known key for an unknown one."""
+    match details["type"]:
+        case "missing":
+            return "must be given."
+        case "value_error":
+            return details["msg"].removeprefix("Value error, ")
+        case "extra_forbidden" if pattern_of(path) not in known:
+            near = nearest_key(path, known)
+            return f"is not a key of a recipe.{f' Did you mean {near}?' if near else ''}"
+        case "extra_forbidden":
+            return f"is not allowed with the other keys of {dotted(path[:-1])}, got {shown(value)}. Leave it out."
+        case "string_pattern_mismatch" if "title" in (node := known.get(pattern_of(path), {})):
+            return f"must be {node['title']} such as {' or '.join(node['examples'])}, got {shown(value)}."
+    return details["msg"]
+
+
+def shown(value: Any) -> str:
+    """A value in few words."""
+    return short(repr(value))
+
+
+def value_at(path: KeyPath, values: Any) -> Any:
+    """The value at a path; None where there is none."""
+    for step in path:
+        steps: Any = dict(enumerate(values)) if isinstance(values, list) else values
+        if not isinstance(steps, dict) or step not in steps:
+            return None
+        values = steps[step]
+    return values
+
+
+def dotted(path: KeyPath) -> str:
+    """A key as people write it: data.prompts[1].path."""
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")
+
+
+def pattern_of(path: KeyPath) -> str:
+    """A key with [] in place of every index: data.prompts[].path."""
+    return dotted(path) if all(isinstance(step, str) for step in path) else re.sub(r"\[\d+\]", "[]", dotted(path))
+
+
+def key_path(key: str) -> KeyPath:
+    """The steps of a dotted key."""
+    return tuple(int(step) if step.isdigit() else step for step in re.findall(r"[^.\[\]]+", key))

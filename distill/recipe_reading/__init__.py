@@ -1,1 +1,0 @@
-"""How a recipe file and the command line become plain values, and mistakes become sentences."""

@@ -1,0 +1,95 @@
+"""Mistakes in recipes: all at once, each at its line and key, with the nearest known key."""
+
+import pytest
+
+from distill.recipe.recipe import RecipeError, load_recipe, load_scoring
+
+BASE = """\
+run_name: demo
+target: {path: somewhere}
+architecture: {layers: 2, method: first_last}
+data: {self_written_prompts: 100}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "named"),
+    [
+        ("seed: fast", "seed", "valid integer"),
+        ("seed: -1", "seed", "greater than or equal to 0"),
+        ("sed: 1", "sed", "Did you mean seed?"),
+        ("distill: {lr: 1}", "distill.lr", "Did you mean distill.optimizer.lr?"),
+        ("distill: {max_duration: 3 epochs}", "distill.max_duration", "a Composer time such as 1ep"),
+        ("distill: {teacher: {source: cache, k: 3}}", "distill.teacher.k", "got 3"),
+        ("distill: {teacher: {source: nowhere}}", "distill.teacher.source", "got 'nowhere'"),
+        ("distill: {loss: [{name: forward_kl, weight: 0}]}", "distill.loss[0].weight", "greater than 0"),
+        ("distill: {device_train_microbatch_size: car}", "distill.device_train_microbatch_size", "'auto', got 'car'"),
+        ("distill: {loggers: {slack: {}}}", "distill.loggers.slack", "'file'"),
+        ("distill:", "distill", "got None"),
+        ("eval: {lookaheads: [3, 0]}", "eval.lookaheads[1]", "got 0"),
+        ("eval: {temperatures: [1, 1.0]}", "eval.temperatures", "[1.0, 1.0]"),
+        ("eval: {tasks: [{path: a}, {path: a, num_prompts: 0}]}", "eval.tasks[1].num_prompts", "got 0"),
+        ("export: {dtype: int4}", "export.dtype", "'float32'"),
+        ("variables: {a: '???'}", "variables.a", "must be given"),
+        ("variables: {a: '${seeds}'}", "variables.a", "Did you mean ${seed}?"),
+        ("variables: {a: '${variables.a}'}", "variables.a", "Recursive interpolation"),
+        ("variables: {a: '${oc.env:WIDEDRAFT_UNSET}'}", "variables.a", "WIDEDRAFT_UNSET"),
+        ("run_name: again", "run_name", "lines 1 and 5"),
+        ("text: {domains: []}", "text.domains", "at least one domain"),
+    ],
+)
+def test_a_mistake_is_reported_at_its_line_and_key(mistakes, line, key, named):
+    [found] = mistakes(f"seed: 3\n{BASE}{line}\n" if "${seed" in line else f"{BASE}{line}\n")
+    assert found.startswith(f"r.yaml:{6 if '${seed' in line else 5}: {key} ")
+    assert named in found
+
+
+def test_all_mistakes_are_reported_in_the_order_of_lines_and_then_of_words(mistakes):
+    text = BASE.replace("demo", "de mo") + "distill:\n  loss: mse\n  optimizer: {lr: -1}\n  evl_interval: 1ep\n"
+    found = mistakes(text, "export.dtype=int4", "oops", "data.temperature=-1")
+    assert [line.split(" ")[0] for line in found[:4]] == [f"r.yaml:{n}:" for n in (1, 6, 7, 8)]
+    assert sorted(line.split(": ")[1] for line in found[4:]) == ["data.temperature=-1", "export.dtype=int4", "oops"]
+
+
+def test_a_broken_rule_is_reported_where_its_key_stands(mistakes):
+    [found] = mistakes(BASE + "distill:\n  packing: true\n  shard_degree: 3\n")
+    assert found.startswith("r.yaml:7: distill.shard_degree ")
+    [found] = mistakes(BASE, "distill.shard_degree=3")
+    assert found.startswith("command line: distill.shard_degree=3: distill.shard_degree ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "- a\n- b\n",
+        "hello\n",
+        BASE + "eval:\n\tdtype: float32\n",
+        BASE + "seed: !!python/object:os.system 3\n",
+        "a: &a [*a]\n",
+        f"a: {'[' * 3000}{']' * 3000}\n",
+        "a: &a [1, 2, 3, 4, 5, 6, 7, 8]\n" + "".join(f"b{n}: &b{n} [{', '.join(['*a'] * 8)}]\n" for n in range(70)),
+        "1: a\n",
+    ],
+)
+def test_what_is_no_recipe_is_one_mistake(mistakes, text):
+    [found] = mistakes(text)
+    assert found.startswith("r.yaml:")
+
+
+def test_required_keys_are_named(mistakes):
+    assert [line.split(" ")[1] for line in mistakes("")] == ["architecture", "data", "run_name", "target"]
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "latin.yaml").write_bytes(b"run_name: caf\xe9\n")
+    for name in ("absent.yaml", ".", "latin.yaml"):
+        with pytest.raises(RecipeError) as raised:
+            load_recipe(tmp_path / name)
+        assert str(raised.value).startswith(f"{tmp_path / name}: ")
+
+
+def test_scoring_without_a_recipe_takes_words_alone():
+    scoring = load_scoring(["eval.num_prompts=3", "seed=1"])
+    assert (scoring.eval.num_prompts, scoring.eval.batch_size, scoring.seed) == (3, 32, 1)
+    with pytest.raises(RecipeError, match=r"^command line: data.top_p=1: data is not a key"):
+        load_scoring(["data.top_p=1"])

@@ -1,0 +1,135 @@
+"""Every rule between two keys of a recipe: what breaks it is reported under the key to change, and nothing else is."""
+
+import pytest
+from pydantic import ValidationError
+
+from distill.formulas.losses import LOSSES, Knowledge
+from distill.recipe.loader import RuleError
+from distill.recipe.recipe import Recipe
+from distill.recipe.validate import NOT_ONLINE
+
+BASE = {
+    "run_name": "demo",
+    "target": {"path": "somewhere"},
+    "architecture": {"layers": 2, "method": "first_last"},
+    "data": {"self_written_prompts": 100},
+}
+TEXT = {"domains": [{"name": "all", "path": "a.txt"}]}
+ON_TEXT = {"train_on": "text", "max_duration": "9ba", "eval_interval": "3ba", "save_interval": "3ba"}
+MASKS = {"layers": 2, "method": "learned_masks"}
+CACHE, TOP_K, NONE = {"source": "cache"}, {"source": "cache", "contents": "top_k"}, {"source": "none"}
+KEPT = {"source": "cache", "captured_while": "answering"}
+SHARDED = {"source": "live", "parallelism": "fsdp2"}
+VLLM = {"engine": "vllm", "python": "python3"}
+STREAM = {"stream": {"sources": [{"path": "requests.jsonl"}]}}
+ONLINE = {"mode": "online", "online": STREAM, "teacher": CACHE}
+
+
+def broken(**sections) -> list[str]:
+    """Keys of the rules that a recipe with these sections breaks."""
+    merged = {**BASE, **{name: value for name, value in sections.items() if name not in ("data", "target")}}
+    for name in ("data", "target"):
+        merged[name] = {**BASE[name], **sections.get(name, {})}
+    try:
+        Recipe.model_validate(merged)
+    except ValidationError as error:
+        [mistake] = error.errors()
+        rules = mistake["ctx"]["error"]
+        assert isinstance(rules, RuleError)
+        return [key for key, _ in rules.broken]
+    return []
+
+
+@pytest.mark.parametrize(
+    ("sections", "keys"),
+    [
+        ({}, []),
+        # target
+        ({"target": {"bits": 4}, "architecture": MASKS, "text": TEXT}, ["architecture.method"]),
+        (
+            {"target": {"bits": 4}, "distill": {"teacher": SHARDED, "device_train_microbatch_size": 1}},
+            ["distill.teacher.parallelism"],
+        ),
+        ({"target": {"bits": 4}, "generate": VLLM}, ["generate.engine"]),
+        ({"target": {"placement": "layers"}}, ["distill.teacher.source"]),
+        ({"target": {"placement": "layers"}, "distill": {"teacher": CACHE}}, []),
+        ({"target": {"placement": "layers"}, "distill": ONLINE}, ["distill.mode"]),
+        ({"target": {"placement": "spread"}, "distill": {"teacher": NONE}, "architecture": MASKS, "text": TEXT},
+         ["architecture.method"]),
+        # engines and hidden states
+        ({"generate": VLLM, "eval": {"answer_steps": "eager"}}, ["eval.answer_steps"]),
+        ({"generate": VLLM, "distill": {"teacher": KEPT}}, ["distill.teacher.captured_while"]),
+        ({"target": {"dtype": "bfloat16"}, "distill": {"teacher": KEPT, "precision": "fp32"}},
+         ["distill.teacher.captured_while"]),
+        ({"target": {"dtype": "float32"}, "distill": {"teacher": KEPT, "precision": "fp32"}}, []),
+        # text
+        ({"text": TEXT}, ["text"]),
+        ({"architecture": MASKS}, ["text"]),
+        ({"distill": ON_TEXT}, ["text"]),
+        ({"architecture": {"layers": 2, "vocabulary": {"size": 99, "from": "text"}}}, ["text"]),
+        ({"distill": ON_TEXT, "text": TEXT}, []),
+        ({"distill": {**ON_TEXT, "teacher": CACHE}, "text": TEXT}, ["distill.teacher.source"]),
+        ({"distill": {**ON_TEXT, "max_duration": "1ep"}, "text": TEXT}, ["distill.max_duration"]),
+        ({"distill": {**ON_TEXT, "samples": {"source": "student"}}, "text": TEXT}, ["distill.samples.source"]),
+        ({"distill": {**ON_TEXT, "teacher": NONE}, "text": TEXT}, ["text.mixture.rule"]),
+        ({"distill": {**ON_TEXT, "scheduler": {"t_warmup": "1ep"}}, "text": TEXT}, ["distill.scheduler.t_warmup"]),
+        ({"distill": ON_TEXT, "text": TEXT, "architecture": {"layers": 2, "vocabulary": {"size": 99}}},
+         ["architecture.vocabulary.from"]),
+        # training
+        ({"distill": {"unknown_inputs": 0.2}}, ["distill.unknown_inputs"]),
+        ({"distill": {"unknown_inputs": 0.2, "freeze_input_embeddings": True},
+          "architecture": {"layers": 2, "vocabulary": {"size": 99}}}, ["distill.freeze_input_embeddings"]),
+        ({"distill": {"teacher": TOP_K, "token_selection": {"reference": "x"}}}, ["distill.token_selection"]),
+        ({"distill": {"teacher": TOP_K, "temperature": 2.0}}, ["distill.temperature"]),
+        ({"distill": {"loss": "cross_entropy", "temperature": 2.0}}, ["distill.temperature"]),
+        ({"distill": {"samples": {"source": "student"}, "teacher": CACHE}}, ["distill.samples.source"]),
+        ({"distill": {"samples": {"source": "student"}, "teacher": NONE}}, ["distill.samples.source"]),
+        ({"distill": {"samples": {"source": "student"}, "loss": "cross_entropy"}}, ["distill.samples.source"]),
+        ({"distill": {"samples": {"source": "mix_token"}, "teacher": SHARDED, "device_train_microbatch_size": 1}},
+         ["distill.samples.source"]),
+        ({"distill": {"samples": {"source": "student"}, "parallelism": "fsdp2", "device_train_microbatch_size": 1}},
+         ["distill.parallelism"]),
+        ({"distill": {"samples": {"temperature": 1.0}}}, ["distill.samples.temperature"]),
+        ({"distill": {"samples": {"source": "student", "probability": 0.5}}}, ["distill.samples.probability"]),
+        ({"distill": {"samples": {"source": "student", "ramp": "9ba"}}}, ["distill.samples.ramp"]),
+        ({"distill": {"samples": {"source": "mix_token", "begin": 0.2}}}, ["distill.samples.begin"]),
+        ({"distill": {"samples": {"source": "mix_token", "ramp": "9ba", "begin": 0.6}}}, ["distill.samples.begin"]),
+        ({"distill": {"samples": {"source": "mix_token", "ramp": "9ba", "begin": 0.2}}}, []),
+        ({"distill": {"samples": {"source": "student", "max_new_tokens": 9999}}}, ["distill.samples.max_new_tokens"]),
+        ({"distill": {"device_train_microbatch_size": 99}}, ["distill.device_train_microbatch_size"]),
+        ({"distill": {"teacher": SHARDED}}, ["distill.device_train_microbatch_size"]),
+        ({"distill": {"parallelism": "fsdp2"}}, ["distill.parallelism"]),
+        ({"distill": {"shard_degree": 2}}, ["distill.shard_degree"]),
+        ({"distill": {"max_duration": "9tok", "scheduler": {"t_warmup": "1ba"}}}, ["distill.scheduler.t_warmup"]),
+        # requests
+        ({"distill": ONLINE}, []),
+        ({"distill": {"online": STREAM}}, ["distill.online"]),
+        ({"distill": {"mode": "online"}}, ["distill.online"]),
+        ({"distill": {**ONLINE, "teacher": TOP_K}}, ["distill.teacher"]),
+        ({"distill": {**ONLINE, "packing": True}}, ["distill.packing"]),
+        ({"distill": {**ONLINE, "global_train_batch_size": 2}}, ["distill.online.update_interval"]),
+        ({"distill": {**ONLINE, "max_duration": "9tok"}}, ["distill.max_duration"]),
+    ],
+)  # fmt: skip
+def test_what_breaks_a_rule_is_reported_under_the_key_to_change(sections, keys):
+    assert broken(**sections) == keys
+
+
+def test_keys_that_online_mode_leaves_alone_exist():
+    assert NOT_ONLINE.keys() <= Recipe.model_fields["distill"].annotation.model_fields.keys()
+
+
+TELLS = {"live": Knowledge.LOGITS, "hidden": Knowledge.LOGITS, "top_k": Knowledge.ENTRIES, "none": Knowledge.TOKENS}
+TEACHERS = {"live": {}, "hidden": CACHE, "top_k": TOP_K, "none": NONE}
+
+
+@pytest.mark.parametrize("teacher", TEACHERS)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_loss_needs_what_its_teacher_gives(loss, teacher):
+    expected = ["distill.loss"] if LOSSES[loss].needs() > TELLS[teacher] else []
+    assert broken(distill={"teacher": TEACHERS[teacher], "loss": loss}) == expected
+
+
+def test_all_broken_rules_are_reported_at_once():
+    found = broken(text=TEXT, distill={"shard_degree": 2, "teacher": TOP_K, "temperature": 2.0})
+    assert sorted(found) == ["distill.shard_degree", "distill.temperature", "text"]
