@@ -25,7 +25,7 @@ from distill.choose.shapes.settings import ChooseSettings
 from distill.commands import export_command, recipe_commands
 from distill.commands.alone import why_alone
 from distill.commands.check_command import CheckSettings, check
-from distill.commands.recipe_commands import GenerateSettings, MaskSettings, RunSettings, StageSettings
+from distill.commands.recipe_commands import GenerateSettings, PruneSettings, RunSettings
 from distill.commands.recipes import RecipesSettings, recipes
 from distill.hub.push.command import PushSettings, push
 from distill.process.exits import report_user_errors
@@ -123,15 +123,10 @@ STAGES = {
         CheckSettings,
     ),
     "import": Stage(import_gguf, "write a Hugging Face folder from a GGUF file", ImportSettings),
-    "masks": Stage(
-        recipe_commands.masks,
-        "train learned masks, for a recipe with that method, into <run>/masks; then prune",
-        MaskSettings,
-    ),
     "prune": Stage(
         recipe_commands.prune,
-        "cut the undistilled draft out of the target, into <run>/init",
-        StageSettings,
+        "prune the target to the undistilled draft, into <run>/init; learned masks are trained first",
+        PruneSettings,
     ),
     "generate": Stage(recipe_commands.generate, "let the target answer the prompts, into <run>/data", GenerateSettings),
     "cache": Stage(

@@ -42,7 +42,7 @@ restore_interrupts()  # which importing Composer has taken
 from architectures.errors import UserError
 from architectures.files.section import Section
 from architectures.settings.flags import read_settings
-from architectures.settings.recipe_command import command_of, of_recipe, started_with
+from architectures.settings.recipe_command import command_of
 from architectures.targets.target import read_config
 from architectures.vocabulary import CONFIG_KEY, DRAFT_VOCABULARY_NAME, read_draft_vocabulary
 from distill.checkpoints.files import chosen_checkpoint, find_checkpoints
@@ -57,7 +57,7 @@ from distill.ranks.same import refuse_differing
 from distill.recipe.recipe import Recipe, load_recipe
 from distill.recipe.sections.teacher import Cache, is_sharded
 from distill.recipe.sections.training import DistillConfig
-from distill.recipe.words import Debug, Overrides, RecipeFile, words_of
+from distill.recipe.words import Debug, Overrides, RecipeFile
 from distill.run.recorded import told_apart
 from distill.run.run import Run, shape_of
 from distill.run.run_folder import owned_run
@@ -95,13 +95,12 @@ def train_from_arguments(argv: Sequence[str] | None) -> None:
     settings = read_settings(parser, TrainSettings, sys.argv[1:] if argv is None else argv)
     if settings.trust_checkpoints:
         trust_checkpoints()
-    with of_recipe(started_with(words_of(settings))):
-        path, overrides = settings.recipe, settings.overrides
-        if settings.debug:
-            path, overrides = debug_run(path, overrides), ()
-        if settings.profile is not None:
-            require_profile_folder(settings.profile)
-        train(load_recipe(path, overrides), settings.profile)
+    path, overrides = settings.recipe, settings.overrides
+    if settings.debug:
+        path, overrides = debug_run(path, overrides), ()
+    if settings.profile is not None:
+        require_profile_folder(settings.profile)
+    train(load_recipe(path, overrides), settings.profile)
 
 
 def debug_run(recipe_path: Path, overrides: Sequence[str]) -> Path:

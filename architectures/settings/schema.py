@@ -6,6 +6,8 @@ from functools import cache
 from typing import Any, TypeAlias
 
 from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core.core_schema import TaggedUnionSchema
 
 Schema: TypeAlias = Mapping[str, Any]
 
@@ -13,18 +15,24 @@ NEAR = 0.7  # closeness from which a suggestion helps more than it misleads; `me
 MAX_CHARS = 80  # of a value in a message
 
 
+class _AnyOf(GenerateJsonSchema):
+    """Writes a tagged union like any other, since a ${...} may stand for the tag."""
+
+    def tagged_union_schema(self, schema: TaggedUnionSchema) -> JsonSchemaValue:
+        return {"anyOf": super().tagged_union_schema(schema)["oneOf"]}
+
+
 @cache
 def schema_of(model: type[BaseModel]) -> dict[str, Any]:
     """The JSON Schema of a section, which is read and never changed."""
-    return model.model_json_schema()
+    return model.model_json_schema(schema_generator=_AnyOf)
 
 
 def options(node: Schema, schema: Schema) -> list[Schema]:
     """The alternatives of a node one by one, references resolved."""
     if "$ref" in node:
         node = schema["$defs"][node["$ref"].rsplit("/", 1)[-1]]
-    several = node.get("anyOf") or node.get("oneOf")
-    return [option for each in several for option in options(each, schema)] if several else [node]
+    return [option for each in node["anyOf"] for option in options(each, schema)] if "anyOf" in node else [node]
 
 
 def known_keys(schema: Schema) -> dict[str, Schema]:

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from architectures.settings.recipe_command import of_recipe
-
 
 def why_alone(settings: Any) -> str | None:
     """In words, for who has several GPUs and named no number of processes; None where each GPU gets one.
@@ -24,8 +22,7 @@ def placement_asked(settings: Any) -> str:
     if getattr(settings, "is_without_recipe", False):
         return settings.holding.placement
     path, overrides = (settings.recipe, settings.overrides) if hasattr(settings, "recipe") else of_eval(settings.words)
-    with of_recipe([str(path), *overrides]):
-        return load_recipe(path, overrides).target.placement
+    return load_recipe(path, overrides).target.placement
 
 
 def of_eval(words: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:

@@ -11,10 +11,9 @@ from architectures.files.section import Section
 from architectures.pages.blocks import Facts
 from architectures.settings.flags import Flag
 from architectures.settings.kinds import MOST
-from architectures.settings.recipe_command import of_recipe
 from architectures.tables import terminal
 from distill.commands.recipe_commands import of_words, recipe_of
-from distill.recipe.words import Debug, RecipeFile, is_recipe, words_of
+from distill.recipe.words import Debug, RecipeFile, is_recipe
 
 
 class CheckSettings(Section):
@@ -90,7 +89,6 @@ def print_check(path: Path, settings: CheckSettings) -> None:
     from distill.check import check_recipe
 
     named = of_words((str(path), *settings.overrides), debug=settings.debug)
-    with of_recipe(words_of(named)):
-        recipe = recipe_of(named, weights=False)
-        machine = {"processes": settings.processes, "device_gib": settings.device_gib}
-        print(terminal(Facts(check_recipe(recipe, settings.device, **machine))))
+    recipe = recipe_of(named, weights=False)
+    machine = {"processes": settings.processes, "device_gib": settings.device_gib}
+    print(terminal(Facts(check_recipe(recipe, settings.device, **machine))))

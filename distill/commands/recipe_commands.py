@@ -11,11 +11,10 @@ from pydantic import Field, field_validator, model_validator
 from architectures.errors import UserError
 from architectures.files.section import Section
 from architectures.settings.flags import Flag
-from architectures.settings.recipe_command import of_recipe
 from distill.checkpoints.trust import TrustCheckpoints, Trusting, trust_checkpoints
 from distill.choose.shapes.settings import ChooseSettings
 from distill.ranks.launching import FLAG, Processes
-from distill.recipe.words import Debug, NamesRecipe, Overrides, RecipeFile, words_of
+from distill.recipe.words import Debug, NamesRecipe, Overrides, RecipeFile
 from distill.stages.scoring_without_recipe import EvalSettings, score_without_recipe
 from eval.answers.parts import EVERY_FILE, Part
 from eval.profiling import ProfileFolder, require_profile_folder
@@ -80,13 +79,14 @@ class RunSettings(Section):
     processes: Processes = None
 
 
-class MaskSettings(Section):
-    """The recipe whose masks are trained."""
+class PruneSettings(Section):
+    """The recipe whose target is pruned."""
 
     recipe: RecipeFile
     overrides: Overrides = ()
     debug: Debug = False
     trust_checkpoints: TrustCheckpoints = False
+    processes: Processes = None
 
 
 class DistillSettings(Section):
@@ -167,7 +167,7 @@ def own_run(settings: NamesRecipe, *, beside_others: bool = False) -> Iterator[N
     from distill.run.run import Run
     from distill.run.run_folder import owned_run
 
-    with of_recipe(words_of(settings)), joined() as share:
+    with joined() as share:
         recipe, path, overrides = load_recipe(settings.recipe, settings.overrides), settings.recipe, settings.overrides
         require_same(share, "recipe", told_apart(recipe))
         refuse_spread(share, recipe.target.holding)
@@ -189,20 +189,15 @@ def choose(settings: ChooseSettings) -> None:
         choose_shape(named.path, named.overrides, settings, named.run.share)
 
 
-def masks(settings: MaskSettings) -> None:
-    """Train learned masks; the training processes load the recipe themselves."""
+def prune(settings: PruneSettings) -> None:
+    """Prune the target to the undistilled draft; learned masks are trained first if the recipe names them."""
     from distill.stages.processes import mask_stage
+    from distill.stages.running import prune_stage
 
     trust_if_asked(settings)
     with own_run(settings) as named:
-        mask_stage(named.path, named.overrides, named.run.share)
-
-
-def prune(settings: StageSettings) -> None:
-    """Cut the undistilled draft out of the target."""
-    from distill.stages.running import prune_stage
-
-    with own_run(settings) as named:
+        if named.run.recipe.architecture.method == "learned_masks":
+            mask_stage(named.path, named.overrides, named.run.share)
         prune_stage(named.run)
 
 
@@ -220,8 +215,7 @@ def cache(settings: CacheSettings) -> None:
     from distill.stages.running import cache_stage, verify_cache_stage
 
     if settings.verify:
-        with of_recipe(words_of(settings)):
-            verify_cache_stage(Run.of(recipe_of(settings)))
+        verify_cache_stage(Run.of(recipe_of(settings)))
         return
     with own_run(settings) as named:
         cache_stage(named.run)

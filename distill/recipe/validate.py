@@ -5,7 +5,7 @@ each as the key to change and what is wrong with it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any, TypeAlias
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
@@ -25,9 +25,7 @@ from distill.recipe.sections.teacher import (
 )
 from distill.recipe.sections.times import split_time
 
-if TYPE_CHECKING:
-    from distill.recipe.recipe import Recipe
-
+Recipe: TypeAlias = Any  # distill.recipe.recipe.Recipe, which imports this module
 Broken: TypeAlias = Iterator[tuple[str, str]]
 
 ALL_SERVED = "A live teacher, or a cache with contents hidden, serves all."
@@ -43,12 +41,12 @@ NOT_ONLINE = {  # keys of distill that online mode leaves as they are, and why
 SEARCHED = {"whole": set(), "spread": {"merge_order"}, "layers": {"merge_order", "removal_order"}}
 
 
-def validate(recipe: "Recipe") -> list[tuple[str, str]]:
+def validate(recipe: Recipe) -> list[tuple[str, str]]:
     """The rules that a recipe breaks."""
     return [*target_rules(recipe), *training_rules(recipe), *online_rules(recipe), *input_rules(recipe)]
 
 
-def target_rules(recipe: "Recipe") -> Broken:
+def target_rules(recipe: Recipe) -> Broken:
     """What a target that is not whole in memory, in fewer bits, or decoded by another engine rules out."""
     target, architecture, distill = recipe.target, recipe.architecture, recipe.distill
     teacher, engine = distill.teacher, recipe.generate.engine
@@ -102,7 +100,7 @@ def target_rules(recipe: "Recipe") -> Broken:
             )
 
 
-def training_rules(recipe: "Recipe") -> Broken:
+def training_rules(recipe: Recipe) -> Broken:
     """Rules inside section distill, and with the draft's shape."""
     distill, architecture = recipe.distill, recipe.architecture
     teacher, terms, samples = distill.teacher, distill.terms, distill.samples
@@ -255,7 +253,7 @@ def training_rules(recipe: "Recipe") -> Broken:
         )
 
 
-def online_rules(recipe: "Recipe") -> Broken:
+def online_rules(recipe: Recipe) -> Broken:
     """Rules of learning from requests while they are served."""
     distill, online = recipe.distill, recipe.distill.online
     if distill.mode == "offline":
@@ -293,7 +291,7 @@ def online_rules(recipe: "Recipe") -> Broken:
         )
 
 
-def input_rules(recipe: "Recipe") -> Broken:
+def input_rules(recipe: Recipe) -> Broken:
     """Whether text is there for what reads it, and only then."""
     text, architecture, distill = recipe.text, recipe.architecture, recipe.distill
     readers = {
@@ -320,7 +318,7 @@ def input_rules(recipe: "Recipe") -> Broken:
 
 
 # feature of a family -> the key that requests it, and whether a recipe does
-FEATURES: Mapping[Feature, tuple[str, Callable[["Recipe"], bool]]] = {
+FEATURES: Mapping[Feature, tuple[str, Callable[[Recipe], bool]]] = {
     "merge": ("architecture.method=merge", lambda recipe: recipe.architecture.method == "merge"),
     "learned_masks": (
         "architecture.method=learned_masks",
@@ -338,7 +336,7 @@ FEATURES: Mapping[Feature, tuple[str, Callable[["Recipe"], bool]]] = {
 }
 
 
-def refuse_unfit(recipe: "Recipe", model_type: str) -> None:
+def refuse_unfit(recipe: Recipe, model_type: str) -> None:
     """Raise UserError if a recipe requests what its target's family does not support, if the family is known."""
     family = FAMILIES.get(model_type)
     for feature, (key, requests) in FEATURES.items():

@@ -71,8 +71,3 @@ class NamesRecipe(Protocol):
 
     @property
     def debug(self) -> bool: ...
-
-
-def words_of(settings: NamesRecipe) -> list[str]:
-    """The words of a command line that name its recipe."""
-    return [str(settings.recipe), *settings.overrides, *(["--debug"] if settings.debug else [])]

@@ -25,8 +25,8 @@ class Made(NamedTuple):
 
 
 ARTIFACTS = {  # by the name of their folder in a run, in the order in which a run makes them
-    "masks": Made("masks", "masks", ("target", "recipe", "seed")),
-    "mask_checkpoints": Made("masks", "masks", ("recipe", "seed")),
+    "masks": Made("masks", "prune", ("target", "recipe", "seed")),
+    "mask_checkpoints": Made("masks", "prune", ("recipe", "seed")),
     "scores": Made("scores", "prune", ("target", "source")),
     "init": Made("prune", "prune", ("target", "source", "recipe")),
     "data": Made("generate", "generate", ("target", "recipe")),

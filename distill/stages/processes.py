@@ -13,8 +13,6 @@ from contextlib import closing
 from pathlib import Path
 
 from architectures.checkpoints.manifest import changed_inputs
-from architectures.errors import UserError
-from architectures.settings.recipe_command import command_of, handed_on
 from architectures.sharing import ALONE, Share
 from distill.ranks.joining import is_launched
 from distill.recipe.recipe import load_recipe
@@ -31,18 +29,8 @@ NOT_LAUNCHED = {  # the environment of a single process
 
 
 def mask_stage(recipe_path: Path, overrides: Sequence[str], share: Share = ALONE) -> None:
-    """Train learned masks into <run>/masks.
-
-    Raises:
-        UserError: If the recipe has another method, or masks are there that were made from something else.
-    """
+    """Train learned masks into <run>/masks; UserError if masks are there that were made from something else."""
     run = Run.of(load_recipe(recipe_path, overrides), share)
-    method = run.recipe.architecture.method
-    if method != "learned_masks":
-        raise UserError(
-            f"{recipe_path}: architecture.method is {method}; only learned_masks has masks to train. "
-            f"Run {command_of('prune')} next."
-        )
 
     def train(_: Run, __: Finish) -> None:
         run_training(recipe_path, overrides, share)
@@ -171,4 +159,4 @@ def training_words(recipe_path: Path, overrides: Sequence[str]) -> list[str]:
 
 def training_environment() -> dict[str, str]:
     """This environment, with the working folder off the import path: a user's own eval.py must not hide ours."""
-    return {**os.environ, "PYTHONSAFEPATH": "1", **handed_on()}
+    return {**os.environ, "PYTHONSAFEPATH": "1"}

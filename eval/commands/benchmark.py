@@ -32,7 +32,6 @@ from architectures.settings.kinds import (
     NumPrompts,
     NumThreads,
     OutFile,
-    Rehash,
     Repeats,
     RepetitionPenalty,
     Seed,
@@ -122,7 +121,6 @@ class BenchmarkSettings(Section):
     num_threads: NumThreads = None
     confidence: Confidence = 0.95
     seed: Seed = 17
-    rehash: Rehash = False
     out: OutFile = None
     profile: ProfileFolder = None
     left_out: ClassVar = without_placing(TIMED)

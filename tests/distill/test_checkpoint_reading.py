@@ -93,7 +93,7 @@ def test_trust_is_given_by_the_option_alone(trained, tmp_path, what):
     assert mark.exists()
 
 
-@pytest.mark.parametrize("command", ["export", "distill", "run", "masks", "eval", "choose"])
+@pytest.mark.parametrize("command", ["export", "distill", "run", "prune", "eval", "choose"])
 def test_every_command_that_reads_checkpoints_has_the_option(capsys, command):
     with pytest.raises(SystemExit, match="0"):
         widedraft.main([command, "--help"])

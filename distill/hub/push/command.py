@@ -9,8 +9,6 @@ from architectures.errors import UserError
 from architectures.files.section import Section
 from architectures.gguf_format import GgufKind
 from architectures.settings.flags import Flag
-from architectures.settings.recipe_command import of_recipe
-from distill.run.run import RECIPE_NAME
 
 if TYPE_CHECKING:
     from distill.hub.push.publish import Wanted
@@ -72,8 +70,7 @@ def push(settings: PushSettings) -> None:
         certificates=settings.certificates,
         gguf=settings.gguf,
     )
-    with of_recipe([str(settings.run / RECIPE_NAME)]):
-        push_or_write(settings, wanted)
+    push_or_write(settings, wanted)
 
 
 def push_or_write(settings: PushSettings, wanted: "Wanted") -> None:

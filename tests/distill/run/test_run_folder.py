@@ -96,7 +96,7 @@ def test_the_second_says_who_holds_the_run_and_a_killed_holder_frees_it_at_once(
     assert (tmp_path / LOCK_NAME).read_text() == ""
 
 
-COMMANDS = ["masks", "prune", "generate", "cache", "distill", "export", "eval", "choose", "run"]
+COMMANDS = ["prune", "generate", "cache", "distill", "export", "eval", "choose", "run"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
