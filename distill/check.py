@@ -164,7 +164,7 @@ def check_recipe(
     for source in recipe.eval.tasks:
         attempt(partial(read_prompts, source))
     counts = attempt(lambda: finished_counts(recipe))
-    encode, covered = None, None
+    encode, covered, engines = None, None, None
     if shapes is not None:
         encode = encoder_at_hand(Run.of(recipe))
         for refuse in refusals_of(recipe, shapes, sources, is_generated=counts is not None):

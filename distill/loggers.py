@@ -130,7 +130,7 @@ class ConsoleReport(LoggerDestination):
         self.start_s, self.start_fraction = time.monotonic(), fraction_done(state)
         self.start_tokens, self.start_training_s = state.timestamp.token.value, training_s(state)
         if self.bar is not None:
-            self.bar.add_task("training", total=1.0, completed=self.start_fraction)
+            self.bar.add_task("training", total=1.0, completed=self.start_fraction)  # pyright: ignore[reportArgumentType]  # rich adds floats too
             self.bar.start()
 
     def batch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002

@@ -95,7 +95,7 @@ class Recording:
             name: Of what was recorded.
             parts: Names that record_function gave to parts of it.
         """
-        from torch.autograd import DeviceType
+        from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
 
         folder.mkdir(parents=True, exist_ok=True)
         trace, table = folder / f"{name}.pt.trace.json.gz", folder / f"{name}.txt"

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from jinja2 import Environment, FileSystemLoader
@@ -49,7 +50,7 @@ MAX_ROWS = 30  # longer tables are folded
 LEGEND = {"accepted": "accepted draft token", "corrected": "correction by the target", "bonus": "bonus token"}
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito 2008
 MARKERS = ("o", "s", "^", "D", "v", "P")
-STYLE = {
+STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -147,11 +148,13 @@ def read_run(path: Path, grid: GridFile | None = None) -> ScoredRun:
 def write_page(runs: Sequence[ScoredRun], out: Path) -> Path:
     """Write the page about scorecards that were read."""
     cards = named(runs)
-    if all(isinstance(card, RecordedScorecard) for card in cards.values()):
-        title, sections = f"Recorded responses: {', '.join(cards)}", recorded_sections(cards)
+    recorded = {name: card for name, card in cards.items() if isinstance(card, RecordedScorecard)}
+    scored = {name: card for name, card in cards.items() if isinstance(card, Scorecard)}
+    if scored:
+        [first, *_] = scored.values()
+        title, sections = f"{', '.join(cards)}: drafts of {first.target.path}", scored_sections(runs, scored)
     else:
-        [first, *_] = cards.values()
-        title, sections = f"{', '.join(cards)}: drafts of {first.target.path}", scored_sections(runs, cards)
+        title, sections = f"Recorded responses: {', '.join(cards)}", recorded_sections(recorded)
     warnings = [
         text if len(cards) == 1 else f"{name}: {text}" for name, card in cards.items() for text in card.warnings
     ]
@@ -263,7 +266,7 @@ def curve_sections(runs: Mapping[str, ScoredRun]) -> list[ReportSection]:
 
 # Figures. Values with intervals have error bars; what is only predicted has open markers.
 
-Series = Mapping[str, tuple[Sequence[float], Sequence[Estimate | float]]]
+Series = Mapping[str, tuple[Sequence[float], Sequence[Estimate] | Sequence[float]]]
 
 
 def image(title: str, draw: Callable[[Axes], None], height: float = 3.4) -> Image:
@@ -297,7 +300,11 @@ def series(title: str, lines: Series, xlabel: str, ylabel: str, *, parity: bool 
 
 def draw_line(axes: Axes, x: Sequence[float], values: Sequence[Estimate | float], label: str, index: int) -> None:
     """A line of estimates with error bars, or of predicted values with open markers."""
-    style = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)], "label": label}
+    style: dict[str, Any] = {
+        "color": COLOURS[index % len(COLOURS)],
+        "marker": MARKERS[index % len(MARKERS)],
+        "label": label,
+    }
     estimates = [value for value in values if isinstance(value, Estimate)]
     if len(estimates) < len(values):
         axes.plot(x, values, markerfacecolor="white", linestyle="--", **style)
@@ -329,7 +336,7 @@ def speedup_figure(drafts: Sequence[ScoredDraft]) -> Image:
 
     def draw(axes: Axes) -> None:
         for at, (_, value, bounds, is_measured) in enumerate(rows):
-            style = {"color": COLOURS[0] if is_measured else "#5a5a5a", "capsize": 3, "marker": "o"}
+            style: dict[str, Any] = {"color": COLOURS[0] if is_measured else "#5a5a5a", "capsize": 3, "marker": "o"}
             fill = style["color"] if is_measured else "white"
             axes.errorbar([value], [at], xerr=error_bars([value], [bounds]), markerfacecolor=fill, **style)
         axes.axvline(1, color="black", linewidth=1)

@@ -316,10 +316,10 @@ def between_runs(first: str, name: str, baseline: Scorecard, card: Scorecard) ->
         k = card.speedup_of(card.primary, temperature).best_lookahead
         lengths = "–"
         if k in baseline.latency.lookaheads:
-            steps = [(each.tokens, each.rounds_at(k)) for each in (ours, theirs)]
-            lengths = interval(paired_ratio_difference(*steps, resampling))
+            first, second = ((each.tokens, each.rounds_at(k)) for each in (ours, theirs))
+            lengths = interval(paired_ratio_difference(first, second, resampling))
         rates, matches = (
-            paired_ratio_difference(*[(column(each), each.tokens) for each in (ours, theirs)], resampling)
+            paired_ratio_difference((column(ours), ours.tokens), (column(theirs), theirs.tokens), resampling)
             for column in (lambda sums: sums.alpha, lambda sums: sums.greedy_match)
         )
         p_value = sign_flip_p(np.subtract(ours.greedy_match, theirs.greedy_match), resampling)

@@ -71,8 +71,9 @@ class ExportSettings(Section):
             raise UserError("--dtype is of --checkpoint. Set export.dtype of the recipe.")
         if (self.form is None) != (self.to is None):
             raise UserError("--form and --to go together: the form, and the folder to write it to.")
-        if self.is_folder and (len(self.words) > 1 or self.debug or not (self.form or self.gguf)):
-            raise UserError(f"{self.words[0]}: is a draft folder. Give --form with --to, or --gguf, and nothing else.")
+        first, *others = self.words
+        if self.is_folder and (others or self.debug or not (self.form or self.gguf)):
+            raise UserError(f"{first}: is a draft folder. Give --form with --to, or --gguf, and nothing else.")
         return self
 
     @property

@@ -153,7 +153,7 @@ def score_draft(run: Run, finish: Finish) -> None:
 def use_best_lookahead(run: Run) -> None:
     """Have transformers use the draft as its scorecard found best: what an export cannot know yet."""
     best = read_scorecard(run).main_forecast.best_lookahead
-    if write_assistant_settings(run.draft.path, lookahead=best, confidence=0.0):
+    if write_assistant_settings(run.draft.path, lookahead=best):
         print(f"   {run.draft.path / SETTINGS_NAME}: num_assistant_tokens {best}, the best that was scored")
 
 

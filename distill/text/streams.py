@@ -137,7 +137,8 @@ class PackedText:
         while not self.has_ended and self._num_tokens() < count * self.max_seq_len:
             self._read_chunks()
         count = min(count, self._num_tokens() // self.max_seq_len)
-        tokens, parts = count * self.max_seq_len, [np.empty(0, IDS)]
+        tokens = count * self.max_seq_len
+        parts: list[np.ndarray] = [np.empty(0, IDS)]
         while tokens:
             ids = self.chunks[0][2][self.offset : self.offset + tokens]
             parts.append(ids)
