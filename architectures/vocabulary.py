@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, WithJsonSchema, model_validator
 
@@ -25,9 +25,7 @@ from architectures.files.entry_kinds import shown
 from architectures.files.reading import looked_for, read_json_object, read_text
 from architectures.files.section import Section
 from architectures.files.typed_file import parsed
-
-if TYPE_CHECKING:
-    from architectures.shapes.shape import Shape
+from architectures.shapes.shape import CONFIG_KEY, Shape
 
 COUNTED = ("answers", "text")  # what ids are counted in; any other origin is the path of a list
 Origin = Annotated[
@@ -67,7 +65,6 @@ class VocabularyConfig(Section):
 
 
 DRAFT_VOCABULARY_NAME = "draft_vocabulary.json"
-CONFIG_KEY = "head_vocab_size"  # of config.json; `draft_vocab_size` would make llama.cpp take it for EAGLE-3
 UNUSED_IDS = "never_said"  # of origin: ids kept whatever they count, that what was counted never says
 MOST_MIB = 64
 VOCABULARY_REMEDY = "Copy it from where the draft came from, or make the draft again."
@@ -417,7 +414,7 @@ def few(ids: list[int]) -> str:
     return ", ".join(map(str, ids[:SHOWN])) + (", ..." if len(ids) > SHOWN else "")
 
 
-def with_asked_head(draft: "Shape", wanted: VocabularyConfig | None) -> "Shape":
+def with_asked_head(draft: Shape, wanted: VocabularyConfig | None) -> Shape:
     """The draft's shape with the output head that a recipe asks for, which is never the embedding.
 
     Args:

@@ -13,8 +13,8 @@ from architectures.families import FAMILIES, family_of
 from architectures.families.config_entries import CONFIG
 from architectures.families.family import EMBEDDING_ROLES, Family, Part
 from architectures.families.rotary import LLAMA
-from architectures.vocabulary import CONFIG_KEY
 
+CONFIG_KEY = "head_vocab_size"  # of config.json; `draft_vocab_size` would make llama.cpp take it for EAGLE-3
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 

@@ -10,8 +10,7 @@ from math import gcd, lcm
 from typing import Any
 
 from architectures.families import FAMILIES
-from architectures.shapes.shape import Shape
-from architectures.vocabulary import CONFIG_KEY
+from architectures.shapes.shape import CONFIG_KEY, Shape
 
 LAYERS, LEAST_LAYERS = 8, 2  # of the target, and of a draft that has as many: a first and a last one
 HEAD_DIM, MIN_HEADS, POSITIONS = 16, 2, 512
