@@ -21,7 +21,7 @@ from architectures.checkpoints.manifest import package_version
 from architectures.errors import UserError
 from architectures.files.section import Section
 from architectures.settings.flags import Flag, read_settings
-from distill.choose.shapes.settings import ChooseSettings
+from distill.choose.candidates import ChooseSettings
 from distill.commands import export_command, recipe_commands
 from distill.commands.alone import why_alone
 from distill.commands.check_command import CheckSettings, check

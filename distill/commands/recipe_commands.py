@@ -12,7 +12,7 @@ from architectures.errors import UserError
 from architectures.files.section import Section
 from architectures.settings.flags import Flag
 from distill.checkpoints.trust import TrustCheckpoints, Trusting, trust_checkpoints
-from distill.choose.shapes.settings import ChooseSettings
+from distill.choose.candidates import ChooseSettings
 from distill.ranks.launching import FLAG, Processes
 from distill.recipe.words import Debug, NamesRecipe, Overrides, RecipeFile
 from distill.stages.scoring_without_recipe import EvalSettings, score_without_recipe
@@ -182,7 +182,7 @@ def own_run(settings: NamesRecipe, *, beside_others: bool = False) -> Iterator[N
 
 def choose(settings: ChooseSettings) -> None:
     """Rank shapes by predicted speed; the winner becomes a recipe."""
-    from distill.choose.ranked.command import choose as choose_shape
+    from distill.choose.search import choose as choose_shape
 
     trust_if_asked(settings)
     with own_run(settings) as named:

@@ -104,19 +104,18 @@ def test_processes_with_different_recipes_are_refused(recipe, tmp_path):
 
 CHOOSING = """
 import sys
-from dataclasses import replace
 import distill.process.own_packages
-from distill.choose.ranked import command
+from distill.choose import search
 from tests.eval.records import latency
 import widedraft
 
-def steps(_recipe, _target, candidates, places):
+def steps(_recipe, _target, candidates, settings):
     # Step times of models so small say nothing.
     times = {one.name: ({1: 4.0, 2: 6.0, 3: 8.0}[one.shape.layers],) * 2 for one in candidates}
     timed = latency(40.0, {lookahead: 40.0 + 2 * lookahead for lookahead in (1, 2, 3)}, times, 0.5)
-    return [replace(timed, batch=batch, context_tokens=context) for batch, context in places]
+    return timed.model_copy(update={"batch": settings.batch_size, "context_tokens": settings.context})
 
-command.measured_steps = steps
+search.measured_steps = steps
 sys.exit(widedraft.main(sys.argv[1:]))
 """
 

@@ -19,8 +19,6 @@ from architectures.errors import UserError
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 from distill.check import planned_shapes
-from distill.choose.shapes.asked import shapes_in
-from distill.choose.shapes.candidates import Wanted
 from distill.recipe.recipe import Recipe, save_recipe
 from distill.run.progressive import earlier_stages
 from distill.run.run import Run
@@ -119,10 +117,6 @@ def test_it_trains_on_ids_that_its_source_has_no_rows_for_and_is_exported_with_a
     require_dressed(run / "draft", target)
 
 
-def test_candidates_that_are_timed_have_the_targets_vocabulary(make_recipe, target):
-    assert {one.shape.vocab for one in shapes_in(target, make_recipe(), Wanted(layers=(1, 2))).candidates} == {VOCAB}
-
-
 @pytest.mark.parametrize(
     ("vocab_size", "last_ids", "line", "unknown", "reader"),
     [
@@ -195,7 +189,6 @@ def test_a_source_on_the_hub_is_taken_at_its_revision_everywhere(make_recipe, ta
     recipe = make_recipe(source="owner/small", source_revision="v2")
     planned_shapes(recipe)
     prune_stage(Run.of(recipe))
-    shapes_in(target, recipe, Wanted(layers=(1,)))
     assert set(hub) == {("owner/small", "v2")}
     manifest = read_manifest(Path(recipe.run_dir) / "init")
     assert manifest is not None

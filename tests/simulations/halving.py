@@ -20,8 +20,8 @@ import numpy as np
 
 from architectures.checkpoints.manifest import git_commit
 from architectures.tables import Table, markdown, replace_between
-from distill.choose.shapes.candidates import DEPTHS
-from distill.choose.trainings.in_play import in_play, is_rival
+from distill.choose.candidates import DEPTHS
+from distill.choose.search import in_play, is_rival
 from eval.acceptance.estimates import Estimate, Resampling
 from eval.scorecard import scored_latency
 from eval.scorecard_schema import DraftSteps, Percentile, ScoredLatency, StepTime

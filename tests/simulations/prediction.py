@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distill.choose.trainings.in_play import RIVAL_SHARE
+from distill.choose.search import RIVAL_SHARE
 from eval.acceptance.estimates import Estimate, Resampling
 from eval.latency import Kind
 from eval.records.grid import TARGET

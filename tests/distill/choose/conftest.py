@@ -1,14 +1,15 @@
 """A recipe of a tiny target, and step times in which its depths differ."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
+import widedraft
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
-from distill.choose.ranked import command
+from distill.choose import search
 from distill.recipe.recipe import load_recipe
+from tests.distill.run.test_progressive import TINY
 from tests.eval.records import latency
 
 
@@ -26,6 +27,12 @@ def recipe_file(tiny_target, tmp_path):
 
 
 @pytest.fixture
+def run_choose(recipe_file):
+    """run_choose(*words) -> the exit code of `widedraft choose` on the tiny recipe."""
+    return lambda *words: widedraft.main(["choose", str(recipe_file), *TINY, *map(str, words)])
+
+
+@pytest.fixture
 def recipe(recipe_file):
     return load_recipe(recipe_file)
 
@@ -36,12 +43,12 @@ def source(tiny_target):
 
 
 @pytest.fixture
-def prospects(monkeypatch):
+def step_times(monkeypatch):
     """Step times of models so small say nothing: here three layers take longer than the target."""
 
-    def steps(_recipe, _target, candidates, places):
+    def steps(_recipe, _target, candidates, settings):
         times = {one.name: ({1: 4.0, 2: 6.0, 3: 60.0}[one.shape.layers],) * 2 for one in candidates}
-        timed = latency(40.0, {lookahead: 40.0 + 2 * lookahead for lookahead in (1, 2, 3)}, times, 0.5)
-        return [replace(timed, batch=batch, context_tokens=context) for batch, context in places]
+        timed = latency(40.0, {k: 40.0 + 2 * k for k in (1, 2, 3)}, times, 0.5)
+        return timed.model_copy(update={"batch": settings.batch_size, "context_tokens": settings.context})
 
-    monkeypatch.setattr(command, "measured_steps", steps)
+    monkeypatch.setattr(search, "measured_steps", steps)

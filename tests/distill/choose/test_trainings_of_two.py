@@ -1,16 +1,15 @@
 """Candidates trained by two processes: what a lost one costs, and where longer trainings begin."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from distill import train
 from distill.checkpoints.files import find_checkpoints
-from distill.choose.ranked import command
-from distill.choose.ranked.command import choose
-from distill.choose.shapes.settings import ChooseSettings
+from distill.choose import search
+from distill.choose.candidates import ChooseSettings
+from distill.choose.search import choose
 from distill.stages import processes
 from tests.distill.run.test_progressive import TINY
 from tests.eval.records import latency
@@ -31,11 +30,11 @@ def recipe(tiny_target, tmp_path) -> Path:
     return file
 
 
-def measured_steps(_recipe, _target, candidates, places):
+def measured_steps(_recipe, _target, candidates, settings):
     """Step times of models so small say nothing."""
     times = {one.name: ({1: 4.0, 2: 6.0, 3: 8.0}[one.shape.layers],) * 2 for one in candidates}
     timed = latency(40.0, {1: 42.0}, times, 0.5)
-    return [replace(timed, batch=batch, context_tokens=context) for batch, context in places]
+    return timed.model_copy(update={"batch": settings.batch_size, "context_tokens": settings.context})
 
 
 @pytest.fixture
@@ -58,7 +57,7 @@ def trained(monkeypatch, trainings_begin_at_once, fatal) -> list[str]:
 
     monkeypatch.setattr(processes, "run_training", run_training)
     monkeypatch.setattr(train, "restore_signals", lambda: None)
-    monkeypatch.setattr(command, "measured_steps", measured_steps)
+    monkeypatch.setattr(search, "measured_steps", measured_steps)
     return begun
 
 
@@ -93,8 +92,8 @@ def test_a_lost_process_costs_the_training_it_was_at(recipe, trained, fatal):
 
 @pytest.mark.usefixtures("trained")
 def test_longer_trainings_go_on_from_sharded_checkpoints(recipe, monkeypatch):
-    """As from whole ones, which test_rungs.py sees; those of the shorter training stay."""
-    monkeypatch.setattr("distill.choose.trainings.rungs.beaten", lambda *_: [])
+    """As from whole ones, which test_search.py sees; those of the shorter training stay."""
+    monkeypatch.setattr(search, "in_play", list)
     words = ("distill.checkpoints=sharded", "distill.save_num_checkpoints_to_keep=1")
     choose_by_two(recipe, *words, layers=(1, 2), longest="4ba")
     for layers in (1, 2):

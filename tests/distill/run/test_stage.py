@@ -122,5 +122,5 @@ def test_no_other_place_names_the_folders_of_a_run():
     assert len(sources) > 150
     named = {str(path.relative_to(ROOT)): folders_named(path.read_text()) for path in sources}
     assert {path: names for path, names in named.items() if names} == {
-        "distill/choose/trainings/trials.py": {"eval"}  # of the trials together, which are no run
+        "distill/choose/search.py": {"eval"}  # of the trials together, which are no run
     }

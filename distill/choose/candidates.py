@@ -1,0 +1,231 @@
+"""Candidate shapes of `widedraft choose`: the recipe's own architecture at other depths, widths and heads. No torch."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from architectures.errors import UserError
+from architectures.families import FAMILIES
+from architectures.files.section import Section
+from architectures.settings.flags import Flag, flag_of
+from architectures.settings.kinds import MOST
+from architectures.shapes.requested_shape import draft_shape, written_size
+from architectures.shapes.section import ArchitectureConfig, size
+from architectures.shapes.shape import Shape
+from architectures.vocabulary import VocabularyConfig, with_asked_head
+from distill.checkpoints.trust import TrustCheckpoints
+from distill.ranks.launching import Processes
+from distill.recipe.recipe import Recipe
+from distill.recipe.sections.times import Duration, split_time
+from distill.recipe.words import Debug, Overrides, RecipeFile
+from distill.run.run import Run
+
+DEPTHS = (1, 2, 3, 4, 6, 8, 12)
+ALL = "all"
+AXES = {"hidden": "hidden_sizes", "intermediate": "intermediate_sizes", "heads": "heads"}  # settings, by recipe key
+REPLACED = ("shape", "layers", "hidden", "intermediate", "heads", "kv_heads", "stages", "plan")
+FACTOR, RUNGS = 2, 3  # each training is twice as long; three of them where no longest is named
+
+
+def known_width(word: int | str) -> int | str:
+    """A number, a share of the target's as in 0.5x, or "all"."""
+    value = int(word) if isinstance(word, str) and word.isdecimal() and len(word) <= 12 else word
+    return value if value == ALL else size(value)
+
+
+WidthSize = Annotated[int | str, BeforeValidator(known_width, json_schema_input_type=str)]
+Widths = Annotated[tuple[WidthSize, ...], Flag(metavar="N|0.5x|all", absent="as the recipe has it")]
+
+
+class ChooseSettings(Section):
+    """Which shapes are compared, and how long they are trained."""
+
+    recipe: RecipeFile
+    overrides: Overrides = ()
+    debug: Debug = False
+    trust_checkpoints: TrustCheckpoints = False
+    processes: Processes = None
+    layers: Annotated[tuple[Annotated[int, Field(ge=1, le=MOST)], ...], Flag(absent="1 2 3 4 6 8 12")] = Field(
+        default=(), description="Numbers of layers of the candidates."
+    )
+    vocabularies: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=MOST)] | Literal["all"], ...],
+        Flag(metavar="N|all", absent="as the recipe has it"),
+    ] = Field(default=(), description="Sizes of the output head, each with each number of layers.")
+    hidden_sizes: Widths = Field(default=(), description="Hidden sizes: numbers, or shares of the target's.")
+    intermediate_sizes: Widths = Field(default=(), description="Feed-forward widths, likewise.")
+    heads: Widths = Field(default=(), description="Query heads of a layer, likewise; key/value heads follow.")
+    max_parameters: Annotated[int, Field(ge=1, le=10**13)] | None = Field(
+        default=None, description="Leave out candidates with more parameters."
+    )
+    batch_size: int = Field(default=1, ge=1, le=MOST, description="Sequences decoded together where steps are timed.")
+    context: int = Field(default=128, ge=1, le=MOST, description="Tokens before a timed step.")
+    duration: Annotated[Duration, Flag(metavar="T")] = Field(
+        default="100ba", description="Length of the first, short training runs, as distill.max_duration."
+    )
+    longest: Annotated[Duration | None, Flag(metavar="T", absent="4 times --duration")] = Field(
+        default=None, description="Candidates still in play train on, twice as long each time, up to this."
+    )
+    untrained: bool = Field(default=False, description="Stop after the step times.")
+    out: Annotated[Path | None, Flag(metavar="FILE", absent="<run>/choose/recipe.yaml")] = Field(
+        default=None, description="The recipe of the winner."
+    )
+
+    @property
+    def lengths(self) -> list[str]:
+        """Of the training runs, counted from their start: successive halving with the factor 2.
+
+        Source: Jamieson and Talwalkar 2016 (arXiv 1502.07943).
+        """
+        value, unit = split_time(self.duration)
+        last = value * FACTOR ** (RUNGS - 1) if self.longest is None else split_time(self.longest)[0]
+        lengths = [value]
+        while lengths[-1] < last:
+            lengths.append(min(FACTOR * lengths[-1], last))
+        return [self.duration, *(f"{int(length)}{unit}" for length in lengths[1:])]
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> "ChooseSettings":
+        first, unit = split_time(self.duration)
+        last, last_unit = split_time(self.longest or self.duration)
+        if last_unit != unit or last < first:
+            raise UserError(
+                f"--longest {self.longest}: must be in {unit}, and no less than --duration, which is {self.duration}. "
+                "Change one."
+            )
+        ignored = [name for name in ("duration", "longest", "out") if name in self.model_fields_set]
+        if self.untrained and ignored:
+            raise UserError(f"{flag_of(ignored[0])}: --untrained trains nothing. Leave one of them out.")
+        return self
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A shape that is compared: its name in tables and directories, its size, and the recipe that makes it."""
+
+    name: str
+    shape: Shape
+    recipe: Recipe
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A shape that is out, and why."""
+
+    candidate: str
+    reason: str
+
+
+def candidates_of(recipe: Recipe, source: Shape, settings: ChooseSettings) -> tuple[list[Candidate], list[LeftOut]]:
+    """The recipe with each number of layers, width and head, from shallow to deep; and those that cannot be.
+
+    Args:
+        recipe: Holds everything that is not asked for.
+        source: Shape of what drafts are cut out of, with the target's vocabulary.
+        settings: Which shapes.
+
+    Raises:
+        UserError: If no shape is left, or one cannot be cut at all.
+    """
+    FAMILIES[source.family].refuse("choose", "shapes to choose among")
+    wanted = recipe.architecture
+    if wanted.method == "learned_masks":
+        raise UserError(
+            "architecture.method=learned_masks trains masks for every shape, which is no short training. Choose with "
+            "architecture.method=greedy, then set the shape here."
+        )
+    if wanted.plan is not None:
+        raise UserError("architecture.plan says one shape, so there is nothing to choose from. Write sizes instead.")
+    depths = sorted(set(settings.layers)) or [depth for depth in DEPTHS if depth < source.layers]
+    own = {name: getattr(draft_shape(source, wanted), name) for name in (*AXES, "kv_heads")}
+    widths = [dict(zip(AXES, each, strict=True)) for each in product(*(sizes(settings, own, source, a) for a in AXES))]
+    found: list[Candidate] = []
+    out: list[LeftOut] = []
+    for depth, width, vocabulary in product(depths, widths, vocabularies(recipe, source, settings)):
+        changed = [f"-{value}-{axis}" for axis, value in width.items() if value != own[axis]]
+        body, numbers = f"{depth}-layers{''.join(changed)}", {"layers": depth, **with_kv_heads(width, own, source)}
+        try:
+            candidate = candidate_of(recipe, source, body, numbers, vocabulary)
+        except UserError as error:
+            if len(widths) == 1 or depth > source.layers:
+                raise
+            out.append(LeftOut(body, f"cannot be cut: {error}"))
+            continue
+        count = candidate.shape.parameters()
+        if settings.max_parameters is not None and count > settings.max_parameters:
+            out.append(LeftOut(candidate.name, f"has {count:,} parameters, of {settings.max_parameters:,}"))
+        else:
+            found.append(candidate)
+    if not found:
+        raise UserError(f"{out[0].candidate}, as all candidates: {out[0].reason} Ask for others.")
+    return found, out
+
+
+def candidate_of(
+    recipe: Recipe, source: Shape, body: str, sizes: Mapping[str, int], vocabulary: VocabularyConfig | None
+) -> Candidate:
+    """The recipe with one shape, trained in a run of its own."""
+    wanted = recipe.architecture.model_copy(update={**dict.fromkeys(REPLACED), **sizes})
+    shape = with_asked_head(draft_shape(source, wanted), vocabulary)
+    name = body if vocabulary is None else f"{body}-{shape.head_vocab}-ids"
+    changes: dict[str, str | ArchitectureConfig] = {
+        "run_name": f"{recipe.run_name}-{name}",
+        "run_dir": str(trials_folder(Run.of(recipe)) / name),
+        "architecture": wanted.model_copy(update={"vocabulary": vocabulary}),
+    }
+    return Candidate(name, shape, recipe.model_copy(update=changes))
+
+
+def trials_folder(run: Run) -> Path:
+    """The folder of everything that a choice makes in a run."""
+    return run.folder / "choose"
+
+
+def sizes(settings: ChooseSettings, own: Mapping[str, int], source: Shape, axis: str) -> list[int]:
+    """The numbers that the words of one axis come to, ascending; of none the recipe's own."""
+    most = getattr(source, axis)
+    words: Sequence[int | str] = getattr(settings, AXES[axis])
+    found = [most if word == ALL else written_size(axis, word, most) for word in words]
+    for number, count in Counter(found).items():
+        if count > 1:
+            raise UserError(f"{flag_of(AXES[axis])}: {number} stands there {count} times. Give each size once.")
+        if number > most:
+            raise UserError(f"{flag_of(AXES[axis])} {number}: exceeds the target's {most}. Choose smaller sizes.")
+    return sorted(found) or [own[axis]]
+
+
+def with_kv_heads(widths: Mapping[str, int], own: Mapping[str, int], source: Shape) -> dict[str, int]:
+    """Widths that are not the source's, with key/value heads in the source's ratio, or the recipe's own."""
+    group = source.heads // source.kv_heads
+    follow = own["kv_heads"] if widths["heads"] == own["heads"] else max(1, widths["heads"] // group)
+    every = {**widths, "kv_heads": follow}
+    narrow = {name for name, value in every.items() if value != getattr(source, name)}
+    return {name: every[name] for name in every if name in narrow or (name == "kv_heads" and "heads" in narrow)}
+
+
+def vocabularies(recipe: Recipe, source: Shape, settings: ChooseSettings) -> list[VocabularyConfig | None]:
+    """Sections architecture.vocabulary, from few ids to the whole head; of no sizes the recipe's own."""
+    own = recipe.architecture.vocabulary
+    for number, count in Counter(settings.vocabularies).items():
+        if count > 1:
+            raise UserError(f"--vocabularies {number}: stands there {count} times. Give each size once.")
+        if source.head_vocab:
+            raise UserError(
+                f"--vocabularies {number}: the output head of what is pruned has {source.head_vocab} ids, and keeps "
+                "them. Leave it out."
+            )
+        if number != ALL and number >= source.vocab:
+            raise UserError(f"--vocabularies {number}: the target has {source.vocab} token ids. Choose fewer, or all.")
+    if not settings.vocabularies:
+        return [own]
+    by = own.origin if own is not None else "text" if recipe.distill.train_on == "text" else "answers"
+    counts = sorted(number for number in settings.vocabularies if number != ALL)
+    found: list[VocabularyConfig | None] = [
+        VocabularyConfig.model_validate({"size": count, "from": by}) for count in counts
+    ]
+    return [*found, None] if ALL in settings.vocabularies else found

@@ -1,0 +1,390 @@
+"""`widedraft choose`: time candidate shapes, train them briefly, train the better half on, write the winner's recipe.
+
+Training runs are runs of their own in <run>/choose/<length>/<name>, on the responses of the run. A longer one goes on
+from the checkpoint of a shorter one, by links: the learning rate rises again to where the recipe's schedule has it for
+the longer run, and falls to its end at the new one. Imports torch only when it runs.
+"""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint
+from architectures.errors import UserError
+from architectures.files.atomic import write_json
+from architectures.shapes.section import SIZES
+from architectures.shapes.shape import Shape
+from architectures.sharing import ALONE, Share
+from architectures.tables import Table, terminal
+from architectures.targets.target import read_config
+from distill.checkpoints.files import find_checkpoints
+from distill.choose.candidates import FACTOR, Candidate, ChooseSettings, LeftOut, candidates_of, trials_folder
+from distill.recipe.recipe import Recipe, load_recipe, save_recipe
+from distill.recipe.sections.teacher import is_sharded
+from distill.run.artifact import ARTIFACTS, Artifact
+from distill.run.content import sources_as_input
+from distill.run.progressive import share_answers, source_folder, with_imported_target
+from distill.run.run import RECIPE_NAME, Run
+from distill.stages.processes import distill_stage
+from distill.stages.running import cache_if_asked, generate_stage, owned_by_the_first, prune_stage, timed
+from distill.stages.table import eval_prompts
+from eval.speedup import Prospect, Ranked, drawn_times, prospect, ranking, step_times
+
+if TYPE_CHECKING:
+    from eval.acceptance.estimates import Resampling
+    from eval.config import EvalConfig
+    from eval.scorecard_schema import Scorecard, ScoredLatency
+
+REPEATS = 20  # of timed steps
+SURE = 0.975  # share of draws of the step times
+RIVAL_SHARE = 0.025  # of the draws that name a rival: one of two equal drafts wins fewer in 5 % of runs
+RECORD_NAME = "choice.json"
+TRIAL = (
+    "distill.eval_interval=1dur",
+    "distill.save_interval=1dur",
+    "distill.eval_first=false",
+    "distill.autoresume=true",
+)
+
+
+def choose(path: Path, overrides: Sequence[str], settings: ChooseSettings, share: Share = ALONE) -> None:
+    """Print step times and rankings, and write <run>/choose/choice.json and the winner's recipe.
+
+    Args:
+        path: A recipe.
+        overrides: Its key=value words.
+        settings: Which shapes, and how long they train.
+        share: This process's part of what is trained; the first process times steps and writes.
+    """
+    if settings.out is not None and (settings.out.is_dir() or settings.out.resolve() == path.resolve()):
+        raise UserError(f"--out {settings.out}: is a directory, or the recipe that is read. Name another file.")
+    recipe = load_recipe(path, overrides)
+    run = Run.of(recipe, share)
+    share.lead(run.begin)
+
+    # Candidates, as shapes only.
+    trial = load_recipe(path, [*overrides, f"distill.max_duration={settings.duration}", *TRIAL])
+    folders = (source_folder(trial) or run.target, run.target)
+    source, target = (Shape.from_config(read_config(each), where=str(each / "config.json")) for each in folders)
+    candidates, left_out = candidates_of(trial, replace(source, vocab=target.vocab), settings)
+
+    # Step times with random weights; shapes that no training can make pay are out.
+    latency = share.lead(lambda: measured_steps(recipe, run.target, candidates, settings))
+    prospects = {name: prospect(steps, latency.batch) for name, steps in step_times(latency).items()}
+    kept, hopeless = worth_training(candidates, latency, prospects, resampling_of(recipe))
+    left_out += hopeless
+    print_steps(candidates, prospects, latency, left_out)
+    found: dict[str, list[Ranked]] = {}
+    record = partial(write_record, run, candidates, left_out, found)
+    share.lead(record)
+    if settings.untrained or not kept:
+        return
+
+    # Short training runs of all, longer ones of those still in play.
+    timed("generate", lambda: generate_stage(run))
+    cache_if_asked(run)
+    is_placed = {"batch_size", "context"} & settings.model_fields_set
+    earlier: str | None = None
+    for length in settings.lengths:
+        drafts = train_candidates(run, kept, length, earlier)
+        card = score_candidates(run, drafts, length)
+        rows = card.rows_at(card.temperatures[0])
+        found[length] = ranking(rows, latency if is_placed else card.latency, resampling_of(recipe))
+        print_ranking(found[length], length)
+        names = {each.draft for each in in_play(found[length])}
+        kept, earlier = [each for each in kept if each.name in names], length
+        share.lead(record)
+        if len(kept) == 1:
+            break
+
+    # The recipe of the winner.
+    if share.leads:
+        winner = next(iter(found[earlier or ""])).draft
+        out = settings.out or trials_folder(run) / RECIPE_NAME
+        save_recipe(chosen_recipe(recipe, candidates, winner), out)
+        print(f"\n{out}: the recipe of {winner}. Next: widedraft run {out}")
+
+
+def chosen_recipe(recipe: Recipe, candidates: Sequence[Candidate], name: str) -> Recipe:
+    """The recipe as it was given, with the shape of the winner, in a run of its own."""
+    [winner] = [candidate for candidate in candidates if candidate.name == name]
+    run_name = f"{recipe.run_name}-{winner.name}"
+    run_dir = str(Path(recipe.run_dir).with_name(run_name))
+    changes = {"architecture": winner.recipe.architecture, "run_name": run_name, "run_dir": run_dir}
+    return recipe.model_copy(update=changes)
+
+
+# --- step times ----------------------------------------------------------------------------------------------------
+
+
+def measured_steps(
+    recipe: Recipe, target: Path, candidates: Sequence[Candidate], settings: ChooseSettings
+) -> "ScoredLatency":
+    """Step times of the target and of every candidate with random weights, interleaved.
+
+    Raises:
+        UserError: If the models do not fit into memory, or decode one sequence at a time and more are asked for.
+    """
+    from eval.checks.built_in import PROMPTS
+    from eval.latency import (
+        Setting,
+        chosen_threads,
+        measure_latency,
+        repeated,
+        require_memory,
+        require_rows,
+        scored_latency,
+        timing_ticks,
+        untrained_models,
+    )
+    from eval.models.loading import load_tokenizer
+    from eval.records.grid import TARGET
+    from eval.targets.loading import load_target
+
+    config, names = recipe.eval, [candidate.name for candidate in candidates]
+    text_ids = [token for prompt in PROMPTS for token in load_tokenizer(target)(prompt)["input_ids"]]
+    model = load_target(target, dtype=config.dtype, holding=recipe.target.holding)
+    with chosen_threads(config.num_threads, lambda: model) as threads:
+        drafts = dict(zip(names, untrained_models(model, [candidate.shape for candidate in candidates]), strict=True))
+        models = {TARGET: model, **drafts}
+        require_rows(models, [settings.batch_size])
+        require_memory(models, batch=settings.batch_size, context=settings.context)
+        latency = measure_latency(
+            models,
+            Setting(repeated(text_ids, settings.context), settings.batch_size),
+            lookaheads=config.lookaheads,
+            repetitions=timing_ticks(REPEATS),
+            resampling=resampling_of(recipe),
+        )
+        scored = scored_latency(latency, batch=settings.batch_size)
+        return scored.model_copy(update={"evidence": threads.noted(scored.evidence)})
+
+
+def resampling_of(recipe: Recipe) -> "Resampling":
+    from eval.acceptance.estimates import Resampling
+
+    return Resampling(recipe.eval.confidence, recipe.eval.num_resamples, recipe.seed)
+
+
+def worth_training(
+    candidates: Sequence[Candidate],
+    latency: "ScoredLatency",
+    prospects: Mapping[str, Prospect],
+    resampling: "Resampling",
+) -> tuple[list[Candidate], list[LeftOut]]:
+    """Candidates that training can make pay, and the others.
+
+    A shape is out if it could not pay even if every token were accepted; or if another one has no less of anything
+    and, in 39 of 40 draws of the times, no slower step: it would win only if the smaller draft were right more often.
+    """
+    hopeless = [name for name, each in prospects.items() if each.least_alpha is None]
+    out = [LeftOut(name, "no acceptance rate makes it pay here") for name in hopeless]
+    kept = [each for each in candidates if each.name not in hopeless]
+    steps = {
+        name: np.array([(each.draft_s, each.draft_two_s) for each in draws])
+        for name, draws in drawn_times(latency, resampling).items()
+    }
+    for small in tuple(kept):
+        better = [
+            each
+            for each in kept
+            if contains(each.shape, small.shape)
+            and float((steps[each.name] <= steps[small.name]).all(axis=1).mean()) >= SURE
+        ]
+        if better:
+            best = max(better, key=lambda each: each.shape.parameters())
+            out.append(LeftOut(small.name, f"{best.name} has no less of anything and is no slower"))
+    names = {each.candidate for each in out}
+    return [each for each in kept if each.name not in names], out
+
+
+def contains(large: Shape, small: Shape) -> bool:
+    """Whether one shape has no less of anything than another, and more of something."""
+    parts = (*SIZES, "head_rows")
+    return large != small and all(getattr(large, part) >= getattr(small, part) for part in parts)
+
+
+# --- training runs -------------------------------------------------------------------------------------------------
+
+
+def train_candidates(
+    run: Run, candidates: Sequence[Candidate], length: str, earlier: str | None = None
+) -> dict[str, Path]:
+    """Train the candidates; what is finished is left as it is. Returns the directory of each one's weights, by name.
+
+    Args:
+        run: That they belong to, with its responses.
+        candidates: Each in a run of its own.
+        length: Of the training runs, from their start.
+        earlier: Length of the runs that these go on from; None to begin.
+    """
+    # All processes cut each candidate: scores of one serve the others.
+    for candidate in candidates:
+        trial = trial_run(run, candidate, length)
+        with owned_by_the_first(trial):
+            run.share.lead(partial(share_answers, run, trial))
+            if earlier is not None:
+                run.share.lead(partial(go_on_from, trial_run(run, candidate, earlier), trial))
+            timed(f"prune {candidate.name}", partial(prune_stage, trial))
+    # Each process trains some, unless one device cannot hold a candidate.
+    together = trained_together(run)
+    mine = candidates if together else run.share.mine(candidates)
+    for number, candidate in enumerate(mine, start=1):
+        print(f"== {candidate.name} for {length}, {number} of {len(mine)}{run.share.words}", flush=True)
+        trial = trial_run(run, candidate, length)
+        trial = trial if together else replace(trial, share=ALONE)
+        with owned_by_the_first(trial):
+            timed("distill", partial(distill_stage, trial.recipe_file, [], share=trial.share))
+    run.share.meet()
+    return {each.name: trial_run(run, each, length).draft.path for each in candidates}
+
+
+def trained_together(run: Run) -> bool:
+    """Whether all processes train each candidate, and not each process some of them."""
+    return run.recipe.distill.parallelism != "ddp" or is_sharded(run.recipe.distill.teacher)
+
+
+def trial_run(run: Run, candidate: Candidate, length: str) -> Run:
+    """The run of a candidate for some length, with the imported target and the scores of the run it belongs to."""
+    recipe = candidate.recipe
+    place = Path(recipe.run_dir)
+    changes = {
+        "run_dir": str(place.parent / length / place.name),
+        "architecture": recipe.architecture.model_copy(update={"scores": str(run.scores.path)}),
+        "distill": recipe.distill.model_copy(update={"max_duration": length}),
+    }
+    return Run.of(with_imported_target(recipe.model_copy(update=changes), run), run.share)
+
+
+def go_on_from(earlier: Run, later: Run) -> None:
+    """Let a training run that has not begun start where a shorter one ended."""
+    if later.checkpoints.is_finished:
+        return
+    link(earlier.init.path, later.init.path)
+    saved = earlier.checkpoints.path
+    for path in sorted({*saved.glob("*.pt"), *find_checkpoints(saved)}):  # links to the best and latest too
+        linked = later.checkpoints.path / path.name
+        if path.is_symlink():
+            linked.parent.mkdir(parents=True, exist_ok=True)
+            linked.unlink(missing_ok=True)
+            linked.symlink_to(path.readlink())
+        else:
+            link(path, linked)
+
+
+def link(path: Path, place: Path) -> None:
+    """A relative link, unless there is something already."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if not place.is_symlink() and not place.exists():
+        place.symlink_to(os.path.relpath(path, place.parent))
+
+
+def score_candidates(run: Run, drafts: Mapping[str, Path], length: str) -> "Scorecard":
+    """One scorecard of all drafts of a length: same prompts, interleaved step times; read if it is up to date."""
+    from eval.engines.generate import responses_by
+    from eval.scorecard import score_drafts
+    from eval.scorecard_schema import CARD_NAME, read_scorecard
+
+    share, seed, config = run.share, run.recipe.seed, scoring_of(run)
+    share.lead(run.begin)
+    scored = Artifact(trials_folder(run) / length / "eval", ARTIFACTS["eval"])
+    inputs: dict[str, Any] = {
+        "target": fingerprint_checkpoint(run.target),
+        **{f"draft {name}": fingerprint_checkpoint(folder) for name, folder in drafts.items()},
+        "eval": config.model_dump(mode="json", exclude={"answer_steps"}),
+        "prompts": sources_as_input(config.tasks) if config.tasks else run.data.inputs,
+        "seed": str(seed),
+    }
+    if not share.lead(lambda: scored.is_current(inputs)):
+        share.lead(lambda: link_responses(run, scored.path))
+        with responses_by(run.recipe.generate) as kind:
+            how = {"seed": seed, "answered_by": kind, "holding": run.recipe.target.holding, "share": share}
+            score_drafts(run.target, drafts, eval_prompts(run), config, scored.path, **how)
+        share.lead(lambda: run.record(scored, inputs))
+    return read_scorecard(scored.path / CARD_NAME)
+
+
+def scoring_of(run: Run) -> "EvalConfig":
+    """The recipe's scoring, without what a ranking does not look at."""
+    return run.recipe.eval.model_copy(update={"latency_batch_sizes": (), "live_prompts": 1})
+
+
+def link_responses(run: Run, scored: Path) -> None:
+    """Let the scorecards of all lengths share the target's responses."""
+    responses = trials_folder(run) / "answers"
+    responses.mkdir(parents=True, exist_ok=True)
+    link(responses, scored / responses.name)
+
+
+def in_play(ranked: Sequence[Ranked]) -> list[Ranked]:
+    """Those that train on, of candidates with the fastest first: the better half, and whoever may be the fastest.
+
+    Successive halving (arXiv 1502.07943) keeps the better half only; the paired draws of prompts and times tell who
+    else has a chance.
+    """
+    better = math.ceil(len(ranked) / FACTOR)
+    return [each for place, each in enumerate(ranked) if place < better or is_rival(each)]
+
+
+def is_rival(ranked: Ranked) -> bool:
+    """Whether a draft may be the fastest though another has the higher predicted speedup."""
+    return ranked.interval is None or ranked.first_share >= RIVAL_SHARE
+
+
+# --- output --------------------------------------------------------------------------------------------------------
+
+
+def print_steps(
+    candidates: Sequence[Candidate],
+    prospects: Mapping[str, Prospect],
+    latency: "ScoredLatency",
+    left_out: Sequence[LeftOut],
+) -> None:
+    """Print what step times allow, and who is out."""
+    rows = []
+    for each in candidates:
+        found = prospects[each.name]
+        needed = "none" if found.least_alpha is None else f"{found.least_alpha:.2f} (k = {found.lookahead})"
+        size, ms = f"{each.shape.parameters() / 1e6:.1f}M", f"{latency.of(each.name).one_token.median_ms:.2f}"
+        shape = f"{each.shape.layers} x {each.shape.hidden}"
+        rows.append((each.name, shape, size, ms, f"{found.cost_ratio:.3f}", f"{found.most:.2f}x", needed))
+    columns = ("candidate", "layers x hidden", "parameters", "ms/step", "cost ratio", "max speedup", "break-even alpha")
+    title = f"Step times with random weights: batch {latency.batch}, context {latency.context_tokens}"
+    tables = [Table(columns, rows, title)]
+    if left_out:
+        tables.append(Table(("left out", "why"), [(each.candidate, each.reason) for each in left_out]))
+    print(terminal(*tables), flush=True)
+
+
+def print_ranking(ranked: Sequence[Ranked], length: str) -> None:
+    """Print the candidates by predicted speedup, and who trains on."""
+    playing = {each.draft for each in in_play(ranked)}
+    rows = []
+    for each in ranked:
+        interval = "" if each.interval is None else f" [{each.interval[0]:.2f}, {each.interval[1]:.2f}]"
+        speed = f"{each.speedup:.2f}x{interval}"
+        state = "in play" if each.draft in playing else "out"
+        rows.append((each.draft, each.lookahead, speed, f"{each.tokens_per_s:.1f}", f"{each.first_share:.0%}", state))
+    columns = ("candidate", "k", "predicted speedup", "tokens/s", "fastest in draws", "")
+    print(terminal(Table(columns, rows, f"After {length} of training")), flush=True)
+
+
+def write_record(
+    run: Run, candidates: Sequence[Candidate], left_out: Sequence[LeftOut], found: Mapping[str, Sequence[Ranked]]
+) -> None:
+    """Write <run>/choose/choice.json: shapes, who was left out, and the ranking of every length."""
+    folder = trials_folder(run)
+    folder.mkdir(parents=True, exist_ok=True)
+    record = {
+        "run_name": run.recipe.run_name,
+        "candidates": {each.name: {"parameters": each.shape.parameters(), **asdict(each.shape)} for each in candidates},
+        "left_out": [asdict(each) for each in left_out],
+        "rankings": {length: [asdict(each) for each in ranked] for length, ranked in found.items()},
+    }
+    write_json(record, folder / RECORD_NAME)

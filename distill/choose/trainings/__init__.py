@@ -1,1 +1,0 @@
-"""Short trainings of candidates, longer ones of those that are still in play."""

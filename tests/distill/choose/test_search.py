@@ -1,0 +1,142 @@
+"""Shapes that cannot pay stay untrained, those in play train on, and a recipe is the winner."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from architectures.errors import UserError
+from distill.checkpoints.files import find_checkpoints
+from distill.choose.candidates import Candidate, ChooseSettings, candidates_of
+from distill.choose.search import in_play, measured_steps, trained_together, worth_training
+from distill.recipe.recipe import load_recipe
+from distill.run.run import Run
+from eval import scorecard
+from eval.acceptance.estimates import Resampling
+from eval.speedup import Prospect, Ranked, prospect, step_times
+from tests.distill.run.test_progressive import TINY
+from tests.eval.records import latency
+
+RESAMPLING = Resampling(0.95, 200, 17)
+
+
+@pytest.mark.parametrize(
+    ("shares", "kept"),
+    [
+        ((1.0, 0.0), "a"),
+        ((0.97, 0.03), "ab"),
+        ((1.0, 0.0, 0.0), "ab"),
+        ((0.9, 0.05, 0.0, 0.05), "abd"),
+        ((0.9, 0.0, 0.0, 0.024, 0.076), "abce"),
+    ],
+)
+def test_the_better_half_and_whoever_may_be_first_are_in_play(shares, kept):
+    ranked = [Ranked(name, 4, 1.0, (0.9, 1.2), 20.0, share) for name, share in zip("abcde", shares, strict=False)]
+    assert "".join(each.draft for each in in_play(ranked)) == kept
+    unsure = [replace(each, interval=None) for each in ranked]
+    assert in_play(unsure) == unsure
+
+
+def test_hopeless_and_dominated_shapes_are_left_out(recipe, source):
+    shapes = {"one": 1, "two": 2, "three": 3}
+    candidates = [Candidate(name, replace(source, layers=layers), recipe) for name, layers in shapes.items()]
+    hopeful, hopeless = Prospect(4, 0.3, 0.2, 2.5), Prospect(1, None, 1.2, 0.8)
+    times = latency(40.0, {1: 42.0}, {"one": (8.0, 8.0), "two": (6.0, 6.0), "three": (48.0, 48.0)}, 0.01)
+    kept, out = worth_training(candidates, times, {"one": hopeful, "two": hopeful, "three": hopeless}, RESAMPLING)
+    assert [each.name for each in kept] == ["two"]  # deeper than one, and faster
+    assert [each.candidate for each in out] == ["three", "one"]
+    slower = latency(40.0, {1: 42.0}, {"one": (4.0, 4.0), "two": (6.0, 6.0), "three": (48.0, 48.0)}, 0.01)
+    kept, _ = worth_training(candidates, slower, dict.fromkeys(shapes, hopeful), RESAMPLING)
+    assert len(kept) == 3
+
+
+def test_steps_are_measured_for_every_candidate(recipe, source, tiny_target):
+    config = recipe.eval.model_copy(update={"num_threads": 1, "lookaheads": (1, 2), "num_resamples": 20})
+    settings = ChooseSettings(recipe=Path("r.yaml"), layers=(1, 3), batch_size=2, context=8)
+    candidates, _ = candidates_of(recipe, source, settings)
+    timed = measured_steps(recipe.model_copy(update={"eval": config}), tiny_target, candidates, settings)
+    assert (timed.batch, timed.context_tokens) == (2, 8)
+    found = {name: prospect(each) for name, each in step_times(timed).items()}
+    assert 0 < found["1-layers"].cost_ratio < found["3-layers"].cost_ratio
+
+
+ANSWERING = "distill.teacher={source: cache, captured_while: answering}"  # candidates share responses and cache
+
+
+@pytest.mark.usefixtures("step_times", "training_here")
+def test_candidates_are_trained_and_the_winner_is_a_recipe(run_choose, recipe_file, tmp_path, capfd):
+    assert run_choose(ANSWERING, "--layers", 1, 2, 3, "--duration", "2ba", "--longest", "2ba") == 0
+    run = tmp_path / "out"
+    record = json.loads((run / "choose" / "choice.json").read_text())
+    assert [each["candidate"] for each in record["left_out"]] == ["3-layers"]
+    [ranked] = record["rankings"].values()
+    assert {each["draft"] for each in ranked} == {"1-layers", "2-layers"}
+    assert sorted(path.name for path in (run / "choose" / "2ba").iterdir()) == ["1-layers", "2-layers", "eval"]
+    assert not (run / "draft").exists()
+    chosen, given = load_recipe(run / "choose" / "recipe.yaml"), load_recipe(recipe_file, [*TINY, ANSWERING])
+    assert chosen.run_name == f"tiny-{ranked[0]['draft']}"
+    assert f"{chosen.architecture.layers}-layers" == ranked[0]["draft"]
+    assert (chosen.architecture.intermediate, chosen.architecture.method) == (96, "first_last")
+    assert (chosen.distill, chosen.data, chosen.eval) == (given.distill, given.data, given.eval)
+    assert Path(chosen.run_dir) == run.with_name(chosen.run_name)
+    capfd.readouterr()
+
+    words = ("--layers", 1, 2, "--duration", "2ba", "--longest", "2ba", "--out", tmp_path / "mine.yaml")
+    assert run_choose(ANSWERING, *words) == 0
+    printed = capfd.readouterr().out
+    for name in ("1-layers", "2-layers"):
+        assert f"{run / 'choose' / '2ba' / name / 'draft'}: up to date" in printed
+    assert load_recipe(tmp_path / "mine.yaml").architecture.intermediate == 96
+
+
+@pytest.mark.usefixtures("step_times")
+@pytest.mark.parametrize("words", [("--layers", 3), ("--layers", 1, 2, 3, "--untrained")])
+def test_nothing_is_trained_where_nothing_can_pay_or_nothing_was_asked(run_choose, tmp_path, words):
+    assert run_choose(*words) == 0
+    assert [path.name for path in (tmp_path / "out" / "choose").iterdir()] == ["choice.json"]
+
+
+@pytest.mark.usefixtures("step_times", "training_here")
+def test_a_search_that_was_stopped_goes_on_where_it_was(run_choose, tmp_path, capsys, monkeypatch):
+    """The second training stops the first time; the first one's drafts and scorecard are then as they were."""
+    words = ("distill.autoresume=false", "--layers", 1, 2, "--duration", "2ba", "--longest", "4ba")
+    scored = []
+
+    def stopped(target, found, *rest, **named):
+        scored.append(sorted(found))
+        if len(scored) == 2:
+            raise UserError("stopped")
+        return score(target, found, *rest, **named)
+
+    score = scorecard.score_drafts
+    monkeypatch.setattr(scorecard, "score_drafts", stopped)
+    assert run_choose(*words) == 2
+    choose = tmp_path / "out" / "choose"
+    assert run_choose(*words) == 0
+    printed = capsys.readouterr().out
+    assert scored == [["1-layers", "2-layers"]] * 3
+    for made in ("2ba/1-layers/draft", "2ba/2-layers/draft", "4ba/1-layers/draft", "2ba/eval"):
+        assert f"{choose / made}: up to date" in printed
+    assert list(json.loads((choose / "choice.json").read_text())["rankings"]) == ["2ba", "4ba"]
+    first, second = (choose / length / "1-layers" / "checkpoints" for length in ("2ba", "4ba"))
+    assert [path.name for path in find_checkpoints(first)] == ["ep1-ba2-rank0.pt"]
+    [earlier, later] = find_checkpoints(second)
+    assert earlier.resolve() == (first / "ep1-ba2-rank0.pt").resolve()
+    assert not later.is_symlink()
+    lines = (second.parent / "logs" / "metrics.jsonl").read_text().splitlines()
+    assert min(json.loads(line)["batch"] for line in lines) >= 2  # what was trained is not trained again
+    assert (choose / "2ba" / "eval" / "answers").resolve() == (choose / "4ba" / "eval" / "answers").resolve()
+
+
+@pytest.mark.parametrize(
+    ("words", "together"),
+    [
+        ([], False),
+        (["distill.parallelism=fsdp2"], True),
+        (["distill.teacher={parallelism: fsdp2}"], True),
+    ],
+)
+def test_candidates_that_are_held_in_shards_are_trained_by_all_processes(recipe_file, words, together):
+    recipe = load_recipe(recipe_file, [*TINY, "distill.device_train_microbatch_size=1", *words])
+    assert trained_together(Run.of(recipe)) == together
