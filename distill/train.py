@@ -62,8 +62,7 @@ from distill.run.recorded import told_apart
 from distill.run.run import Run, shape_of
 from distill.run.run_folder import owned_run
 from distill.run.training import begin_training, masks_are_due, require_training_inputs
-from distill.teacher_cache.answers import CachedAnswers
-from distill.teacher_cache.reader import TeacherCache
+from distill.teacher_cache import CachedAnswers, TeacherCache
 from distill.training.trainer import DIST_TIMEOUT_S, build_model, build_trainer, newest_for_all, training_device
 from eval.answers.token_ids import require_known_ids
 from eval.answers.traces import read_traces

@@ -27,8 +27,7 @@ from distill.recipe.sections.teacher import Cache
 from distill.run.run import Run
 from distill.run.run_folder import owned_run
 from distill.stages.running import cache_if_asked, generate_stage, prune_stage
-from distill.teacher_cache.answers import CachedAnswers
-from distill.teacher_cache.reader import TeacherCache
+from distill.teacher_cache import CachedAnswers, TeacherCache
 from distill.train import read_answers, train
 from distill.training.trainer import build_model, build_trainer
 from eval.answers.traces import read_traces

@@ -43,7 +43,7 @@ def learned(batch: Mapping[str, Tensor], ids_K: Tensor | None) -> dict[str, Tens
     """A batch as a head of some ids learns from it: what it cannot output is no longer in `keep`, but in `unsaid`.
 
     Args:
-        batch: Of distill/data/batches.py, distill/training/text_training.py or distill/teacher_cache/answers.py.
+        batch: Of distill/data/batches.py, distill/training/text_training.py or distill/teacher_cache.py.
         ids_K: The token id of each row, ascending; None where row k is token k, and the batch stays what it is.
 
     Returns:

@@ -16,8 +16,7 @@ from distill.recipe.sections.teacher import is_sharded, teacher_dtype
 from distill.recipe.sections.times import split_time
 from distill.run.run import Run, shape_of
 from distill.sharding import recompute_layers
-from distill.teacher.live import Teacher, load_teacher
-from distill.teacher.sharded import load_sharded_teacher, without_weights
+from distill.teacher import Teacher, load_sharded_teacher, load_teacher, without_weights
 from eval.models.loading import load_model
 
 

@@ -18,7 +18,7 @@ from architectures.shapes.section import MasksConfig
 from distill.formulas.dense import cross_entropy, forward_kl
 from distill.losses.answer_logits import AnswerLogits, vocab_size_of
 from distill.losses.chunked import Head, sum_of_rows
-from distill.teacher.live import Teacher, TeacherRows
+from distill.teacher import Teacher, TeacherRows
 
 Batch = Mapping[str, Tensor]
 

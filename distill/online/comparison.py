@@ -19,7 +19,7 @@ from distill.online.served import RequestRecord, read_records, write_records
 from distill.online.serving import open_server, requests_of
 from distill.recipe.sections.teacher import teacher_dtype
 from distill.run.run import Run
-from distill.teacher_cache.contents import load_head
+from distill.teacher_cache import load_head
 from eval.acceptance.estimates import Columns, Estimate, Resampling, paired_ratio_difference, pooled_ratio
 from eval.decoding.sampling import Sampling
 from eval.models.loading import default_device, load_model, require_same_tokenizer

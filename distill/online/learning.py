@@ -31,8 +31,8 @@ from distill.online.serving import LiveRequests, put_back, trained_weights
 from distill.recipe.recipe import save_recipe
 from distill.recipe.sections.online import Eviction, GuardConfig, OnlineConfig
 from distill.run.run import RECIPE_NAME, Run
-from distill.teacher.cached import CachedTeacher
-from distill.teacher_cache.answers import PREFIX
+from distill.teacher import CachedTeacher
+from distill.teacher_cache import PREFIX
 from distill.training.batches import Widths, split_batch
 from distill.training.model import DistillModel
 from eval.acceptance.intervals import Array, least_units, t_bound

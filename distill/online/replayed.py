@@ -21,7 +21,7 @@ from distill.data.batches import AnswerDataset
 from distill.losses.chunked import Head
 from distill.online.served import Journal, RequestRecord, Served
 from distill.run.run import Run
-from distill.teacher_cache.reader import TeacherCache
+from distill.teacher_cache import TeacherCache
 from eval.acceptance.replay import Accepts, answer_logits, replay_answer, rule_name
 from eval.answers.traces import Trace, read_traces
 from eval.decoding.sampling import Sampling

@@ -13,7 +13,7 @@ from pathlib import Path
 from architectures.errors import UserError
 from architectures.settings.recipe_command import command_of
 from architectures.sharing import ALONE, Share
-from distill.caching.stage import require_cached_teacher
+from distill.cache_stage import require_cached_teacher, verify_files
 from distill.check import check_recipe
 from distill.recipe.recipe import load_recipe
 from distill.recipe.sections.teacher import Cache
@@ -24,7 +24,6 @@ from distill.run.stage import carry_out
 from distill.run.stage_inputs import counts_answers
 from distill.stages.processes import distill_stage, mask_stage
 from distill.stages.table import CACHE, GENERATE, PRUNE, SCORE, eval_prompts, read_scorecard, write_answers
-from distill.teacher_cache.record import verify_files
 from eval.answers.parts import EVERY_FILE, Part
 
 

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 from architectures.checkpoints.generation_settings import SETTINGS_NAME, write_assistant_settings
 from architectures.checkpoints.manifest import Counts
 from architectures.tables import plural
-from distill.caching.stage import require_own_answers, states_are_due, write_cache
+from distill.cache_stage import is_whole, require_own_answers, states_are_due, write_cache
 from distill.recipe.recipe import Recipe
 from distill.recipe.sections.teacher import keeps_states
 from distill.run.run import Run
 from distill.run.stage import Finish, Stage
 from distill.run.stage_inputs import cache_inputs, eval_inputs, generate_inputs, prune_inputs
 from distill.run.training import refuse_orphaned_training
-from distill.teacher_cache.record import is_whole
 from eval.answers.parts import EVERY_FILE, Part, missing_shards
 from eval.answers.shards import read_claims
 

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from distill.data.batches import AnswerDataset
 from distill.recipe.recipe import Recipe
 from distill.recipe.sections.training import GPU_PADDING
-from distill.teacher_cache.answers import CachedAnswers
+from distill.teacher_cache import CachedAnswers
 
 BATCHES_AHEAD = 2  # that are held beside the one that is trained on
 

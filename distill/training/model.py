@@ -34,10 +34,7 @@ from distill.metrics import (
     eval_metrics,
     quantities_of_rows,
 )
-from distill.teacher.absent import AbsentTeacher
-from distill.teacher.cached import CachedTeacher, KeptEntries
-from distill.teacher.live import Teacher, TeacherRows
-from distill.teacher.selection import Selection
+from distill.teacher import AbsentTeacher, CachedTeacher, KeptEntries, Selection, Teacher, TeacherRows
 
 Batch = Mapping[str, Tensor]
 

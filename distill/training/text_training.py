@@ -27,8 +27,7 @@ from distill.losses.kept_rows import learned
 from distill.recipe.sections.text import TextConfig
 from distill.recipe.sections.times import split_time
 from distill.run.run import Run
-from distill.teacher.absent import AbsentTeacher
-from distill.teacher.live import TeacherRows
+from distill.teacher import AbsentTeacher, TeacherRows
 from distill.text.dynamic_loading import DynamicLoading, RandomStateOnResume, held_out_loss, reference_losses
 from distill.text.mixture import MixedDomains, text_eval_loaders, text_loader
 from distill.text.streams import Share

@@ -40,13 +40,16 @@ from distill.recipe.sections.teacher import (
 from distill.recipe.sections.training import TIED_AND_FROZEN, DistillConfig
 from distill.run.run import Run
 from distill.sharding import parallelism_config, recompute_layers
-from distill.teacher.absent import AbsentTeacher
-from distill.teacher.cached import CachedTeacher
-from distill.teacher.live import Teacher, load_teacher
-from distill.teacher.selection import Selection, refuse_other_ids
-from distill.teacher.sharded import load_sharded_teacher
-from distill.teacher_cache.answers import CachedAnswers
-from distill.teacher_cache.contents import load_head
+from distill.teacher import (
+    AbsentTeacher,
+    CachedTeacher,
+    Selection,
+    Teacher,
+    load_sharded_teacher,
+    load_teacher,
+    refuse_other_ids,
+)
+from distill.teacher_cache import CachedAnswers, load_head
 from distill.training.alpha_bounds import AlphaBounds
 from distill.training.batches import Widths, build_dataspec, padding_multiple
 from distill.training.model import DistillModel, HeldOut

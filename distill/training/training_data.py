@@ -17,8 +17,8 @@ from distill.recipe.sections.times import split_time
 from distill.recipe.sections.training import DistillConfig
 from distill.rollouts import Rollouts, Writer, Writers
 from distill.run.run import Run
-from distill.teacher.live import Teacher
-from distill.teacher_cache.answers import CachedAnswers
+from distill.teacher import Teacher
+from distill.teacher_cache import CachedAnswers
 from distill.training.batches import Widths, build_dataspec
 from distill.training.model import DistillModel
 from distill.training.text_training import text_training, without_dur

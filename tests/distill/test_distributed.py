@@ -395,8 +395,8 @@ from pathlib import Path
 import distill.process.own_packages
 import torch
 from composer.utils import dist
-from distill.teacher.sharded import load_sharded_teacher
-from distill.teacher.live import load_teacher
+from distill.teacher import load_sharded_teacher
+from distill.teacher import load_teacher
 from distill.train import training_device
 
 target = Path(sys.argv[1])

@@ -19,8 +19,7 @@ from distill.online.served import read_served
 from distill.recipe.recipe import Recipe
 from distill.run.run import Run
 from distill.stages.running import cache_stage, generate_stage, prune_stage
-from distill.teacher.cached import CachedTeacher
-from distill.teacher.live import load_teacher
+from distill.teacher import CachedTeacher, load_teacher
 from distill.train import train
 from distill.training.model import DistillModel
 from eval.acceptance.replay import answer_logits

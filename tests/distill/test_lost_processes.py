@@ -17,8 +17,7 @@ import pytest
 from architectures.importance import watching
 from architectures.importance.layer_search import LayerSearch
 from architectures.sharing import ALONE, Share
-from distill import train
-from distill.caching import capture
+from distill import teacher_cache, train
 from distill.recipe.recipe import load_recipe
 from distill.run.run import Run
 from distill.stages import processes
@@ -67,7 +66,7 @@ ROWS = [
     Row("generate", "files of answers", (answering, "write_shard"), 1),
     Row("prune", "every distance", (LayerSearch, "through"), 12),  # what one call of distances asks
     Row("prune", "the sums", (watching, "read_text"), 2),
-    Row("cache", "files of the cache", (capture, "write_tensors"), 1),
+    Row("cache", "files of the cache", (teacher_cache, "write_tensors"), 1),
     Row("eval", "files of answers", (answering, "write_shard"), 1),
     Row("eval", "each answer's", (replay_drafts, "replay_answer"), 1),
 ]

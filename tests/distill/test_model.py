@@ -13,7 +13,7 @@ from distill.formulas.losses import loss_term
 from distill.losses.answer_logits import AnswerLogits, logits_of
 from distill.losses.objective import build_objective
 from distill.metrics import LOOKAHEADS, answers_of, eval_metrics, quantities_of_rows
-from distill.teacher.live import load_teacher
+from distill.teacher import load_teacher
 from distill.training.model import DistillModel, HeldOut
 from eval.models.loading import load_model
 

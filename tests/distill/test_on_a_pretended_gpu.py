@@ -18,10 +18,8 @@ from distill.metrics import eval_metrics
 from distill.recipe.recipe import Recipe
 from distill.run.run import Run
 from distill.stages.running import cache_stage, generate_stage, prune_stage
-from distill.teacher.live import load_teacher
-from distill.teacher.selection import Selection
-from distill.teacher_cache.answers import CachedAnswers
-from distill.teacher_cache.reader import TeacherCache
+from distill.teacher import Selection, load_teacher
+from distill.teacher_cache import CachedAnswers, TeacherCache
 from distill.train import read_answers
 from distill.training.alpha_bounds import AlphaBounds
 from distill.training.batches import count_tokens, cut_padding, split_batch
@@ -143,7 +141,7 @@ def test_a_cache_is_written_and_learned_from(make_run, gpu, contents):
 def test_states_kept_while_answering_are_on_the_processor_and_entries_made_of_them_as_ever(
     make_run, tmp_path, gpu, monkeypatch, contents
 ):
-    monkeypatch.setattr("distill.caching.kept_states.default_device", lambda: "cuda")
+    monkeypatch.setattr("distill.teacher_cache.default_device", lambda: "cuda")
     (tmp_path / "p.jsonl").write_text("".join(f'{{"prompt": "What comes after {i}?"}}\n' for i in range(6)))
     data = {"prompts": [{"path": str(tmp_path / "p.jsonl")}], "num_eval_prompts": 2, "max_new_tokens": 5}
     data["answer_steps"] = "eager"  # no graph is captured of what only pretends

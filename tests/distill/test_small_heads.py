@@ -19,10 +19,8 @@ from distill.losses.answer_logits import AnswerLogits, head_of, logits_of, packe
 from distill.losses.kept_rows import learned, rows_of_tokens
 from distill.losses.objective import build_objective
 from distill.metrics import quantities_of_rows
-from distill.teacher.cached import CachedTeacher
-from distill.teacher.live import Teacher
-from distill.teacher.selection import Selection, chosen_weights, refuse_other_ids
-from distill.teacher_cache.contents import sampled_rows, top_k_rows, uniform_numbers, widen
+from distill.teacher import CachedTeacher, Selection, Teacher, chosen_weights, refuse_other_ids
+from distill.teacher_cache import sampled_rows, top_k_rows, uniform_numbers, widen
 from distill.training.model import DistillModel, HeldOut
 from distill.training.text_training import student_losses, teacher_losses
 from eval.models.loading import load_model

@@ -7,7 +7,7 @@ from distill.data.batches import AnswerDataset, collate
 from distill.formulas.dense import forward_kl
 from distill.losses.answer_logits import AnswerLogits
 from distill.losses.objective import build_objective
-from distill.teacher.live import load_teacher
+from distill.teacher import load_teacher
 from distill.training.model import DistillModel
 from eval.answers.traces import Trace
 from eval.decoding.speculative import plain_decode, speculative_decode

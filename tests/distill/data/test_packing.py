@@ -17,8 +17,7 @@ from distill.data.packing import balanced_layout, cheapest_layout, lengths_read,
 from distill.losses.answer_logits import AnswerLogits, logits_of, packed_flops_per_token
 from distill.losses.objective import build_objective
 from distill.recipe.recipe import Recipe
-from distill.teacher.live import load_teacher
-from distill.teacher.selection import Selection
+from distill.teacher import Selection, load_teacher
 from distill.train import train
 from distill.training.batches import cut_padding, split_batch
 from distill.training.model import DistillModel
@@ -304,7 +303,7 @@ def test_the_flops_of_a_slot_are_those_of_the_layers(tiny_draft):
 
 def test_both_models_of_a_recipe_are_packed(make_run, monkeypatch):
     asked = []
-    for name in ("distill.training.trainer.AnswerLogits", "distill.teacher.live.AnswerLogits"):
+    for name in ("distill.training.trainer.AnswerLogits", "distill.teacher.AnswerLogits"):
         monkeypatch.setattr(name, lambda lm, **how: asked.append(how) or AnswerLogits(lm, **how))
     train(make_run(max_duration="1ba", packing=True, pad_to_multiple=8))
     assert asked == [{"packing": True, "multiple": 8}] * 2

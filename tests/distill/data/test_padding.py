@@ -14,7 +14,7 @@ from distill.losses.objective import build_objective
 from distill.run.recorded import recipe_hash
 from distill.run.run import Run
 from distill.run.stage_inputs import training_inputs
-from distill.teacher.live import load_teacher
+from distill.teacher import load_teacher
 from distill.train import train
 from distill.training.batches import cut_padding, padding_multiple, split_batch
 from distill.training.model import DistillModel

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from distill.data.batches import Example, collate
 from distill.losses.answer_logits import AnswerLogits, head_of, logits_of
 from distill.losses.chunked import chunked_sum, plain_sum
-from distill.teacher.live import load_teacher
+from distill.teacher import load_teacher
 from eval.models.loading import load_model
 
 KINDS = [(tied, gated) for tied in (True, False) for gated in (True, False)]

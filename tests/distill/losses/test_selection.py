@@ -6,8 +6,7 @@ import torch
 from distill.formulas.dense import forward_kl, reverse_kl
 from distill.losses.answer_logits import AnswerLogits, logits_of
 from distill.losses.objective import build_objective
-from distill.teacher.live import load_teacher
-from distill.teacher.selection import Selection, chosen_weights
+from distill.teacher import Selection, chosen_weights, load_teacher
 from distill.training.batches import split_batch
 from distill.training.model import DistillModel
 from eval.models.loading import load_model

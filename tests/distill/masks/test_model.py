@@ -15,7 +15,7 @@ from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 from distill.losses.answer_logits import AnswerLogits, logits_of
 from distill.masks.model import MaskModel
-from distill.teacher.live import Teacher
+from distill.teacher import Teacher
 
 IDS = torch.arange(3, 43).reshape(2, 20) % 250 + 3
 

@@ -12,7 +12,7 @@ import torch
 from distill.formulas.losses import LOSSES, loss_term
 from distill.losses.objective import build_objective
 from distill.recipe.sections.teacher import HiddenCache, LiveTeacher, NoTeacher, SampleCache, TopKCache
-from distill.teacher_cache.contents import sampled_rows, top_k_rows, uniform_numbers, widen
+from distill.teacher_cache import sampled_rows, top_k_rows, uniform_numbers, widen
 
 TEACHERS = {
     "live": {},

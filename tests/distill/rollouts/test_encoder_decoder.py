@@ -9,7 +9,7 @@ from distill.formulas.losses import loss_term
 from distill.losses.answer_logits import AnswerLogits
 from distill.losses.objective import build_objective
 from distill.rollouts import COINS, Asked, Writer, examples_of, places_in, written_by, written_by_both
-from distill.teacher.live import Teacher
+from distill.teacher import Teacher
 from distill.training.model import DistillModel
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode

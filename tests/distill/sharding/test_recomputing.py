@@ -20,7 +20,7 @@ from distill.estimate import training_memory
 from distill.losses.answer_logits import AnswerLogits, logits_of
 from distill.masks.model import MaskModel
 from distill.sharding import recompute_layers
-from distill.teacher.live import Teacher
+from distill.teacher import Teacher
 from distill.train import train
 from eval.models.loading import load_model
 from tests.distill.after_training import assert_equal, last_state

@@ -19,9 +19,7 @@ from distill.metrics import expected_acceptance
 from distill.recipe.sections.teacher import TopKCache
 from distill.run.run import Run
 from distill.stages.running import cache_stage
-from distill.teacher_cache.answers import CachedAnswers, rows_in
-from distill.teacher_cache.contents import join_rows
-from distill.teacher_cache.reader import TeacherCache
+from distill.teacher_cache import CachedAnswers, TeacherCache, join_rows, rows_in
 from distill.train import read_answers, train
 from distill.training.batches import build_dataspec, cut_padding, split_batch
 from distill.training.trainer import build_model

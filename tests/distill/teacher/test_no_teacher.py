@@ -20,8 +20,7 @@ from distill.recipe.sections.training import DistillConfig
 from distill.run.run import Run
 from distill.run.stage_inputs import generate_inputs, training_inputs
 from distill.stages.running import cache_stage
-from distill.teacher.absent import AbsentTeacher
-from distill.teacher.cached import CachedTeacher
+from distill.teacher import AbsentTeacher, CachedTeacher
 from distill.train import read_answers, train
 from distill.training.model import HeldOut
 from distill.training.trainer import build_model

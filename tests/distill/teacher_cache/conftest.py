@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from distill.caching.capture import capture_teacher
-from distill.caching.reading import TargetReading
+from distill import teacher_cache
 from distill.data.batches import AnswerDataset
 from distill.recipe.sections.teacher import AnyCache
-from distill.teacher_cache import index
+from distill.teacher_cache import TargetReading, capture_teacher
 from tests.distill.teacher_cache.made import INPUTS, MAX_SEQ_LEN, answers, finish_into, settings_for, with_two_answers
 
 
@@ -24,7 +23,7 @@ def examples():
 @pytest.fixture
 def write(tiny_target, examples, tmp_path, monkeypatch):
     """write(teacher, name of the folder) -> the folder; shards of few tokens, so that there are several."""
-    monkeypatch.setattr(index, "MAX_SHARD_TOKENS", 40)
+    monkeypatch.setattr(teacher_cache, "MAX_SHARD_TOKENS", 40)
 
     def write(teacher: AnyCache, name: str = "cache", *, target: Path = tiny_target, **changes: Any) -> Path:
         settings = settings_for(teacher, **changes)

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from architectures.checkpoints.manifest import write_manifest
-from distill.caching.capture import CaptureSettings
 from distill.data.batches import Example
 from distill.recipe.sections.teacher import AnyCache, HiddenCache, SampleCache, TopKCache
-from distill.teacher_cache.reader import TeacherCache
+from distill.teacher_cache import CaptureSettings, TeacherCache
 from eval.answers.traces import Trace
 
 MAX_SEQ_LEN = 30

@@ -17,15 +17,10 @@ from torch.utils.data import DataLoader
 from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
 from architectures.files.atomic import remove_partials
-from distill.caching import capture, reading
+from distill import cache_stage, teacher_cache
 from distill.recipe.sections.teacher import TopKCache
 from distill.run.run_folder import LOCK_NAME
-from distill.teacher_cache import index, record
-from distill.teacher_cache.contents import (
-    join_rows,
-)
-from distill.teacher_cache.index import cut_into_shards
-from distill.teacher_cache.reader import TeacherCache
+from distill.teacher_cache import TeacherCache, cut_into_shards, join_rows
 from tests.distill.teacher_cache.made import (
     HIDDEN,
     INPUTS,
@@ -57,8 +52,8 @@ def test_a_token_takes_the_bytes_that_were_estimated(write, examples, teacher, c
 
 
 def test_a_cache_that_cannot_fit_is_refused_before_a_byte_is_written(write, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(capture, "free_bytes", lambda _: 1000)
-    monkeypatch.setattr(reading, "load_target", None)
+    monkeypatch.setattr(teacher_cache, "free_bytes", lambda _: 1000)
+    monkeypatch.setattr(teacher_cache, "load_target", None)
     with pytest.raises(UserError, match=r"cache: the teacher cache needs 0\.0 MiB, the disk has 0\.0 MiB free\. Make"):
         write(HIDDEN)
     assert not (tmp_path / "cache").exists()
@@ -71,10 +66,10 @@ def test_a_capture_that_continues_needs_room_for_what_is_missing(write, tmp_path
     num_bytes = lost.stat().st_size
     lost.unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(capture, "free_bytes", lambda _: num_bytes // 2)
+        patch.setattr(teacher_cache, "free_bytes", lambda _: num_bytes // 2)
         with pytest.raises(UserError, match="the disk has"):
             write(HIDDEN)
-    monkeypatch.setattr(capture, "free_bytes", lambda _: num_bytes)
+    monkeypatch.setattr(teacher_cache, "free_bytes", lambda _: num_bytes)
     write(HIDDEN)
     assert lost.stat().st_size == num_bytes
 
@@ -92,32 +87,30 @@ import json, os, signal, sys
 from pathlib import Path
 from architectures.files.atomic import partial_path
 from distill.data.batches import Example
-from distill.caching import capture, reading
-from distill.teacher_cache import index
+from distill import teacher_cache
 from distill.recipe.sections.teacher import TeacherKey
 from pydantic import TypeAdapter
 
 target, examples, inputs, runs = json.loads(sys.argv[1])
 examples = {name: [Example(tuple(ids), *rest) for ids, *rest in rows] for name, rows in examples.items()}
-index.MAX_SHARD_TOKENS = 40
-write_tensors = capture.write_tensors
+teacher_cache.MAX_SHARD_TOKENS = 40
+write_tensors = teacher_cache.write_tensors
 
 def die_in_the_third_shard(tensors, path):
     if path.name == "train-00002.safetensors":
         partial_path(path).write_text("half of a sha")
-        with (path.parent / "capture.jsonl").open("a") as journal:
-            journal.write('{"name": "train-000')
         os.kill(os.getpid(), signal.SIGKILL)
     return write_tensors(tensors, path)
 
-capture.write_tensors = die_in_the_third_shard
+teacher_cache.write_tensors = die_in_the_third_shard
 for out, teacher in runs.items():  # a child each: importing torch twice would take longer than the test
     child = os.fork()
     if child == 0:
         cache = TypeAdapter(TeacherKey).validate_python(teacher)
-        settings = capture.CaptureSettings(cache, dtype="float32", seed=3, batch_size=3)
-        source = reading.TargetReading(Path(target), settings)
-        capture.capture_teacher(Path(target), examples, Path(out), settings, source=source, inputs=inputs, finish=None)
+        settings = teacher_cache.CaptureSettings(cache, dtype="float32", seed=3, batch_size=3)
+        source = teacher_cache.TargetReading(Path(target), settings)
+        how = {"source": source, "inputs": inputs, "finish": None}
+        teacher_cache.capture_teacher(Path(target), examples, Path(out), settings, **how)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
 """
 
@@ -154,7 +147,7 @@ def interrupt(monkeypatch, write, teacher=SAMPLES):
     class Stopped(Exception):  # noqa: N818  # nobody's mistake
         pass
 
-    write_tensors = capture.write_tensors
+    write_tensors = teacher_cache.write_tensors
 
     def stop(tensors, path):
         if path.name == "train-00002.safetensors":
@@ -162,26 +155,14 @@ def interrupt(monkeypatch, write, teacher=SAMPLES):
         return write_tensors(tensors, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(capture, "write_tensors", stop)
+        patch.setattr(teacher_cache, "write_tensors", stop)
         with pytest.raises(Stopped):
             write(teacher)
 
 
-def test_a_shard_damaged_between_two_sessions_is_found_by_its_checksum_and_named(write, tmp_path, monkeypatch, capsys):
-    interrupt(monkeypatch, write)
-    shard = tmp_path / "cache" / "train-00000.safetensors"
-    content = bytearray(shard.read_bytes())
-    content[-1] ^= 1
-    shard.write_bytes(content)
-    capsys.readouterr()
-    write(SAMPLES)
-    assert f"{shard}: missing or damaged; it is written again" in capsys.readouterr().err
-    assert contents_on_disk(tmp_path / "cache") == contents_on_disk(write(SAMPLES, "whole"))
-
-
 def test_a_finished_capture_loads_no_model(write, monkeypatch, tmp_path):
     before = contents_on_disk(write(SAMPLES))
-    monkeypatch.setattr(reading, "load_target", None)
+    monkeypatch.setattr(teacher_cache, "load_target", None)
     assert contents_on_disk(write(SAMPLES)) == before
 
 
@@ -210,7 +191,7 @@ def test_a_file_that_was_lost_is_found_at_opening_and_written_again(write, tmp_p
             shard.unlink()
         with pytest.raises(UserError, match=rf"{shard.name}: missing, or not as long as it was written; 1 such file"):
             TeacherCache(folder, "train")
-        assert record.ill_sized_files(folder) == [shard.name]
+        assert cache_stage.ill_sized_files(folder) == [shard.name]
         assert contents_on_disk(write(HIDDEN)) == before
 
 
@@ -226,21 +207,21 @@ def test_a_cache_that_is_being_mended_counts_as_unfinished(write, tmp_path, monk
 def test_a_part_of_a_cache_of_another_format_is_refused(write, tmp_path, monkeypatch):
     """Its shards may be cut elsewhere."""
     interrupt(monkeypatch, write)
-    monkeypatch.setattr(record, "FORMAT", "widedraft.teacher_cache/3")
+    monkeypatch.setattr(cache_stage, "FORMAT", "widedraft.teacher_cache/3")
     with pytest.raises(UserError, match=r"its format is 'widedraft\.teacher_cache/2', this version reads 'widedraft\."):
         write(SAMPLES)
 
 
 def test_verification_names_every_file_that_is_not_as_it_was_written(write):
     folder = write(SAMPLES)
-    assert record.verify_files(folder) == len(contents_on_disk(folder))
+    assert cache_stage.verify_files(folder) == len(contents_on_disk(folder))
     for name in ("eval-00000.safetensors", "train-00001.safetensors"):
         content = bytearray((folder / name).read_bytes())
         content[-1] ^= 1
         (folder / name).write_bytes(content)
     TeacherCache(folder, "train")  # sizes are right
     with pytest.raises(UserError, match=r"as they were written: eval-00000\.safetensors, train-00001\.safetensors\. D"):
-        record.verify_files(folder)
+        cache_stage.verify_files(folder)
 
 
 def test_a_shard_damaged_after_opening_is_named(write):
@@ -323,7 +304,7 @@ def test_reading_leaves_no_file_open(write):
 @pytest.mark.parametrize(("token_bytes", "expected"), [(1, 4), (2**25, 4), (2**30, 6)])
 def test_shards_are_cut_by_tokens_and_by_bytes(monkeypatch, token_bytes, expected):
     """Room for 8 tokens by either limit; a longer answer has a shard of its own."""
-    monkeypatch.setattr(index, "MAX_SHARD_TOKENS", 8)
+    monkeypatch.setattr(teacher_cache, "MAX_SHARD_TOKENS", 8)
     num_kept = [3, 5, 1, 20, 2, 2]
     shards = cut_into_shards("train", num_kept, token_bytes=token_bytes)
     assert len(shards) == expected
@@ -332,6 +313,6 @@ def test_shards_are_cut_by_tokens_and_by_bytes(monkeypatch, token_bytes, expecte
     if expected == 4:
         assert [list(shard.answers) for shard in shards] == [[0, 1], [2], [3], [4, 5]]
     lengths = list(itertools.accumulate(num_kept, initial=0))
-    where = index.Index(lengths, [*(shard.answers.start for shard in shards), 6])
+    where = teacher_cache.Index(lengths, [*(shard.answers.start for shard in shards), 6])
     assert len(where) == 6
     assert where.locate(5) == (expected - 1, slice(2, 4) if expected == 4 else slice(0, 2))

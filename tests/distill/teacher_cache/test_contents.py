@@ -10,15 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from distill.caching import capture
-from distill.caching.capture import capture_teacher
-from distill.caching.reading import TargetReading
+from distill import cache_stage, teacher_cache
 from distill.data.batches import collate
 from distill.formulas.sparse import alpha_bounds, top_k_kl
 from distill.losses.answer_logits import head_of
-from distill.teacher.live import load_teacher
-from distill.teacher_cache import index, record
-from distill.teacher_cache.contents import (
+from distill.teacher import load_teacher
+from distill.teacher_cache import (
+    TargetReading,
+    TeacherCache,
+    capture_teacher,
     join_rows,
     load_head,
     narrow_ids,
@@ -26,7 +26,6 @@ from distill.teacher_cache.contents import (
     top_k_rows,
     uniform_numbers,
 )
-from distill.teacher_cache.reader import TeacherCache
 from tests.distill.teacher_cache.made import HIDDEN, INPUTS, SAMPLES, TOP_K, finish_into, read_all, settings_for
 from tests.families import DECODER_ONLY
 
@@ -146,8 +145,8 @@ def test_zero_is_never_drawn(monkeypatch):
 
 def test_draws_do_not_depend_on_order_batching_or_shards(write, monkeypatch, examples):
     one, other = write(SAMPLES), write(SAMPLES, "other", batch_size=1)
-    monkeypatch.setattr(index, "MAX_SHARD_TOKENS", 1000)
-    monkeypatch.setattr(capture, "ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(teacher_cache, "MAX_SHARD_TOKENS", 1000)
+    monkeypatch.setattr(teacher_cache, "ROWS_AT_ONCE", 4)
     third = write(SAMPLES, "third")
     assert len(TeacherCache(third, "train").files) == 1
     for answer in range(len(examples["train"])):
@@ -212,7 +211,7 @@ def test_top_k_of_everything_leaves_no_tail():
 
 def test_caches_of_one_format_are_cut_into_shards_at_the_same_answers():
     """Shards are found by these limits again: another limit is another format."""
-    assert (record.FORMAT, index.MAX_SHARD_BYTES, index.MAX_SHARD_TOKENS) == (
+    assert (cache_stage.FORMAT, teacher_cache.MAX_SHARD_BYTES, teacher_cache.MAX_SHARD_TOKENS) == (
         "widedraft.teacher_cache/2",
         2**28,
         2**16,

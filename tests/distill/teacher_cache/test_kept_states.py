@@ -13,9 +13,7 @@ from safetensors.torch import load_file
 
 from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
-from distill.caching import capture, kept_states, reading
-from distill.caching.capture import Split
-from distill.caching.kept_states import KeptStates
+from distill import teacher_cache
 from distill.data.batches import AnswerDataset
 from distill.recipe.recipe import Recipe
 from distill.run.progressive import share_answers, stage_recipe
@@ -23,7 +21,7 @@ from distill.run.run import Run
 from distill.run.stage_inputs import generate_inputs
 from distill.run.training import require_training_inputs
 from distill.stages.running import cache_stage, generate_stage, prune_stage, verify_cache_stage
-from distill.teacher_cache.reader import TeacherCache
+from distill.teacher_cache import KeptStates, Split, TeacherCache
 from distill.train import read_answers, train
 from eval.answers.shards import hidden_path
 from eval.answers.traces import read_traces
@@ -148,9 +146,9 @@ def refuse_to_load(*_, **__):
 def test_a_cache_of_kept_states_says_what_reading_says(answered, monkeypatch, teacher):
     kept, read = answered("kept", teacher), answered("read", {**teacher, "captured_while": "reading"})
     cache_stage(Run.of(read))
-    monkeypatch.setattr(reading, "load_target", refuse_to_load)
+    monkeypatch.setattr(teacher_cache, "load_target", refuse_to_load)
     if not teacher:
-        monkeypatch.setattr(kept_states, "load_head", refuse_to_load)
+        monkeypatch.setattr(teacher_cache, "load_head", refuse_to_load)
     cache_stage(Run.of(kept))
     require_alike(kept, read)
     manifests = [read_manifest(run_of(recipe) / "teacher_cache") or {} for recipe in (kept, read)]
@@ -234,9 +232,9 @@ def test_a_capture_that_was_interrupted_ends_in_the_same_bytes(answered, monkeyp
             raise Stopped
         return write_tensors(tensors, path)
 
-    write_tensors, (recipe, whole) = capture.write_tensors, [answered(name, TEACHERS["samples"]) for name in "ab"]
+    write_tensors, (recipe, whole) = teacher_cache.write_tensors, [answered(name, TEACHERS["samples"]) for name in "ab"]
     with monkeypatch.context() as patch:
-        patch.setattr(capture, "write_tensors", stop)
+        patch.setattr(teacher_cache, "write_tensors", stop)
         with pytest.raises(Stopped):
             cache_stage(Run.of(recipe))
     assert read_manifest(run_of(recipe) / "teacher_cache") is None

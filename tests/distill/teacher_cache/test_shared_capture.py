@@ -3,9 +3,8 @@
 import pytest
 
 from architectures.checkpoints.manifest import read_manifest
-from distill.caching import capture
-from distill.caching.capture import capture_teacher
-from distill.caching.reading import TargetReading
+from distill import teacher_cache
+from distill.teacher_cache import TargetReading, capture_teacher
 from tests.distill.teacher_cache.made import HIDDEN, INPUTS, SAMPLES, TOP_K, finish_into, settings_for
 from tests.sharing import by_processes
 
@@ -48,17 +47,17 @@ def test_several_processes_write_the_cache_of_one(write, shared, name, count):
 
 
 def test_shards_of_a_lost_process_are_kept(write, shared, tmp_path, monkeypatch):
-    alone, write_tensors = write(TEACHERS["top_k"], "alone"), capture.write_tensors
+    alone, write_tensors = write(TEACHERS["top_k"], "alone"), teacher_cache.write_tensors
 
     def stop(tensors, path):
         if path.name == "train-00003.safetensors":
             raise MemoryError("killed")
         return write_tensors(tensors, path)
 
-    monkeypatch.setattr(capture, "write_tensors", stop)
+    monkeypatch.setattr(teacher_cache, "write_tensors", stop)
     with pytest.raises(MemoryError):
         shared(TEACHERS["top_k"], "lost", 2)
-    monkeypatch.setattr(capture, "write_tensors", write_tensors)
+    monkeypatch.setattr(teacher_cache, "write_tensors", write_tensors)
     lost = tmp_path / "lost"
     kept = {path.name: path.stat().st_mtime_ns for path in lost.glob("train-*.safetensors")}
     assert "train-00001.safetensors" in kept  # the second process wrote it, and lost the fourth

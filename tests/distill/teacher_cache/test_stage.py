@@ -10,7 +10,7 @@ from architectures.checkpoints.fingerprint import fingerprint_tokenizer
 from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
 from architectures.files import file_hashes
-from distill.caching import reading
+from distill import teacher_cache
 from distill.recipe.recipe import Recipe
 from distill.run.artifact import Artifact
 from distill.run.progressive import first_init, share_answers, stage_recipe
@@ -18,7 +18,7 @@ from distill.run.run import Run
 from distill.run.training import require_training_inputs
 from distill.stages import running as stages
 from distill.stages.running import cache_stage, verify_cache_stage
-from distill.teacher_cache.reader import TeacherCache
+from distill.teacher_cache import TeacherCache
 from distill.train import read_answers
 
 TOP_K = {"source": "cache", "contents": "top_k", "k": 4}
@@ -59,7 +59,7 @@ def test_a_current_cache_is_skipped_and_a_lost_shard_written_again(recipe, capsy
     cache_stage(Run.of(recipe))
     capsys.readouterr()
     with monkeypatch.context() as patch:
-        patch.setattr(reading, "load_target", None)
+        patch.setattr(teacher_cache, "load_target", None)
         cache_stage(Run.of(recipe))
     assert f"{cache_of(recipe)}: up to date" in capsys.readouterr().out
     shard = cache_of(recipe) / "train-00000.safetensors"

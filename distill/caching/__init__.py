@@ -1,1 +1,0 @@
-"""A teacher's outputs written to the disk, and read while training."""

@@ -1,1 +1,0 @@
-"""The frozen target while a draft learns: live, in shards, or read from a cache."""

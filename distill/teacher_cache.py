@@ -1,0 +1,742 @@
+"""What a cache keeps of the teacher at each answer token: its last hidden state, its top entries, or tokens it drew.
+
+Shape suffixes used in this file:
+    A = answer tokens, one row each; B = sequences in the batch; T = tokens per sequence; H = hidden width
+    M = answer tokens of the longest answer; V = vocabulary entries; K = entries kept; S = tokens drawn
+
+Each content is a set of named tensors with one row per answer token:
+    hidden:  hidden_AH in the teacher's dtype, after its final norm. With the head of the target it gives every logit.
+    top_k:   ids_AK, most likely first; log_probs_AK, float16; log_tail_A, float32, log of the mass of all other tokens.
+    samples: ids_AS, drawn at temperature 1; a token drawn twice stands there twice.
+Ids have the smallest integer type that holds the vocabulary.
+
+A batch is one of distill/data/batches.py that also holds each tensor of the cache, under "teacher_" and its name:
+rows_BM..., padded on the right. Row m of a sequence belongs to the m-th position that `keep` marks there.
+
+A shard is written whole or not at all, always from the same batches and with a seed for each answer: a killed capture
+continues at its first missing shard and ends in the same bytes as one that was left alone.
+"""
+
+import sys
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from hashlib import sha256
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from pydantic import TypeAdapter
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset
+from transformers import PreTrainedModel
+from typing_extensions import TypedDict
+
+from architectures.checkpoints.manifest import read_manifest
+from architectures.checkpoints.weights import open_weights
+from architectures.errors import UserError
+from architectures.families import family_of
+from architectures.files.atomic import write_bytes
+from architectures.files.disk import free_bytes, size
+from architectures.files.typed_file import checked
+from architectures.progress.track import track
+from architectures.settings.holding import WHOLE, Holding
+from architectures.settings.recipe_command import command_of
+from architectures.shapes.shape import Shape
+from architectures.sharing import ALONE, Share
+from architectures.targets.target import read_config
+from distill.cache_stage import (
+    FORMAT,
+    MAX_SHARD_BYTES,
+    MAX_SHARD_TOKENS,
+    FileRecord,
+    begin_capture,
+    end_capture,
+    record_file,
+    refuse_ill_sized,
+    remedy,
+    require_same_capture,
+    shard_tokens,
+)
+from distill.data.batches import AnswerDataset, Example, collate
+from distill.losses.answer_logits import AnswerLogits, head_of
+from distill.losses.chunked import Head
+from distill.recipe.sections.teacher import (
+    AnyCache,
+    HiddenCache,
+    TopKCache,
+    bytes_per_token,
+    id_bytes,
+    kept_of,
+    refuse_k_beyond,
+)
+from eval.answers.hidden_files import read_states, require_states
+from eval.answers.shards import WITHOUT_STATES, read_claims, read_shard, shard_paths
+from eval.decoding.generate import derive_seed
+from eval.decoding.kv_cache import without_cudnn
+from eval.models.loading import default_device, text_config
+from eval.targets.loading import load_target
+from eval.targets.passes import Pass, run_passes
+
+ID_TYPES = {1: torch.uint8, 2: torch.uint16, 4: torch.int32}
+LOG_PROB_TYPE = torch.float16  # log p = -10 to 0.004; bfloat16 would round it to 0.03
+
+
+def load_head(target: Path, *, dtype: str, device: str) -> Head:
+    """The head of a target folder, without the rest of its weights; no family we know has a bias there.
+
+    Args:
+        target: A Hugging Face folder.
+        dtype: A floating torch dtype by name: that of the cached hidden states.
+        device: Where it runs, as torch names it.
+
+    Raises:
+        UserError: If the folder's weights are missing or damaged.
+    """
+    config = read_config(target)
+    family = family_of(config, where=str(target / "config.json"))
+    role = "embedding" if Shape.from_config(config, where=str(target / "config.json")).tied else "head"
+    weights = open_weights(target, base_prefix=family.base_prefix)
+    weight_VH = weights.read(family.weight(role)).to(device=device, dtype=getattr(torch, dtype))
+    settings = text_config(target)
+    softcap = getattr(settings, "final_logit_softcapping", None)
+    divisor = getattr(settings, "logits_scaling", 1.0)
+    return Head(weight_VH, bias_V=None, softcap=softcap, vocab_size=len(weight_VH), divisor=divisor)
+
+
+def top_k_rows(logits_AV: Tensor, k: int) -> dict[str, Tensor]:
+    """The K most likely tokens, their log-probabilities and the log of what is left, computed in float32."""
+    logits_AV = logits_AV.float()
+    total_A1 = logits_AV.logsumexp(dim=-1, keepdim=True)
+    kept_AK, ids_AK = logits_AV.topk(k)
+    rest_A = logits_AV.scatter(-1, ids_AK, -torch.inf).logsumexp(dim=-1)
+    return {
+        "ids": narrow_ids(ids_AK, logits_AV.shape[-1]),
+        "log_probs": (kept_AK - total_A1).to(LOG_PROB_TYPE),
+        "log_tail": rest_A - total_A1[:, 0],
+    }
+
+
+def sampled_rows(logits_AV: Tensor, uniform_AS: Tensor) -> dict[str, Tensor]:
+    """S tokens of each row at temperature 1, in ascending order.
+
+    Args:
+        logits_AV: Of the teacher.
+        uniform_AS: Numbers in (0, 1], float64; the token of each is where the cumulated probability reaches it, so a
+            token of probability 0 is never drawn.
+    """
+    cumulated_AV = logits_AV.double().softmax(dim=-1).cumsum(dim=-1)
+    ids_AS = torch.searchsorted(cumulated_AV, uniform_AS * cumulated_AV[:, -1:])
+    return {"ids": narrow_ids(ids_AS.sort(dim=-1).values, logits_AV.shape[-1])}
+
+
+def uniform_numbers(num_tokens: int, num_samples: int, *, seed: int) -> Tensor:
+    """uniform_AS in (0, 1], float64, the same for the same seed on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    return 1 - torch.rand(num_tokens, num_samples, dtype=torch.float64, generator=generator)
+
+
+def narrow_ids(ids: Tensor, vocab: int) -> Tensor:
+    """Ids in the smallest integer type that holds a vocabulary."""
+    return ids.to(ID_TYPES[id_bytes(vocab)])
+
+
+def widen(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rows as losses want them: int64 ids, float32 log-probabilities, hidden states as they are."""
+    types = {"ids": torch.int64, "log_probs": torch.float32}
+    return {name: tensor.to(types.get(name, tensor.dtype)) for name, tensor in rows.items()}
+
+
+def join_rows(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The rows of several sequences, one sequence after the other: the order of a batch's keep mask."""
+    return {name: torch.cat([tensors[name] for tensors in rows]) for name in rows[0]}
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A file with the rows of consecutive answers."""
+
+    file: str
+    answers: range
+
+
+@dataclass(frozen=True)
+class Index:
+    """Where each answer's rows are.
+
+    Attributes:
+        first_rows: Of each answer, counted over all shards; one more entry for the end.
+        first_answers: Of each shard; one more entry for the end.
+    """
+
+    first_rows: list[int]
+    first_answers: list[int]
+
+    def __len__(self) -> int:
+        return len(self.first_rows) - 1
+
+    def locate(self, answer: int) -> tuple[int, slice]:
+        """The number of the shard that holds an answer, and its rows there."""
+        shard = bisect_right(self.first_answers, answer) - 1
+        offset = self.first_rows[self.first_answers[shard]]
+        return shard, slice(self.first_rows[answer] - offset, self.first_rows[answer + 1] - offset)
+
+
+def cut_into_shards(name: str, num_kept: Sequence[int], *, token_bytes: int) -> list[Shard]:
+    """Answers in order, each shard filled until the next answer would make it too large.
+
+    Args:
+        name: Of the split; first part of the file names.
+        num_kept: Answer tokens of each answer.
+        token_bytes: Bytes of one row.
+    """
+    capacity = shard_tokens(token_bytes, most_tokens=MAX_SHARD_TOKENS, most_bytes=MAX_SHARD_BYTES)
+    starts, filled = [0], 0
+    for answer, tokens in enumerate(num_kept):
+        if filled and filled + tokens > capacity:
+            starts.append(answer)
+            filled = 0
+        filled += tokens
+    ends = [*starts[1:], len(num_kept)]
+    return [
+        Shard(shard_file(name, number), range(start, end))
+        for number, (start, end) in enumerate(zip(starts, ends, strict=True))
+    ]
+
+
+def shard_file(name: str, number: int) -> str:
+    """The file name of one shard of a split."""
+    return f"{name}-{number:05d}.safetensors"
+
+
+def index_file(name: str) -> str:
+    """The file name of a split's index."""
+    return f"{name}-index.safetensors"
+
+
+def write_index(folder: Path, name: str, num_kept: Sequence[int], shards: Sequence[Shard]) -> FileRecord:
+    """Write where the rows of a split's answers are."""
+    first_rows = list(accumulate(num_kept, initial=0))
+    first_answers = [*(shard.answers.start for shard in shards), len(num_kept)]
+    tensors = {"first_rows": torch.tensor(first_rows), "first_answers": torch.tensor(first_answers)}
+    return write_tensors(tensors, folder / index_file(name))
+
+
+def load_index(folder: Path, name: str) -> Index:
+    """Read an index; its size has been checked."""
+    tensors = load_file(folder / index_file(name))
+    return Index(tensors["first_rows"].tolist(), tensors["first_answers"].tolist())
+
+
+def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> FileRecord:
+    """Write a safetensors file, whole or not at all."""
+    content = save({name: tensor.contiguous() for name, tensor in tensors.items()})
+    write_bytes(content, path)
+    return FileRecord(len(content), sha256(content).hexdigest())
+
+
+def fingerprint_examples(examples: Sequence[Example]) -> str:
+    """sha256 of the token ids and the answers' spans in every example: rows fit these examples and no others."""
+    digest = sha256()
+    for example in examples:
+        bounds = [bound for span in example.spans for bound in span]
+        counts = [len(example.input_ids), len(example.spans)]
+        digest.update(np.array([*counts, *bounds, *example.input_ids], dtype="<i4").tobytes())
+    return digest.hexdigest()
+
+
+class SplitRecord(TypedDict):
+    """What a manifest says of a split."""
+
+    contents: str
+    examples: str
+    shards: list[str]
+
+
+SPLITS = TypeAdapter(dict[str, SplitRecord])
+
+
+class TeacherCache:
+    """What the teacher said of the answers of one split. Pickles, forks and is shared among threads freely.
+
+    Opening reads the manifest and the index and looks at the files' sizes; `rows` maps a file for the moment it needs
+    it (55 µs), so a process keeps none open and any number of shards will do.
+
+    Args:
+        folder: Of a finished cache.
+        name: Of the split, "train" or "eval".
+
+    Raises:
+        UserError: If the cache is not finished, a file of it is missing or cut short, or it has no such split.
+    """
+
+    def __init__(self, folder: Path, name: str):
+        refuse_ill_sized(folder)
+        splits = checked(SPLITS, (read_manifest(folder) or {}).get("splits"), f"{folder}: splits", remedy())
+        if name not in splits:
+            raise UserError(
+                f"{folder}: holds no {name} answers, but {', '.join(splits)}. Delete it, and make it again."
+            )
+        self.folder = folder
+        self.name = name
+        self.contents = splits[name]["contents"]
+        self.examples = splits[name]["examples"]
+        self.files = splits[name]["shards"]
+        self.index = load_index(folder, name)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def rows(self, answer: int) -> dict[str, Tensor]:
+        """What was kept of one answer: one row for each of its answer tokens, in their order.
+
+        Returns:
+            hidden_AH; or ids_AK (int64), log_probs_AK and log_tail_A (float32); or ids_AS (int64).
+
+        Raises:
+            IndexError: If there is no such answer.
+            UserError: If its file was damaged after the cache was opened.
+        """
+        if not 0 <= answer < len(self):
+            raise IndexError(f"answer must be from 0 to {len(self) - 1}, got {answer}.")
+        shard, rows = self.index.locate(answer)
+        path = self.folder / self.files[shard]
+        try:
+            with safe_open(path, framework="pt") as shard_file:
+                return widen({name: shard_file.get_slice(name)[rows] for name in shard_file.keys()})  # noqa: SIM118 - no dict
+        except (SafetensorError, OSError) as error:
+            raise UserError(
+                f"{path}: damaged ({error}). Delete it and run {command_of('cache')}: it is written again."
+            ) from error
+
+    def require_examples(self, examples: Sequence[Example]) -> None:
+        """Refuse a cache whose rows belong to other tokens than these examples.
+
+        Raises:
+            UserError: If one token, answer or cut differs.
+        """
+        if fingerprint_examples(examples) != self.examples:
+            raise UserError(
+                f"{self.folder}: its {self.name} rows belong to other answers than those in the data folder. "
+                f"Delete {self.folder} and run {command_of('cache')}."
+            )
+
+
+PREFIX = "teacher_"
+
+Sample = tuple[Example, dict[str, Tensor]]
+
+
+class CachedAnswers(Dataset[Sample]):
+    """Answered prompts, each with the rows that a cache kept of its answer tokens.
+
+    Args:
+        answers: In the order in which the cache was written.
+        cache: Of the same split.
+
+    Raises:
+        UserError: If the cache's rows belong to other answers.
+    """
+
+    def __init__(self, answers: AnswerDataset, cache: TeacherCache):
+        cache.require_examples(answers.examples)
+        self.answers = answers
+        self.cache = cache
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.answers[index], self.cache.rows(index)
+
+    @staticmethod
+    def collate(samples: Sequence[Sample]) -> dict[str, Tensor]:
+        """One batch of examples and their rows, padded on the right to the longest sequence and the longest answer."""
+        examples, rows = zip(*samples, strict=True)
+        kept = {PREFIX + name: pad_sequence([each[name] for each in rows], batch_first=True) for name in rows[0]}
+        return {**collate(examples), **kept}
+
+
+def rows_in(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What was kept of the answers of a batch, sequence after sequence: one row of A for each position of `keep`.
+
+    Where `unsaid` holds positions that were taken out of `keep` since, their rows are left out.
+    """
+    keep_BT, unsaid_BT = batch["keep"], batch.get("unsaid")
+    answer_BT = keep_BT if unsaid_BT is None else keep_BT | unsaid_BT
+    num_kept_B1 = answer_BT.sum(dim=1, keepdim=True)
+    kept = {name.removeprefix(PREFIX): rows for name, rows in batch.items() if name.startswith(PREFIX)}
+    rows = {
+        name: rows_BM[torch.arange(rows_BM.shape[1], device=rows_BM.device) < num_kept_B1]
+        for name, rows_BM in kept.items()
+    }
+    return rows if unsaid_BT is None else {name: each[keep_BT[answer_BT]] for name, each in rows.items()}
+
+
+ROWS_AT_ONCE = 256  # whose logits are held together
+INDEX_BYTES = 8  # of each answer
+
+
+@dataclass(frozen=True)
+class CaptureSettings:
+    """How the teacher is read.
+
+    Attributes:
+        cache: Section `distill.teacher` of the recipe.
+        dtype: Number type of the teacher's weights, arithmetic and hidden states, by name.
+        seed: Of the draws.
+        batch_size: Answers read together.
+        holding: How the teacher is held.
+        ids: Ascending, that kept entries are of, by row: the teacher given that it says one of them; None for all ids.
+    """
+
+    cache: AnyCache
+    dtype: str
+    seed: int
+    batch_size: int
+    ids: tuple[int, ...] | None = None
+    holding: Holding = WHOLE
+
+    def rows_among(self, vocab_size: int) -> int:
+        """How many ids kept entries are of, in a vocabulary of so many."""
+        return vocab_size if self.ids is None else bisect_left(self.ids, vocab_size)
+
+
+@dataclass(frozen=True)
+class Split:
+    """The "train" or the "eval" answers, and the files their rows will be in."""
+
+    name: str
+    examples: Sequence[Example]
+    kept: AnyCache
+    token_bytes: int
+    shards: list[Shard]
+
+    @property
+    def num_kept(self) -> list[int]:
+        """Answer tokens of each answer."""
+        return [example.num_kept for example in self.examples]
+
+    @property
+    def num_bytes(self) -> int:
+        """What rows and index take; the files' headers are a few hundred bytes each."""
+        return sum(self.num_kept) * self.token_bytes + (len(self.examples) + 1) * INDEX_BYTES
+
+
+def capture_teacher(
+    target: Path,
+    answers: Mapping[str, Sequence[Example]],
+    out: Path,
+    settings: CaptureSettings,
+    *,
+    source: "StateSource",
+    inputs: Mapping[str, str],
+    finish: Callable[..., None],
+    share: Share = ALONE,
+) -> None:
+    """Write what the teacher says of every answer token into a cache folder; continue one that was interrupted.
+
+    Args:
+        target: The teacher's Hugging Face folder.
+        answers: The examples of each split, in the order their rows are asked for.
+        out: The cache's folder.
+        settings: How the teacher is read.
+        source: Of its states.
+        inputs: Named fingerprints of everything the rows depend on.
+        finish: Called with what the manifest says of the cache; writes it.
+        share: This process's part of the files.
+
+    Raises:
+        UserError: If the disk has too little room, top_k asks for more entries than there are, or out holds a cache
+            that was made from other inputs.
+    """
+    splits = plan_splits(target, answers, settings)
+    present = share.lead(lambda: begin(out, inputs, splits))
+    capturer = Capturer(source, settings)
+    written: dict[str, FileRecord] = {}
+    for split in splits:
+        missing = share.mine([shard for shard in split.shards if shard.file not in present])
+        written |= write_shards(split, missing, capturer, out, share)
+    files = {name: record for each in share.exchange(written) for name, record in each.items()}
+    if share.leads:
+        files |= {name: record_file(out / name) for name in present if name not in files}
+        files |= {
+            index_file(split.name): write_index(out, split.name, split.num_kept, split.shards) for split in splits
+        }
+        finish(
+            format=FORMAT,
+            splits={split.name: describe(split, settings) for split in splits},
+            files={name: vars(files[name]) for name in sorted(files)},
+        )
+        end_capture(out)
+
+
+def begin(out: Path, inputs: Mapping[str, Any], splits: Sequence[Split]) -> list[str]:
+    """The shards that are there, once it is known that the others fit on the disk.
+
+    Raises:
+        UserError: As capture_teacher.
+    """
+    require_same_capture(out, inputs)
+    present = [shard.file for split in splits for shard in split.shards if (out / shard.file).is_file()]
+    say_size(splits, sum((out / name).stat().st_size for name in present), out)
+    begin_capture(out, inputs)
+    return present
+
+
+def plan_splits(target: Path, answers: Mapping[str, Sequence[Example]], settings: CaptureSettings) -> list[Split]:
+    """What will be written, file by file, known from the target's config and the answers' lengths."""
+    shape = Shape.from_config(read_config(target), where=str(target / "config.json"))
+    rows = settings.rows_among(shape.vocab)
+    refuse_k_beyond(settings.cache, vocab=shape.vocab, rows=rows)
+    splits = []
+    for name, examples in answers.items():
+        token_bytes = bytes_per_token(settings.cache, name, hidden=shape.hidden, rows=rows, dtype=settings.dtype)
+        shards = cut_into_shards(name, [example.num_kept for example in examples], token_bytes=token_bytes)
+        splits.append(Split(name, examples, kept_of(settings.cache, name), token_bytes, shards))
+    return splits
+
+
+def say_size(splits: Sequence[Split], present_bytes: int, out: Path) -> None:
+    """Say what the cache takes and what is free, before anything is written.
+
+    Raises:
+        UserError: If it cannot fit.
+    """
+    for split in splits:
+        print(
+            f"{split.name}: {sum(split.num_kept):,} answer tokens of {len(split.examples):,} answers, "
+            f"{split.kept.contents}, {split.token_bytes:,} bytes a token: {size(split.num_bytes).strip()}",
+            file=sys.stderr,
+        )
+    num_bytes = sum(split.num_bytes for split in splits)
+    missing_bytes = num_bytes - present_bytes
+    free = free_bytes(out)
+    there = f", {size(missing_bytes).strip()} still to be written" if present_bytes else ""
+    print(f"together {size(num_bytes).strip()}{there}; {size(free).strip()} free", file=sys.stderr)
+    if missing_bytes > free:
+        raise UserError(
+            f"{out}: the teacher cache needs {size(missing_bytes).strip()}, the disk has {size(free).strip()} free. "
+            "Make room, set run_dir to another disk, or set distill.teacher.contents to top_k or samples."
+        )
+
+
+class StateSource(Protocol):
+    """Where the teacher's last hidden states come from."""
+
+    def head(self) -> Head:
+        """The teacher's output head; asked for once, and only where entries are kept."""
+        ...
+
+    def states(self, split: Split, answers: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+        """hidden_AH of each of some answers, in any order, on any device."""
+        ...
+
+
+class Capturer:
+    """What a cache keeps, made of the teacher's states."""
+
+    def __init__(self, source: StateSource, settings: CaptureSettings):
+        self.source = source
+        self.settings = settings
+
+    @cached_property
+    def head(self) -> Head:
+        """The teacher's output head, of the ids that kept entries are of."""
+        head, ids = self.source.head(), self.settings.ids
+        if ids is None:
+            return head
+        rows = self.settings.rows_among(head.vocab_size)
+        return head.rows_of(torch.tensor(ids[:rows], device=head.weight_VH.device))
+
+    def read(self, split: Split, answers: Sequence[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
+        """The rows of some answers, in any order."""
+        for answer, hidden_AH in self.source.states(split, answers):
+            yield answer, {name: rows.cpu() for name, rows in self.rows(split, answer, hidden_AH).items()}
+
+    @torch.inference_mode()
+    def rows(self, split: Split, answer: int, hidden_AH: Tensor) -> dict[str, Tensor]:
+        """What the cache keeps of one answer."""
+        kept = split.kept
+        if isinstance(kept, HiddenCache):
+            return {"hidden": hidden_AH}
+        device = self.head.weight_VH.device
+        chunks = hidden_AH.to(device).split(ROWS_AT_ONCE)
+        if isinstance(kept, TopKCache):
+            return join_rows([top_k_rows(self.head.logits(chunk), kept.k) for chunk in chunks])
+        seed = derive_seed(self.settings.seed, f"teacher_cache/{split.name}", answer)
+        uniform_AS = uniform_numbers(len(hidden_AH), kept.num_samples, seed=seed).to(device)
+        draws = uniform_AS.split(ROWS_AT_ONCE)
+        return join_rows(
+            [sampled_rows(self.head.logits(chunk), draw) for chunk, draw in zip(chunks, draws, strict=True)]
+        )
+
+
+def write_shards(
+    split: Split, missing: Sequence[Shard], capturer: Capturer, out: Path, share: Share = ALONE
+) -> dict[str, FileRecord]:
+    """Write this process's missing shards of a split under a progress bar; their sizes and checksums by name.
+
+    When all processes have written theirs, a line says how fast it went.
+    """
+    files: dict[str, FileRecord] = {}
+    num_answers = sum(len(shard.answers) for shard in missing)
+    num_tokens = sum(split.examples[answer].num_kept for shard in missing for answer in shard.answers)
+    start_s = time.monotonic()
+    for _ in track(
+        write_each(split, missing, capturer, out, files),
+        description=f"teacher of {split.name}{share.words}",
+        total=num_answers,
+        works=lambda answer: len(split.examples[answer].input_ids),
+        whole=sum(len(split.examples[answer].input_ids) for shard in missing for answer in shard.answers),
+    ):
+        pass
+    num_answers, num_tokens = map(sum, zip(*share.exchange((num_answers, num_tokens)), strict=True))
+    if num_answers:
+        elapsed_s = time.monotonic() - start_s
+        print(
+            f"{split.name}: {num_answers} answers, {num_tokens} tokens, {num_tokens / elapsed_s:.0f} tokens/s",
+            file=sys.stderr,
+        )
+    return files
+
+
+def write_each(
+    split: Split, missing: Sequence[Shard], capturer: Capturer, out: Path, files: dict[str, FileRecord]
+) -> Iterator[int]:
+    """Yield each answer that was read; its shard is written when it is complete."""
+    for shard in missing:
+        rows: dict[int, dict[str, Tensor]] = {}
+        for answer, kept in capturer.read(split, shard.answers):
+            rows[answer] = kept
+            yield answer
+        content = join_rows([rows[answer] for answer in shard.answers])
+        files[shard.file] = write_tensors(content, out / shard.file)
+
+
+def describe(split: Split, settings: CaptureSettings) -> dict[str, Any]:
+    """A split as the manifest describes it."""
+    counts = split.kept.model_dump(include={"k", "num_samples"})  # of entries
+    rows = {"rows": len(settings.ids)} if counts and settings.ids is not None else {}
+    return {
+        "contents": split.kept.contents,
+        **counts,
+        **rows,
+        "bytes_per_token": split.token_bytes,
+        "answers": len(split.examples),
+        "answer_tokens": sum(split.num_kept),
+        "examples": fingerprint_examples(split.examples),
+        "shards": [shard.file for shard in split.shards],
+    }
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where the states of an answer are: beside which shard, and under what id."""
+
+    shard: Path
+    id: int
+
+
+class KeptStates:
+    """The states beside a run's answers, as a StateSource.
+
+    An answer that data.max_seq_len cuts has more of them than are asked for: those of its first tokens are given.
+
+    Args:
+        data: Folder of the answers.
+        target: That wrote them; its output head is read from here if it is asked for, and nothing else.
+        dtype: Of the states, by name.
+        max_seq_len: Tokens of prompt and answer that are learned; where a prompt has as many, its answer is none.
+        names: Of the splits that are there.
+
+    Raises:
+        UserError: If the answers were written without states, or those of one are missing, damaged, or of others.
+    """
+
+    def __init__(self, data: Path, target: Path, *, dtype: str, max_seq_len: int, names: Iterable[str]):
+        self.target, self.dtype = target, dtype
+        width = Shape.from_config(read_config(target), where=str(target / "config.json")).hidden
+        self.locations = {
+            name: locations_of(data, name, width=width, dtype=dtype, max_seq_len=max_seq_len) for name in names
+        }
+
+    def head(self) -> Head:
+        """See StateSource."""
+        return load_head(self.target, dtype=self.dtype, device=default_device())
+
+    def states(self, split: Split, answers: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+        """See StateSource; in the order in which they are asked for."""
+        locations = self.locations[split.name]
+        assert len(locations) == len(split.examples), "an answer that is learned for every one that leaves room"
+        for answer in answers:
+            location = locations[answer]
+            yield answer, read_states(location.shard, location.id, split.examples[answer].num_kept)
+
+
+def locations_of(data: Path, name: str, *, width: int, dtype: str, max_seq_len: int) -> list[Location]:
+    """Where the states of the answers of one name are, in their order; none of an answer without room.
+
+    Raises:
+        UserError: As KeptStates.
+    """
+    claim, locations = read_claims(data)[name], []
+    if not claim.get("hidden_states"):
+        raise UserError(f"{data}: its {name} answers {WITHOUT_STATES}")
+    for shard in shard_paths(data, name, claim["num_shards"]):
+        rows = list(read_shard(shard))
+        require_states(shard, {row["id"]: len(row["answer_ids"]) for row in rows}, width=width, dtype=dtype)
+        locations += [Location(shard, row["id"]) for row in rows if len(row["prompt_ids"]) < max_seq_len]
+    return locations
+
+
+class TargetReading:
+    """The teacher reads the answers; it is loaded when it is first asked."""
+
+    def __init__(self, target: Path, settings: CaptureSettings):
+        self.target = target
+        self.settings = settings
+
+    @cached_property
+    def lm(self) -> PreTrainedModel:
+        return load_target(self.target, dtype=self.settings.dtype, holding=self.settings.holding)
+
+    @cached_property
+    def reads(self) -> AnswerLogits:
+        return AnswerLogits(self.lm)
+
+    def head(self) -> Head:
+        """See StateSource; of a teacher that is not whole it is read for itself."""
+        if self.settings.holding.placement != "whole":
+            return load_head(self.target, dtype=self.settings.dtype, device=default_device())
+        return head_of(self.lm)
+
+    def states(self, split: Split, answers: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+        """See StateSource; in the order of their lengths, so that a batch holds little padding."""
+        ordered = sorted(answers, key=lambda answer: len(split.examples[answer].input_ids))
+        starts = range(0, len(ordered), self.settings.batch_size)
+        batches = [ordered[start : start + self.settings.batch_size] for start in starts]
+        passes = [self.reading([split.examples[answer] for answer in batch]) for batch in batches]
+        for batch, states in zip(batches, run_passes(self.lm, passes), strict=True):
+            yield from zip(batch, states, strict=True)
+
+    def reading(self, examples: Sequence[Example]) -> Pass[list[Tensor]]:
+        """One batch, to be read when its turn comes."""
+        width = max(len(example.input_ids) for example in examples)
+        return Pass(partial(self.hidden_states, examples), len(examples), width)
+
+    @torch.inference_mode()
+    @without_cudnn()
+    def hidden_states(self, examples: Sequence[Example]) -> list[Tensor]:
+        """The last hidden states of one batch at the answers' positions, one hidden_AH for each example."""
+        batch = collate(examples)
+        ids_BT, keep_BT = batch["input_ids"].to(self.lm.device), batch["keep"].to(self.lm.device)
+        hidden_AH = self.reads.hidden(ids_BT, keep_BT, prompt_len_B1=batch["prompt_len"].to(self.lm.device))
+        return list(hidden_AH.split([example.num_kept for example in examples]))
