@@ -23,7 +23,7 @@ from architectures.checkpoints.manifest import (
 )
 from architectures.errors import UserError
 from architectures.files.atomic import write_json
-from architectures.files.file_hashes import hash_files
+from architectures.files.file_hashes import read_sha256
 from architectures.files.reading import read_json_object
 from architectures.files.typed_file import checked
 from architectures.progress.track import track
@@ -122,7 +122,7 @@ def verify_files(folder: Path) -> int:
     damaged = [
         name
         for name, record in track(records.items(), description=f"checking {folder.name}", total=len(records))
-        if not (folder / name).is_file() or hash_files([folder / name], description=name) != [record.sha256]
+        if not (folder / name).is_file() or read_sha256(folder / name) != record.sha256
     ]
     if damaged:
         raise UserError(
@@ -166,7 +166,7 @@ def end_capture(folder: Path) -> None:
 
 def record_file(path: Path) -> FileRecord:
     """Size and checksum of a file that an earlier capture wrote."""
-    return FileRecord(path.stat().st_size, hash_files([path], description=path.name)[0])
+    return FileRecord(path.stat().st_size, read_sha256(path))
 
 
 def require_own_answers(run: Run) -> None:
