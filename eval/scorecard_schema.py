@@ -3,7 +3,7 @@
 The drafts stand in order: baselines first, last the one that the scorecard is about (`primary`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, TypeVar
@@ -20,7 +20,6 @@ from eval.acceptance.estimates import Estimate, Resampling
 from eval.acceptance.paired_tests import MatchComparison
 from eval.config import SamplingConfig
 from eval.records.evidence import StepEvidence
-from eval.speedup import StepTimes
 
 FORMAT, RECORDED_FORMAT = "widedraft.scorecard/4", "widedraft.recorded/2"
 CARD_NAME = "scorecard.json"
@@ -28,6 +27,30 @@ UNDISTILLED = "undistilled"  # name of the baseline that a run scores: its draft
 LOOKUP = "n-gram lookup"  # name of prompt lookup among the ways of decoding
 
 Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds of one step; any unit will do, for only ratios count.
+
+    Attributes:
+        target_s: The target, one token.
+        draft_s: The draft, one token, within a chain of such steps.
+        draft_two_s: The draft, two tokens at once.
+        verify_s: The target, lookahead + 1 tokens at once, for each lookahead.
+    """
+
+    target_s: float
+    draft_s: float
+    draft_two_s: float
+    verify_s: Mapping[int, float]
+
+    @property
+    def cost_ratio(self) -> float:
+        """Draft step over target step: Leviathan's c."""
+        return self.draft_s / self.target_s
+
+
 Some = Annotated[tuple[Item, ...], Field(min_length=1)]
 
 

@@ -19,7 +19,7 @@ Shape suffixes used in this file:
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,33 +27,9 @@ from scipy.optimize import root_scalar
 
 from eval.acceptance.estimates import Resampling, resampling_weights
 from eval.acceptance.intervals import least_units, percentile_interval
-
-if TYPE_CHECKING:
-    from eval.scorecard_schema import ScoredLatency, StepTime
+from eval.scorecard_schema import ScoredLatency, StepTime, StepTimes
 
 Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class StepTimes:
-    """Seconds of one step; any unit will do, for only ratios count.
-
-    Attributes:
-        target_s: The target, one token.
-        draft_s: The draft, one token, within a chain of such steps.
-        draft_two_s: The draft, two tokens at once.
-        verify_s: The target, lookahead + 1 tokens at once, for each lookahead.
-    """
-
-    target_s: float
-    draft_s: float
-    draft_two_s: float
-    verify_s: Mapping[int, float]
-
-    @property
-    def cost_ratio(self) -> float:
-        """Draft step over target step: Leviathan's c."""
-        return self.draft_s / self.target_s
 
 
 def ideal_times(cost_ratio: float, lookahead: int) -> StepTimes:
@@ -217,7 +193,7 @@ class DraftRow(Protocol):
     def by_prompt(self) -> PromptSums: ...
 
 
-def ranking(rows: Sequence[DraftRow], latency: "ScoredLatency", resampling: Resampling) -> list[Ranked]:
+def ranking(rows: Sequence[DraftRow], latency: ScoredLatency, resampling: Resampling) -> list[Ranked]:
     """Every draft, the fastest first.
 
     Args:
@@ -238,7 +214,7 @@ def ranking(rows: Sequence[DraftRow], latency: "ScoredLatency", resampling: Resa
 
 
 def predicted_interval(
-    row: DraftRow, lookahead: int, latency: "ScoredLatency", resampling: Resampling
+    row: DraftRow, lookahead: int, latency: ScoredLatency, resampling: Resampling
 ) -> tuple[float, float] | None:
     """How far the doubt of acceptance and of step times moves the speed that is predicted of a draft at a lookahead.
 
@@ -250,7 +226,7 @@ def predicted_interval(
 
 
 def drawn_interval(
-    drawn_N: Array, latency: "ScoredLatency", resampling: Resampling, num_prompts: int | None
+    drawn_N: Array, latency: ScoredLatency, resampling: Resampling, num_prompts: int | None
 ) -> tuple[float, float] | None:
     """What lies between the tails of drawn speeds; None where prompts or repetitions are too few to know them.
 
@@ -266,7 +242,7 @@ def drawn_interval(
     return percentile_interval(drawn_N, resampling.confidence, num_units=num_prompts)
 
 
-def ranking_of_alphas(latency: "ScoredLatency", alphas: Mapping[str, float], resampling: Resampling) -> list[Ranked]:
+def ranking_of_alphas(latency: ScoredLatency, alphas: Mapping[str, float], resampling: Resampling) -> list[Ranked]:
     """Every draft whose tokens are kept with a known chance, independently; the fastest first.
 
     The doubt is that of step times alone.
@@ -335,12 +311,12 @@ def drawn_speedups(
     )
 
 
-def step_times(latency: "ScoredLatency") -> dict[str, StepTimes]:
+def step_times(latency: ScoredLatency) -> dict[str, StepTimes]:
     """Medians of the target and of each draft."""
     return {draft.draft: latency.step_times(draft.draft) for draft in latency.drafts}
 
 
-def drawn_times(latency: "ScoredLatency", resampling: Resampling) -> dict[str, list[StepTimes]]:
+def drawn_times(latency: ScoredLatency, resampling: Resampling) -> dict[str, list[StepTimes]]:
     """The same, drawn anew for every resample from a normal law as wide as the interval of each median.
 
     A draw of a target's step is the same for all drafts.
@@ -359,7 +335,7 @@ def drawn_times(latency: "ScoredLatency", resampling: Resampling) -> dict[str, l
     }
 
 
-def width(step: "StepTime") -> float:
+def width(step: StepTime) -> float:
     """How wide the interval of a median is in milliseconds; none is known of few repetitions."""
     interval = step.p50_ms.interval
     return interval[1] - interval[0] if interval else 0.0
