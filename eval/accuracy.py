@@ -224,11 +224,11 @@ def compare_answers(
     ]
     partings = [parting for parting in parted if parting is not None]
     allowed = tie_allowance([parting.noise for parting in partings])
-    plain, drafted = (
+    plain_right, drafted_right = (
         [benchmark.is_right(index, written(pair, both[side])) for index, both in enumerate(ids)] for side in (0, 1)
     )
     tied = [parting is not None and parting.is_tie(allowed) for parting in parted]
-    return Outcome(plain, drafted, equal, tied, favour_p(partings))
+    return Outcome(plain_right, drafted_right, equal, tied, favour_p(partings))
 
 
 def favour_p(parted: Sequence[Parting]) -> float:

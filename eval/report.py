@@ -307,7 +307,8 @@ def draw_line(axes: Axes, x: Sequence[float], values: Sequence[Estimate | float]
     }
     estimates = [value for value in values if isinstance(value, Estimate)]
     if len(estimates) < len(values):
-        axes.plot(x, values, markerfacecolor="white", linestyle="--", **style)
+        y = [value.value if isinstance(value, Estimate) else value for value in values]
+        axes.plot(x, y, markerfacecolor="white", linestyle="--", **style)
     else:
         y = [each.value for each in estimates]
         axes.errorbar(x, y, yerr=error_bars(y, [each.interval for each in estimates]), capsize=2, **style)

@@ -316,8 +316,8 @@ def between_runs(first: str, name: str, baseline: Scorecard, card: Scorecard) ->
         k = card.speedup_of(card.primary, temperature).best_lookahead
         lengths = "–"
         if k in baseline.latency.lookaheads:
-            first, second = ((each.tokens, each.rounds_at(k)) for each in (ours, theirs))
-            lengths = interval(paired_ratio_difference(first, second, resampling))
+            of_ours, of_theirs = ((each.tokens, each.rounds_at(k)) for each in (ours, theirs))
+            lengths = interval(paired_ratio_difference(of_ours, of_theirs, resampling))
         rates, matches = (
             paired_ratio_difference((column(ours), ours.tokens), (column(theirs), theirs.tokens), resampling)
             for column in (lambda sums: sums.alpha, lambda sums: sums.greedy_match)

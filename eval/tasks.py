@@ -22,8 +22,9 @@ from pydantic import (
 
 from architectures.errors import UserError
 from architectures.files.section import Section
-from architectures.pages import blocks
 from architectures.settings.flags import Flag
+from architectures.tables import Section as TitledSection
+from architectures.tables import facts
 
 Form = Literal["user", "text", "turns", "conversation"]
 FieldNames = tuple[str, ...]  # fields of a row, of which the first that is there counts
@@ -407,20 +408,20 @@ ASKED = {
 }
 
 
-def tasks_page() -> list[blocks.Section]:
+def tasks_page() -> list[TitledSection]:
     """Every task: name and version, what a prompt looks like, which fields it reads, its rows, licence and source."""
     return list(map(task_section, TASKS.values()))
 
 
-def task_section(task: Task) -> blocks.Section:
-    facts = [
+def task_section(task: Task) -> TitledSection:
+    pairs = [
         ("prompt", ASKED[task.form] + " ¶ ".join(paragraph.replace("\n", "\\n") for paragraph in task.template)),
         ("fields", fields_words(task)),
         ("rows", hub_words(task.hub)),
         ("licence", task.licence),
         ("source", task.source),
     ]
-    return blocks.Section(f"{task.name}, version {task.version}", [blocks.Facts(facts)])
+    return TitledSection(f"{task.name}, version {task.version}", [facts(pairs)])
 
 
 def fields_words(task: Task) -> str:

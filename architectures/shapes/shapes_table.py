@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from architectures.errors import UserError
-from architectures.pages.blocks import Sentence
 from architectures.shapes.requested_shape import draft_shape
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.serving import quantised_formats, tensor_parallel_degrees
@@ -37,7 +36,7 @@ NAMES_NOTE = "wide-829m is five layers of Llama-3.2-1B: its name counts the tied
 def shapes_page() -> list[Block]:
     """Every named shape, its published name beside its true size."""
     rows = [row(name, named.nominal, named.shape) for name, named in NAMED_SHAPES.items()]
-    return [shapes_table(rows), Sentence(f"{NOTES}\n{NAMES_NOTE}")]
+    return [shapes_table(rows), f"{NOTES}\n{NAMES_NOTE}"]
 
 
 def target_page(target: Shape, name: str) -> list[Block]:
@@ -53,9 +52,9 @@ def target_page(target: Shape, name: str) -> list[Block]:
             rows.append(cut_row(key, named, target))
         except UserError as error:
             refused[str(error).removeprefix(f"architecture.shape={key} ")].append(key)
-    reasons = [Sentence(f"{', '.join(keys)}: it {reason}") for reason, keys in refused.items()]
+    reasons = [f"{', '.join(keys)}: it {reason}" for reason, keys in refused.items()]
     cannot = [Section("Not to be cut out of this target:", reasons)] if refused else []
-    return [Sentence(name), shapes_table(rows), *cannot, Sentence(NOTES)]
+    return [name, shapes_table(rows), *cannot, NOTES]
 
 
 def cut_row(key: str, named: NamedShape, target: Shape) -> tuple[str, ...]:

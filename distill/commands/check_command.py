@@ -8,10 +8,9 @@ from pydantic import Field
 
 from architectures.errors import UserError
 from architectures.files.section import Section
-from architectures.pages.blocks import Facts
 from architectures.settings.flags import Flag
 from architectures.settings.kinds import MOST
-from architectures.tables import terminal
+from architectures.tables import facts, terminal
 from distill.commands.recipe_commands import of_words, recipe_of
 from distill.recipe.words import Debug, RecipeFile, is_recipe
 
@@ -91,4 +90,4 @@ def print_check(path: Path, settings: CheckSettings) -> None:
     named = of_words((str(path), *settings.overrides), debug=settings.debug)
     recipe = recipe_of(named, weights=False)
     machine = {"processes": settings.processes, "device_gib": settings.device_gib}
-    print(terminal(Facts(check_recipe(recipe, settings.device, **machine))))
+    print(terminal(facts(check_recipe(recipe, settings.device, **machine))))

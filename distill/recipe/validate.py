@@ -15,6 +15,7 @@ from architectures.settings.holding import Placement
 from distill.formulas.losses import Knowledge
 from distill.recipe.sections.samples import SamplesConfig
 from distill.recipe.sections.teacher import (
+    AnyTeacher,
     Cache,
     LiveTeacher,
     NoTeacher,
@@ -49,7 +50,8 @@ def validate(recipe: Recipe) -> list[tuple[str, str]]:
 def target_rules(recipe: Recipe) -> Broken:
     """What a target that is not whole in memory, in fewer bits, or decoded by another engine rules out."""
     target, architecture, distill = recipe.target, recipe.architecture, recipe.distill
-    teacher, engine = distill.teacher, recipe.generate.engine
+    teacher: AnyTeacher = distill.teacher
+    engine = recipe.generate.engine
 
     if target.bits is not None:
         when = f"when target.bits is {target.bits}"
@@ -103,7 +105,8 @@ def target_rules(recipe: Recipe) -> Broken:
 def training_rules(recipe: Recipe) -> Broken:
     """Rules inside section distill, and with the draft's shape."""
     distill, architecture = recipe.distill, recipe.architecture
-    teacher, terms, samples = distill.teacher, distill.terms, distill.samples
+    teacher: AnyTeacher = distill.teacher
+    terms, samples = distill.terms, distill.samples
     on_text = distill.train_on == "text"
 
     # What is read

@@ -60,7 +60,7 @@ def section(recipe: Recipe, key: str, values: dict[str, Any]) -> dict[str, Any]:
     for path, (text, value) in recipe.references.items():
         inside = path[len(prefix) :]
         parent: Any = value_at(inside[:-1], values) if path[: len(prefix)] == prefix and inside else None
-        if isinstance(parent, dict | list) and value_at(inside, values) is not None:
+        if value_at(inside, values) is not None:
             parent[inside[-1]] = f"{text} (sha256 {fingerprint_value(value)[:12]})"
     return values
 

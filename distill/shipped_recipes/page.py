@@ -4,9 +4,8 @@ from pathlib import Path
 
 import yaml
 
-from architectures.pages.blocks import Facts, Sentence
 from architectures.shipped.recipes import shipped_recipes
-from architectures.tables import Block, Section
+from architectures.tables import Block, Section, facts
 from distill.shipped_recipes.header import NO_LABEL, first_sentence, paragraph
 
 HINT = (
@@ -17,16 +16,16 @@ HINT = (
 
 def recipes_page() -> list[Block]:
     """Every recipe that came with this installation."""
-    return [*(recipe_section(name, file) for name, file in shipped_recipes().items()), Sentence(HINT)]
+    return [*(recipe_section(name, file) for name, file in shipped_recipes().items()), HINT]
 
 
 def recipe_section(name: str, file: Path) -> Section:
     """What a recipe's header says of it."""
     text = file.read_text(encoding="utf-8")
-    facts = [
+    pairs = [
         ("target", str(yaml.safe_load(text)["target"]["path"])),
         ("draft", first_sentence(paragraph(text, NO_LABEL))),
         ("hardware", paragraph(text, "Hardware")),
         ("hours", paragraph(text, "Hours")),
     ]
-    return Section(name, [Facts(facts)])
+    return Section(name, [facts(pairs)])

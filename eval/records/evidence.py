@@ -1,4 +1,4 @@
-"""What step times are held against before anybody believes them; eval.pages.doubts says what follows."""
+"""What step times are checked against; eval.scorecard_tables.timing_warnings reports what is wrong."""
 
 from dataclasses import dataclass
 

@@ -8,10 +8,9 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from architectures.files.atomic import write_text
-from architectures.pages.blocks import Code, Items, Sentence
 from architectures.shapes.shape import NAMED_SHAPES, Shape
 from architectures.shapes.shapes_table import millions
-from architectures.tables import Block, Section, Table, markdown, plural
+from architectures.tables import Block, Section, Table, code, markdown, plural
 from architectures.targets.target import read_config
 from distill.formulas.losses import AnyLoss
 from distill.hub.card.serving import Serving
@@ -123,9 +122,9 @@ def card_page(of: Publication, folder: Path) -> Section:
         Section("Serve it", list(map(serving_section, of.serving))),
         *measured_sections(of),
         Section("What it is", [plain_table(Table(("", ""), fact_rows(of, folder)))]),
-        Section("Limits", [Items(list(map(plain, limits(of))))]),
-        Section("Licence", [Sentence(plain(terms_words(of.terms)))]),
-        Section("Files", [Sentence(files_words(of))]),
+        Section("Limits", ["\n".join(f"- {plain(limit)}" for limit in limits(of))]),
+        Section("Licence", [plain(terms_words(of.terms))]),
+        Section("Files", [files_words(of)]),
     ]
     return Section(plain(of.name), blocks)
 
@@ -147,7 +146,7 @@ def outcome(of: Publication) -> list[Block]:
 
 
 def serving_section(serving: Serving) -> Section:
-    return Section(serving.engine, [*([Code(serving.line)] if serving.line else []), Sentence(plain(serving.note))])
+    return Section(serving.engine, [*([code(serving.line)] if serving.line else []), plain(serving.note)])
 
 
 def measured_sections(of: Publication) -> list[Section]:

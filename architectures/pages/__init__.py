@@ -1,1 +1,0 @@
-"""Old names of architectures.tables."""

@@ -1,1 +1,0 @@
-"""What scorecards say in words, tables and plots."""
