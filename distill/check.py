@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from architectures.compatibility import LABELS, EngineName, Pair, check, read_model
+from architectures.compatibility import LABELS, EngineName, Pair, Problem, check, read_model
 from architectures.errors import UserError
 from architectures.files.disk import free_bytes
 from architectures.pruning.plan import load_plan, needed_scores, plan_pruning
@@ -355,8 +355,7 @@ def engine_rows(recipe: Recipe, draft: Shape) -> list[Row]:
     if not recipe.export.engines:
         return []
     pair = planned_pair(recipe, draft)
-    asked: tuple[EngineName, ...] = tuple(dict.fromkeys(recipe.export.engines))
-    problems = {engine: check(engine, pair) for engine in asked}
+    problems: dict[EngineName, list[Problem]] = {engine: check(engine, pair) for engine in recipe.export.engines}
     fatal = [
         f"export.engines: {LABELS[engine]} cannot serve this draft: {each.what}: {each.message}"
         for engine, found in problems.items()

@@ -42,7 +42,7 @@ def test_cells_are_folded_to_the_terminal_and_nowhere_else(monkeypatch):
     wide = Table(("a", "b"), [("x" * 300, "y")])
     assert len(terminal(wide).splitlines()) == 2
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setattr(shutil, "get_terminal_size", lambda: terminal_size((80, 24)))
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda **_: terminal_size((80, 24)))
     lines = terminal(wide).splitlines()
     assert max(map(len, lines)) <= 80
     assert "".join(lines).count("x") == 300
