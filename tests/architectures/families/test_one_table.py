@@ -17,11 +17,11 @@ NAMES = {name for family in FAMILIES.values() for name in (family.model_type, fa
 TOKENIZER = "llama.cpp's name of a kind of tokenizer, which models of any family have"
 CONFIG = "an entry of a published target's config.json, as it stands there"
 ALLOWED = {
-    ("architectures/gguf/importing.py", "gpt2"): TOKENIZER,
-    ("architectures/gguf/importing.py", "llama"): TOKENIZER,
-    ("architectures/gguf_export/vocabulary.py", "gpt2"): TOKENIZER,
-    ("architectures/gguf_export/vocabulary.py", "llama"): TOKENIZER,
-    ("architectures/gguf_export/splitting.py", "qwen2"): TOKENIZER,
+    ("architectures/gguf_import.py", "gpt2"): TOKENIZER,
+    ("architectures/gguf_import.py", "llama"): TOKENIZER,
+    ("architectures/gguf_export.py", "gpt2"): TOKENIZER,
+    ("architectures/gguf_export.py", "llama"): TOKENIZER,
+    ("architectures/gguf_export.py", "qwen2"): TOKENIZER,
     ("architectures/targets/known_targets.py", "llama"): CONFIG,
     ("architectures/targets/known_targets.py", "mistral"): CONFIG,
     ("architectures/targets/known_targets.py", "qwen2"): CONFIG,
