@@ -40,7 +40,7 @@ PAIR = ("--target", "a", "--draft", "b")
         ("eval", "--target", "WORD", "--draft", "b", "--prompts", "gsm8k"),
         ("eval", "--recorded", "WORD", "--draft", "b"),
         ("eval", "r.yaml", "run_dir=WORD", "--checkpoints"),
-        ("latency", "--target", "a", "--out", "WORD"),
+        ("benchmark", "--target", "a", "--grid", "--out", "WORD"),
         ("verify", *PAIR, "--prompts", "WORD"),
         ("verify", *PAIR, "--accuracy", "gsm8k=WORD"),
     ],

@@ -44,7 +44,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_wheel_holds_the_packages_the_module_and_the_recipes(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    report = ("eval/report/page.html.jinja", "eval/report/page.css")
+    report = ("eval/report.html.jinja",)
     for part in (
         "architectures/shapes/shape.py",
         "eval/acceptance/replay.py",

@@ -154,7 +154,7 @@ def step_rows(bench: Bench, cell: Cell, name: str) -> list[Row]:
         steps_of(bench, cell, name),
         np.random.default_rng(RESAMPLING.seed),
         range(sizes.repeats),
-        most_warm_ups=MOST_WARM_UPS,
+        max_warm_ups=MOST_WARM_UPS,
     )
     [bench.seconds[cell, name]] = [seconds for kind, seconds in timed.seconds.items() if kind.tokens == 1]
     floor = {"floor_ms": 1000 * least / bench.bytes_per_s, "dtype": dtype_name(model)}
@@ -229,7 +229,7 @@ def depth_of_equal(bench: Bench, cell: Cell) -> Row:
     held = {shape.name: hold_context(model, step_setting, [(1, False)]) for shape, model in models.items()}
     steps = {Kind(name, 1): partial(time_chain, drafter) for name, drafter in held.items()}
     rng = np.random.default_rng(RESAMPLING.seed)
-    timed = time_together(steps, rng, range(bench.sizes.repeats), most_warm_ups=MOST_WARM_UPS)
+    timed = time_together(steps, rng, range(bench.sizes.repeats), max_warm_ups=MOST_WARM_UPS)
     times_RS = 1000 * np.array([timed.seconds[Kind(shape.name, 1)] for shape in models]).T
     told = depth_and_width(list(models), times_RS, RESAMPLING)
     return told_of_depth(told) | {"dtype": dtype_name(bench.models[bench.sizes.target])}

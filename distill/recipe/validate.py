@@ -44,7 +44,13 @@ SEARCHED = {"whole": set(), "spread": {"merge_order"}, "layers": {"merge_order",
 
 def validate(recipe: Recipe) -> list[tuple[str, str]]:
     """The rules that a recipe breaks."""
-    return [*target_rules(recipe), *training_rules(recipe), *online_rules(recipe), *input_rules(recipe)]
+    return [
+        *target_rules(recipe),
+        *scoring_rules(recipe),
+        *training_rules(recipe),
+        *online_rules(recipe),
+        *input_rules(recipe),
+    ]
 
 
 def target_rules(recipe: Recipe) -> Broken:
@@ -77,8 +83,6 @@ def target_rules(recipe: Recipe) -> Broken:
     if engine != "local":
         if recipe.data.answer_steps != "auto" and not recipe.data.self_written_prompts:
             yield ("data.answer_steps", f"must be left out when generate.engine is {engine}.")
-        if recipe.eval.answer_steps != "auto":
-            yield ("eval.answer_steps", f"must be left out when generate.engine is {engine}.")
         if keeps_states(teacher):
             yield (
                 "distill.teacher.captured_while",
@@ -100,6 +104,13 @@ def target_rules(recipe: Recipe) -> Broken:
                     "teaches in float32. Set target.dtype to float32 or precision to amp_bf16."
                 ),
             )
+
+
+def scoring_rules(scoring: Recipe) -> Broken:
+    """What a recipe and the key=value words of scoring without one share."""
+    engine = scoring.generate.engine
+    if engine != "local" and scoring.eval.answer_steps != "auto":
+        yield ("eval.answer_steps", f"must be left out when generate.engine is {engine}.")
 
 
 def training_rules(recipe: Recipe) -> Broken:

@@ -119,7 +119,9 @@ def words(**distill):
 
 
 def test_an_unknown_row_is_learned_and_so_not_frozen():
-    with pytest.raises(ValueError, match=r"must be left out with distill\.unknown_inputs"):
+    with pytest.raises(
+        ValueError, match=r"distill\.freeze_input_embeddings must be false with distill\.unknown_inputs"
+    ):
         Recipe.model_validate(words(freeze_input_embeddings=True, unknown_inputs=0.3))
 
 

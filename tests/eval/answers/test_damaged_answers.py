@@ -153,7 +153,7 @@ def test_claims_are_read_or_refused(folder, claim, message):
 def test_settings_of_recorded_answers_are_typed(tiny_target, folder, name, value):
     tokenizer = {"vocabulary": "", "bos_token_id": 1, "eos_token_id": 2}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("eval.recorded.answers.tokenizer_identity", lambda _: tokenizer)
+        patch.setattr("eval.recorded.tokenizer_identity", lambda _: tokenizer)
         claim = {"settings": {**SETTINGS, name: value}, "num_shards": 1, "tokenizer": tokenizer}
         (folder / "settings.json").write_text(json.dumps({"eval": claim}))
         with pytest.raises(UserError, match=rf"settings\.json: eval\.settings: {name}: Input should be .*, got "):
@@ -166,7 +166,7 @@ def test_recorded_ids_beyond_the_draft_are_refused(tiny_target, folder):
     claim = {"settings": SETTINGS, "num_shards": 1, "tokenizer": tokenizer}
     (folder / "settings.json").write_text(json.dumps({"eval": claim}))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("eval.recorded.answers.tokenizer_identity", lambda _: tokenizer)
+        patch.setattr("eval.recorded.tokenizer_identity", lambda _: tokenizer)
         with pytest.raises(
             UserError,
             match=r"eval-00000\.jsonl:1: token id 1000000000 is beyond .*, which has vocab_size 264\.",

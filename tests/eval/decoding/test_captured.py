@@ -79,15 +79,14 @@ def test_on_a_processor_it_is_refused(target, prompts):
         plain_decode(target, prompts[:1], limits=Limits(2), opener=CapturedSteps())
 
 
-@pytest.mark.parametrize("command", ["verify", "speed", "latency"])
+@pytest.mark.parametrize("command", ["verify", "benchmark", "benchmark --grid"])
 def test_every_command_refuses_it_on_a_processor(command, target_folder, noisy_folder, tmp_path, capsys):
     """Before anything is decoded or measured."""
     questions = tmp_path / "questions.jsonl"
     questions.write_text('{"prompt": "why"}\n', encoding="utf-8")
     asked = ["--prompts", str(questions)]
-    flag = "--drafts" if command in {"speed", "latency"} else "--draft"
-    words = ["--target", str(target_folder), flag, str(noisy_folder), *asked]
-    assert main([command, *words, "--capture"]) == 2
+    words = ["--target", str(target_folder), "--draft", str(noisy_folder), *asked]
+    assert main([*command.split(), *words, "--capture"]) == 2
     printed = capsys.readouterr()
     assert "--capture needs a GPU" in printed.err
     assert printed.out == ""

@@ -152,9 +152,9 @@ def pair_words(target_folder, noisy_folder, tmp_path):
     return ["--target", str(target_folder), "--draft", str(noisy_folder), "--prompts", str(questions)]
 
 
-@pytest.mark.parametrize("command", ["speed", "latency"])
+@pytest.mark.parametrize("command", ["benchmark", "benchmark --grid"])
 def test_steps_are_made_in_one_way(command, pair_words, capsys):
-    assert main([command, *pair_words[:2], "--drafts", pair_words[3], "--compile", "--capture"]) == 2
+    assert main([*command.split(), *pair_words[:4], "--compile", "--capture"]) == 2
     assert "Leave out --compile for steps that are made in milliseconds, or --capture" in capsys.readouterr().err
 
 

@@ -81,10 +81,9 @@ def test_an_architecture_that_transformers_knows_is_opened_with_its_own_code(pla
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("command", ["verify", "latency", "speed"])
+@pytest.mark.parametrize("command", ["verify", "benchmark", "benchmark --grid"])
 def test_commands_on_a_pair_refuse_it(own_model, tiny_draft, mark, capsys, command):
-    flag = "--draft" if command == "verify" else "--drafts"
-    assert widedraft.main([command, "--target", str(own_model), flag, str(tiny_draft)]) == 2
+    assert widedraft.main([*command.split(), "--target", str(own_model), "--draft", str(tiny_draft)]) == 2
     assert FACT in capsys.readouterr().err
     assert not mark.exists()
 

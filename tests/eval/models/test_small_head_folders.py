@@ -169,9 +169,8 @@ def test_an_encoder_decoder_with_a_small_head_is_refused(translators, small_head
 
 COMMANDS = {
     "verify": ("--draft", "D"),
-    "speed": ("--drafts", "D"),
-    "latency": ("--drafts", "D"),
-    "latency of shapes": ("--shapes", "1", "2", "3"),
+    "benchmark": ("--draft", "D"),
+    "benchmark --grid": ("--draft", "D"),
     "eval": ("--draft", "D", "--out", "OUT"),
 }
 
@@ -182,7 +181,7 @@ def test_no_command_takes_it_for_a_target(command, small_head_folder, tiny_draft
     questions.write_text('{"prompt": "why"}\n', encoding="utf-8")
     named = {"D": str(tiny_draft), "OUT": str(tmp_path / "out")}
     words = [named.get(word, word) for word in COMMANDS[command]]
-    assert main([command.split()[0], "--target", str(small_head_folder), *words, "--prompts", str(questions)]) == 2
+    assert main([*command.split(), "--target", str(small_head_folder), *words, "--prompts", str(questions)]) == 2
     told = capsys.readouterr().err
     assert (
         f"{small_head_folder / 'config.json'}: head_vocab_size is {ROWS}: a draft whose output head says so many"
@@ -195,8 +194,8 @@ def test_transformers_own_loop_is_not_measured_with_it(target_folder, small_head
     """It would take rows for tokens."""
     questions = tmp_path / "questions.jsonl"
     questions.write_text('{"prompt": "why"}\n' * 6, encoding="utf-8")
-    words = ["--target", str(target_folder), "--drafts", str(small_head_folder), "--prompts", str(questions)]
-    assert main(["speed", *words, "--assisted"]) == 2
+    words = ["--target", str(target_folder), "--draft", str(small_head_folder), "--prompts", str(questions)]
+    assert main(["benchmark", *words, "--assisted"]) == 2
     assert f"--assisted: {small_head_folder} says some ids alone" in capsys.readouterr().err
 
 

@@ -56,17 +56,17 @@ def test_contexts_that_are_named_take_the_place_of_the_texts_length(models):
         models, [1, 70, 80], config(latency_batch_sizes=(2,), latency_contexts=(5, 9)), RESAMPLING
     )
     assert grid is not None
-    assert [(cell.batch, cell.context_tokens) for cell in grid.cells] == [(2, 5), (2, 9)]
+    assert [(cell.batch, cell.context_tokens) for cell in grid] == [(2, 5), (2, 9)]
     assert told == []
 
 
 def test_what_does_not_fit_is_left_out_and_told(models, monkeypatch):
-    monkeypatch.setattr("eval.latency.memory.cache_bytes", lambda _model, *, batch, context: batch)
-    monkeypatch.setattr("eval.latency.memory.bytes_to_pack", lambda _model: 0)  # of any processor
-    monkeypatch.setattr("eval.latency.memory.free_bytes", lambda _device: 3)
+    monkeypatch.setattr("eval.latency.cache_bytes", lambda _model, *, batch, context: batch)
+    monkeypatch.setattr("eval.latency.bytes_to_pack", lambda _model: 0)  # of any processor
+    monkeypatch.setattr("eval.latency.free_bytes", lambda _device: 3)
     grid, told = measure_batches(models, [1, 70, 80], config(latency_batch_sizes=(1, 4)), RESAMPLING)
     assert grid is not None
-    assert [cell.batch for cell in grid.cells] == [1]
+    assert [cell.batch for cell in grid] == [1]
     [sentence] = told
     assert sentence.startswith("Steps at batch 4 were not timed: the caches take ")
 
@@ -75,12 +75,12 @@ def test_models_of_one_text_at_a_time_are_timed_at_batch_1(models, monkeypatch):
     monkeypatch.setattr("eval.scorecard.takes_rows", lambda _model: False)
     grid, told = measure_batches(models, [1, 70, 80], config(latency_batch_sizes=(1, 4)), RESAMPLING)
     assert grid is not None
-    assert [cell.batch for cell in grid.cells] == [1]
+    assert [cell.batch for cell in grid] == [1]
     assert told == ["Steps at batch 4 were not timed: models of this type are decoded one text at a time here."]
 
 
 def test_no_batches_no_file_also_where_an_earlier_scoring_left_one(target_folder, noisy_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("eval.latency.memory.free_bytes", lambda _device: 0)
+    monkeypatch.setattr("eval.latency.free_bytes", lambda _device: 0)
     (tmp_path / "latency.json").write_text("{}")
     scorecard = score_drafts(target_folder, {"draft": noisy_folder}, PROMPTS, config(), tmp_path, seed=17)
     assert not (tmp_path / "latency.json").exists()

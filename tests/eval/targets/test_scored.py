@@ -6,6 +6,7 @@ from architectures.settings.holding import Holding
 from eval.config import EvalConfig
 from eval.prompts import Prompt, user_turn
 from eval.scorecard import score_drafts
+from eval.scorecard_tables import models
 from tests.eval.targets.conftest import LAYERS
 
 PROMPTS = [Prompt(f"p.jsonl:{number}", (user_turn(f"what is {number}?"),)) for number in range(4)]
@@ -33,20 +34,15 @@ def scored(target_folder, noisy_folder, tmp_path_factory):
 
 def test_acceptance_is_that_of_the_whole_target_and_the_card_says_whose_times_it_has(scored):
     _, whole = scored(Holding())
-    out, card = scored(LAYERS)
+    _, card = scored(LAYERS)
     assert card.acceptance == whole.acceptance
     assert card.prompts.answers == whole.prompts.answers
     assert (whole.target.placement, card.target.placement) == (None, "layers")
-    assert (out / "scorecard.md").read_text().count(
-        "Every step of the target read all of its weights from the disk"
-    ) == 1
-    assert not [warning for warning in whole.warnings if "from the disk" in warning]
+    assert "layers" in str(models({"card": card}).rows[0][6])
 
 
 def test_a_draft_is_judged_against_the_packed_target_and_the_card_says_so(scored):
     pytest.importorskip("bitsandbytes")
     _, card = scored(Holding(bits=8))
     assert card.target.bits == 8
-    assert "The target's linear layers were packed into 8 bits a weight: the draft is judged against that" in str(
-        card.warnings
-    )
+    assert "8-bit" in str(models({"card": card}).rows[0][6])
