@@ -130,6 +130,8 @@ def check_vocabulary(engine: EngineName, pair: Pair) -> Iterator[Problem]:
         yield Problem("vocabulary", f"{sizes}, so that they were not compared.")
     elif engine == "vllm" and pair.has_own_tokenizer and (reason := without_vllm(draft.model_type)):
         yield Problem("vocabulary", f"{sizes}, and {reason}. Export it with --form whole.", is_fatal=True)
+    elif engine == "vllm" and pair.has_own_tokenizer:
+        yield Problem("vocabulary", f"{sizes}: use_heterogeneous_vocab maps ids by their texts, and drafts greedily.")
     elif abs(draft.vocab_size - target.vocab_size) > allowed and not pair.is_mapped_by(engine):
         fix = "Export it with --form whole." if draft.form else "Take a draft that was made for this target."
         yield Problem("vocabulary", f"{sizes}. {fix}", is_fatal=True)
@@ -210,9 +212,10 @@ def check_numbers(engine: EngineName, pair: Pair) -> Iterator[Problem]:
     if None not in (draft.dtype, target.dtype) and draft.dtype != target.dtype:
         told = f"{draft.dtype} in the draft and {target.dtype} in the target; vLLM runs both in one dtype."
         yield Problem("dtype", told)
-    if (part := misleading_part(draft.path)) is not None:
-        told = f"{draft.path} contains {part!r}, which vLLM takes for another method. Rename it."
-        yield Problem("name", told, is_fatal=True)
+    for name in dict.fromkeys((draft.path, draft.name)):
+        if (part := misleading_part(name)) is not None:
+            told = f"{name} contains {part!r}, which vLLM takes for another method. Rename it."
+            yield Problem("name", told, is_fatal=True)
 
 
 def difference_of(ours: Tokenizer, theirs: Tokenizer, *, first: int) -> str | None:

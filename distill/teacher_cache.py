@@ -52,7 +52,7 @@ from architectures.settings.recipe_command import command_of
 from architectures.shapes.shape import Shape
 from architectures.sharing import ALONE, Share
 from architectures.targets.target import read_config
-from distill.cache_stage import (
+from distill.cache_files import (
     FORMAT,
     MAX_SHARD_BYTES,
     MAX_SHARD_TOKENS,

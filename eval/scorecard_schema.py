@@ -55,9 +55,11 @@ Some = Annotated[tuple[Item, ...], Field(min_length=1)]
 
 
 def only(rows: Sequence[Item], is_it: Callable[[Item], bool]) -> Item:
-    """The one row for which a condition holds."""
-    [row] = filter(is_it, rows)
-    return row
+    """The one row for which a condition holds; UserError if a file that was edited has none, or several."""
+    found = list(filter(is_it, rows))
+    if len(found) != 1:
+        raise UserError(f"The scorecard has {len(found)} rows where one belongs. Run `widedraft eval` again.")
+    return found[0]
 
 
 class Record(BaseModel):

@@ -26,7 +26,7 @@ MODULES = (  # all that have such tests, most valuable first; a test looks for o
     "tests/distill/masks/test_train.py",
     "tests/distill/stages/test_pruning.py",
     "tests/distill/text/test_training.py",
-    "tests/eval/latency/test_measure.py",
+    "tests/eval/test_latency.py",
     "tests/eval/decoding/test_answer_steps.py",
 )
 MOST_PROCESSES = 10  # each holds half a GiB of the GPU by being there

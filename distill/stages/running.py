@@ -13,7 +13,8 @@ from pathlib import Path
 from architectures.errors import UserError
 from architectures.settings.recipe_command import command_of
 from architectures.sharing import ALONE, Share
-from distill.cache_stage import require_cached_teacher, verify_files
+from distill.cache_files import verify_files
+from distill.cache_stage import require_cached_teacher
 from distill.check import check_recipe
 from distill.recipe.recipe import load_recipe
 from distill.recipe.sections.teacher import Cache

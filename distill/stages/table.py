@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from architectures.checkpoints.generation_settings import SETTINGS_NAME, write_assistant_settings
 from architectures.checkpoints.manifest import Counts
 from architectures.tables import plural
-from distill.cache_stage import is_whole, require_own_answers, states_are_due, write_cache
+from distill.cache_files import is_whole
+from distill.cache_stage import require_own_answers, states_are_due, write_cache
 from distill.recipe.recipe import Recipe
 from distill.recipe.sections.teacher import keeps_states
 from distill.run.run import Run

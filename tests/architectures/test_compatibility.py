@@ -64,7 +64,7 @@ EVERY = dict.fromkeys(ENGINES, FATAL)
 CASES = {
     "another vocabulary": ({"vocab_size": 400}, "vocabulary", EVERY | {"llama.cpp": None}),
     "a far larger vocabulary": ({"vocab_size": 500}, "vocabulary", EVERY),
-    "an own tokenizer": (OWN, "vocabulary", EVERY | {"vllm": None, "transformers": None}),
+    "an own tokenizer": (OWN, "vocabulary", EVERY | {"vllm": WARN, "transformers": None}),
     "a reduced vocabulary": ({"small_head": 50}, "output head", EVERY | {"transformers": WARN}),
     "a planned one": ({"small_head": 50, "planned": True}, "output head", dict.fromkeys(ENGINES, WARN)),
     "swapped tokens": (

@@ -157,7 +157,7 @@ def test_everything_wrong_is_told_at_once(checked):
         (("distill.teacher={source: cache, contents: top_k, k: 265}",), "distill.teacher"),
         (("target.path=nowhere.gguf",), "target.path: nowhere.gguf"),
         (("architecture.vocabulary={from: ids.json}",), "ids.json: holds 264"),
-        (("export.engines=[vllm]", "export.tensor_parallel=8"), "export.engines: vLLM does not serve this draft"),
+        (("export.engines=[vllm]", "export.tensor_parallel=8"), "export.engines: vLLM cannot serve this draft"),
         (("data.prompts=[{path: same.jsonl}]",), "data.num_eval_prompts=2 leaves none to train on"),
     ],
 )

@@ -158,7 +158,7 @@ def test_a_changed_eval_key_scores_again_and_nothing_else(run, capfd):
     assert widedraft.main(["run", *arguments, "eval.num_prompts=3"]) == 0
     after = mtimes(out)
     assert [name for name in before if before[name] != after[name]] == ["eval"]
-    assert "changed: eval" in capfd.readouterr().out
+    assert "+ eval.num_prompts: 3" in capfd.readouterr().out
     assert widedraft.main(["run", *arguments]) == 0
 
 

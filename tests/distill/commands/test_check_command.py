@@ -1,7 +1,6 @@
 """`widedraft check` takes several recipes; every other command one."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -63,21 +62,3 @@ def test_the_training_takes_one_recipe(recipes, capsys):
 
     assert main([*recipes]) == 2
     assert "got another: two.yaml." in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("stage", ["distill", "eval", "cache"])
-def test_a_remedy_keeps_debug_and_values(stage, recipes, capsys):
-    """Without --debug it would have the real target cut."""
-    cached = ["distill.teacher={source: cache, contents: top_k}"] if stage == "cache" else []
-    assert widedraft.main([stage, "one.yaml", "architecture.layers=3", *cached, "--debug"]) == 2
-    told = capsys.readouterr().err.splitlines()[-1]
-    named = re.findall("`(widedraft [^`]+)`", told)
-    assert len(named) >= 1
-    assert all(" one.yaml architecture.layers=3 " in command and command.endswith(" --debug") for command in named)
-
-
-def test_a_remedy_of_the_training_keeps_debug_and_values(recipes, capsys):
-    from distill.train import main
-
-    assert main(["one.yaml", "architecture.layers=3", "--debug"]) == 2
-    assert "Run `widedraft prune one.yaml architecture.layers=3 --debug` first" in capsys.readouterr().err

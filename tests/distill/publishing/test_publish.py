@@ -312,7 +312,7 @@ def test_every_form_says_how_many_tokens_it_proposes(laid_out, form):
 def test_an_engine_that_refuses_the_draft_has_no_serve_line(run, tmp_path):
     dry_run(run, replace(WANTED, repo_id="org/my-eagle3", allowed=["misleading-name"]), tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "Not served: The draft's path or name holds 'eagle3'" in card
+    assert "Not served: name: org/my-eagle3 contains 'eagle3'" in card
     assert "vllm serve" not in card
 
 
@@ -378,7 +378,7 @@ def test_parameters_without_embeddings_have_their_row(laid_out):
 
 def test_what_an_engine_loses_with_a_form_is_beside_its_line(laid_out):
     card = (laid_out["small"] / "README.md").read_text()
-    assert "use_heterogeneous_vocab maps them by their texts, and drafts greedily." in card.replace("&#95;", "_")
+    assert "use_heterogeneous_vocab maps ids by their texts, and drafts greedily." in card.replace("&#95;", "_")
 
 
 def test_provenance_has_every_stage_there_is(laid_out):

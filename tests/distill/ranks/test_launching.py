@@ -149,7 +149,7 @@ def test_what_processes_cannot_share_is_refused(monkeypatch, capsys, words, refu
             ["eval", "--recorded", "a", "--draft", "b", "--processes", "2"],
             "--processes: recorded responses",
         ),
-        (["run", "r.yaml", "--processes", "0"], "--processes must be"),
+        (["run", "r.yaml", "--processes", "0"], "--processes: Input should be greater than or equal to 1, got 0"),
     ],
 )
 def test_a_number_that_would_be_ignored_is_refused(launched, capsys, words, refused):

@@ -41,9 +41,15 @@ SOURCES = {
 
 
 def refusal(**settings) -> str | None:
-    """What a recipe's section is refused for; None where it is served."""
+    """What a recipe with this section `distill` is refused for; None where it is served."""
+    values = {
+        "run_name": "x",
+        "target": {"path": "absent"},
+        "architecture": {"layers": 2},
+        "data": {"self_written_prompts": 9},
+    }
     try:
-        DistillConfig.model_validate(settings)
+        Recipe.model_validate({**values, "distill": settings})
     except ValueError as error:
         return str(error)
     return None
@@ -53,8 +59,11 @@ def refusal(**settings) -> str | None:
     ("settings", "words"),
     [
         ({"loss": [{"name": "cross_entropy"}, {"name": "forward_kl", "weight": 0.1}]}, "got forward_kl"),
-        ({"token_selection": {"reference": "absent"}}, "tokens are chosen by the whole KL from the teacher"),
-        ({"temperature": 2.0}, "must be 1 when distill.loss is cross_entropy alone, got 2.0"),
+        (
+            {"token_selection": {"reference": "absent"}},
+            "distill.token_selection must be left out when distill.teacher.source is none",
+        ),
+        ({"temperature": 2.0}, "distill.temperature must be 1 when distill.loss is cross_entropy, got 2.0"),
     ],
 )
 def test_what_asks_a_teacher_is_refused_without_one(settings, words):
@@ -90,7 +99,7 @@ def test_a_mixture_that_holds_losses_against_a_teachers_is_refused(mixture, refe
     if served:
         assert isinstance(Recipe.model_validate(values).text, TextConfig)
         return
-    with pytest.raises(ValueError, match=f"got rule {mixture} and no reference for d{references.index(None)}"):
+    with pytest.raises(ValueError, match=f"text.mixture.rule .* d{references.index(None)} has no reference"):
         Recipe.model_validate(values)
     values["distill"]["teacher"] = {}
     assert Recipe.model_validate(values).distill.teacher == LiveTeacher()

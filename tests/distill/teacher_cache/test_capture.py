@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
 from architectures.files.atomic import remove_partials
-from distill import cache_stage, teacher_cache
+from distill import cache_files, teacher_cache
 from distill.recipe.sections.teacher import TopKCache
 from distill.run.run_folder import LOCK_NAME
 from distill.teacher_cache import TeacherCache, cut_into_shards, join_rows
@@ -191,7 +191,7 @@ def test_a_file_that_was_lost_is_found_at_opening_and_written_again(write, tmp_p
             shard.unlink()
         with pytest.raises(UserError, match=rf"{shard.name}: missing, or not as long as it was written; 1 such file"):
             TeacherCache(folder, "train")
-        assert cache_stage.ill_sized_files(folder) == [shard.name]
+        assert cache_files.ill_sized_files(folder) == [shard.name]
         assert contents_on_disk(write(HIDDEN)) == before
 
 
@@ -207,21 +207,21 @@ def test_a_cache_that_is_being_mended_counts_as_unfinished(write, tmp_path, monk
 def test_a_part_of_a_cache_of_another_format_is_refused(write, tmp_path, monkeypatch):
     """Its shards may be cut elsewhere."""
     interrupt(monkeypatch, write)
-    monkeypatch.setattr(cache_stage, "FORMAT", "widedraft.teacher_cache/3")
+    monkeypatch.setattr(cache_files, "FORMAT", "widedraft.teacher_cache/3")
     with pytest.raises(UserError, match=r"its format is 'widedraft\.teacher_cache/2', this version reads 'widedraft\."):
         write(SAMPLES)
 
 
 def test_verification_names_every_file_that_is_not_as_it_was_written(write):
     folder = write(SAMPLES)
-    assert cache_stage.verify_files(folder) == len(contents_on_disk(folder))
+    assert cache_files.verify_files(folder) == len(contents_on_disk(folder))
     for name in ("eval-00000.safetensors", "train-00001.safetensors"):
         content = bytearray((folder / name).read_bytes())
         content[-1] ^= 1
         (folder / name).write_bytes(content)
     TeacherCache(folder, "train")  # sizes are right
     with pytest.raises(UserError, match=r"as they were written: eval-00000\.safetensors, train-00001\.safetensors\. D"):
-        cache_stage.verify_files(folder)
+        cache_files.verify_files(folder)
 
 
 def test_a_shard_damaged_after_opening_is_named(write):

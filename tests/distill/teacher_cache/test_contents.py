@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from distill import cache_stage, teacher_cache
+from distill import cache_files, teacher_cache
 from distill.data.batches import collate
 from distill.formulas.sparse import alpha_bounds, top_k_kl
 from distill.losses.answer_logits import head_of
@@ -211,7 +211,7 @@ def test_top_k_of_everything_leaves_no_tail():
 
 def test_caches_of_one_format_are_cut_into_shards_at_the_same_answers():
     """Shards are found by these limits again: another limit is another format."""
-    assert (cache_stage.FORMAT, teacher_cache.MAX_SHARD_BYTES, teacher_cache.MAX_SHARD_TOKENS) == (
+    assert (cache_files.FORMAT, teacher_cache.MAX_SHARD_BYTES, teacher_cache.MAX_SHARD_TOKENS) == (
         "widedraft.teacher_cache/2",
         2**28,
         2**16,

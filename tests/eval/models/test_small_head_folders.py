@@ -196,7 +196,7 @@ def test_transformers_own_loop_is_not_measured_with_it(target_folder, small_head
     questions.write_text('{"prompt": "why"}\n' * 6, encoding="utf-8")
     words = ["--target", str(target_folder), "--draft", str(small_head_folder), "--prompts", str(questions)]
     assert main(["benchmark", *words, "--assisted"]) == 2
-    assert f"--assisted: {small_head_folder} says some ids alone" in capsys.readouterr().err
+    assert f"--assisted: {small_head_folder} has a reduced vocabulary" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("mode", [[], ["--show"], ["--accuracy", "multiplication", "--num-prompts", "2"]])

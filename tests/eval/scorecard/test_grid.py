@@ -41,10 +41,10 @@ def test_the_file_has_every_batch_at_the_length_of_the_scored_texts(scored):
     grid = read_grid_file(out / "latency.json")
     context = scorecard.latency.context_tokens
     assert [(cell.batch, cell.context_tokens) for cell in grid.cells] == [(1, context), (2, context)]
-    assert grid.lookaheads == (1, 2, 3)
-    assert {cell.together.repeats for cell in grid.cells} == {2}  # a quarter of 8
-    steps = {(step.model, step.tokens) for step in grid.cells[1].together.steps}
-    assert steps == {("target", 1), ("target", 2), ("target", 3), ("target", 4), ("draft", 1), ("draft", 2)}
+    assert grid.lookaheads == [1, 2, 3]
+    assert {cell.repeats for cell in grid.cells} == {2}  # a quarter of 8
+    assert [step.lookahead for step in grid.cells[1].verify] == [1, 2, 3]
+    assert [steps.draft for steps in grid.cells[1].drafts] == ["draft"]
     named = {"target": scorecard.target, "draft": scorecard.drafts[-1]}
     assert {name: model.fingerprint for name, model in grid.models.items()} == {
         name: model.fingerprint for name, model in named.items()
@@ -92,4 +92,5 @@ def test_no_batches_no_file_also_where_an_earlier_scoring_left_one(target_folder
 def test_lookaheads_are_both_ends_and_the_powers_of_two_between(models):
     settings = config(lookaheads=(3, 4, 5, 6), latency_batch_sizes=(1,), latency_repeats=1)
     grid, _ = measure_batches(models, [1, 70, 80], settings, RESAMPLING)
-    assert grid.lookaheads == (3, 4, 6)
+    [cell] = grid
+    assert [step.lookahead for step in cell.verify] == [3, 4, 6]

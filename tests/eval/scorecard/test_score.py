@@ -350,18 +350,6 @@ def test_every_temperature_is_decoded_live_and_the_verdict_is_of_the_first_where
     }
 
 
-def test_a_scorecard_refuses_live_decoding_that_was_not_scored(scored):
-    _, scorecard = scored
-    assert [live.temperature for live in scorecard.lives] == [0, 1]
-    other = replace(scorecard.live_at[0], temperature=0.5)
-    with pytest.raises(ValueError, match="temperatures of live that were not scored"):
-        replace(scorecard, live_at=(other,))
-    with pytest.raises(ValueError, match="temperatures of live"):
-        replace(scorecard, live_at=(scorecard.live,))
-    with pytest.raises(ValueError, match="temperature of live"):
-        replace(scorecard, live=scorecard.live_at[0], live_at=())
-
-
 def test_turns_of_one_conversation_are_one_prompt(target_folder, noisy_folder, tmp_path):
     prompts = [ask("why", "and then", "so"), ask("how", "really", source="p.jsonl:2")]
     scorecard = score_drafts(
