@@ -3,16 +3,12 @@
 from functools import partial
 
 from architectures.errors import UserError
-
-# A change of either limit needs another FORMAT.
-from distill.cache_files import is_whole
 from distill.process.interrupts import signals_kept
-from distill.recipe.sections.teacher import AnyCache, AnyTeacher, Cache, keeps_states, teacher_dtype
+from distill.recipe.sections.teacher import AnyCache, AnyTeacher, Cache, teacher_dtype
 from distill.run.entry_ids import entry_ids
 from distill.run.run import Run
 from distill.run.stage import Finish
 from distill.run.stage_inputs import cache_inputs, generate_inputs
-from eval.answers.shards import shards_without_states
 
 
 def require_own_answers(run: Run) -> None:
@@ -20,23 +16,10 @@ def require_own_answers(run: Run) -> None:
     run.data.require(generate_inputs(run))
 
 
-def states_are_due(run: Run) -> bool:
-    """Whether a cache is to be made of states that are missing beside finished answers; says so if there are any."""
-    data = run.data
-    if not keeps_states(run.recipe.distill.teacher) or not data.is_finished or is_whole(run.teacher_cache.path):
-        return False
-    lacking = shards_without_states(data.path, ("train", "eval") if run.recipe.distill.learns_answers else ("eval",))
-    if lacking:
-        print(
-            f"   {data.path}: {len(lacking)} shards without hidden states, the first is {lacking[0].name}", flush=True
-        )
-    return bool(lacking)
-
-
 def write_cache(run: Run, finish: Finish) -> str:
-    """Let the teacher read the answers, or take the states it kept; continues an interrupted capture."""
+    """Let the teacher read the answers; continues an interrupted capture."""
     with signals_kept():
-        from distill.teacher_cache import CaptureSettings, KeptStates, TargetReading, capture_teacher
+        from distill.teacher_cache import CaptureSettings, TargetReading, capture_teacher
         from distill.train import read_split
 
     recipe, teacher = run.recipe, require_cached_teacher(run.recipe.distill.teacher)
@@ -52,19 +35,15 @@ def write_cache(run: Run, finish: Finish) -> str:
         ids=entry_ids(run),
         holding=recipe.target.holding,
     )
-    if keeps_states(teacher):
-        source = KeptStates(run.data.path, run.target, dtype=dtype, max_seq_len=recipe.data.max_seq_len, names=splits)
-    else:
-        source = TargetReading(run.target, settings)
     capture_teacher(
         run.target,
         {name: answers.examples for name, answers in read.items()},
         run.teacher_cache.path,
         settings,
-        source=source,
+        source=TargetReading(run.target, settings),
         inputs=cache_inputs(run),
         share=run.share,
-        finish=partial(finish, dtype=dtype, captured_while=teacher.captured_while, max_seq_len=recipe.data.max_seq_len),
+        finish=partial(finish, dtype=dtype, max_seq_len=recipe.data.max_seq_len),
     )
     return f"{teacher.contents} of the teacher"
 

@@ -35,7 +35,6 @@ from distill.recipe.sections.teacher import (
     TopKCache,
     bytes_per_token,
     is_sharded,
-    keeps_states,
     teacher_dtype,
 )
 from distill.recipe.sections.times import split_time
@@ -627,7 +626,7 @@ def stage_needs(recipe: Recipe, shapes: PlannedShapes, *, processes: int, on_gpu
         needs.append(Need("prune", scored, "target.placement: layers, or architecture.method: first_last"))
     kept = data.batch_size * data.max_seq_len * target.kv_bytes_per_token(dtype)
     needs.append(Need("generate", held + kept, f"{smaller}, or a smaller data.batch_size"))
-    if isinstance(recipe.distill.teacher, Cache) and not keeps_states(recipe.distill.teacher):
+    if isinstance(recipe.distill.teacher, Cache):
         needs.append(Need("cache", held, smaller))
     for training in trainings(recipe, shapes, on_gpu=on_gpu):
         shrunk = replace(training, microbatch=1) if on_gpu and training.microbatch is None else training
@@ -699,9 +698,7 @@ def cache_size(recipe: Recipe, target: Shape, draft: Shape, work: Work) -> int:
     widths = {"hidden": target.hidden, "rows": draft.head_rows, "dtype": dtype}
     train = (work.sequences or 0) * work.response_tokens
     held_out = data.num_eval_prompts * data.max_new_tokens
-    kept = train * bytes_per_token(teacher, "train", **widths) + held_out * bytes_per_token(teacher, "eval", **widths)
-    states = (train + held_out) * target.hidden * DTYPE_BYTES[dtype] if keeps_states(teacher) else 0
-    return kept + states
+    return train * bytes_per_token(teacher, "train", **widths) + held_out * bytes_per_token(teacher, "eval", **widths)
 
 
 # --- hours ---------------------------------------------------------------------------------------------------------
@@ -743,14 +740,11 @@ def stage_seconds(recipe: Recipe, shapes: PlannedShapes, work: Work, device: Dev
         read = count * forward_flops(target, [(work.prompt_tokens, 1)]) / flops_per_s
         seconds["generate"] = ceil(count / data.batch_size) * tokens * one_step + read
 
-    # A cached teacher reads every response once; of states that were kept while answering, only entries are made.
+    # A cached teacher reads every response once.
     teacher = config.teacher
     if isinstance(teacher, Cache):
         number = None if work.sequences is None else work.sequences + data.num_eval_prompts
         each = forward_flops(target, [(work.sequence_tokens, work.response_tokens)])
-        if keeps_states(teacher):
-            entries = work.response_tokens * head_flops(shapes.draft.head_rows, target.hidden)
-            each = 0 if isinstance(teacher, HiddenCache) else entries
         seconds["cache"] = None if number is None else number * each / flops_per_s
 
     # Trainings: of the drafts of earlier stages, then of the draft.

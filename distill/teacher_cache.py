@@ -20,13 +20,13 @@ continues at its first missing shard and ends in the same bytes as one that was 
 import sys
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -77,8 +77,6 @@ from distill.recipe.sections.teacher import (
     kept_of,
     refuse_k_beyond,
 )
-from eval.answers.hidden_files import read_states, require_states
-from eval.answers.shards import WITHOUT_STATES, read_claims, read_shard, shard_paths
 from eval.decoding.generate import derive_seed
 from eval.decoding.kv_cache import without_cudnn
 from eval.models.loading import default_device, text_config
@@ -436,7 +434,7 @@ def capture_teacher(
     out: Path,
     settings: CaptureSettings,
     *,
-    source: "StateSource",
+    source: "TargetReading",
     inputs: Mapping[str, str],
     finish: Callable[..., None],
     share: Share = ALONE,
@@ -528,22 +526,10 @@ def say_size(splits: Sequence[Split], present_bytes: int, out: Path) -> None:
         )
 
 
-class StateSource(Protocol):
-    """Where the teacher's last hidden states come from."""
-
-    def head(self) -> Head:
-        """The teacher's output head; asked for once, and only where entries are kept."""
-        ...
-
-    def states(self, split: Split, answers: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-        """hidden_AH of each of some answers, in any order, on any device."""
-        ...
-
-
 class Capturer:
     """What a cache keeps, made of the teacher's states."""
 
-    def __init__(self, source: StateSource, settings: CaptureSettings):
+    def __init__(self, source: "TargetReading", settings: CaptureSettings):
         self.source = source
         self.settings = settings
 
@@ -637,66 +623,6 @@ def describe(split: Split, settings: CaptureSettings) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class Location:
-    """Where the states of an answer are: beside which shard, and under what id."""
-
-    shard: Path
-    id: int
-
-
-class KeptStates:
-    """The states beside a run's answers, as a StateSource.
-
-    An answer that data.max_seq_len cuts has more of them than are asked for: those of its first tokens are given.
-
-    Args:
-        data: Folder of the answers.
-        target: That wrote them; its output head is read from here if it is asked for, and nothing else.
-        dtype: Of the states, by name.
-        max_seq_len: Tokens of prompt and answer that are learned; where a prompt has as many, its answer is none.
-        names: Of the splits that are there.
-
-    Raises:
-        UserError: If the answers were written without states, or those of one are missing, damaged, or of others.
-    """
-
-    def __init__(self, data: Path, target: Path, *, dtype: str, max_seq_len: int, names: Iterable[str]):
-        self.target, self.dtype = target, dtype
-        width = Shape.from_config(read_config(target), where=str(target / "config.json")).hidden
-        self.locations = {
-            name: locations_of(data, name, width=width, dtype=dtype, max_seq_len=max_seq_len) for name in names
-        }
-
-    def head(self) -> Head:
-        """See StateSource."""
-        return load_head(self.target, dtype=self.dtype, device=default_device())
-
-    def states(self, split: Split, answers: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-        """See StateSource; in the order in which they are asked for."""
-        locations = self.locations[split.name]
-        assert len(locations) == len(split.examples), "an answer that is learned for every one that leaves room"
-        for answer in answers:
-            location = locations[answer]
-            yield answer, read_states(location.shard, location.id, split.examples[answer].num_kept)
-
-
-def locations_of(data: Path, name: str, *, width: int, dtype: str, max_seq_len: int) -> list[Location]:
-    """Where the states of the answers of one name are, in their order; none of an answer without room.
-
-    Raises:
-        UserError: As KeptStates.
-    """
-    claim, locations = read_claims(data)[name], []
-    if not claim.get("hidden_states"):
-        raise UserError(f"{data}: its {name} answers {WITHOUT_STATES}")
-    for shard in shard_paths(data, name, claim["num_shards"]):
-        rows = list(read_shard(shard))
-        require_states(shard, {row["id"]: len(row["answer_ids"]) for row in rows}, width=width, dtype=dtype)
-        locations += [Location(shard, row["id"]) for row in rows if len(row["prompt_ids"]) < max_seq_len]
-    return locations
-
-
 class TargetReading:
     """The teacher reads the answers; it is loaded when it is first asked."""
 
@@ -713,13 +639,13 @@ class TargetReading:
         return AnswerLogits(self.lm)
 
     def head(self) -> Head:
-        """See StateSource; of a teacher that is not whole it is read for itself."""
+        """The teacher's output head; of a teacher that is not whole it is read for itself."""
         if self.settings.holding.placement != "whole":
             return load_head(self.target, dtype=self.settings.dtype, device=default_device())
         return head_of(self.lm)
 
     def states(self, split: Split, answers: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-        """See StateSource; in the order of their lengths, so that a batch holds little padding."""
+        """hidden_AH of each of some answers, in the order of their lengths, so that a batch holds little padding."""
         ordered = sorted(answers, key=lambda answer: len(split.examples[answer].input_ids))
         starts = range(0, len(ordered), self.settings.batch_size)
         batches = [ordered[start : start + self.settings.batch_size] for start in starts]

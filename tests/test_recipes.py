@@ -233,7 +233,7 @@ def test_it_runs_at_debug_size(path, here, training_here, capsys):
 MASKED = (
     "recipes/llama2-7b-wide-1.3b.yaml",
     "architecture={shape: wide-1.3b, method: learned_masks}",
-    "distill.teacher={source: cache, captured_while: answering}",
+    "distill.teacher={source: cache}",
     "text={domains: [{name: wiki, dataset: nowhere/at-all}, {name: code, path: absent.jsonl, field: body}]}",
     "--debug",
 )

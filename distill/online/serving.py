@@ -32,7 +32,7 @@ from distill.process.exits import report_user_errors
 from distill.process.idle_cores import yield_cores
 from distill.recipe.recipe import Recipe, load_recipe
 from distill.run.run import Run
-from eval.decoding.generate import RoundStates
+from eval.decoding.kv_cache import listen
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import Emitted, Wanted, decode_steps
 from eval.decoding.texts import Limits, Seeds, Speculation, row_seed
@@ -55,6 +55,26 @@ def put_back(model: nn.Module, weights: dict[str, Tensor]) -> None:
     own = dict(model.named_parameters())
     for name, weight in weights.items():
         own[name].copy_(weight)
+
+
+class RoundStates:
+    """What goes into the output head of a target while it verifies a draft's proposals for one text.
+
+    Args:
+        model: Decodes one text at a time with a draft; from now on it notes what its output head is given.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        listen(model, self.note)
+        self.noted_TH = torch.empty(0, 0)
+
+    def note(self, hidden_BTH: Tensor) -> None:
+        """Called before each product with the head."""
+        self.noted_TH = hidden_BTH[0].clone()
+
+    def of(self, emitted: Emitted) -> Tensor:
+        """hidden_AH on the processor, one row for each token that the round before this call added to the text."""
+        return self.noted_TH[: len(emitted.token_ids)].cpu()
 
 
 @dataclass(frozen=True)

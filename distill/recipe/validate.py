@@ -20,7 +20,6 @@ from distill.recipe.sections.teacher import (
     LiveTeacher,
     NoTeacher,
     is_sharded,
-    keeps_states,
     named,
     served_losses,
 )
@@ -80,30 +79,8 @@ def target_rules(recipe: Recipe) -> Broken:
             )
 
     # Responses that another engine generates
-    if engine != "local":
-        if recipe.data.answer_steps != "auto" and not recipe.data.self_written_prompts:
-            yield ("data.answer_steps", f"must be left out when generate.engine is {engine}.")
-        if keeps_states(teacher):
-            yield (
-                "distill.teacher.captured_while",
-                f"must be reading when generate.engine is {engine}: engines return tokens and no hidden states.",
-            )
-
-    # Hidden states that the target keeps while it generates
-    if keeps_states(teacher):
-        if recipe.data.answers == "given":
-            yield (
-                "distill.teacher.captured_while",
-                "must be reading when data.answers is given: the target does not generate those.",
-            )
-        if distill.precision == "fp32" and target.dtype != "float32":
-            yield (
-                "distill.teacher.captured_while",
-                (
-                    f"must be reading when distill.precision is fp32 and target.dtype is {target.dtype}: the teacher "
-                    "teaches in float32. Set target.dtype to float32 or precision to amp_bf16."
-                ),
-            )
+    if engine != "local" and recipe.data.answer_steps != "auto" and not recipe.data.self_written_prompts:
+        yield ("data.answer_steps", f"must be left out when generate.engine is {engine}.")
 
 
 def scoring_rules(scoring: Recipe) -> Broken:

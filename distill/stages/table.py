@@ -4,17 +4,13 @@ Training is a stage too, in processes of its own: distill/stages/training.py. He
 `widedraft check` and `--help` never pay for them.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from architectures.checkpoints.generation_settings import SETTINGS_NAME, write_assistant_settings
 from architectures.checkpoints.manifest import Counts
 from architectures.tables import plural
 from distill.cache_files import is_whole
-from distill.cache_stage import require_own_answers, states_are_due, write_cache
-from distill.recipe.recipe import Recipe
-from distill.recipe.sections.teacher import keeps_states
+from distill.cache_stage import require_own_answers, write_cache
 from distill.run.run import Run
 from distill.run.stage import Finish, Stage
 from distill.run.stage_inputs import cache_inputs, eval_inputs, generate_inputs, prune_inputs
@@ -23,7 +19,6 @@ from eval.answers.parts import EVERY_FILE, Part, missing_shards
 from eval.answers.shards import read_claims
 
 if TYPE_CHECKING:
-    from eval.answers.writing import Kind
     from eval.prompts import Prompt
     from eval.scorecard_schema import Scorecard
 
@@ -91,10 +86,11 @@ def make_answers(run: Run, part: Part = EVERY_FILE) -> Counts | None:
     """Answers by the target, or those that come with the prompts; their counts once all parts are there."""
     from distill.data.generate import generate_answers
     from distill.data.given import collect_given
+    from eval.engines.generate import responses_by
 
     recipe = run.recipe
     answered = collect_given if recipe.data.answers == "given" else generate_answers
-    with answering_by(recipe) as kind:
+    with responses_by(recipe.generate) as kind:
         return answered(
             run.target,
             recipe.data,
@@ -107,19 +103,6 @@ def make_answers(run: Run, part: Part = EVERY_FILE) -> Counts | None:
             part=part,
             share=run.share,
         )
-
-
-@contextmanager
-def answering_by(recipe: Recipe) -> "Iterator[Kind]":
-    """What writes a recipe's answers, for as long as the block lasts."""
-    from eval.decoding.generate import StateKeeper
-    from eval.engines.generate import responses_by
-
-    if keeps_states(recipe.distill.teacher):
-        yield StateKeeper
-        return
-    with responses_by(recipe.generate) as kind:
-        yield kind
 
 
 def require_drafts(run: Run) -> None:
@@ -177,7 +160,7 @@ def eval_prompts(run: Run) -> list["Prompt"]:
 
 
 PRUNE = Stage(lambda run: run.init, prune_inputs, cut_draft)
-GENERATE = Stage(lambda run: run.data, generate_inputs, write_answers, is_incomplete=states_are_due)
+GENERATE = Stage(lambda run: run.data, generate_inputs, write_answers)
 CACHE = Stage(
     lambda run: run.teacher_cache,
     cache_inputs,

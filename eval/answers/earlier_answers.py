@@ -1,14 +1,13 @@
 """Answers that earlier runs wrote, taken where a prompt is asked again: more prompts cost what is new of them alone."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from architectures.checkpoints.fingerprint import fingerprint_value
 from architectures.errors import UserError
 from eval.answers.asked_turns import first_turns
-from eval.answers.shards import Claim, changed_settings, hidden_path, read_claims, shard_paths
+from eval.answers.shards import Claim, changed_settings, read_claims, shard_paths
 from eval.answers.token_ids import unknown_id
 from eval.answers.traces import Trace, traces_of_shard
 from eval.prompts import Prompt
@@ -19,17 +18,7 @@ DECIDING = ("answers", "target", "template", "dtype", "max_new_tokens", *CHOOSIN
 OPTION = "data.answers_from"
 
 
-@dataclass(frozen=True)
-class Earlier:
-    """An answer, and the shard it stands in."""
-
-    trace: Trace
-    shard: Path
-
-
-def earlier_answers(
-    folders: Sequence[Path], settings: Mapping[str, Any], *, with_states: bool
-) -> dict[tuple[int, ...], Earlier]:
+def earlier_answers(folders: Sequence[Path], settings: Mapping[str, Any]) -> dict[tuple[int, ...], Trace]:
     """The answers in some folders by the tokens of their prompts; of two to one prompt the first.
 
     Those of an interrupted run count as far as it came.
@@ -38,20 +27,17 @@ def earlier_answers(
         folders: Of answers that a target wrote.
         settings: All that the answers now wanted are made from. Of these, earlier ones must agree in what decides an
             answer: target, chat template, number type, length and temperature, not in prompts, seed or batches.
-        with_states: Whether their hidden states must be there too.
 
     Raises:
-        UserError: If a folder holds no answers, others than those, or some without states that are wanted; or a shard
-            is damaged.
+        UserError: If a folder holds no answers, others than those, or a shard is damaged.
     """
-    answers: dict[tuple[int, ...], Earlier] = {}
+    answers: dict[tuple[int, ...], Trace] = {}
     for folder in folders:
         for name, claim in answered(folder).items():
             refuse_other_answers(folder, name, claim, settings)
             for shard in filter(Path.is_file, shard_paths(folder, name, claim["num_shards"])):
-                require_states(shard, wanted=with_states)
                 for trace in traces_of_shard(shard):
-                    answers.setdefault(trace.prompt_ids, Earlier(trace, shard))
+                    answers.setdefault(trace.prompt_ids, trace)
     return answers
 
 
@@ -116,13 +102,4 @@ def refuse_other_answers(folder: Path, name: str, claim: Claim, settings: Mappin
         raise UserError(
             f"{OPTION}: {folder}: its {name} answers were made with other settings: {'; '.join(changes)}. "
             "Set them alike, or leave the folder out: all prompts are then answered anew."
-        )
-
-
-def require_states(shard: Path, *, wanted: bool) -> None:
-    """Raise UserError if a shard's hidden states are wanted and not there."""
-    if wanted and not hidden_path(shard).is_file():
-        raise UserError(
-            f"{OPTION}: {shard}: its answers have no hidden states beside them, which "
-            "distill.teacher.captured_while=answering asks for. Set it to reading, or leave the folder out."
         )

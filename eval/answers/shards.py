@@ -19,11 +19,6 @@ from architectures.files.typed_file import checked
 
 SETTINGS_NAME = "settings.json"
 REWRITTEN = "Delete this file and run its stage again: it is rewritten."
-WITHOUT_STATES = (
-    "were written without their hidden states, which distill.teacher.captured_while=answering asks for. Set it to "
-    "reading: the target then reads these answers once more. Or choose another run_name, or delete this folder to "
-    "write them again."
-)
 MOST_SHARDS = 10**6
 
 
@@ -34,7 +29,6 @@ class Claim(TypedDict):
     num_shards: Annotated[int, Field(ge=0, le=MOST_SHARDS)]
     tokenizer: NotRequired[dict[str, Any]]
     versions: NotRequired[dict[str, Any]]
-    hidden_states: NotRequired[bool]
 
 
 CLAIMS = TypeAdapter(dict[str, Claim])
@@ -47,7 +41,6 @@ def claim_shards(
     *,
     num_shards: int,
     tokenizer: Mapping[str, Any] | None = None,
-    hidden_states: bool = False,
 ) -> list[Path]:
     """Record how the shards of one name are made; returns the paths of all of them, made or not.
 
@@ -57,22 +50,17 @@ def claim_shards(
         settings: Everything that decides their contents, as JSON values.
         num_shards: How many there will be.
         tokenizer: What their token ids mean, from loading.tokenizer_identity, for readers that have no target.
-        hidden_states: Whether the states that answers were chosen from are wanted beside them.
 
     Raises:
-        UserError: If shards of this name were begun with other settings, or without states that are wanted.
+        UserError: If shards of this name were begun with other settings.
     """
     claims = read_claims(folder)
     if name in claims:
         refuse_changes(folder, name, claims[name]["settings"], settings)
-        if hidden_states and not claims[name].get("hidden_states"):
-            raise UserError(f"{folder}: its {name} answers {WITHOUT_STATES}")
     else:
         claim: dict[str, Any] = {"settings": dict(settings), "num_shards": num_shards}
         if tokenizer is not None:
             claim["tokenizer"] = dict(tokenizer)
-        if hidden_states:
-            claim["hidden_states"] = True
         claim["versions"] = provenance()["versions"]
         write_json({**claims, name: claim}, folder / SETTINGS_NAME)
     return shard_paths(folder, name, num_shards)
@@ -80,11 +68,7 @@ def claim_shards(
 
 def write_shard(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rows as JSON lines, whole or not at all."""
-    write_text(shard_text(rows), path)
-
-
-def shard_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), path)
 
 
 def read_shards(folder: Path, name: str) -> Iterator[dict[str, Any]]:
@@ -145,19 +129,6 @@ def row_location(folder: Path, name: str, row: int) -> str:
 def shard_paths(folder: Path, name: str, num_shards: int) -> list[Path]:
     """Where the shards of one name are or will be."""
     return [folder / f"{name}-{index:05d}.jsonl" for index in range(num_shards)]
-
-
-def hidden_path(shard: Path) -> Path:
-    """Where the hidden states of a shard's answers are, where they are kept: "train-00000.hidden.safetensors"."""
-    return shard.with_suffix(".hidden.safetensors")
-
-
-def shards_without_states(folder: Path, names: Sequence[str]) -> list[Path]:
-    """The shards of some names beside which hidden states are missing."""
-    claims = read_claims(folder)
-    claimed = [name for name in names if name in claims]
-    paths = [path for name in claimed for path in shard_paths(folder, name, claims[name]["num_shards"])]
-    return [path for path in paths if not hidden_path(path).is_file()]
 
 
 def read_claims(folder: Path) -> dict[str, Claim]:

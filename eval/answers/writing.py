@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Protocol
 
@@ -11,7 +11,6 @@ from transformers import PreTrainedTokenizerBase
 from architectures.progress.track import Advance, progress
 from architectures.sharing import ALONE, Share
 from eval.answers.asked_turns import Turn, num_turns
-from eval.answers.earlier_answers import Earlier
 from eval.answers.traces import DecodingSettings, Trace
 
 Missing = Sequence[tuple[Path, Sequence[Turn]]]  # shards that are not there, and what each of them asks
@@ -23,9 +22,7 @@ class Writer(Protocol):
     advance: Advance
 
     @property
-    def taken(self) -> Mapping[int, Earlier]: ...
-
-    def is_written(self, path: Path) -> bool: ...
+    def taken(self) -> Set[int]: ...
 
     def mine(self, missing: Sequence[Path]) -> Sequence[Path]:
         """Those that this process writes."""
@@ -42,12 +39,8 @@ class Kind(Protocol):
     """A kind of Writer: a class, or an engine that is open.
 
     Attributes:
-        keeps_states: Whether hidden states are written beside the answers.
         draws: How sampled tokens follow from seeds.
     """
-
-    @property
-    def keeps_states(self) -> bool: ...
 
     @property
     def draws(self) -> str: ...
@@ -59,7 +52,7 @@ class Kind(Protocol):
         settings: DecodingSettings,
         *,
         name: str,
-        earlier: Mapping[tuple[int, ...], Earlier] | None = None,
+        earlier: Mapping[tuple[int, ...], Trace] | None = None,
         share: Share = ALONE,
     ) -> Writer: ...
 

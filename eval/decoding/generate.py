@@ -1,10 +1,6 @@
-"""Responses of the target to prompts, shard by shard, with or without the hidden states they were chosen from.
+"""Responses of the target to prompts, shard by shard.
 
-A killed run continues at its first missing shard and ends in the same bytes as one that was left alone. Kept hidden
-states, the inputs of the output head, are what a teacher's cache is made of without reading the responses again.
-
-Shape suffixes used in this file:
-    B = rows of a step, T = tokens fed to each, H = width of the last hidden state; A = tokens of a response
+A killed run continues at its first missing shard and ends in the same bytes as one that was left alone.
 """
 
 from collections import Counter
@@ -16,25 +12,21 @@ from hashlib import sha256
 from pathlib import Path
 from typing import ClassVar, cast
 
-import torch
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint, fingerprint_value
 from architectures.errors import UserError
-from architectures.files.atomic import write_text
 from architectures.progress.track import Advance, no_progress
 from architectures.sharing import ALONE, Share
 from eval.answers.asked_turns import Turn, first_turns, num_turns
-from eval.answers.earlier_answers import Earlier, earlier_answers
-from eval.answers.hidden_files import is_finite, new_hidden_file, read_states, require_states
+from eval.answers.earlier_answers import earlier_answers
 from eval.answers.parts import EVERY_FILE, Part, one_at_a_time
-from eval.answers.shards import claim_shards, hidden_path, shard_paths, shard_text, write_shard
+from eval.answers.shards import claim_shards, shard_paths, write_shard
 from eval.answers.token_ids import require_rows_for_row
 from eval.answers.traces import DecodingSettings, Trace, asked, rows_of
 from eval.answers.writing import Kind, Missing, write_missing
 from eval.decoding.cuda_graphs import answer_opener
-from eval.decoding.kv_cache import Opener, listen
+from eval.decoding.kv_cache import Opener
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import Emitted, Wanted, decode_steps
 from eval.decoding.texts import DRAWS, Decoded, Limits
@@ -47,72 +39,6 @@ from eval.models.loading import (
 )
 from eval.prompts import Prompt, drop_too_long, render_prompt, template_hash
 from eval.targets.loading import load_target
-
-
-class RoundStates:
-    """What goes into the output head of a target while it verifies a draft's proposals for one text.
-
-    Args:
-        model: Decodes one text at a time with a draft; from now on it notes what its output head is given.
-    """
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        listen(model, self.note)
-        self.noted_TH = torch.empty(0, 0)
-
-    def note(self, hidden_BTH: Tensor) -> None:
-        """Called before each product with the head."""
-        self.noted_TH = hidden_BTH[0].clone()
-
-    def of(self, emitted: Emitted) -> Tensor:
-        """hidden_AH on the processor, one row for each token that the round before this call added to the text."""
-        return self.noted_TH[: len(emitted.token_ids)].cpu()
-
-
-class HiddenStates:
-    """What goes into the output head of a model, on the processor and in the model's number type, token by token.
-
-    Args:
-        model: Decodes plainly; from now on it notes what its output head is given.
-    """
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        listen(model, self.note)
-        self.noted_BH = torch.empty(0, 0)
-        self.taken = 0  # texts that have had theirs of what is noted
-        self.texts: dict[int, list[Tensor]] = {}
-
-    def note(self, hidden_BTH: Tensor) -> None:
-        """Called before each product with the head; no token follows what is noted while prompts are read."""
-        self.noted_BH, self.taken = hidden_BTH[:, -1].clone(), 0
-
-    def along(
-        self, steps: Iterator[Emitted | tuple[int, Decoded]], names: Sequence[int]
-    ) -> Iterator[Emitted | tuple[int, Decoded]]:
-        """The steps as they are; the state behind each of their tokens is kept under the name of its text.
-
-        Args:
-            steps: Of plain decoding by the model: all that one step adds comes before the next one is made, in the
-                order of the step's rows.
-            names: Of the texts, by their indices.
-        """
-        for step in steps:
-            if isinstance(step, Emitted):
-                self.texts.setdefault(names[step.index], []).append(self.next_state(step.index, len(names)))
-            yield step
-
-    def next_state(self, index: int, num_texts: int) -> Tensor:
-        """hidden_H of the text whose turn it is: by its index where texts that have ended keep their rows."""
-        if self.taken == 0:
-            self.noted_BH = self.noted_BH.cpu()  # once a step, for all its rows
-        row = index if len(self.noted_BH) == num_texts else self.taken
-        self.taken += 1
-        return self.noted_BH[row]
-
-    def take(self, name: int) -> Tensor:
-        """hidden_AH of a text that has ended, which is let go of here."""
-        return torch.stack(self.texts.pop(name))
-
 
 LOGP_DIGITS = 6  # of log-probabilities in nats: more than float32 has of most
 
@@ -143,8 +69,7 @@ def write_traces(
         out: Folder of the answers.
         settings: How the target writes.
         name: First part of the shards' names.
-        answered_by: What writes them: an Answerer where left out, a StateKeeper, or an engine
-            (eval.engines.generate).
+        answered_by: What writes them: an Answerer where left out, or an engine (eval.engines.generate).
         answers_from: Folders of earlier answers; one to the same prompt is taken from there.
         part: Which of the files are written; other jobs may write the others meanwhile.
         share: This process's share of them. All of these files are there when it returns.
@@ -163,14 +88,13 @@ def write_traces(
         **settings.claimed,
         **claimed_draws(settings.temperature, kind.draws),
     }
-    identity, states = tokenizer_identity(tokenizer), kind.keeps_states
-    earlier = earlier_answers(answers_from, record, with_states=states)
+    identity, earlier = tokenizer_identity(tokenizer), earlier_answers(answers_from, record)
     answerer = kind(target, tokenizer, settings, name=name, earlier=earlier, share=share)
 
     def missing_shards() -> list[Path]:
         with nullcontext() if part == EVERY_FILE else one_at_a_time(out):
-            paths = claim_shards(out, name, record, num_shards=len(chunks), tokenizer=identity, hidden_states=states)
-        return [path for path in part.of_all(paths) if not answerer.is_written(path)]
+            paths = claim_shards(out, name, record, num_shards=len(chunks), tokenizer=identity)
+        return [path for path in part.of_all(paths) if not path.is_file()]
 
     by_path = dict(zip(shard_paths(out, name, len(chunks)), chunks, strict=True))
     missing = answerer.mine(share.lead(missing_shards))
@@ -211,7 +135,6 @@ PASS_ROWS = 32  # rows that cost as much as the weights of a pass do: 48 rows to
 class Answerer:
     """The target, loaded when it is first asked what no earlier answer says."""
 
-    keeps_states: ClassVar[bool] = False
     draws: ClassVar[str] = DRAWS
 
     def __init__(
@@ -221,7 +144,7 @@ class Answerer:
         settings: DecodingSettings,
         *,
         name: str,
-        earlier: Mapping[tuple[int, ...], Earlier] | None = None,
+        earlier: Mapping[tuple[int, ...], Trace] | None = None,
         share: Share = ALONE,
     ) -> None:
         self.target = target
@@ -231,7 +154,7 @@ class Answerer:
         self.earlier = earlier or {}
         self.share = share
         self.advance: Advance = no_progress
-        self.taken: dict[int, Earlier] = {}  # of the earlier ones those that answer a turn, by its id
+        self.taken: set[int] = set()  # ids of turns that an earlier response answers
 
     @cached_property
     def model(self) -> PreTrainedModel:
@@ -244,10 +167,6 @@ class Answerer:
     @cached_property
     def vocab_size(self) -> int:
         return text_config(self.target).vocab_size
-
-    def is_written(self, path: Path) -> bool:
-        """Whether a shard is there, with all that belongs to it."""
-        return path.is_file()
 
     def mine(self, missing: Sequence[Path]) -> Sequence[Path]:
         """See Writer."""
@@ -292,9 +211,9 @@ class Answerer:
 
     def take(self, ids: Sequence[int], turn: Turn) -> Trace:
         """The earlier answer to a turn, as this folder's."""
-        self.taken[turn.id] = self.earlier[tuple(ids)]
+        self.taken.add(turn.id)
         return replace(
-            self.taken[turn.id].trace,
+            self.earlier[tuple(ids)],
             id=turn.id,
             source=turn.source,
             messages=turn.messages,
@@ -360,77 +279,3 @@ def work_of(count: int, batch_size: int) -> int:
 def derive_seed(seed: int, name: str, index: int) -> int:
     """A seed for one prompt, unrelated to those of its neighbours."""
     return int.from_bytes(sha256(f"{seed}/{name}/{index}".encode()).digest()[:8], "big", signed=True)
-
-
-class StateKeeper(Answerer):
-    """Answers as an Answerer does, in the same bytes, and writes the states they were chosen from beside them."""
-
-    keeps_states: ClassVar[bool] = True
-
-    @cached_property
-    def states(self) -> HiddenStates:
-        """Of the answers in work: those of one batch at most."""
-        return HiddenStates(self.model)
-
-    def decode(self, batch: Sequence[Rendered]) -> Iterator[Emitted | tuple[int, Decoded]]:
-        """See Answerer."""
-        return self.states.along(super().decode(batch), [turn.id for _, turn in batch])
-
-    def is_written(self, path: Path) -> bool:
-        """See Answerer; a shard without its states is not."""
-        return super().is_written(path) and hidden_path(path).is_file()
-
-    def write(self, path: Path, turns: Sequence[Turn]) -> Iterator[Trace]:
-        """See Answerer.
-
-        Raises:
-            UserError: If a state is no number, or the shard is there and was answered otherwise.
-        """
-        traces = []
-        with new_hidden_file(path, most_answers=num_turns(turns)) as file:
-            for trace in self.answer(turns):
-                file.add(trace.id, self.states_of(trace))
-                traces.append(trace)
-                yield trace
-            content = shard_text(rows_of(traces))
-            refuse_other_answers(path, content)
-            file.finish(content.encode("utf-8"))
-        write_text(content, path)
-
-    def states_of(self, trace: Trace) -> Tensor:
-        """hidden_AH of an answer that has ended, or was taken from earlier ones.
-
-        Raises:
-            UserError: If one of them is no number, or those of an earlier answer are gone or another's.
-        """
-        if trace.id in self.taken:
-            return self.earlier_states(self.taken[trace.id])
-        hidden_AH = self.states.take(trace.id)
-        assert len(hidden_AH) == len(trace.answer_ids), "a state for every token"
-        if not is_finite(hidden_AH):
-            raise UserError(
-                f"{trace.source}: not all of the target's hidden states of its answer are numbers in "
-                f"{self.settings.dtype}. Set target.dtype to a type of a larger range, or use another target."
-            )
-        return hidden_AH
-
-    def earlier_states(self, earlier: Earlier) -> Tensor:
-        """hidden_AH of an answer as they stand beside its shard.
-
-        Raises:
-            UserError: If they are gone, damaged or another's.
-        """
-        answer, length = earlier.trace.id, len(earlier.trace.answer_ids)
-        width = text_config(self.target).hidden_size
-        require_states(earlier.shard, {answer: length}, width=width, dtype=self.settings.dtype)
-        return read_states(earlier.shard, answer, length)
-
-
-def refuse_other_answers(path: Path, content: str) -> None:
-    """Raise UserError if a shard is there, from which a draft may have been made, and now came out otherwise."""
-    if path.is_file() and path.read_text(encoding="utf-8") != content:
-        raise UserError(
-            f"{path}: answered again for hidden states that are missing, and otherwise than it stands there, as "
-            "another machine or other versions do. Set distill.teacher.captured_while to reading, or delete this "
-            "folder and what was made from it."
-        )

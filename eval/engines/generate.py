@@ -15,7 +15,6 @@ from architectures.errors import UserError
 from architectures.sharing import ALONE, Share
 from eval.acceptance.replay import answer_logits
 from eval.answers.asked_turns import Turn, num_turns
-from eval.answers.earlier_answers import Earlier
 from eval.answers.shards import write_shard
 from eval.answers.token_ids import unknown_id
 from eval.answers.traces import DecodingSettings, Trace, rows_of
@@ -65,8 +64,6 @@ def responses_by(config: GenerateConfig) -> Iterator[Kind]:
 class EngineKind:
     """An engine for all responses of a stage; opened for the first that are missing."""
 
-    keeps_states = False
-
     def __init__(self, config: GenerateConfig):
         self.config = config
         self.engine: Engine | None = None
@@ -81,7 +78,7 @@ class EngineKind:
         settings: DecodingSettings,
         *,
         name: str,
-        earlier: Mapping[tuple[int, ...], Earlier] | None = None,
+        earlier: Mapping[tuple[int, ...], Trace] | None = None,
         share: Share = ALONE,
     ) -> "EngineAnswerer":
         return EngineAnswerer(target, tokenizer, settings, name=name, earlier=earlier, share=share, kind=self)

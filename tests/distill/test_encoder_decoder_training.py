@@ -143,10 +143,9 @@ def test_a_resumed_training_is_the_uninterrupted_one_bit_for_bit(make_translatio
     assert_equal(last_state(straight)["model"], last_state(resumed)["model"])
 
 
-@pytest.mark.parametrize("captured_while", ["reading", "answering"])
-def test_a_cached_teacher_teaches_what_the_live_one_does(make_translation_run, captured_while):
+def test_a_cached_teacher_teaches_what_the_live_one_does(make_translation_run):
     live = make_translation_run("live")
-    teacher = {"source": "cache", "contents": "hidden", "captured_while": captured_while}
+    teacher = {"source": "cache", "contents": "hidden"}
     cached = make_translation_run("cached", teacher=teacher)
     cache_stage(Run.of(cached))
     train(live)

@@ -17,7 +17,7 @@ SETTINGS = """
 data: {{prompts: [{{path: {prompts}}}], num_eval_prompts: 4, max_new_tokens: 8, max_seq_len: 128, shard_size: 3,
   temperature: 1.0}}
 distill: {{max_duration: 2ep, global_train_batch_size: 4, precision: fp32, scheduler: {{t_warmup: 1ba}},
-  teacher: {{source: cache, captured_while: answering}}}}
+  teacher: {{source: cache}}}}
 export: {{dtype: float32}}
 eval:
   {{num_prompts: 2, max_new_tokens: 8, lookaheads: [1, 2], latency_repeats: 2, live_prompts: 2,

@@ -34,11 +34,6 @@ class Cache(Section):
     tells: ClassVar[Knowledge]  # of answers to train on: held-out ones are always kept as hidden states
     source: Literal["cache"] = Field(description="cache reads what it said from the disk.")
     contents: Any  # a literal of its own in every cache
-    captured_while: Literal["reading", "answering"] = Field(
-        default="reading",
-        description="When a cache's hidden states are taken: while the target reads the finished answers, or while it "
-        "writes them (answering), which spares it that pass.",
-    )
 
 
 class HiddenCache(Cache):
@@ -98,11 +93,6 @@ def is_sharded(teacher: AnyTeacher) -> bool:
     return isinstance(teacher, LiveTeacher) and teacher.parallelism == "fsdp2"
 
 
-def keeps_states(teacher: AnyTeacher) -> bool:
-    """Whether the target keeps its hidden states of the answers it writes, for a cache."""
-    return isinstance(teacher, Cache) and teacher.captured_while == "answering"
-
-
 def named(teacher: AnyTeacher) -> str:
     """The key that says what it tells: "contents is top_k"."""
     return f"contents is {teacher.contents}" if isinstance(teacher, Cache) else f"source is {teacher.source}"
@@ -150,7 +140,7 @@ def kept_of(cache: AnyCache, split: str) -> AnyCache:
 
     Held-out answers are few and always kept as hidden states: their metrics are exact whatever is trained on.
     """
-    return cache if split == "train" else HiddenCache(source="cache", captured_while=cache.captured_while)
+    return cache if split == "train" else HiddenCache(source="cache")
 
 
 def bytes_per_token(cache: AnyCache, split: str, *, hidden: int, rows: int, dtype: str) -> int:

@@ -61,12 +61,12 @@ def test_steps_are_measured_for_every_candidate(recipe, source, tiny_target):
     assert 0 < found["1-layers"].cost_ratio < found["3-layers"].cost_ratio
 
 
-ANSWERING = "distill.teacher={source: cache, captured_while: answering}"  # candidates share responses and cache
+CACHED = "distill.teacher={source: cache}"  # candidates share responses and cache
 
 
 @pytest.mark.usefixtures("step_times", "training_here")
 def test_candidates_are_trained_and_the_winner_is_a_recipe(run_choose, recipe_file, tmp_path, capfd):
-    assert run_choose(ANSWERING, "--layers", 1, 2, 3, "--duration", "2ba", "--longest", "2ba") == 0
+    assert run_choose(CACHED, "--layers", 1, 2, 3, "--duration", "2ba", "--longest", "2ba") == 0
     run = tmp_path / "out"
     record = json.loads((run / "choose" / "choice.json").read_text())
     assert [each["candidate"] for each in record["left_out"]] == ["3-layers"]
@@ -74,7 +74,7 @@ def test_candidates_are_trained_and_the_winner_is_a_recipe(run_choose, recipe_fi
     assert {each["draft"] for each in ranked} == {"1-layers", "2-layers"}
     assert sorted(path.name for path in (run / "choose" / "2ba").iterdir()) == ["1-layers", "2-layers", "eval"]
     assert not (run / "draft").exists()
-    chosen, given = load_recipe(run / "choose" / "recipe.yaml"), load_recipe(recipe_file, [*TINY, ANSWERING])
+    chosen, given = load_recipe(run / "choose" / "recipe.yaml"), load_recipe(recipe_file, [*TINY, CACHED])
     assert chosen.run_name == f"tiny-{ranked[0]['draft']}"
     assert f"{chosen.architecture.layers}-layers" == ranked[0]["draft"]
     assert (chosen.architecture.intermediate, chosen.architecture.method) == (96, "first_last")
@@ -83,7 +83,7 @@ def test_candidates_are_trained_and_the_winner_is_a_recipe(run_choose, recipe_fi
     capfd.readouterr()
 
     words = ("--layers", 1, 2, "--duration", "2ba", "--longest", "2ba", "--out", tmp_path / "mine.yaml")
-    assert run_choose(ANSWERING, *words) == 0
+    assert run_choose(CACHED, *words) == 0
     printed = capfd.readouterr().out
     for name in ("1-layers", "2-layers"):
         assert f"{run / 'choose' / '2ba' / name / 'draft'}: up to date" in printed

@@ -193,7 +193,7 @@ def test_the_schema_is_one_and_refuses_what_recipes_refuse(write):
         ("distill", {"teacher": {}}),
         ("distill", {"teacher": {"source": "${a}"}}),
         ("distill", {"teacher": {"source": "cache"}}),
-        ("distill", {"teacher": {"source": "cache", "contents": "top_k", "k": 3, "captured_while": "answering"}}),
+        ("distill", {"teacher": {"source": "cache", "contents": "top_k", "k": 3}}),
         ("distill", {"loss": [{"name": "jensen_shannon", "beta": 0.5}, {"name": "${a}", "weight": "${b}"}]}),
     ]:
         assert validator.is_valid({**good, key: value}), (key, value)

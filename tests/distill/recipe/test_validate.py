@@ -18,7 +18,6 @@ TEXT = {"domains": [{"name": "all", "path": "a.txt"}]}
 ON_TEXT = {"train_on": "text", "max_duration": "9ba", "eval_interval": "3ba", "save_interval": "3ba"}
 MASKS = {"layers": 2, "method": "learned_masks"}
 CACHE, TOP_K, NONE = {"source": "cache"}, {"source": "cache", "contents": "top_k"}, {"source": "none"}
-KEPT = {"source": "cache", "captured_while": "answering"}
 SHARDED = {"source": "live", "parallelism": "fsdp2"}
 VLLM = {"engine": "vllm", "python": "python3"}
 STREAM = {"stream": {"sources": [{"path": "requests.jsonl"}]}}
@@ -56,12 +55,8 @@ def broken(**sections) -> list[str]:
         ({"target": {"placement": "layers"}, "distill": ONLINE}, ["distill.mode"]),
         ({"target": {"placement": "spread"}, "distill": {"teacher": NONE}, "architecture": MASKS, "text": TEXT},
          ["architecture.method"]),
-        # engines and hidden states
+        # engines
         ({"generate": VLLM, "eval": {"answer_steps": "eager"}}, ["eval.answer_steps"]),
-        ({"generate": VLLM, "distill": {"teacher": KEPT}}, ["distill.teacher.captured_while"]),
-        ({"target": {"dtype": "bfloat16"}, "distill": {"teacher": KEPT, "precision": "fp32"}},
-         ["distill.teacher.captured_while"]),
-        ({"target": {"dtype": "float32"}, "distill": {"teacher": KEPT, "precision": "fp32"}}, []),
         # text
         ({"text": TEXT}, ["text"]),
         ({"architecture": MASKS}, ["text"]),

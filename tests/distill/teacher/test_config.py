@@ -13,7 +13,6 @@ from distill.recipe.sections.teacher import (
     TopKCache,
     bytes_per_token,
     id_bytes,
-    keeps_states,
     kept_of,
 )
 
@@ -53,7 +52,6 @@ def load(tmp_path, monkeypatch):
         ("{source: none}", NoTeacher(source="none")),
         ("{source: cache}", CACHES["hidden"]),
         ("{source: cache, contents: hidden}", CACHES["hidden"]),
-        ("{source: cache, captured_while: answering}", HiddenCache(source="cache", captured_while="answering")),
         ("{source: cache, contents: top_k}", CACHES["top_k"]),
         ("{source: cache, contents: top_k, k: 8}", TopKCache(source="cache", contents="top_k", k=8)),
         ("{source: cache, contents: samples}", CACHES["samples"]),
@@ -71,13 +69,13 @@ def test_what_is_left_out_is_filled_in_and_loads_back_equal(load, tmp_path, sect
 
 
 def test_the_defaults_are_those_of_the_page():
-    assert (CACHES["top_k"].k, CACHES["samples"].num_samples, CACHES["hidden"].captured_while) == (64, 12, "reading")
+    assert (CACHES["top_k"].k, CACHES["samples"].num_samples) == (64, 12)
 
 
 @pytest.mark.parametrize("name", CACHES)
 def test_a_null_leaves_a_key_out(load, name):
     """As recipes that an earlier version resolved have them, and words of the command line."""
-    nulls = {"k": "null", "num_samples": "null", "captured_while": "null", "parallelism": "null"}
+    nulls = {"k": "null", "num_samples": "null", "parallelism": "null"}
     words = ", ".join(f"{key}: {value}" for key, value in nulls.items())
     contents = "null" if name == "hidden" else name
     assert (
@@ -89,23 +87,14 @@ def test_a_null_leaves_a_key_out(load, name):
 
 
 def test_the_command_line_changes_a_teacher_key_by_key(tmp_path):
-    (tmp_path / "r.yaml").write_text(f"{BASE}distill: {{teacher: {{source: cache, captured_while: answering}}}}\n")
-    words = ["distill.teacher.contents=top_k", "distill.teacher.k=5", "distill.teacher.captured_while=null"]
+    (tmp_path / "r.yaml").write_text(f"{BASE}distill: {{teacher: {{source: cache, contents: top_k, k: 3}}}}\n")
+    words = ["distill.teacher.k=5"]
     found = load_recipe(tmp_path / "r.yaml", words).distill.teacher
     assert found == TopKCache(source="cache", contents="top_k", k=5)
-    words = ["distill.teacher.source=live", "distill.teacher.captured_while=null"]
+    words = ["distill.teacher.source=live", "distill.teacher.contents=null", "distill.teacher.k=null"]
     assert load_recipe(tmp_path / "r.yaml", words).distill.teacher == LiveTeacher()
-    with pytest.raises(RecipeError, match=r"r\.yaml:5: distill\.teacher\.captured_while "):
+    with pytest.raises(RecipeError, match=r"r\.yaml:5: distill\.teacher\.(contents|k) "):
         load_recipe(tmp_path / "r.yaml", words[:1])
-
-
-@pytest.mark.parametrize("contents", ["hidden", "top_k", "samples"])
-@pytest.mark.parametrize("line", ["precision: amp_bf16", "precision: fp32"])
-def test_states_kept_while_answering_serve_every_content(load, contents, line):
-    dtype = "float32" if "fp32" in line else "bfloat16"
-    teacher = f"{{source: cache, contents: {contents}, captured_while: answering}}"
-    recipe = load(f"distill: {{teacher: {teacher}, {line}}}", dtype=dtype)
-    assert keeps_states(recipe.distill.teacher)
 
 
 @pytest.mark.parametrize(

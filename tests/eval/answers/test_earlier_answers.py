@@ -1,18 +1,15 @@
 """Answers taken from earlier runs: the same as if they had been written, and refused where they could not be."""
 
 import dataclasses
-import json
 import shutil
 
 import pytest
 
 from architectures.errors import UserError
 from eval.answers.earlier_answers import num_answered
-from eval.answers.hidden_files import read_states
-from eval.answers.shards import hidden_path
 from eval.answers.traces import DecodingSettings, read_traces
 from eval.decoding import generate as answering
-from eval.decoding.generate import Answerer, StateKeeper, write_traces
+from eval.decoding.generate import write_traces
 from eval.prompts import Prompt
 
 GREEDY = DecodingSettings(
@@ -34,15 +31,15 @@ EVERY = (TALK, *reversed(ASKED))
 
 @pytest.fixture(scope="module")
 def once(target_folder, tmp_path_factory):
-    """An earlier run: four questions to train on and a conversation held out, states beside all."""
+    """An earlier run: four questions to train on and a conversation held out."""
     out = tmp_path_factory.mktemp("once")
-    write_traces(target_folder, ASKED[:4], out, GREEDY, name="train", answered_by=StateKeeper)
-    write_traces(target_folder, [TALK], out, GREEDY, name="eval", answered_by=StateKeeper)
+    write_traces(target_folder, ASKED[:4], out, GREEDY, name="train")
+    write_traces(target_folder, [TALK], out, GREEDY, name="eval")
     return out
 
 
-def more(target, out, folders, *, settings=GREEDY, prompts=EVERY, answered_by=Answerer):
-    write_traces(target, prompts, out, settings, answered_by=answered_by, answers_from=folders)
+def more(target, out, folders, *, settings=GREEDY, prompts=EVERY):
+    write_traces(target, prompts, out, settings, answers_from=folders)
     return read_traces(out, "train")
 
 
@@ -60,26 +57,14 @@ def decoded(monkeypatch):
     return rows
 
 
-@pytest.mark.parametrize("kind", [Answerer, StateKeeper])
-def test_new_prompts_alone_are_decoded_and_nothing_else_changes(target_folder, once, tmp_path, decoded, kind, capsys):
-    whole = more(target_folder, tmp_path / "whole", [], answered_by=kind)
+def test_new_prompts_alone_are_decoded_and_nothing_else_changes(target_folder, once, tmp_path, decoded, capsys):
+    whole = more(target_folder, tmp_path / "whole", [])
     assert sum(decoded) == 8
     decoded.clear()
-    taken = more(target_folder, tmp_path / "taken", [once], answered_by=kind)
+    taken = more(target_folder, tmp_path / "taken", [once])
     assert taken == whole
     assert sum(decoded) == 2, "the two questions that are new"
     assert "train: 6 answers taken from earlier ones" in capsys.readouterr().err
-
-
-def test_states_of_earlier_answers_are_those_of_this_run(target_folder, once, tmp_path):
-    whole, taken = tmp_path / "whole", tmp_path / "taken"
-    more(target_folder, whole, [], answered_by=StateKeeper)
-    more(target_folder, taken, [once], answered_by=StateKeeper)
-    for shard in sorted(whole.glob("train-*.jsonl")):
-        for row in map(json.loads, shard.read_text().splitlines()):
-            places = [(folder / shard.name, row["id"], len(row["answer_ids"])) for folder in (whole, taken)]
-            wanted, found = (read_states(*place) for place in places)
-            assert (wanted - found).abs().max() < 1e-4
 
 
 def test_seed_and_batches_need_not_agree_and_an_interrupted_run_counts_as_far_as_it_came(
@@ -125,21 +110,6 @@ def test_answers_of_another_target_are_refused(make_checkpoint, once, tmp_path):
 def test_folder_without_answers_is_refused(target_folder, tmp_path):
     with pytest.raises(UserError, match=r"nowhere: holds no answers\. Name the data folder of an earlier run"):
         more(target_folder, tmp_path / "out", [tmp_path / "nowhere"])
-
-
-def test_states_that_are_wanted_must_be_there(target_folder, tmp_path):
-    bare = tmp_path / "bare"
-    write_traces(target_folder, ASKED[:2], bare, GREEDY)
-    with pytest.raises(UserError, match="have no hidden states beside them"):
-        more(target_folder, tmp_path / "out", [bare], answered_by=StateKeeper)
-    assert len(more(target_folder, tmp_path / "plain", [bare], prompts=ASKED)) == 6
-
-
-def test_states_of_other_answers_are_refused(target_folder, once, tmp_path):
-    mixed = shutil.copytree(once, tmp_path / "mixed")
-    shutil.copy(hidden_path(mixed / "train-00001.jsonl"), hidden_path(mixed / "train-00000.jsonl"))
-    with pytest.raises(UserError, match="belongs to other answers"):
-        more(target_folder, tmp_path / "out", [mixed], answered_by=StateKeeper)
 
 
 def test_a_forecast_counts_what_is_there(once):

@@ -3,7 +3,7 @@
 import pytest
 
 from architectures.errors import UserError
-from eval.answers.shards import claim_shards, hidden_path, read_shards, shards_without_states, write_shard
+from eval.answers.shards import claim_shards, read_shards, write_shard
 
 
 def test_a_setting_that_only_one_of_two_runs_has_is_a_change(tmp_path):
@@ -23,13 +23,3 @@ def test_text_of_any_language_stays_legible_and_comes_back(tmp_path):
 def test_no_rows_are_no_shards(tmp_path):
     assert claim_shards(tmp_path, "eval", {}, num_shards=0) == []
     assert list(read_shards(tmp_path, "eval")) == []
-
-
-def test_states_are_missing_beside_shards_of_answers_alone(tmp_path):
-    """Prompts that the target wrote itself have none, and a name that nobody claims has no shards."""
-    names = ("eval", "train", "self-written")
-    shards = [path for name in names for path in claim_shards(tmp_path, name, {}, num_shards=2)]
-    assert shards_without_states(tmp_path, ("eval", "train", "other")) == shards[:4]
-    for path in shards[1:3]:
-        hidden_path(path).touch()
-    assert shards_without_states(tmp_path, ("eval", "train")) == [shards[0], shards[3]]

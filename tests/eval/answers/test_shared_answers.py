@@ -8,7 +8,7 @@ import pytest
 
 from eval.answers.traces import read_traces
 from eval.decoding import generate as answering
-from eval.decoding.generate import Answerer, StateKeeper, write_traces
+from eval.decoding.generate import write_traces
 from eval.prompts import Prompt
 from tests.eval.answers.test_traces import GREEDY, PROMPTS, SAMPLED
 from tests.sharing import by_processes
@@ -32,12 +32,11 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("count", [2, 9])  # of processes; there are 6 shards
-@pytest.mark.parametrize("kind", [Answerer, StateKeeper])
 @pytest.mark.parametrize("settings", [SMALL, dataclasses.replace(SAMPLED, shard_size=2)], ids=["greedy", "sampled"])
-def test_several_processes_write_the_files_of_one(target, tmp_path, count, kind, settings):
+def test_several_processes_write_the_files_of_one(target, tmp_path, count, settings):
     alone, together = tmp_path / "alone", tmp_path / "together"
-    write_traces(target, EVERY, alone, settings, answered_by=kind)
-    by_processes(count, lambda share: write_traces(target, EVERY, together, settings, answered_by=kind, share=share))
+    write_traces(target, EVERY, alone, settings)
+    by_processes(count, lambda share: write_traces(target, EVERY, together, settings, share=share))
     assert files(together) == files(alone)
 
 

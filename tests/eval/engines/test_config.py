@@ -52,10 +52,6 @@ def test_addresses_are_those_of_servers(recipe):
         (("generate.engine=endpoint", "generate.urls=[localhost:8000]"), "must be the address of a server, as "),
         (("generate.engine=endpoint", "generate.urls=[http://key@a:8000]"), "Keys go into a variable."),
         (
-            ("generate.engine=endpoint", HERE, "distill.teacher={source: cache, captured_while: answering}"),
-            "distill.teacher.captured_while must be reading when generate.engine is endpoint",
-        ),
-        (
             ("generate.engine=endpoint", HERE, "data.answer_steps=eager"),
             "data.answer_steps must be left out when generate.engine is endpoint",
         ),
