@@ -4,8 +4,9 @@ A stage is a function from a Setting to rows, each a flat dict of plain values, 
 was yielded is kept if the stage is cut off. A row that holds `skipped` says why a measurement was left out.
 """
 
+import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from architectures.files.number_types import has_bfloat16
+from eval.models.loading import one_line
 from eval.targets.caps import free_bytes
 
 Size = Literal["full", "laptop", "tiny"]
@@ -74,3 +76,32 @@ def lack_of_time(setting: Setting, needed_s: float, what: str) -> str | None:
     if needed_s <= setting.left_s:
         return None
     return f"{what} takes about {needed_s:.0f} s, and {max(0.0, setting.left_s):.0f} s are left"
+
+
+def attempt(cell: Row, measure: Callable[[], Row]) -> Row:
+    """The cell with its measurement, or with the reason why it was left out or failed."""
+    [row] = attempt_rows(cell, lambda: [cell | measure()])
+    return row
+
+
+def attempt_rows(cell: Row, measure: Callable[[], Iterable[Row]]) -> Iterator[Row]:
+    """The rows of a measurement as they come; if it ends early, then a row of the cell with the reason."""
+    try:
+        yield from measure()
+        outcome = None
+    except SkippedError as error:
+        outcome = {"skipped": str(error)}
+    except torch.cuda.OutOfMemoryError as error:
+        outcome = {"skipped": one_line(error)}
+    except Exception as error:  # whatever it is, the other measurements are worth having
+        outcome = {"failed": one_line(error)}
+    free_memory()  # behind the except clauses, whose error holds on to all that was computed
+    if outcome is not None:
+        yield cell | outcome
+
+
+def free_memory() -> None:
+    """Release unreferenced objects, and the memory torch keeps of them on the device."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -15,10 +15,8 @@ from transformers import PreTrainedModel
 
 from architectures.errors import UserError
 from benchmarks.depth_and_width import DepthAndWidth, depth_and_width
-from benchmarks.gpu.attempt import attempt
 from benchmarks.gpu.machine import bandwidth
-from benchmarks.gpu.memory import free_memory
-from benchmarks.gpu.stage import Row, Setting, lack_of_memory, lack_of_time
+from benchmarks.gpu.stage import Row, Setting, attempt, free_memory, lack_of_memory, lack_of_time
 from benchmarks.gpu.step_models import equal_models, makers
 from benchmarks.gpu.step_sizes import AIM_CELL, AIM_SHAPE, MOST_WARM_UPS, SIZES, Cell, Sizes
 from eval.acceptance.estimates import Estimate, Resampling

@@ -19,8 +19,7 @@ from composer import Callback, Logger, State
 from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
 from architectures.files.atomic import write_json
-from benchmarks.gpu.memory import free_memory
-from benchmarks.gpu.stage import Row, Setting, Size, SkippedError, number_type
+from benchmarks.gpu.stage import Row, Setting, Size, SkippedError, free_memory, number_type
 from distill.data.self_written import NAME as SELF_WRITTEN
 from distill.recipe.recipe import Recipe, load_recipe
 from distill.recipe.sections.teacher import Cache

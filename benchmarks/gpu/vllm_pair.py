@@ -9,8 +9,7 @@ from statistics import median
 import numpy as np
 
 from architectures.convert import convert_draft
-from benchmarks.gpu.memory import free_memory
-from benchmarks.gpu.stage import Row, Setting, SkippedError
+from benchmarks.gpu.stage import Row, Setting, SkippedError, free_memory
 from benchmarks.gpu.steps import listed
 from benchmarks.gpu.trained_draft import TRAINING, trained_draft, within
 from benchmarks.gpu.vllm_engine import Engine, running

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import machine, stage
-from benchmarks.gpu.attempt import attempt, attempt_rows
-from benchmarks.gpu.stage import Setting, SkippedError, lack_of_memory, lack_of_time, number_type
+from benchmarks.gpu.stage import Setting, SkippedError, attempt, attempt_rows, lack_of_memory, lack_of_time, number_type
 
 GIB = 2**30
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.gpu.stage import Setting, SkippedError
-from benchmarks.gpu.tests_stage import FAILURES_NAME, LOG_NAME, MODULES, ROOT, Modules, rows, run_tests
+from benchmarks.gpu.tests_stage import LOG_NAME, MODULES, ROOT, rows, run_tests
 
 GOOD = "import pytest\ndef test_a(): pass\ndef test_b(): pytest.skip('no such thing')\n"
 BAD = """
@@ -41,11 +41,11 @@ def folder(tmp_path):
 
 
 def by_module(found):
-    """The rows of a run, and what it raised after the last of them."""
+    """The rows of a run by module, and the error raised after the last of them."""
     rows, raised = {}, None
     try:
         for row in found:
-            rows[row.pop("module")] = row
+            rows[row["module"]] = {name: value for name, value in row.items() if name != "module"}
     except RuntimeError as error:
         raised = str(error)
     return rows, raised
@@ -54,60 +54,36 @@ def by_module(found):
 @pytest.mark.parametrize("words", [[], ["--numprocesses", "2"]], ids=["alone", "workers"])
 def test_every_module_has_a_row(setting, folder, words):
     found, raised = by_module(run_tests(words, setting, cwd=folder))
-    good, bad = found["test_good.py"], found["test_bad.py"]
-    assert (good["tests_passed"], good["tests_failed"], good["tests_skipped"], good["first_failure"]) == (1, 0, 1, None)
-    assert (bad["tests_passed"], bad["tests_failed"], bad["tests_skipped"]) == (1, 2, 0)
-    assert bad["first_failure"] in ("test_a: ValueError: left open", "test_b: AssertionError: numbers differ")
-    assert all("unfinished" not in row for row in found.values())
-    assert "numbers differ" in (setting.out / LOG_NAME).read_text()
-    assert raised == f"2 tests failed and 0 did not end; first failure: {bad['first_failure']}"
-    failures = (setting.out / FAILURES_NAME).read_text()
-    assert "=== test_bad.py::test_b (call)\n" in failures
-    assert "assert 1 == 2" in failures
+    assert found["test_good.py"] == {"tests_passed": 1, "tests_skipped": 1}
+    assert found["test_bad.py"] == {"tests_passed": 1, "tests_failed": 2}
+    assert "assert 1 == 2" in (setting.out / LOG_NAME).read_text()
+    assert "code 1" in raised
 
 
 def test_where_all_pass_nothing_is_raised(setting, folder):
     found, raised = by_module(run_tests(["test_good.py"], setting, cwd=folder))
     assert found["test_good.py"]["tests_passed"] == 1
     assert raised is None
-    assert not (setting.out / FAILURES_NAME).exists()
 
 
 def test_a_module_that_cannot_be_imported_is_a_failure(setting, folder):
     (folder / "test_bad.py").write_text("import no_such_package\n")
-    found, _ = by_module(run_tests(["--continue-on-collection-errors"], setting, cwd=folder))
-    assert found["test_bad.py"]["tests_failed"] == 1
-    assert found["test_bad.py"]["first_failure"] == "import: E   ModuleNotFoundError: No module named 'no_such_package'"
+    found, raised = by_module(run_tests(["--continue-on-collection-errors"], setting, cwd=folder))
+    assert "code 1" in raised
     assert found["test_good.py"]["tests_passed"] == 1
 
 
-def test_what_has_not_ended_at_the_deadline_is_unfinished(setting, folder):
+def test_a_run_is_cut_off_at_the_deadline(setting, folder):
     (folder / "test_bad.py").write_text("import time\ndef test_a(): pass\ndef test_b(): time.sleep(60)\n")
-    short = replace(setting, deadline_s=time.monotonic() + 4)
+    short = replace(setting, deadline_s=time.monotonic() + 15)
     found, raised = by_module(run_tests(["test_good.py", "test_bad.py"], short, cwd=folder))
-    assert (found["test_bad.py"]["tests_passed"], found["test_bad.py"]["unfinished"]) == (1, 1)
-    assert "unfinished" not in found["test_good.py"]
+    assert found["test_bad.py"] == {"tests_passed": 1}
     assert short.left_s > -3
-    assert raised == "0 tests failed and 1 did not end; first failure: none"
+    assert "deadline" in raised
 
 
-def test_a_row_comes_when_its_module_ends(tmp_path):
-    lines, modules = tmp_path / "lines", Modules(tmp_path / "failures")
-    assert list(modules.read(lines)) == []
-    lines.write_text('{"kind": "collected", "ids": ["a.py::one", "b.py::two"]}\n{"kind": "ca')
-    assert list(modules.read(lines)) == []
-    with lines.open("a") as file:
-        for kind in ("ll", "teardown"):
-            start = "" if kind == "ll" else '{"kind": "'
-            file.write(f'{start}{kind}", "id": "a.py::one", "outcome": "passed", "seconds": 1.5, "reason": null}}\n')
-    [row] = modules.read(lines)
-    outcomes = {"tests_passed": 1, "tests_failed": 0, "tests_skipped": 0}
-    assert row == {"module": "a.py", **outcomes, "seconds": 3.0, "first_failure": None}
-    assert [row["module"] for row in modules.unfinished()] == ["b.py"]
-
-
-def test_a_run_without_tests_fails_with_what_pytest_said(setting, folder):
-    with pytest.raises(RuntimeError, match=r"pytest ran no test; .*no_such_word"):
+def test_a_run_without_tests_fails_with_the_output_of_pytest(setting, folder):
+    with pytest.raises(RuntimeError, match="no_such_word"):
         list(run_tests(["--no_such_word"], setting, cwd=folder))
 
 
