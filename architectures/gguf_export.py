@@ -8,9 +8,8 @@ import json
 import math
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -23,71 +22,42 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from architectures.checkpoints.generation_settings import read_generation_settings
-from architectures.checkpoints.weights import Weights, open_weights, require_tensors
+from architectures.checkpoints.weights import open_weights, require_tensors
 from architectures.convert import read_small_draft, write_whole
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.families.family import Gguf
 from architectures.files.atomic import partial_path
-from architectures.gguf_format import GgufKind, gguf_architecture
-from architectures.gguf_import import TOKENIZER_ERRORS, gguf_names, known_splittings
+from architectures.gguf_format import CONVERTER, GgufKind, gguf_architecture
+from architectures.gguf_import import (
+    ROPE_FACTORS,
+    TOKENIZER_ERRORS,
+    gguf_names,
+    in_row_order,
+    known_splittings,
+    stored_bytes,
+)
 from architectures.progress.track import track
 from architectures.pruning.prune import require_numbers
 from architectures.shapes.shape import Shape, checkpoint_tensors
 from architectures.targets.target import read_config
+from architectures.vocabulary import BYTE_NAMES
 
-F32, F16, Q8_0, Q4_0 = (GGMLQuantizationType[name] for name in ("F32", "F16", "Q8_0", "Q4_0"))
-MATRICES: Mapping[str, GGMLQuantizationType] = {"f16": F16, "q8_0": Q8_0, "q4_0": Q4_0}
-FILE_TYPES: Mapping[str, LlamaFileType] = {
-    "f16": LlamaFileType.MOSTLY_F16,
-    "q8_0": LlamaFileType.MOSTLY_Q8_0,
-    "q4_0": LlamaFileType.MOSTLY_Q4_0,
-}
-# Its errors go straight into the choice of a token: llama.cpp's quantiser keeps it wider too (as Q6_K, which the gguf
-# package cannot write).
-HEAD_OF: Mapping[str, GGMLQuantizationType] = {**MATRICES, "q4_0": Q8_0}
+F32, F16 = GGMLQuantizationType.F32, GGMLQuantizationType.F16
+MOST_F16 = 65504.0  # what F16 holds, and so the scale of a quantised block
 
 
-@dataclass(frozen=True)
-class Stored:
-    """How a tensor lies in the file."""
+def quantisation(size: tuple[int, ...], kind: GgufKind, *, is_head: bool) -> GGMLQuantizationType:
+    """How a tensor of a file of a kind is stored.
 
-    size: tuple[int, ...]
-    type: GGMLQuantizationType
-
-    @property
-    def num_bytes(self) -> int:
-        block_size, block_bytes = GGML_QUANT_SIZES[self.type]
-        return prod(self.size) // block_size * block_bytes
-
-
-def stored_tensors(sizes: Mapping[str, tuple[int, ...]], kind: GgufKind) -> dict[str, Stored]:
-    """How each tensor of a file of a kind is stored.
-
-    Vectors stay in F32, as llama.cpp wants them. A matrix whose rows are no whole blocks is F16.
-
-    Args:
-        sizes: Of every tensor, under its GGUF name.
-        kind: Of the file.
+    Vectors stay in F32, as llama.cpp wants them; a matrix whose rows are no whole blocks is F16. The head of a file of
+    Q4_0 is wider, since its errors go straight into the choice of a token; llama.cpp's own quantiser takes Q6_K there,
+    which the gguf package cannot write.
     """
-    head = "output.weight" if "output.weight" in sizes else "token_embd.weight"
-    return {name: Stored(size, number_type(size, kind, is_head=name == head)) for name, size in sizes.items()}
-
-
-def number_type(size: tuple[int, ...], kind: GgufKind, *, is_head: bool) -> GGMLQuantizationType:
-    """The number type of one tensor."""
     if len(size) == 1:
         return F32
-    wanted = (HEAD_OF if is_head else MATRICES)[kind]
+    wanted = GGMLQuantizationType["Q8_0" if is_head and kind == "q4_0" else kind.upper()]
     return F16 if size[-1] % GGML_QUANT_SIZES[wanted][0] else wanted
-
-
-def fallen_back(stored: Mapping[str, Stored], kind: GgufKind) -> list[str]:
-    """The matrices that are F16 in a file of narrower ones."""
-    return [] if kind == "f16" else [name for name, tensor in stored.items() if tensor.type == F16]
-
-
-FACTORS_NAME = "rope_freqs.weight"
 
 
 def rope_factors(rope: Mapping[str, Any], head_dim: int) -> np.ndarray | None:
@@ -117,6 +87,7 @@ def rope_entries(rope: Mapping[str, Any]) -> dict[str, Any]:
     return entries
 
 
+# Steps of a pre-tokenizer, as `splitting_step` writes them
 WORDS, BYTES = ("ByteLevel", "words"), ("ByteLevel", "bytes")
 DIGITS = ("Digits", "each")
 BY_PARTS = {(WORDS,): "gpt-2", (DIGITS, WORDS): "smollm"}
@@ -127,7 +98,7 @@ NAMES = {False: ("qwen2", "gpt-4o", "smaug-bpe"), True: ("llama-bpe", "tekken")}
 
 def splitting_name(tokenizer: Mapping[str, Any]) -> str | None:
     """The name of the splitting of a byte-level tokenizer.json; None where llama.cpp has none that is known here."""
-    parts = tuple(part_name(part) for part in flattened(tokenizer.get("pre_tokenizer")))
+    parts = tuple(splitting_step(part) for part in flattened(tokenizer.get("pre_tokenizer")))
     keeps_words = bool(tokenizer["model"].get("ignore_merges"))
     if parts in BY_PARTS and not keeps_words:
         return BY_PARTS[parts]
@@ -137,46 +108,31 @@ def splitting_name(tokenizer: Mapping[str, Any]) -> str | None:
     return next((name for name in NAMES[keeps_words] if patterns.get(name) == parts[0][1]), None)
 
 
-def merge_text(merge: str | Sequence[str]) -> str:
-    """A merge as GGUF files write it; tokenizer.json has it so or as a pair."""
-    return merge if isinstance(merge, str) else " ".join(merge)
-
-
-def flattened(part: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
+def flattened(part: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     """The steps of a normalizer or pre-tokenizer."""
     if part is None:
-        return
+        return []
     inner = part.get("pretokenizers", part.get("normalizers")) if part["type"] == "Sequence" else None
-    if inner is None:
-        yield part
-    else:
-        for step in inner:
-            yield from flattened(step)
+    return [part] if inner is None else [step for each in inner for step in flattened(each)]
 
 
-def part_name(part: Mapping[str, Any]) -> tuple[str, str]:
+def splitting_step(part: Mapping[str, Any]) -> tuple[str, str]:
     """A step of a pre-tokenizer; what is not known gets a name that nothing has."""
     if part["type"] == "ByteLevel" and not part.get("add_prefix_space"):
         return WORDS if part.get("use_regex", True) else BYTES
     if part["type"] == "Digits" and part.get("individual_digits"):
         return DIGITS
     # Removing all that matches the inverse leaves what isolating the matches leaves, for patterns that match all text
-    if part["type"] == "Split" and (part["behavior"], bool(part.get("invert"))) in (
-        ("Isolated", False),
-        ("Removed", True),
-    ):
+    isolates = [("Isolated", False), ("Removed", True)]
+    if part["type"] == "Split" and (part["behavior"], bool(part.get("invert"))) in isolates:
         return "Split", part["pattern"].get("Regex", "")
     return "unknown", ""
 
 
 SPACE = "▁"
-PREPEND, REPLACE = {"type": "Prepend", "prepend": SPACE}, {"type": "Replace", "content": SPACE}
+PREPEND = {"type": "Prepend", "prepend": SPACE}
+REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
 BELOW_ALL = -1e4  # for pieces that no merge makes; llama.cpp never asks for their score
-
-
-def is_sentencepiece(tokenizer: Mapping[str, Any]) -> bool:
-    """Whether a tokenizer.json is a BPE that spells unknown characters as bytes: Llama 2's kind."""
-    return tokenizer["model"]["type"] == "BPE" and bool(tokenizer["model"].get("byte_fallback"))
 
 
 def piece_scores(tokens: Sequence[str], merges: Sequence[str]) -> list[float] | None:
@@ -198,8 +154,7 @@ def piece_scores(tokens: Sequence[str], merges: Sequence[str]) -> list[float] | 
 
 def begins_with_space(tokenizer: Mapping[str, Any]) -> bool | None:
     """Whether a space is put before a text; None where its spaces are treated in a way that is not known."""
-    normalizer = [plain(part) for part in flattened(tokenizer.get("normalizer"))]
-    splitter = list(flattened(tokenizer.get("pre_tokenizer")))
+    normalizer, splitter = flattened(tokenizer.get("normalizer")), flattened(tokenizer.get("pre_tokenizer"))
     if not splitter and normalizer in ([PREPEND, REPLACE], [REPLACE]):
         return normalizer[0] == PREPEND
     if normalizer or len(splitter) != 1 or splitter[0]["type"] != "Metaspace":
@@ -210,15 +165,7 @@ def begins_with_space(tokenizer: Mapping[str, Any]) -> bool | None:
     return {"always": True, "first": True, "never": False}.get(space.get("prepend_scheme", "always"))
 
 
-def plain(part: Mapping[str, Any]) -> dict[str, Any]:
-    """A step of a normalizer as it is compared here."""
-    if part["type"] == "Replace" and part.get("pattern") == {"String": " "}:
-        return {"type": "Replace", "content": part["content"]}
-    return dict(part)
-
-
 COPY_TOKENIZER = "Copy the target's tokenizer files there."
-CONVERTER = "Convert the folder with llama.cpp's convert_hf_to_gguf.py."
 SPECIAL_IDS = {"bos_token_id": "bos", "eos_token_id": "eos", "unk_token_id": "unknown", "pad_token_id": "padding"}
 PROBE = "a"
 
@@ -256,29 +203,47 @@ def read_vocabulary(folder: Path, rows: int) -> GgufVocabulary:
     """
     tokenizer = load_tokenizer(folder)
     described = json.loads(tokenizer.backend_tokenizer.to_str())
+    model = described["model"]
     texts = {id_: text for text, id_ in tokenizer.get_vocab().items()}
     if max(texts) >= rows:
         raise UserError(
             f"{folder}: its tokenizer has tokens up to id {max(texts)}, and its model {rows} rows. {COPY_TOKENIZER}"
         )
-    tokens = [texts.get(id_, f"[PAD{id_}]") for id_ in range(rows)]
-    common: dict[str, Any] = {
-        "tokens": tokens,
-        "special_ids": special_ids(folder, tokenizer),
-        "chat_template": template_of(tokenizer),
-    }
-    types = token_types(tokenizer, described, texts, rows)
-    flags = framing(folder, tokenizer)
-    if is_sentencepiece(described):
-        scores, with_space = sentencepiece_parts(folder, described, tokens)
-        return GgufVocabulary(
-            model="llama", types=types, scores=scores, flags=flags | {"space_prefix": with_space}, **common
+    if model["type"] != "BPE":
+        raise UserError(
+            f"{folder}: a tokenizer of kind {model['type']}; byte-level and SentencePiece BPE are written. {CONVERTER}"
         )
-    splitting = require_splitting(folder, described)
-    merges = [merge_text(merge) for merge in described["model"]["merges"]]
-    if not merges:
-        raise UserError(f"{folder}: its tokenizer has no merges, and llama.cpp loads none such. {COPY_TOKENIZER}")
-    return GgufVocabulary(model="gpt2", types=types, splitting=splitting, merges=merges, flags=flags, **common)
+    is_pieces = bool(model.get("byte_fallback"))  # unknown characters are spelt as bytes: Llama 2's kind
+    added = tokenizer.added_tokens_decoder
+
+    def type_of(id_: int) -> TokenType:
+        if id_ not in texts:
+            return TokenType.UNUSED
+        if is_pieces and texts[id_] == model.get("unk_token"):
+            return TokenType.UNKNOWN
+        if id_ in added:
+            return TokenType.CONTROL if added[id_].special else TokenType.USER_DEFINED
+        return TokenType.BYTE if is_pieces and texts[id_] in BYTE_NAMES else TokenType.NORMAL
+
+    template = tokenizer.chat_template
+    common: dict[str, Any] = {
+        "tokens": [texts.get(id_, f"[PAD{id_}]") for id_ in range(rows)],
+        "types": [type_of(id_) for id_ in range(rows)],
+        "special_ids": special_ids(folder, tokenizer),
+        "chat_template": template.get("default") if isinstance(template, dict) else template,
+    }
+    flags = framing(folder, tokenizer)
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    if not is_pieces:
+        splitting = require_splitting(folder, described)
+        if not merges:
+            raise UserError(f"{folder}: its tokenizer has no merges, and llama.cpp loads none such. {COPY_TOKENIZER}")
+        return GgufVocabulary(model="gpt2", splitting=splitting, merges=merges, flags=flags, **common)
+    scores, with_space = piece_scores(common["tokens"], merges), begins_with_space(described)
+    if scores is None or with_space is None:
+        reason = "merges in an order that no scores give" if scores is None else "treats spaces in an unknown way"
+        raise UserError(f"{folder}: its SentencePiece tokenizer {reason}. {CONVERTER}")
+    return GgufVocabulary(model="llama", scores=scores, flags=flags | {"space_prefix": with_space}, **common)
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -295,51 +260,8 @@ def load_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
-def token_types(
-    tokenizer: PreTrainedTokenizerBase, described: Mapping[str, Any], texts: Mapping[int, str], rows: int
-) -> list[TokenType]:
-    """What kind of token each id is."""
-    added = tokenizer.added_tokens_decoder
-    is_pieces = is_sentencepiece(described)
-
-    def type_of(id_: int) -> TokenType:
-        if id_ not in texts:
-            return TokenType.UNUSED
-        if is_pieces and texts[id_] == described["model"].get("unk_token"):
-            return TokenType.UNKNOWN
-        if id_ in added:
-            return TokenType.CONTROL if added[id_].special else TokenType.USER_DEFINED
-        return TokenType.BYTE if is_pieces and is_byte(texts[id_]) else TokenType.NORMAL
-
-    return [type_of(id_) for id_ in range(rows)]
-
-
-def is_byte(text: str) -> bool:
-    """Whether a piece stands for one byte: <0x00> to <0xFF>."""
-    return len(text) == 6 and text.startswith("<0x") and text.endswith(">")
-
-
-def sentencepiece_parts(folder: Path, described: Mapping[str, Any], tokens: Sequence[str]) -> tuple[list[float], bool]:
-    """Scores, and whether a space goes before a text."""
-    scores = piece_scores(tokens, [merge_text(merge) for merge in described["model"]["merges"]])
-    with_space = begins_with_space(described)
-    if scores is None or with_space is None:
-        reason = "merges in an order that no scores give" if scores is None else "treats spaces in an unknown way"
-        raise UserError(f"{folder}: its SentencePiece tokenizer {reason}. {CONVERTER}")
-    return scores, with_space
-
-
 def require_splitting(folder: Path, described: Mapping[str, Any]) -> str:
-    """llama.cpp's name for the way a byte-level tokenizer splits text.
-
-    Raises:
-        UserError: If it is no byte-level BPE, or llama.cpp's name for it is not known here.
-    """
-    kind = described["model"]["type"]
-    if kind != "BPE":
-        raise UserError(
-            f"{folder}: a tokenizer of kind {kind}; byte-level and SentencePiece BPE are written. {CONVERTER}"
-        )
+    """llama.cpp's name for the way a byte-level tokenizer splits text; UserError if it is not known here."""
     others = [part["type"] for part in flattened(described.get("normalizer")) if part["type"] != "NFC"]
     if others:  # NFC changes hardly a text, and llama.cpp leaves it out for the target too
         raise UserError(f"{folder}: its tokenizer changes texts by {others[0]}, which llama.cpp does not. {CONVERTER}")
@@ -382,27 +304,6 @@ def special_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, i
     return {name: id_ for name, id_ in ids.items() if id_ is not None}
 
 
-def template_of(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """The chat template; of several the one that is used where none is named."""
-    template = tokenizer.chat_template
-    return template.get("default") if isinstance(template, dict) else template
-
-
-def entries(vocabulary: GgufVocabulary) -> Iterator[tuple[str, Any]]:
-    """The scalar entries, by their full names."""
-    yield "tokenizer.ggml.model", vocabulary.model
-    yield "tokenizer.ggml.pre", vocabulary.splitting or "default"
-    for name, value in vocabulary.flags.items():
-        yield f"tokenizer.ggml.add_{name}", value
-    for name, value in vocabulary.special_ids.items():
-        yield f"tokenizer.ggml.{name}_token_id", value
-    if vocabulary.chat_template is not None:
-        yield "tokenizer.chat_template", vocabulary.chat_template
-
-
-MOST_F16 = 65504.0  # what F16 holds, and so the scale of a quantised block
-
-
 @dataclass(frozen=True)
 class GgufFile:
     """A file that was written.
@@ -414,18 +315,6 @@ class GgufFile:
     path: Path
     num_bytes: int
     fallen_back: list[str]
-
-
-@dataclass(frozen=True)
-class Model:
-    """A checkpoint folder that was found to become a GGUF file."""
-
-    name: str
-    gguf: Gguf
-    shape: Shape
-    config: PreTrainedConfig
-    vocabulary: GgufVocabulary
-    weights: Weights
 
 
 def export_gguf(folder: Path, out: Path, kind: GgufKind, *, name: str) -> GgufFile:
@@ -445,69 +334,74 @@ def export_gguf(folder: Path, out: Path, kind: GgufKind, *, name: str) -> GgufFi
             number or more than F16 holds, or the disk has too little room.
     """
     if not Shape.from_config(read_config(folder), where=str(folder / "config.json")).head_vocab:
-        return write_gguf(read_model(folder, name), out, kind)
+        return write_gguf(folder, out, kind, name)
     with tempfile.TemporaryDirectory(prefix=".grown-", dir=out.parent) as grown:
         write_whole(read_small_draft(folder), Path(grown))
-        return write_gguf(read_model(Path(grown), name), out, kind)
+        return write_gguf(Path(grown), out, kind, name)
 
 
-def read_model(folder: Path, name: str) -> Model:
-    """What a GGUF file is made of; the weights are left on disk."""
+def write_gguf(folder: Path, out: Path, kind: GgufKind, name: str) -> GgufFile:
+    """Write a folder whose head has a row for every id; memory holds one tensor at a time."""
+    # Everything that can be wrong with the folder but the numbers in its weights
     shape = Shape.from_config(read_config(folder), where=str(folder / "config.json"))
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    gguf = gguf_architecture(folder, shape, config)
+    gguf, sizes = gguf_architecture(folder, shape, config), checkpoint_tensors(shape)
     weights = open_weights(folder)
-    require_tensors(weights, checkpoint_tensors(shape), ignored=FAMILIES[shape.family].ignored_suffixes)
-    return Model(name, gguf, shape, config, read_vocabulary(folder, shape.vocab), weights)
+    require_tensors(weights, sizes, ignored=FAMILIES[shape.family].ignored_suffixes)
+    vocabulary = read_vocabulary(folder, shape.vocab)
 
-
-def write_gguf(model: Model, out: Path, kind: GgufKind) -> GgufFile:
-    names = {stored: name for name, stored in gguf_names(model.shape).items()}
-    sizes = checkpoint_tensors(model.shape)
-    stored = stored_tensors({gguf_name: sizes[name] for gguf_name, name in names.items()}, kind)
-    factors = rope_factors(model.config.rope_parameters, model.shape.head_dim)
+    # The tensors, by their names in the file
+    names = {stored: name for name, stored in gguf_names(shape).items()}
+    stored = {gguf_name: sizes[name] for gguf_name, name in names.items()}
+    factors = rope_factors(config.rope_parameters, shape.head_dim)
     if factors is not None:
-        stored |= stored_tensors({FACTORS_NAME: factors.shape}, kind)
-    require_disk_space(out, stored)
-
-    def read(name: str) -> Tensor:
-        if name == FACTORS_NAME:
-            return torch.from_numpy(factors)
-        return read_weight(model, names[name], name)
-
-    partial = partial_path(out)
-    try:
-        writer = GGUFWriter(partial, model.gguf.name)
-        add_metadata(writer, model, kind)
-        write_tensors(writer, stored, read)
-        partial.replace(out)
-    finally:
-        partial.unlink(missing_ok=True)
-    return GgufFile(out, out.stat().st_size, fallen_back(stored, kind))
-
-
-def require_disk_space(out: Path, stored: Mapping[str, Stored]) -> None:
-    """Raise UserError if the disk has too little room for the tensors."""
-    needed, free = sum(tensor.num_bytes for tensor in stored.values()), shutil.disk_usage(out.parent).free
+        stored[ROPE_FACTORS] = factors.shape
+    head = "token_embd.weight" if shape.tied else "output.weight"
+    types = {tensor: quantisation(size, kind, is_head=tensor == head) for tensor, size in stored.items()}
+    num_bytes = {tensor: stored_bytes(stored[tensor], types[tensor]) for tensor in stored}
+    needed, free = sum(num_bytes.values()), shutil.disk_usage(out.parent).free
     if needed > free:
         raise UserError(
             f"{out}: needs {needed / 2**30:.2f} GiB, the disk has {free / 2**30:.2f} GiB free. Make room there."
         )
 
+    def read(gguf_name: str) -> Tensor:
+        """One tensor in float32 and in llama.cpp's row order."""
+        if gguf_name == ROPE_FACTORS:
+            return torch.from_numpy(factors)
+        name = names[gguf_name]
+        weight = require_numbers(weights, name).float()
+        if weight.abs().max() > MOST_F16:
+            raise UserError(
+                f"{weights.files[name]}: {name} holds {weight.abs().max():g}, more than F16 holds ({MOST_F16:g}). "
+                "Serve the folder itself, with transformers or vLLM."
+            )
+        return in_row_order(gguf, gguf_name, weight, shape, neighbouring_pairs)
 
-def read_weight(model: Model, name: str, gguf_name: str) -> Tensor:
-    """One tensor in float32 and in llama.cpp's row order."""
-    weight = require_numbers(model.weights, name).float()
-    if weight.abs().max() > MOST_F16:
-        raise UserError(
-            f"{model.weights.files[name]}: {name} holds {weight.abs().max():g}, more than F16 holds ({MOST_F16:g}). "
-            "Serve the folder itself, with transformers or vLLM."
-        )
-    if model.gguf.own_row_order:
-        for part, heads in ((".attn_q.", model.shape.heads), (".attn_k.", model.shape.kv_heads)):
-            if part in gguf_name:
-                return neighbouring_pairs(weight, heads)
-    return weight
+    partial = partial_path(out)
+    writer = GGUFWriter(partial, gguf.name)
+    try:
+        writer.add_type("model")
+        writer.add_name(name)
+        writer.add_file_type(LlamaFileType[f"MOSTLY_{kind.upper()}"])
+        writer.add_quantization_version(GGML_QUANT_VERSION)
+        for key, value in model_entries(gguf, shape, config).items():
+            add_entry(writer, f"{gguf.name}.{key}", value)
+        add_vocabulary(writer, vocabulary)
+        for tensor, size in stored.items():
+            writer.add_tensor_info(tensor, size, np.dtype(np.float32), num_bytes[tensor], raw_dtype=types[tensor])
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for tensor in track(list(stored), description=f"writing {partial}", total=len(stored)):
+            writer.write_tensor_data(quantize(read(tensor).contiguous().numpy(), types[tensor]))
+        writer.close()
+        partial.replace(out)
+    finally:
+        writer.close()
+        partial.unlink(missing_ok=True)
+    narrower = [] if kind == "f16" else [tensor for tensor, each in types.items() if each == F16]
+    return GgufFile(out, out.stat().st_size, narrower)
 
 
 def neighbouring_pairs(weight: Tensor, heads: int) -> Tensor:
@@ -521,30 +415,11 @@ def neighbouring_pairs(weight: Tensor, heads: int) -> Tensor:
     return halves_N2DC.transpose(1, 2).reshape(weight.shape)
 
 
-def add_metadata(writer: GGUFWriter, model: Model, kind: GgufKind) -> None:
-    """Every entry of the file."""
-    writer.add_type("model")
-    writer.add_name(model.name)
-    writer.add_file_type(FILE_TYPES[kind])
-    writer.add_quantization_version(GGML_QUANT_VERSION)
-    for key, value in model_entries(model).items():
-        add_entry(writer, f"{model.gguf.name}.{key}", value)
-    for key, value in entries(model.vocabulary):
-        add_entry(writer, key, value)
-    writer.add_token_list(list(model.vocabulary.tokens))
-    writer.add_token_types(list(model.vocabulary.types))
-    if model.vocabulary.merges:
-        writer.add_token_merges(list(model.vocabulary.merges))
-    if model.vocabulary.scores:
-        writer.add_token_scores(list(model.vocabulary.scores))
-
-
-def model_entries(model: Model) -> dict[str, Any]:
+def model_entries(gguf: Gguf, shape: Shape, config: PreTrainedConfig) -> dict[str, Any]:
     """The entries below the architecture's name; head widths are always said, engines must not guess them."""
-    shape = model.shape
     return {
         "vocab_size": shape.vocab,
-        "context_length": model.config.max_position_embeddings,
+        "context_length": config.max_position_embeddings,
         "embedding_length": shape.hidden,
         "block_count": shape.layers,
         "feed_forward_length": shape.intermediate,
@@ -552,11 +427,29 @@ def model_entries(model: Model) -> dict[str, Any]:
         "attention.head_count_kv": shape.kv_heads,
         "attention.key_length": shape.head_dim,
         "attention.value_length": shape.head_dim,
-        "attention.layer_norm_rms_epsilon": float(model.config.rms_norm_eps),
+        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
         "rope.dimension_count": shape.head_dim,
-        **{entry: float(getattr(model.config, key)) for key, entry in model.gguf.scales.items()},
-        **{f"rope.{key}": value for key, value in rope_entries(model.config.rope_parameters).items()},
+        **{entry: float(getattr(config, key)) for key, entry in gguf.scales.items()},
+        **{f"rope.{key}": value for key, value in rope_entries(config.rope_parameters).items()},
     }
+
+
+def add_vocabulary(writer: GGUFWriter, vocabulary: GgufVocabulary) -> None:
+    """The entries of the tokenizer."""
+    writer.add_tokenizer_model(vocabulary.model)
+    writer.add_tokenizer_pre(vocabulary.splitting or "default")
+    for name, flag in vocabulary.flags.items():
+        writer.add_bool(f"tokenizer.ggml.add_{name}", flag)
+    for name, id_ in vocabulary.special_ids.items():
+        writer.add_uint32(f"tokenizer.ggml.{name}_token_id", id_)
+    if vocabulary.chat_template is not None:
+        writer.add_chat_template(vocabulary.chat_template)
+    writer.add_token_list(list(vocabulary.tokens))
+    writer.add_token_types(list(vocabulary.types))
+    if vocabulary.merges:
+        writer.add_token_merges(list(vocabulary.merges))
+    if vocabulary.scores:
+        writer.add_token_scores(list(vocabulary.scores))
 
 
 def add_entry(writer: GGUFWriter, key: str, value: Any) -> None:
@@ -569,17 +462,3 @@ def add_entry(writer: GGUFWriter, key: str, value: Any) -> None:
         writer.add_float32(key, value)
     else:
         writer.add_string(key, value)
-
-
-def write_tensors(writer: GGUFWriter, stored: Mapping[str, Stored], read: Any) -> None:
-    """Header and tensors; memory holds one of them at a time."""
-    for name, tensor in stored.items():
-        writer.add_tensor_info(name, tensor.size, np.dtype(np.float32), tensor.num_bytes, raw_dtype=tensor.type)
-    try:
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-        for name in track(list(stored), description=f"writing {writer.path}", total=len(stored)):
-            writer.write_tensor_data(quantize(read(name).contiguous().numpy(), stored[name].type))
-    finally:
-        writer.close()

@@ -6,7 +6,7 @@ Source of the layout: the GGUF specification, ggml-org/ggml docs/gguf.md, versio
 
 import mmap
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -48,6 +48,7 @@ END_OF_TURN = {"eot_token_id": "bos_token_id", "unknown_token_id": "bos_token_id
 ARCHITECTURES = {name: family.gguf for name, family in FAMILIES.items() if family.gguf and family.gguf.name == name}
 CHECKED_KEYS = ("attention.value_length", "rope.dimension_count")  # must agree with head_dim
 NEUTRAL_KEYS = ("vocab_size",)  # said again by the embedding's size
+USE_ORIGINAL = "Use the model's original Hugging Face folder as the target."
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,6 @@ class GgufTensor:
     size: tuple[int, ...]  # as torch has it: rows first; GGUF stores columns first
     type_id: int  # GGMLQuantizationType
     offset: int  # bytes from the start of the tensor data
-
-
-@dataclass(frozen=True)
-class GgufArray:
-    """An array in the metadata, of which only the length is kept."""
-
-    length: int
 
 
 @dataclass(frozen=True)
@@ -104,33 +98,20 @@ def parse_header(data: mmap.mmap, file: Path) -> GgufHeader:
     num_tensors, num_entries = cursor.count(MOST_TENSORS, "tensors"), cursor.count(MOST_ENTRIES, "entries")
     metadata: dict[str, Any] = {}
     for _ in range(num_entries):
-        name = new_name(cursor, metadata)
+        name = cursor.new_name(metadata)
         metadata[name] = cursor.value(cursor.scalar("I"))
     tensors: dict[str, GgufTensor] = {}
     for _ in range(num_tensors):
-        name = new_name(cursor, tensors)
-        tensors[name] = parse_tensor(cursor)
+        name = cursor.new_name(tensors)
+        num_axes = cursor.scalar("I")
+        if num_axes > MOST_AXES:
+            raise struct.error(f"a tensor of {num_axes} axes")
+        sizes = [cursor.scalar("Q") for _ in range(num_axes)]
+        tensors[name] = GgufTensor(tuple(reversed(sizes)), cursor.scalar("I"), cursor.scalar("Q"))
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if not ALIGNMENT.fits(alignment):
         raise UserError(f"{file}: general.alignment {ALIGNMENT.mistake(alignment)}. Fetch the file again.")
     return GgufHeader(metadata, tensors, data_start=-(-cursor.position // alignment) * alignment)
-
-
-def new_name(cursor: "Cursor", known: Mapping[str, Any]) -> str:
-    """The name at the cursor, which must not have been there before."""
-    name = cursor.text(MOST_NAME_BYTES)
-    if name in known:
-        raise struct.error(f"{shown(name)} stands there twice")
-    return name
-
-
-def parse_tensor(cursor: "Cursor") -> GgufTensor:
-    """Where the tensor at the cursor lies."""
-    num_axes = cursor.scalar("I")
-    if num_axes > MOST_AXES:
-        raise struct.error(f"a tensor of {num_axes} axes")
-    sizes = [cursor.scalar("Q") for _ in range(num_axes)]
-    return GgufTensor(tuple(reversed(sizes)), cursor.scalar("I"), cursor.scalar("Q"))
 
 
 class Cursor:
@@ -167,8 +148,15 @@ class Cursor:
         self.skip(length)
         return self.data[start : self.position].decode("utf-8")
 
+    def new_name(self, known: Mapping[str, Any]) -> str:
+        """The name at the cursor, which must not have been there before."""
+        name = self.text(MOST_NAME_BYTES)
+        if name in known:
+            raise struct.error(f"{shown(name)} stands there twice")
+        return name
+
     def value(self, type_id: int) -> Any:
-        """A metadata value of the given type; of an array only its length."""
+        """A metadata value of the given type; of an array only its length, as a range."""
         if type_id == STRING:
             return self.text()
         if type_id != ARRAY:
@@ -179,7 +167,7 @@ class Cursor:
                 self.skip(self.scalar("Q"))
         else:
             self.skip(length * struct.calcsize(f"<{scalar_code(item_type)}"))
-        return GgufArray(length)
+        return range(length)
 
 
 def scalar_code(type_id: int) -> str:
@@ -195,89 +183,71 @@ def gguf_config(file: Path, header: GgufHeader) -> dict[str, Any]:
     Raises:
         UserError: If the architecture is another one, or an entry is missing, unknown or at odds with the others.
     """
-    architecture = header.metadata.get("general.architecture")
+    metadata, architecture = header.metadata, header.metadata.get("general.architecture")
     if architecture not in ARCHITECTURES:
         raise UserError(
             f"{file}: general.architecture is {architecture!r}, not of the LLaMA family. "
             f"Use a GGUF file of one of: {', '.join(ARCHITECTURES)}."
         )
-    prefix = f"{architecture}."
-    stated = {key.removeprefix(prefix): value for key, value in header.metadata.items() if key.startswith(prefix)}
-    scales = {entry: name for name, entry in ARCHITECTURES[architecture].scales.items()}
-    refuse_unknown_entries(file, architecture, stated, known={*CONFIG_KEYS, *CHECKED_KEYS, *NEUTRAL_KEYS, *scales})
-    require_scales(file, architecture, stated, scales)
-    require_kinds(file, header, {f"{prefix}{key}": name for key, name in (CONFIG_KEYS | scales).items()})
-    require_kinds(file, header, {f"tokenizer.ggml.{key}": name for key, name in (TOKEN_KEYS | END_OF_TURN).items()})
-    config = {name: stated[key] for key, name in (CONFIG_KEYS | scales).items() if key in stated}
-    config |= {
-        name: header.metadata[f"tokenizer.ggml.{key}"]
-        for key, name in TOKEN_KEYS.items()
-        if f"tokenizer.ggml.{key}" in header.metadata
-    }
-    config |= {"model_type": architecture, **facts_from_tensors(file, architecture, header)}
-    config["head_dim"] = head_dim(file, architecture, config, stated)
-    rotary = ARCHITECTURES[architecture].rotary_layers(config.get("num_hidden_layers", 0))
-    config |= {} if rotary is None else {"no_rope_layers": rotary}
+    gguf, prefix = ARCHITECTURES[architecture], f"{architecture}."
+    stated = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
+    scales = {entry: name for name, entry in gguf.scales.items()}
+    names = CONFIG_KEYS | scales
+    refuse_entries(file, metadata, prefix, names, required=(*scales, "embedding_length", "attention.head_count"))
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None or not embedding.size:
+        raise UserError(f"{file}: token_embd.weight is missing. Use a GGUF file of a whole model.")
+
+    config = {name: stated[key] for key, name in names.items() if key in stated}
     for name in ("rms_norm_eps", "rope_theta", *scales.values()):
         if name in config:
             config[name] = shortest_decimal(config[name])
+    for key, name in TOKEN_KEYS.items():
+        if f"tokenizer.ggml.{key}" in metadata:
+            config[name] = metadata[f"tokenizer.ggml.{key}"]
+    config |= {
+        "model_type": architecture,
+        "vocab_size": embedding.size[0],
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        **{entry: tensor in header.tensors for entry, tensor in gguf.bias_tensors.items()},
+    }
+    width = config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    for key in CHECKED_KEYS:
+        if stated.get(key, width) != width:
+            raise UserError(f"{file}: {prefix}{key}={stated[key]} differs from the head width {width}. {USE_ORIGINAL}")
+    rotary = gguf.rotary_layers(config.get("num_hidden_layers", 0))
+    if rotary is not None:
+        config["no_rope_layers"] = rotary
     require_config(config, str(file))
     return config
 
 
-def require_kinds(file: Path, header: GgufHeader, names: Mapping[str, str]) -> None:
-    """Raise UserError naming the first entry that is not what config.json may hold under its name there."""
-    for key, name in names.items():
-        if key in header.metadata and not CONFIG[name].fits(header.metadata[key]):
-            raise UserError(f"{file}: {key} {CONFIG[name].mistake(header.metadata[key])}. Fetch the file again.")
+def refuse_entries(
+    file: Path, metadata: Mapping[str, Any], prefix: str, names: Mapping[str, str], *, required: Sequence[str]
+) -> None:
+    """Raise UserError for an entry of a model that is unknown, missing or of another kind than in config.json.
 
+    A dropped entry could change the model's answers, and so could one that each engine takes to be something else.
 
-def require_scales(file: Path, architecture: str, stated: Mapping[str, Any], scales: Mapping[str, str]) -> None:
-    """Raise UserError where a number that the model multiplies by is left to what each engine takes it to be."""
-    for entry in scales:
-        if entry not in stated:
-            raise UserError(
-                f"{file}: {architecture}.{entry} is missing. Use the original Hugging Face folder as the target."
-            )
-
-
-def refuse_unknown_entries(file: Path, architecture: str, stated: Mapping[str, Any], *, known: Collection[str]) -> None:
-    """Every entry of the architecture must be one we carry over; a dropped one could change the model's answers."""
-    neutral_scaling = {"rope.scaling.type": "none"}
-    for key, value in stated.items():
-        if key not in known and neutral_scaling.get(key) != value:
-            raise UserError(
-                f"{file}: {architecture}.{key}={value} is not carried over to Hugging Face. "
-                "Use the model's original Hugging Face folder as the target."
-            )
-
-
-def facts_from_tensors(file: Path, architecture: str, header: GgufHeader) -> dict[str, Any]:
-    """Vocabulary, tying and biases, as the tensor list shows them."""
-    embedding = header.tensors.get("token_embd.weight")
-    if embedding is None or not embedding.size:
-        raise UserError(f"{file}: token_embd.weight is missing. Use a GGUF file of a whole model.")
-    return {
-        "vocab_size": embedding.size[0],
-        "tie_word_embeddings": "output.weight" not in header.tensors,
-        **{entry: tensor in header.tensors for entry, tensor in ARCHITECTURES[architecture].bias_tensors.items()},
-    }
-
-
-def head_dim(file: Path, architecture: str, config: Mapping[str, Any], stated: Mapping[str, Any]) -> int:
-    """The width of a head; every entry that speaks of it must agree."""
-    missing = [key for key, name in CONFIG_KEYS.items() if name in ("hidden_size", "num_attention_heads")]
-    missing = [f"{architecture}.{key}" for key in missing if key not in stated]
-    if missing:
-        raise UserError(f"{file}: {missing[0]} is missing. Use a GGUF file of a whole model.")
-    width = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
-    for key in CHECKED_KEYS:
-        if stated.get(key, width) != width:
-            raise UserError(
-                f"{file}: {architecture}.{key}={stated[key]} differs from the head width {width}. "
-                "Use the model's original Hugging Face folder as the target."
-            )
-    return width
+    Args:
+        file: For the message.
+        metadata: Of the file.
+        prefix: Of the model's entries.
+        names: Entry behind the prefix -> its name in config.json.
+        required: Entries that must be there.
+    """
+    known = {f"{prefix}{key}" for key in (*names, *CHECKED_KEYS, *NEUTRAL_KEYS)}
+    for key, value in metadata.items():
+        if key.startswith(prefix) and key not in known and (key, value) != (f"{prefix}rope.scaling.type", "none"):
+            raise UserError(f"{file}: {key}={value} is not carried over to Hugging Face. {USE_ORIGINAL}")
+    for key in required:
+        if f"{prefix}{key}" not in metadata:
+            raise UserError(f"{file}: {prefix}{key} is missing. {USE_ORIGINAL}")
+    kinds = {f"{prefix}{key}": name for key, name in names.items()}
+    kinds |= {f"tokenizer.ggml.{key}": name for key, name in (TOKEN_KEYS | END_OF_TURN).items()}
+    for key, name in kinds.items():
+        if key in metadata and not CONFIG[name].fits(metadata[key]):
+            raise UserError(f"{file}: {key} {CONFIG[name].mistake(metadata[key])}. Fetch the file again.")
 
 
 def shortest_decimal(stored: float) -> float:
@@ -325,43 +295,15 @@ def gguf_architecture(folder: Path, shape: Shape, config: "PreTrainedConfig") ->
     gguf = refuse_other_shapes(folder, shape)
     if config.hidden_act != "silu":
         refuse(folder, f"hidden_act is {config.hidden_act!r}, and llama.cpp computes {shape.family} with silu")
-    refuse_windows(folder, config)
-    refuse_other_rope(folder, config.rope_parameters, gguf)
-    refuse_other_rotary_layers(folder, shape, config, gguf)
-    return gguf
 
-
-def refuse_other_shapes(folder: Path, shape: Shape) -> Gguf:
-    """Raise UserError for a family or sizes that no GGUF file of ours holds; `folder` is for the message."""
-    family = FAMILIES[shape.family]
-    if family.gguf is None:
-        remedy = CONVERTER if "llama.cpp" in family.engines else SERVE_AS_IT_IS
-        raise UserError(f"{folder}: model_type {shape.family} does not become a GGUF file: {family.no_gguf}. {remedy}")
-    refuse_other_sizes(folder, shape, family.gguf)
-    return family.gguf
-
-
-def refuse_windows(folder: Path, config: "PreTrainedConfig") -> None:
-    """Raise UserError where a layer looks back a part of the way alone: llama.cpp's layers see all there is."""
+    # A layer of llama.cpp's sees all the tokens there are.
     window = getattr(config, "sliding_window", None)
     windowed = "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])
     if window is not None and windowed and window < config.max_position_embeddings:
         refuse(folder, f"layers look back {window} tokens of {config.max_position_embeddings}, and in llama.cpp all")
 
-
-def refuse_other_rotary_layers(folder: Path, shape: Shape, config: "PreTrainedConfig", gguf: Gguf) -> None:
-    """Raise UserError where other layers are without rotary positions than llama.cpp leaves without."""
-    expected = gguf.rotary_layers(shape.layers)
-    if expected is not None and list(config.no_rope_layers) != expected:
-        refuse(
-            folder,
-            f"no_rope_layers is {config.no_rope_layers}, and llama.cpp's {gguf.name} leaves rotary positions out of "
-            f"every {gguf.rope_period}th layer",
-        )
-
-
-def refuse_other_rope(folder: Path, rope: dict[str, Any], gguf: Gguf) -> None:
-    """Raise UserError for rotary settings that a GGUF file has no entries for."""
+    # Rotary positions are those that a file has entries for, in the layers that llama.cpp rotates.
+    rope = config.rope_parameters
     kind = rope.get("rope_type", "default")
     if kind == "llama3" and not gguf.rope_factors:
         refuse(folder, f"rope_type is 'llama3', whose factors llama.cpp's {gguf.name} does not read")
@@ -371,10 +313,19 @@ def refuse_other_rope(folder: Path, rope: dict[str, Any], gguf: Gguf) -> None:
         known = key in ("rope_type", "type", "rope_theta", *ROPE_TYPES[kind])
         if not known and value is not None and NEUTRAL.get(key) != value:
             refuse(folder, f"rope_parameters.{key} is {value!r}, which no entry of a GGUF file holds")
+    rotary = gguf.rotary_layers(shape.layers)
+    if rotary is not None and list(config.no_rope_layers) != rotary:
+        refuse(folder, f"no_rope_layers is {config.no_rope_layers}, and llama.cpp's {gguf.name} has {rotary}")
+    return gguf
 
 
-def refuse_other_sizes(folder: Path, shape: Shape, gguf: Gguf) -> None:
-    """Raise UserError for tensors that llama.cpp's loader of this architecture has no place for."""
+def refuse_other_shapes(folder: Path, shape: Shape) -> Gguf:
+    """Raise UserError for a family or sizes that no GGUF file of ours holds; `folder` is for the message."""
+    family = FAMILIES[shape.family]
+    gguf = family.gguf
+    if gguf is None:
+        remedy = CONVERTER if "llama.cpp" in family.engines else SERVE_AS_IT_IS
+        raise UserError(f"{folder}: model_type {shape.family} does not become a GGUF file: {family.no_gguf}. {remedy}")
     query = shape.heads * shape.head_dim
     if gguf.query_is_hidden and query != shape.hidden:
         refuse(
@@ -388,6 +339,7 @@ def refuse_other_sizes(folder: Path, shape: Shape, gguf: Gguf) -> None:
         refuse(folder, f"mlp_bias is true, and llama.cpp's {gguf.name} has no bias in its feed-forward")
     if not gguf.attention_bias and shape.qkv_bias:
         refuse(folder, f"attention_bias is true, and llama.cpp's {gguf.name} has no bias behind its attention")
+    return gguf
 
 
 def refuse(folder: Path, fact: str) -> NoReturn:

@@ -7,7 +7,7 @@ Shape suffixes used in this file:
     N = heads, D = head width, C = columns of a matrix (a bias has none)
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -28,7 +28,7 @@ from architectures.checkpoints.manifest import MANIFEST_NAME, write_manifest
 from architectures.checkpoints.weights import TensorInfo, require_replaceable, write_weights
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.families.family import Family
+from architectures.families.family import Gguf
 from architectures.families.rotary import GGUF_LAYER, GGUF_OUTSIDE
 from architectures.files.atomic import staged_folder
 from architectures.gguf_format import ARCHITECTURES, TOKEN_KEYS, GgufHeader, GgufTensor, gguf_config, read_gguf_header
@@ -68,7 +68,8 @@ def import_gguf(file: Path, out: Path, *, dtype: str = "float32") -> None:
     layout = {name: TensorInfo(written, header.tensors[stored[name]].size) for name in stored}
     with staged_folder(out) as folder:
         write_weights(layout, lambda name: read_tensor(file, header, stored[name], shape).to(written), folder)
-        write_config(entries, family, dtype, folder)
+        settings = {key: value for key, value in entries.items() if key != "rope_theta"}
+        AutoConfig.for_model(**settings, architectures=[family.architecture], dtype=dtype).save_pretrained(folder)
         write_generation_config(header, entries, folder)
         write_tokenizer(file, header, folder)
         write_manifest(
@@ -130,7 +131,8 @@ def tensor_byte_ranges(file: Path, header: GgufHeader) -> dict[str, tuple[int, i
 def num_bytes(file: Path, name: str, tensor: GgufTensor) -> int:
     """Bytes a quantised tensor takes in the file."""
     try:
-        block_size, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.type_id)]
+        kind = GGMLQuantizationType(tensor.type_id)
+        block_size = GGML_QUANT_SIZES[kind][0]
     except (ValueError, KeyError) as error:
         raise UserError(
             f"{file}: {name} has the unknown quantisation type {tensor.type_id}. Use a file of a common type, as Q8_0."
@@ -140,7 +142,13 @@ def num_bytes(file: Path, name: str, tensor: GgufTensor) -> int:
             f"{file}: {name} has size {list(tensor.size)}, whose rows are no whole blocks of {block_size}. "
             "Fetch the file again."
         )
-    return prod(tensor.size) // block_size * block_bytes
+    return stored_bytes(tensor.size, kind)
+
+
+def stored_bytes(size: tuple[int, ...], kind: GGMLQuantizationType) -> int:
+    """Bytes of a tensor of whole blocks."""
+    block_size, block_bytes = GGML_QUANT_SIZES[kind]
+    return prod(size) // block_size * block_bytes
 
 
 def read_tensor(file: Path, header: GgufHeader, name: str, shape: Shape) -> Tensor:
@@ -153,10 +161,17 @@ def read_tensor(file: Path, header: GgufHeader, name: str, shape: Shape) -> Tens
         weight = torch.from_numpy(dequantize(rows, GGMLQuantizationType(tensor.type_id)).astype(np.float32, copy=False))
     if not torch.stack(weight.aminmax()).isfinite().all():
         raise UserError(f"{file}: {name} holds NaN or infinity. Fetch the file again.")
-    if ARCHITECTURES[header.metadata["general.architecture"]].own_row_order:
+    return in_row_order(ARCHITECTURES[header.metadata["general.architecture"]], name, weight, shape, rotary_halves)
+
+
+def in_row_order(
+    gguf: Gguf, name: str, weight: Tensor, shape: Shape, reorder: Callable[[Tensor, int], Tensor]
+) -> Tensor:
+    """A tensor of a file, reordered if it is of queries or keys and llama.cpp has an order of its own for them."""
+    if gguf.own_row_order:
         for part, heads in ((".attn_q.", shape.heads), (".attn_k.", shape.kv_heads)):
             if part in name:
-                return rotary_halves(weight, heads)
+                return reorder(weight, heads)
     return weight
 
 
@@ -206,12 +221,6 @@ def rope_entries(file: Path, header: GgufHeader, entries: Mapping[str, Any]) -> 
             "Use the model's original Hugging Face folder as the target."
         )
     return {"rope_parameters": scaled}
-
-
-def write_config(entries: Mapping[str, Any], family: Family, dtype: str, folder: Path) -> None:
-    settings = {key: value for key, value in entries.items() if key != "rope_theta"}
-    config = AutoConfig.for_model(**settings, architectures=[family.architecture], dtype=dtype)
-    config.save_pretrained(folder)
 
 
 def write_generation_config(header: GgufHeader, entries: Mapping[str, Any], folder: Path) -> None:

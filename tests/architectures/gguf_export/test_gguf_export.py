@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from architectures.errors import UserError
-from architectures.gguf_export import export_gguf, neighbouring_pairs, rope_factors, stored_tensors
+from architectures.gguf_export import export_gguf, neighbouring_pairs, quantisation, rope_factors
 from architectures.gguf_format import read_gguf_header
 from architectures.gguf_import import import_gguf, rotary_halves
 from architectures.pruning.plan import plan_pruning
@@ -84,7 +84,7 @@ def as_stored(kind: str, *, tied: bool):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", MODELS)
-def test_an_imported_file_has_the_logits_of_the_rounded_folder(source, tmp_path, name, kind):
+def test_an_imported_file_has_the_logits_of_the_rounded_folder_and_its_config(source, tmp_path, name, kind):
     folder = source(name)
     written = export_gguf(folder, tmp_path / "m.gguf", kind, name="tiny")
     import_gguf(written.path, tmp_path / "back")
@@ -95,23 +95,10 @@ def test_an_imported_file_has_the_logits_of_the_rounded_folder(source, tmp_path,
     assert (written.num_bytes, written.fallen_back) == (written.path.stat().st_size, [])
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("m.")] == ["m.gguf"]
 
-
-@pytest.mark.parametrize("name", MODELS)
-def test_an_imported_file_has_the_config_of_the_folder(source, tmp_path, name):
-    export_gguf(source(name), tmp_path / "m.gguf", "f16", name="tiny")
-    import_gguf(tmp_path / "m.gguf", tmp_path / "back")
-
-    ours, back = read_config(source(name)), read_config(tmp_path / "back")
+    ours, back = read_config(folder), read_config(tmp_path / "back")
     assert Shape.from_config(back | {"model_type": ours["model_type"]}) == Shape.from_config(ours)
-    keys = (
-        "rope_parameters",
-        "rms_norm_eps",
-        "max_position_embeddings",
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
-    )
-    assert {key: back[key] for key in keys} == {key: ours[key] for key in keys}
+    for key in ("rope_parameters", "rms_norm_eps", "max_position_embeddings", "bos_token_id", "eos_token_id"):
+        assert back[key] == ours[key]
 
 
 def test_the_header_says_what_engines_must_not_guess(source, tmp_path):
@@ -184,12 +171,10 @@ def test_rows_that_are_no_whole_blocks_are_f16_and_named(make_checkpoint, with_m
     assert types["blk.0.attn_norm.weight"] == gguf.GGMLQuantizationType.F32
 
 
-@pytest.mark.parametrize(("head", "other"), [("output.weight", "token_embd.weight"), ("token_embd.weight", None)])
-def test_the_head_is_kept_wider_than_q4(head, other):
-    stored = stored_tensors({name: (64, 64) for name in (head, other, "blk.0.attn_v.weight") if name}, "q4_0")
-    narrow = gguf.GGMLQuantizationType.Q4_0
-    assert stored.pop(head).type == gguf.GGMLQuantizationType.Q8_0
-    assert {one.type for one in stored.values()} == {narrow}
+def test_the_head_is_kept_wider_than_q4():
+    kinds = gguf.GGMLQuantizationType
+    assert quantisation((64, 64), "q4_0", is_head=True) == kinds.Q8_0
+    assert quantisation((64, 64), "q4_0", is_head=False) == kinds.Q4_0
 
 
 def test_a_small_head_is_grown(source, tmp_path):
@@ -210,41 +195,21 @@ def test_a_small_head_is_grown(source, tmp_path):
     assert (said == proposed).float().mean() > 0.9  # all but near ties, which F16 may turn
 
 
-REFUSED = {
-    "gemma2": ({"query_pre_attn_scalar": 16}, "model_type gemma2 does not become a GGUF file: its word pieces"),
-    "opt": (
-        {"ffn_dim": 96, "word_embed_proj_dim": 64},
-        r"model_type opt .*: llama\.cpp has no such architecture\. Serve",
-    ),
-    "phi3": ({}, r"model_type phi3 does not become a GGUF file: it is not written\. Convert"),
-    "mistral": ({"sliding_window": 8}, "layers look back 8 tokens of 2048, and in llama.cpp all"),
-    "qwen2": ({"head_dim": 32}, "4 heads of 32 make 128 query channels, and llama.cpp's qwen2 has hidden_size=64"),
-    "qwen3": ({"attention_bias": True}, "attention_bias is true, and llama.cpp's qwen3 has no bias"),
-    "smollm3": (
-        {"no_rope_layers": [0]},
-        r"no_rope_layers is \[0\], and llama\.cpp's smollm3 leaves rotary positions o",
-    ),
-    "smollm3 biased": ({"mlp_bias": True}, "mlp_bias is true, and llama.cpp's smollm3 has no bias in its feed-forward"),
-    "smollm3 attention": ({"attention_bias": True}, "attention_bias is true, and llama.cpp's smollm3 has no bias"),
-    "olmo2": ({}, "its output head is its embedding, and llama.cpp's olmo2 has one of its own"),
-    "olmo2 wide": (
-        {"head_dim": 32, "tie_word_embeddings": False},
-        "4 heads of 32 make 128 query channels, and llama.cpp's olmo2 has hidden_size=64",
-    ),
-    "olmo2 long": (
-        {"rope_parameters": LLAMA_3, "tie_word_embeddings": False},
-        "rope_type is 'llama3', whose factors llama.cpp's olmo2 does not read",
-    ),
-    "gpt_bigcode": ({}, r"model_type gpt_bigcode does not become a GGUF file: it is not written\. Convert"),
-    "llama": ({"hidden_act": "gelu"}, "hidden_act is 'gelu', and llama.cpp computes llama with silu"),
-    "llama dynamic": (
-        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
-        "rope_type is 'dynamic', and default, linear, yarn, llama3 are written",
-    ),
-    "llama yarn": (
-        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "beta_fast": 16}},
-        "rope_parameters.beta_fast is 16",
-    ),
+ROPE = {"rope_theta": 1e4, "factor": 2.0}
+REFUSED = {  # settings of a model, and the entry that the message names
+    "gemma2": ({"query_pre_attn_scalar": 16}, "model_type gemma2"),
+    "opt": ({"ffn_dim": 96, "word_embed_proj_dim": 64}, "model_type opt"),
+    "phi3": ({}, "model_type phi3"),
+    "mistral": ({"sliding_window": 8}, "8 tokens of 2048"),
+    "qwen2": ({"head_dim": 32}, "hidden_size=64"),
+    "qwen3": ({"attention_bias": True}, "attention_bias"),
+    "smollm3": ({"no_rope_layers": [0]}, "no_rope_layers"),
+    "smollm3 biased": ({"mlp_bias": True}, "mlp_bias"),
+    "olmo2": ({}, "output head"),
+    "olmo2 long": ({"rope_parameters": LLAMA_3, "tie_word_embeddings": False}, "rope_type"),
+    "llama": ({"hidden_act": "gelu"}, "hidden_act"),
+    "llama dynamic": ({"rope_parameters": {"rope_type": "dynamic", **ROPE}}, "rope_type"),
+    "llama yarn": ({"rope_parameters": {"rope_type": "yarn", "beta_fast": 16, **ROPE}}, "beta_fast"),
 }
 
 
@@ -257,27 +222,20 @@ def test_what_llama_cpp_would_compute_otherwise_is_refused(make_checkpoint, tmp_
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        (7e4, "holds 70000, more than F16 holds"),
-        (-7e4, "holds 70000, more than F16 holds"),
-        (np.nan, "holds NaN"),
-    ],
-)
-def test_a_weight_that_the_file_cannot_hold_is_refused(source, tmp_path, value, message):
+@pytest.mark.parametrize("value", [7e4, -7e4, np.nan])
+def test_a_weight_that_the_file_cannot_hold_is_refused(source, tmp_path, value):
     folder = Path(shutil.copytree(source("llama"), tmp_path / "copy"))
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.3.mlp.up_proj.weight"][5, 7] = value
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match=rf"layers\.3\.mlp\.up_proj\.weight {message}"):
+    with pytest.raises(UserError, match=r"layers\.3\.mlp\.up_proj\.weight"):
         export_gguf(folder, tmp_path / "m.gguf", "q8_0", name="tiny")
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
 
 
 def test_a_full_disk_is_refused(source, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
-    with pytest.raises(UserError, match=r"m\.gguf: needs 0\.00 GiB, the disk has 0\.00 GiB free"):
+    with pytest.raises(UserError, match=r"m\.gguf"):
         export_gguf(source("llama"), tmp_path / "m.gguf", "f16", name="tiny")
 
 

@@ -195,26 +195,25 @@ FRAME = {
 
 
 @pytest.mark.parametrize(
-    ("parts", "message"),
+    ("parts", "named"),
     [
-        ({"normalizer": {"type": "Lowercase"}}, "changes texts by Lowercase, which llama.cpp does not"),
-        ({"pre_tokenizer": split("[a-z]+")}, r"splits text into words in a way \(Split\) whose name"),
-        ({"pre_tokenizer": None}, r"splits text into words in a way \(nothing\)"),
-        ({"post_processor": FRAME}, r"frames 'a' as the ids \[0, 67\]; llama.cpp adds"),
-        ({"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}, "a tokenizer of kind WordLevel"),
-        ({"model": {"type": "Klingon"}}, "its tokenizer could not be read"),
+        ({"normalizer": {"type": "Lowercase"}}, "Lowercase"),
+        ({"pre_tokenizer": split("[a-z]+")}, "Split"),
+        ({"pre_tokenizer": None}, "nothing"),
+        ({"post_processor": FRAME}, r"\[0, 67\]"),
+        ({"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}, "WordLevel"),
+        ({"model": {"type": "Klingon"}}, "tokenizer"),
     ],
 )
-def test_a_tokenizer_that_llama_cpp_has_not_is_refused(folder, parts, message):
-    with pytest.raises(UserError, match=message):
+def test_a_tokenizer_that_llama_cpp_has_not_is_refused(folder, parts, named):
+    with pytest.raises(UserError, match=named):
         read_vocabulary(changed(folder, **parts), 264)
 
 
 def test_more_tokens_than_rows_or_no_merges_are_refused(folder, make_checkpoint):
-    with pytest.raises(UserError, match="has tokens up to id 263, and its model 263 rows"):
-        read_vocabulary(folder, 263)
-    with pytest.raises(UserError, match=r"has no merges, and llama\.cpp loads none such"):
-        read_vocabulary(make_checkpoint(num_hidden_layers=1), 264)
+    for place, rows in ((folder, 263), (make_checkpoint(num_hidden_layers=1), 264)):
+        with pytest.raises(UserError, match=str(place)):
+            read_vocabulary(place, rows)
 
 
 def test_a_regex_of_the_tokenizers_library_is_read_as_it_writes_it(folder):
