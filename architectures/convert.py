@@ -9,7 +9,6 @@ Shape suffixes used in this file:
 """
 
 import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from architectures.checkpoints.fingerprint import fingerprint_checkpoint, read_json_file
+from architectures.checkpoints.fingerprint import TOKENIZER_SETTINGS, fingerprint_checkpoint, read_json_file
 from architectures.checkpoints.generation_settings import SETTINGS_NAME, read_generation_settings
 from architectures.checkpoints.manifest import MANIFEST_NAME, write_manifest
 from architectures.checkpoints.target_files import TEMPLATES, carry_files, require_tokenizer
@@ -43,14 +42,13 @@ from architectures.targets.target import read_config
 from architectures.vocabulary import (
     CARD_NAME,
     CONFIG_KEY,
-    DRAFT_VOCABULARY_NAME,
+    TOKENIZER,
     DraftVocabulary,
     Form,
     own_tokenizer_card,
-    read_draft_vocabulary,
     whole_head_card,
 )
-from architectures.vocabulary_head import mean_of_dropped
+from architectures.vocabulary_head import mean_of_dropped, read_head
 
 
 @dataclass(frozen=True)
@@ -69,24 +67,19 @@ class SmallDraft:
 
 
 def read_small_draft(folder: Path) -> SmallDraft:
-    """A draft whose head outputs some ids alone.
+    """A draft of a reduced vocabulary.
 
     Raises:
-        UserError: If its head outputs all, or a file is missing, damaged or of another draft.
+        UserError: If its head outputs all ids, or a file is missing, damaged or of another draft.
     """
     config = read_config(folder)
-    if CONFIG_KEY not in config:
+    vocabulary = read_head(folder, config)
+    if vocabulary is None:
         raise UserError(
-            f"{folder}: config.json has no {CONFIG_KEY}, so its output head says every id and engines load the folder "
-            "as it is. Give a draft made with architecture.vocabulary."
+            f"{folder}: config.json has no {CONFIG_KEY}, so its output head has a row for every id and engines load "
+            "the folder as it is. Give a draft made with architecture.vocabulary."
         )
     shape = Shape.from_config(config, where=str(folder / "config.json"))
-    vocabulary = read_draft_vocabulary(folder)
-    if (len(vocabulary.ids), vocabulary.vocab_size) != (shape.head_vocab, shape.vocab):
-        raise UserError(
-            f"{folder}: config.json says {shape.head_vocab} rows of the head for {shape.vocab} ids, "
-            f"{DRAFT_VOCABULARY_NAME} {len(vocabulary.ids)} for {vocabulary.vocab_size}. Take both from one draft."
-        )
     family = FAMILIES[shape.family]
     weights = open_weights(folder, base_prefix=family.base_prefix)
     require_tensors(weights, checkpoint_tensors(shape), ignored=family.ignored_suffixes)
@@ -114,13 +107,19 @@ def cut_tokenizer(tokenizer: Values, ids: Sequence[int], *, where: str) -> Value
         UserError: If it is of a kind that is not cut.
     """
     refuse_uncut(tokenizer, where)
-    unknown = unknown_text(tokenizer)
-    new_ids = {old: new for new, old in enumerate(ids)}
-    model = tokenizer["model"]
+    model, new_ids = tokenizer["model"], {old: new for new, old in enumerate(ids)}
+
+    # The unknown token's text is that of no other token: vLLM would take one for the other.
+    taken, unknown = {*model["vocab"], *(token["content"] for token in tokenizer["added_tokens"])}, "<|unknown|>"
+    while unknown in taken:
+        unknown = f"<{unknown}>"
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    unknown_token = {"id": len(ids), "content": unknown, **plain, "special": True}
+
+    # Special tokens stand in the vocabulary too, or the library would choose their ids itself.
     specials = [{**token, "id": new_ids[token["id"]]} for token in tokenizer["added_tokens"] if token["id"] in new_ids]
     vocab = {text: new_ids[old] for text, old in model["vocab"].items() if old in new_ids}
-    vocab |= {token["content"]: token["id"] for token in specials}  # or the library would choose their ids itself
-    vocab[unknown] = len(ids)
+    vocab |= {token["content"]: token["id"] for token in [*specials, unknown_token]}
     cut = {
         **model,
         "vocab": dict(sorted(vocab.items(), key=lambda pair: pair[1])),
@@ -130,7 +129,7 @@ def cut_tokenizer(tokenizer: Values, ids: Sequence[int], *, where: str) -> Value
     return {
         **tokenizer,
         "model": cut,
-        "added_tokens": [*specials, unknown_entry(unknown, len(ids))],
+        "added_tokens": [*specials, unknown_token],
         "post_processor": cut_frame(tokenizer.get("post_processor"), vocab, unknown),
     }
 
@@ -165,21 +164,6 @@ def kept_merges(model: Mapping[str, Any], vocab: Mapping[str, int]) -> list[Any]
     return kept
 
 
-def unknown_entry(text: str, id_: int) -> Values:
-    """The unknown token as tokenizer.json lists added ones."""
-    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"id": id_, "content": text, **plain, "special": True}
-
-
-def unknown_text(tokenizer: Mapping[str, Any]) -> str:
-    """A text for the unknown token that no token of a tokenizer.json has: vLLM would take one for the other."""
-    taken = {*tokenizer["model"]["vocab"], *(token["content"] for token in tokenizer["added_tokens"])}
-    text = "<|unknown|>"
-    while text in taken:
-        text = f"<{text}>"
-    return text
-
-
 def cut_frame(frame: Values | None, vocab: Mapping[str, int], unknown: str) -> Values | None:
     """A post-processor whose special tokens have their new ids; one that is gone is the unknown token."""
     if frame is None or frame["type"] in PLAIN_FRAMES:
@@ -198,28 +182,21 @@ def cut_settings(settings: Values, vocab: Mapping[str, int], unknown: str) -> Va
 
     A special token that is not kept is the unknown one; of lists and tables it is left out.
     """
-    cut = {
-        name: special(value, vocab, unknown) if name.endswith("_token") else value for name, value in settings.items()
-    }
+
+    def is_kept(token: str | Mapping[str, Any]) -> bool:
+        return (token if isinstance(token, str) else token["content"]) in vocab
+
+    cut = dict(settings)
+    for name, token in settings.items():
+        if name.endswith("_token") and isinstance(token, str | dict) and not is_kept(token):
+            cut[name] = unknown
     for name in ("additional_special_tokens", "extra_special_tokens"):
         if isinstance(cut.get(name), list):
-            cut[name] = [token for token in cut[name] if text_of(token) in vocab]
+            cut[name] = [token for token in cut[name] if is_kept(token)]
     if "added_tokens_decoder" in cut:
-        tokens = cut["added_tokens_decoder"].values()
-        cut["added_tokens_decoder"] = {str(vocab[text_of(token)]): token for token in tokens if text_of(token) in vocab}
+        tokens = [token for token in cut["added_tokens_decoder"].values() if is_kept(token)]
+        cut["added_tokens_decoder"] = {str(vocab[token["content"]]): token for token in tokens}
     return cut
-
-
-def special(token: Any, vocab: Mapping[str, int], unknown: str) -> Any:
-    """A special token as settings name it; flags such as add_bos_token are no tokens."""
-    if isinstance(token, str | dict) and text_of(token) not in vocab:
-        return unknown
-    return token
-
-
-def text_of(token: str | Mapping[str, Any]) -> str:
-    """Its text, where settings may describe it too."""
-    return token if isinstance(token, str) else token["content"]
 
 
 def cut_ids(settings: Values, ids: Sequence[int]) -> Values:
@@ -228,20 +205,19 @@ def cut_ids(settings: Values, ids: Sequence[int]) -> Values:
     An id that is not kept is the unknown token's, which is never proposed; of ids to suppress it is left out.
     """
     new_ids = {old: new for new, old in enumerate(ids)}
+
+    def renumbered(value: Any) -> Any:
+        if isinstance(value, list):
+            return list(dict.fromkeys(renumbered(old) for old in value))
+        return new_ids.get(value, len(ids)) if isinstance(value, int) and value >= 0 else value
+
     cut = dict(settings)
     for name, value in settings.items():
         if name.endswith(("token_id", "token_ids")):
-            cut[name] = renumbered(value, new_ids)
+            cut[name] = renumbered(value)
         elif name in ("suppress_tokens", "begin_suppress_tokens") and value is not None:
             cut[name] = [new_ids[old] for old in value if old in new_ids]
     return cut
-
-
-def renumbered(value: Any, new_ids: Mapping[int, int]) -> Any:
-    """One id, several, or none, as new ids; those that are the same then stand there once."""
-    if isinstance(value, list):
-        return list(dict.fromkeys(renumbered(old, new_ids) for old in value))
-    return new_ids.get(value, len(new_ids)) if isinstance(value, int) and value >= 0 else value
 
 
 SHARE_OF_ALL = 1 / 16  # of the losing row's weight, so that rows never output may tie for the largest logit
@@ -278,28 +254,6 @@ def grown_head(head_KH: Tensor, ids_K: Tensor, vocab_size: int, pushed_K: Tensor
     return head_VH.index_copy_(0, ids_K, head_KH)
 
 
-def head_with_unknown(head_KH: Tensor, pushed_K: Tensor) -> Tensor:
-    """head_UH: the unknown token is read and never proposed."""
-    return torch.cat([head_KH, losing_row(head_KH, pushed_K)[None]])
-
-
-def embedding_with_unknown(embedding_VH: Tensor, ids_K: Tensor, unknown_id: int | None) -> Tensor:
-    """embedding_UH: the rows of the output ids, and the one that stands for all others.
-
-    Args:
-        embedding_VH: Of the draft, which reads every token.
-        ids_K: Ascending.
-        unknown_id: Whose row was trained for it; None takes the mean of the rows left out.
-    """
-    if unknown_id is None:
-        unknown_H = mean_of_dropped(embedding_VH, ids_K.tolist()).to(embedding_VH.dtype)
-    else:
-        unknown_H = embedding_VH[unknown_id]
-    return torch.cat([embedding_VH[ids_K], unknown_H[None]])
-
-
-TOKENIZER_NAME = "tokenizer.json"
-SETTINGS_OF_TOKENIZER = "tokenizer_config.json"  # special_tokens_map.json says again what stands there
 TOKENIZER_MIB = 512  # as eval.models.loading
 COPY_TOKENIZER = "Copy the target's tokenizer files there, or use --form whole."
 
@@ -334,10 +288,7 @@ def write_whole(draft: SmallDraft, folder: Path) -> None:
     config = {name: value for name, value in draft.config.items() if name != CONFIG_KEY}
     write_json(config, folder / "config.json")
     carry_files(draft.folder, folder)
-    *others, last = draft.family.head_is_embedding or (None,)  # engines that take the head to be the embedding
-    tied_in = f"{', '.join(others)} and {last}" if others else last
-    card = whole_head_card(vocabulary, tied_in=tied_in)
-    write_text(card, folder / CARD_NAME)
+    write_text(whole_head_card(vocabulary, tied_in=draft.family.head_is_embedding), folder / CARD_NAME)
 
 
 def write_own_tokenizer(draft: SmallDraft, folder: Path) -> None:
@@ -348,15 +299,19 @@ def write_own_tokenizer(draft: SmallDraft, folder: Path) -> None:
     vocabulary, family = draft.vocabulary, draft.family
     ids_K, pushed_K = ids_and_pushed(draft)
 
+    # One more row for all other tokens: the unknown one is read, and never proposed.
     def cut_embedding(embedding_VH: Tensor) -> Tensor:
-        return embedding_with_unknown(embedding_VH, ids_K, vocabulary.unknown_id)
+        if vocabulary.unknown_id is None:
+            unknown_H = mean_of_dropped(embedding_VH, vocabulary.ids).to(embedding_VH.dtype)
+        else:
+            unknown_H = embedding_VH[vocabulary.unknown_id]
+        return torch.cat([embedding_VH[ids_K], unknown_H[None]])
+
+    def with_unknown_row(head_KH: Tensor) -> Tensor:
+        return torch.cat([head_KH, losing_row(head_KH, pushed_K)[None]])
 
     unknown = write_own_tokens(draft, folder)
-    changes = {
-        family.weight("embedding"): cut_embedding,
-        family.weight("head"): lambda head_KH: head_with_unknown(head_KH, pushed_K),
-    }
-    write_changed(draft, folder, changes)
+    write_changed(draft, folder, {family.weight("embedding"): cut_embedding, family.weight("head"): with_unknown_row})
     config = {name: value for name, value in draft.config.items() if name != CONFIG_KEY}
     config[family.keys["vocab"]] = len(vocabulary.ids) + 1
     write_json(cut_ids(config, vocabulary.ids), folder / "config.json")
@@ -372,14 +327,14 @@ def ids_and_pushed(draft: SmallDraft) -> tuple[Tensor, Tensor]:
 
 def write_own_tokens(draft: SmallDraft, folder: Path) -> str:
     """Write a tokenizer of the kept tokens; returns the text of its unknown one."""
-    where = str(draft.folder / TOKENIZER_NAME)
+    where = str(draft.folder / TOKENIZER)
     cut = cut_tokenizer(read_tokenizer(draft.folder), draft.vocabulary.ids, where=where)
     unknown = cut["model"]["unk_token"]
-    write_json(cut, folder / TOKENIZER_NAME)
+    write_json(cut, folder / TOKENIZER)
     own = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": unknown}  # which takes the file as it is
-    settings = read_json_file(draft.folder / SETTINGS_OF_TOKENIZER)
-    write_json(cut_settings(settings, cut["model"]["vocab"], unknown) | own, folder / SETTINGS_OF_TOKENIZER)
-    copy_templates(draft.folder, folder)
+    settings = read_json_file(draft.folder / TOKENIZER_SETTINGS)
+    write_json(cut_settings(settings, cut["model"]["vocab"], unknown) | own, folder / TOKENIZER_SETTINGS)
+    carry_files(draft.folder, folder, names=TEMPLATES)
     return unknown
 
 
@@ -389,9 +344,9 @@ def read_tokenizer(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: If there is none, or that library cannot read it.
     """
-    file = folder / TOKENIZER_NAME
+    file = folder / TOKENIZER
     if not file.is_file():
-        raise UserError(f"{folder}: holds no {TOKENIZER_NAME}, the one kind of file that is cut. {COPY_TOKENIZER}")
+        raise UserError(f"{folder}: holds no {TOKENIZER}, the one kind of file that is cut. {COPY_TOKENIZER}")
     text = read_text(file, remedy=COPY_TOKENIZER, most_mib=TOKENIZER_MIB)
     try:
         return json.loads(Tokenizer.from_str(text).to_str())
@@ -399,15 +354,6 @@ def read_tokenizer(folder: Path) -> dict[str, Any]:
         if type(error) is not Exception:
             raise
         raise UserError(f"{file}: could not be read ({error}). {COPY_TOKENIZER}") from error
-
-
-def copy_templates(source: Path, folder: Path) -> None:
-    """Take over what frames a conversation."""
-    for name in TEMPLATES:
-        if (source / name).is_dir():
-            shutil.copytree(source / name, folder / name)
-        elif (source / name).is_file():
-            shutil.copyfile(source / name, folder / name)
 
 
 def write_changed(draft: SmallDraft, folder: Path, changes: dict[str, Callable[[Tensor], Tensor]]) -> None:

@@ -8,7 +8,6 @@ Source: FR-Spec, Zhao et al. 2025 (arXiv 2502.14856), and VocabTrim, Goel et al.
 """
 
 import json
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -108,22 +107,6 @@ def broken_law(ids: tuple[int, ...], vocab_size: int) -> str | None:
     return None
 
 
-def broken_unknown(vocabulary: DraftVocabulary) -> str | None:
-    """What is wrong with the id that stands for those which are not output, in words; None if nothing."""
-    unknown = vocabulary.unknown_id
-    if unknown is None or (0 <= unknown < vocabulary.vocab_size and unknown not in vocabulary.ids):
-        return None
-    return f"unknown_id must be one of the {vocabulary.vocab_size} ids and not among those said, got {unknown}"
-
-
-def broken_origin(vocabulary: DraftVocabulary) -> str | None:
-    """What is wrong with the ids that the training answers never hold, in words; None if nothing."""
-    never = vocabulary.origin.get(UNUSED_IDS, [])
-    if isinstance(never, list) and all(type(id_) is int for id_ in never) and set(never) <= set(vocabulary.ids):
-        return None
-    return f"origin.{UNUSED_IDS} must be a list of some of the ids, got {shown(never)}"
-
-
 def read_draft_vocabulary(folder: Path) -> DraftVocabulary:
     """The ids of the head of a checkpoint folder, whose config.json has CONFIG_KEY.
 
@@ -137,9 +120,13 @@ def read_draft_vocabulary(folder: Path) -> DraftVocabulary:
 def parse_draft_vocabulary(text: str, path: Path) -> DraftVocabulary:
     """What such a file holds; errors as for `read_draft_vocabulary`."""
     vocabulary = parsed(TypeAdapter(DraftVocabulary), text, f"{path}: not the ids of an output head", VOCABULARY_REMEDY)
-    mistake = (
-        broken_law(vocabulary.ids, vocabulary.vocab_size) or broken_unknown(vocabulary) or broken_origin(vocabulary)
-    )
+    mistake, unknown = broken_law(vocabulary.ids, vocabulary.vocab_size), vocabulary.unknown_id
+    if unknown is not None and (unknown not in range(vocabulary.vocab_size) or unknown in vocabulary.ids):
+        mistake = f"unknown_id must be one of the {vocabulary.vocab_size} ids and not of the head's, got {unknown}"
+    unused = vocabulary.origin.get(UNUSED_IDS, [])
+    are_ids = isinstance(unused, list) and all(type(id_) is int for id_ in unused)
+    if not are_ids or not set(unused) <= set(vocabulary.ids):
+        mistake = f"origin.{UNUSED_IDS} must be a list of some of the ids, got {shown(unused)}"
     if mistake is not None:
         raise UserError(f"{path}: {mistake}. {VOCABULARY_REMEDY}")
     return vocabulary
@@ -163,55 +150,13 @@ def write_draft_vocabulary(vocabulary: DraftVocabulary, folder: Path) -> None:
     write_text(vocabulary.to_json(), folder / DRAFT_VOCABULARY_NAME)
 
 
-def token_counts(texts: Iterable[Sequence[int]]) -> Counter[int]:
-    """How often each token id stands in some texts."""
-    counts: Counter[int] = Counter()
-    for ids in texts:
-        counts.update(ids)
-    return counts
-
-
-def most_frequent(counts: Mapping[int, int], always: Collection[int], size: int) -> tuple[int, ...]:
-    """So many ids, ascending: those that are kept whatever they count, then the most frequent; of equal ones the first.
-
-    Fewer where there are not so many that are kept or occur at all.
-
-    Args:
-        counts: By token id.
-        always: Ids kept in any case, at most `size`.
-        size: Ids wanted.
-    """
-    by_frequency = sorted((id_ for id_, count in counts.items() if count > 0), key=lambda id_: (-counts[id_], id_))
-    kept = set(always)
-    others = [id_ for id_ in by_frequency if id_ not in kept]
-    return tuple(sorted([*kept, *others[: max(0, size - len(kept))]]))
-
-
 def coverage(ids: Collection[int], counts: Mapping[int, int]) -> float:
     """Share of the tokens counted that are among some ids, in [0, 1]; NaN of no tokens."""
     total = sum(counts.values())
     return sum(counts.get(id_, 0) for id_ in ids) / total if total else float("nan")
 
 
-def filled(ids: Collection[int], others: Collection[int], size: int) -> tuple[int, ...]:
-    """So many ids, ascending: some, and as many of others as are missing, the lowest first.
-
-    Merges of byte pairs and pieces of sentencepiece are numbered from the most frequent on, so that the lowest id that
-    never occurred is the likeliest to occur yet.
-
-    Args:
-        ids: At most `size`.
-        others: Ids to fill up with; with `ids` at least `size` of them.
-        size: Ids wanted.
-    """
-    kept = set(ids)
-    unsaid = sorted(set(others) - kept)
-    return tuple(sorted([*kept, *unsaid[: size - len(kept)]]))
-
-
 Form = Literal["whole", "own-tokenizer"]
-
-
 TOKENIZER = "tokenizer.json"
 TOKENS_REMEDY = "Fetch the checkpoint again."
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -282,12 +227,6 @@ def tokens_of(tokenizer: Mapping[str, Any], folder: Path, vocab_size: int) -> To
     return Tokens(ids, ids & special, ids & single_bytes, ids & ends)
 
 
-def tokens_beyond(folder: Path, vocab_size: int) -> dict[str, int]:
-    """The added tokens of a tokenizer.json that its model has no row for, by their text."""
-    added = read_json_object(folder / TOKENIZER, TOKENS_REMEDY).get("added_tokens") or ()
-    return {token["content"]: token["id"] for token in added if token["id"] >= vocab_size}
-
-
 def vocabulary(model: Mapping[str, Any]) -> dict[str, int]:
     """Ids by text; of a unigram model, which lists its tokens with their scores, by their index."""
     entries = model["vocab"]
@@ -308,15 +247,7 @@ def named_special(config: Mapping[str, Any]) -> Iterator[str]:
 
 def splits_into_bytes(tokenizer: Mapping[str, Any]) -> bool:
     """Whether tokens are written in GPT-2's signs for bytes."""
-    return any(part == "ByteLevel" for name in ("pre_tokenizer", "decoder") for part in types_in(tokenizer.get(name)))
-
-
-def types_in(part: Any) -> Iterator[str]:
-    """The type of a part of a tokenizer, and of those that a sequence consists of."""
-    if isinstance(part, dict):
-        yield str(part.get("type"))
-        for inner in (*part.get("pretokenizers", ()), *part.get("decoders", ())):
-            yield from types_in(inner)
+    return '"type": "ByteLevel"' in json.dumps([tokenizer.get("pre_tokenizer"), tokenizer.get("decoder")])
 
 
 def listed(value: int | Iterable[int] | None) -> list[int]:
@@ -328,7 +259,6 @@ def listed(value: int | Iterable[int] | None) -> list[int]:
 
 KEY = "architecture.vocabulary"
 LIST_REMEDY = f"Set {KEY}.from to answers, to text, or to the path of a JSON list of token ids."
-SHOWN = 5  # ids in a message
 
 
 def list_file(origin: str) -> Path:
@@ -350,7 +280,7 @@ def list_file(origin: str) -> Path:
 
 
 def read_list(origin: str, size: int | None) -> tuple[int, ...]:
-    """The ids of a list, or so many from its beginning, in its order.
+    """The ids of a list, or so many from its beginning, in its order; of a draft all of them, which ascend.
 
     Args:
         origin: A file, or the folder of a draft.
@@ -362,33 +292,19 @@ def read_list(origin: str, size: int | None) -> tuple[int, ...]:
     path = list_file(origin)
     text = read_text(path, remedy=LIST_REMEDY, most_mib=MOST_MIB)
     if text.lstrip().startswith("{"):
-        return ids_of_draft(text, path, size)
+        ids = parse_draft_vocabulary(text, path).ids
+        if size not in (None, len(ids)):
+            raise UserError(
+                f"{path}: holds {len(ids)} ids in ascending order, of which none comes first, and {KEY}.size is "
+                f"{size}. Leave size out, or name a list whose first ids are the ones to keep."
+            )
+        return ids
     ids = parsed(TypeAdapter(tuple[int, ...]), text, f"{path}: not a JSON list of token ids", LIST_REMEDY)
-    refuse_no_set(ids, path)
+    if not ids or min(ids) < 0 or len(set(ids)) < len(ids):
+        raise UserError(f"{path}: must hold ids >= 0, each once, got {shown(list(ids))}. {LIST_REMEDY}")
     if size is not None and size > len(ids):
         raise UserError(f"{path}: holds {len(ids)} ids, and {KEY}.size is {size}. Lower it, or leave it out.")
     return ids if size is None else ids[:size]
-
-
-def ids_of_draft(text: str, path: Path, size: int | None) -> tuple[int, ...]:
-    """The ids of a draft_vocabulary.json, which ascend and so have no first ones."""
-    ids = parse_draft_vocabulary(text, path).ids
-    if size not in (None, len(ids)):
-        raise UserError(
-            f"{path}: holds {len(ids)} ids in ascending order, of which none comes first, and {KEY}.size is {size}. "
-            "Leave size out, or name a list whose first ids are the ones to keep."
-        )
-    return ids
-
-
-def refuse_no_set(ids: tuple[int, ...], path: Path) -> None:
-    """Raise UserError for a list of nothing, with ids that none has, or with one twice."""
-    if not ids:
-        raise UserError(f"{path}: holds no ids. {LIST_REMEDY}")
-    if (least := min(ids)) < 0:
-        raise UserError(f"{path}: holds {least}, and token ids are from 0 on. Mend the list.")
-    if twice := [number for number, count in Counter(ids).items() if count > 1]:
-        raise UserError(f"{path}: holds {few(twice)} more than once. Name each id once.")
 
 
 def require_fitting(ids: tuple[int, ...], tokens: Tokens, path: Path, target: Path) -> None:
@@ -399,19 +315,14 @@ def require_fitting(ids: tuple[int, ...], tokens: Tokens, path: Path, target: Pa
     """
     if unknown := sorted(set(ids) - tokens.ids):
         raise UserError(
-            f"{path}: holds {few(unknown)}, which the tokenizer of {target} does not have. Its ids are from "
+            f"{path}: holds {shown(unknown)}, which the tokenizer of {target} does not have. Its ids are from "
             f"{min(tokens.ids)} to {max(tokens.ids)}: name a list that was made with this tokenizer."
         )
     if missing := sorted(tokens.ends - set(ids)):
         raise UserError(
-            f"{path}: its first {len(ids)} ids lack {few(missing)}, at which texts of {target} end: the draft could "
+            f"{path}: its first {len(ids)} ids lack {shown(missing)}, at which texts of {target} end: the draft could "
             "end none. Put all end tokens at the beginning of the list."
         )
-
-
-def few(ids: list[int]) -> str:
-    """The first of some ids."""
-    return ", ".join(map(str, ids[:SHOWN])) + (", ..." if len(ids) > SHOWN else "")
 
 
 def with_asked_head(draft: Shape, wanted: VocabularyConfig | None) -> Shape:
@@ -472,8 +383,13 @@ def ids_by_count(counts: Mapping[int, int], tokens: Tokens, size: int) -> tuple[
             f"{KEY}.size must be at most {len(tokens.ids)}, the tokens that the target's tokenizer has, got {size}: "
             f"the ids beyond are padding, which no text has. Lower it, or leave {KEY} out."
         )
-    known = {number: count for number, count in counts.items() if number in tokens.ids}
-    return filled(most_frequent(known, tokens.always, size), tokens.ids, size)
+    frequent = sorted(
+        (id_ for id_ in tokens.ids - tokens.always if counts.get(id_, 0) > 0), key=lambda id_: (-counts[id_], id_)
+    )
+    # Merges of byte pairs and pieces of sentencepiece are numbered from the most frequent on, so that the lowest id
+    # that never occurred is the likeliest to occur yet.
+    unsaid = sorted(tokens.ids - tokens.always - set(frequent))
+    return tuple(sorted([*tokens.always, *[*frequent, *unsaid][: size - len(tokens.always)]]))
 
 
 CARD_NAME = "README.md"
@@ -544,19 +460,14 @@ With transformers alone, nothing else installed:
 """
 
 
-def whole_head_card(vocabulary: DraftVocabulary, *, tied_in: str | None) -> str:
+def whole_head_card(vocabulary: DraftVocabulary, *, tied_in: Sequence[str]) -> str:
     """The card of a draft whose head was grown back.
 
     Args:
         vocabulary: The ids that the small head outputs.
-        tied_in: Engines that take its head to be the embedding; None where there are none.
+        tied_in: Engines that take its head to be the embedding.
     """
-    warning = ""
-    if tied_in is not None:
-        warning = (
-            f"\n**Not for {tied_in}**: there a model of this family has no head but the embedding. Take another "
-            "engine, or\na draft with a whole head.\n"
-        )
+    warning = f"\n**Not for {', '.join(tied_in)}**: a model of this family has no head but the embedding there.\n"
     return f"""# A draft with its output head grown back
 
 A draft model for speculative decoding, an ordinary folder for transformers (`assistant_model`), vLLM (`draft_model`),
@@ -567,7 +478,7 @@ proposes is what the small head proposes.
 **This form saves no time**: the head has as many rows as the target's. What a small head saves is had from the folder
 that this was made from, in widedraft's own decoding, and in vLLM from `widedraft export --form own-tokenizer`. When
 sampling, some probability goes to the ids that were never trained, which costs acceptance and never the target's text.
-{warning}"""
+{warning if tied_in else ""}"""
 
 
 def own_tokenizer_card(vocabulary: DraftVocabulary, unknown: str) -> str:
@@ -580,10 +491,7 @@ def own_tokenizer_card(vocabulary: DraftVocabulary, unknown: str) -> str:
     known = len(vocabulary.ids)
     origin = "That row was trained for it (distill.unknown_inputs)."
     if vocabulary.unknown_id is None:
-        origin = (
-            "That row is the mean of the target's dropped ones: this draft was not trained to read it. "
-            "`distill.unknown_inputs` in its recipe trains it."
-        )
+        origin = "That row is the mean of the rows left out, and was not trained to be read (distill.unknown_inputs)."
     return f"""# A draft with a vocabulary of its own
 
 A draft model for vLLM's speculative decoding with `use_heterogeneous_vocab`, which maps tokens by their text

@@ -137,7 +137,11 @@ def read_head(folder: Path, config: Mapping[str, Any]) -> DraftVocabulary | None
             cut from.
     """
     if CONFIG_KEY not in config:
-        refuse_stray_ids(folder)
+        if (folder / DRAFT_VOCABULARY_NAME).exists():
+            raise UserError(
+                f"{folder / DRAFT_VOCABULARY_NAME}: is there, but config.json has no {CONFIG_KEY}, so that the head "
+                "outputs every id. Take both from one draft, or delete the file."
+            )
         return None
     shape = Shape.from_config(config, where=str(folder / "config.json"))
     vocabulary, family = read_draft_vocabulary(folder), FAMILIES[shape.family]
@@ -150,15 +154,6 @@ def read_head(folder: Path, config: Mapping[str, Any]) -> DraftVocabulary | None
             "Take all three from one draft."
         )
     return vocabulary
-
-
-def refuse_stray_ids(folder: Path) -> None:
-    """Raise UserError if a head's ids lie beside a config.json that says nothing of them."""
-    if (folder / DRAFT_VOCABULARY_NAME).exists():
-        raise UserError(
-            f"{folder / DRAFT_VOCABULARY_NAME}: says which ids the output head says, but config.json has no "
-            f"{CONFIG_KEY}, which means that it says all. Take both from one draft, or take the file away."
-        )
 
 
 def unknown_id_of(vocabulary: DraftVocabulary) -> int:

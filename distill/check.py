@@ -62,8 +62,7 @@ from distill.recipe.sections.training import TIED_AND_FROZEN
 from distill.recipe.validate import refuse_orders, refuse_unfit
 from distill.run.run import Run, length_of
 from distill.run.run_folder import require_run_folder
-from distill.vocabulary.answer_counts import id_counts_in, pooled
-from distill.vocabulary.output_ids import listed_ids
+from distill.vocabulary import id_counts_in, listed_ids, pooled
 from eval.answers.earlier_answers import refuse_ids_beyond
 from eval.targets.layer_memory import refuse_asked_cap
 

@@ -5,7 +5,7 @@ No torch.
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +31,14 @@ def require_tokenizer(target: Path) -> None:
         raise UserError(f"{target}: holds no tokenizer ({', '.join(TOKENIZERS)}). Save the target's tokenizer there.")
 
 
-def carry_files(target: Path, folder: Path) -> None:
+def carry_files(target: Path, folder: Path, *, names: Sequence[str] = CARRIED_FILES) -> None:
     """Copy tokenizer, chat template and generation settings into a new folder, byte for byte.
 
     Raises:
         UserError: If the generation settings are none.
     """
     read_generation_settings(target)
-    for name in CARRIED_FILES:
+    for name in names:
         if (target / name).is_dir():
             shutil.copytree(target / name, folder / name)
         elif (target / name).is_file():

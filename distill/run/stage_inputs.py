@@ -23,7 +23,7 @@ from distill.run.content import sources_as_input, text_as_input
 from distill.run.entry_ids import entry_ids
 from distill.run.progressive import cut_from
 from distill.run.run import Run
-from distill.vocabulary.text_counts import TEXT_TOKENS
+from distill.vocabulary import TEXT_TOKENS
 
 RESUMABLE_KEYS = frozenset(  # a continued training may change these
     (

@@ -22,8 +22,7 @@ from distill.recipe.validate import refuse_orders
 from distill.run.progressive import cut_from
 from distill.run.run import Run, length_of, shape_of
 from distill.run.stage_inputs import scores_inputs
-from distill.vocabulary.head import with_choice
-from distill.vocabulary.output_ids import Choice, chosen
+from distill.vocabulary import OutputIds, choose_output_ids, with_output_ids
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,8 +36,8 @@ def weights_and_plan(run: Run) -> tuple[Path, PruningPlan, dict[str, Any]]:
     What the recipe names and its plan, or what masks left of both, with the output head that the recipe asks for.
 
     Raises:
-        UserError: As `recipe_plan`, `chosen` and `with_choice`, or if the recipe cuts it out of a model with another
-            tokenizer than the target's.
+        UserError: As `recipe_plan`, `choose_output_ids` and `with_output_ids`, or if the recipe cuts it out of a model
+            with another tokenizer than the target's.
     """
     target, wanted = run.target, run.recipe.architecture
     vocab = shape_of(target).vocab
@@ -46,18 +45,18 @@ def weights_and_plan(run: Run) -> tuple[Path, PruningPlan, dict[str, Any]]:
     if wanted.method == "learned_masks":
         masks = run.masks.path
         plan = load_plan(masks / PLAN_NAME, shape_of(target), target=target)
-        return masks, *with_choice(plan, choice, masks, None)
+        return masks, *with_output_ids(plan, choice, masks, None)
     source = cut_from(run)
     if source != target:
         require_shared_tokens(target, source)
     plan = recipe_plan(run, source).with_vocab(vocab)
-    return source, *with_choice(plan, choice, source, wanted.plan)
+    return source, *with_output_ids(plan, choice, source, wanted.plan)
 
 
-def chosen_ids(run: Run, wanted: VocabularyConfig, vocab_size: int) -> Choice:
-    """The output ids that a recipe asks for; errors as for `chosen`."""
+def chosen_ids(run: Run, wanted: VocabularyConfig, vocab_size: int) -> OutputIds:
+    """The output ids that a recipe asks for; errors as for `choose_output_ids`."""
     recipe = run.recipe
-    return chosen(wanted, run.target, vocab_size, answers=run.data.path, text=recipe.text, seed=recipe.seed)
+    return choose_output_ids(wanted, run.target, vocab_size, answers=run.data.path, text=recipe.text, seed=recipe.seed)
 
 
 def require_shared_tokens(target: Path, source: Path) -> None:

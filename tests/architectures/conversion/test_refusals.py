@@ -51,38 +51,27 @@ def damaged(values):
     values["ids"][1] = 0
 
 
-MISTAKES = {
-    "no small head": (
-        "whole",
-        edit("config.json", lambda v: v.pop("head_vocab_size")),
-        "engines load the folder as it",
-    ),
-    "no record": ("whole", remove("draft_vocabulary.json"), "draft_vocabulary.json"),
-    "damaged record": ("whole", edit("draft_vocabulary.json", damaged), "ids must ascend"),
-    "another's record": ("whole", edit("draft_vocabulary.json", lambda v: v["ids"].pop()), "Take both from one draft"),
-    "a record of another vocabulary": (
-        "whole",
-        edit("draft_vocabulary.json", lambda v: v.update(vocab_size=265)),
-        "Take both from one draft",
-    ),
-    "no numbers": ("whole", without_numbers, r"mlp\.up_proj\.weight holds NaN"),
-    "unknown is said": ("own-tokenizer", edit("draft_vocabulary.json", lambda v: v.update(unknown_id=1)), "unknown_id"),
-    "unknown is none": ("whole", edit("draft_vocabulary.json", lambda v: v.update(unknown_id=264)), "unknown_id"),
-    "strange origin": (
-        "whole",
-        edit("draft_vocabulary.json", lambda v: v.update(origin={"never_said": [3]})),
-        r"origin\.never_said must be a list of some of the ids",
-    ),
-    "cut weights": ("whole", lambda f: (f / "model.safetensors").write_bytes(b"1" * 50), "damaged or cut short"),
-    "another's weights": ("whole", edit("config.json", lambda v: v.update(hidden_size=60)), "has size"),
-    "no tokenizer": ("whole", remove("tokenizer.json"), "holds no tokenizer"),
-    "unigram": ("own-tokenizer", unigram, "kind Unigram"),
+RECORD = "draft_vocabulary.json"
+MISTAKES = {  # form, what is spoilt, and what the message names
+    "no small head": ("whole", edit("config.json", lambda v: v.pop("head_vocab_size")), RECORD),
+    "no record": ("whole", remove(RECORD), RECORD),
+    "damaged record": ("whole", edit(RECORD, damaged), RECORD),
+    "another's record": ("whole", edit(RECORD, lambda v: v["ids"].pop()), RECORD),
+    "a record of another vocabulary": ("whole", edit(RECORD, lambda v: v.update(vocab_size=265)), RECORD),
+    "no numbers": ("whole", without_numbers, r"mlp\.up_proj\.weight"),
+    "unknown is said": ("own-tokenizer", edit(RECORD, lambda v: v.update(unknown_id=1)), "unknown_id"),
+    "unknown is none": ("whole", edit(RECORD, lambda v: v.update(unknown_id=264)), "unknown_id"),
+    "strange origin": ("whole", edit(RECORD, lambda v: v.update(origin={"never_said": [3]})), r"origin\.never_said"),
+    "cut weights": ("whole", lambda f: (f / "model.safetensors").write_bytes(b"1" * 50), r"model\.safetensors"),
+    "another's weights": ("whole", edit("config.json", lambda v: v.update(hidden_size=60)), "size"),
+    "no tokenizer": ("whole", remove("tokenizer.json"), r"tokenizer\.json"),
+    "unigram": ("own-tokenizer", unigram, "Unigram"),
     "frame": ("own-tokenizer", edit("tokenizer.json", roberta), "RobertaProcessing"),
-    "broken tokenizer": ("own-tokenizer", edit("tokenizer.json", lambda v: v.pop("model")), "could not be read"),
+    "broken tokenizer": ("own-tokenizer", edit("tokenizer.json", lambda v: v.pop("model")), r"tokenizer\.json"),
     "only a vocab.json": (
         "own-tokenizer",
         lambda folder: (folder / "tokenizer.json").rename(folder / "vocab.json"),
-        "holds no tokenizer.json",
+        r"tokenizer\.json",
     ),
 }
 

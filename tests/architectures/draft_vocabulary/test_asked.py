@@ -14,10 +14,8 @@ from architectures.vocabulary import (
     VocabularyConfig,
     asked_size,
     coverage,
-    filled,
     ids_by_count,
     list_file,
-    most_frequent,
     read_list,
     require_fitting,
     with_asked_head,
@@ -50,13 +48,7 @@ def test_more_ids_cover_more_and_none_covers_as_much_as_the_most_frequent():
     assert shares == sorted(shares)
     assert shares[-1] == 1
     others = ({*TOKENS.always, *more} for more in combinations(sorted(TOKENS.ids - TOKENS.always), 3))
-    assert coverage(most_frequent(counts, TOKENS.always, 7), counts) == max(coverage(ids, counts) for ids in others)
-
-
-def test_filling_up_adds_the_lowest_and_nothing_where_nothing_is_missing():
-    assert filled((3, 9), range(20), 5) == (0, 1, 2, 3, 9)
-    assert filled((3, 9), range(20), 2) == (3, 9)
-    assert filled((), (7, 3), 1) == (3,)
+    assert coverage(ids_by_count(counts, TOKENS, 7), counts) == max(coverage(ids, counts) for ids in others)
 
 
 def test_coverage_is_a_share_of_tokens_and_not_of_ids():
@@ -64,19 +56,16 @@ def test_coverage_is_a_share_of_tokens_and_not_of_ids():
     assert coverage({1}, {}) != coverage({1}, {})  # of no tokens, no number
 
 
-@pytest.mark.parametrize(
-    ("size", "words"), [(3, r"at least 4, got 3: 2 special tokens and 2 single bytes"), (21, "at most 20")]
-)
-def test_a_size_that_cannot_be_had_is_refused(size, words):
-    with pytest.raises(UserError, match=rf"^architecture\.vocabulary\.size must be {words}"):
+@pytest.mark.parametrize(("size", "bound"), [(3, 4), (21, 20)])
+def test_a_size_that_cannot_be_had_is_refused(size, bound):
+    with pytest.raises(UserError, match=rf"^architecture\.vocabulary\.size .* {bound}\b.* {size}\b"):
         ids_by_count({}, TOKENS, size)
 
 
 @pytest.mark.parametrize("size", [32000, 40000])
 def test_a_size_that_is_no_cut_is_refused(size):
-    wanted = VocabularyConfig(size=size)
-    with pytest.raises(UserError, match=f"below the target's vocab_size 32000, got {size}. Leave .* out"):
-        asked_size(wanted, 32000)
+    with pytest.raises(UserError, match=rf"^architecture\.vocabulary\.size .* 32000, got {size}"):
+        asked_size(VocabularyConfig(size=size), 32000)
     assert asked_size(VocabularyConfig(size=31999), 32000) == 31999
 
 
@@ -122,49 +111,35 @@ def test_the_ids_of_a_draft_are_taken_whole(tmp_path, named):
 
 
 NO_LISTS = {
-    "empty": ([], "holds no ids"),
-    "negative": ([1, -3], "holds -3, and token ids are from 0 on"),
-    "twice": ([1, 4, 4, 9, 9], "holds 4, 9 more than once"),
-    "a fraction": ([1, 2.5], r"not a JSON list of token ids: 1: .*got 2\.5"),
-    "a whole fraction": ([1, 2.0], "not a JSON list of token ids"),
-    "text": (["1"], "not a JSON list of token ids"),
-    "true": ([True], "not a JSON list of token ids"),
-    "a number": (3, "not a JSON list of token ids"),
-    "no JSON": ("1, 2", "not a JSON list of token ids"),
-    "nothing": ("", "not a JSON list of token ids"),
-    "another object": ({"ids": [1]}, "not the ids of an output head"),
-    "ids of a draft that do not ascend": ({"ids": [3, 1], "vocab_size": 9}, "ids must ascend"),
+    "empty": [],
+    "negative": [1, -3],
+    "twice": [1, 4, 4, 9, 9],
+    "a fraction": [1, 2.5],
+    "a whole fraction": [1, 2.0],
+    "text": ["1"],
+    "true": [True],
+    "a number": 3,
+    "no JSON": "1, 2",
+    "nothing": "",
+    "another object": {"ids": [1]},
+    "ids of a draft that do not ascend": {"ids": [3, 1], "vocab_size": 9},
 }
 
 
 @pytest.mark.parametrize("case", NO_LISTS)
 def test_what_is_no_list_of_ids_is_refused(write, case):
-    value, words = NO_LISTS[case]
-    path = write(value)
-    with pytest.raises(UserError, match=rf"^{path}: {words}"):
+    path = write(NO_LISTS[case])
+    with pytest.raises(UserError, match=rf"^{path}: "):
         read_list(path, None)
 
 
-def test_a_list_with_fewer_ids_than_asked_for_is_refused(write):
-    path = write([1, 2])
-    with pytest.raises(UserError, match=r"holds 2 ids, and architecture\.vocabulary\.size is 3"):
-        read_list(path, 3)
+def test_fewer_ids_than_asked_for_no_file_and_a_folder_of_something_else_are_refused(write, tmp_path):
+    for origin in (write([1, 2]), "anwsers", str(tmp_path)):
+        with pytest.raises(UserError, match=rf"^{origin}: .*architecture\.vocabulary"):
+            read_list(origin, 3)
 
 
-def test_no_file_and_a_folder_of_something_else_are_refused(tmp_path):
-    with pytest.raises(UserError, match=r"anwsers: no such file, .* to answers, to text"):
-        read_list("anwsers", 3)
-    with pytest.raises(UserError, match=r"is a folder without draft_vocabulary\.json"):
-        read_list(str(tmp_path), None)
-
-
-@pytest.mark.parametrize(
-    ("ids", "words"),
-    [
-        ((1, 20, 30), r"holds 20, 30, which the tokenizer of .*target does not have\. Its ids are from 0 to 19"),
-        ((0, 2), "its first 2 ids lack 1, at which texts of .*target end"),
-    ],
-)
-def test_a_list_that_does_not_fit_the_target_is_refused(tmp_path, ids, words):
-    with pytest.raises(UserError, match=words):
+@pytest.mark.parametrize(("ids", "named"), [((1, 20, 30), r"\[20, 30\]"), ((0, 2), r"\[1\]")])
+def test_a_list_that_does_not_fit_the_target_is_refused(tmp_path, ids, named):
+    with pytest.raises(UserError, match=named):
         require_fitting(ids, TOKENS, tmp_path / "ids.json", tmp_path / "target")

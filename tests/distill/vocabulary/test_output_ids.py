@@ -7,7 +7,7 @@ import pytest
 
 from architectures.errors import UserError
 from architectures.vocabulary import TOKENIZER
-from distill.vocabulary.output_ids import tokens_in
+from distill.vocabulary import tokens_in
 
 
 @pytest.fixture

@@ -49,9 +49,7 @@ def test_ids_of_text_are_known_once_they_were_counted(answered, tmp_path):
     assert str(covered(recipe)).endswith("0.0% of held-out responses")
 
 
-@pytest.mark.parametrize(
-    ("ids", "words"), [("[2, 300]", "holds 300"), ("[7]", "lack 2"), ("[2, 2]", "holds 2 more than once")]
-)
+@pytest.mark.parametrize(("ids", "words"), [("[2, 300]", "[300]"), ("[7]", "[2]"), ("[2, 2]", "[2, 2]")])
 def test_a_wrong_list_is_told_with_all_else_that_is_wrong(make_recipe, tmp_path, ids, words):
     (tmp_path / "ids.json").write_text(ids)
     recipe = make_recipe({"from": str(tmp_path / "ids.json")}, data={"prompts": [{"path": "missing.jsonl"}]})

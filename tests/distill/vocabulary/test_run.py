@@ -170,9 +170,7 @@ def test_a_list_is_what_the_draft_says(make_recipe, list_of):
     assert model(torch.tensor([[3, 299]])).logits.shape == (1, 2, 4)
 
 
-@pytest.mark.parametrize(
-    ("ids", "words"), [([7, 260], "its first 2 ids lack 2"), ([2, 299], "holds 299, which the tokenizer")]
-)
+@pytest.mark.parametrize(("ids", "words"), [([7, 260], r"\[2\]"), ([2, 299], r"\[299\]")])
 def test_a_list_that_is_none_of_this_targets_is_refused_before_anything_is_cut(make_recipe, list_of, ids, words):
     recipe = make_recipe(list_of(ids))
     with pytest.raises(UserError, match=words):
@@ -243,7 +241,7 @@ def test_a_source_with_a_small_head_keeps_its_ids(make_recipe, list_of, small_so
 def test_a_source_with_a_small_head_says_no_other_ids(make_recipe, list_of, small_source):
     recipe = make_recipe(list_of([*range(269), 280]), {**FIRST_LAST, "source": str(small_source)})
     with pytest.raises(
-        UserError, match=r"init: says 270 ids, and architecture\.vocabulary asks for 270, of which it lacks 1"
+        UserError, match=r"init: outputs 270 ids, and architecture\.vocabulary asks for 270, of which it lacks 1"
     ):
         prune_stage(Run.of(recipe))
     fewer = make_recipe(list_of(range(260)), {**FIRST_LAST, "source": str(small_source)})
@@ -276,7 +274,7 @@ def test_a_plan_with_a_vocabulary_is_taken_as_it_is(make_recipe, list_of, plan_f
         assert found == DraftVocabulary(ids=tuple(range(270)), vocab_size=320, origin={"from": origin})
         assert Shape.from_config(read_config(init_of(recipe))) == planned_shapes(recipe).draft
         shutil.rmtree(recipe.run_dir)
-    with pytest.raises(UserError, match=r"plan\.json: says 270 ids, .* of which it lacks 1"):
+    with pytest.raises(UserError, match=r"plan\.json: outputs 270 ids, .* of which it lacks 1"):
         prune_stage(Run.of(make_recipe(list_of([*range(269), 280]), {"plan": plan_file})))
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from architectures.vocabulary import read_draft_vocabulary
+from distill import vocabulary
 from distill.run.run import Run
 from distill.stages.running import prune_stage
-from distill.vocabulary import text_counts as text_module
-from distill.vocabulary.text_counts import id_counts_in_text
+from distill.vocabulary import id_counts_in_text
 from eval.models.loading import load_tokenizer
 
 LENGTH, HELD_OUT = 8, 2
@@ -54,7 +54,7 @@ def test_a_text_is_counted_once_without_what_is_held_out(on_text, wordy_target):
 
 
 def test_domains_are_mixed_as_they_are_trained_on(on_text, wordy_target, monkeypatch):
-    monkeypatch.setattr(text_module, "TEXT_TOKENS", 400 * LENGTH)
+    monkeypatch.setattr(vocabulary, "TEXT_TOKENS", 400 * LENGTH)
     domains = {"a": (words(3, 40_000), 3.0), "b": (words(5, 40_000), 1.0)}
     counts = counted(on_text(domains), wordy_target)
     assert sum(count.total() for count in counts.values()) == 400 * LENGTH

@@ -2,10 +2,12 @@
 
 import json
 import math
+from collections import Counter
+from itertools import chain
 
 import pytest
 
-from architectures.vocabulary import coverage, token_counts
+from architectures.vocabulary import coverage
 from eval.acceptance.replay import answer_logits, replay_answer
 from eval.acceptance.replay_drafts import TRACES_NAME, Answers, answers_folder, replay_drafts
 from eval.answers.traces import read_traces
@@ -98,7 +100,7 @@ def test_what_it_cannot_say_has_no_chance_and_a_log_probability_of_minus_infinit
 def test_coverage_is_the_share_of_the_answers_that_the_draft_can_say(scored, rows, answers):
     for temperature, row in rows.items():
         written = [trace.answer_ids for trace in answers[temperature]]
-        assert row.coverage.value == coverage(SAID, token_counts(written))
+        assert row.coverage.value == coverage(SAID, Counter(chain(*written)))
         assert 0 < row.coverage.value < 1
         assert row.coverage.tokens == sum(map(len, written)) == sum(row.by_prompt.tokens)
         assert sum(row.by_prompt.sayable) == row.coverage.sum
@@ -106,7 +108,7 @@ def test_coverage_is_the_share_of_the_answers_that_the_draft_can_say(scored, row
         for one in by_category:
             label = None if one.bin.startswith("without") else one.bin
             own = [trace.answer_ids for trace in answers[temperature] if trace.category == label]
-            assert one.coverage.value == coverage(SAID, token_counts(own))
+            assert one.coverage.value == coverage(SAID, Counter(chain(*own)))
 
 
 def test_acceptance_is_at_most_coverage(rows):
