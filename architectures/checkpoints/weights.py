@@ -1,13 +1,19 @@
 """Safetensors, one tensor at a time: read lazily from one file or many shards, written in shards of bounded size.
 
-Memory holds one tensor, whatever the size of the checkpoint.
+Memory holds one tensor, whatever the size of the checkpoint. Tensors are read by plain reads: safetensors maps a whole
+file, and a process whose memory is capped may not map one that is larger than its cap.
+
+Shape suffixes used in this file:
+    N = bytes, R = rows wanted, C = columns of a matrix
 """
 
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import prod
+from mmap import mmap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +22,6 @@ from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from architectures.checkpoints.tensor_files import read_rows, read_tensor
 from architectures.errors import UserError
 from architectures.files.atomic import write_json
 from architectures.files.entry_kinds import Kind
@@ -26,6 +31,7 @@ from architectures.progress.track import track
 SINGLE_NAME = "model.safetensors"
 REMEDY = "Choose another folder, or empty this one."
 INDEX_NAME = "model.safetensors.index.json"
+LENGTH_BYTES = 8  # of the length of a header, with which a file begins
 MAX_SHARD_BYTES = 5 * 10**9  # as transformers' save_pretrained cut them for years; the hub takes any size
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 INDEX = Kind("an object that names a file for each tensor", Annotated[dict[str, str], Field(min_length=1)])
@@ -56,12 +62,39 @@ class Weights:
     def read(self, name: str) -> Tensor:
         """One tensor; nothing else of its file takes memory."""
         info = self.info[name]
-        return read_tensor(self.files[name], name.removeprefix(self.left_out), dtype=info.dtype, size=info.size)
+        # Memory that goes back to the system with the tensor; of others that are freed the C library keeps some.
+        bytes_N = torch.frombuffer(mmap(-1, info.num_bytes or 1), dtype=torch.uint8)[: info.num_bytes]
+        with self.files[name].open("rb") as stream:
+            stream.seek(self.start(name))
+            stream.readinto(bytes_N.numpy().data)
+        return bytes_N.view(info.dtype).view(info.size)
 
     def read_rows(self, name: str, rows: Sequence[int]) -> Tensor:
-        """Some rows of a matrix."""
-        info, stored = self.info[name], name.removeprefix(self.left_out)
-        return read_rows(self.files[name], stored, rows, dtype=info.dtype, columns=info.size[1])
+        """rows_RC of a matrix; ascending rows are read fastest."""
+        columns, dtype = self.info[name].size[1], self.info[name].dtype
+        rows_RC = torch.empty((len(rows), columns), dtype=dtype)
+        num_bytes, start = columns * dtype.itemsize, self.start(name)
+        bytes_R = rows_RC.view(torch.uint8).numpy()
+        with self.files[name].open("rb") as stream:
+            for place, row in enumerate(rows):
+                stream.seek(start + row * num_bytes)
+                stream.readinto(bytes_R[place].data)
+        return rows_RC
+
+    def start(self, name: str) -> int:
+        """Where the bytes of a tensor begin in its file."""
+        file = self.files[name]
+        return starts_of(file, file.stat().st_mtime_ns)[name.removeprefix(self.left_out)]
+
+
+@cache
+def starts_of(file: Path, _changed_ns: int) -> dict[str, int]:
+    """Where the bytes of each tensor of a sound file begin."""
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(LENGTH_BYTES), "little")
+        header = json.loads(stream.read(length))
+    begin = LENGTH_BYTES + length
+    return {name: begin + entry["data_offsets"][0] for name, entry in header.items() if name != "__metadata__"}
 
 
 def open_weights(folder: Path, *, base_prefix: str = "") -> Weights:
@@ -235,10 +268,12 @@ def write_weights(
             "free. Make room or choose another folder."
         )
     shards = cut_into_shards(layout, max_shard_bytes)
-    names = shard_names(len(shards))
+    count = len(shards)  # files are named as transformers names them
+    names = [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+    names = [SINGLE_NAME] if count == 1 else names
     for name, shard in zip(names, shards, strict=True):
         write_shard({tensor: layout[tensor] for tensor in shard}, read, folder / name)
-    if len(shards) > 1:
+    if count > 1:
         weight_map = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
         write_json({"metadata": {"total_size": total_bytes}, "weight_map": weight_map}, folder / INDEX_NAME)
 
@@ -254,13 +289,6 @@ def cut_into_shards(layout: Mapping[str, TensorInfo], max_shard_bytes: int) -> l
         shards[-1].append(name)
         shard_bytes += info.num_bytes
     return shards
-
-
-def shard_names(count: int) -> list[str]:
-    """File names as transformers gives them."""
-    if count == 1:
-        return [SINGLE_NAME]
-    return [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
 
 
 def write_shard(layout: Mapping[str, TensorInfo], read: Callable[[str], Tensor], file: Path) -> None:

@@ -115,45 +115,44 @@ def test_truncated_shard(sharded, keep):
         open_weights(sharded)
 
 
-def test_index_naming_an_absent_tensor(sharded):
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda files: files.update(ghost="model-00001-of-00003.safetensors"), "ghost"),
+        (lambda files: files.pop("d"), "d"),
+    ],
+)
+def test_an_index_that_disagrees_with_its_shards(sharded, change, named):
     index = sharded / "model.safetensors.index.json"
     content = json.loads(index.read_text())
-    content["weight_map"]["ghost"] = "model-00001-of-00003.safetensors"
+    change(content["weight_map"])
     index.write_text(json.dumps(content))
-    with pytest.raises(UserError, match=r"says that ghost is in model-00001-of-00003\.safetensors, but it is not"):
-        open_weights(sharded)
-
-
-def test_index_leaving_a_tensor_out(sharded):
-    index = sharded / "model.safetensors.index.json"
-    content = json.loads(index.read_text())
-    del content["weight_map"]["d"]
-    index.write_text(json.dumps(content))
-    with pytest.raises(UserError, match=r"does not list d, which is in model-00003-of-00003\.safetensors"):
+    with pytest.raises(UserError, match=rf"index\.json: .* {named}\b"):
         open_weights(sharded)
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    "text",
     [
-        ("{", "is not valid JSON"),
-        ("[]", "holds no JSON object"),
-        ("[" * 100_000, "is nested too deeply"),
-        ('{"weight_map": ' + "9" * 5000 + "}", "Exceeds the limit"),
-        ("{}", "weight_map must be an object that names a file for each tensor, got None"),
-        ('{"weight_map": ["a"]}', "weight_map must be .*, got .'a'."),
-        ('{"weight_map": {"a": 3}}', "weight_map must be .*, got {'a': 3}"),
-        ('{"weight_map": {"a": null}}', "weight_map must be .*, got {'a': None}"),
-        ('{"weight_map": {}}', "weight_map must be .*, got {}"),
+        "{",
+        "[]",
+        "[" * 100_000,
+        '{"weight_map": ' + "9" * 5000 + "}",
+        "{}",
+        '{"weight_map": ["a"]}',
+        '{"weight_map": {"a": 3}}',
+        '{"weight_map": {"a": null}}',
+        '{"weight_map": {}}',
         *(
-            (f'{{"weight_map": {{"a": {name}}}}}', "says that a is in .*, which is no safetensors file of this folder")
+            f'{{"weight_map": {{"a": {name}}}}}'
             for name in ('"../a.safetensors"', '"/x/a.safetensors"', r'"a\u0000.safetensors"', '"a.bin"', '""')
         ),
     ],
+    ids=lambda text: text[:40],
 )
-def test_broken_index(sharded, text, message):
+def test_broken_index(sharded, text):
     (sharded / "model.safetensors.index.json").write_text(text)
-    with pytest.raises(UserError, match=rf"index\.json: .*{message}.*Fetch the checkpoint again"):
+    with pytest.raises(UserError, match=r"index\.json: "):
         open_weights(sharded)
 
 
@@ -161,11 +160,11 @@ def test_an_index_that_is_a_folder_or_a_pipe_is_refused(sharded):
     index = sharded / "model.safetensors.index.json"
     index.unlink()
     index.mkdir()
-    with pytest.raises(UserError, match=r"index\.json: is a folder, not a file"):
+    with pytest.raises(UserError, match=r"index\.json: "):
         open_weights(sharded)
     index.rmdir()
     os.mkfifo(index)
-    with pytest.raises(UserError, match=r"index\.json: is a pipe, not a file"):
+    with pytest.raises(UserError, match=r"index\.json: "):
         open_weights(sharded)
 
 
@@ -222,19 +221,19 @@ def test_only_our_own_folders_are_replaced(tmp_path):
     out.mkdir()
     require_replaceable(out, "plan.json", reading=source)
     (out / "thesis.tex").touch()
-    with pytest.raises(UserError, match=r"out: exists, is not empty and holds no plan\.json"):
+    with pytest.raises(UserError, match=r"out: .*plan\.json"):
         require_replaceable(out, "plan.json", reading=source)
     (out / "plan.json").touch()
     require_replaceable(out, "plan.json", reading=source)
-    with pytest.raises(UserError, match="cannot become a checkpoint made from"):
-        require_replaceable(out / ".." / "out", "plan.json", reading=out)
-    with pytest.raises(UserError, match="cannot become a checkpoint made from"):
-        require_replaceable(out / "thesis.tex", "plan.json", reading=source)
-    with pytest.raises(UserError, match="cannot become a checkpoint made from"):
-        require_replaceable(out, "plan.json", reading=out / "inside" / "model.gguf")
     (tmp_path / "link").symlink_to(out)
-    with pytest.raises(UserError, match="cannot become a checkpoint made from"):
-        require_replaceable(tmp_path / "link", "plan.json", reading=source)
+    for place, reading in (
+        (out / ".." / "out", out),
+        (out / "thesis.tex", source),
+        (out, out / "inside" / "model.gguf"),
+        (tmp_path / "link", source),
+    ):
+        with pytest.raises(UserError, match=str(place)):
+            require_replaceable(place, "plan.json", reading=reading)
 
 
 @pytest.mark.parametrize("manifest", ["{}", '{"name": "my site"}', '{"stage": "generate"}'])
