@@ -23,13 +23,6 @@ def no_folder(path: Path | None) -> Path | None:
     return path
 
 
-def plot_name(path: Path | None) -> Path | None:
-    """The path, where it is that of a plot."""
-    if path is not None and (path.suffix != ".png" or path.is_dir()):
-        raise ValueError(f"{path}: must name a file that ends in .png.")
-    return path
-
-
 def each_once(values: tuple[Value, ...]) -> tuple[Value, ...]:
     """The values, where none stands there twice."""
     if len(set(values)) < len(values):
@@ -105,7 +98,6 @@ Adaptive = Annotated[
     Field(description="Propose 2 tokens more after a round that kept everything, and 1 less after any other."),
 ]
 Temperature = Annotated[float, Field(ge=0, le=MOST, description="Sampling temperature; 0 is greedy.")]
-SampledTemperature = Annotated[float, Field(gt=0, le=MOST, description="Sampling temperature.")]
 TopP = Annotated[
     float, Field(gt=0, le=1, description="Probability mass of the likeliest tokens that are sampled from; 1 is all.")
 ]
@@ -166,4 +158,3 @@ AnswerSteps = Annotated[
 OutFile = Annotated[
     Path | None, Field(description="Write everything as JSON."), AfterValidator(no_folder), Flag(metavar="FILE")
 ]
-Plot = Annotated[Path | None, AfterValidator(plot_name), Flag(metavar="FILE.png")]
