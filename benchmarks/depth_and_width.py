@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from architectures.shapes.equal_shapes import EqualShape
+from benchmarks.equal_shapes import EqualShape
 from eval.acceptance.estimates import Estimate, Resampling, resampled
 
 Array = NDArray[np.float64]

@@ -6,8 +6,8 @@ from functools import partial
 
 from transformers import PreTrainedModel
 
-from architectures.shapes.equal_shapes import EqualShape, equal_shape
 from architectures.shapes.shape import NAMED_SHAPES
+from benchmarks.equal_shapes import EqualShape, equal_shape
 from benchmarks.gpu.models import random_model
 from benchmarks.gpu.stage import Setting, SkippedError, number_type
 from benchmarks.gpu.step_sizes import Sizes

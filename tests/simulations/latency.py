@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from architectures.shapes.equal_shapes import EqualShape
 from architectures.shapes.shape import Shape
+from benchmarks.equal_shapes import EqualShape
 from eval.acceptance.estimates import Resampling
 from eval.acceptance.intervals import percentile_bounds, percentile_interval
 from eval.latency import Kind, Latency, Timed, latency_of

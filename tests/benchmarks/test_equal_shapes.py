@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from architectures.errors import UserError
-from architectures.shapes.equal_shapes import equal_shape, equal_shapes
 from architectures.shapes.requested_shape import BLOCK
 from architectures.shapes.serving import serving_problems
 from architectures.shapes.shape import NAMED_SHAPES
+from benchmarks.equal_shapes import equal_shape
 
 LLAMA = NAMED_SHAPES["llama-7b"].shape
 GROUPED = replace(LLAMA, kv_heads=8, tied=True)
@@ -47,18 +47,6 @@ def test_a_shape_in_the_targets_proportions_is_found_again(hidden_heads, layers)
     found = equal_shape(LLAMA, layers=layers, parameters=wanted.parameters())
     assert found.hidden == hidden
     assert abs(found.intermediate - wanted.intermediate) <= BLOCK / 2
-
-
-def test_depths_and_sizes_by_default():
-    found = equal_shapes(LLAMA)
-    assert [one.shape.layers for one in found] == 2 * [1, 2, 4, 8, 16, 32]
-    assert [one.size for one in found] == 6 * [LLAMA.parameters() // 4] + 6 * [LLAMA.parameters() // 8]
-
-
-def test_each_size_goes_from_shallow_to_deep():
-    found = equal_shapes(LLAMA, [12, 5], [1_300_000_000, 796_000_000])
-    assert [(one.size // 10**6, one.shape.layers) for one in found] == [(1300, 5), (1300, 12), (796, 5), (796, 12)]
-    assert found[0].name == "5 x 4096 (1299.6M)"
 
 
 def test_what_cannot_be_made():

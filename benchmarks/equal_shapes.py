@@ -5,7 +5,7 @@ The feed-forward width makes up the size; of all widths of the stream the one is
 feed-forward width nearest to the target's.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import log
 
@@ -31,25 +31,6 @@ class EqualShape:
     def name(self) -> str:
         """As tables call it: "4 x 576 (33.6M)"."""
         return f"{self.shape.layers} x {self.shape.hidden} ({self.shape.parameters() / 1e6:.1f}M)"
-
-
-def equal_shapes(source: Shape, layers: Sequence[int] = (), sizes: Sequence[int] = ()) -> list[EqualShape]:
-    """Every number of layers at every size, each size from shallow to deep.
-
-    Args:
-        source: The target's shape.
-        layers: At most the target's; of none, 1, 2, 4 and so on.
-        sizes: Parameters of everything a checkpoint holds; of none, a quarter and an eighth of the target's.
-
-    Raises:
-        UserError: As `equal_shape`.
-    """
-    depths = layers or [2**power for power in range(source.layers.bit_length())]
-    return [
-        EqualShape(size, equal_shape(source, layers=count, parameters=size))
-        for size in sizes or [source.parameters() // 4, source.parameters() // 8]
-        for count in sorted(depths)
-    ]
 
 
 def equal_shape(source: Shape, *, layers: int, parameters: int) -> Shape:
