@@ -23,10 +23,9 @@ class CheckSettings(Section):
         default=(), description="More recipes; and values that replace those of a dotted key in all of them."
     )
     debug: Debug = False
-    device: Annotated[str | None, Flag(metavar="NAME|FILE", absent="this machine's GPU, else its processor")] = Field(
+    device: Annotated[str | None, Flag(metavar="NAME", absent="this machine's GPU, else its processor")] = Field(
         default=None,
-        description="Compute hours and memory for this device: a known one (nvidia-h100-80gb-hbm3), or a file of "
-        "`python -m benchmarks.gpu`.",
+        description="Compute hours and memory for this device, as nvidia-h100-80gb-hbm3.",
     )
 
     processes: Annotated[
@@ -60,34 +59,24 @@ def check(settings: CheckSettings) -> None:
     Raises:
         UserError: With every mistake of the one recipe; of several, how many are wrong.
     """
-    if len(settings.recipes) == 1:
-        print_check(settings.recipe, settings)
-        return
-    wrong = [path for path in settings.recipes if not is_right(path, settings)]
-    count = len(settings.recipes)
-    if wrong:
-        raise UserError(
-            f"{len(wrong)} of {count} recipes are wrong: {', '.join(map(str, wrong))}. Each says above what to mend."
-        )
-    print(f"{count} recipes are checked; nothing is wrong with them.")
-
-
-def is_right(path: Path, settings: CheckSettings) -> bool:
-    """Whether a recipe of several can be run; prints it under a heading, or what is wrong with it."""
-    print(f"== {path}", flush=True)
-    try:
-        print_check(path, settings)
-    except UserError as error:
-        print(error, file=sys.stderr, flush=True)
-        return False
-    print(flush=True)
-    return True
-
-
-def print_check(path: Path, settings: CheckSettings) -> None:
     from distill.check import check_recipe
 
-    named = of_words((str(path), *settings.overrides), debug=settings.debug)
-    recipe = recipe_of(named, weights=False)
-    machine = {"processes": settings.processes, "device_gib": settings.device_gib}
-    print(terminal(facts(check_recipe(recipe, settings.device, **machine))))
+    several, wrong = len(settings.recipes) > 1, []
+    for path in settings.recipes:
+        if several:
+            print(f"== {path}", flush=True)
+        try:
+            recipe = recipe_of(of_words((str(path), *settings.overrides), debug=settings.debug), weights=False)
+            rows = check_recipe(recipe, settings.device, processes=settings.processes, device_gib=settings.device_gib)
+        except UserError as error:
+            if not several:
+                raise
+            print(error, file=sys.stderr, flush=True)
+            wrong.append(path)
+        else:
+            print(terminal(facts(rows)), flush=True)
+    if wrong:
+        raise UserError(
+            f"{len(wrong)} of {len(settings.recipes)} recipes are wrong: {', '.join(map(str, wrong))}. "
+            "Fix what is listed above."
+        )
