@@ -27,8 +27,8 @@ import torch
 from architectures.checkpoints.manifest import provenance
 from architectures.checkpoints.weights import TensorInfo, open_weights, write_weights
 from architectures.files.atomic import write_json
-from architectures.pruning.plan import plan_pruning
 from architectures.pruning.prune import prune_checkpoint
+from architectures.pruning.selection import plan_pruning
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import NAMED_SHAPES, Shape, checkpoint_tensors
 from architectures.targets.target import read_config

@@ -9,7 +9,8 @@ from typing import TypeVar
 from architectures.compatibility import LABELS, EngineName, Pair, Problem, check, read_model
 from architectures.errors import UserError
 from architectures.files.disk import free_bytes
-from architectures.pruning.plan import load_plan, needed_scores, plan_pruning
+from architectures.pruning.plan import load_plan
+from architectures.pruning.selection import needed_scores, plan_pruning
 from architectures.shapes.context_length import ContextLength, context_length
 from architectures.shapes.requested_shape import WIDTHS, draft_shape, masked_shape
 from architectures.shapes.section import ArchitectureConfig
@@ -31,7 +32,7 @@ from architectures.vocabulary import (
     with_asked_head,
 )
 from distill.data.held_out import distinct
-from distill.data.longest_texts import refuse_long_calibration, refuse_long_texts
+from distill.data.longest_texts import refuse_long_texts
 from distill.estimate import (
     GIB,
     PROCESSES_PER_MACHINE,
@@ -85,9 +86,9 @@ def planned_shapes(recipe: Recipe) -> PlannedShapes:
     if target.head_vocab:
         refuse_small_head({CONFIG_KEY: target.head_vocab}, recipe.target.path)
     source, source_length, unread = target, length, () if is_read else (recipe.target.path,)
-    if wanted.source is not None:
-        source, source_length, is_read = shape_at_hand("architecture.source", wanted.source, wanted.source_revision)
-        unread += () if is_read else (wanted.source,)
+    if wanted.source_at is not None:
+        source, source_length, is_read = shape_at_hand("architecture.source", *wanted.source_at)
+        unread += () if is_read else (wanted.source_at[0],)
     draft, how = draft_and_origin(wanted, source, recipe.seed)
     draft = with_asked_head(replace(draft, vocab=target.vocab), wanted.vocabulary)
     return PlannedShapes(target, source, draft, how, (length, source_length), unread)
@@ -248,8 +249,6 @@ def refuse_texts_beyond(recipe: Recipe, shapes: PlannedShapes) -> None:
     selection = recipe.distill.token_selection
     reference = {} if selection is None else {selection.reference: length_of(Path(selection.reference))}
     refuse_long_texts(recipe, {recipe.target.path: of_target}, {source: of_source, **reference})
-    if recipe.architecture.plan is None and needed_scores(shapes.source, recipe.architecture):
-        refuse_long_calibration(recipe, source, of_source)
 
 
 def refuse_missing_packages(recipe: Recipe) -> None:
@@ -297,7 +296,7 @@ def planned_pair(recipe: Recipe, draft: Shape) -> Pair:
         UserError: As `read_model`.
     """
     target, wanted = read_model(recipe.target.path, recipe.target.revision), recipe.architecture
-    source = target if wanted.source is None else read_model(wanted.source, wanted.source_revision)
+    source = target if wanted.source_at is None else read_model(*wanted.source_at)
     folder = Run.of(recipe).draft.path
     planned = replace(
         source,

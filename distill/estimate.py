@@ -4,7 +4,6 @@ Memory is that of one process at its fullest; hours are those of one device. Cou
 that nobody has generated) are taken at the most that the recipe allows.
 """
 
-import json
 import re
 import shutil
 import subprocess
@@ -12,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
 from architectures.checkpoints.manifest import Counts, changed_inputs, hardware
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.pruning.plan import needed_scores
+from architectures.pruning.selection import needed_scores
 from architectures.shapes.context_length import ContextLength
 from architectures.shapes.shape import DTYPE_BYTES, Shape
 from architectures.tables import plural
@@ -87,7 +86,7 @@ def published(name: str, tflops_bf16: float, tflops_fp32: float, bandwidth_gb_s:
     return Device(name, flops, 0.6 * bandwidth_gb_s, 0.7, memory_gib, "assumed from published peaks")
 
 
-# Published: NVIDIA's data sheets, without sparsity. Measured: benchmarks/results/devices, by `device_of_file`.
+# Published: NVIDIA's data sheets, without sparsity. Measured: benchmarks/results/devices.
 DEVICES = (
     Device("NVIDIA H200", {"amp_bf16": 3.75e14, "fp32": 1.5e13}, 1650, 0.133, 139.8, "measured 2026-11-26"),
     Device("AMD EPYC, 2 cores", {"amp_bf16": 2.57e11, "fp32": 6.1e10}, 11.0, 0.777, None, "measured 2026-11-23"),
@@ -103,55 +102,18 @@ def slug_of(name: str) -> str:
 
 
 def find_device(wanted: str | None) -> Device | None:
-    """The device of a name or of a file of `python -m benchmarks.gpu`; of no name this machine's, None if unknown.
+    """The device of a name; of no name this machine's, None if unknown.
 
     Raises:
         UserError: If the wanted device is not known.
     """
-    if wanted is not None and (wanted.endswith(".json") or Path(wanted).is_file()):
-        return device_of_file(Path(wanted))
     name = wanted or gpu_name() or processor_device_name()
     found = next((device for device in DEVICES if slug_of(device.name) == slug_of(name)), None)
     if found is None and wanted is not None:
         raise UserError(
-            f"--device {wanted}: is not known. Choose one of {', '.join(slug_of(each.name) for each in DEVICES)}, or "
-            "name a file that `python -m benchmarks.gpu` wrote."
+            f"--device {wanted}: is not known. Choose one of {', '.join(slug_of(each.name) for each in DEVICES)}."
         )
     return found
-
-
-def device_of_file(path: Path) -> Device:
-    """The speeds that `python -m benchmarks.gpu` measured.
-
-    Raises:
-        UserError: If it is no such file.
-    """
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        rows = {
-            stage: [
-                row for row in record["stages"].get(stage, {"rows": []})["rows"] if not {"skipped", "failed"} & {*row}
-            ]
-            for stage in ("machine", "steps", "answers", "distillation")
-        }
-        trained = [row for row in rows["distillation"] if "flops_per_s" in row]
-        flops = {
-            precision: median(row["flops_per_s"] for row in trained if row["precision"] == precision)
-            for precision in dict.fromkeys(row["precision"] for row in trained)
-        }
-        for row in rows["machine"]:  # a precision in which nothing was trained: 30 % of the peak
-            if "peak_flops" in row:
-                flops.setdefault("fp32" if row["dtype"] == "float32" else "amp_bf16", 0.3 * row["peak_flops"])
-        bandwidth = max(row["bandwidth_gb_s"] for row in rows["machine"] if "bandwidth_gb_s" in row)
-        share = max(row["floor_share"] for row in rows["answers"] if row.get("floor_share"))
-        layer_ms = min(row["median_ms"] / row["layers"] for row in rows["steps"] if row.get("tokens") == 1)
-        known = next((each.memory_gib for each in DEVICES if each.name == record["device"]), None)
-        date = record["measured"][:10]
-        return Device(record["device"], flops, share * bandwidth, layer_ms, known, f"measured {date}, {path}")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"--device {path}: holds no speeds of a device ({error!r}). Name a file of `python -m benchmarks.gpu`."
-        ) from error
 
 
 def processor_device_name() -> str:
@@ -449,11 +411,11 @@ def trainings(recipe: Recipe, shapes: PlannedShapes, *, on_gpu: bool) -> list[Tr
         Training(
             stage="masks",
             student=target,
-            teacher=target if masks.kl_weight else None,
-            teacher_dtype=teacher_dtype(recipe.target.dtype, masks.precision),
-            precision=masks.precision,
+            teacher=target,
+            teacher_dtype=dtype,
+            precision=config.precision,
             batch=masks.global_train_batch_size,
-            microbatch=number_or_none(masks.device_train_microbatch_size),
+            microbatch=number_or_none(config.device_train_microbatch_size),
             seq_len=text.max_seq_len,
             loss_tokens=text.max_seq_len - 1,
             gated=True,
@@ -593,7 +555,7 @@ def loss_bytes(training: Training) -> int:
     """
     with_teacher = 2 * (2 if training.precision == "amp_bf16" else 4) + 20
     if training.gated:  # and the next token's log-probabilities with their gradient
-        return 8 + (8 if training.teacher is None else with_teacher)
+        return 8 + with_teacher
     return TOKEN_LOSS_BYTES[training.precision] if training.teacher is None else with_teacher
 
 
@@ -767,7 +729,7 @@ def masks_flops(recipe: Recipe, target: Shape) -> int:
     masks, text = recipe.architecture.masks, recipe.text
     assert text is not None  # a recipe with learned masks has text
     sequence = [(text.max_seq_len, text.max_seq_len - 1)]
-    teacher = forward_flops(target, sequence) if masks.kl_weight else 0
+    teacher = forward_flops(target, sequence)
     count = int(split_time(masks.max_duration)[0]) * masks.global_train_batch_size
     return count * training_flops(target, sequence, teacher=teacher)
 

@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from architectures.errors import UserError
-from architectures.importance.watching import removable
+from architectures.importance.activation_scores import removable
 from distill.recipe.sections.training import DistillConfig
 
 DIVISION = "_get_gradient_divide_factors"  # torch's function, which has no public name

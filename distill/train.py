@@ -10,7 +10,7 @@ the steps; each is a function of its own.
 With `--debug` it trains the recipe's tiny likeness in <run>-debug (distill/debug/recipe.py).
 
 With `architecture.method: learned_masks` there is a training before this one: while <run>/masks is not finished, the
-same command trains that (distill/masks/train.py) and stops.
+same command trains that (distill/learned_masks.py) and stops.
 """
 
 # ruff: noqa: E402  # nothing of ours is imported before the check that it is ours
@@ -50,7 +50,7 @@ from distill.checkpoints.trust import TrustCheckpoints, trust_checkpoints
 from distill.data.batches import AnswerDataset
 from distill.debug.files import begin_debug
 from distill.exporting.export import export_draft, vocab_size_of
-from distill.masks.train import train_masks
+from distill.learned_masks import train_masks
 from distill.process.exits import end_on_sigterm, report_user_errors
 from distill.process.freed_memory import keep_freed_memory
 from distill.ranks.same import refuse_differing

@@ -29,8 +29,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.progress.track import track
-from architectures.pruning.draft_config import draft_config
-from architectures.pruning.plan_record import PruningPlan
+from architectures.pruning.plan import PruningPlan
+from architectures.pruning.prune import draft_config
 from architectures.shapes.context_length import context_length
 from architectures.shapes.shape import Shape
 from architectures.vocabulary_head import cut_head, head_ids, tokens_of

@@ -30,8 +30,8 @@ def prompt_ids(target) -> list[int]:
 @pytest.fixture(scope="module")
 def cut(target, tmp_path_factory):
     """Cut a draft of so many layers out of the target."""
-    from architectures.pruning.plan import plan_pruning
     from architectures.pruning.prune import prune_checkpoint
+    from architectures.pruning.selection import plan_pruning
     from architectures.shapes.section import ArchitectureConfig
     from architectures.shapes.shape import Shape
     from architectures.targets.target import read_config

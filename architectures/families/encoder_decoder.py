@@ -86,7 +86,6 @@ T5 = Family(
     refused={
         "merge": "the distances of all its blocks are kept by the first, which no merged block could hand on",
         "learned_masks": "masks are over one stack of layers, and it has two",
-        "rescale": "what rescales the stream is folded into the norms of one stack, and cross-attention reads another",
         "vocabulary": "a head of few ids is opened as a decoder-only model",
         "stages": "one depth is cut stage by stage, and it has two",
         "packing": "its encoder sees all of a row, and would read the texts of a row as one",

@@ -18,7 +18,6 @@ EMBEDDING_ROLES = ("embedding", "positions", "head")
 Feature = Literal[  # what a recipe can ask for, and not every family can be given
     "merge",
     "learned_masks",
-    "rescale",
     "vocabulary",
     "stages",
     "packing",

@@ -1,37 +1,164 @@
 """How much each layer, head, neuron and channel of a target does on calibration text: one pass, sums only.
 
-Everything is computed in float64 from the activations and weights as the model has them.
+Everything is computed in float64 from the activations and weights as the model has them. Where layers are read from the
+disk one by one, a text's call is begun anew for each (eval.targets.passes). Of a module that counts which it reads the
+first time: its turn has come then, and later it is shown anything.
 
 Shape suffixes used in this file:
-    S = sequences, B = sequences in the batch, T = tokens per sequence, L = layers, J = L + 1 positions of the residual
-    stream (before each layer, and after the last), H = channels, F = neurons, N = query heads, K = key/value heads,
-    D = head width, Q = N x D, X = inputs of a linear layer
+    S = sequences, B = sequences in the batch, T = tokens per sequence, L = layers, H = channels, F = neurons
+    N = query heads, K = key/value heads, D = head width, Q = N x D, X = inputs of a linear layer
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+import json
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (as everyone calls it)
 from transformers import PreTrainedModel
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.families.family import Family, Part
-from architectures.importance.sums import Sums, keep_sums, sums_so_far
-from architectures.importance.watching import Reading, Watch, evaluating
 from architectures.kept import Kept
 from architectures.progress.track import track
+from architectures.pruning.slicing import READERS
+from architectures.reading import read_text
 from architectures.shapes.shape import Shape
 from architectures.sharing import ALONE, Share
 
 COUNTED_AXES = {"hidden", "intermediate", "query", "key_value"}  # of matrices, for the magnitude scores
 ROWS_AT_ONCE = 1024  # of a matrix in float64
+FLOAT64_BYTES = 8
+COPIES = 4  # in float64, of what is looked at: itself, its squares, its sizes, and what sums of them pass through
+KEPT_NAME, BATCHES = "activations", "batches"  # of the sums so far, and of how many batches they are
 Read = TypeVar("Read")
 WeightOf = Callable[[str], Tensor]  # a parameter, by its name in the model
+
+
+class Sums(dict[Hashable, Tensor]):
+    """Running sums by name."""
+
+    def add(self, name: Hashable, value: Tensor) -> None:
+        """Add to the sum of this name, which starts at zero."""
+        self[name] = self[name] + value if name in self else value
+
+
+@dataclass(eq=False)
+class Reading:
+    """Texts that a model reads at once, and how far it has come with them.
+
+    Attributes:
+        ids_BT: The texts.
+        seen: What has been looked at.
+        before: The residual stream one position earlier.
+    """
+
+    ids_BT: Tensor
+    seen: set[Hashable] = field(default_factory=set)
+    before: Tensor | None = None
+
+
+class Watch:
+    """A model whose activations are summed up within `hooks`.
+
+    Attributes:
+        sums: So far. Others may take their place between two readings.
+    """
+
+    def __init__(self, model: PreTrainedModel, family: Family, shape: Shape) -> None:
+        self.model, self.family, self.shape = model, family, shape
+        self.sums = Sums()
+        self.reading = Reading(torch.empty(0))
+
+    def read(self, reading: Reading) -> None:
+        """Have the model read texts."""
+        self.reading = reading
+        read_text(self.model, reading.ids_BT)
+
+    def add(self, name: Hashable, value: Tensor) -> None:
+        """Add to a sum, on the device where all are."""
+        self.sums.add(name, value.to(self.model.device))
+
+    def is_first(self, name: Hashable) -> bool:
+        """Whether this is the first time that these texts come here."""
+        seen = self.reading.seen
+        return name not in seen and not seen.add(name)
+
+    @contextmanager
+    def hooks(self) -> Iterator[None]:
+        """Within, everything is summed up that the scores of the family are made of."""
+        family, layers = self.family, self.shape.layers
+        final_norm = family.outside["final_norm"].name
+        with ExitStack() as hooks:
+            # The residual stream before every layer, and behind the last.
+            stream = [*(f"{family.layer_prefix}{layer}" for layer in range(layers)), final_norm]
+            for position, name in enumerate(stream):
+                hooks.enter_context(self.before(name, ("stream", position), self.add_stream))
+            if family.width:
+                # The inputs of the linears behind neurons and heads, and what attention and feed-forward read.
+                for layer in range(layers):
+                    for role in ("attention_output", "ffn_down"):
+                        hooks.enter_context(
+                            self.before(family.layer_module(layer, role), (role, layer), self.add_input)
+                        )
+                    for norm, linear in zip(READERS, ("query", "ffn_gate"), strict=True):
+                        if norm in family.layer:
+                            hooks.enter_context(self.behind(family.layer_module(layer, norm), (norm, layer)))
+                        else:
+                            name = family.layer_module(layer, linear)
+                            hooks.enter_context(self.before(name, (linear, layer), self.add_read))
+                hooks.enter_context(self.behind(final_norm, ("final_norm", layers)))
+            yield
+
+    def before(self, name: str, place: tuple[str, int], add: Callable[[str, int, Tensor], None]) -> Any:
+        """A hook that looks at what a module reads."""
+
+        def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
+            if self.is_first(place):
+                add(*place, args[0])
+
+        return removable(self.model.get_submodule(name).register_forward_pre_hook(hook))
+
+    def behind(self, name: str, place: tuple[str, int]) -> Any:
+        """A hook that looks at what a norm gives."""
+
+        def hook(_module: nn.Module, _args: tuple[Any, ...], y_BTH: Tensor) -> None:
+            if self.is_first(place):
+                self.add_read(*place, y_BTH)
+
+        return removable(self.model.get_submodule(name).register_forward_hook(hook))
+
+    def add_stream(self, _: str, position: int, stream_BTH: Tensor) -> None:
+        """Sum up how far the stream has turned since the position before."""
+        if position == 0:
+            self.add(("tokens", 0), torch.tensor(stream_BTH.shape[0] * stream_BTH.shape[1]))
+        else:
+            assert self.reading.before is not None  # the position before was read
+            before_BTH = self.reading.before.to(stream_BTH.device).double()
+            turn_BT = 1 - F.cosine_similarity(before_BTH, stream_BTH.double(), dim=-1)
+            self.add(("influence", position - 1), turn_BT.sum())
+        self.reading.before = stream_BTH.clone() if position < self.shape.layers else None
+
+    def add_input(self, role: str, layer: int, read_BTX: Tensor) -> None:
+        """Sum up what a linear layer reads, whose inputs are neurons or the channels of heads."""
+        x_BTX = read_BTX.double()
+        self.add(("input", role, layer), x_BTX.sum(dim=(0, 1)))
+        self.add(("squares", role, layer), x_BTX.square().sum(dim=(0, 1)))
+        is_heads = role == "attention_output"
+        sizes = x_BTX.unflatten(-1, (self.shape.heads, -1)).norm(dim=-1) if is_heads else x_BTX.abs()
+        self.add(("activation", role, layer), sizes.mean(dim=1).square().sum(dim=0))
+
+    def add_read(self, role: str, layer: int, x_BTH: Tensor) -> None:
+        """Sum up what attention or feed-forward reads of the stream."""
+        self.add(("read", role, layer), x_BTH.double().abs().mean(dim=1).square().sum(dim=0))
+
+
 ReadTogether = Callable[[Watch, Sequence[Reading]], Iterator[None]]
 
 
@@ -49,6 +176,32 @@ class Access:
     read_together: ReadTogether | None = None
 
 
+def watching_bytes(shape: Shape) -> int:
+    """The most that one token takes while its activations are summed up; of the stream two positions are there."""
+    return FLOAT64_BYTES * COPIES * max(shape.intermediate, shape.axis("query"), 2 * shape.hidden)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Dropout off inside the block; every module's mode as before behind it."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
+def removable(handle: Any) -> Iterator[None]:
+    """A hook that is gone behind the block."""
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 def activation_scores(
     model: PreTrainedModel,
     ids_ST: Tensor,
@@ -58,10 +211,10 @@ def activation_scores(
     kept: Kept | None = None,
     access: Access | None = None,
 ) -> dict[str, NDArray[np.float64]]:
-    """The scores of `architectures.pruning.scores`, but for the two orders of layers.
+    """The scores of `architectures.pruning.selection`, but for the two orders of layers.
 
-    Families whose layers alone can be cut have block_influence_L, mean_abs_JH and spread_JH alone; those with an
-    encoder encoder_block_influence_L too. How such a model reads text without prompts: architectures.reading.
+    Families whose layers alone can be cut have block_influence_L alone. How a model with an encoder reads text without
+    prompts: architectures.reading.
 
     Sources: block_influence_L: Men et al. 2024, "ShortGPT", sec. 3 (arXiv 2403.03853). activation.*: Muralidharan et
     al. 2024, "Compact Language Models via Pruning and Knowledge Distillation" (Minitron), sec. 2.2 (arXiv 2407.14679),
@@ -94,7 +247,8 @@ def activation_scores(
                 sums = sums_together(watch, batches, held.read_together)
         if not share.leads:
             return {}
-        scores = stream_scores(sums, shape)
+        influence_L = torch.stack([sums["influence", layer] for layer in range(shape.layers)])
+        scores = {"block_influence_L": influence_L / sums["tokens", 0]}  # an encoder has read some of the text
         if family.width:
             scores |= minitron_scores(sums, shape)
             scores |= flap_scores(held.weight_of, family, shape, sums, num_tokens=ids_ST.numel())
@@ -105,7 +259,16 @@ def activation_scores(
 def sums_in_turn(watch: Watch, batches: Sequence[Tensor], share: Share, kept: Kept | None) -> Sums:
     """Sums over batches that are read one after the other; of several processes to the first."""
     device = watch.model.device
-    num_read, total = share.lead(lambda: sums_so_far(kept, device)) if kept else (0, Sums())
+
+    def sums_so_far() -> tuple[int, Sums]:
+        """How many batches an interrupted pass has read, and the sums over them."""
+        arrays = kept.read(KEPT_NAME) if kept is not None else None
+        if arrays is None:
+            return 0, Sums()
+        count = int(arrays.pop(BATCHES))
+        return count, Sums({tuple(json.loads(key)): torch.from_numpy(arrays[key]).to(device) for key in arrays})
+
+    num_read, total = share.lead(sums_so_far)
 
     def sums_of(ids_BT: Tensor) -> Sums:
         watch.sums = Sums()
@@ -117,7 +280,8 @@ def sums_in_turn(watch: Watch, batches: Sequence[Tensor], share: Share, kept: Ke
         for name, value in each.items():
             total.add(name, value.to(device))
         if kept is not None and kept.is_due:
-            keep_sums(kept, count, total)
+            arrays = {json.dumps(name): value.cpu().numpy() for name, value in total.items()}
+            kept.write(KEPT_NAME, {**arrays, BATCHES: np.array(count)})
     return total
 
 
@@ -144,22 +308,6 @@ def require_finite(name: str, values: Tensor, dtype: torch.dtype) -> NDArray[np.
             "Set target.dtype to bfloat16 or float32, or fetch the checkpoint again."
         )
     return values.cpu().numpy()
-
-
-def stream_scores(sums: Sums, shape: Shape) -> dict[str, Tensor]:
-    """Means over the tokens that a stack reads."""
-
-    def means(name: str, count: int, of: str = "") -> Tensor:
-        return torch.stack([sums[f"{of}{name}", position] for position in range(count)]) / sums[f"{of}tokens", 0]
-
-    scores = {
-        "block_influence_L": means("influence", shape.layers),
-        "mean_abs_JH": means("mean_abs", shape.layers + 1),
-        "spread_JH": means("spread", shape.layers + 1),
-    }
-    if shape.encoder_layers:
-        scores["encoder_block_influence_L"] = means("influence", shape.encoder_layers, "encoder ")
-    return scores
 
 
 def minitron_scores(sums: Sums, shape: Shape) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from itertools import pairwise
 from math import isfinite
 from typing import Any, TypedDict
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -22,9 +23,8 @@ from transformers import PreTrainedModel
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.importance.known_distances import KnownDistances
-from architectures.importance.watching import evaluating, removable
-from architectures.kept import Kept
+from architectures.importance.activation_scores import evaluating, removable
+from architectures.kept import Arrays, Kept
 from architectures.progress.track import track
 from architectures.reading import for_head, read_text
 from architectures.sharing import ALONE, Share
@@ -139,6 +139,54 @@ def steps_left(count: int) -> range:
 def shrinking(count: int) -> Shrinking:
     """What there is to do in these steps, as `track` takes it: each tries every block, and runs all that are left."""
     return {"total": count - 1, "works": lambda left: left**2, "whole": sum(left**2 for left in steps_left(count))}
+
+
+Distances = dict[int, float]  # by candidate
+
+
+class KnownDistances:
+    """Distances that a search has found, in the order in which it asks for them, which its inputs decide.
+
+    Those of an interrupted search are recalled; this one adds to them.
+
+    Args:
+        name: Of the search.
+        kept: Where they are, and go now and then; None to recall and keep nothing.
+        share: Of processes that all ask the same, of which the first reads and writes.
+    """
+
+    def __init__(self, name: str, kept: Kept | None, share: Share) -> None:
+        self.name, self.kept, self.leads = name, kept, share.leads
+        self.found: list[Distances] = share.lead(lambda: unpacked(kept.read(name))) if kept is not None else []
+        self.num_recalled, self.num_asked = len(self.found), 0
+
+    def recall(self) -> Distances | None:
+        """The distances that are asked for now; None where they must be found, and added."""
+        self.num_asked += 1
+        return self.found[self.num_asked - 1] if self.num_asked <= self.num_recalled else None
+
+    def add(self, distances: Distances) -> None:
+        """Note what was found."""
+        self.found.append(distances)
+        if self.kept is not None and self.leads and self.kept.is_due:
+            self.kept.write(self.name, packed(self.found))
+
+
+def packed(found: list[Distances]) -> Arrays:
+    """Distances as arrays."""
+    return {
+        "counts": np.array([len(each) for each in found]),
+        "candidates": np.array([candidate for each in found for candidate in each]),
+        "values": np.array([value for each in found for value in each.values()]),
+    }
+
+
+def unpacked(arrays: Arrays | None) -> list[Distances]:
+    """The same back, to the last bit; nothing of no arrays."""
+    if arrays is None:
+        return []
+    pairs = zip(arrays["candidates"].tolist(), arrays["values"].tolist(), strict=True)
+    return [dict(next(pairs) for _ in range(count)) for count in arrays["counts"].tolist()]
 
 
 class LayerSearch:

@@ -1,70 +1,91 @@
-"""What of the target a draft is made of: layers, heads, neurons, channels. Pure and deterministic; no torch."""
+"""What plan.json holds: where every part of a draft comes from, and what makes such a plan valid. No torch."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
 from architectures.files.reading import read_text
-from architectures.pruning.depth import (
-    evenly_spaced,
-    first_last,
-    followers,
-    most_influential,
-    random_layers,
-    without_removed,
-)
-from architectures.pruning.encoder_depth import ENCODER_SCORES, kept_encoder_layers
-from architectures.pruning.plan_laws import broken_laws
-from architectures.pruning.plan_record import REMEDY, Cut, PruningPlan
-from architectures.pruning.scores import Scores
-from architectures.pruning.width import Kept, best, best_heads, channel_scores, width_scores
-from architectures.shapes.requested_shape import draft_shape
-from architectures.shapes.section import ArchitectureConfig
+from architectures.files.typed_file import parsed
+from architectures.shapes.requested_shape import WIDTHS
 from architectures.shapes.shape import Shape
+from architectures.vocabulary import broken_law
 
+PLAN_NAME = "plan.json"
 PLAN_MIB = 256  # a plan that names each neuron of 80 layers has some 10 MB
-LAYER_SCORES = {"block_influence": "block_influence_L", "greedy": "removal_order", "merge": "merge_order"}
-WIDTH_SCORES = {"intermediate": "neurons_LF", "heads": "heads_LN", "hidden": "channels_H"}
+REMEDY = "Name a plan.json as `widedraft prune` wrote it."
+Kept = tuple[int, ...]
 
 
-def plan_pruning(
-    source: Shape, config: ArchitectureConfig, scores: Scores | None = None, *, seed: int = 0, target: str | None = None
-) -> PruningPlan:
-    """What to keep, as the recipe's `architecture` section asks.
+@dataclass(frozen=True, kw_only=True)
+class PruningPlan:
+    """Where every part of the draft comes from; all counts from 0.
 
-    Args:
-        source: The target's shape.
-        config: Shape or sizes, and how parts are chosen.
-        scores: Of the target; what `needed_scores` says, at least.
-        seed: Of random choices.
-        target: The target's fingerprint, recorded.
-
-    Raises:
-        UserError: If the shape cannot be cut out of the target.
+    Attributes:
+        source_layers: The target's layer that becomes each draft layer, in order.
+        merged_layers: For each draft layer, the target's layers merged into it; mostly none.
+        neurons: For each draft layer, the feed-forward neurons kept; None keeps all.
+        heads: For each draft layer, the query heads kept; None keeps all.
+        kv_heads: For each draft layer, the key/value heads kept; None keeps all.
+        channels: Of the residual stream, kept everywhere; None keeps all.
+        vocabulary: Token ids that the output head keeps a row for, ascending; None keeps all.
+        encoder_layers: The target's block that becomes each one of the draft's encoder; empty where there is none.
+        target: Fingerprint of the checkpoint this plan was made for; None if it fits any of this shape.
     """
-    draft = draft_shape(source, config)
-    known = scores or Scores()
-    starts = kept_layers(source, draft, config.method, known, seed=seed)
-    merged = followers(starts, source.layers) if config.method == "merge" else ()
-    groups = [(start, *others) for start, others in zip(starts, merged or [()] * len(starts), strict=True)]
-    heads, kv_heads = kept_heads(source, draft, config, known, groups, seed=seed)
-    cuts, gains = rescaling(source, starts, known) if config.rescale else ((), ())
-    return PruningPlan(
-        source_layers=starts,
-        source=source,
-        draft=draft,
-        method=config.method,
-        merged_layers=merged if any(merged) else (),
-        neurons=kept_neurons(source, draft, config, known, groups, seed=seed),
-        heads=heads,
-        kv_heads=kv_heads,
-        channels=kept_channels(source, draft, config, known, seed=seed),
-        cuts=cuts,
-        read_gains=gains,
-        target=target,
-        encoder_layers=kept_encoder_layers(source, draft, config.encoder_method, known, seed=seed),
-    )
+
+    source_layers: Kept
+    source: Shape
+    draft: Shape
+    method: str
+    merged_layers: tuple[Kept, ...] = ()
+    neurons: tuple[Kept, ...] | None = None
+    heads: tuple[Kept, ...] | None = None
+    kv_heads: tuple[Kept, ...] | None = None
+    channels: Kept | None = None
+    vocabulary: Kept | None = None
+    target: str | None = None
+    encoder_layers: Kept = ()
+
+    def with_vocab(self, vocab: int) -> "PruningPlan":
+        """The same for a target with another vocab_size than the source's."""
+        return replace(self, draft=replace(self.draft, vocab=vocab))
+
+    def with_vocabulary(self, ids: Kept) -> "PruningPlan":
+        """The same with an output head that outputs these ids alone; what was tied to the embedding no longer is."""
+        return replace(self, vocabulary=ids, draft=self.draft.with_head_of(len(ids)))
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self)) + "\n"
+
+    def summary(self) -> str:
+        """What is kept, in one line."""
+        merged = " (others merged in)" if self.merged_layers else ""
+        parts = [f"keeps {listed(self.source_layers, self.source.layers)}{merged}"]
+        if self.encoder_layers:
+            whole = len(self.encoder_layers) == self.source.encoder_layers
+            parts.append(
+                "the whole encoder" if whole else f"encoder {listed(self.encoder_layers, self.source.encoder_layers)}"
+            )
+        for name in WIDTHS:
+            kept, of = getattr(self.draft, name), getattr(self.source, name)
+            parts += [f"{name} {kept} of {of}"] if kept != of else []
+        if self.vocabulary is not None:
+            parts.append(f"output ids {self.draft.head_vocab} of {self.draft.vocab}")
+        return ", ".join(parts)
+
+    @classmethod
+    def from_json(cls, text: str, *, where: str = PLAN_NAME) -> "PruningPlan":
+        """The plan that to_json wrote; UserErrors begin with `where`."""
+        return parsed(TypeAdapter(cls), text, f"{where}: not a plan.json that widedraft wrote", REMEDY)
+
+
+def listed(layers: Kept, num_source: int) -> str:
+    """(0, 3) of 4: "layers 0, 3 of 0 to 3"."""
+    return f"layer{'' if len(layers) == 1 else 's'} {', '.join(map(str, layers))} of 0 to {num_source - 1}"
 
 
 def load_plan(file: Path, source: Shape, *, target: Path | None) -> PruningPlan:
@@ -79,107 +100,75 @@ def load_plan(file: Path, source: Shape, *, target: Path | None) -> PruningPlan:
         UserError: If it cannot be read, or was made for another target.
     """
     plan = PruningPlan.from_json(read_text(file, remedy=REMEDY, most_mib=PLAN_MIB), where=str(file))
-    if plan.source != source or (target is not None and plan.target != fingerprint_checkpoint(target)):
-        fingerprint = None if target is None else fingerprint_checkpoint(target)
+    fingerprint = plan.target if target is None else fingerprint_checkpoint(target)
+    if plan.source != source or plan.target != fingerprint:
+        made_for, this = (str(each)[:12] for each in (plan.target, fingerprint))
         raise UserError(
-            f"{file}: made for another target (fingerprint {short(plan.target)}, {plan.source.layers} layers) than "
-            f"this one ({short(fingerprint)}, {source.layers} layers). Make a plan for this target, or name the "
-            "other one."
+            f"{file}: made for another target (fingerprint {made_for}, {plan.source.layers} layers) than this one "
+            f"({this}, {source.layers} layers). Make a plan for this target, or name the other one."
         )
     for mistake in broken_laws(plan):
         raise UserError(f"{file}: {mistake}. {REMEDY}")
     return plan
 
 
-def short(fingerprint: str | None) -> str:
-    """The start of a fingerprint, enough to tell two apart."""
-    return "none" if fingerprint is None else fingerprint[:12]
+def broken_laws(plan: PruningPlan) -> list[str]:
+    """Reasons why no target can be pruned by a plan."""
+    mistake = broken_sizes(plan) or broken_vocabulary(plan)
+    return list(broken_lists(plan)) if mistake is None else [mistake]
 
 
-def needed_scores(source: Shape, config: ArchitectureConfig) -> set[str]:
-    """The arrays of Scores a plan looks at; what the shape does not cut needs none, and learned masks need none."""
-    if config.method == "learned_masks":
-        return set()
-    draft = draft_shape(source, config)
-    needed: set[str] = set()
-    if draft.layers < source.layers and config.method in LAYER_SCORES:
-        needed.add(LAYER_SCORES[config.method])
-    if draft.encoder_layers < source.encoder_layers and config.encoder_method in ENCODER_SCORES:
-        needed.add(ENCODER_SCORES[config.encoder_method])
-    if config.rescale:
-        needed |= {"mean_abs_JH", "spread_JH"}
-    if config.width_method != "random":
-        cut = [part for size, part in WIDTH_SCORES.items() if getattr(draft, size) < getattr(source, size)]
-        needed |= {f"{config.width_method}.{part}" for part in cut}
-    return needed
+def broken_sizes(plan: PruningPlan) -> str | None:
+    """Sizes of the draft are at most the source's, and nothing else differs."""
+    source, draft = plan.source, plan.draft
+    names = ("layers", *WIDTHS, *(("encoder_layers",) if source.encoder_layers else ()))
+    for name in names:
+        kept, of = getattr(draft, name), getattr(source, name)
+        if not 0 < kept <= of:
+            return f"draft.{name} must be > 0 and at most the source's {of}, got {kept}"
+    if draft.vocab < 1:  # that of the target, which may have more rows than the source, or fewer
+        return f"draft.vocab must be > 0, got {draft.vocab}"
+    uncut = draft if plan.vocabulary is None else replace(draft, head_vocab=source.head_vocab, tied=source.tied)
+    if replace(uncut, vocab=source.vocab, **{name: getattr(source, name) for name in names}) != source:
+        return "draft must differ from source in its sizes alone"
+    return None
 
 
-def kept_layers(source: Shape, draft: Shape, method: str, scores: Scores, *, seed: int) -> Kept:
-    """The source layer of every draft layer; of merged ones the first."""
-    num_source, num_kept = source.layers, draft.layers
-    if num_kept == num_source:
-        return tuple(range(num_source))
-    if method == "block_influence":
-        return most_influential(scores, num_kept)
-    if method in LAYER_SCORES:
-        return without_removed(scores.order(LAYER_SCORES[method]), num_source, num_kept)
-    if method == "random":
-        return random_layers(num_source, num_kept, seed=seed)
-    return {"first_last": first_last, "evenly_spaced": evenly_spaced}[method](num_source, num_kept)
-
-
-def kept_neurons(
-    source: Shape, draft: Shape, config: ArchitectureConfig, scores: Scores, groups: Sequence[Kept], *, seed: int
-) -> tuple[Kept, ...] | None:
-    """The neurons of every draft layer; None where all are kept."""
-    if draft.intermediate == source.intermediate:
+def broken_vocabulary(plan: PruningPlan) -> str | None:
+    """The ids that the output head keeps are as many as its rows."""
+    if plan.vocabulary is None:
         return None
-    sizes = (source.layers, source.intermediate)
-    neuron_scores = width_scores(scores, config.width_method, "neurons_LF", groups, sizes, seed=seed)
-    return tuple(best(row, draft.intermediate) for row in neuron_scores)
+    if plan.source.head_vocab:
+        return f"vocabulary must be left out: the source's head outputs {plan.source.head_vocab} ids only"
+    if plan.draft.tied or plan.draft.head_vocab != len(plan.vocabulary):
+        return f"draft must be untied, with a head_vocab of the {len(plan.vocabulary)} ids in vocabulary"
+    mistake = broken_law(plan.vocabulary, plan.draft.vocab)
+    return None if mistake is None else f"vocabulary: {mistake}"
 
 
-def kept_heads(
-    source: Shape, draft: Shape, config: ArchitectureConfig, scores: Scores, groups: Sequence[Kept], *, seed: int
-) -> tuple[tuple[Kept, ...] | None, tuple[Kept, ...] | None]:
-    """The query and key/value heads of every draft layer; None where all are kept."""
-    if draft.heads == source.heads:
-        return None, None
-    head_scores = width_scores(
-        scores, config.width_method, "heads_LN", groups, (source.layers, source.heads), seed=seed
-    )
-    chosen = [best_heads(row, source, draft) for row in head_scores]
-    queries, keys = tuple(heads for heads, _ in chosen), tuple(groups for _, groups in chosen)
-    return queries, None if draft.kv_heads == source.kv_heads else keys
-
-
-def kept_channels(source: Shape, draft: Shape, config: ArchitectureConfig, scores: Scores, *, seed: int) -> Kept | None:
-    """The channels of the residual stream; None where all are kept."""
-    if draft.hidden == source.hidden:
-        return None
-    return best(channel_scores(scores, config.width_method, source.hidden, seed=seed), draft.hidden)
-
-
-def rescaling(source: Shape, layers: Kept, scores: Scores) -> tuple[tuple[Cut, ...], tuple[float, ...]]:
-    """Scales that bring the stream before each cut to the size the layer behind it is used to, and the norms' gains.
-
-    Behind a cut the stream is read as x * d, d_k = mean|x_k behind| / mean|x_k before|. A checkpoint cannot hold
-    a multiplication of the stream, so what reads it takes the scale and what writes it takes its inverse; then the
-    norms see x instead of x * d, whose root mean square differs by the gain, estimated from the target's own stream.
-
-    Source: the channel scale d of Chen et al. 2025, "LinearPatch" (arXiv 2505.24680), without its Hadamard rotation,
-    which would need a module of its own. Folding it into the weights is ours.
-    """
-    import numpy as np  # imported here: `widedraft check` must answer at once
-
-    mean_JH, spread_JH = scores.need("mean_abs_JH"), scores.need("spread_JH")
-    total_H = np.ones(source.hidden)
-    cuts, gains = [], []
-    ends = (*layers, source.layers)
-    for draft_layer, layer in enumerate(ends):
-        came_from = 0 if draft_layer == 0 else ends[draft_layer - 1] + 1
-        if layer > came_from:
-            total_H = total_H * mean_JH[layer] / np.maximum(mean_JH[came_from], np.finfo(np.float32).tiny)
-            cuts.append(Cut(layer=draft_layer, scale=tuple(float(value) for value in total_H)))
-        gains.append(float(np.sqrt((spread_JH[layer] / total_H**2).mean())))
-    return tuple(cuts), tuple(gains) if cuts else ()
+def broken_lists(plan: PruningPlan) -> Iterator[str]:
+    """Lists of parts hold as many different numbers as the draft has, all of them the source's."""
+    source, draft = plan.source, plan.draft
+    lists = [
+        ("source_layers", plan.source_layers, draft.layers, source.layers),
+        ("encoder_layers", plan.encoder_layers, draft.encoder_layers, source.encoder_layers),
+    ]
+    if plan.merged_layers and len(plan.merged_layers) != draft.layers:
+        yield f"merged_layers must have one list for each of {draft.layers} layers, got {len(plan.merged_layers)}"
+    lists += [(f"merged_layers.{i}", each, len(each), source.layers) for i, each in enumerate(plan.merged_layers)]
+    for name, size in (("neurons", "intermediate"), ("heads", "heads"), ("kv_heads", "kv_heads")):
+        choices, kept, of = getattr(plan, name), getattr(draft, size), getattr(source, size)
+        if choices is None and kept != of:
+            yield f"{name} must be given where {kept} of {of} are kept"
+        if choices is not None and len(choices) != draft.layers:
+            yield f"{name} must have one list for each of {draft.layers} layers, got {len(choices)}"
+        lists += [(f"{name}.{index}", choice, kept, of) for index, choice in enumerate(choices or ())]
+    if (plan.channels is None) != (draft.hidden == source.hidden):
+        yield f"channels must be given where {draft.hidden} of {source.hidden} are kept, and only there"
+    elif plan.channels is not None:
+        lists.append(("channels", plan.channels, draft.hidden, source.hidden))
+    for name, choice, kept, of in lists:
+        if len(choice) != kept or len(set(choice)) != kept:
+            yield f"{name} must hold {kept} different numbers, got {len(choice)}, {len(set(choice))} of them different"
+        elif outside := [number for number in choice if not 0 <= number < of]:
+            yield f"{name} must be from 0 to {of - 1}, got {outside[0]}"

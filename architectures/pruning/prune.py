@@ -23,13 +23,13 @@ from architectures.checkpoints.weights import (
 )
 from architectures.errors import UserError
 from architectures.families import FAMILIES
+from architectures.families.family import Family
 from architectures.files.atomic import staged_folder, write_json, write_text
-from architectures.pruning.draft_config import draft_config
-from architectures.pruning.plan_record import PLAN_NAME, PruningPlan
+from architectures.pruning.plan import PLAN_NAME, PruningPlan
 from architectures.pruning.slicing import draft_tensor, source_name, tensor_locations
 from architectures.shapes.shape import Shape, checkpoint_tensors
 from architectures.targets.target import read_config
-from architectures.vocabulary import DraftVocabulary, read_draft_vocabulary, write_draft_vocabulary
+from architectures.vocabulary import CONFIG_KEY, DraftVocabulary, read_draft_vocabulary, write_draft_vocabulary
 
 
 def prune_checkpoint(
@@ -109,19 +109,13 @@ def require_whole_source(weights: Weights, source: Shape) -> None:
     require_tensors(weights, expected, ignored=family.ignored_suffixes)
     for name in stored:
         if not torch.equal(weights.read(name), weights.read(embedding)):
-            raise UserError(
-                f"{weights.files[name]}: {name} differs from {embedding}, {untied_words(is_head=name == head)}"
-            )
-
-
-def untied_words(*, is_head: bool) -> str:
-    """What is wrong with a copy of the embedding that is none, and what helps."""
-    if is_head:
-        return (
-            "but config.json says tie_word_embeddings true. Set it to false if the head has weights of its own, else "
-            "remove the head."
-        )
-    return "and both stacks of such a model read one embedding. Use another target."
+            fix = "and both stacks of such a model read one embedding. Use another target."
+            if name == head:
+                fix = (
+                    "but config.json says tie_word_embeddings true. Set it to false if the head has weights of its "
+                    "own, else remove the head."
+                )
+            raise UserError(f"{weights.files[name]}: {name} differs from {embedding}, {fix}")
 
 
 def draft_layout(plan: PruningPlan, weights: Weights, dtype: str | None) -> dict[str, TensorInfo]:
@@ -146,3 +140,54 @@ def require_numbers(weights: Weights, name: str) -> Tensor:
             "fetch the checkpoint again."
         )
     return tensor
+
+
+# --- config.json ----------------------------------------------------------------------------------------------------
+
+
+def draft_config(config: Mapping[str, Any], plan: PruningPlan, dtype: str | None) -> dict[str, Any]:
+    """The config with the cut applied and every size an engine might guess written out."""
+    family = FAMILIES[plan.draft.family]
+    draft = {key: value for key, value in config.items() if key != "_name_or_path"}
+    sizes = ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim") if family.width else ("layers",)
+    depth = ("encoder_layers",) if family.encoder is not None else ()
+    draft |= {family.keys[size]: getattr(plan.draft, size) for size in (*sizes, *depth, "vocab")}
+    draft["tie_word_embeddings"] = plan.draft.tied
+    if plan.draft.head_vocab:
+        draft[CONFIG_KEY] = plan.draft.head_vocab
+    if plan.channels is not None:
+        eps = config.get(family.keys["norm_eps"], family.default_norm_eps)
+        draft[family.keys["norm_eps"]] = eps * plan.source.hidden / plan.draft.hidden  # as the mean square grows
+    draft.setdefault("architectures", [family.architecture])
+    draft |= cut_layer_entries(config, plan, family)
+    return draft if dtype is None else with_dtype(draft, dtype)
+
+
+def with_dtype(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """A config that names another dtype, under the key it uses: transformers 4 wrote torch_dtype, 5 writes dtype."""
+    keys = [key for key in ("dtype", "torch_dtype") if key in config] or ["dtype"]
+    return {**config, **dict.fromkeys(keys, dtype)}
+
+
+def cut_layer_entries(config: Mapping[str, Any], plan: PruningPlan, family: Family) -> dict[str, Any]:
+    """The config entries that speak of single layers, for the layers that are kept."""
+    cut: dict[str, Any] = {}
+    for key in family.per_layer_lists:
+        if config.get(key) is not None:
+            if len(config[key]) != plan.source.layers:
+                raise UserError(
+                    f"config.json: {key} has {len(config[key])} entries for {plan.source.layers} layers. "
+                    "Take the config.json the checkpoint came with."
+                )
+            cut[key] = [config[key][layer] for layer in plan.source_layers]
+    if family.window_pattern is not None and config.get("layer_types") is None:
+        period = config.get(family.window_pattern.key, family.window_pattern.default)
+        kinds = ("full_attention", "sliding_attention")
+        cut["layer_types"] = [kinds[(layer + 1) % period != 0] for layer in plan.source_layers]
+    rotary = family.rotary_layers(config, plan.source.layers)
+    if rotary is not None:
+        cut["no_rope_layers"] = [rotary[layer] for layer in plan.source_layers]
+    if family.window_layers is not None:
+        first_window = config.get(family.window_layers.key, family.window_layers.default)
+        cut[family.window_layers.key] = sum(layer < first_window for layer in plan.source_layers)
+    return cut

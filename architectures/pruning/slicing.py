@@ -14,11 +14,10 @@ from torch import Tensor
 from architectures.checkpoints.vocabulary_rows import fit_rows
 from architectures.families import FAMILIES
 from architectures.families.family import Part
-from architectures.pruning.plan_record import PruningPlan
+from architectures.pruning.plan import PruningPlan
 from architectures.shapes.shape import Shape
 
 READERS = ("attention_norm", "ffn_norm")  # norms that read the residual stream
-BARE_READERS = ("query", "key", "value", "ffn_gate", "ffn_up")  # linears that read it where no norm does
 WRITERS = ("attention_output", "ffn_down")  # linears that write it, unless a norm stands behind them
 POST_NORMS = ("attention_post_norm", "ffn_post_norm")
 
@@ -158,55 +157,14 @@ def kept_of_plain_axis(plan: PruningPlan, axis: str, layer: int | None) -> Tenso
 
 
 def scaled(plan: PruningPlan, location: TensorLocation, axes: tuple[str, ...], tensor: Tensor) -> Tensor:
-    """Multiply by what fewer channels and cuts of the residual stream ask for; a copy where they ask nothing."""
-    factor_H = norm_factor(plan, location, axes)
-    if factor_H is not None:
-        offset = FAMILIES[plan.source.family].norm_offset
-        return ((tensor.float() + offset) * factor_H - offset).to(tensor.dtype)
-    if location.role == "embedding" and FAMILIES[plan.source.family].scaled_embedding and plan.channels is not None:
-        return (tensor.float() * sqrt(plan.source.hidden / plan.draft.hidden)).to(tensor.dtype)
-    scale_H = stream_scale(plan, location.layer) if location.role in (*written_by(plan), *read_by(plan)) else None
-    if scale_H is None or "hidden" not in axes:
+    """Multiply by what fewer channels ask for; the tensor itself where they ask nothing."""
+    if plan.channels is None:
         return tensor
-    along_H = [-1 if axis == "hidden" else 1 for axis in axes]  # a linear's rows, the columns of GPT-2's
-    scale = scale_H.view(along_H)
-    return (tensor.float() * scale if location.role in read_by(plan) else tensor.float() / scale).to(tensor.dtype)
-
-
-def norm_factor(plan: PruningPlan, location: TensorLocation, axes: tuple[str, ...]) -> Tensor | float | None:
-    """What a norm over the residual stream's channels is multiplied by; None for nothing, and for other tensors."""
+    family, growth = FAMILIES[plan.source.family], sqrt(plan.source.hidden / plan.draft.hidden)
+    if location.role == "embedding" and family.scaled_embedding:
+        return (tensor.float() * growth).to(tensor.dtype)
     if location.role not in (*READERS, *POST_NORMS, "final_norm") or axes != ("hidden",) or location.kind != "weight":
-        return None
-    factor: Tensor | float = 1.0
-    if plan.channels is not None:
-        factor *= sqrt(plan.source.hidden / plan.draft.hidden)
-        if location.role == "final_norm" and plan.draft.tied and FAMILIES[plan.source.family].scaled_embedding:
-            factor /= sqrt(plan.source.hidden / plan.draft.hidden)  # the tied head has grown by as much
-    scale_H = stream_scale(plan, plan.draft.layers if location.layer is None else location.layer)
-    if scale_H is not None and location.role in POST_NORMS:
-        factor = factor / scale_H
-    elif scale_H is not None:
-        factor = factor * scale_H * plan.read_gains[plan.draft.layers if location.layer is None else location.layer]
-    return None if isinstance(factor, float) and factor == 1.0 else factor
-
-
-def written_by(plan: PruningPlan) -> tuple[str, ...]:
-    """The roles whose outputs are added to the residual stream as they are."""
-    has_post_norms = any(role in FAMILIES[plan.source.family].layer for role in POST_NORMS)
-    return () if has_post_norms else WRITERS
-
-
-def read_by(plan: PruningPlan) -> tuple[str, ...]:
-    """The roles of linears that read the residual stream as it is, without a norm that could take a scale."""
-    return () if READERS[0] in FAMILIES[plan.source.family].layer else BARE_READERS
-
-
-def stream_scale(plan: PruningPlan, layer: int | None) -> Tensor | None:
-    """scale_H of the last cut at or before a draft layer, for the channels kept; None where there is none."""
-    if layer is None:
-        return None
-    behind = [cut for cut in plan.cuts if cut.layer <= layer]
-    if not behind:
-        return None
-    scale_H = torch.tensor(behind[-1].scale)
-    return scale_H if plan.channels is None else scale_H[torch.tensor(plan.channels)]
+        return tensor
+    if location.role == "final_norm" and plan.draft.tied and family.scaled_embedding:
+        return tensor  # the tied head has grown by as much
+    return ((tensor.float() + family.norm_offset) * growth - family.norm_offset).to(tensor.dtype)

@@ -3,11 +3,12 @@
 import re
 from difflib import get_close_matches
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
 
-from architectures.files.number_types import BatchDtypeOrAuto, PrecisionOrAuto
+from architectures.files.number_types import BatchDtypeOrAuto
 from architectures.files.section import Section
 from architectures.settings.holding import Holding
 from architectures.settings.kinds import DeviceMemoryGib, HostMemoryGib, TargetBits, TargetPlacement
@@ -98,27 +99,6 @@ class CalibrationConfig(Section):
         description="A text file, or JSON lines with prompts; null takes the prompts of data, self-written or not.",
     )
     tokens: int = Field(default=1024, ge=16, description="Tokens of that text used; less text is an error.")
-    sequence_len: int = Field(default=256, ge=16, description="Tokens per sequence the text is cut into.")
-
-    @field_validator("sequence_len")
-    @classmethod
-    def _no_longer_than_the_text(cls, sequence_len: int, info: ValidationInfo) -> int:
-        tokens = info.data.get("tokens", sequence_len)
-        if sequence_len > tokens:
-            raise ValueError(f"must be at most architecture.calibration.tokens, got {sequence_len} and {tokens}.")
-        return sequence_len
-
-
-BATCHES = "[1-9](?:_?[0-9]){0,14}ba"
-
-MaskTime = Annotated[
-    str,
-    Field(
-        pattern=rf"^(?:{BATCHES}|0?\.[0-9]{{0,9}}[1-9][0-9]{{0,9}}dur|1(?:\.0{{0,9}})?dur)$",
-        title="a time in batches, or a share of the training",
-        examples=["100ba", "0.25dur"],
-    ),
-]
 
 
 class MasksConfig(Section):
@@ -126,58 +106,14 @@ class MasksConfig(Section):
 
     max_duration: str = Field(
         default="400ba",
-        pattern=f"^{BATCHES}$",
+        pattern="^[1-9](?:_?[0-9]){0,14}ba$",
         title="a time in batches",
         examples=["3200ba"],
         description="Length of the training; after a tenth of warm-up, rates fall to a tenth along a cosine.",
     )
-    target_warmup: MaskTime = Field(
-        default="0.5dur",
-        description="Time over which the size asked for moves from the target's to the draft's.",
-    )
     global_train_batch_size: int = Field(default=32, ge=1, description="Sequences per step over all processes.")
-    device_train_microbatch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        default="auto",
-        description="Sequences per forward pass on one device; auto finds the largest that fits a GPU's memory.",
-    )
     weight_lr: float = Field(default=1e-4, gt=0, description="Peak learning rate of the weights.")
     mask_lr: float = Field(default=0.3, gt=0, description="Peak learning rate of masks and multipliers.")
-    lm_weight: float = Field(default=1.0, ge=0, description="Weight of the loss of the next token of the text.")
-    kl_weight: float = Field(default=1.0, ge=0, description="Weight of KL(target || masked); 0 leaves the target out.")
-    precision: PrecisionOrAuto = Field(
-        default="amp_bf16",
-        description="Arithmetic of forward and backward; weights, masks and moments stay float32. auto as for distill.",
-    )
-    save_interval: MaskTime = Field(
-        default="0.25dur",
-        description="Time between checkpoints; the newest two are kept, and training continues from them.",
-    )
-
-    @field_validator("target_warmup")
-    @classmethod
-    def _ends_within_the_training(cls, warmup: str, info: ValidationInfo) -> str:
-        duration = info.data.get("max_duration")
-        if warmup.endswith("ba") and duration is not None and int(warmup[:-2]) > int(duration[:-2]):
-            raise ValueError(
-                f"must be at most architecture.masks.max_duration, got {warmup} and {duration}. "
-                "The draft's size would never be asked for."
-            )
-        return warmup
-
-    @field_validator("device_train_microbatch_size")
-    @classmethod
-    def _fits_the_batch(cls, size: int | str, info: ValidationInfo) -> int | str:
-        batch = info.data.get("global_train_batch_size")
-        if isinstance(size, int) and batch is not None and size > batch:
-            raise ValueError(f"must be at most architecture.masks.global_train_batch_size, got {size} and {batch}.")
-        return size
-
-    @field_validator("kl_weight")
-    @classmethod
-    def _some_loss(cls, kl_weight: float, info: ValidationInfo) -> float:
-        if kl_weight == 0 and info.data.get("lm_weight") == 0:
-            raise ValueError("must be > 0 when architecture.masks.lm_weight is 0. Nothing else says what to keep.")
-        return kl_weight
 
 
 class ArchitectureConfig(Section):
@@ -195,10 +131,8 @@ class ArchitectureConfig(Section):
         description="Key/value heads of a layer; null keeps the target's number of query heads for each.",
     )
     encoder_layers: Size | None = Field(
-        default=None, description="Blocks of the encoder, of an encoder-decoder target; null keeps all of them."
-    )
-    encoder_method: Literal["first_last", "evenly_spaced", "block_influence", "random"] = Field(
-        default="evenly_spaced", description="Which blocks of the target's encoder are kept."
+        default=None,
+        description="Blocks of the encoder, evenly spaced, of an encoder-decoder target; null keeps all of them.",
     )
     stages: list[int] | None = Field(
         default=None,
@@ -209,12 +143,7 @@ class ArchitectureConfig(Section):
         default=None,
         min_length=1,
         description="Folder or hub id the draft is cut from, if not the target: an earlier draft, or a smaller model "
-        "with the target's tokenizer. The target still teaches.",
-    )
-    source_revision: str = Field(
-        default="main",
-        min_length=1,
-        description="Branch, tag or commit of architecture.source, where that is a hub id.",
+        "with the target's tokenizer; owner/name@v2 is a branch, tag or commit. The target still teaches.",
     )
     method: Literal["first_last", "evenly_spaced", "block_influence", "greedy", "merge", "random", "learned_masks"] = (
         Field(
@@ -224,9 +153,6 @@ class ArchitectureConfig(Section):
     )
     width_method: Literal["activation", "flap", "magnitude", "random"] = Field(
         default="activation", description="Which heads, neurons and channels are kept."
-    )
-    rescale: bool = Field(
-        default=False, description="Scale the channels of the residual stream where layers were taken out."
     )
     calibration: CalibrationConfig = Field(default=CalibrationConfig(), description="Text the scores are computed on.")
     scores: str | None = Field(
@@ -243,6 +169,14 @@ class ArchitectureConfig(Section):
         min_length=1,
         description="A plan.json made for this target, taken as it is; shape, sizes and methods are then left out.",
     )
+
+    @property
+    def source_at(self) -> tuple[str, str] | None:
+        """Folder or hub id of `source`, and its revision; None where the recipe has no source."""
+        if self.source is None or "@" not in self.source or Path(self.source).exists():
+            return None if self.source is None else (self.source, "main")
+        path, _, revision = self.source.rpartition("@")
+        return path, revision
 
     @model_validator(mode="after")
     def _one_way_to_say_the_shape(self) -> "ArchitectureConfig":
@@ -279,36 +213,12 @@ class ArchitectureConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _a_method_chooses_among_blocks(self) -> "ArchitectureConfig":
-        if self.encoder_layers is None and self.encoder_method != "evenly_spaced":
-            raise ValueError(
-                f"must leave out encoder_method without encoder_layers, got {self.encoder_method}. The encoder stays "
-                "whole."
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _a_revision_is_of_a_source(self) -> "ArchitectureConfig":
-        if self.source is None and self.source_revision != "main":
-            raise ValueError(
-                f"must leave out source_revision without source, got {self.source_revision}. "
-                "The target's own is target.revision."
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _merged_layers_are_not_rescaled(self) -> "ArchitectureConfig":
-        if self.rescale and self.method == "merge":
-            raise ValueError("must have rescale: false with method: merge. Merged layers do not leave a cut behind.")
-        return self
-
-    @model_validator(mode="after")
     def _masks_and_plans_decide_alone(self) -> "ArchitectureConfig":
         decided, by = ("masks",), f"method: {self.method}"
         if self.method == "learned_masks":
-            decided = ("stages", "source", "width_method", "rescale", "calibration", "scores", "plan")
+            decided = ("stages", "source", "width_method", "calibration", "scores", "plan")
         elif self.plan is not None:
-            decided, by = ("method", "width_method", "rescale", "masks"), f"plan: {self.plan}"
+            decided, by = ("method", "width_method", "masks"), f"plan: {self.plan}"
         given = [name for name in decided if getattr(self, name) != type(self).model_fields[name].default]
         if given:
             raise ValueError(f"must leave out {given[0]} with {by}, which does not look at it.")

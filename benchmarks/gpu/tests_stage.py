@@ -20,7 +20,7 @@ MODULES = (  # all that have such tests, most valuable first; a test looks for o
     "tests/eval/decoding/test_fixed_steps.py",
     "tests/eval/decoding/test_on_a_device.py",
     "tests/distill/losses/test_chunked.py",
-    "tests/distill/masks/test_train.py",
+    "tests/distill/test_learned_masks.py",
     "tests/distill/stages/test_pruning.py",
     "tests/distill/text/test_training.py",
     "tests/eval/test_latency.py",

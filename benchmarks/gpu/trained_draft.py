@@ -44,7 +44,6 @@ WRITTEN_TOKENS = 256  # of a prompt that the target writes itself, at most
 WRITTEN_PER_USEFUL = 1.5  # texts sampled for each such prompt that is of use: a guess on the safe side
 RATE_STEPS = 12  # decoded to see how long a step of the target takes
 MARGIN = 1.3  # of predicted seconds: batches of other lengths, texts written to the disk
-CALIBRATION_SEQUENCES = 4
 LEAST_BATCHES = 20  # so many that the warm-up, a twentieth of them, has one
 
 
@@ -240,9 +239,8 @@ def recipe_of(setting: Setting, training: Training, *, self_written: int) -> Rec
     values = load_recipe(ROOT / training.recipe).model_dump(mode="json")
     values |= {"run_name": "two-minutes", "run_dir": str(setting.work / RUN)}
     values["target"] |= {"path": str(setting.target)}
-    tokens = training.calibration_tokens
     values["architecture"] |= {"layers": training.layers}
-    values["architecture"]["calibration"] |= {"tokens": tokens, "sequence_len": tokens // CALIBRATION_SEQUENCES}
+    values["architecture"]["calibration"] |= {"tokens": training.calibration_tokens}
     if vocabulary := values["architecture"].get("vocabulary"):  # the random target has fewer ids than the recipe keeps
         config = json.loads((setting.target / "config.json").read_text(encoding="utf-8"))
         vocabulary["size"] = min(vocabulary["size"], config["vocab_size"] - 5)

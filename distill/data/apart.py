@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from architectures.families import FAMILIES
-from architectures.importance.watching import removable
+from architectures.importance.activation_scores import removable
 from distill.data.packing_rules import refuse_attention
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments by position and by name

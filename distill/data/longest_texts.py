@@ -49,15 +49,6 @@ def refuse_long_texts(recipe: Recipe, target: Lengths, drafts: Lengths) -> None:
         raise UserError("\n".join(problems))
 
 
-def refuse_long_calibration(recipe: Recipe, folder: str, length: ContextLength | None) -> None:
-    """Raise UserError if a model whose scores decide what is cut was not made for the calibration's sequences."""
-    tokens = recipe.architecture.calibration.sequence_len
-    key = "architecture.calibration.sequence_len"
-    problems = list(too_long([LongTexts(tokens, f"{key} is {tokens}", key)], {folder: length}))
-    if problems:
-        raise UserError(problems[0])
-
-
 def written_texts(recipe: Recipe) -> list[LongTexts]:
     """Prompts and the target's answers to them, as `widedraft generate` writes them."""
     prompt, answer = recipe.data.max_seq_len - 1, recipe.data.max_new_tokens

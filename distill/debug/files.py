@@ -92,8 +92,8 @@ def write_debug(
 def debug_configs(recipe: Recipe) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """The configs of the target, and of what the draft is cut out of."""
     config = config_for_debug("target.path", recipe.target.path, recipe.target.revision)
-    source, revision = recipe.architecture.source, recipe.architecture.source_revision
-    return config, config if source is None else config_for_debug("architecture.source", source, revision)
+    source = recipe.architecture.source_at
+    return config, config if source is None else config_for_debug("architecture.source", *source)
 
 
 def config_for_debug(key: str, path: str, revision: str) -> Mapping[str, Any]:

@@ -86,13 +86,14 @@ def debug_architecture(values: Values, tiny: TinyRun, run: Path) -> Values:
     if tiny.stages is not None:
         sizes |= {"layers": None, "stages": tiny.stages}
     if values["method"] == "learned_masks":
-        looked_at: Values = {"masks": {**values["masks"], **debug_masks(values["masks"])}}
+        looked_at: Values = {"masks": {**values["masks"], "max_duration": "6ba", "global_train_batch_size": 8}}
     else:
         looked_at = {"calibration": debug_calibration(values["calibration"], run)}
-    source = None if values["source"] is None else str(run / SOURCE)
-    of_source = {"source": source, "source_revision": "main"}
-    vocabulary = debug_vocabulary(values["vocabulary"], tiny, run)
-    return {**sizes, "shape": None, "plan": None, "scores": None, "vocabulary": vocabulary, **of_source, **looked_at}
+    made = {
+        "source": None if values["source"] is None else str(run / SOURCE),
+        "vocabulary": debug_vocabulary(values["vocabulary"], tiny, run),
+    }
+    return {**sizes, "shape": None, "plan": None, "scores": None, **made, **looked_at}
 
 
 def debug_vocabulary(wanted: Values | None, tiny: TinyRun, run: Path) -> Values | None:
@@ -107,20 +108,9 @@ def debug_vocabulary(wanted: Values | None, tiny: TinyRun, run: Path) -> Values 
 
 
 def debug_calibration(calibration: Values, run: Path) -> Values:
-    """Two short sequences of the built-in prompts."""
+    """One short sequence of the built-in prompts."""
     text = None if calibration["text"] is None else str(run / PROMPTS)
-    return {"text": text, "tokens": 128, "sequence_len": 64}
-
-
-def debug_masks(masks: Values) -> Values:
-    """Six steps of mask training."""
-    return {
-        "max_duration": "6ba",
-        "target_warmup": "0.5dur",
-        "global_train_batch_size": 8,
-        "device_train_microbatch_size": at_most(masks["device_train_microbatch_size"], 2),
-        "save_interval": "0.5dur",
-    }
+    return {"text": text, "tokens": 128}
 
 
 def debug_data(values: Values, run: Path) -> Values:

@@ -20,8 +20,8 @@ from architectures.errors import UserError
 from architectures.families import family_of
 from architectures.families.family import Family
 from architectures.files.atomic import staged_folder, write_json, write_text
-from architectures.pruning.draft_config import with_dtype
-from architectures.pruning.plan_record import PLAN_NAME
+from architectures.pruning.plan import PLAN_NAME
+from architectures.pruning.prune import with_dtype
 from architectures.targets.target import read_config
 from architectures.vocabulary import (
     CARD_NAME,

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.families.family import Feature
-from architectures.pruning.plan import LAYER_SCORES
+from architectures.pruning.selection import LAYER_SCORES
 from architectures.settings.holding import Placement
 from distill.formulas.losses import Knowledge
 from distill.recipe.sections.samples import SamplesConfig
@@ -215,17 +215,11 @@ def training_rules(recipe: Recipe) -> Broken:
             "distill.device_train_microbatch_size",
             "must be a number when distill.teacher.parallelism is fsdp2, got auto.",
         )
-    if distill.parallelism != "ddp":
-        if size == "auto":
-            yield (
-                "distill.parallelism",
-                f"must be ddp when distill.device_train_microbatch_size is auto, got {distill.parallelism}.",
-            )
-        if architecture.method == "learned_masks" and architecture.masks.device_train_microbatch_size == "auto":
-            yield (
-                "distill.parallelism",
-                f"must be ddp when architecture.masks.device_train_microbatch_size is auto, got {distill.parallelism}.",
-            )
+    if distill.parallelism != "ddp" and size == "auto":
+        yield (
+            "distill.parallelism",
+            f"must be ddp when distill.device_train_microbatch_size is auto, got {distill.parallelism}.",
+        )
     if distill.shard_degree != "auto" and distill.parallelism != "hsdp":
         yield (
             "distill.shard_degree",
@@ -315,7 +309,6 @@ FEATURES: Mapping[Feature, tuple[str, Callable[[Recipe], bool]]] = {
         "architecture.method=learned_masks",
         lambda recipe: recipe.architecture.method == "learned_masks",
     ),
-    "rescale": ("architecture.rescale", lambda recipe: recipe.architecture.rescale),
     "vocabulary": ("architecture.vocabulary", lambda recipe: recipe.architecture.vocabulary is not None),
     "stages": ("architecture.stages", lambda recipe: recipe.architecture.stages is not None),
     "packing": ("distill.packing", lambda recipe: recipe.distill.packing),

@@ -42,7 +42,6 @@ def stage_recipe(run: Run, layers: int, source: str | None) -> Recipe:
             **dict.fromkeys(("shape", "hidden", "intermediate", "heads", "kv_heads", "stages", "scores")),
             "layers": layers,
             "source": source,
-            "source_revision": recipe.architecture.source_revision if source == recipe.architecture.source else "main",
         }
     )
     names = {"run_name": f"{recipe.run_name}-stage-{layers}", "run_dir": str(stage_run(run, layers).folder)}
@@ -90,7 +89,5 @@ def cut_from(run: Run) -> Path:
 
 def source_folder(recipe: Recipe) -> Path | None:
     """The folder of architecture.source at its revision, fetched if need be; None where the recipe names none."""
-    wanted = recipe.architecture
-    if wanted.source is None:
-        return None
-    return resolve_checkpoint(wanted.source, revision=wanted.source_revision)
+    source = recipe.architecture.source_at
+    return None if source is None else resolve_checkpoint(source[0], revision=source[1])

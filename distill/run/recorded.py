@@ -42,7 +42,8 @@ def target_record(target: TargetConfig) -> dict[str, Any]:
 
 def source_record(wanted: ArchitectureConfig) -> dict[str, Any]:
     """What the draft is cut out of, as a manifest names it, under "source"; nothing where that is the target."""
-    return {} if wanted.source is None else {"source": {"path": wanted.source, "revision": wanted.source_revision}}
+    source = wanted.source_at
+    return {} if source is None else {"source": {"path": source[0], "revision": source[1]}}
 
 
 def recipe_hash(recipe: Recipe) -> str:

@@ -12,9 +12,9 @@ from architectures.checkpoints.fingerprint import (
     fingerprint_tokenizer,
     fingerprint_value,
 )
-from architectures.pruning.plan import needed_scores
+from architectures.pruning.selection import needed_scores
 from architectures.shapes.shape import Shape
-from architectures.targets.target import local_path, read_config
+from architectures.targets.target import read_config
 from architectures.vocabulary import list_file
 from distill.recipe.loader import value_at
 from distill.recipe.recipe import Recipe
@@ -69,14 +69,12 @@ def mask_inputs(run: Run) -> dict[str, Any]:
     """What learned masks are made from; keys that a continued training may change are left out."""
     recipe = run.recipe
     architecture = recipe.architecture.model_dump(mode="json")
-    for key in ("save_interval", "device_train_microbatch_size"):
-        del architecture["masks"][key]
-    for key in ("source_revision", "vocabulary"):  # masks have no source; the head is chosen after them
-        del architecture[key]
+    del architecture["vocabulary"]  # the head is chosen after the masks
     return {
         "target": fingerprint_checkpoint(run.target),
         "target.dtype": recipe.target.dtype,
         "architecture": section(recipe, "architecture", architecture),
+        "distill.precision": recipe.distill.precision,
         "text": text_as_input(recipe.text),
         "seed": recipe.seed,
     }
@@ -98,7 +96,7 @@ def prune_inputs(run: Run) -> dict[str, Any]:
     vocabulary = vocabulary_as_input(run)
     if wanted.method == "learned_masks":
         return masks_as_input(run) | vocabulary
-    not_the_cut = {"scores", "calibration", "plan", "source", "source_revision", "masks", "vocabulary"}
+    not_the_cut = {"scores", "calibration", "plan", "source", "masks", "vocabulary"}
     inputs = {
         "target": fingerprint_checkpoint(run.target),
         "target.dtype": recipe.target.dtype,
@@ -107,11 +105,9 @@ def prune_inputs(run: Run) -> dict[str, Any]:
     }
     if source != run.target:
         inputs["architecture.source"] = fingerprint_checkpoint(source)
-    if wanted.source is not None and local_path(wanted.source, "main") is None:
-        inputs["architecture.source_revision"] = wanted.source_revision
     if wanted.plan is not None:
         return inputs | {"architecture.plan": fingerprint_file(Path(wanted.plan))}
-    if "random" in (wanted.method, wanted.width_method, wanted.encoder_method):
+    if "random" in (wanted.method, wanted.width_method):
         inputs["seed"] = recipe.seed
     if needed_scores(Shape.from_config(read_config(source), where=str(source / "config.json")), wanted):
         inputs["architecture.calibration"] = scores_inputs(run, source)["calibration"]

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.checkpoints.manifest import changed_inputs
-from architectures.pruning.plan import load_plan, needed_scores, plan_pruning
-from architectures.pruning.plan_record import PLAN_NAME, PruningPlan
-from architectures.pruning.scores import Scores
+from architectures.pruning.plan import PLAN_NAME, PruningPlan, load_plan
+from architectures.pruning.selection import Scores, needed_scores, plan_pruning
 from architectures.settings.holding import WHOLE, Placement
 from architectures.sharing import ALONE
 from architectures.vocabulary import VocabularyConfig
-from distill.data.longest_texts import refuse_long_calibration
 from distill.recipe.validate import refuse_orders
 from distill.run.progressive import cut_from
 from distill.run.run import Run, length_of, shape_of
@@ -89,7 +87,7 @@ def recipe_plan(run: Run, source: Path) -> PruningPlan:
 def scores_of(run: Run, source: Path, needed: set[str]) -> Scores:
     """The scores a plan needs: those of the scores folder, and those missing there, computed and added."""
     from architectures.kept import Kept, remove_kept
-    from architectures.pruning.score_files import SCORES_NAME, load_scores, save_scores
+    from architectures.pruning.selection import SCORES_NAME, load_scores, save_scores
 
     inputs, file, share = scores_inputs(run, source), run.scores.path / SCORES_NAME, run.share
 
@@ -102,7 +100,6 @@ def scores_of(run: Run, source: Path, needed: set[str]) -> Scores:
     missing = needed - known.arrays.keys()
     if missing:
         refuse_orders(placement_of(run, source), missing)
-        refuse_long_calibration(run.recipe, str(source), length_of(source))
         kept = Kept(run.scores.path / "parts", inputs)
         computed = compute_scores(run, source, missing, kept)
         if share.leads:
@@ -135,7 +132,7 @@ def compute_scores(run: Run, source: Path, missing: set[str], kept: "Kept") -> d
     from eval.targets.calibration import access_to
     from eval.targets.loading import load_target
 
-    ids_ST, share, wanted = calibration_ids(run), run.share, run.recipe.target
+    ids_ST, share, wanted = calibration_ids(run, source), run.share, run.recipe.target
     is_layered = placement_of(run, source) == "layers"
     if is_layered and not share.leads:  # what is read from the disk once serves all texts
         return {}
@@ -150,8 +147,8 @@ def compute_scores(run: Run, source: Path, missing: set[str], kept: "Kept") -> d
     return {**scores, **activation_scores(model, ids_ST, access=access_to(model, source), **how)}
 
 
-def calibration_ids(run: Run) -> "Tensor":
-    """ids_ST of the calibration text.
+def calibration_ids(run: Run, source: Path) -> "Tensor":
+    """ids_ST of the calibration text, which the model at source reads.
 
     Raises:
         UserError: If the text is shorter than asked.
@@ -159,19 +156,18 @@ def calibration_ids(run: Run) -> "Tensor":
     from architectures.importance.calibration import calibration_sequences
     from eval.models.loading import load_tokenizer
 
-    calibration = run.recipe.architecture.calibration
-    tokenizer = load_tokenizer(run.target)
+    tokenizer, length = load_tokenizer(run.target), length_of(source)
     return calibration_sequences(
         calibration_texts(run, tokenizer),
         tokenizer,
-        tokens=calibration.tokens,
-        sequence_len=calibration.sequence_len,
+        tokens=run.recipe.architecture.calibration.tokens,
+        context_tokens=None if length is None else length.tokens,
     )
 
 
 def calibration_texts(run: Run, tokenizer: Any) -> Iterator[str]:
     """A text file's text, or prompts as the target reads them: of a file, of the data, or written by itself."""
-    from architectures.importance.calibration_text import read_text
+    from architectures.importance.calibration import read_text
     from distill.data.generate import write_own_prompts_if_asked
     from eval.prompts import load_prompts, render_prompt
     from eval.tasks import PromptSource

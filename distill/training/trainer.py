@@ -1,9 +1,7 @@
 """Composer's trainer, built from a recipe."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from composer import Algorithm, Callback, Evaluator, Logger, State, Trainer
@@ -65,22 +63,18 @@ def training_device() -> Device:
     return DeviceGPU(allow_tf32=False) if torch.cuda.is_available() else DeviceCPU()
 
 
-Refusal = Callable[[Path, dict[str, Any]], None]
-
-
-def newest_for_all(folder: Path, refuse: Refusal | None = None) -> Path | None:
+def newest_for_all(folder: Path) -> Path | None:
     """The newest intact checkpoint of a folder, chosen and read by rank 0 for all; None where there is none.
 
     Composer asks again before it reads it; under FSDP2 a refusal would then come to rank 0 alone, the others waiting.
 
     Args:
         folder: Of the checkpoints.
-        refuse: Raises UserError for a checkpoint, given its path and what it holds, that cannot be continued.
 
     Raises:
-        UserError: On all processes, if it holds anything but what a training here saves, or is refused.
+        UserError: On all processes, if it holds anything but what a training here saves.
     """
-    outcome = [newest_or_problem(folder, refuse) if dist.get_global_rank() == 0 else None]
+    outcome = [newest_or_problem(folder) if dist.get_global_rank() == 0 else None]
     dist.broadcast_object_list(outcome, src=0)
     assert outcome[0] is not None  # rank 0 has filled it
     checkpoint, problem = outcome[0]
@@ -89,14 +83,12 @@ def newest_for_all(folder: Path, refuse: Refusal | None = None) -> Path | None:
     return checkpoint
 
 
-def newest_or_problem(folder: Path, refuse: Refusal | None = None) -> tuple[Path | None, str | None]:
+def newest_or_problem(folder: Path) -> tuple[Path | None, str | None]:
     """The newest intact checkpoint, or why it is refused."""
     try:
         checkpoint = newest_intact_checkpoint(folder)
         if checkpoint is not None:
-            saved = read_checkpoint(checkpoint)
-            if refuse is not None:
-                refuse(checkpoint, saved)
+            read_checkpoint(checkpoint)
     except UserError as error:
         return None, str(error)
     return checkpoint, None
@@ -245,7 +237,7 @@ def build_trainer(
         ],
         device=training_device(),
         precision=config.precision if torch.cuda.is_available() else "fp32",  # bfloat16 on CPU: see DistillModel
-        device_train_microbatch_size=microbatch_size(config),
+        device_train_microbatch_size=microbatch_size(config.device_train_microbatch_size, config),
         accumulate_train_batch_on_tokens=True,
         eval_interval=interval(config.eval_interval, config, learned),
         parallelism_config=parallelism_config(config),

@@ -42,11 +42,9 @@ def device_batch_size(config: DistillConfig | MasksConfig) -> int:
     return size
 
 
-def microbatch_size(config: DistillConfig | MasksConfig) -> int | Literal["auto"]:
-    """Sequences per forward and backward pass. Composer finds it on GPUs; on a processor it is the device's batch."""
-    if config.device_train_microbatch_size != "auto" or torch.cuda.is_available():
-        return config.device_train_microbatch_size
-    return device_batch_size(config)
+def microbatch_size(size: int | Literal["auto"], config: DistillConfig | MasksConfig) -> int | Literal["auto"]:
+    """Sequences per forward and backward pass. Composer finds it on GPUs; on a CPU auto is the device's batch."""
+    return device_batch_size(config) if size == "auto" and not torch.cuda.is_available() else size
 
 
 def answer_training(

@@ -11,8 +11,7 @@ from transformers import PreTrainedModel
 from architectures.checkpoints.weights import Weights, open_weights
 from architectures.families import FAMILIES
 from architectures.families.family import Family
-from architectures.importance.activation_scores import Access
-from architectures.importance.watching import Reading, Watch, watching_bytes
+from architectures.importance.activation_scores import Access, Reading, Watch, watching_bytes
 from eval.targets.layered import held_otherwise, layers_of
 from eval.targets.passes import Pass, run_passes
 

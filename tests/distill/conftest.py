@@ -138,10 +138,11 @@ def make_run(tmp_path: Path, tiny_target: Path, tiny_draft: Path) -> Callable[..
 
 
 @pytest.fixture
-def make_masks(tmp_path: Path, tiny_target: Path) -> Callable[..., Any]:
+def make_masks(tmp_path: Path, tiny_target: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """make_masks(name, architecture={...}, **keys of architecture.masks) -> Recipe of a tiny run."""
     from distill.recipe.recipe import Recipe
 
+    monkeypatch.setattr("distill.learned_masks.SAVE_INTERVAL", "0.01dur")  # every batch
     text = tmp_path / "text.txt"
     generator = random.Random(3)
     text.write_text("".join(generator.choice("abcdefgh \n") for _ in range(6000)))
@@ -150,9 +151,6 @@ def make_masks(tmp_path: Path, tiny_target: Path) -> Callable[..., Any]:
         settings = {
             "max_duration": "6ba",
             "global_train_batch_size": 4,
-            "device_train_microbatch_size": 4,
-            "precision": "fp32",
-            "save_interval": "1ba",
         }
         sizes = {"layers": 2, "intermediate": 64, "heads": 2, "kv_heads": 1, "hidden": 32}
         return Recipe(
@@ -167,7 +165,12 @@ def make_masks(tmp_path: Path, tiny_target: Path) -> Callable[..., Any]:
                 "num_eval_sequences": 2,
                 "mixture": {"update_interval": update_interval},
             },
-            distill={"progress_bar": False, **(distill or {})},
+            distill={
+                "progress_bar": False,
+                "device_train_microbatch_size": 4,
+                "precision": "fp32",
+                **(distill or {}),
+            },
         )
 
     return make

@@ -24,10 +24,10 @@ def recipe(make_translator, tmp_path):
     prompts.write_text("".join(json.dumps({"prompt": f"What comes after {i}?"}) + "\n" for i in range(16)))
     text.write_text("some words that are read. " * 40)
     file = tmp_path / "recipe.yaml"
-    cut = f"layers: 1, encoder_layers: 2, encoder_method: block_influence, calibration: {{text: {text}, tokens: 64, "
+    cut = f"layers: 1, encoder_layers: 2, method: block_influence, calibration: {{text: {text}, tokens: 64}}"
     file.write_text(
         f"run_name: t5\nrun_dir: {tmp_path / 'run'}\ntarget: {{path: {target}, dtype: float32}}\n"
-        f"architecture: {{{cut}sequence_len: 32}}}}" + SETTINGS.format(prompts=prompts)
+        f"architecture: {{{cut}}}" + SETTINGS.format(prompts=prompts)
     )
     return file
 

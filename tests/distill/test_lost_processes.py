@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from architectures.importance import watching
+from architectures.importance import activation_scores
 from architectures.importance.layer_search import LayerSearch
 from architectures.sharing import ALONE, Share
 from distill import teacher_cache, train
@@ -42,7 +42,7 @@ eval:
   {{num_prompts: 2, max_new_tokens: 8, batch_size: 1, lookaheads: [1, 2], latency_repeats: 2,
     live_prompts: 2, latency_batch_sizes: [], num_resamples: 50, num_threads: 1, dtype: float32}}
 """
-CUT = "{layers: 2, method: greedy, intermediate: 96, width_method: flap, calibration: {tokens: 160, sequence_len: 32}}"
+CUT = "{layers: 2, method: greedy, intermediate: 96, width_method: flap, calibration: {tokens: 160}}"
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Row:
 ROWS = [
     Row("generate", "files of answers", (answering, "write_shard"), 1),
     Row("prune", "every distance", (LayerSearch, "through"), 12),  # what one call of distances asks
-    Row("prune", "the sums", (watching, "read_text"), 2),
+    Row("prune", "the sums", (activation_scores, "read_text"), 2),
     Row("cache", "files of the cache", (teacher_cache, "write_tensors"), 1),
     Row("eval", "files of answers", (answering, "write_shard"), 1),
     Row("eval", "each answer's", (replay_drafts, "replay_answer"), 1),

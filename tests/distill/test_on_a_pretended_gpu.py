@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from architectures.masks.masks import plan_from_masks
+from architectures.pruning.masks import plan_from_masks
 from distill.callbacks import total_norm
 from distill.formulas.losses import LOSSES, loss_term
-from distill.masks.building import build_mask_model, gathered
-from distill.masks.train import build_text, mask_metrics, write_masks
+from distill.learned_masks import build_mask_model, build_text, mask_metrics, write_masks
 from distill.metrics import eval_metrics
 from distill.run.run import Run
 from distill.stages.running import cache_stage, generate_stage, prune_stage
@@ -160,9 +159,9 @@ def test_masks_are_trained_and_written(make_masks, gpu):
         _, mixture = build_text(Run.of(recipe), model)
         found.append([losses["total"].item(), *mask_metrics(model).values(), *mixture.measure(None).values()])
     assert found[0] == pytest.approx(found[1], rel=1e-5)
-    plans = [plan_from_masks(each.masks, each.masks.source, each.masks.draft, target="") for each in models]
+    plans = [plan_from_masks(each.masks) for each in models]
     assert plans[0] == plans[1]
-    write_masks(Run.of(recipe), gathered(models[1]), mask_metrics(models[1]))
+    write_masks(Run.of(recipe), models[1].state_dict(), mask_metrics(models[1]))
 
 
 @pytest.mark.parametrize("method", ["block_influence", "greedy", "merge"])
@@ -170,7 +169,7 @@ def test_a_target_is_cut_and_answers(make_run, tmp_path, gpu, method):
     (tmp_path / "p.jsonl").write_text("".join(f'{{"prompt": "What comes after {i}?"}}\n' for i in range(20)))
     recipe = make_run("other")
     architecture = {"layers": 2, "intermediate": 96, "hidden": 48, "method": method}
-    architecture["calibration"] = {"tokens": 64, "sequence_len": 32}
+    architecture["calibration"] = {"tokens": 64}
     data = {"prompts": [{"path": str(tmp_path / "p.jsonl")}], "num_eval_prompts": 2, "max_new_tokens": 3}
     data["answer_steps"] = "eager"
     recipe = type(recipe).model_validate(

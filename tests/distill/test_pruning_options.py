@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from transformers import AutoModelForCausalLM
 
 from architectures.errors import UserError
-from architectures.pruning.plan_record import PLAN_NAME, PruningPlan
+from architectures.pruning.plan import PLAN_NAME, PruningPlan
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 from distill.check import check_recipe
@@ -35,14 +35,7 @@ EVERYTHING = {"layers": 2, "intermediate": 64, "heads": 2, "kv_heads": 1, "hidde
 WORKS = (None, None)
 OPTIONS: dict[str, tuple[Mapping[str, object], str | None, str | None]] = {
     **{f"layers by {method}": ({"layers": 2, "method": method}, *WORKS) for method in DEPTH},
-    **{
-        f"layers by {method}, rescaled": ({"layers": 2, "method": method, "rescale": True}, *WORKS)
-        for method in DEPTH
-        if method != "merge"
-    },
-    "merged and rescaled": ({"layers": 2, "method": "merge", "rescale": True}, "must have rescale: false", None),
-    "all layers, rescaled": ({"layers": 4, "method": "greedy", "rescale": True}, *WORKS),
-    "one layer, rescaled": ({"layers": 1, "method": "first_last", "rescale": True}, *WORKS),
+    "one layer": ({"layers": 1, "method": "first_last"}, *WORKS),
     **{f"neurons by {method}": ({"intermediate": 64, "width_method": method}, None, LAYERS_ALONE) for method in WIDTH},
     **{f"heads by {method}": ({"heads": 2, "width_method": method}, None, LAYERS_ALONE) for method in WIDTH},
     **{
@@ -52,11 +45,9 @@ OPTIONS: dict[str, tuple[Mapping[str, object], str | None, str | None]] = {
     },
     "channels by flap": ({"hidden": 32, "width_method": "flap"}, f"has no scores of them|{LAYERS_ALONE}", None),
     "everything": (EVERYTHING, None, LAYERS_ALONE),
-    "everything, rescaled": ({**EVERYTHING, "rescale": True}, None, LAYERS_ALONE),
     "more layers": ({"layers": 5}, "exceeds the target in layers 5", None),
     "a named shape": ({"shape": "wide-1.3b"}, "has heads 128 wide", None),
     "no layer": ({"layers": 0}, "must be a whole number > 0", None),
-    "masks and rescale": ({"layers": 2, "method": "learned_masks", "rescale": True}, "leave out rescale", None),
     "two shapes": ({"layers": 2, "shape": "wide-1.3b"}, "must hold one of them", None),
 }
 
@@ -91,7 +82,7 @@ def recipe_of(tmp_path, scores) -> Callable[..., Recipe]:
 
     def make(target: Path, **architecture) -> Recipe:
         if "plan" not in architecture and architecture.get("method") != "learned_masks":
-            calibration = {"text": str(text), "tokens": 64, "sequence_len": 32}
+            calibration = {"text": str(text), "tokens": 64}
             architecture |= {"scores": str(scores / target.name), "calibration": calibration}
         return Recipe.model_validate(
             {
@@ -137,15 +128,14 @@ def test_an_option_works_or_is_refused(targets, recipe_of, option, family):
         name: architecture[name] for name in ("layers", "intermediate", "heads", "hidden") if name in architecture
     }
     assert {name: getattr(plan.draft, name) for name in wanted} == wanted
-    assert bool(plan.cuts) == bool(plan.read_gains) == bool(architecture.get("rescale") and plan.draft.layers < 4)
     assert logits(init).isfinite().all()
 
 
 @pytest.mark.parametrize("family", DECODER_ONLY)
-@pytest.mark.parametrize(("method", "rescale"), [*((method, False) for method in DEPTH), ("first_last", True)])
-def test_an_option_that_takes_nothing_away_changes_no_bit(targets, recipe_of, method, rescale, family):
+@pytest.mark.parametrize("method", DEPTH)
+def test_an_option_that_takes_nothing_away_changes_no_bit(targets, recipe_of, method, family):
     target = targets(family)
-    init, _ = pruned(recipe_of(target, layers="1x", method=method, rescale=rescale))
+    init, _ = pruned(recipe_of(target, layers="1x", method=method))
     assert torch.equal(logits(init), logits(target))
 
 
@@ -153,7 +143,7 @@ def test_an_option_that_takes_nothing_away_changes_no_bit(targets, recipe_of, me
 @pytest.mark.parametrize("family", DECODER_ONLY)
 def test_a_head_stays_tied_or_apart(targets, recipe_of, family, tied):
     target = targets(family, **{} if tied else {"tie_word_embeddings": False})
-    init, plan = pruned(recipe_of(target, layers=4, method="first_last", rescale=True))
+    init, plan = pruned(recipe_of(target, layers=4, method="first_last"))
     assert plan.draft.tied == tied
     assert torch.equal(logits(init), logits(target))
 
@@ -172,7 +162,7 @@ def test_a_plan_and_a_source_serve_every_family(targets, recipe_of, tmp_path, fa
 
 @pytest.mark.parametrize("family", DECODER_ONLY)
 def test_stages_are_a_cut_of_the_stage_before(targets, recipe_of, family):
-    recipe = recipe_of(targets(family), stages=[3, 2], method="first_last", rescale=True)
+    recipe = recipe_of(targets(family), stages=[3, 2], method="first_last")
     assert ("pruned by", "first_last, in stages of 3, 2 layers") in check_recipe(recipe)
     with pytest.raises(UserError, match=r"stage-3/draft: not finished\. `widedraft run RECIPE` makes one stage after"):
         prune_stage(Run.of(recipe))

@@ -30,7 +30,7 @@ OF_WHEN_AND_WHERE = ("created", "argv", "git_commit", "hardware")
 def recipe(tiny_target, tmp_path) -> Path:
     prompts, file = tmp_path / "prompts.jsonl", tmp_path / "recipe.yaml"
     prompts.write_text("".join(json.dumps({"prompt": f"What comes after {i}?"}) + "\n" for i in range(16)))
-    cut = "{layers: 2, method: greedy, calibration: {tokens: 64, sequence_len: 32}}"
+    cut = "{layers: 2, method: greedy, calibration: {tokens: 64}}"
     file.write_text(
         f"run_name: tiny\nrun_dir: {tmp_path / 'run'}\ntarget: {{path: {tiny_target}, dtype: float32}}\n"
         f"architecture: {cut}" + SETTINGS.format(prompts=prompts)

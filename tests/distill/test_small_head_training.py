@@ -17,7 +17,7 @@ from architectures.vocabulary_head import head_ids
 from distill.check import check_recipe
 from distill.checkpoints.files import find_checkpoints
 from distill.exporting.export import export_checkpoint
-from distill.masks.train import train_masks
+from distill.learned_masks import train_masks
 from distill.metrics import expected_acceptance
 from distill.recipe.recipe import save_recipe
 from distill.recipe.sections.teacher import HiddenCache

@@ -186,45 +186,26 @@ def hub(monkeypatch, source) -> list[tuple[str, str]]:
 
 
 def test_a_source_on_the_hub_is_taken_at_its_revision_everywhere(make_recipe, target, hub):
-    recipe = make_recipe(source="owner/small", source_revision="v2")
+    recipe = make_recipe(source="owner/small@v2")
     planned_shapes(recipe)
     prune_stage(Run.of(recipe))
     assert set(hub) == {("owner/small", "v2")}
     manifest = read_manifest(Path(recipe.run_dir) / "init")
     assert manifest is not None
     assert manifest["source"] == {"path": "owner/small", "revision": "v2"}
-    assert manifest["inputs"]["architecture.source_revision"] == "v2"
-
-
-def test_another_revision_is_another_input_and_a_local_source_has_none(make_recipe, target, hub):
-    first, second = (
-        prune_inputs(Run.of(make_recipe(source="owner/small", source_revision=revision))) for revision in ("v2", "v3")
-    )
-    assert {name for name in first if first[name] != second[name]} == {"architecture.source_revision"}
-    local = prune_inputs(Run.of(make_recipe()))
-    assert "architecture.source_revision" not in local
-    assert first.keys() - local.keys() == {"architecture.source_revision"}
 
 
 def test_a_revision_of_a_local_source_is_refused(make_recipe, source):
     with pytest.raises(UserError, match=rf"^{source}: is local, and revision v2 is for a hub id\."):
-        prune_stage(Run.of(make_recipe(source_revision="v2")))
+        prune_stage(Run.of(make_recipe(source=f"{source}@v2")))
 
 
 def test_a_revision_is_of_the_recipes_own_source_and_not_of_the_stage_before(make_recipe, hub):
-    recipe = make_recipe(source="owner/small", source_revision="v2", layers=None, stages=[3, 2, 1])
+    recipe = make_recipe(source="owner/small@v2", layers=None, stages=[3, 2, 1])
     stages = [stage.recipe.architecture for stage in earlier_stages(Run.of(recipe))]
-    assert [(stage.source, stage.source_revision) for stage in stages] == [
+    assert [stage.source_at for stage in stages] == [
         ("owner/small", "v2"),
         (str(Path(recipe.run_dir) / "stage-3" / "draft"), "main"),
-    ]
-
-
-def test_a_revision_without_a_source_is_refused(mistakes):
-    text = "run_name: r\ntarget: {path: t}\narchitecture: {layers: 2, source_revision: v2}\n"
-    lines = mistakes(f"{text}data: {{self_written_prompts: 9}}\n")
-    assert [line.removeprefix("r.yaml:3: ") for line in lines] == [
-        "architecture must leave out source_revision without source, got v2. The target's own is target.revision."
     ]
 
 

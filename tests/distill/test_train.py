@@ -309,7 +309,7 @@ def test_training_answers_are_shuffled_with_the_recipes_seed_and_held_out_ones_a
 
 
 def test_auto_microbatch_on_a_processor_is_the_whole_batch(make_run):
-    assert microbatch_size(make_run(device_train_microbatch_size="auto").distill) == 4
+    assert microbatch_size("auto", make_run().distill) == 4
 
 
 @pytest.mark.parametrize("num_processes", [3, 8])

@@ -19,7 +19,7 @@ from architectures.files.atomic import write_json
 from architectures.files.reading import read_json_object
 from architectures.gguf_export import export_gguf
 from architectures.gguf_format import GgufKind, file_name
-from architectures.pruning.plan_record import PLAN_NAME
+from architectures.pruning.plan import PLAN_NAME
 from architectures.settings.recipe_command import command_of
 from architectures.shapes.context_length import context_length, has_scaled_positions
 from architectures.targets.target import read_config

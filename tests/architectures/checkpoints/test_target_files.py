@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from architectures.checkpoints.target_files import CARRIED_FILES, with_special_ids
 from architectures.errors import UserError
-from architectures.pruning.plan import plan_pruning
-from architectures.pruning.plan_record import PruningPlan
+from architectures.pruning.plan import PruningPlan
 from architectures.pruning.prune import prune_checkpoint
+from architectures.pruning.selection import plan_pruning
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config

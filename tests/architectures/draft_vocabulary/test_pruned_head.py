@@ -12,10 +12,9 @@ from torch import Tensor
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.pruning.plan import load_plan, plan_pruning
-from architectures.pruning.plan_laws import broken_laws
-from architectures.pruning.plan_record import PruningPlan
+from architectures.pruning.plan import PruningPlan, broken_laws, load_plan
 from architectures.pruning.prune import prune_checkpoint
+from architectures.pruning.selection import plan_pruning
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config

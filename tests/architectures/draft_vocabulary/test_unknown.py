@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from architectures.errors import UserError
-from architectures.pruning.plan import plan_pruning
 from architectures.pruning.prune import prune_checkpoint
+from architectures.pruning.selection import plan_pruning
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config

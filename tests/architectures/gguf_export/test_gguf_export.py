@@ -15,8 +15,8 @@ from architectures.errors import UserError
 from architectures.gguf_export import export_gguf, neighbouring_pairs, quantisation, rope_factors
 from architectures.gguf_format import read_gguf_header
 from architectures.gguf_import import import_gguf, rotary_halves
-from architectures.pruning.plan import plan_pruning
 from architectures.pruning.prune import prune_checkpoint
+from architectures.pruning.selection import plan_pruning
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config

@@ -9,10 +9,9 @@ import torch
 from transformers import AutoTokenizer
 
 from architectures.errors import UserError
-from architectures.importance import calibration_text
-from architectures.importance.calibration import calibration_sequences
-from architectures.importance.calibration_text import read_text
-from architectures.pruning.score_files import load_scores, save_scores
+from architectures.importance import calibration
+from architectures.importance.calibration import calibration_sequences, read_text
+from architectures.pruning.selection import load_scores, save_scores
 
 EOS = 2
 
@@ -24,18 +23,18 @@ def tokenizer(tiny_target):
 
 
 def test_texts_follow_each_other_with_the_end_of_sequence_between(tokenizer):
-    ids = calibration_sequences(["abc", "", "de", "fgh"], tokenizer, tokens=9, sequence_len=3)
+    ids = calibration_sequences(["abc", "", "de", "fgh"], tokenizer, tokens=9)
 
-    assert ids.shape == (3, 3)
+    assert ids.shape == (4, 2)
     assert ids.dtype == torch.int64
-    assert tokenizer.decode(ids.flatten()) == "abc<|im_end|>de<|im_end|>fg"
+    assert tokenizer.decode(ids.flatten()) == "abc<|im_end|>de<|im_end|>f"
     assert (ids == EOS).sum() == 2
 
 
 def test_without_an_end_of_sequence_texts_touch(tokenizer, tiny_target):
     without = AutoTokenizer.from_pretrained(tiny_target, eos_token=None)
 
-    assert without.decode(calibration_sequences(["abc", "def"], without, tokens=6, sequence_len=6)[0]) == "abcdef"
+    assert without.decode(calibration_sequences(["abc", "def"], without, tokens=6).flatten()) == "abcdef"
 
 
 def test_no_special_tokens_are_added(tokenizer):
@@ -45,33 +44,38 @@ def test_no_special_tokens_are_added(tokenizer):
         def encode(self, text, *, add_special_tokens=True):
             return [1] * add_special_tokens + tokenizer.encode(text)
 
-    ids = calibration_sequences(["abc"], Eager(), tokens=3, sequence_len=3)
+    ids = calibration_sequences(["abcd"], Eager(), tokens=4)
 
-    assert tokenizer.decode(ids[0]) == "abc"
+    assert tokenizer.decode(ids.flatten()) == "abcd"
 
 
-def test_tokens_are_rounded_down_to_whole_sequences(tokenizer):
-    assert calibration_sequences(["x" * 100], tokenizer, tokens=50, sequence_len=16).shape == (3, 16)
-    assert calibration_sequences(["x" * 48], tokenizer, tokens=50, sequence_len=16).shape == (3, 16)
+@pytest.mark.parametrize(
+    ("tokens", "context_tokens", "shape"),
+    [
+        (1024, None, (4, 256)),
+        (1000, None, (4, 250)),
+        (1300, 4096, (5, 256)),
+        (67, None, (4, 16)),
+        (1024, 100, (10, 100)),
+    ],
+)
+def test_tokens_are_rounded_down_to_whole_sequences(tokenizer, tokens, context_tokens, shape):
+    text = ["x" * (shape[0] * shape[1])]
+    assert calibration_sequences(text, tokenizer, tokens=tokens, context_tokens=context_tokens).shape == shape
 
 
 def test_no_text_is_read_that_is_not_needed(tokenizer):
     texts = iter(["abcd", "efgh", "never read"])
 
-    calibration_sequences(texts, tokenizer, tokens=8, sequence_len=4)
+    calibration_sequences(texts, tokenizer, tokens=8)
 
     assert list(texts) == ["never read"]
 
 
 @pytest.mark.parametrize("texts", [["abc", "defg"], []])
 def test_too_little_text_names_both_counts_and_the_remedy(tokenizer, texts):
-    with pytest.raises(UserError) as caught:
-        calibration_sequences(texts, tokenizer, tokens=13, sequence_len=6)
-
-    assert str(caught.value) == (
-        f"The calibration text has {8 if texts else 0} tokens, 12 are asked for (2 sequences of 6). "
-        "Lower architecture.calibration.tokens, or give a longer text as architecture.calibration.text."
-    )
+    with pytest.raises(UserError, match=rf"has {8 if texts else 0} tokens, 12 are .*architecture\.calibration\.tokens"):
+        calibration_sequences(texts, tokenizer, tokens=13)
 
 
 def test_paragraphs_are_parted_by_blank_lines(tmp_path):
@@ -82,7 +86,7 @@ def test_paragraphs_are_parted_by_blank_lines(tmp_path):
 
 
 def test_a_file_without_blank_lines_comes_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr(calibration_text, "MAX_PARAGRAPH_CHARS", 5)
+    monkeypatch.setattr(calibration, "MAX_PARAGRAPH_CHARS", 5)
     (tmp_path / "text.txt").write_text("one\ntwo\nsix\nten\nend\n")
 
     pieces = list(read_text(tmp_path / "text.txt"))
@@ -108,7 +112,7 @@ def test_a_file_that_is_no_text(tmp_path, content, message):
 
 def test_scores_come_back_equal(tmp_path):
     rows = np.random.default_rng(0).random((3, 5))
-    arrays = {"flap.heads_LN": rows, "mean_abs_JH": rows.T, "removal_order": [2, 0, 1], "merge_order": []}
+    arrays = {"flap.heads_LN": rows, "flap.neurons_LF": rows.T, "removal_order": [2, 0, 1], "merge_order": []}
 
     save_scores(tmp_path / "new" / "scores.safetensors", arrays)
     found = load_scores(tmp_path / "new" / "scores.safetensors")
@@ -117,7 +121,7 @@ def test_scores_come_back_equal(tmp_path):
     for name, values in arrays.items():
         np.testing.assert_array_equal(found.arrays[name], np.asarray(values))
         assert found.arrays[name].dtype == np.float64
-    assert found.order("removal_order") == [2, 0, 1]
+    assert found.need("removal_order").tolist() == [2, 0, 1]
 
 
 def test_a_failed_save_leaves_the_old_scores(tmp_path, monkeypatch):
@@ -128,11 +132,11 @@ def test_a_failed_save_leaves_the_old_scores(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         save_scores(file, {"removal_order": [2.0]})
 
-    assert load_scores(file).order("removal_order") == [1]
+    assert load_scores(file).need("removal_order").tolist() == [1]
     assert [path.name for path in tmp_path.iterdir()] == ["scores.safetensors"]
 
 
 def test_scores_are_read_without_torch():
-    code = "import architectures.pruning.scores, sys; print('torch' in sys.modules)"
+    code = "import architectures.pruning.selection, sys; print('torch' in sys.modules)"
     completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert completed.stdout.strip() == "False"

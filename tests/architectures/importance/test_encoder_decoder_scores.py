@@ -35,20 +35,18 @@ def test_text_is_read_half_by_each_stack(model):
 
 def test_a_block_that_does_nothing_turns_nothing(model):
     silence(model.decoder.block[2])
-    silence(model.encoder.block[1])
     scores = activation_scores(model, IDS)
     assert [index for index, score in enumerate(scores["block_influence_L"]) if abs(score) < 1e-9] == [2]
-    assert [index for index, score in enumerate(scores["encoder_block_influence_L"]) if abs(score) < 1e-9] == [1]
 
 
 def test_the_influence_of_a_block_is_the_turn_of_its_own_stream(model):
     streams: list[torch.Tensor] = []
-    for module in (*model.encoder.block, model.encoder.final_layer_norm):
+    for module in (*model.decoder.block, model.decoder.final_layer_norm):
         module.register_forward_pre_hook(lambda _, args: streams.append(args[0].double()))
-    found = activation_scores(model, IDS)["encoder_block_influence_L"]
-    texts = streams[:4], streams[4:]
+    found = activation_scores(model, IDS)["block_influence_L"]
+    texts = streams[:5], streams[5:]
     turns = [[1 - F.cosine_similarity(*pair, dim=-1) for pair in pairwise(stream)] for stream in texts]
-    expected = [torch.stack([turns[0][block], turns[1][block]]).mean().item() for block in range(3)]
+    expected = [torch.stack([turns[0][block], turns[1][block]]).mean().item() for block in range(4)]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 

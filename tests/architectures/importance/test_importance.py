@@ -31,7 +31,6 @@ DEPTH_VARIANTS = {
     "gpt_bigcode": {"n_layer": 4, "n_embd": 64, "n_head": 4, "n_positions": 512},
 }
 VARIANTS = {**WIDTH_VARIANTS, **DEPTH_VARIANTS}
-STREAM_SCORES = {"block_influence_L", "mean_abs_JH", "spread_JH"}
 METHODS = ("activation", "flap", "magnitude")
 RTOL = 1e-9  # of sums in float64 whose order alone differs
 S, T = 3, 20
@@ -96,12 +95,8 @@ def test_stream_scores_of_every_family(any_model):
     x_JSTH = stream(any_model)
     scores = activation_scores(any_model, IDS_ST)
 
-    assert scores.keys() >= STREAM_SCORES
     cos_LST = torch.cosine_similarity(x_JSTH[:-1], x_JSTH[1:], dim=-1)
-    rms_JST1 = x_JSTH.square().mean(dim=-1, keepdim=True).sqrt()
     np.testing.assert_allclose(scores["block_influence_L"], 1 - cos_LST.mean(dim=(1, 2)), rtol=1e-7)
-    np.testing.assert_allclose(scores["mean_abs_JH"], x_JSTH.abs().mean(dim=(1, 2)), rtol=RTOL)
-    np.testing.assert_allclose(scores["spread_JH"], (x_JSTH / rms_JST1).square().mean(dim=(1, 2)), rtol=RTOL)
 
 
 def test_names_and_sizes(any_model):
@@ -109,7 +104,7 @@ def test_names_and_sizes(any_model):
 
     config, family = any_model.config, FAMILIES[any_model.config.model_type]
     layers, hidden = config.num_hidden_layers, config.hidden_size
-    expected = {"block_influence_L": (layers,), "mean_abs_JH": (layers + 1, hidden), "spread_JH": (layers + 1, hidden)}
+    expected = {"block_influence_L": (layers,)}
     for method in METHODS if family.width else ():
         expected[f"{method}.neurons_LF"] = (layers, config.intermediate_size)
         expected[f"{method}.heads_LN"] = (layers, config.num_attention_heads)
@@ -267,17 +262,6 @@ def test_an_identity_layer_has_no_influence(make_checkpoint):
 
     assert influence_L[2] == pytest.approx(0, abs=1e-12)
     assert (np.delete(influence_L, 2) > 0.01).all()
-
-
-def test_a_zero_token_spoils_nothing(make_checkpoint):
-    """A zero embedding has no direction: its spread counts 0."""
-    model = load(make_checkpoint(seed=3))
-    with torch.no_grad():
-        model.model.embed_tokens.weight[IDS_ST[0, 0]] = 0
-    scores = activation_scores(model, IDS_ST)
-
-    num_zero = IDS_ST.flatten().tolist().count(IDS_ST[0, 0])
-    assert scores["spread_JH"][0].sum() == pytest.approx(64 * (1 - num_zero / (S * T)))
 
 
 def test_numbers_that_overflow_are_refused(make_checkpoint):

@@ -12,10 +12,9 @@ from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.importance import layer_search
 from architectures.importance.layer_search import LayerSearch, merge_order, merged_weights, removal_order
-from architectures.pruning.depth import followers, without_removed
-from architectures.pruning.plan import plan_pruning
-from architectures.pruning.plan_record import PruningPlan
+from architectures.pruning.plan import PruningPlan
 from architectures.pruning.prune import prune_checkpoint
+from architectures.pruning.selection import followers, plan_pruning, without_removed
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config

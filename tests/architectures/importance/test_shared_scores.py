@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from architectures.families import FAMILIES
-from architectures.importance import watching
+from architectures.importance import activation_scores as scoring
 from architectures.importance.activation_scores import activation_scores
 from architectures.importance.layer_search import LayerSearch, merge_order, removal_order
 from architectures.kept import Kept
@@ -80,7 +80,7 @@ def lost_after(passes, module, name, monkeypatch):
 def test_a_lost_process_costs_the_scores_the_batches_that_were_not_added_up(model, kept, again, monkeypatch):
     """Five batches, of which four passes were made; another number of processes goes on behind the sums so far."""
     alone = activation_scores(model, IDS_ST)
-    calls = lost_after(5, watching, "read_text", monkeypatch)
+    calls = lost_after(5, scoring, "read_text", monkeypatch)
     with pytest.raises(MemoryError):
         by_processes(2, lambda share: activation_scores(model, IDS_ST, share=share, kept=kept()))
     calls.clear()

@@ -10,9 +10,8 @@ import pytest
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
 from architectures.files.reading import MIB
-from architectures.pruning.plan import load_plan, needed_scores, plan_pruning
-from architectures.pruning.plan_record import PruningPlan
-from architectures.pruning.scores import Scores
+from architectures.pruning.plan import PruningPlan, load_plan
+from architectures.pruning.selection import Scores, needed_scores, plan_pruning
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import NAMED_SHAPES, Shape
 
@@ -25,7 +24,7 @@ ENDS = ("first_last", "evenly_spaced")  # keep the first and the last layer
 def random_scores(source: Shape) -> Scores:
     """Scores in which every layer, head, neuron and channel differs."""
     generator = np.random.default_rng(0)
-    layers, places = source.layers, source.layers + 1
+    layers = source.layers
     arrays = {
         "block_influence_L": generator.random(layers),
         "removal_order": generator.permutation(layers)[1:].astype(float),
@@ -33,8 +32,6 @@ def random_scores(source: Shape) -> Scores:
         "activation.neurons_LF": generator.random((layers, source.intermediate)),
         "activation.heads_LN": generator.random((layers, source.heads)),
         "activation.channels_H": generator.random(source.hidden),
-        "mean_abs_JH": 0.5 + generator.random((places, source.hidden)),
-        "spread_JH": 0.5 + generator.random((places, source.hidden)),
     }
     return Scores(arrays)
 
@@ -94,9 +91,7 @@ def test_a_named_shape_gives_its_depth_and_keeps_the_targets_vocabulary():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_json_round_trip(method):
-    config = ArchitectureConfig(
-        layers=6, intermediate=700, heads=6, hidden=288, method=method, rescale=method != "merge"
-    )
+    config = ArchitectureConfig(layers=6, intermediate=700, heads=6, hidden=288, method=method)
     plan = plan_pruning(SMOLLM2, config, random_scores(SMOLLM2), target="abc")
 
     assert PruningPlan.from_json(plan.to_json()) == plan
@@ -192,36 +187,7 @@ def test_scores_are_asked_for_only_where_something_is_cut():
     assert needed(layers=6, method="greedy") == {"removal_order"}
     assert needed(layers=6, method="merge", hidden=288) == {"merge_order", "activation.channels_H"}
     assert needed(layers=6, heads=3, width_method="flap") == {"flap.heads_LN"}
-    assert needed(layers=6, intermediate=100, width_method="random", rescale=True) == {"mean_abs_JH", "spread_JH"}
-
-
-def test_cuts_scale_the_stream_to_what_the_next_layer_is_used_to():
-    source = Shape(layers=4, hidden=2, intermediate=3, heads=1, kv_heads=1, head_dim=2, vocab=9)
-    means_JH = np.array([[1.0, 1], [2, 1], [3, 1], [8, 1], [16, 5]])
-    spread_JH = np.array([[1.0, 1], [1, 1], [1, 1], [1.6, 0.4], [1, 1]])
-    scores = Scores({"mean_abs_JH": means_JH, "spread_JH": spread_JH})
-
-    plan = plan_pruning(
-        source, ArchitectureConfig(layers=2, method="first_last", rescale=True), scores
-    )  # layers 0 and 3: one cut, before 3
-
-    assert [(cut.layer, cut.scale) for cut in plan.cuts] == [(1, (4.0, 1.0))]  # 8 behind, 2 before
-    assert plan.read_gains == pytest.approx((1, ((1.6 / 16 + 0.4) / 2) ** 0.5, ((1 / 16 + 1) / 2) ** 0.5))
-
-
-def test_scales_of_several_cuts_multiply():
-    source = Shape(layers=5, hidden=2, intermediate=3, heads=1, kv_heads=1, head_dim=2, vocab=9)
-    means_JH = np.array([[1.0, 1], [2, 1], [6, 1], [1, 1], [5, 2], [9, 9]])
-    scores = Scores({"mean_abs_JH": means_JH, "spread_JH": np.ones((6, 2))})
-
-    plan = plan_pruning(source, ArchitectureConfig(layers=3, method="evenly_spaced", rescale=True), scores)
-
-    assert [(cut.layer, cut.scale) for cut in plan.cuts] == [(1, (3.0, 1.0)), (2, (15.0, 2.0))]
-
-
-def test_no_cut_where_no_layer_is_missing():
-    plan = plan_pruning(SMOLLM2, ArchitectureConfig(layers=30, rescale=True), random_scores(SMOLLM2))
-    assert (plan.cuts, plan.read_gains) == ((), ())
+    assert needed(layers=6, intermediate=100, width_method="random") == set()
 
 
 def test_a_plan_for_another_target_is_refused(tmp_path):
@@ -268,9 +234,9 @@ def test_a_file_that_is_no_plan_is_refused(tmp_path, text, message):
 
 
 def full_plan():
-    """A plan of a small source that cuts everything and is rescaled."""
+    """A plan of a small source that cuts everything."""
     source = Shape(layers=4, hidden=64, intermediate=128, heads=4, kv_heads=2, head_dim=16, vocab=99)
-    config = ArchitectureConfig(layers=2, hidden=32, intermediate=96, heads=2, rescale=True, method="block_influence")
+    config = ArchitectureConfig(layers=2, hidden=32, intermediate=96, heads=2, method="block_influence")
     return plan_pruning(source, config, random_scores(source))
 
 
@@ -295,10 +261,6 @@ def full_plan():
         (lambda plan: plan["heads"][0].__setitem__(0, 99), r"heads\.0 must be from 0 to 3, got 99"),
         (lambda plan: plan.update(channels=None), "channels must be given where 32 of 64 are kept"),
         (lambda plan: plan["channels"].__setitem__(0, 10**12), "channels must be from 0 to 63"),
-        (lambda plan: plan["cuts"][0].update(layer=9), r"cuts\.0\.layer must be from 0 to 2, got 9"),
-        (lambda plan: plan["cuts"][0].update(scale=[0.0] * 64), r"cuts\.0\.scale must hold 64 numbers > 0"),
-        (lambda plan: plan["read_gains"].pop(), "read_gains must hold 3 numbers > 0, got 2"),
-        (lambda plan: plan["read_gains"].__setitem__(0, float("nan")), "read_gains must hold 3 numbers > 0"),
         (lambda plan: plan.update(merged_layers=[[9]]), "merged_layers must have one list for each of 2 layers"),
     ],
 )

@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from architectures.checkpoints.weights import TensorInfo, write_weights
 from architectures.errors import UserError
-from architectures.pruning.plan import plan_pruning
-from architectures.pruning.plan_record import PruningPlan
+from architectures.pruning.plan import PruningPlan
 from architectures.pruning.prune import prune_checkpoint
+from architectures.pruning.selection import plan_pruning
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape, checkpoint_tensors
 from architectures.targets.target import read_config
@@ -289,8 +289,6 @@ MEASURE = """
 import sys
 from pathlib import Path
 from architectures.shapes.section import ArchitectureConfig
-from architectures.pruning.plan import plan_pruning
-from architectures.pruning.prune import prune_checkpoint
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 

@@ -10,11 +10,9 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 
 from architectures.errors import UserError
-from architectures.pruning.plan import needed_scores, plan_pruning
-from architectures.pruning.plan_laws import broken_laws
-from architectures.pruning.plan_record import PruningPlan
+from architectures.pruning.plan import PruningPlan, broken_laws
 from architectures.pruning.prune import prune_checkpoint
-from architectures.pruning.scores import Scores
+from architectures.pruning.selection import needed_scores, plan_pruning
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
@@ -33,9 +31,9 @@ def shape_of(folder: Path) -> Shape:
     return Shape.from_config(read_config(folder))
 
 
-def plan_for(folder: Path, scores: Scores | None = None, **architecture) -> PruningPlan:
+def plan_for(folder: Path, **architecture) -> PruningPlan:
     wanted = ArchitectureConfig.model_validate({"method": "first_last", **architecture})
-    return plan_pruning(shape_of(folder), wanted, scores, seed=3)
+    return plan_pruning(shape_of(folder), wanted, seed=3)
 
 
 def logits(model: PreTrainedModel) -> Tensor:
@@ -107,24 +105,18 @@ def test_a_stored_copy_of_the_embedding_must_be_one(make_translator, tmp_path, n
         prune_checkpoint(folder, plan_for(folder, layers=1), tmp_path / "other")
 
 
-@pytest.mark.parametrize(
-    ("method", "kept"), [("first_last", (0, 2)), ("evenly_spaced", (0, 2)), ("block_influence", (1, 2))]
-)
-def test_the_encoder_is_cut_by_a_method_of_its_own(target, method, kept):
-    wanted = {"layers": 2, "encoder_layers": 2, "encoder_method": method}
-    scores = Scores({"encoder_block_influence_L": torch.tensor([0.1, 0.3, 0.2]).double().numpy()})
-
-    assert plan_for(target, scores, **wanted).encoder_layers == kept
-    needed = needed_scores(shape_of(target), ArchitectureConfig(method="first_last", **wanted))
-    assert needed == ({"encoder_block_influence_L"} if method == "block_influence" else set())
+def test_blocks_of_the_encoder_are_evenly_spaced(target):
+    wanted = {"layers": 2, "encoder_layers": 2}
+    assert plan_for(target, **wanted).encoder_layers == (0, 2)
+    assert needed_scores(shape_of(target), ArchitectureConfig(method="first_last", **wanted)) == set()
 
 
 def test_a_plan_from_a_file_is_held_to_the_encoder_that_is_there(target):
     plan = plan_for(target, layers=1, encoder_layers=2)
     assert PruningPlan.from_json(plan.to_json()) == plan
-    assert not list(broken_laws(plan))
-    assert list(broken_laws(replace(plan, encoder_layers=(0, 3)))) == ["encoder_layers must be from 0 to 2, got 3"]
-    assert list(broken_laws(replace(plan, encoder_layers=()))) != []
+    assert broken_laws(plan) == []
+    assert broken_laws(replace(plan, encoder_layers=(0, 3))) == ["encoder_layers must be from 0 to 2, got 3"]
+    assert broken_laws(replace(plan, encoder_layers=())) != []
 
 
 def test_a_plan_says_what_is_kept_of_the_encoder(target):
@@ -136,11 +128,6 @@ def test_a_plan_says_what_is_kept_of_the_encoder(target):
 def test_a_target_without_an_encoder_has_no_blocks_of_one_to_keep(tiny_target):
     with pytest.raises(UserError, match="llama targets have no encoder"):
         plan_for(tiny_target, layers=1, encoder_layers=1)
-
-
-def test_a_method_for_an_encoder_that_stays_whole_is_refused():
-    with pytest.raises(ValueError, match="leave out encoder_method without encoder_layers"):
-        ArchitectureConfig(layers=1, encoder_method="random")
 
 
 def test_transformers_drafts_with_it(make_translator, tmp_path):

@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from architectures.families import FAMILIES
 from architectures.families.family import Family
-from architectures.pruning.plan import plan_pruning
-from architectures.pruning.plan_record import Cut, PruningPlan
+from architectures.pruning.plan import PruningPlan
 from architectures.pruning.prune import prune_checkpoint
+from architectures.pruning.selection import plan_pruning
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
@@ -220,91 +220,6 @@ def test_a_merged_layer_is_the_first_plus_the_differences_of_the_others(target, 
     found = dict(draft.named_parameters())
     for name in found:
         torch.testing.assert_close(found[name], merged[name])
-
-
-def test_a_constant_scale_multiplies_the_stream_behind_the_cut(target, tmp_path):
-    scale = 3.0
-    plan = replace(
-        plan_for(target, layers=3),
-        cuts=(Cut(layer=2, scale=(scale,) * 64),),
-        read_gains=(1.0, 1.0, 1 / scale, 1 / scale),
-    )
-    draft = pruned(target, plan, tmp_path / "draft")
-
-    plain = pruned(target, replace(plan, cuts=(), read_gains=()), tmp_path / "plain")
-    layer = plain.get_submodule(f"{FAMILIES[plan.source.family].layer_prefix}2")
-    layer.register_forward_pre_hook(lambda _, inputs: (inputs[0] * scale, *inputs[1:]))
-
-    torch.testing.assert_close(logits(draft), logits(plain), **CLOSE)
-
-
-def test_behind_a_cut_modules_write_the_inverse_of_the_scale_and_norms_read_it(target, tmp_path):
-    """Of the modules' outputs, so that it holds however a family stores its matrices."""
-    scale_H = torch.linspace(0.5, 2, 64)
-    plan = plan_for(target, layers=3)
-    cuts = replace(plan, cuts=(Cut(layer=1, scale=tuple(scale_H.tolist())),), read_gains=(1.0, 2.0, 3.0, 4.0))
-    cut, plain = (pruned(target, each, tmp_path / name) for name, each in (("cut", cuts), ("plain", plan)))
-    family, generator = FAMILIES[plan.source.family], torch.Generator().manual_seed(2)
-    post_norms = [role for role in ("attention_post_norm", "ffn_post_norm") if role in family.layer]
-    written = {"attention_output": plan.source.axis("query"), "ffn_down": plan.source.intermediate}
-    for layer in range(3):
-        factor_H = scale_H if layer else torch.ones(64)
-        norms = [role for role in ("attention_norm", "ffn_norm") if role in family.layer]
-        bare = [] if norms else ["query", "key", "value", "ffn_gate", "ffn_up"]
-        for role, width in {**written, **dict.fromkeys([*post_norms, *norms, *bare], 64)}.items():
-            one, other = (model.get_submodule(family.layer_module(layer, role)) for model in (cut, plain))
-            x = torch.randn(5, width, generator=generator)
-            found, expected = one(x), other(x * factor_H if role in bare else x)
-            if role in norms:
-                bias = getattr(other, "bias", None)
-                bias = torch.zeros(64) if bias is None else bias
-                expected = (expected - bias) * factor_H * cuts.read_gains[layer] + bias
-            elif role not in bare and (role in post_norms or not post_norms):
-                expected = expected / factor_H
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_a_scale_at_the_end_is_exact_where_the_gain_is(family_checkpoint, tmp_path):
-    folder, generator = family_checkpoint("llama"), torch.Generator().manual_seed(1)
-    scale_H = torch.rand(64, generator=generator) + 0.5
-    plain = pruned(folder, replace(plan_for(folder, layers=2), source_layers=(0, 1)), tmp_path / "plain")
-    streams = []
-    plain.model.norm.register_forward_pre_hook(lambda _, inputs: streams.append(inputs[0]))
-    logits(plain)
-    last_H = streams[0][0, -1] * scale_H
-    gain = float((streams[0][0, -1].square().mean() / last_H.square().mean()).rsqrt())
-    cut = replace(
-        plan_for(folder, layers=2),
-        source_layers=(0, 1),
-        cuts=(Cut(layer=2, scale=tuple(scale_H.tolist())),),
-        read_gains=(1.0, 1.0, 1 / gain),
-    )
-
-    found = logits(pruned(folder, cut, tmp_path / "draft"))[0, -1]
-
-    with torch.inference_mode():
-        expected = plain.lm_head(plain.model.norm(last_H))
-    torch.testing.assert_close(found, expected, **CLOSE)
-
-
-def test_scales_are_those_of_the_channels_kept_and_post_norms_take_them(family_checkpoint, tmp_path):
-    folder, scale_H = family_checkpoint("gemma2"), torch.linspace(0.5, 2, 64)
-    plan = plan_for(folder, layers=3, hidden=48)
-    cuts = (Cut(layer=1, scale=tuple(scale_H.tolist())),)
-    for name, changed in (("plain", plan), ("cut", replace(plan, cuts=cuts, read_gains=(1.0, 2.0, 3.0, 4.0)))):
-        prune_checkpoint(folder, changed, tmp_path / name)
-    plain, cut = (load_file(tmp_path / name / "model.safetensors") for name in ("plain", "cut"))
-
-    kept_H = scale_H[torch.tensor(plan.channels)]
-    factors = {"input_layernorm": 2 * kept_H, "pre_feedforward_layernorm": 2 * kept_H}
-    factors |= {"post_attention_layernorm": 1 / kept_H, "post_feedforward_layernorm": 1 / kept_H}
-    expected = {f"model.layers.1.{name}.weight": factor for name, factor in factors.items()}
-    expected["model.norm.weight"] = 4 * kept_H
-    for name, factor in expected.items():
-        torch.testing.assert_close(1 + cut[name], (1 + plain[name]) * factor)
-    untouched = [name for name in plain if ".2." not in name and name not in expected]
-    assert all(torch.equal(cut[name], plain[name]) for name in untouched)
-    assert torch.equal(cut["model.layers.2.self_attn.o_proj.weight"], plain["model.layers.2.self_attn.o_proj.weight"])
 
 
 @pytest.mark.parametrize("family", ["opt", "bloom", "gpt2"])

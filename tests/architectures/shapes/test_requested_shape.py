@@ -114,11 +114,6 @@ def test_something_must_be_said():
         ArchitectureConfig()
 
 
-def test_merged_layers_are_not_rescaled():
-    with pytest.raises(ValidationError, match="rescale: false with method: merge"):
-        ArchitectureConfig(layers=3, method="merge", rescale=True)
-
-
 def test_stages_say_the_layers():
     assert cut(SMOLLM2, stages=[16, 8, 5]) == replace(SMOLLM2, layers=5)
     assert cut(SMOLLM2, stages=[16, 8], intermediate=768) == replace(SMOLLM2, layers=8, intermediate=768)
@@ -136,7 +131,7 @@ def test_stages_end_in_the_named_shape():
         ArchitectureConfig(stages=[16, 8], shape="wide-796m")
 
 
-@pytest.mark.parametrize("given", [{"method": "merge"}, {"width_method": "flap"}, {"rescale": True}])
+@pytest.mark.parametrize("given", [{"method": "merge"}, {"width_method": "flap"}])
 def test_a_plan_leaves_nothing_to_choose(given):
     with pytest.raises(ValidationError, match=f"must leave out {next(iter(given))} with plan: p.json, which does not"):
         ArchitectureConfig(plan="p.json", **given)

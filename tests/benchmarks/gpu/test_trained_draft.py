@@ -131,7 +131,7 @@ def test_the_rate_of_the_target_is_a_time(setting):
 def test_the_recipe_is_the_quickstarts(setting):
     recipe = recipe_of(setting, FULL, self_written=512)
     assert recipe.architecture.method == "block_influence"
-    assert (recipe.architecture.calibration.tokens, recipe.architecture.calibration.sequence_len) == (1024, 256)
+    assert recipe.architecture.calibration.tokens == 1024
     assert recipe.data.self_written_prompts == 512
     assert Path(recipe.run_dir) == setting.work / "draft"
     assert recipe.distill.device_train_microbatch_size == recipe.distill.global_train_batch_size == 4

@@ -139,16 +139,6 @@ def test_training_refuses_an_init_made_for_shorter_texts(make_run, make_checkpoi
         train(recipe)
 
 
-def test_calibration_sequences_are_no_longer_than_the_source_was_made_for(write_recipe, make_checkpoint, capfd):
-    target = make_checkpoint(max_position_embeddings=128)
-    recipe = write_recipe(target)
-    asked = ["architecture.method=greedy", "architecture.calibration={tokens: 300, sequence_len: 129}"]
-    for command in ("check", "prune"):
-        assert main([command, recipe, *asked]) == 2
-        assert "architecture.calibration.sequence_len is 129, but" in capfd.readouterr().err
-    assert main(["check", recipe, *asked, "architecture.method=first_last"]) == 0  # which computes no scores
-
-
 def settings(**changed) -> DecodingSettings:
     usual = {"max_new_tokens": 64, "temperature": 0.0, "top_p": 1.0, "batch_size": 4, "shard_size": 4}
     return DecodingSettings(**{**usual, "max_prompt_len": 1000, "seed": 1, "dtype": "float32", **changed})

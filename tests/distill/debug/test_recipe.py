@@ -66,7 +66,7 @@ def test_what_a_recipe_says_about_the_method_stays():
     }
     small = shrink(
         make(
-            {"shape": "wide-1.3b", "method": "evenly_spaced", "width_method": "magnitude", "rescale": True},
+            {"shape": "wide-1.3b", "method": "evenly_spaced", "width_method": "magnitude"},
             data={"prompts": [{"name": "owner/prompts"}], "temperature": 0.7, "top_p": 0.9},
             distill=training,
             export={"dtype": "float16"},
@@ -77,11 +77,7 @@ def test_what_a_recipe_says_about_the_method_stays():
         assert getattr(small.distill, key) == training[key], key
     assert (small.distill.optimizer.name, small.distill.optimizer.betas) == ("adamw", (0.8, 0.9))
     assert (small.distill.scheduler.name, small.distill.scheduler.alpha_f) == ("linear_decay_with_warmup", 0.3)
-    assert (small.architecture.method, small.architecture.width_method, small.architecture.rescale) == (
-        "evenly_spaced",
-        "magnitude",
-        True,
-    )
+    assert (small.architecture.method, small.architecture.width_method) == ("evenly_spaced", "magnitude")
     assert (small.data.temperature, small.data.top_p, small.export.dtype, small.seed) == (0.7, 0.9, "float16", 5)
 
 
@@ -124,7 +120,7 @@ def test_shares_names_and_plans_become_numbers():
 
 
 def test_a_plan_becomes_the_sizes_it_cuts_to(tmp_path):
-    from architectures.pruning.plan import plan_pruning
+    from architectures.pruning.selection import plan_pruning
 
     real = make({"layers": 16, "method": "first_last"})
     plan = plan_pruning(planned_shapes(real).source, real.architecture, seed=0)
@@ -151,9 +147,9 @@ def test_a_source_becomes_a_tiny_source():
 
 
 def test_learned_masks_stay_learned_on_built_in_text():
-    small = shrink(make({"shape": "wide-1.3b", "method": "learned_masks", "masks": {"kl_weight": 0.5}}, text=TEXT))
+    small = shrink(make({"shape": "wide-1.3b", "method": "learned_masks", "masks": {"mask_lr": 0.5}}, text=TEXT))
     masks = small.architecture.masks
-    assert (masks.max_duration, masks.global_train_batch_size, masks.kl_weight) == ("6ba", 8, 0.5)
+    assert (masks.max_duration, masks.global_train_batch_size, masks.mask_lr) == ("6ba", 8, 0.5)
     assert small.text is not None
     (domain,) = small.text.domains
     assert (domain.name, domain.path, domain.dataset, domain.weight) == (

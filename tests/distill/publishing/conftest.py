@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from architectures.checkpoints.manifest import write_manifest
-from architectures.pruning.plan import plan_pruning
 from architectures.pruning.prune import prune_checkpoint
+from architectures.pruning.selection import plan_pruning
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config

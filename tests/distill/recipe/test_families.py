@@ -21,7 +21,6 @@ ASKS = MappingProxyType(  # feature -> sections that ask for it
     {
         "merge": {"architecture": {"layers": 2, "method": "merge"}},
         "learned_masks": {"architecture": {"layers": 2, "method": "learned_masks"}, "text": {}},
-        "rescale": {"architecture": {"layers": 2, "rescale": True}},
         "vocabulary": {"architecture": {"layers": 2, "vocabulary": {"size": 64, "from": "answers"}}},
         "stages": {"architecture": {"stages": [3, 2]}},
         "packing": {"distill": {"packing": True}},
@@ -42,7 +41,7 @@ def recipe_of(folder: Path, target: Path, sections: dict[str, dict[str, object]]
     text.write_text("some words. " * 400)
     data = {**ANSWERED, **sections.get("data", {}), "prompts": [{"path": str(prompts)}]}
     words = {"text": {"domains": ({"name": "all", "path": str(text)},)}} if "text" in sections else {}
-    calibration = {"text": str(text), "tokens": 64, "sequence_len": 32}
+    calibration = {"text": str(text), "tokens": 64}
     architecture = {"layers": 2, **sections.get("architecture", {})}
     if architecture.get("method") != "learned_masks":
         architecture["calibration"] = calibration

@@ -12,13 +12,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from architectures.families import FAMILIES
-from architectures.masks.masks import Masks
-from architectures.shapes.section import MasksConfig
+from architectures.pruning.masks import Masks
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 from distill.estimate import training_memory
+from distill.learned_masks import MaskModel
 from distill.losses.answer_logits import AnswerLogits, logits_of
-from distill.masks.model import MaskModel
 from distill.sharding import recompute_layers
 from distill.teacher import Teacher
 from distill.train import train
@@ -103,7 +102,7 @@ def test_gates_of_masks_act_on_what_is_computed_again(tiny_target):
         if again:
             recompute_layers(student)
         teacher = Teacher(AnswerLogits(teacher))
-        told = {"config": MasksConfig(), "warmup_batches": 10, "cpu_bfloat16": False}
+        told = {"warmup_batches": 10, "cpu_bfloat16": False}
         model = MaskModel(AnswerLogits(student), Masks(source, small, seed=5), teacher, **told).train()
         with torch.no_grad():
             for values in model.masks.log_alpha.values():

@@ -15,7 +15,7 @@ from tests.sharing import by_processes
 
 WHOLE, LAYERS = {}, {"placement": "layers"}
 SPREAD = {"placement": "spread", "device_memory_gib": 0.00045}  # two of four layers, and the embedding
-NARROW = {"layers": 2, "intermediate": 96, "heads": 2, "rescale": True}
+NARROW = {"layers": 2, "intermediate": 96, "heads": 2}
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def recipe_of(tiny_target, tmp_path):
                 "run_name": name,
                 "run_dir": str(tmp_path / name),
                 "target": {"path": str(tiny_target), "dtype": "float32", **target},
-                "architecture": {**architecture, "calibration": {"tokens": 64, "sequence_len": 32}},
+                "architecture": {**architecture, "calibration": {"tokens": 64}},
                 "data": {"prompts": [{"path": str(prompts)}], "num_eval_prompts": 2},
                 "distill": {"teacher": {"source": "cache"}},
             }

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from architectures.errors import UserError
-from architectures.pruning.plan import plan_pruning
-from architectures.pruning.plan_record import PLAN_NAME
-from architectures.pruning.score_files import SCORES_NAME, load_scores
+from architectures.pruning.plan import PLAN_NAME
+from architectures.pruning.selection import SCORES_NAME, load_scores, plan_pruning
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
 from architectures.sharing import Share
@@ -34,7 +33,7 @@ def make_recipe(tiny_target, tmp_path):
     prompts.write_text("".join(json.dumps({"prompt": f"What comes after {i}?"}) + "\n" for i in range(20)))
 
     def make(**architecture) -> Recipe:
-        calibration = {"tokens": 64, "sequence_len": 32, **architecture.pop("calibration", {})}
+        calibration = {"tokens": 64, **architecture.pop("calibration", {})}
         return Recipe.model_validate(
             {
                 "run_name": "r",
@@ -93,7 +92,7 @@ def test_pure_methods_look_at_no_text(make_recipe, tiny_target, scores_file):
 def test_scores_are_computed_once_for_every_shape(make_recipe, tiny_target, scores_file, capsys):
     recipe_plan(Run.of(make_recipe(layers=2, method="block_influence")), tiny_target)
     written = scores_file.stat().st_mtime_ns
-    recipe_plan(Run.of(make_recipe(layers=3, intermediate=64, method="block_influence", rescale=True)), tiny_target)
+    recipe_plan(Run.of(make_recipe(layers=3, intermediate=64, method="block_influence")), tiny_target)
 
     assert scores_file.stat().st_mtime_ns == written
     assert "computed (block_influence_L)" in capsys.readouterr().out
@@ -110,11 +109,10 @@ def test_a_method_that_needs_more_adds_to_the_file(make_recipe, tiny_target, sco
     assert np.array_equal(before["removal_order"], after["removal_order"])
 
 
-@pytest.mark.parametrize("change", [{"tokens": 96}, {"sequence_len": 16}])
-def test_other_text_makes_other_scores(make_recipe, tiny_target, scores_file, change):
+def test_other_text_makes_other_scores(make_recipe, tiny_target, scores_file):
     recipe_plan(Run.of(make_recipe(layers=2, method="block_influence")), tiny_target)
     before = load_scores(scores_file).arrays["block_influence_L"]
-    recipe_plan(Run.of(make_recipe(layers=2, method="block_influence", calibration=change)), tiny_target)
+    recipe_plan(Run.of(make_recipe(layers=2, method="block_influence", calibration={"tokens": 96})), tiny_target)
 
     assert not np.array_equal(before, load_scores(scores_file).arrays["block_influence_L"])
 
@@ -128,7 +126,7 @@ def test_runs_may_share_a_folder_of_scores(make_recipe, tiny_target, tmp_path):
 
 def test_text_shorter_than_asked_is_refused_with_both_counts(make_recipe, tiny_target, scores_file):
     recipe = make_recipe(layers=2, method="block_influence", calibration={"tokens": 5000})
-    with pytest.raises(UserError, match=r"has \d+ tokens, 4992 are asked for .*architecture\.calibration\.text"):
+    with pytest.raises(UserError, match=r"has \d+ tokens, 4864 are needed .*architecture\.calibration\.text"):
         recipe_plan(Run.of(recipe), tiny_target)
     assert not scores_file.exists()
 

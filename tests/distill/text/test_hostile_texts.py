@@ -6,7 +6,7 @@ import os
 import pytest
 
 from architectures.errors import UserError
-from architectures.importance.calibration_text import read_text
+from architectures.importance.calibration import read_text
 from distill.recipe.sections.text import TextConfig, TextDomain
 from distill.text.streams import held_out_sequences, open_texts
 from eval.models.loading import load_tokenizer

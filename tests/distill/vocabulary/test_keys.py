@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from architectures.pruning.plan import plan_pruning
+from architectures.pruning.selection import plan_pruning
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 from architectures.vocabulary import read_draft_vocabulary

@@ -10,7 +10,7 @@ import torch
 
 from architectures.checkpoints.manifest import changed_inputs, read_manifest, write_manifest
 from architectures.errors import UserError
-from architectures.pruning.plan_record import PLAN_NAME, PruningPlan
+from architectures.pruning.plan import PLAN_NAME, PruningPlan
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 from architectures.vocabulary import DRAFT_VOCABULARY_NAME, DraftVocabulary, read_draft_vocabulary
@@ -29,7 +29,7 @@ COUNTED = {"size": 261, "from": "answers"}
 FIRST_LAST = {"method": "first_last", "layers": 2}
 MASKS = {"method": "learned_masks", "layers": 2}
 TEXT = {"domains": [{"name": "a", "path": "a.txt"}]}
-CALIBRATION = {"tokens": 64, "sequence_len": 32}
+CALIBRATION = {"tokens": 64}
 
 
 def init_of(recipe) -> Path:

@@ -13,8 +13,8 @@ from architectures.checkpoints.manifest import write_manifest
 from architectures.checkpoints.target_files import carry_files
 from architectures.convert import convert_draft
 from architectures.gguf_export import export_gguf
-from architectures.pruning.plan import plan_pruning
 from architectures.pruning.prune import prune_checkpoint
+from architectures.pruning.selection import plan_pruning
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config

@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from architectures.importance.activation_scores import activation_scores
-from architectures.pruning.plan import plan_pruning
 from architectures.pruning.prune import prune_checkpoint
-from architectures.pruning.scores import Scores
+from architectures.pruning.selection import Scores, plan_pruning
 from architectures.settings.holding import Holding
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape

@@ -11,8 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.masks.gating import fold, masked
-from architectures.masks.masks import Gates, Masks, plan_from_masks
+from architectures.pruning.masks import Gates, Masks, fold, masked, plan_from_masks
 from architectures.pruning.prune import prune_checkpoint
 from architectures.pruning.slicing import tensor_locations
 from architectures.shapes.requested_shape import masked_shape
@@ -69,7 +68,7 @@ def folded(folder: Path, gates: Gates, shape: Shape, out: Path) -> Path:
 def check_law(folder: Path, out: Path, **cut: int) -> None:
     source = Shape.from_config(read_config(folder))
     masks = scattered_masks(source, replace(source, **cut))
-    plan, gates = plan_from_masks(masks, source, masks.draft), masks.final()
+    plan, gates = plan_from_masks(masks), masks.final()
     model = load(folder)
     with masked(model, gates, source):
         expected = logits(model)

@@ -13,7 +13,6 @@ LEARNED = {"layers": 2, "method": "learned_masks"}
     ("architecture", "message"),
     [
         ({**LEARNED, "width_method": "flap"}, "must leave out width_method with method: learned_masks"),
-        ({**LEARNED, "rescale": True}, "must leave out rescale with method: learned_masks"),
         ({**LEARNED, "scores": "s"}, "must leave out scores with method: learned_masks"),
         ({**LEARNED, "source": "s"}, "must leave out source with method: learned_masks"),
         ({"stages": [3, 2], "method": "learned_masks"}, "must leave out stages with method: learned_masks"),
@@ -26,21 +25,9 @@ def test_nothing_is_accepted_and_ignored(architecture, message):
         ArchitectureConfig.model_validate(architecture)
 
 
-@pytest.mark.parametrize(
-    ("masks", "message"),
-    [
-        ({"max_duration": "100ba", "target_warmup": "101ba"}, "must be at most architecture.masks.max_duration"),
-        ({"lm_weight": 0.0, "kl_weight": 0.0}, "must be > 0 when architecture.masks.lm_weight is 0"),
-        (
-            {"global_train_batch_size": 2, "device_train_microbatch_size": 3},
-            "must be at most architecture.masks.global",
-        ),
-        ({"max_duration": "1ep"}, "should match pattern"),
-    ],
-)
-def test_values_that_cannot_work_are_refused(masks, message):
-    with pytest.raises(ValidationError, match=message):
-        MasksConfig.model_validate(masks)
+def test_a_length_in_epochs_is_refused():
+    with pytest.raises(ValidationError, match="max_duration"):
+        MasksConfig.model_validate({"max_duration": "1ep"})
 
 
 def test_masks_need_text():

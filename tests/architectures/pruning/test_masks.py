@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from architectures.masks.masks import (
+from architectures.pruning.masks import (
     Axis,
     Masks,
     ascending,
@@ -22,8 +22,7 @@ from architectures.shapes.shape import Shape
 SOURCE = Shape(layers=6, hidden=64, intermediate=128, heads=8, kv_heads=4, head_dim=16, vocab=264)
 DRAFT = replace(SOURCE, layers=2, hidden=48, intermediate=32, heads=2, kv_heads=2)
 DEEP = replace(SOURCE, layers=32)
-DEFAULTS = MasksConfig()
-LEARNING_RATE, WARMUP = DEFAULTS.mask_lr, float(DEFAULTS.target_warmup.removesuffix("dur"))
+LEARNING_RATE, WARMUP = MasksConfig().mask_lr, 0.5
 
 
 def scattered(source: Shape = SOURCE, draft: Shape = DRAFT) -> Masks:
@@ -189,7 +188,7 @@ def test_closed_gates_count_together_as_a_hundredth_of_the_kept_ones_at_most(siz
 
 def test_the_plan_keeps_the_largest_and_has_the_drafts_shape():
     masks = scattered()
-    plan = plan_from_masks(masks, SOURCE, DRAFT, target="abc")
+    plan = plan_from_masks(masks, target="abc")
     assert (plan.draft, plan.method, plan.target) == (DRAFT, "learned_masks", "abc")
     assert plan.source_layers == tuple(sorted(masks.log_alpha["layers"].topk(2).indices.tolist()))
     assert plan.channels == tuple(sorted(masks.log_alpha["channels"].topk(48).indices.tolist()))
@@ -201,7 +200,7 @@ def test_the_plan_keeps_the_largest_and_has_the_drafts_shape():
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (4, 4), (2, 2), (3, 3)])
 def test_every_kept_group_keeps_the_same_number_of_heads(heads, kv_heads):
     draft = replace(DRAFT, heads=heads, kv_heads=kv_heads)
-    plan = plan_from_masks(scattered(draft=draft), SOURCE, draft)
+    plan = plan_from_masks(scattered(draft=draft))
     assert plan.heads is not None
     for layer, kept in enumerate(plan.heads):
         groups = [head // 2 for head in kept]
@@ -215,7 +214,7 @@ def test_final_gates_are_closed_exactly_where_the_plan_removes():
     with torch.no_grad():
         for values in masks.log_alpha.values():
             values.add_(20)  # all open: only the plan closes any
-    plan, gates = plan_from_masks(masks, SOURCE, DRAFT), masks.final()
+    plan, gates = plan_from_masks(masks), masks.final()
     assert gates.layers_L.nonzero()[:, 0].tolist() == list(plan.source_layers)
     assert gates.channels_H.nonzero()[:, 0].tolist() == list(plan.channels or ())
     for place, layer in enumerate(plan.source_layers):
@@ -235,9 +234,4 @@ def test_of_equal_gates_the_earlier_stay():
     masks = Masks(SOURCE, DRAFT, seed=0)
     with torch.no_grad():
         masks.log_alpha["channels"].fill_(1.0)
-    assert plan_from_masks(masks, SOURCE, DRAFT).channels == tuple(range(48))
-
-
-def test_masks_of_other_shapes_make_no_plan():
-    with pytest.raises(ValueError, match="the masks are for"):
-        plan_from_masks(scattered(), SOURCE, replace(DRAFT, layers=3))
+    assert plan_from_masks(masks).channels == tuple(range(48))

@@ -1,6 +1,7 @@
-"""Learned masks: a gate on every layer, head, neuron and channel of a target, of which a draft's shape keeps so many.
+"""Learned masks: a gate on every layer, head, neuron and channel of a target, and the plan that trained gates become.
 
 Shape suffixes used in this file:
+    B = sequences in the batch, T = tokens per sequence
     L = layers, K = key/value heads, one for each group of query heads, G = query heads of a group, N = K x G
     F = neurons, H = channels
     X = all gates of one axis: the last dimension is counted, those before it are counted each for itself; C = those
@@ -8,20 +9,33 @@ Shape suffixes used in this file:
 Axes are `layers` [L], `groups` [L, K], `heads` [L, K, G], `neurons` [L, F] and `channels` [H]; a draft that keeps all
 of one has no gates there. Gates are hard concrete: exactly 0 and exactly 1 both have a probability above zero.
 
+Where each gate acts:
+    heads      on the input of the attention's output projection
+    neurons    on the input of the feed-forward's output projection
+    channels   on what is written to the residual stream (embeddings, both projections) and on what the head reads,
+               which keeps a tied head equal to the embedding. Where a norm stands behind a projection, before that norm
+    layers     on what both parts of a layer add to the stream. Where a norm stands behind a projection, after that
+               norm, which would undo it
+
+A channel whose gate is 0 is zero in the stream, and that is what slicing makes of a removed channel.
+
 Source: Louizos et al. 2018, "Learning Sparse Neural Networks through L0 Regularization", sec. 2.2 (arXiv 1712.01312);
 the constraints: Xia et al. 2024, "Sheared LLaMA", sec. 2.1 (arXiv 2310.06694).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import log
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial
 
-from architectures.masks.shards import whole
-from architectures.pruning.plan_record import PruningPlan
+from architectures.families import FAMILIES
+from architectures.pruning.plan import PruningPlan
+from architectures.pruning.slicing import POST_NORMS, WRITERS, TensorLocation
 from architectures.shapes.shape import Shape
 
 LOW, HIGH, BETA = -0.1, 1.1, 2 / 3  # what the concrete distribution is stretched to, and its temperature
@@ -234,46 +248,143 @@ def product(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     return first * second if first is not None and second is not None else (second if first is None else first)
 
 
-def plan_from_masks(masks: Masks, source: Shape, draft: Shape, *, target: str | None = None) -> PruningPlan:
+def whole(parameter: Tensor) -> Tensor:
+    """All of a parameter, wherever its parts are; its gradient is the mean over processes, as FSDP2 takes it of others.
+
+    Call on all processes. FSDP2 gathers what a module's own forward reads; masks have none.
+    """
+    if not isinstance(parameter, DTensor):
+        return parameter
+    mesh = parameter.device_mesh
+    everywhere = parameter.full_tensor(grad_placements=[Partial()] * mesh.ndim)  # which adds
+    fixed = everywhere.detach()
+    return fixed + (everywhere - fixed) / mesh.size()  # the same value: the difference is 0
+
+
+def plan_from_masks(masks: Masks, *, target: str | None = None) -> PruningPlan:
     """Keep the largest log-alphas of every axis: exactly the draft's shape.
 
     Args:
-        masks: Trained for these two shapes.
-        source: The target's shape.
-        draft: The draft's.
+        masks: Trained.
         target: The target's fingerprint, recorded.
-
-    Raises:
-        ValueError: If the masks are of other shapes.
     """
-    if (masks.source, masks.draft) != (source, draft):
-        raise ValueError(f"the masks are for {masks.draft} out of {masks.source}, not for {draft} out of {source}.")
-    layers = kept_indices(masks.kept("layers")) if "layers" in masks.axes else tuple(range(source.layers))
+    source, kept = masks.source, {name: masks.kept(name) for name in masks.axes}
+    layers = indices(kept["layers"]) if "layers" in kept else tuple(range(source.layers))
+    heads_LN = masks.gates(masks.kept).heads_LN
+
+    def of_layers(kept_LX: Tensor | None) -> tuple[tuple[int, ...], ...] | None:
+        return None if kept_LX is None else tuple(indices(kept_LX[layer]) for layer in layers)
+
     return PruningPlan(
         source_layers=layers,
         source=source,
-        draft=draft,
+        draft=masks.draft,
         method="learned_masks",
-        neurons=rows(masks.kept("neurons"), layers) if "neurons" in masks.axes else None,
-        heads=rows(kept_heads(masks), layers) if {"groups", "heads"} & masks.axes.keys() else None,
-        kv_heads=rows(masks.kept("groups"), layers) if "groups" in masks.axes else None,
-        channels=kept_indices(masks.kept("channels")) if "channels" in masks.axes else None,
+        neurons=of_layers(kept.get("neurons")),
+        heads=of_layers(heads_LN),
+        kv_heads=of_layers(kept.get("groups")),
+        channels=indices(kept["channels"]) if "channels" in kept else None,
         target=target,
     )
 
 
-def kept_heads(masks: Masks) -> Tensor:
-    """kept_LN: the heads that are kept in their group, of the groups that are kept."""
-    heads_LN = masks.gates(masks.kept).heads_LN
-    assert heads_LN is not None  # the caller asked for it
-    return heads_LN
-
-
-def rows(kept_LX: Tensor, layers: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """The indices kept in each of some layers."""
-    return tuple(kept_indices(kept_LX[layer]) for layer in layers)
-
-
-def kept_indices(kept_X: Tensor) -> tuple[int, ...]:
+def indices(kept_X: Tensor) -> tuple[int, ...]:
     """Where a vector is True."""
     return tuple(int(index) for index in kept_X.nonzero()[:, 0])
+
+
+# --- gates in the forward pass, and in the weights ------------------------------------------------------------------
+
+
+@contextmanager
+def masked(model: nn.Module, gates: Gates, shape: Shape) -> Iterator[None]:
+    """While the block runs, the model computes with its parts multiplied by the gates. Gradients reach both.
+
+    Args:
+        model: A transformers causal language model.
+        gates: On the model's device.
+        shape: Of the model.
+    """
+    with ExitStack() as hooks:
+        for name, (before, after) in factors(gates, shape).items():
+            module = model.get_submodule(name)
+            if before is not None:
+                hooks.callback(module.register_forward_pre_hook(multiply_input(before)).remove)
+            if after is not None:
+                hooks.callback(module.register_forward_hook(multiply_output(after)).remove)
+        yield
+
+
+def factors(gates: Gates, shape: Shape) -> dict[str, tuple[Tensor | None, Tensor | None]]:
+    """Of every module that gates act on, what its input and what its output is multiplied by."""
+    family = FAMILIES[shape.family]
+    by_module: dict[str, tuple[Tensor | None, Tensor | None]] = {}
+    for role in ("embedding", "final_norm"):
+        by_module[family.outside[role].name] = None, gates.channels_H
+    for layer in range(shape.layers):
+        for role in (*WRITERS, *POST_NORMS):
+            if role in family.layer:
+                by_module[family.layer_module(layer, role)] = (
+                    input_factor(gates, shape, role, layer),
+                    output_factor(gates, shape, role, layer),
+                )
+    return by_module
+
+
+def input_factor(gates: Gates, shape: Shape, role: str, layer: int) -> Tensor | None:
+    """What the inputs of a projection that writes the stream are multiplied by; None for nothing."""
+    if role == "attention_output" and gates.heads_LN is not None:
+        return gates.heads_LN[layer].repeat_interleave(shape.head_dim)
+    return gates.neurons_LF[layer] if role == "ffn_down" and gates.neurons_LF is not None else None
+
+
+def output_factor(gates: Gates, shape: Shape, role: str, layer: int) -> Tensor | None:
+    """What the outputs of a projection, or of the norm behind it, are multiplied by; None for nothing."""
+    layer_gate = None if gates.layers_L is None else gates.layers_L[layer]
+    if role in POST_NORMS:
+        return layer_gate
+    has_post_norms = any(norm in FAMILIES[shape.family].layer for norm in POST_NORMS)
+    if has_post_norms or layer_gate is None:
+        return gates.channels_H
+    return layer_gate if gates.channels_H is None else layer_gate * gates.channels_H
+
+
+def multiply_input(factor: Tensor) -> Callable[..., tuple[Tensor, ...]]:
+    """A hook that multiplies a module's first input, in the input's dtype."""
+    return lambda _, inputs: (inputs[0] * factor.to(inputs[0].dtype), *inputs[1:])
+
+
+def multiply_output(factor: Tensor) -> Callable[..., Tensor]:
+    """A hook that multiplies a module's output, in the output's dtype."""
+    return lambda _, __, output: output * factor.to(output.dtype)
+
+
+@torch.no_grad()
+def fold(tensor: Tensor, location: TensorLocation, gates: Gates, shape: Shape) -> Tensor:
+    """A tensor of the model with the gates multiplied into it, in its dtype. The weights alone then do as `masked`.
+
+    Args:
+        tensor: Of the model the gates were made for.
+        location: Where it stands.
+        gates: `Masks.final()`: what a plan removes is then 0, and slicing by that plan changes nothing more.
+        shape: Of the model.
+    """
+    family, role = FAMILIES[shape.family], location.role
+    if location.layer is None:
+        return along(tensor, 1, gates.channels_H) if role in ("embedding", "head") else tensor
+    if role not in (*WRITERS, *POST_NORMS):
+        return tensor
+    before, after = (factor(gates, shape, role, location.layer) for factor in (input_factor, output_factor))
+    if role in POST_NORMS:
+        return tensor if after is None else (tensor + family.norm_offset) * after.to(tensor) - family.norm_offset
+    axes = family.layer[role].axes if location.kind == "weight" else ("hidden",)
+    for dim, axis in enumerate(axes):
+        tensor = along(tensor, dim, after if axis == "hidden" else before)
+    return tensor
+
+
+def along(tensor: Tensor, dim: int, factor: Tensor | None) -> Tensor:
+    """The tensor times one factor, or a factor for each index of a dimension, in the tensor's dtype."""
+    if factor is None:
+        return tensor
+    return tensor * factor.to(tensor).view([-1 if i == dim else 1 for i in range(tensor.dim())])

@@ -1,1 +1,0 @@
-"""Learned masks: the target trained to do with less, before anything is cut."""
