@@ -288,6 +288,8 @@ def test_the_target_itself_and_foreign_folders_are_not_replaced(copy, tmp_path):
 MEASURE = """
 import sys
 from pathlib import Path
+from architectures.pruning.prune import prune_checkpoint
+from architectures.pruning.selection import plan_pruning
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
