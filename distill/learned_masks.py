@@ -374,7 +374,7 @@ def build_mask_loggers(run: Run) -> list[LoggerDestination]:
 # --- what comes of it -----------------------------------------------------------------------------------------------
 
 
-def write_masks(run: Run, state: Mapping[str, Tensor], metrics: Mapping[str, float]) -> None:
+def write_masks(run: Run, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
     """Make <run>/masks from the trained model's state, and print what comes next.
 
     The folder holds the masked student's weights with the final gates multiplied in, and appears whole or not at all.
@@ -408,7 +408,7 @@ def write_masks(run: Run, state: Mapping[str, Tensor], metrics: Mapping[str, flo
     print(f"{out}: {plan.summary()}. Run {command_of('prune')} next.", file=sys.stderr)
 
 
-def part_of(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def part_of(state: Mapping[str, Any], prefix: str) -> dict[str, Tensor]:
     """The tensors of one module, by the names that it has for them."""
     return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
