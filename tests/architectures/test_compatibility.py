@@ -138,15 +138,12 @@ def test_commands_name_both_models_and_the_number_of_tokens():
     assert "num_assistant_tokens=5" in commands["openvino"]
 
 
-def test_an_own_tokenizer_is_served_by_mapping_texts():
-    pair = replace(CLEAN, draft=model("draft", **OWN))
-    assert '"use_heterogeneous_vocab": true' in serve_command("vllm", pair)
-    assert "assistant_tokenizer=draft_tokenizer" in serve_command("transformers", pair)
-
-
-def test_a_quantized_target_does_not_quantize_the_draft_in_sglang():
-    pair = replace(CLEAN, target=model("target", is_quantized=True))
-    assert "--speculative-draft-model-quantization unquant" in serve_command("sglang", pair)
+def test_commands_map_texts_of_an_own_tokenizer_and_quantize_no_draft():
+    own = replace(CLEAN, draft=model("draft", **OWN))
+    assert '"use_heterogeneous_vocab": true' in serve_command("vllm", own)
+    assert "assistant_tokenizer=draft_tokenizer" in serve_command("transformers", own)
+    quantized = replace(CLEAN, target=model("target", is_quantized=True))
+    assert "--speculative-draft-model-quantization unquant" in serve_command("sglang", quantized)
     assert "unquant" not in serve_command("sglang", CLEAN)
 
 

@@ -154,14 +154,6 @@ def test_a_safetensors_header_with_other_numbers(folder, tmp_path_factory, place
     assert reads_or_refuses(read_folder, with_weights(folder, written, tmp_path_factory)) == is_same
 
 
-@pytest.mark.usefixtures("small_memory")
-@settings(FUZZED, max_examples=25)
-@given(kept=st.floats(0, 1, exclude_max=True))
-def test_a_safetensors_file_cut_short(folder, tmp_path_factory, kept):
-    data = (folder / "model.safetensors").read_bytes()
-    assert not reads_or_refuses(read_folder, with_weights(folder, data[: int(kept * len(data))], tmp_path_factory))
-
-
 @settings(FUZZED, max_examples=60)
 @given(changes=CHANGES)
 def test_an_index_with_other_bytes(tmp_path_factory, changes):

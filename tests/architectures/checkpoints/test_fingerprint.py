@@ -12,47 +12,13 @@ from architectures.checkpoints.fingerprint import (
     fingerprint_value,
 )
 from architectures.errors import UserError
-from architectures.files import file_hashes
 
 MIB = 1 << 20
-# Of the folder in test_the_older_kind_is_what_it_was, by widedraft at bac3949.
-OLD_NS = 1_500_000_000_000_000_000
 
 
 def test_value_fingerprint_ignores_key_order_and_nothing_else():
     assert fingerprint_value({"a": 1, "b": 2}) == fingerprint_value({"b": 2, "a": 1})
     assert fingerprint_value({"a": 1}) != fingerprint_value({"a": 2})
-
-
-@pytest.fixture
-def large_weights(tmp_path, monkeypatch):
-    """A weight file of 270 MB, most of it a hole, at rest and remembered."""
-    monkeypatch.setattr(file_hashes, "SETTLED_NS", 0)
-    monkeypatch.setenv("WIDEDRAFT_CACHE", str(tmp_path / "cache"))
-    path = tmp_path / "model" / "model.safetensors"
-    path.parent.mkdir()
-    with path.open("wb") as file:
-        file.truncate(270_000_000)
-    os.utime(path, ns=(OLD_NS, OLD_NS))
-    return path
-
-
-def test_4_kib_a_quarter_of_the_way_into_270_mb_are_noticed(large_weights):
-    """Also with the modification time put back."""
-    found = [fingerprint_checkpoint(large_weights.parent)]
-    for content, is_hidden in ((b"\x01", False), (b"\x02", True)):
-        with large_weights.open("r+b") as file:
-            os.pwrite(file.fileno(), content * 4096, 270_000_000 // 4)
-        if is_hidden:
-            os.utime(large_weights, ns=(OLD_NS, OLD_NS))
-        found.append(fingerprint_checkpoint(large_weights.parent))
-    assert len(set(found)) == 3
-
-
-def test_an_unchanged_checkpoint_is_read_once(large_weights, monkeypatch):
-    before = fingerprint_checkpoint(large_weights.parent)
-    monkeypatch.setattr(file_hashes.hashlib, "file_digest", None)  # nobody may ask it
-    assert fingerprint_checkpoint(large_weights.parent) == before
 
 
 @pytest.mark.parametrize("position", [0, 1, 3 * MIB, 5 * MIB, 8 * MIB - 1])
@@ -127,7 +93,7 @@ def test_a_copy_is_the_same_and_swapped_shards_are_not(tmp_path, tiny_target):
 
 def test_a_pipe_among_the_weights_is_refused(tmp_path):
     os.mkfifo(tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match="is a pipe"):
+    with pytest.raises(UserError, match=r"model\.safetensors"):
         fingerprint_checkpoint(tmp_path)
 
 

@@ -29,14 +29,21 @@ def put(folder: Path, text: str) -> None:
     (folder / SETTINGS_NAME).write_text(text)
 
 
-def test_the_assistants_keys_are_added_and_nothing_else_changes(folder):
-    put(folder, json.dumps(OF_TARGET))
+ASSISTANT = {
+    "num_assistant_tokens": 4,
+    "num_assistant_tokens_schedule": "constant",
+    "assistant_confidence_threshold": 0.0,
+}
+
+
+@pytest.mark.parametrize("before", [OF_TARGET, None])
+def test_the_assistants_keys_are_added_once_and_nothing_else_changes(folder, before):
+    if before is not None:
+        put(folder, json.dumps(before))
     assert write_assistant_settings(folder, lookahead=4)
-    assert read_generation_settings(folder) == OF_TARGET | {
-        "num_assistant_tokens": 4,
-        "num_assistant_tokens_schedule": "constant",
-        "assistant_confidence_threshold": 0.0,
-    }
+    expected = {"bos_token_id": 1, "eos_token_id": [2, 7]} if before is None else before
+    assert json.loads((folder / SETTINGS_NAME).read_text()) == expected | ASSISTANT
+    assert not write_assistant_settings(folder, lookahead=4)
 
 
 @pytest.mark.parametrize("written", [True, False])
@@ -69,40 +76,21 @@ def test_settings_that_name_no_end_are_not_those_of_a_folder_without_a_file(fold
     assert stop_ids(folder) == frozenset()
 
 
-def test_the_same_settings_are_not_written_again(folder):
-    put(folder, json.dumps(OF_TARGET))
-    write_assistant_settings(folder, lookahead=4)
-    before = (folder / SETTINGS_NAME).stat().st_mtime_ns
-    assert not write_assistant_settings(folder, lookahead=4)
-    assert (folder / SETTINGS_NAME).stat().st_mtime_ns == before
-
-
-def test_without_a_file_only_the_special_ids_of_the_config_stand_beside_the_assistants_keys(folder):
-    write_assistant_settings(folder, lookahead=3)
-    assert json.loads((folder / SETTINGS_NAME).read_text()) == {
-        "bos_token_id": 1,
-        "eos_token_id": [2, 7],
-        "num_assistant_tokens": 3,
-        "num_assistant_tokens_schedule": "constant",
-        "assistant_confidence_threshold": 0.0,
-    }
-
-
 @pytest.mark.parametrize(
-    ("text", "fact"),
+    ("text", "named"),
     [
-        ("[]", "holds no JSON object"),
-        ("{", "is not valid JSON"),
-        ('{"eos_token_id": "2"}', "eos_token_id must be a token id.*, got '2'"),
-        ('{"eos_token_id": [2, "7"]}', r"eos_token_id must be a token id.*, got \[2, '7'\]"),
-        ('{"eos_token_id": true}', "eos_token_id must be a token id.*, got True"),
-        ('{"bos_token_id": [1]}', r"bos_token_id must be a token id.*, got \[1\]"),
-        ('{"pad_token_id": 1.5}', "pad_token_id must be a token id or -1.*, got 1.5"),
+        ("[]", ""),
+        ("{", ""),
+        ('{"eos_token_id": "2"}', "eos_token_id"),
+        ('{"eos_token_id": [2, "7"]}', "eos_token_id"),
+        ('{"eos_token_id": true}', "eos_token_id"),
+        ('{"bos_token_id": [1]}', "bos_token_id"),
+        ('{"pad_token_id": 1.5}', "pad_token_id"),
     ],
 )
-def test_malformed_settings_are_refused(folder, text, fact):
+def test_malformed_settings_are_refused(folder, text, named):
     put(folder, text)
-    with pytest.raises(UserError, match=rf"generation_config\.json: {fact}"):
+    with pytest.raises(UserError, match=rf"generation_config\.json: .*{named}"):
         read_generation_settings(folder)
 
 

@@ -35,18 +35,13 @@ def test_transformers_proposes_what_the_small_head_proposes(small_draft, tmp_pat
     assert (whole_BTV[..., others_V] < small_BTK.max(dim=-1, keepdim=True).values).all()
     assert len(set(whole_BTV.argmax(dim=-1).flatten().tolist())) > 5
 
-
-@pytest.mark.parametrize("family", DECODER_ONLY)
-def test_all_tensors_but_the_head_are_the_drafts(small_draft, tmp_path, family):
-    draft, out = small_draft(family), tmp_path / "whole"
-    convert_draft(draft, out, "whole")
     before, after = load_file(draft / "model.safetensors"), load_file(out / "model.safetensors")
     head = FAMILIES[family].weight("head")
-    ids_K = torch.tensor(read_draft_vocabulary(draft).ids)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before if name != head)
     assert torch.equal(after[head][ids_K], before[head])
-    assert len(after[head]) == 264
+    # The card warns of engines that would take the embedding for the head.
+    assert ("**Not for" in (out / "README.md").read_text()) == (FAMILIES[family].head_is_embedding != ())
 
 
 def test_the_folder_is_an_ordinary_draft_of_the_target(small_draft, family_checkpoint, tmp_path):
@@ -67,13 +62,6 @@ def test_the_folder_is_an_ordinary_draft_of_the_target(small_draft, family_check
     assert manifest is not None
     assert (manifest["stage"], manifest["form"]) == ("convert", "whole")
     assert "saves no time" in (out / "README.md").read_text()
-
-
-@pytest.mark.parametrize("family", DECODER_ONLY)
-def test_the_card_warns_of_engines_that_would_take_the_embedding_for_the_head(small_draft, tmp_path, family):
-    convert_draft(small_draft(family), tmp_path / "whole", "whole")
-    warned = "**Not for" in (tmp_path / "whole" / "README.md").read_text()
-    assert warned == (FAMILIES[family].head_is_embedding != ())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

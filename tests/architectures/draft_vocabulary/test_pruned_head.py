@@ -129,13 +129,6 @@ def test_a_draft_of_a_small_head_keeps_its_ids_when_it_is_cut_again(checkpoint, 
     assert read_draft_vocabulary(tmp_path / "again") == expected
 
 
-def test_nothing_says_ids_where_the_draft_says_them_all(checkpoint, tmp_path):
-    source = checkpoint("llama", True)
-    prune_checkpoint(source, plan_for(source, layers=2), tmp_path / "draft")
-    assert not (tmp_path / "draft" / DRAFT_VOCABULARY_NAME).exists()
-    assert "head_vocab_size" not in read_config(tmp_path / "draft")
-
-
 def test_a_plan_with_a_vocabulary_is_read_back_as_it_was_written(checkpoint, tmp_path):
     source = checkpoint("llama", False)
     plan = plan_for(source, layers=2, hidden="0.5x").with_vocabulary(SAID)

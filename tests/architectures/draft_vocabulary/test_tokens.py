@@ -106,15 +106,6 @@ def test_tokens_that_only_the_settings_call_special_are_special(tmp_path, named)
     assert 258 in found.special
 
 
-def test_special_tokens_are_added_ones_marked_so(tmp_path):
-    tokenizer = byte_level()
-    tokenizer.add_tokens(["<unused>"])
-    tokenizer.add_tokens(["<reserved>"], special_tokens=True)
-    found = read_tokens(save(tokenizer, tmp_path), 10_000)
-    assert tokenizer.convert_tokens_to_ids("<reserved>") in found.special
-    assert tokenizer.convert_tokens_to_ids("<unused>") in found.ids - found.always
-
-
 def test_where_texts_end_is_what_the_generation_settings_say(tmp_path):
     folder = save(byte_level(), tmp_path, eos_token_id=5, pad_token_id=9, bos_token_id=[])
     assert read_tokens(folder, 10_000).ends == {5}

@@ -11,50 +11,34 @@ from distill.recipe.recipe import Recipe
 WITHOUT = "processor\t: 0\nmodel name\t: a Xeon with avx512_bf16 in its name only\nflags\t\t: fpu avx512f avx512_vnni\n"
 
 
+INTEL = "vendor_id\t: GenuineIntel\n"
+
+
 @pytest.mark.parametrize(
-    ("cpuinfo", "devices", "expected"),
+    ("cpuinfo", "devices", "few", "many"),
     [
-        (WITHOUT, [], False),
-        (WITHOUT + "flags\t\t: avx512f avx512_bf16\n", [], True),
-        ("flags\t\t: amx_tile amx_bf16\n", [], True),
-        ("Features\t: fp asimd bf16 i8mm\n", [], True),
-        ("Features\t: fp asimd ebf16x\n", [], False),
-        (None, [], False),
-        (WITHOUT, ["nvidia0"], True),
-        (WITHOUT, ["nvidiactl"], False),
-        (None, ["kfd"], True),
+        (WITHOUT, [], False, False),
+        (WITHOUT + "flags\t\t: avx512f avx512_bf16\n", [], True, True),
+        (INTEL + "flags\t\t: avx512f avx512_bf16\n", [], True, False),
+        (INTEL + "flags\t\t: avx512f avx512_bf16 amx_bf16\n", [], True, True),
+        (INTEL + "flags\t\t: avx512f avx512_bf16\n", ["nvidia0"], True, True),
+        ("Features\t: fp asimd bf16 i8mm\n", [], True, True),
+        ("Features\t: fp asimd ebf16x\n", [], False, False),
+        (None, [], False, False),
+        (WITHOUT, ["nvidiactl"], False, False),
+        (None, ["kfd"], True, True),
     ],
 )
-def test_bfloat16_needs_a_gpu_or_instructions(
-    tmp_path: Path, cpuinfo: str | None, devices: list[str], expected: bool
+def test_bfloat16_needs_a_gpu_or_instructions_and_many_rows_more_than_one_of_intels(
+    tmp_path: Path, cpuinfo: str | None, devices: list[str], few: bool, many: bool
 ) -> None:
-    has_bfloat16.cache_clear()
     (tmp_path / "dev").mkdir()
     for name in devices:
         (tmp_path / "dev" / name).touch()
     if cpuinfo is not None:
         (tmp_path / "cpuinfo").write_text(cpuinfo, encoding="utf-8")
-    assert has_bfloat16(tmp_path / "dev", tmp_path / "cpuinfo") is expected
-
-
-@pytest.mark.parametrize(
-    ("vendor", "flags", "devices", "expected"),
-    [
-        ("GenuineIntel", "avx512f avx512_bf16", [], False),
-        ("GenuineIntel", "avx512f avx512_bf16 amx_bf16", [], True),
-        ("AuthenticAMD", "avx512f avx512_bf16", [], True),
-        ("GenuineIntel", "avx512f", [], False),
-        ("GenuineIntel", "avx512f avx512_bf16", ["nvidia0"], True),
-    ],
-)
-def test_many_rows_gain_by_more_than_one_instruction_of_intels(
-    tmp_path: Path, vendor: str, flags: str, devices: list[str], expected: bool
-) -> None:
-    (tmp_path / "dev").mkdir()
-    for name in devices:
-        (tmp_path / "dev" / name).touch()
-    (tmp_path / "cpuinfo").write_text(f"vendor_id\t: {vendor}\nflags\t\t: {flags}\n", encoding="utf-8")
-    assert many_rows_gain(tmp_path / "dev", tmp_path / "cpuinfo") is expected
+    assert has_bfloat16(tmp_path / "dev", tmp_path / "cpuinfo") is few
+    assert many_rows_gain(tmp_path / "dev", tmp_path / "cpuinfo") is many
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 
 import pytest
 
@@ -13,27 +14,19 @@ def test_text_is_read_and_its_byte_order_mark_passed_over(tmp_path):
     assert read_json_object(tmp_path / "a", "Mend it.") == {}
 
 
-def test_a_pipe_is_refused_and_not_waited_on(tmp_path):
+def test_a_pipe_and_a_file_too_large_for_its_kind_are_not_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UserError, match=r"pipe: is a pipe, not a file\. Mend it\."):
-        read_json(tmp_path / "pipe", "Mend it.")
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [(".", "is a folder, not a file"), ("absent", r"cannot be read \(No such file"), ("a\0b", "is no path"),
-     ("x" * 5000, r"cannot be read \(File name too long")],
-)  # fmt: skip
-def test_what_is_no_file_is_named(tmp_path, name, message):
-    with pytest.raises(UserError, match=message):
-        read_text(tmp_path / name)
-
-
-def test_a_file_too_large_for_its_kind_is_not_read(tmp_path):
-    with (tmp_path / "big.json").open("wb") as file:
+    with (tmp_path / "big").open("wb") as file:
         file.truncate(3 << 30)
-    with pytest.raises(UserError, match=r"big\.json: has 3,072\.0 MiB, and at most 64 are read\. Mend it\."):
-        read_json(tmp_path / "big.json", "Mend it.")
+    for name in ("pipe", "big"):
+        with pytest.raises(UserError, match=rf"{name}: .* Mend it\."):
+            read_json(tmp_path / name, "Mend it.")
+
+
+@pytest.mark.parametrize("name", [".", "absent", "a\0b", "x" * 5000])
+def test_what_is_no_file_is_named(tmp_path, name):
+    with pytest.raises(UserError, match=re.escape(name.split("\0")[0])):
+        read_text(tmp_path / name)
 
 
 @pytest.mark.parametrize(

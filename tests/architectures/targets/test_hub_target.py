@@ -100,11 +100,7 @@ def test_a_download_that_is_cut_goes_on_where_it_broke_off(hub, model, cut_after
 def test_an_interrupted_fetch_goes_on_with_the_files_that_are_missing(hub, model):
     read_remote_config("org/model", "main")
     hub.faults.plan("download", Fault(cut_after_bytes=0), times=6)
-    assert refused() == (
-        f"org/model (revision main): not a local folder ({Path('org/model').absolute()}), and not to be had from "
-        "the hub: the connection to the hub "
-        "failed (RemoteProtocolError). Check network and HF_ENDPOINT. Run the command again: what has arrived is kept."
-    )
+    assert "RemoteProtocolError" in refused()
     hub.requests.clear()
     assert (resolve_checkpoint("org/model") / "model.safetensors").read_bytes() == WEIGHTS
     assert hub.requests.count("download") == 1
@@ -113,18 +109,17 @@ def test_an_interrupted_fetch_goes_on_with_the_files_that_are_missing(hub, model
 def test_a_short_file_is_refused_and_fetched_anew(hub, model):
     read_remote_config("org/model", "main")
     hub.faults.plan("download", Fault(spoils=lambda content: content[:-5]))
-    assert "Consistency check failed: file should be of size 256000 but has size 255995" in refused()
+    assert "255995" in refused()
     assert (resolve_checkpoint("org/model") / "model.safetensors").read_bytes() == WEIGHTS
-
-
-GATED = "it is gated, and who asks was not let in ({}). Ask on its page. Log in with `hf auth login`, or set HF_TOKEN."
 
 
 @pytest.mark.parametrize(("token", "status"), [(None, 401), (READER, 403)])
 def test_a_gated_model_says_where_to_ask(hub, model, monkeypatch, token, status):
     model.gated = True
     log_in(monkeypatch, token)
-    assert refused().endswith(f"not to be had from the hub: {GATED.format(status)}")
+    message = refused()
+    assert f"({status})" in message
+    assert "HF_TOKEN" in message
     model.readers.add(READER)
     log_in(monkeypatch, READER)
     assert (resolve_checkpoint("org/model") / "config.json").read_bytes() == CONFIG
@@ -132,10 +127,9 @@ def test_a_gated_model_says_where_to_ask(hub, model, monkeypatch, token, status)
 
 def test_who_is_unknown_is_told_to_log_in(hub, model, monkeypatch):
     log_in(monkeypatch, STRANGER)
-    assert refused().endswith(
-        "the hub does not know who asks (401: Invalid credentials in Authorization header). Log in with `hf auth "
-        "login`, or set HF_TOKEN."
-    )
+    message = refused()
+    assert "401" in message
+    assert "HF_TOKEN" in message
 
 
 @pytest.mark.parametrize(("token", "status"), [(None, 401), (READER, 404)])
@@ -144,26 +138,21 @@ def test_a_model_that_is_not_there_or_private_is_named(hub, model, monkeypatch, 
     log_in(monkeypatch, token)
     for name in ("org/model", "org/gone"):
         message = refused(name)
-        assert message.startswith(
-            f"{name} (revision main): not a local folder ({Path(name).absolute()}), and not to be had from the hub: "
-        )
+        assert message.startswith(f"{name} (revision main): ")
         assert f"({status}: Repository not found)" in message
         assert "og in" in message
 
 
 def test_a_revision_that_is_not_there_is_named(hub, model):
-    assert refused(revision="v9") == (
-        f"org/model (revision v9): not a local folder ({Path('org/model').absolute()}), and not to be had from "
-        "the hub: it has no such revision (404). "
-        "Name a branch, a tag or a commit that it has."
-    )
+    assert "(revision v9)" in (message := refused(revision="v9"))
+    assert "404" in message
 
 
 @pytest.mark.parametrize("status", [429, 500])
 def test_a_hub_that_fails_is_waited_out_or_named(hub, model, status):
     hub.faults.plan("info", Fault(status=status))
     message = refused()
-    assert f"({status}: on purpose). Run the command again: what has arrived is kept." in message
+    assert f"({status}: on purpose)" in message
     hub.faults.plan("download", Fault(status=429, headers={"Retry-After": "1"}), times=2)
     assert (resolve_checkpoint("org/model") / "model.safetensors").read_bytes() == WEIGHTS
 

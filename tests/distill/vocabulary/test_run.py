@@ -79,19 +79,15 @@ def test_the_draft_says_where_its_ids_come_from(answered, capsys):
 
 
 def test_no_size_keeps_padding(answered):
-    with pytest.raises(UserError, match="at most 299, the tokens that the target's tokenizer has, got 300"):
-        prune_stage(Run.of(answered({"size": 300})))
     recipe = answered({"size": 299})
     prune_stage(Run.of(recipe))
     assert max(ids_of(recipe)) == 298
 
 
-@pytest.mark.parametrize(
-    ("size", "words"), [(258, "at least 259, got 258"), (320, "below the target's vocab_size 320, got 320")]
-)
-def test_sizes_that_cannot_be_had_are_refused_before_anything_is_cut(answered, size, words):
+@pytest.mark.parametrize("size", [258, 300, 320])
+def test_sizes_that_cannot_be_had_are_refused_before_anything_is_cut(answered, size):
     recipe = answered({"size": size})
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=rf"architecture\.vocabulary\.size .*got {size}"):
         prune_stage(Run.of(recipe))
     assert not init_of(recipe).exists()
 
@@ -134,18 +130,13 @@ def test_a_cut_is_current_until_what_its_ids_come_from_changes(answered, list_of
     assert named({"size": 262}) == ["architecture.vocabulary"]
     assert named(None) == ["architecture.vocabulary"]
     assert named(list_of(range(261))) == ["architecture.vocabulary"]
+    listed = prune_inputs(Run.of(answered(list_of(range(260)))))
+    assert prune_inputs(Run.of(answered(list_of(range(260), "other.json")))) == listed
+    assert prune_inputs(Run.of(answered(list_of(range(261))))) != listed
     text = {"domains": [{"name": "a", "path": str(tmp_path / "prompts.jsonl"), "field": "prompt"}]}
     assert named({"size": 261, "from": "text"}, text=text) == ["architecture.vocabulary"]
     shutil.rmtree(tmp_path / "run" / "data")
     assert named(COUNTED, seed=18) == ["architecture.vocabulary"]  # other answers
-
-
-def test_another_list_in_the_same_place_is_noticed_and_the_same_one_elsewhere_is_not(
-    make_recipe, list_of, wordy_target
-):
-    first = prune_inputs(Run.of(make_recipe(list_of(range(260)))))
-    assert prune_inputs(Run.of(make_recipe(list_of(range(260), "other.json")))) == first
-    assert prune_inputs(Run.of(make_recipe(list_of(range(261))))) != first
 
 
 def test_a_changed_size_orphans_no_training(answered):
