@@ -145,23 +145,22 @@ def check_vocabulary(engine: EngineName, pair: Pair) -> Iterator[Problem]:
 
 def check_tokenizer(engine: EngineName, pair: Pair) -> Iterator[Problem]:
     """The same text for every id, and the same template around conversations."""
-    ours, theirs = pair.draft.tokenizer, pair.target.tokenizer
-    if ours is None or theirs is None:
+    draft, target = pair.draft.tokenizer, pair.target.tokenizer
+    if draft is None or target is None:
         if not pair.draft.planned:
-            name = (pair.draft if ours is None else pair.target).name
+            name = (pair.draft if draft is None else pair.target).name
             yield Problem("tokenizer", f"no tokenizer.json of {name} is here, so that tokenizers were not compared.")
         return
+    difference = None
     if not pair.is_mapped_by(engine):
-        difference = difference_of(ours, theirs, first=LLAMA_CPP_FIRST_COMPARED if engine == "llama.cpp" else 0)
-        if engine == "llama.cpp" and difference is None and (ours.kind, ours.special) != (theirs.kind, theirs.special):
-            difference = f"type, BOS and EOS are {ours.kind} {ours.special} and {theirs.kind} {theirs.special}"
-        if difference is not None:
-            fix = "Copy the target's tokenizer files into the draft."
-            yield Problem("tokenizer", f"draft and target differ: {difference}. {fix}", engine in COMPARES_TOKENS)
-    if ours.template != theirs.template:
-        yield Problem(
-            "chat template", "the draft's differs from the target's. Train it on the target's, and copy that."
-        )
+        difference = difference_of(draft, target, first=LLAMA_CPP_FIRST_COMPARED if engine == "llama.cpp" else 0)
+        if engine == "llama.cpp" and (draft.kind, draft.special) != (target.kind, target.special):
+            difference = f"type, BOS and EOS are {draft.kind} {draft.special} and {target.kind} {target.special}"
+    if difference is not None:
+        fix = "Copy the target's tokenizer files into the draft."
+        yield Problem("tokenizer", f"draft and target differ: {difference}. {fix}", engine in COMPARES_TOKENS)
+    if draft.template != target.template:
+        yield Problem("chat template", "the draft's is not the target's. Train it on the target's, and copy that.")
 
 
 def check_model(engine: EngineName, pair: Pair) -> Iterator[Problem]:
@@ -186,20 +185,15 @@ def check_model(engine: EngineName, pair: Pair) -> Iterator[Problem]:
 
 def check_devices(engine: EngineName, pair: Pair) -> Iterator[Problem]:
     """Both models can be divided over the devices."""
-    if pair.tensor_parallel == 1:
-        return
-    if engine not in DIVIDES_TENSORS:
-        told = f"how {LABELS[engine]} divides a draft over {pair.tensor_parallel} devices was not checked."
-        yield Problem("tensor parallel", told)
-        return
-    for role, shape in (("draft", pair.draft.shape), ("target", pair.target.shape)):
-        if shape is not None and pair.tensor_parallel not in (degrees := tensor_parallel_degrees(shape)):
-            parts = (
-                f"{shape.heads} heads, {shape.kv_heads} KV heads and {shape.intermediate} FFN channels of the {role}"
-            )
-            could = f"{', '.join(map(str, degrees))} can"
-            told = f"{pair.tensor_parallel} devices cannot divide the {parts}; {could}."
-            yield Problem("tensor parallel", told, is_fatal=True)
+    devices = pair.tensor_parallel
+    if devices > 1 and engine not in DIVIDES_TENSORS:
+        yield Problem("tensor parallel", f"how {LABELS[engine]} divides a draft over {devices} devices is not checked.")
+    elif devices > 1:
+        for role, shape in (("draft", pair.draft.shape), ("target", pair.target.shape)):
+            if shape is not None and devices not in (degrees := tensor_parallel_degrees(shape)):
+                sizes = f"{shape.heads} heads, {shape.kv_heads} KV heads and {shape.intermediate} FFN channels"
+                message = f"{devices} devices cannot divide the {role}'s {sizes}; {', '.join(map(str, degrees))} can."
+                yield Problem("tensor parallel", message, is_fatal=True)
 
 
 def check_numbers(engine: EngineName, pair: Pair) -> Iterator[Problem]:
@@ -218,16 +212,15 @@ def check_numbers(engine: EngineName, pair: Pair) -> Iterator[Problem]:
             yield Problem("name", told, is_fatal=True)
 
 
-def difference_of(ours: Tokenizer, theirs: Tokenizer, *, first: int) -> str | None:
+def difference_of(draft: Tokenizer, target: Tokenizer, *, first: int) -> str | None:
     """The first id from `first` on, as far as both go, that has different texts; or different sizes if first is 0."""
-    if ours.ids == theirs.ids:
+    if draft.ids == target.ids:
         return None
-    our_texts, their_texts = ({number: text for text, number in each.ids.items()} for each in (ours, theirs))
-    shared = range(first, min(max(our_texts, default=-1), max(their_texts, default=-1)) + 1)
-    for number in shared:
-        if our_texts.get(number) != their_texts.get(number):
-            return f"id {number} is {our_texts.get(number)!r:.40} and {their_texts.get(number)!r:.40}"
-    return None if first else f"{len(ours.ids)} and {len(theirs.ids)} texts"
+    one, other = ({number: text for text, number in each.ids.items()} for each in (draft, target))
+    for number in range(first, min(max(one, default=-1), max(other, default=-1)) + 1):
+        if one.get(number) != other.get(number):
+            return f"id {number} is {one.get(number)!r:.40} and {other.get(number)!r:.40}"
+    return None if first else f"{len(draft.ids)} and {len(target.ids)} texts"
 
 
 def without_vllm(model_type: str) -> str | None:
@@ -254,6 +247,10 @@ def refuse_misleading_name(name: str) -> None:
 def serve_command(engine: EngineName, pair: Pair) -> str:
     """How a pair is served: shell, Python or YAML, as the engine takes it."""
     return COMMANDS[engine](pair)
+
+
+def revision_of(pair: Pair) -> list[str]:
+    return [] if pair.revision == "main" else ["--revision", pair.revision]
 
 
 def serve_vllm(pair: Pair) -> str:
@@ -328,10 +325,6 @@ COMMANDS: dict[EngineName, Callable[[Pair], str]] = {
     "openvino": serve_openvino,
     "tensorrt-llm": serve_tensorrt_llm,
 }
-
-
-def revision_of(pair: Pair) -> list[str]:
-    return [] if pair.revision == "main" else ["--revision", pair.revision]
 
 
 def shell(*parts: list[str]) -> str:

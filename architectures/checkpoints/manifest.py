@@ -148,19 +148,14 @@ def package_version(name: str) -> str | None:
 
 def git_commit() -> str | None:
     """The commit of this source tree, with "+changes" when files differ from it; None where git does not track it."""
-    tracked = ("ls-files", "--error-unmatch", Path(__file__).name)  # an installed copy may lie inside another checkout
-    described = ("describe", "--always", "--abbrev=40", "--dirty=+changes")
+    git = ["git", "-C", str(Path(__file__).parent)]
+    tracked = [*git, "ls-files", "--error-unmatch", Path(__file__).name]  # a copy may lie inside another checkout
+    described = [*git, "describe", "--always", "--abbrev=40", "--dirty=+changes"]
     try:
-        run_git(*tracked)
-        return run_git(*described)
+        subprocess.run(tracked, capture_output=True, check=True)
+        return subprocess.run(described, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def run_git(*arguments: str) -> str:
-    """Standard output of a git command in the folder of this file."""
-    command = ["git", "-C", str(Path(__file__).parent), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def hardware() -> dict[str, Any]:
@@ -170,13 +165,8 @@ def hardware() -> dict[str, Any]:
         "processor": processor_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "accelerators": [] if torch is None else accelerator_names(torch),
+        "accelerators": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch else [],
     }
-
-
-def accelerator_names(torch: Any) -> list[str]:
-    """Names of the GPUs that torch sees."""
-    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 
 
 def processor_name() -> str:

@@ -67,7 +67,7 @@ def explain_failure(error: BaseException, remedies: Mapping[int, str] = REMEDIES
 
 
 def explain_answer(error: "HfHubHTTPError", remedies: Mapping[int, str]) -> HubFailure:
-    """What an answer of the hub that is no success means."""
+    """What an answer of the hub that is no success means, with what the server said about it."""
     from huggingface_hub import errors
 
     status = error.response.status_code
@@ -75,13 +75,8 @@ def explain_answer(error: "HfHubHTTPError", remedies: Mapping[int, str]) -> HubF
         return HubFailure(f"it is gated, and who asks was not let in ({status}).", f"Ask on its page. {LOG_IN}")
     if isinstance(error, errors.RevisionNotFoundError):
         return HubFailure("it has no such revision (404).", "Name a branch, a tag or a commit that it has.")
-    return explain_status(status, error.server_message, remedies)
-
-
-def explain_status(status: int, message: str | None, remedies: Mapping[int, str]) -> HubFailure:
-    """What a status means, with what the server said about it."""
     fact = FACTS.get(status, "the hub fails" if status >= 500 else "the hub refuses")
-    words = without_token(" ".join((message or "").split())).rstrip(".")
+    words = without_token(" ".join((error.server_message or "").split())).rstrip(".")
     return HubFailure(f"{fact} ({status}{': ' * bool(words)}{words}).", remedies.get(status))
 
 
