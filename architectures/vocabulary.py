@@ -21,9 +21,8 @@ from architectures.checkpoints.generation_settings import SPECIAL_IDS, read_gene
 from architectures.errors import UserError
 from architectures.files.atomic import write_text
 from architectures.files.entry_kinds import shown
-from architectures.files.reading import looked_for, read_json_object, read_text
+from architectures.files.reading import looked_for, parsed, read_json_object, read_text
 from architectures.files.section import Section
-from architectures.files.typed_file import parsed
 from architectures.shapes.shape import CONFIG_KEY, Shape
 
 COUNTED = ("answers", "text")  # what ids are counted in; any other origin is the path of a list

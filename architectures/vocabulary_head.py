@@ -4,7 +4,7 @@ vLLM's `use_heterogeneous_vocab` gives a draft the tokens of its own tokenizer a
 draft that will be served so learns to read it: some of its inputs are shown as one id while it trains.
 
 Shape suffixes used in this file:
-    K = rows of the head, H = hidden width, V = vocabulary entries of the target, X = any axes before
+    K = rows of the head, H = hidden width, V = vocabulary entries of the target, X = any axes before or after
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -29,6 +29,7 @@ from architectures.vocabulary import (
 )
 
 IDS = "head_ids"  # buffer of the head module
+ROWS_AT_ONCE = 4096  # that are widened to be summed
 
 
 def put_head(lm: PreTrainedModel, weight_KH: Tensor, ids_K: Tensor) -> None:
@@ -208,3 +209,24 @@ def begin_unknown(lm: PreTrainedModel, folder: Path) -> None:
         assert isinstance(embedding_VH, Tensor)  # as every nn.Embedding has
         with torch.no_grad():
             embedding_VH[unknown_id_of(vocabulary)] = mean_of_dropped(embedding_VH, vocabulary.ids)
+
+
+def fit_rows(rows_VX: Tensor, vocab_size: int) -> Tensor:
+    """So many rows: the first ones, or all of them and, for each id beyond, their mean.
+
+    An id without a row is padding of the target's vocabulary, which a draft must never propose. With the mean in the
+    output head its logit is the mean of all logits: below the largest, and its probability below 1 / V, whatever the
+    hidden state. A row of zeros would have logit 0, the largest of all where a model's logits are negative, as those
+    of GPT-2 are. A tied head is the embedding, so that the mean stands there too; a mean among the inputs is a token
+    like the average one.
+
+    Args:
+        rows_VX: A row, or one entry of a bias, for each id.
+        vocab_size: Of the target.
+    """
+    num_missing = vocab_size - len(rows_VX)
+    if num_missing <= 0:
+        return rows_VX[:vocab_size]
+    chunks = rows_VX.split(ROWS_AT_ONCE)
+    mean_X = torch.stack([chunk.double().sum(dim=0) for chunk in chunks]).sum(dim=0) / len(rows_VX)
+    return torch.cat([rows_VX, mean_X.to(rows_VX.dtype).expand(num_missing, *rows_VX.shape[1:])])

@@ -23,8 +23,7 @@ from architectures.checkpoints.manifest import (
 from architectures.errors import UserError
 from architectures.files.atomic import write_json
 from architectures.files.file_hashes import read_sha256
-from architectures.files.reading import read_json_object
-from architectures.files.typed_file import checked
+from architectures.files.reading import checked, read_json_object
 from architectures.progress.track import track
 from architectures.settings.recipe_command import command_of
 

@@ -45,7 +45,7 @@ from architectures.errors import UserError
 from architectures.families import family_of
 from architectures.files.atomic import write_bytes
 from architectures.files.disk import free_bytes, size
-from architectures.files.typed_file import checked
+from architectures.files.reading import checked
 from architectures.progress.track import track
 from architectures.settings.holding import WHOLE, Holding
 from architectures.settings.recipe_command import command_of

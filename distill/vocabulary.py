@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter
 
 from architectures.errors import UserError
 from architectures.files.entry_kinds import TokenId
-from architectures.files.typed_file import parsed
+from architectures.files.reading import parsed
 from architectures.pruning.plan import PruningPlan
 from architectures.vocabulary import (
     COUNTED,

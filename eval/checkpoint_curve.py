@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from transformers import PreTrainedModel
 
 from architectures.files.atomic import write_text
-from architectures.files.typed_file import read_typed
+from architectures.files.reading import read_typed
 from architectures.kept import remove_kept
 from architectures.settings.holding import WHOLE, Holding
 from architectures.settings.recipe_command import command_of

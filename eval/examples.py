@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import TypeAdapter
 from transformers import PreTrainedTokenizerBase
 
-from architectures.files.typed_file import read_typed
+from architectures.files.reading import read_typed
 from eval.answers.traces import Trace
 from eval.decoding.texts import Decoded
 from eval.scorecard_schema import Record, write_record

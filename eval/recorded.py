@@ -22,8 +22,7 @@ from transformers import PreTrainedModel
 from architectures.checkpoints.fingerprint import fingerprint_value
 from architectures.errors import UserError
 from architectures.files.atomic import write_text
-from architectures.files.reading import read_text
-from architectures.files.typed_file import checked
+from architectures.files.reading import checked, read_text
 from architectures.progress.track import track
 from architectures.settings.kinds import MinP, RepetitionPenalty, Temperature, TopK, TopP
 from architectures.tables import markdown

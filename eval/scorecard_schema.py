@@ -13,8 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter
 from architectures.checkpoints.manifest import provenance
 from architectures.errors import UserError
 from architectures.files.atomic import write_json
-from architectures.files.reading import read_json
-from architectures.files.typed_file import checked
+from architectures.files.reading import checked, read_json
 from architectures.settings.holding import Placement
 from eval.acceptance.estimates import Estimate, Resampling
 from eval.acceptance.paired_tests import MatchComparison

@@ -9,11 +9,16 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from architectures.errors import UserError
-from architectures.shipped.recipes import shipped_words
+from architectures.files.entry_kinds import shown
+from architectures.shipped import shipped_words
 
+Value = TypeVar("Value")
+WITHOUT_VALUE = ("missing", "json_invalid")  # mistakes of which the value is all that is around them
 MIB = 1 << 20
 JSON_MIB = 64  # config, index, manifest, scorecard: the largest index of a sharded checkpoint has some 5 MB
 
@@ -111,3 +116,38 @@ def read_json_object(path: Path, remedy: str, *, most_mib: float | None = JSON_M
     if not isinstance(value, dict):
         raise UserError(f"{path}: holds no JSON object. {remedy}")
     return value
+
+
+def read_typed(path: Path, form: TypeAdapter[Value], remedy: str) -> Value:
+    """What a file holds.
+
+    Args:
+        path: The file.
+        form: Of its content; nothing is converted to fit it.
+        remedy: The sentence that ends the message.
+
+    Raises:
+        UserError: If it is no such file; the message names it, the field and its value.
+    """
+    return parsed(form, read_text(path, most_mib=JSON_MIB), str(path), remedy)
+
+
+def parsed(form: TypeAdapter[Value], text: str | bytes, where: str, remedy: str) -> Value:
+    """What a JSON text holds, read as `read_typed` reads a file; `where` begins the message."""
+    try:
+        return form.validate_json(text, strict=True)
+    except ValidationError as error:
+        raise UserError(f"{where}: {first_mistake(error)}. {remedy}") from error
+
+
+def checked(form: TypeAdapter[Value], value: Any, where: str, remedy: str) -> Value:
+    """What a JSON value that was read already holds; errors as for `parsed`."""
+    return parsed(form, json.dumps(value), where, remedy)
+
+
+def first_mistake(error: ValidationError) -> str:
+    """The first field that does not fit, why, and what it is."""
+    mistake = error.errors()[0]
+    field_path = ".".join(map(str, mistake["loc"]))
+    value = "" if mistake["type"] in WITHOUT_VALUE else f", got {shown(mistake['input'])}"
+    return f"{field_path + ': ' if field_path else ''}{mistake['msg']}{value}"

@@ -1,8 +1,5 @@
 """The base that every recipe section and the settings of every command share. No torch."""
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from pydantic import BaseModel, ConfigDict
 
 
@@ -20,4 +17,3 @@ class Section(BaseModel):
         allow_inf_nan=False,
         serialize_by_alias=True,  # of keys that are words of Python, as `from`
     )
-    left_out: ClassVar[Mapping[str, str]] = {}  # what others of its kind have, and why this one has not

@@ -9,8 +9,7 @@ from pydantic import TypeAdapter
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
-from architectures.files.reading import read_text
-from architectures.files.typed_file import parsed
+from architectures.files.reading import parsed, read_text
 from architectures.shapes.requested_shape import WIDTHS
 from architectures.shapes.shape import Shape
 from architectures.vocabulary import broken_law

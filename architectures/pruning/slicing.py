@@ -11,11 +11,11 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from architectures.checkpoints.vocabulary_rows import fit_rows
 from architectures.families import FAMILIES
 from architectures.families.family import Part
 from architectures.pruning.plan import PruningPlan
 from architectures.shapes.shape import Shape
+from architectures.vocabulary_head import fit_rows
 
 READERS = ("attention_norm", "ffn_norm")  # norms that read the residual stream
 WRITERS = ("attention_output", "ffn_down")  # linears that write it, unless a norm stands behind them

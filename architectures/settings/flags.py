@@ -45,25 +45,14 @@ def read_settings(parser: argparse.ArgumentParser, model: type[AnySection], word
     """The settings that some words give; argparse itself ends the process where they are not flags of the section.
 
     Raises:
-        UserError: If a value is wrong, or a flag is one that this section has not.
+        UserError: If a value is wrong.
     """
-    for word in words:
-        refuse_left_out(word.partition("=")[0], model)
-    told = [parser.epilog, *dict.fromkeys(model.left_out.values())]
-    parser.epilog = " ".join(words for words in told if words)
     add_flags(parser, model)
     given = {name: value for name, value in vars(parser.parse_intermixed_args(words)).items() if value is not None}
     try:
         return model.model_validate(given, strict=False)
     except ValidationError as error:
         raise UserError("\n".join(sentences(error, given, model))) from error
-
-
-def refuse_left_out(flag: str, model: type[Section]) -> None:
-    """Raise UserError for a flag that other commands have, and this one for a reason has not."""
-    for name, why in model.left_out.items():
-        if flag == flag_of(name):
-            raise UserError(f"{flag} is not of this command. {why}")
 
 
 def add_flags(parser: argparse.ArgumentParser, model: type[Section]) -> None:

@@ -43,22 +43,5 @@ class Holding:
         return None
 
 
-TIMED = (  # why a command that times steps has no placement
-    "Steps are timed, and those of a target that is spread or read from the disk tell of the disk: acceptance alone is "
-    "what `eval --target-placement` tells."
-)
-PLACING = ("target_placement", "target_device_memory_gib", "target_host_memory_gib")  # flags of eval and verify
-
-
-def without_placing(why: str, *, bits: str | None = None) -> dict[str, str]:
-    """What a command has not of the flags that say how a target is held, with the reason.
-
-    Args:
-        why: It has none that say where.
-        bits: Why it has none that packs the target; None where it has.
-    """
-    return dict.fromkeys(PLACING, why) | ({} if bits is None else {"target_bits": bits})
-
-
 CHOOSE = "Choose spread or layers, or leave the cap out."
 WHOLE = Holding()

@@ -10,7 +10,7 @@ from architectures.errors import UserError
 from architectures.families.config_entries import require_config
 from architectures.files.reading import looked_for, read_json_object
 from architectures.gguf_format import gguf_config, read_gguf_header
-from architectures.shipped.packaged_targets import packaged_target
+from architectures.shipped import packaged_target
 from architectures.targets.hub_failures import explain_failure
 from architectures.targets.known_targets import known_config
 from architectures.vocabulary import refuse_small_head

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from architectures.files.typed_file import read_typed
+from architectures.files.reading import read_typed
 from architectures.tables import Table, markdown, replace_between
 from eval.engines.certificate import FORM, REMEDY, Certificate, pooled
 from eval.engines.findings import shown

@@ -11,8 +11,7 @@ from pydantic import Field
 from architectures.errors import UserError
 from architectures.files.section import Section
 from architectures.settings.flags import Flag
-from architectures.shipped.packaged_targets import packaged_target
-from architectures.shipped.recipes import FOLDER, shipped_recipes
+from architectures.shipped import FOLDER, packaged_target, shipped_recipes
 from architectures.tables import code, facts, terminal
 from distill.shipped_recipes.copying import Copy, copies_of, write_copies
 from distill.shipped_recipes.header import header_paragraphs

@@ -14,7 +14,6 @@ from torch import Tensor
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint, fingerprint_file, fingerprint_value
 from architectures.checkpoints.manifest import MANIFEST_NAME, write_manifest
 from architectures.checkpoints.target_files import carry_files, require_tokenizer, with_special_ids
-from architectures.checkpoints.vocabulary_rows import fit_rows
 from architectures.checkpoints.weights import TensorInfo, open_weights, require_replaceable, write_weights
 from architectures.errors import UserError
 from architectures.families import family_of
@@ -32,7 +31,7 @@ from architectures.vocabulary import (
     small_head_card,
     write_draft_vocabulary,
 )
-from architectures.vocabulary_head import with_unknown
+from architectures.vocabulary_head import fit_rows, with_unknown
 from distill.checkpoints.files import damage, is_checkpoint
 from distill.data.unknown_inputs import UnknownInputs
 from distill.exporting.reading import algorithms_of, read_model, read_state
@@ -118,7 +117,7 @@ def export_checkpoint(
         out: The draft folder; an earlier draft there is replaced.
         target: The folder of the model it drafts for. Rows the student has beyond the target's vocab_size are padding
             that was not trained and are left out, so that no engine proposes an id the target does not have; rows it
-            lacks are added (architectures/checkpoints/vocabulary_rows.py). A head that says some ids alone keeps its
+            lacks are added (architectures/vocabulary_head.py). A head that says some ids alone keeps its
             rows.
         dtype: Number type of every weight: "float32", "bfloat16" or "float16".
         unknown_inputs: Whether a row of its embedding was trained to stand for every id that it does not say.

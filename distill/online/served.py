@@ -22,7 +22,7 @@ from torch import Tensor
 
 from architectures.errors import UserError
 from architectures.files.atomic import write_bytes, write_text
-from architectures.files.typed_file import parsed
+from architectures.files.reading import parsed
 from distill.data.batches import Example
 
 Positions = Literal["rejected", "all"]

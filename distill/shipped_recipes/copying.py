@@ -10,7 +10,7 @@ import yaml
 
 from architectures.errors import UserError
 from architectures.files.atomic import write_bytes
-from architectures.shipped.recipes import FOLDER, SCHEMA, shipped_recipes
+from architectures.shipped import FOLDER, SCHEMA, shipped_recipes
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from architectures.errors import UserError
 from architectures.files.masked_words import masked
-from architectures.shipped.packaged_targets import PackagedTarget
+from architectures.shipped import PackagedTarget
 
 OPTIONS = ("--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes", "--retries=1", "--timeout=15")
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from architectures.shipped.recipes import shipped_recipes
+from architectures.shipped import shipped_recipes
 from architectures.tables import Block, Section, facts
 from distill.shipped_recipes.header import NO_LABEL, first_sentence, paragraph
 

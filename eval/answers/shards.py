@@ -14,8 +14,7 @@ from typing_extensions import TypedDict
 from architectures.checkpoints.manifest import provenance
 from architectures.errors import UserError
 from architectures.files.atomic import write_json, write_text
-from architectures.files.reading import parse_json, read_json_object, require_regular
-from architectures.files.typed_file import checked
+from architectures.files.reading import checked, parse_json, read_json_object, require_regular
 
 SETTINGS_NAME = "settings.json"
 REWRITTEN = "Delete this file and run its stage again: it is rewritten."

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 
 from architectures.errors import UserError
 from architectures.files.entry_kinds import TokenId
-from architectures.files.typed_file import parsed
+from architectures.files.reading import parsed
 from architectures.settings.holding import WHOLE, Holding
 from architectures.settings.kinds import HowAnswered
 from eval.answers.shards import REWRITTEN, lines_of, shard_lines

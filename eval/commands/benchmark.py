@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, model_validator
 
 from architectures.errors import UserError
 from architectures.files.section import Section
 from architectures.settings.flags import Flag, flag_of
-from architectures.settings.holding import TIMED, Holding, without_placing
+from architectures.settings.holding import Holding
 from architectures.settings.kinds import (
     AUTO,
     MOST,
@@ -123,7 +123,6 @@ class BenchmarkSettings(Section):
     seed: Seed = 17
     out: OutFile = None
     profile: ProfileFolder = None
-    left_out: ClassVar = without_placing(TIMED)
 
     _one_way = model_validator(mode="after")(one_way)
     _one_end = model_validator(mode="after")(one_end)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from architectures.files.atomic import write_text
-from architectures.files.typed_file import read_typed
+from architectures.files.reading import read_typed
 
 Engine = Literal["transformers", "vllm", "llama.cpp", "openvino"]
 FILE_NAME = "certificate.json"

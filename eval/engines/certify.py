@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from pydantic import Field, model_validator
 
@@ -17,7 +17,6 @@ from architectures.errors import UserError
 from architectures.files.number_types import Dtype
 from architectures.files.section import Section
 from architectures.settings.flags import Flag, flag_of
-from architectures.settings.holding import without_placing
 from architectures.settings.kinds import MOST, Lookahead, MaxScoredTokens, NumThreads, Revision, Seed, Target
 from architectures.shapes.serving import TensorParallel
 from eval.engines.certificate import Certificate, Engine, EngineRun, Speed
@@ -35,7 +34,7 @@ OWN_FORMS = {  # engine: suffix of its options, file in a folder of that form, h
     ),
 }  # fmt: skip
 PACKAGES = {"vllm": "vLLM", "llama.cpp": "xllamacpp", "openvino": "openvino-genai"}
-ENGINES_OWN = "The engine loads the target itself, by its own options, and what it does with that is what is certified."
+
 DRY = ("revision", "tensor_parallel")  # options of a dry run only
 RESAMPLES, CONFIDENCE = 2000, 0.95
 
@@ -76,8 +75,6 @@ class CertifySettings(Section):
         default=None, description="Where certificate.json goes."
     )
     seed: Seed = Field(default=17, description="Seed of the order in which both ways of decoding alternate.")
-
-    left_out: ClassVar = without_placing(ENGINES_OWN, bits=ENGINES_OWN)
 
     @model_validator(mode="after")
     def _consistent(self) -> "CertifySettings":

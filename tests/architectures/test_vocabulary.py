@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from architectures.checkpoints.vocabulary_rows import ROWS_AT_ONCE, fit_rows
+from architectures.vocabulary_head import ROWS_AT_ONCE, fit_rows
 
 
 @pytest.fixture

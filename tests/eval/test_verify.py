@@ -12,7 +12,6 @@ from rich.console import Console
 
 import widedraft
 from architectures.settings.flags import flag_of
-from architectures.settings.holding import PLACING
 from eval import accuracy, lossless, side_by_side
 from eval.checks import loaded_pair
 from eval.checks.loaded_pair import load_pair, prompts_of
@@ -140,7 +139,7 @@ def test_no_option_is_accepted_and_ignored(run, questions, target_folder, noisy_
 
 def test_every_option_is_among_those_tried():
     known = {flag_of(name).removeprefix("--") for name in widedraft.STAGES["verify"].settings.model_fields}
-    held = {flag_of(name).removeprefix("--") for name in (*PLACING, "target_bits")}  # below
+    held = {"target-placement", "target-device-memory-gib", "target-host-memory-gib", "target-bits"}  # below
     assert known == set().union(*OPTIONS.values()) | held | {"accuracy", "show"}
 
 

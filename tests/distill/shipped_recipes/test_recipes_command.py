@@ -10,9 +10,8 @@ import pytest
 
 import widedraft
 from architectures import gguf_import as importing
-from architectures.shipped import packaged_targets
-from architectures.shipped.packaged_targets import PackagedTarget
-from architectures.shipped.recipes import shipped_recipes
+from architectures import shipped
+from architectures.shipped import PackagedTarget, shipped_recipes
 from distill.commands import recipes as command
 from distill.shipped_recipes import packaged_target
 from distill.shipped_recipes.header import first_sentence, header_paragraphs
@@ -139,7 +138,7 @@ def package(here, monkeypatch):
     def put(**other: str) -> None:
         values = {"requirement": "tiny-target==1.0", "sha256": sha256, "member": "tiny/model.gguf", **other}
         entry = PackagedTarget(**values, megabytes=1, recipe="quickstart")  # type: ignore[arg-type]
-        monkeypatch.setattr(packaged_targets, "PACKAGED_TARGETS", {"models/SmolLM2-135M-Instruct": entry})
+        monkeypatch.setattr(shipped, "PACKAGED_TARGETS", {"models/SmolLM2-135M-Instruct": entry})
 
     def import_gguf(file: Path, out: Path) -> None:
         assert file.read_bytes() == GGUF

@@ -6,15 +6,14 @@ from pathlib import Path, PurePath
 import pytest
 import yaml
 
+from architectures import shipped
 from architectures.errors import UserError
 from architectures.files.reading import read_text
-from architectures.shipped import folders, recipes
-from architectures.shipped.packaged_targets import PACKAGED_TARGETS, packaged_target
-from architectures.shipped.recipes import shipped_recipes, shipped_words
+from architectures.shipped import PACKAGED_TARGETS, packaged_target, shipped_recipes, shipped_words
 from architectures.targets.known_targets import KNOWN_CONFIGS
 from architectures.targets.target import config_at_hand, resolve_checkpoint
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 SMOLLM2 = "models/SmolLM2-135M-Instruct"
 
 
@@ -44,13 +43,13 @@ def test_a_relative_file_that_is_not_there_is_told_with_where_it_was_looked_for(
 def test_an_installation_without_recipes_tells_of_none(tmp_path, monkeypatch):
     (tmp_path / "recipes").mkdir()  # another package's, beside ours
     (tmp_path / "recipes" / "quickstart.yaml").write_text("flour: 500 g\n")
-    monkeypatch.setattr(recipes, "shipped_folders", lambda *_: (tmp_path / "recipes",))
+    monkeypatch.setattr(shipped, "shipped_folders", lambda *_: (tmp_path / "recipes",))
     assert shipped_recipes() == {}
     assert shipped_words(PurePath("quickstart.yaml")) == ""
 
 
 def test_a_checkout_comes_before_what_is_installed():
-    first, *others = folders.shipped_folders("recipes", "recipes")
+    first, *others = shipped.shipped_folders("recipes", "recipes")
     assert first == ROOT / "recipes"
     assert all(folder.parts[-3:] == ("share", "widedraft", "recipes") for folder in others)
     assert len(others) == 3
