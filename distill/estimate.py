@@ -380,7 +380,11 @@ def trainings(recipe: Recipe, shapes: PlannedShapes, *, on_gpu: bool) -> list[Tr
     config, target, draft = recipe.distill, shapes.target, shapes.draft
     dtype = teacher_dtype(recipe.target.dtype, config.precision)
     seq_len, loss_tokens = trained_lengths(recipe)
-    shared = {
+    microbatch = config.device_train_microbatch_size
+    shared: dict[str, Any] = {
+        "teacher_dtype": dtype,
+        "precision": config.precision,
+        "microbatch": None if microbatch == "auto" else microbatch,
         "sharded": config.parallelism != "ddp",
         "shard_degree": shard_degree(config),
         "teacher_sharded": is_sharded(config.teacher),
@@ -391,10 +395,7 @@ def trainings(recipe: Recipe, shapes: PlannedShapes, *, on_gpu: bool) -> list[Tr
         stage="distill",
         student=draft,
         teacher=None if isinstance(config.teacher, NoTeacher) else target,
-        teacher_dtype=dtype,
-        precision=config.precision,
         batch=config.global_train_batch_size,
-        microbatch=number_or_none(config.device_train_microbatch_size),
         seq_len=seq_len,
         loss_tokens=loss_tokens,
         packing=config.packing,
@@ -412,10 +413,7 @@ def trainings(recipe: Recipe, shapes: PlannedShapes, *, on_gpu: bool) -> list[Tr
             stage="masks",
             student=target,
             teacher=target,
-            teacher_dtype=dtype,
-            precision=config.precision,
             batch=masks.global_train_batch_size,
-            microbatch=number_or_none(config.device_train_microbatch_size),
             seq_len=text.max_seq_len,
             loss_tokens=text.max_seq_len - 1,
             gated=True,
@@ -423,10 +421,6 @@ def trainings(recipe: Recipe, shapes: PlannedShapes, *, on_gpu: bool) -> list[Tr
         ),
         distillation,
     ]
-
-
-def number_or_none(microbatch: int | str) -> int | None:
-    return None if microbatch == "auto" else int(microbatch)
 
 
 def trained_lengths(recipe: Recipe) -> tuple[int, int]:
