@@ -4,7 +4,7 @@ from functools import partial
 
 from architectures.errors import UserError
 from distill.process.interrupts import signals_kept
-from distill.recipe.sections.teacher import AnyCache, AnyTeacher, Cache, teacher_dtype
+from distill.recipe.sections.teacher import TeacherConfig, teacher_dtype
 from distill.run.entry_ids import entry_ids
 from distill.run.run import Run
 from distill.run.stage import Finish
@@ -48,8 +48,8 @@ def write_cache(run: Run, finish: Finish) -> str:
     return f"{teacher.contents} of the teacher"
 
 
-def require_cached_teacher(teacher: AnyTeacher) -> AnyCache:
+def require_cached_teacher(teacher: TeacherConfig) -> TeacherConfig:
     """A recipe's teacher, which is read from a cache, else UserError."""
-    if not isinstance(teacher, Cache):
+    if not teacher.is_cache:
         raise UserError(f"distill.teacher.source is {teacher.source}: there is nothing to cache. Set it to cache.")
     return teacher

@@ -26,14 +26,7 @@ from distill.flops import forward_flops, head_flops, training_flops
 from distill.formulas.losses import Knowledge
 from distill.recipe.recipe import Recipe
 from distill.recipe.sections.teacher import (
-    Cache,
-    HiddenCache,
-    LiveTeacher,
-    NoTeacher,
-    SampleCache,
-    TopKCache,
     bytes_per_token,
-    is_sharded,
     teacher_dtype,
 )
 from distill.recipe.sections.times import split_time
@@ -387,14 +380,14 @@ def trainings(recipe: Recipe, shapes: PlannedShapes, *, on_gpu: bool) -> list[Tr
         "microbatch": None if microbatch == "auto" else microbatch,
         "sharded": config.parallelism != "ddp",
         "shard_degree": shard_degree(config),
-        "teacher_sharded": is_sharded(config.teacher),
+        "teacher_sharded": config.teacher.is_sharded,
         "recomputed": config.activation_checkpointing,
         "on_gpu": on_gpu,
     }
     distillation = Training(
         stage="distill",
         student=draft,
-        teacher=None if isinstance(config.teacher, NoTeacher) else target,
+        teacher=None if config.teacher.source == "none" else target,
         batch=config.global_train_batch_size,
         seq_len=seq_len,
         loss_tokens=loss_tokens,
@@ -440,14 +433,16 @@ def shard_degree(config: DistillConfig) -> int | None:
 
 def cached_bytes(recipe: Recipe, target: Shape, dtype: str) -> int | None:
     """What a batch holds per response token of a cached teacher: ids widened to 8 bytes, numbers to 4."""
-    match recipe.distill.teacher:
-        case HiddenCache():
+    teacher = recipe.distill.teacher
+    if not teacher.is_cache:
+        return None
+    match teacher.contents:
+        case "hidden":
             return target.hidden * DTYPE_BYTES[dtype]
-        case TopKCache(k=k):
-            return k * (8 + 4) + 4
-        case SampleCache(num_samples=num_samples):
-            return num_samples * 8
-    return None
+        case "top_k":
+            return teacher.k * (8 + 4) + 4
+        case "samples":
+            return teacher.num_samples * 8
 
 
 def online_bytes(recipe: Recipe, target: Shape, draft: Shape) -> int:
@@ -582,7 +577,7 @@ def stage_needs(recipe: Recipe, shapes: PlannedShapes, *, processes: int, on_gpu
         needs.append(Need("prune", scored, "target.placement: layers, or architecture.method: first_last"))
     kept = data.batch_size * data.max_seq_len * target.kv_bytes_per_token(dtype)
     needs.append(Need("generate", held + kept, f"{smaller}, or a smaller data.batch_size"))
-    if isinstance(recipe.distill.teacher, Cache):
+    if recipe.distill.teacher.is_cache:
         needs.append(Need("cache", held, smaller))
     for training in trainings(recipe, shapes, on_gpu=on_gpu):
         shrunk = replace(training, microbatch=1) if on_gpu and training.microbatch is None else training
@@ -648,7 +643,7 @@ def disk_bytes(recipe: Recipe, shapes: PlannedShapes, work: Work) -> dict[str, i
 def cache_size(recipe: Recipe, target: Shape, draft: Shape, work: Work) -> int:
     """Bytes of a teacher's cache for the responses there are, or for the longest there can be."""
     teacher, data = recipe.distill.teacher, recipe.data
-    if not isinstance(teacher, Cache):
+    if not teacher.is_cache:
         return 0
     dtype = teacher_dtype(recipe.target.dtype, recipe.distill.precision)
     widths = {"hidden": target.hidden, "rows": draft.head_rows, "dtype": dtype}
@@ -698,7 +693,7 @@ def stage_seconds(recipe: Recipe, shapes: PlannedShapes, work: Work, device: Dev
 
     # A cached teacher reads every response once.
     teacher = config.teacher
-    if isinstance(teacher, Cache):
+    if teacher.is_cache:
         number = None if work.sequences is None else work.sequences + data.num_eval_prompts
         each = forward_flops(target, [(work.sequence_tokens, work.response_tokens)])
         seconds["cache"] = None if number is None else number * each / flops_per_s
@@ -737,18 +732,18 @@ def distill_seconds(recipe: Recipe, shapes: PlannedShapes, work: Work, device: D
     if length is None:
         return None
     teacher = replace(target, head_vocab=draft.head_vocab)
-    asked = config.token_selection is not None or any(term.needs() is not Knowledge.TOKENS for term in config.terms)
+    asked = config.token_selection is not None or any(term.loss.needs is not Knowledge.TOKENS for term in config.terms)
     of_teacher = 0 if config.token_selection is None else forward_flops(draft, [sequence])
-    if asked and isinstance(config.teacher, LiveTeacher):
+    if asked and config.teacher.source == "live":
         of_teacher += forward_flops(teacher, [sequence])
-    elif asked and isinstance(config.teacher, HiddenCache):
+    elif asked and config.teacher.contents == "hidden" and config.teacher.is_cache:
         of_teacher += sequence[1] * head_flops(teacher.head_rows, teacher.hidden)
     flops = length.sequences * training_flops(draft, [sequence], teacher=of_teacher)
 
     # Evaluations: before the first step if wanted, those that come due, and one at the end.
     held_out = [(work.sequence_tokens, work.response_tokens)] * recipe.data.num_eval_prompts
     of_both = forward_flops(draft, held_out)
-    of_both += 0 if isinstance(config.teacher, NoTeacher) else forward_flops(target, held_out)
+    of_both += 0 if config.teacher.source == "none" else forward_flops(target, held_out)
     value, unit = split_time(config.eval_interval)
     interval = (
         value

@@ -49,7 +49,7 @@ from distill.formulas.dense import cross_entropy, forward_kl
 from distill.loggers import ConsoleReport, MetricsFile
 from distill.losses.answer_logits import AnswerLogits, logits_of, vocab_size_of
 from distill.losses.chunked import Head, sum_of_rows
-from distill.recipe.sections.teacher import is_sharded, teacher_dtype
+from distill.recipe.sections.teacher import teacher_dtype
 from distill.recipe.sections.times import split_time
 from distill.run.run import Run, shape_of
 from distill.run.stage_inputs import mask_inputs
@@ -215,7 +215,7 @@ def fresh_masks(run: Run) -> Masks:
 def load_frozen(run: Run, *, dtype: str, sharded: bool | None = None) -> Teacher:
     """The target as it was, on this process's device; in shards where the recipe's teacher is, unless told."""
     device = f"cuda:{dist.get_local_rank()}" if torch.cuda.is_available() else "cpu"
-    sharded = is_sharded(run.recipe.distill.teacher) if sharded is None else sharded
+    sharded = run.recipe.distill.teacher.is_sharded if sharded is None else sharded
     return (load_sharded_teacher if sharded else load_teacher)(run.target, dtype=dtype, device=device)
 
 

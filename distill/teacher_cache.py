@@ -69,9 +69,7 @@ from distill.data.batches import AnswerDataset, Example, collate
 from distill.losses.answer_logits import AnswerLogits, head_of
 from distill.losses.chunked import Head
 from distill.recipe.sections.teacher import (
-    AnyCache,
-    HiddenCache,
-    TopKCache,
+    TeacherConfig,
     bytes_per_token,
     id_bytes,
     kept_of,
@@ -395,7 +393,7 @@ class CaptureSettings:
         ids: Ascending, that kept entries are of, by row: the teacher given that it says one of them; None for all ids.
     """
 
-    cache: AnyCache
+    cache: TeacherConfig
     dtype: str
     seed: int
     batch_size: int
@@ -413,7 +411,7 @@ class Split:
 
     name: str
     examples: Sequence[Example]
-    kept: AnyCache
+    kept: TeacherConfig
     token_bytes: int
     shards: list[Shard]
 
@@ -551,11 +549,11 @@ class Capturer:
     def rows(self, split: Split, answer: int, hidden_AH: Tensor) -> dict[str, Tensor]:
         """What the cache keeps of one answer."""
         kept = split.kept
-        if isinstance(kept, HiddenCache):
+        if kept.contents == "hidden":
             return {"hidden": hidden_AH}
         device = self.head.weight_VH.device
         chunks = hidden_AH.to(device).split(ROWS_AT_ONCE)
-        if isinstance(kept, TopKCache):
+        if kept.contents == "top_k":
             return join_rows([top_k_rows(self.head.logits(chunk), kept.k) for chunk in chunks])
         seed = derive_seed(self.settings.seed, f"teacher_cache/{split.name}", answer)
         uniform_AS = uniform_numbers(len(hidden_AH), kept.num_samples, seed=seed).to(device)

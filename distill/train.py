@@ -55,7 +55,6 @@ from distill.process.exits import end_on_sigterm, report_user_errors
 from distill.process.freed_memory import keep_freed_memory
 from distill.ranks.same import refuse_differing
 from distill.recipe.recipe import Recipe, load_recipe
-from distill.recipe.sections.teacher import Cache, is_sharded
 from distill.recipe.sections.training import DistillConfig
 from distill.recipe.words import Debug, Overrides, RecipeFile
 from distill.run.recorded import told_apart
@@ -152,7 +151,7 @@ def train_owned(run: Run, profile: Path | None) -> None:
     if train_set is not None:
         require_learnable(train_set, run.init.path)
     tasks = eval_set.tasks
-    if isinstance(config.teacher, Cache):
+    if config.teacher.is_cache:
         train_set, eval_set = (
             None if answers is None else CachedAnswers(answers, TeacherCache(run.teacher_cache.path, name))
             for name, answers in (("train", train_set), ("eval", eval_set))
@@ -199,7 +198,7 @@ def share_cores() -> None:
 
 def join_other_processes(config: DistillConfig) -> None:
     """Meet the other ranks, if there are any."""
-    if dist.get_world_size() > 1 or config.parallelism != "ddp" or is_sharded(config.teacher):
+    if dist.get_world_size() > 1 or config.parallelism != "ddp" or config.teacher.is_sharded:
         dist.initialize_dist(training_device(), timeout=DIST_TIMEOUT_S)
 
 

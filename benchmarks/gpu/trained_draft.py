@@ -22,7 +22,6 @@ from architectures.files.atomic import write_json
 from benchmarks.gpu.stage import Row, Setting, Size, SkippedError, free_memory, number_type
 from distill.data.self_written import NAME as SELF_WRITTEN
 from distill.recipe.recipe import Recipe, load_recipe
-from distill.recipe.sections.teacher import Cache
 from distill.run.run import Run
 from distill.run.run_folder import owned_run
 from distill.stages.running import cache_if_asked, generate_stage, prune_stage
@@ -339,7 +338,7 @@ def time_batches(recipe: Recipe, count: int) -> TimedBatches:
     run = Run.of(recipe)
     train_set, eval_set = read_answers(run)
     tasks = eval_set.tasks
-    if isinstance(recipe.distill.teacher, Cache):
+    if recipe.distill.teacher.is_cache:
         train_set, eval_set = (
             CachedAnswers(answers, TeacherCache(run.teacher_cache.path, name))
             for name, answers in (("train", train_set), ("eval", eval_set))

@@ -26,7 +26,6 @@ from architectures.targets.target import read_config
 from distill.checkpoints.files import find_checkpoints
 from distill.choose.candidates import FACTOR, Candidate, ChooseSettings, LeftOut, candidates_of, trials_folder
 from distill.recipe.recipe import Recipe, load_recipe, save_recipe
-from distill.recipe.sections.teacher import is_sharded
 from distill.run.artifact import ARTIFACTS, Artifact
 from distill.run.content import sources_as_input
 from distill.run.progressive import share_answers, source_folder, with_imported_target
@@ -247,7 +246,7 @@ def train_candidates(
 
 def trained_together(run: Run) -> bool:
     """Whether all processes train each candidate, and not each process some of them."""
-    return run.recipe.distill.parallelism != "ddp" or is_sharded(run.recipe.distill.teacher)
+    return run.recipe.distill.parallelism != "ddp" or run.recipe.distill.teacher.is_sharded
 
 
 def trial_run(run: Run, candidate: Candidate, length: str) -> Run:

@@ -1,14 +1,15 @@
-"""Every loss a recipe may name: its formulas, its options with range and default, and what it needs of a teacher.
+"""Every loss a recipe may name: its formulas, its parameters with range and default, and what it needs of a teacher.
 
-The one table of losses, which recipes, checks and training read. A new loss is a class here, its formula in dense.py,
+The one table of losses, which recipes, checks and training read. A new loss is a row of it, its formula in dense.py,
 and a row of docs/losses.md. No torch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from architectures.files.section import Section
 from distill.formulas import dense
@@ -29,124 +30,47 @@ class Knowledge(IntEnum):
     LOGITS = 2  # all of it
 
 
-class LossTerm(Section):
-    """One loss of a weighted sum, in nats per answer token.
+@dataclass(frozen=True)
+class TokenLoss:
+    """A loss, per answer token.
 
     Attributes:
         formulas: By what they are told of the teacher. They take the student's logits, then the tokens' ids; or what
-            the teacher says of the rows, `temperature` and the options of the loss by name.
+            the teacher says of the rows, `temperature` and the parameters of the loss by name.
+        parameters: With their defaults.
     """
 
-    formulas: ClassVar[Mapping[Knowledge, Formula]]
-    name: Any  # a literal of its own in every loss
-    weight: float = Field(default=1.0, gt=0, description="Factor in the sum.")
+    formulas: Mapping[Knowledge, Formula]
+    parameters: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def options(self) -> dict[str, float]:
-        """Each option of the loss with its value."""
-        return {name: getattr(self, name) for name in type(self).model_fields if name not in ("name", "weight")}
-
-    @classmethod
-    def needs(cls) -> Knowledge:
+    def needs(self) -> Knowledge:
         """The least it can be computed from."""
-        return min(cls.formulas)
+        return min(self.formulas)
 
 
-Name = Field(description="A loss of docs/losses.md.")
-
-
-class ForwardKL(LossTerm):
-    """KL(p || q), with p the teacher's distribution and q the student's."""
-
-    formulas: ClassVar = {Knowledge.LOGITS: dense.forward_kl, Knowledge.ENTRIES: kept_forward_kl}
-    name: Literal["forward_kl"] = Name
-
-
-class ReverseKL(LossTerm):
-    """KL(q || p)."""
-
-    formulas: ClassVar = {Knowledge.LOGITS: dense.reverse_kl}
-    name: Literal["reverse_kl"] = Name
-
-
-class KLMixture(LossTerm):
-    """w KL(p || q) + (1 - w) KL(q || p), with w = forward_weight."""
-
-    formulas: ClassVar = {Knowledge.LOGITS: dense.kl_mixture}
-    name: Literal["kl_mixture"] = Name
-    forward_weight: OpenFraction = Field(default=0.9, description="Share of the forward KL in kl_mixture.")
-
-
-class JensenShannon(LossTerm):
-    """beta KL(p || m) + (1 - beta) KL(q || m), with m = beta p + (1 - beta) q."""
-
-    formulas: ClassVar = {Knowledge.LOGITS: dense.jensen_shannon}
-    name: Literal["jensen_shannon"] = Name
-    beta: OpenFraction = Field(default=0.5, description="Teacher's share of the mixture in jensen_shannon.")
-
-
-Skew = Field(default=0.1, description="Share of the first distribution in what it is compared with.")
-
-
-class SkewedForwardKL(LossTerm):
-    """KL(p || skew p + (1 - skew) q)."""
-
-    formulas: ClassVar = {Knowledge.LOGITS: dense.skewed_forward_kl}
-    name: Literal["skewed_forward_kl"] = Name
-    skew: OpenFraction = Skew
-
-
-class SkewedReverseKL(LossTerm):
-    """KL(q || skew q + (1 - skew) p)."""
-
-    formulas: ClassVar = {Knowledge.LOGITS: dense.skewed_reverse_kl}
-    name: Literal["skewed_reverse_kl"] = Name
-    skew: OpenFraction = Skew
-
-
-class TotalVariation(LossTerm):
-    """1 - alpha, with alpha the sum of min(p, q); a chance, not nats."""
-
-    formulas: ClassVar = {Knowledge.LOGITS: dense.total_variation}
-    name: Literal["total_variation"] = Name
-
-
-class NegativeLogAcceptance(LossTerm):
-    """-log alpha, with alpha the sum of min(p, q)."""
-
-    formulas: ClassVar = {Knowledge.LOGITS: dense.negative_log_acceptance}
-    name: Literal["negative_log_acceptance"] = Name
-
-
-class LKHybrid(LossTerm):
-    """w KL(p || q) + (1 - w) (1 - alpha), with alpha the sum of min(p, q) and w = exp(-decay alpha)."""
-
-    formulas: ClassVar = {Knowledge.LOGITS: dense.lk_hybrid}
-    name: Literal["lk_hybrid"] = Name
-    decay: float = Field(default=3.0, gt=0, description="How fast lk_hybrid turns from KL to acceptance as that grows.")
-
-
-class CrossEntropy(LossTerm):
-    """-log q of the token that was written: the teacher is not asked."""
-
-    formulas: ClassVar = {Knowledge.TOKENS: dense.cross_entropy}
-    name: Literal["cross_entropy"] = Name
-
-
-AnyLoss: TypeAlias = (
-    ForwardKL
-    | ReverseKL
-    | KLMixture
-    | JensenShannon
-    | SkewedForwardKL
-    | SkewedReverseKL
-    | TotalVariation
-    | NegativeLogAcceptance
-    | LKHybrid
-    | CrossEntropy
-)
-LOSSES: dict[str, type[AnyLoss]] = {
-    get_args(loss.model_fields["name"].annotation)[0]: loss for loss in get_args(AnyLoss)
+# p is the teacher's distribution, q the student's, alpha the sum of min(p, q).
+LOSSES = {
+    # KL(p || q)
+    "forward_kl": TokenLoss({Knowledge.LOGITS: dense.forward_kl, Knowledge.ENTRIES: kept_forward_kl}),
+    # KL(q || p)
+    "reverse_kl": TokenLoss({Knowledge.LOGITS: dense.reverse_kl}),
+    # w KL(p || q) + (1 - w) KL(q || p), with w = forward_weight
+    "kl_mixture": TokenLoss({Knowledge.LOGITS: dense.kl_mixture}, {"forward_weight": 0.9}),
+    # beta KL(p || m) + (1 - beta) KL(q || m), with m = beta p + (1 - beta) q
+    "jensen_shannon": TokenLoss({Knowledge.LOGITS: dense.jensen_shannon}, {"beta": 0.5}),
+    # KL(p || skew p + (1 - skew) q)
+    "skewed_forward_kl": TokenLoss({Knowledge.LOGITS: dense.skewed_forward_kl}, {"skew": 0.1}),
+    # KL(q || skew q + (1 - skew) p)
+    "skewed_reverse_kl": TokenLoss({Knowledge.LOGITS: dense.skewed_reverse_kl}, {"skew": 0.1}),
+    # 1 - alpha: a probability, not nats
+    "total_variation": TokenLoss({Knowledge.LOGITS: dense.total_variation}),
+    # -log alpha
+    "negative_log_acceptance": TokenLoss({Knowledge.LOGITS: dense.negative_log_acceptance}),
+    # w KL(p || q) + (1 - w) (1 - alpha), with w = exp(-decay alpha)
+    "lk_hybrid": TokenLoss({Knowledge.LOGITS: dense.lk_hybrid}, {"decay": 3.0}),
+    # -log q of the token that was written: no teacher is asked
+    "cross_entropy": TokenLoss({Knowledge.TOKENS: dense.cross_entropy}),
 }
 # What a recipe trains on that names no loss: the first that its teacher serves, the best of docs/losses.md before.
 PREFERRED = ("negative_log_acceptance", "forward_kl", "cross_entropy")
@@ -155,14 +79,49 @@ if TYPE_CHECKING:
     LossName: TypeAlias = str
 else:
     LossName = Literal[tuple(LOSSES)]
-Loss = LossName | Annotated[list[Annotated[AnyLoss, Field(discriminator="name")]], Field(min_length=1)]
 
 
-def loss_term(name: str, **settings: float) -> AnyLoss:
-    """A loss by its name, with its weight and options."""
-    return LOSSES[name].model_validate({"name": name, **settings})
+class LossTerm(Section):
+    """One loss of a weighted sum, in nats per answer token. A parameter is null in losses that have none."""
+
+    name: LossName = Field(description="A loss of docs/losses.md.")
+    weight: float = Field(default=1.0, gt=0, description="Factor in the sum.")
+    forward_weight: OpenFraction | None = Field(
+        default=None, description="Share of the forward KL in kl_mixture; null is 0.9."
+    )
+    beta: OpenFraction | None = Field(
+        default=None, description="Teacher's share of the mixture in jensen_shannon; null is 0.5."
+    )
+    skew: OpenFraction | None = Field(
+        default=None,
+        description="Share of the first distribution in what a skewed KL compares it with; null is 0.1.",
+    )
+    decay: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="How fast lk_hybrid turns from KL to acceptance as that grows; null is 3."
+    )
+
+    @field_validator("forward_weight", "beta", "skew", "decay")
+    @classmethod
+    def _of_this_loss(cls, value: float | None, info: ValidationInfo) -> float | None:
+        name = info.data.get("name")
+        if value is not None and name is not None and info.field_name not in LOSSES[name].parameters:
+            raise ValueError(f"must be left out of {name}, got {value}: that loss has no {info.field_name}.")
+        return value
+
+    @property
+    def loss(self) -> TokenLoss:
+        return LOSSES[self.name]
+
+    @property
+    def parameters(self) -> dict[str, float]:
+        """Each parameter of the loss with its value."""
+        given = {name: getattr(self, name) for name in self.loss.parameters}
+        return {name: self.loss.parameters[name] if value is None else value for name, value in given.items()}
 
 
-def loss_terms(loss: str | Sequence[AnyLoss]) -> tuple[AnyLoss, ...]:
+Loss: TypeAlias = LossName | Annotated[list[LossTerm], Field(min_length=1)]
+
+
+def loss_terms(loss: str | Sequence[LossTerm]) -> tuple[LossTerm, ...]:
     """The terms of a sum; a name alone is one term of weight 1."""
-    return (loss_term(loss),) if isinstance(loss, str) else tuple(loss)
+    return (LossTerm(name=loss),) if isinstance(loss, str) else tuple(loss)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from distill.formulas.losses import AnyLoss, Knowledge, loss_terms
+from distill.formulas.losses import Knowledge, LossTerm, loss_terms
 
 # What a teacher outputs for some rows: its logits_CV, or what a cache kept of each row instead.
 TeacherOutput = Tensor | Mapping[str, Tensor]
@@ -24,13 +24,13 @@ class Objective:
         temperature: Of every loss that compares student and teacher; cross_entropy is always at 1.
     """
 
-    terms: tuple[AnyLoss, ...]
+    terms: tuple[LossTerm, ...]
     temperature: float
 
     @property
     def asks_teacher(self) -> bool:
         """Whether any term compares with the teacher."""
-        return any(term.needs() > Knowledge.TOKENS for term in self.terms)
+        return any(term.loss.needs > Knowledge.TOKENS for term in self.terms)
 
     def __call__(self, student_CV: Tensor, teacher: TeacherOutput | None, token_ids_C: Tensor) -> Tensor:
         """loss_C, float32, from the student's logits, what the teacher outputs for them and the tokens that followed.
@@ -40,14 +40,14 @@ class Objective:
         first, *others = (term.weight * self.of_term(term, student_CV, teacher, token_ids_C) for term in self.terms)
         return sum(others, start=first)
 
-    def of_term(self, term: AnyLoss, student_CV: Tensor, teacher: TeacherOutput | None, token_ids_C: Tensor) -> Tensor:
+    def of_term(self, term: LossTerm, student_CV: Tensor, teacher: TeacherOutput | None, token_ids_C: Tensor) -> Tensor:
         """One term without its weight."""
-        if term.needs() is Knowledge.TOKENS:
-            return term.formulas[Knowledge.TOKENS](student_CV, token_ids_C)
+        if term.loss.needs is Knowledge.TOKENS:
+            return term.loss.formulas[Knowledge.TOKENS](student_CV, token_ids_C)
         told = Knowledge.ENTRIES if isinstance(teacher, Mapping) else Knowledge.LOGITS
-        return term.formulas[told](student_CV, teacher, temperature=self.temperature, **term.options)
+        return term.loss.formulas[told](student_CV, teacher, temperature=self.temperature, **term.parameters)
 
 
-def build_objective(loss: str | Sequence[AnyLoss], *, temperature: float) -> Objective:
+def build_objective(loss: str | Sequence[LossTerm], *, temperature: float) -> Objective:
     """The objective of a recipe's distill.loss at its temperature."""
     return Objective(loss_terms(loss), temperature)

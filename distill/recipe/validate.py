@@ -14,15 +14,7 @@ from architectures.pruning.selection import LAYER_SCORES
 from architectures.settings.holding import Placement
 from distill.formulas.losses import Knowledge
 from distill.recipe.sections.samples import SamplesConfig
-from distill.recipe.sections.teacher import (
-    AnyTeacher,
-    Cache,
-    LiveTeacher,
-    NoTeacher,
-    is_sharded,
-    named,
-    served_losses,
-)
+from distill.recipe.sections.teacher import TeacherConfig
 from distill.recipe.sections.times import split_time
 
 Recipe: TypeAlias = Any  # distill.recipe.recipe.Recipe, which imports this module
@@ -55,14 +47,14 @@ def validate(recipe: Recipe) -> list[tuple[str, str]]:
 def target_rules(recipe: Recipe) -> Broken:
     """What a target that is not whole in memory, in fewer bits, or decoded by another engine rules out."""
     target, architecture, distill = recipe.target, recipe.architecture, recipe.distill
-    teacher: AnyTeacher = distill.teacher
+    teacher: TeacherConfig = distill.teacher
     engine = recipe.generate.engine
 
     if target.bits is not None:
         when = f"when target.bits is {target.bits}"
         if architecture.method == "learned_masks":
             yield ("architecture.method", f"must not be learned_masks {when}: masks train the full weights.")
-        if is_sharded(teacher):
+        if teacher.is_sharded:
             yield ("distill.teacher.parallelism", f"must be replicated {when}: packed weights are not sharded.")
         if engine != "local":
             yield ("generate.engine", f"must be local {when}, got {engine}: it runs the weights unpacked.")
@@ -72,7 +64,7 @@ def target_rules(recipe: Recipe) -> Broken:
             yield ("architecture.method", f"must not be learned_masks {when}: masks train all weights.")
         if distill.online is not None:
             yield ("distill.mode", f"must be offline {when}, got online: each token would load all weights.")
-        elif isinstance(teacher, LiveTeacher):
+        elif teacher.source == "live":
             yield (
                 "distill.teacher.source",
                 f"must be cache or none {when}, got live: every batch would load all weights.",
@@ -93,8 +85,13 @@ def scoring_rules(scoring: Recipe) -> Broken:
 def training_rules(recipe: Recipe) -> Broken:
     """Rules inside section distill, and with the draft's shape."""
     distill, architecture = recipe.distill, recipe.architecture
-    teacher: AnyTeacher = distill.teacher
+    teacher: TeacherConfig = distill.teacher
     terms, samples = distill.terms, distill.samples
+    told = (
+        f"distill.teacher.contents is {teacher.contents}"
+        if teacher.is_cache
+        else f"distill.teacher.source is {teacher.source}"
+    )
     on_text = distill.train_on == "text"
 
     # What is read
@@ -103,7 +100,7 @@ def training_rules(recipe: Recipe) -> Broken:
     for name in ("max_duration", "eval_interval", "save_interval", "console_log_interval"):
         if on_text and split_time(getattr(distill, name))[1] == "ep":
             yield (f"distill.{name}", "must not be in ep when distill.train_on is text, which has no epochs.")
-    if on_text and isinstance(teacher, Cache):
+    if on_text and teacher.is_cache:
         yield ("distill.teacher.source", "must be live or none when distill.train_on is text: a cache is of responses.")
     if distill.unknown_inputs:
         if distill.freeze_input_embeddings:
@@ -124,20 +121,29 @@ def training_rules(recipe: Recipe) -> Broken:
         )
 
     # Loss and teacher
+    for name, used in {
+        "parallelism": teacher.source == "live",
+        "contents": teacher.is_cache,
+        "k": teacher.is_cache and teacher.contents == "top_k",
+        "num_samples": teacher.is_cache and teacher.contents == "samples",
+    }.items():
+        value = getattr(teacher, name)
+        if not used and value != TeacherConfig.model_fields[name].default:
+            yield (f"distill.teacher.{name}", f"must be left out when {told}, got {value}.")
     for term in terms:
-        if term.needs() > teacher.tells:
-            served = " or ".join(served_losses(teacher))
+        if term.loss.needs > teacher.tells:
+            served = " or ".join(teacher.served_losses)
             yield (
                 "distill.loss",
-                f"must be {served} when distill.teacher.{named(teacher)}, got {term.name}. {ALL_SERVED}",
+                f"must be {served} when {told}, got {term.name}. {ALL_SERVED}",
             )
     if distill.token_selection is not None and teacher.tells < Knowledge.LOGITS:
         yield (
             "distill.token_selection",
-            f"must be left out when distill.teacher.{named(teacher)}: it needs all logits. {ALL_SERVED}",
+            f"must be left out when {told}: it needs all logits. {ALL_SERVED}",
         )
     if distill.temperature != 1:
-        if all(term.needs() is Knowledge.TOKENS for term in terms):
+        if all(term.loss.needs is Knowledge.TOKENS for term in terms):
             yield (
                 "distill.temperature",
                 f"must be 1 when distill.loss is {terms[0].name}, got {distill.temperature}: nothing reads it.",
@@ -145,14 +151,14 @@ def training_rules(recipe: Recipe) -> Broken:
         if teacher.tells is Knowledge.ENTRIES:
             yield (
                 "distill.temperature",
-                (f"must be 1 when distill.teacher.{named(teacher)}, got {distill.temperature}. {ALL_SERVED}"),
+                (f"must be 1 when {told}, got {distill.temperature}. {ALL_SERVED}"),
             )
 
     # Responses that the student generates while it trains
     if samples.writes:
         if on_text:
             yield ("distill.samples.source", "must be teacher when distill.train_on is text.")
-        elif not isinstance(teacher, LiveTeacher):
+        elif teacher.source != "live":
             yield (
                 "distill.samples.source",
                 (
@@ -160,7 +166,7 @@ def training_rules(recipe: Recipe) -> Broken:
                     "live teacher scores new responses."
                 ),
             )
-        elif all(term.needs() is Knowledge.TOKENS for term in terms):
+        elif all(term.loss.needs is Knowledge.TOKENS for term in terms):
             yield (
                 "distill.samples.source",
                 (
@@ -168,7 +174,7 @@ def training_rules(recipe: Recipe) -> Broken:
                     "its own tokens."
                 ),
             )
-        if samples.source == "mix_token" and is_sharded(teacher):
+        if samples.source == "mix_token" and teacher.is_sharded:
             yield (
                 "distill.samples.source",
                 "must be student or mix_request when distill.teacher.parallelism is fsdp2.",
@@ -210,7 +216,7 @@ def training_rules(recipe: Recipe) -> Broken:
             "distill.device_train_microbatch_size",
             f"must be at most distill.global_train_batch_size, got {size} and {batch}.",
         )
-    if size == "auto" and is_sharded(teacher):
+    if size == "auto" and teacher.is_sharded:
         yield (
             "distill.device_train_microbatch_size",
             "must be a number when distill.teacher.parallelism is fsdp2, got auto.",
@@ -251,7 +257,7 @@ def online_rules(recipe: Recipe) -> Broken:
     for name, (wanted, why) in NOT_ONLINE.items():
         if getattr(distill, name) != wanted:
             yield (f"distill.{name}", f"must be left out when distill.mode is online: {why}.")
-    if getattr(distill.teacher, "contents", None) != "hidden":
+    if not distill.teacher.is_cache or distill.teacher.contents != "hidden":
         yield (
             "distill.teacher",
             (
@@ -290,7 +296,7 @@ def input_rules(recipe: Recipe) -> Broken:
         yield ("text", f"must be given when {reading[0]}.")
     if text is not None and not reading:
         yield ("text", f"must be left out unless {' or '.join(readers)}.")
-    if text is not None and distill.train_on == "text" and isinstance(distill.teacher, NoTeacher):
+    if text is not None and distill.train_on == "text" and distill.teacher.source == "none":
         lacking = [domain.name for domain in text.domains if domain.reference_loss_nats is None]
         if lacking and text.mixture.rule != "fixed":
             yield (
@@ -315,7 +321,7 @@ FEATURES: Mapping[Feature, tuple[str, Callable[[Recipe], bool]]] = {
     "text": ("distill.train_on=text", lambda recipe: recipe.distill.train_on == "text"),
     "self_written_prompts": ("data.self_written_prompts", lambda recipe: recipe.data.self_written_prompts > 0),
     "answer engine": ("generate.engine", lambda recipe: not recipe.generate.is_local),
-    "sharded teacher": ("distill.teacher.parallelism=fsdp2", lambda recipe: is_sharded(recipe.distill.teacher)),
+    "sharded teacher": ("distill.teacher.parallelism=fsdp2", lambda recipe: recipe.distill.teacher.is_sharded),
     "fsdp2": ("distill.parallelism=fsdp2 or hsdp", lambda recipe: recipe.distill.parallelism != "ddp"),
 }
 

@@ -8,7 +8,6 @@ whose head all later ones keep.
 
 from architectures.targets.target import read_config
 from architectures.vocabulary import CONFIG_KEY, read_draft_vocabulary
-from distill.recipe.sections.teacher import SparseCache
 from distill.run.progressive import first_init
 from distill.run.run import Run
 
@@ -22,7 +21,7 @@ def entry_ids(run: Run) -> tuple[int, ...] | None:
     Raises:
         UserError: If the recipe asks for a small vocabulary and no draft was cut yet.
     """
-    if not isinstance(run.recipe.distill.teacher, SparseCache):
+    if not run.recipe.distill.teacher.keeps_entries:
         return None
     init = first_init(run)
     if run.recipe.architecture.vocabulary is not None:

@@ -15,7 +15,6 @@ from architectures.errors import UserError
 from architectures.settings.recipe_command import command_of
 from architectures.targets.target import is_gguf, resolve_checkpoint
 from distill.recipe.recipe import Recipe
-from distill.recipe.sections.teacher import Cache
 from distill.run.artifact import Artifact
 from distill.run.run import Run
 
@@ -58,7 +57,7 @@ def with_imported_target(recipe: Recipe, run: Run) -> Recipe:
 def share_answers(run: Run, stage: Run) -> None:
     """Let a stage train on the answers of the run it belongs to, and on a cached teacher's outputs for them."""
     shared = {stage.data: run.data}
-    if isinstance(run.recipe.distill.teacher, Cache):
+    if run.recipe.distill.teacher.is_cache:
         shared[stage.teacher_cache] = run.teacher_cache
     for link, artifact in shared.items():
         link.path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,6 @@ One that a later stage was built on is never replaced.
 
 from architectures.errors import UserError
 from architectures.targets.target import require_whole_head
-from distill.recipe.sections.teacher import Cache
 from distill.run.run import Run
 from distill.run.stage_inputs import cache_inputs, generate_inputs, prune_inputs, training_inputs
 
@@ -20,7 +19,7 @@ def require_training_inputs(run: Run) -> None:
     require_whole_head(run.target)
     run.init.require(prune_inputs(run))
     run.data.require(generate_inputs(run))
-    if isinstance(run.recipe.distill.teacher, Cache):
+    if run.recipe.distill.teacher.is_cache:
         run.teacher_cache.require(cache_inputs(run))
     if run.checkpoints.is_finished:
         run.checkpoints.refuse_changed(training_inputs(run))

@@ -17,7 +17,6 @@ from distill.cache_files import verify_files
 from distill.cache_stage import require_cached_teacher
 from distill.check import check_recipe
 from distill.recipe.recipe import load_recipe
-from distill.recipe.sections.teacher import Cache
 from distill.run.progressive import earlier_stages, share_answers
 from distill.run.run import Run
 from distill.run.run_folder import owned_run
@@ -146,7 +145,7 @@ def verify_cache_stage(run: Run) -> None:
 
 def cache_if_asked(run: Run) -> None:
     """Cache the teacher, where the recipe reads it from the disk."""
-    if isinstance(run.recipe.distill.teacher, Cache):
+    if run.recipe.distill.teacher.is_cache:
         timed("cache", lambda: cache_stage(run))
 
 

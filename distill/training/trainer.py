@@ -27,11 +27,7 @@ from distill.losses.objective import build_objective
 from distill.metrics import Known
 from distill.recipe.sections.data import DataConfig
 from distill.recipe.sections.teacher import (
-    AnyTeacher,
-    LiveTeacher,
-    NoTeacher,
-    TopKCache,
-    is_sharded,
+    TeacherConfig,
     refuse_cut_entries,
     teacher_dtype,
 )
@@ -143,16 +139,16 @@ def freeze_input_embeddings(student: "PreTrainedModel") -> None:
 
 
 def teacher_of(
-    teacher: AnyTeacher, target: Path, *, dtype: str, device: str, packing: bool, multiple: int, bits: int | None
+    teacher: TeacherConfig, target: Path, *, dtype: str, device: str, packing: bool, multiple: int, bits: int | None
 ) -> Teacher | CachedTeacher | AbsentTeacher:
     """What a recipe's teacher is while the student trains."""
-    match teacher:
-        case LiveTeacher():
-            load = load_sharded_teacher if is_sharded(teacher) else partial(load_teacher, bits=bits)
+    match teacher.source:
+        case "live":
+            load = load_sharded_teacher if teacher.is_sharded else partial(load_teacher, bits=bits)
             return load(target, dtype=dtype, device=device, packing=packing, multiple=multiple)
-        case NoTeacher():
+        case "none":
             return AbsentTeacher(vocab_size_of(target))
-        case _:
+        case "cache":
             return CachedTeacher(load_head(target, dtype=dtype, device=device))
 
 
@@ -249,7 +245,7 @@ def build_trainer(
                 checkpoints,
                 save_interval=interval(config.save_interval, config, learned),
                 num_to_keep=config.save_num_checkpoints_to_keep,
-                best_by=Known(not isinstance(config.teacher, NoTeacher), recipe.data.temperature).best_by,
+                best_by=Known(config.teacher.source != "none", recipe.data.temperature).best_by,
                 sharded=config.checkpoints == "sharded",
                 continues=None if folder is None else partial(continue_from_shards, folder),
             ),
@@ -282,7 +278,7 @@ def continue_from_shards(folder: Path, state: State, logger: Logger) -> None:
 
 def alpha_bounds(config: DistillConfig, model: DistillModel) -> list[Callback]:
     """What logs between which bounds alpha lies, where a cache keeps the most likely entries."""
-    of_entries = isinstance(config.teacher, TopKCache)
+    of_entries = config.teacher.keeps_entries and config.teacher.contents == "top_k"
     return [AlphaBounds(model, interval=config.console_log_interval)] if of_entries else []
 
 

@@ -2,10 +2,10 @@
 
 from functools import partial
 
-from distill.formulas.losses import LOSSES, Knowledge, loss_term
+from distill.formulas.losses import LOSSES, Knowledge, LossTerm
 
 COMPARED = {
-    name: partial(loss.formulas[Knowledge.LOGITS], **loss_term(name).options)
+    name: partial(loss.formulas[Knowledge.LOGITS], **LossTerm(name=name).parameters)
     for name, loss in LOSSES.items()
     if Knowledge.LOGITS in loss.formulas
 }

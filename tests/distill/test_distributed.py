@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from distill.checkpoints.files import damage, find_checkpoints
 from distill.checkpoints.metadata import METADATA_NAME, read_metadata
 from distill.recipe.recipe import save_recipe
-from distill.recipe.sections.teacher import LiveTeacher, is_sharded
+from distill.recipe.sections.teacher import TeacherConfig
 from distill.run.run import Run
 from distill.run.run_folder import OWNED_VARIABLE, owned
 from distill.stages.running import cache_stage
@@ -201,7 +201,7 @@ def test_a_small_head_learns_in_two_processes_what_it_learns_in_one(
         for recipe in (alone, together):
             cache_stage(Run.of(recipe))
     train_by(pair, together)
-    train(changed(alone, teacher=LiveTeacher()) if is_sharded(alone.distill.teacher) else alone)
+    train(changed(alone, teacher=TeacherConfig()) if alone.distill.teacher.is_sharded else alone)
     assert_same_training(alone, together)
 
 

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from architectures.shapes.shape import Shape
 from distill.flops import forward_flops, training_flops
 from distill.formulas.dense import forward_kl, reverse_kl
-from distill.formulas.losses import loss_term
+from distill.formulas.losses import LossTerm
 from distill.losses.answer_logits import AnswerLogits, logits_of
 from distill.losses.objective import build_objective
 from distill.metrics import LOOKAHEADS, answers_of, eval_metrics, quantities_of_rows
@@ -219,7 +219,7 @@ def test_all_tokens_count_as_those_chosen_with_weight_1_to_the_last_bit(
 
 
 def test_a_mixture_of_losses_is_trained_on(tiny_draft, tiny_target, batch):
-    terms = [loss_term("reverse_kl", weight=0.5), loss_term("cross_entropy")]
+    terms = [LossTerm(name="reverse_kl", weight=0.5), LossTerm(name="cross_entropy")]
     model = build(tiny_draft, tiny_target, loss=terms)
     student, teacher = both_logits(model, batch)
     ids = batch["next_ids"][batch["keep"]]

@@ -11,7 +11,7 @@ import torch
 
 from architectures.pruning.masks import plan_from_masks
 from distill.callbacks import total_norm
-from distill.formulas.losses import LOSSES, loss_term
+from distill.formulas.losses import LOSSES, LossTerm
 from distill.learned_masks import build_mask_model, build_text, mask_metrics, write_masks
 from distill.metrics import eval_metrics
 from distill.run.run import Run
@@ -68,7 +68,7 @@ def step(model, batch):
 @pytest.mark.parametrize("name", LOSSES)
 def test_every_loss_in_chunks(gpu, name):
     for bfloat16 in (False, True):
-        problems = [Problem(11, terms=[loss_term(name)], bias=True, device=gpu) for _ in range(2)]
+        problems = [Problem(11, terms=[LossTerm(name=name)], bias=True, device=gpu) for _ in range(2)]
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=bfloat16):
             found, expected = problems[0].chunked(4), problems[1].plain()
         assert all(isinstance(each, OnGpu) for each in (found[0], *found[1]))

@@ -20,7 +20,7 @@ from distill.exporting.export import export_checkpoint
 from distill.learned_masks import train_masks
 from distill.metrics import expected_acceptance
 from distill.recipe.recipe import save_recipe
-from distill.recipe.sections.teacher import HiddenCache
+from distill.recipe.sections.teacher import TeacherConfig
 from distill.run.run import Run
 from distill.run.stage_inputs import prune_inputs
 from distill.stages.processes import mask_stage
@@ -369,7 +369,7 @@ def test_entries_wait_for_the_cut_where_the_recipe_wants_a_small_head(make_run, 
     shutil.rmtree(Path(recipe.run_dir) / "init")
     with pytest.raises(UserError, match=r"init: not there yet\. Run `widedraft prune RECIPE` first"):
         cache_stage(Run.of(recipe))
-    hidden = recipe.distill.model_copy(update={"teacher": HiddenCache(**HIDDEN)})
+    hidden = recipe.distill.model_copy(update={"teacher": TeacherConfig(**HIDDEN)})
     cache_stage(Run.of(recipe.model_copy(update={"distill": hidden})))
 
 

@@ -12,7 +12,7 @@ from architectures.shapes.shape import NAMED_SHAPES, Shape
 from architectures.shapes.shapes_table import millions
 from architectures.tables import Block, Section, Table, code, markdown, plural
 from architectures.targets.target import read_config
-from distill.formulas.losses import AnyLoss
+from distill.formulas.losses import LossTerm
 from distill.hub.card.serving import Serving
 from distill.hub.files.data_sets import data_sets_of
 from distill.hub.files.early_checks import repository_name
@@ -237,7 +237,7 @@ def anew_words(samples: SamplesConfig) -> str:
             return f", each written anew while it learned: a token {chance} by the draft, else by the target"
 
 
-def loss_words(loss: str | Sequence[AnyLoss]) -> str:
+def loss_words(loss: str | Sequence[LossTerm]) -> str:
     return loss if isinstance(loss, str) else ", ".join(f"{term.weight:g} x {term.name}" for term in loss)
 
 

@@ -6,17 +6,13 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from architectures.files.number_types import PrecisionOrAuto
 from architectures.files.section import Section
-from distill.formulas.losses import AnyLoss, Loss, loss_terms
+from distill.formulas.losses import Loss, LossTerm, loss_terms
 from distill.recipe.sections.export import PushConfig
 from distill.recipe.sections.monitoring import Loggers
 from distill.recipe.sections.online import OnlineConfig
 from distill.recipe.sections.optimizer import GradientClipping, OptimizerConfig, SchedulerConfig
 from distill.recipe.sections.samples import SamplesConfig
-from distill.recipe.sections.teacher import (
-    LiveTeacher,
-    TeacherKey,
-    default_loss,
-)
+from distill.recipe.sections.teacher import TeacherConfig
 from distill.recipe.sections.times import ConsoleInterval, Duration, Interval
 from distill.recipe.sections.token_selection import TokenSelection
 
@@ -47,9 +43,7 @@ class DistillConfig(Section):
     token_selection: TokenSelection | None = Field(
         default=None, description="Train on some of the answer tokens only; null trains on all."
     )
-    teacher: TeacherKey = Field(
-        default=LiveTeacher(), description="Where the teacher's distributions come from; each source has its own keys."
-    )
+    teacher: TeacherConfig = TeacherConfig()
     unknown_inputs: float = Field(
         default=0.0,
         ge=0,
@@ -145,7 +139,7 @@ class DistillConfig(Section):
     @field_validator("loss")
     @classmethod
     def _fill_auto(cls, loss: Loss | Literal["auto"], info: ValidationInfo) -> Loss:
-        return default_loss(info.data.get("teacher", LiveTeacher())) if loss == "auto" else loss
+        return info.data.get("teacher", TeacherConfig()).default_loss if loss == "auto" else loss
 
     @property
     def learns_answers(self) -> bool:
@@ -153,7 +147,7 @@ class DistillConfig(Section):
         return self.train_on == "answers" and (self.online is None or self.online.answers == "recorded")
 
     @property
-    def terms(self) -> tuple[AnyLoss, ...]:
+    def terms(self) -> tuple[LossTerm, ...]:
         """The terms of the loss; what `auto` means was filled in when the recipe was read."""
         assert self.loss != "auto"
         return loss_terms(self.loss)

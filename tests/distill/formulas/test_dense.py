@@ -10,7 +10,7 @@ import torch
 
 from distill.formulas import dense
 from distill.formulas.dense import cross_entropy
-from distill.formulas.losses import LOSSES, Knowledge, loss_term
+from distill.formulas.losses import LOSSES, Knowledge, LossTerm
 from distill.losses.objective import Objective, build_objective
 from distill.metrics import expected_acceptance
 from tests.distill.dense_losses import COMPARED
@@ -317,9 +317,9 @@ def test_a_name_is_one_term(logits):
 
 def test_terms_are_weighted_and_take_their_options(logits):
     terms = [
-        loss_term("jensen_shannon", weight=2.0, beta=0.3),
-        loss_term("lk_hybrid", decay=1.0),
-        loss_term("cross_entropy", weight=0.5),
+        LossTerm(name="jensen_shannon", weight=2.0, beta=0.3),
+        LossTerm(name="lk_hybrid", decay=1.0),
+        LossTerm(name="cross_entropy", weight=0.5),
     ]
     ids = torch.arange(7)
     expected = (
@@ -333,6 +333,6 @@ def test_terms_are_weighted_and_take_their_options(logits):
 def test_only_tokens_need_no_teacher(logits):
     objective = build_objective("cross_entropy", temperature=1.0)
     assert not objective.asks_teacher
-    assert build_objective([loss_term("cross_entropy"), loss_term("forward_kl")], temperature=1.0).asks_teacher
+    assert build_objective([LossTerm(name="cross_entropy"), LossTerm(name="forward_kl")], temperature=1.0).asks_teacher
     ids = torch.arange(7)
     torch.testing.assert_close(objective(logits[0], None, ids), cross_entropy(logits[0], ids))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from distill.formulas.dense import forward_kl
-from distill.formulas.losses import LOSSES, loss_term
+from distill.formulas.losses import LOSSES, LossTerm
 from distill.losses import chunked
 from distill.losses.chunked import Head, chunked_sum, chunks, map_rows, plain_sum, sum_of_rows
 from distill.losses.objective import Objective
@@ -18,7 +18,7 @@ from distill.recipe.sections.token_selection import CHUNK_ENTRIES, chunk_size
 from tests.pretended_gpu import pretended_gpu
 
 H, V, TEACHER_H = 12, 37, 9
-FORWARD_KL = (loss_term("forward_kl"),)
+FORWARD_KL = (LossTerm(name="forward_kl"),)
 RTOL = 1e-5  # of the norm, as issue 4 demands: float32 sums in another order
 DEVICE_RTOL = 1e-4  # of the norm: another device's products and transcendental functions
 BFLOAT16_RTOL = 2e-2  # of the norm: each chunk's product is rounded to eight bits before it is added
@@ -78,10 +78,10 @@ def test_chunks_change_nothing(chunk_tokens, bias, softcap, divisor):
 @pytest.mark.parametrize("name", LOSSES)
 def test_every_loss_of_a_recipe_works_in_chunks(name, device):
     """float32, on one device and against the processor."""
-    problems = [Problem(11, terms=[loss_term(name)], bias=True, device=device) for _ in range(2)]
+    problems = [Problem(11, terms=[LossTerm(name=name)], bias=True, device=device) for _ in range(2)]
     found = problems[0].chunked(4)
     assert_same(found, problems[1].plain())
-    expected = Problem(11, terms=[loss_term(name)], bias=True).plain()
+    expected = Problem(11, terms=[LossTerm(name=name)], bias=True).plain()
     assert_same((found[0].cpu(), [gradient.cpu() for gradient in found[1]]), expected, rtol=DEVICE_RTOL)
 
 
@@ -121,7 +121,7 @@ def test_chunks_take_less_memory_than_whole_logits(gpu, dtype):
 
 
 def test_a_sum_of_losses_works_in_chunks():
-    terms = [loss_term("lk_hybrid", decay=1.0), loss_term("cross_entropy", weight=0.25)]
+    terms = [LossTerm(name="lk_hybrid", decay=1.0), LossTerm(name="cross_entropy", weight=0.25)]
     problems = [Problem(11, terms=terms) for _ in range(2)]
     assert_same(problems[0].chunked(4), problems[1].plain())
 

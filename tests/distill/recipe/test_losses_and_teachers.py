@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from distill.formulas.losses import LOSSES, loss_term
+from distill.formulas.losses import LOSSES, LossTerm
 from distill.losses.objective import build_objective
-from distill.recipe.sections.teacher import HiddenCache, LiveTeacher, NoTeacher, SampleCache, TopKCache
 from distill.teacher_cache import sampled_rows, top_k_rows, uniform_numbers, widen
 
 TEACHERS = {
@@ -60,15 +59,7 @@ def test_the_page_of_losses_has_every_option_with_its_default():
     assert list(said) == list(LOSSES)
     for name, options in said.items():
         found = {option: float(value) for option, value in re.findall(r"`(\w+)`[^=]*= ([\d.]+)", options)}
-        assert found == loss_term(name).options, name
-
-
-def test_the_page_of_teachers_has_every_key():
-    keys = [
-        set(re.findall("`(\\w+)`", line.split("|")[2])) for line in page("teacher.md") if line.startswith("| `source:")
-    ]
-    sections = [LiveTeacher, HiddenCache, TopKCache, SampleCache, NoTeacher]
-    assert keys[: len(sections)] == [section.model_fields.keys() - {"source", "contents"} for section in sections]
+        assert found == LossTerm(name=name).parameters, name
 
 
 @pytest.mark.parametrize(("loss", "teacher"), [cell for cell in CELLS if cell[1] in SERVED[cell[0]]])

@@ -71,6 +71,12 @@ def broken(**sections) -> list[str]:
         ({"distill": ON_TEXT, "text": TEXT, "architecture": {"layers": 2, "vocabulary": {"size": 99}}},
          ["architecture.vocabulary.from"]),
         # training
+        ({"distill": {"teacher": {"source": "cache", "parallelism": "fsdp2"}}}, ["distill.teacher.parallelism"]),
+        ({"distill": {"teacher": {"contents": "top_k"}}}, ["distill.teacher.contents"]),
+        ({"distill": {"teacher": {"k": 5}}}, ["distill.teacher.k"]),
+        ({"distill": {"teacher": {**CACHE, "k": 5}}}, ["distill.teacher.k"]),
+        ({"distill": {"teacher": {**TOP_K, "num_samples": 5}}}, ["distill.teacher.num_samples"]),
+        ({"distill": {"teacher": {**TOP_K, "k": 5}}}, []),
         ({"distill": {"unknown_inputs": 0.2}}, ["distill.unknown_inputs"]),
         ({"distill": {"unknown_inputs": 0.2, "freeze_input_embeddings": True},
           "architecture": {"layers": 2, "vocabulary": {"size": 99}}}, ["distill.freeze_input_embeddings"]),
@@ -121,7 +127,7 @@ TEACHERS = {"live": {}, "hidden": CACHE, "top_k": TOP_K, "none": NONE}
 @pytest.mark.parametrize("teacher", TEACHERS)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_loss_needs_what_its_teacher_gives(loss, teacher):
-    expected = ["distill.loss"] if LOSSES[loss].needs() > TELLS[teacher] else []
+    expected = ["distill.loss"] if LOSSES[loss].needs > TELLS[teacher] else []
     assert broken(distill={"teacher": TEACHERS[teacher], "loss": loss}) == expected
 
 

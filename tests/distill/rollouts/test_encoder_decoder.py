@@ -5,7 +5,7 @@ import torch
 
 from distill.data.batches import Example, collate
 from distill.formulas.dense import forward_kl
-from distill.formulas.losses import loss_term
+from distill.formulas.losses import LossTerm
 from distill.losses.answer_logits import AnswerLogits
 from distill.losses.objective import build_objective
 from distill.rollouts import COINS, Asked, Writer, examples_of, places_in, written_by, written_by_both
@@ -60,7 +60,7 @@ def test_the_loss_sits_on_the_new_tokens(pair):
     answers = written_by(Writer(student, GREEDY), ASKED)
     new = collate([place.with_answer(each.token_ids) for place, each in zip(places, answers, strict=True)])
     assert [example.spans[0][0] + 1 for example in examples_of(new)] == new["prompt_len"][:, 0].tolist()
-    objective = build_objective([loss_term("forward_kl")], temperature=1.0)
+    objective = build_objective([LossTerm(name="forward_kl")], temperature=1.0)
     model = DistillModel(AnswerLogits(student), Teacher(AnswerLogits(teacher)), objective=objective, cpu_bfloat16=False)
     expected = 0.0
     for prompt, each in zip(PROMPTS, answers, strict=True):

@@ -128,10 +128,10 @@ def test_the_teacher_scores_the_new_tokens_at_their_own_positions(started, tiny_
 
 def build_objective_of(recipe, model, loss):
     """The same model with another loss."""
-    from distill.formulas.losses import loss_term
+    from distill.formulas.losses import LossTerm
     from distill.losses.objective import build_objective
 
-    model.objective = build_objective([loss_term(loss)], temperature=1.0)
+    model.objective = build_objective([LossTerm(name=loss)], temperature=1.0)
     return model
 
 

@@ -16,7 +16,7 @@ from distill.flops import forward_flops, head_flops
 from distill.formulas.dense import forward_kl
 from distill.formulas.sparse import alpha_bounds, sampled_cross_entropy, top_k_kl
 from distill.metrics import expected_acceptance
-from distill.recipe.sections.teacher import TopKCache
+from distill.recipe.sections.teacher import TeacherConfig
 from distill.run.run import Run
 from distill.stages.running import cache_stage
 from distill.teacher_cache import CachedAnswers, TeacherCache, join_rows, rows_in
@@ -201,7 +201,7 @@ def test_a_cache_of_other_answers_is_refused(cached, monkeypatch):
 
 def test_a_stale_cache_is_refused_by_name(cached):
     recipe = cached("run", TOP_K)
-    more = recipe.distill.model_copy(update={"teacher": TopKCache(**{**TOP_K, "k": 6})})
+    more = recipe.distill.model_copy(update={"teacher": TeacherConfig(**{**TOP_K, "k": 6})})
     with pytest.raises(UserError, match=r"teacher_cache was made from another distill\.teacher than"):
         train(recipe.model_copy(update={"distill": more}))
 

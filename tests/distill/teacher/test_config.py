@@ -5,21 +5,10 @@ from pathlib import Path
 import pytest
 
 from distill.recipe.recipe import Recipe, RecipeError, load_recipe, save_recipe
-from distill.recipe.sections.teacher import (
-    HiddenCache,
-    LiveTeacher,
-    NoTeacher,
-    SampleCache,
-    TopKCache,
-    bytes_per_token,
-    id_bytes,
-    kept_of,
-)
+from distill.recipe.sections.teacher import TeacherConfig, bytes_per_token, id_bytes, kept_of
 
 CACHES = {
-    "hidden": HiddenCache(source="cache"),
-    "top_k": TopKCache(source="cache", contents="top_k"),
-    "samples": SampleCache(source="cache", contents="samples"),
+    name: TeacherConfig.model_validate({"source": "cache", "contents": name}) for name in ("hidden", "top_k", "samples")
 }
 
 BASE = """\
@@ -43,58 +32,12 @@ def load(tmp_path, monkeypatch):
     return read
 
 
-@pytest.mark.parametrize(
-    ("section", "meaning"),
-    [
-        ("{}", LiveTeacher()),
-        ("{source: live}", LiveTeacher()),
-        ("{parallelism: fsdp2}, device_train_microbatch_size: 1", LiveTeacher(parallelism="fsdp2")),
-        ("{source: none}", NoTeacher(source="none")),
-        ("{source: cache}", CACHES["hidden"]),
-        ("{source: cache, contents: hidden}", CACHES["hidden"]),
-        ("{source: cache, contents: top_k}", CACHES["top_k"]),
-        ("{source: cache, contents: top_k, k: 8}", TopKCache(source="cache", contents="top_k", k=8)),
-        ("{source: cache, contents: samples}", CACHES["samples"]),
-        (
-            "{source: cache, contents: samples, num_samples: 50}",
-            SampleCache(source="cache", contents="samples", num_samples=50),
-        ),
-    ],
-)
-def test_what_is_left_out_is_filled_in_and_loads_back_equal(load, tmp_path, section, meaning):
-    recipe = load(f"distill: {{teacher: {section}}}")
-    assert recipe.distill.teacher == meaning
-    save_recipe(recipe, tmp_path / "saved.yaml")
-    assert load_recipe(tmp_path / "saved.yaml") == recipe
-
-
-def test_the_defaults_are_those_of_the_page():
-    assert (CACHES["top_k"].k, CACHES["samples"].num_samples) == (64, 12)
-
-
-@pytest.mark.parametrize("name", CACHES)
-def test_a_null_leaves_a_key_out(load, name):
-    """As recipes that an earlier version resolved have them, and words of the command line."""
-    nulls = {"k": "null", "num_samples": "null", "parallelism": "null"}
-    words = ", ".join(f"{key}: {value}" for key, value in nulls.items())
-    contents = "null" if name == "hidden" else name
-    assert (
-        load(f"distill: {{teacher: {{source: cache, contents: {contents}, {words}}}}}").distill.teacher == CACHES[name]
-    )
-    for source, teacher in (("live", LiveTeacher()), ("none", NoTeacher(source="none"))):
-        found = load(f"distill: {{teacher: {{source: {source}, contents: null, {words}}}}}").distill.teacher
-        assert found == teacher
-
-
 def test_the_command_line_changes_a_teacher_key_by_key(tmp_path):
-    (tmp_path / "r.yaml").write_text(f"{BASE}distill: {{teacher: {{source: cache, contents: top_k, k: 3}}}}\n")
-    words = ["distill.teacher.k=5"]
-    found = load_recipe(tmp_path / "r.yaml", words).distill.teacher
-    assert found == TopKCache(source="cache", contents="top_k", k=5)
-    words = ["distill.teacher.source=live", "distill.teacher.contents=null", "distill.teacher.k=null"]
-    assert load_recipe(tmp_path / "r.yaml", words).distill.teacher == LiveTeacher()
-    with pytest.raises(RecipeError, match=r"r\.yaml:5: distill\.teacher\.(contents|k) "):
-        load_recipe(tmp_path / "r.yaml", words[:1])
+    (tmp_path / "r.yaml").write_text(f"{BASE}distill: {{teacher: {{source: cache, contents: top_k}}}}\n")
+    found = load_recipe(tmp_path / "r.yaml", ["distill.teacher.k=5"]).distill.teacher
+    assert found == TeacherConfig(source="cache", contents="top_k", k=5)
+    with pytest.raises(RecipeError, match=r"r\.yaml:5: distill\.teacher\.contents "):
+        load_recipe(tmp_path / "r.yaml", ["distill.teacher.source=live"])
 
 
 @pytest.mark.parametrize(
@@ -126,9 +69,9 @@ def test_held_out_answers_are_kept_as_hidden_states():
         (CACHES["hidden"], 32000, "bfloat16", 8192),  # method notes 6.4
         (CACHES["hidden"], 32000, "float32", 16384),
         (CACHES["top_k"], 32000, "bfloat16", 256 + 4),
-        (TopKCache(source="cache", contents="top_k", k=8), 151936, "bfloat16", 8 * 6 + 4),
+        (TeacherConfig(source="cache", contents="top_k", k=8), 151936, "bfloat16", 8 * 6 + 4),
         (CACHES["samples"], 32000, "bfloat16", 24),
-        (SampleCache(source="cache", contents="samples", num_samples=50), 128256, "bfloat16", 200),
+        (TeacherConfig(source="cache", contents="samples", num_samples=50), 128256, "bfloat16", 200),
     ],
 )
 def test_bytes_of_a_token(teacher, vocab, dtype, expected):

@@ -14,7 +14,7 @@ from distill.flops import answers_in, training_flops
 from distill.losses.answer_logits import logits_of
 from distill.metrics import LOOKAHEADS, Known, accept_chance, accept_chance_alone, eval_metrics
 from distill.recipe.recipe import Recipe
-from distill.recipe.sections.teacher import LiveTeacher, NoTeacher
+from distill.recipe.sections.teacher import TeacherConfig
 from distill.recipe.sections.text import TextConfig
 from distill.recipe.sections.training import DistillConfig
 from distill.run.run import Run
@@ -102,7 +102,7 @@ def test_a_mixture_that_holds_losses_against_a_teachers_is_refused(mixture, refe
     with pytest.raises(ValueError, match=f"text.mixture.rule .* d{references.index(None)} has no reference"):
         Recipe.model_validate(values)
     values["distill"]["teacher"] = {}
-    assert Recipe.model_validate(values).distill.teacher == LiveTeacher()
+    assert Recipe.model_validate(values).distill.teacher == TeacherConfig()
 
 
 def refuse_to_load(*_, **__):
@@ -305,7 +305,7 @@ def test_a_debug_run_has_none_either(make_run):
 
     recipe = make_run(teacher=NONE)
     shape = Shape.from_config(read_config(Path(recipe.target.path)))
-    assert debug_recipe(recipe, tiny_run(recipe, shape, shape)).distill.teacher == NoTeacher(source="none")
+    assert debug_recipe(recipe, tiny_run(recipe, shape, shape)).distill.teacher == TeacherConfig(source="none")
 
 
 def test_each_source_builds_its_own(make_run, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 
 from distill import teacher_cache
 from distill.data.batches import AnswerDataset
-from distill.recipe.sections.teacher import AnyCache
+from distill.recipe.sections.teacher import TeacherConfig
 from distill.teacher_cache import TargetReading, capture_teacher
 from tests.distill.teacher_cache.made import INPUTS, MAX_SEQ_LEN, answers, finish_into, settings_for, with_two_answers
 
@@ -25,7 +25,7 @@ def write(tiny_target, examples, tmp_path, monkeypatch):
     """write(teacher, name of the folder) -> the folder; shards of few tokens, so that there are several."""
     monkeypatch.setattr(teacher_cache, "MAX_SHARD_TOKENS", 40)
 
-    def write(teacher: AnyCache, name: str = "cache", *, target: Path = tiny_target, **changes: Any) -> Path:
+    def write(teacher: TeacherConfig, name: str = "cache", *, target: Path = tiny_target, **changes: Any) -> Path:
         settings = settings_for(teacher, **changes)
         source, finish = TargetReading(target, settings), finish_into(tmp_path / name, seed=settings.seed)
         capture_teacher(target, examples, tmp_path / name, settings, source=source, inputs=INPUTS, finish=finish)

@@ -10,18 +10,18 @@ import torch
 
 from architectures.checkpoints.manifest import write_manifest
 from distill.data.batches import Example
-from distill.recipe.sections.teacher import AnyCache, HiddenCache, SampleCache, TopKCache
+from distill.recipe.sections.teacher import TeacherConfig
 from distill.teacher_cache import CaptureSettings, TeacherCache
 from eval.answers.traces import Trace
 
 MAX_SEQ_LEN = 30
-HIDDEN = HiddenCache(source="cache")
-TOP_K = TopKCache(source="cache", contents="top_k", k=5)
-SAMPLES = SampleCache(source="cache", contents="samples", num_samples=7)
+HIDDEN = TeacherConfig(source="cache")
+TOP_K = TeacherConfig(source="cache", contents="top_k", k=5)
+SAMPLES = TeacherConfig(source="cache", contents="samples", num_samples=7)
 INPUTS = {"target": "a", "data": "b"}
 
 
-def settings_for(teacher: AnyCache, **changes: Any) -> CaptureSettings:
+def settings_for(teacher: TeacherConfig, **changes: Any) -> CaptureSettings:
     return dataclasses.replace(CaptureSettings(teacher, dtype="float32", seed=3, batch_size=3), **changes)
 
 

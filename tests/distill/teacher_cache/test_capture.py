@@ -18,7 +18,7 @@ from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
 from architectures.files.atomic import remove_partials
 from distill import cache_files, teacher_cache
-from distill.recipe.sections.teacher import TopKCache
+from distill.recipe.sections.teacher import TeacherConfig
 from distill.run.run_folder import LOCK_NAME
 from distill.teacher_cache import TeacherCache, cut_into_shards, join_rows
 from tests.distill.teacher_cache.made import (
@@ -78,8 +78,8 @@ def test_more_entries_than_the_vocabulary_has_are_refused(write, tmp_path):
     with pytest.raises(
         UserError, match=r"distill\.teacher\.k must be at most the target's vocab_size, got 265 and 264"
     ):
-        write(TopKCache(source="cache", contents="top_k", k=265))
-    write(TopKCache(source="cache", contents="top_k", k=264))
+        write(TeacherConfig(source="cache", contents="top_k", k=265))
+    write(TeacherConfig(source="cache", contents="top_k", k=264))
 
 
 KILLED = """
