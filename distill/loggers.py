@@ -19,6 +19,7 @@ from distill.recipe.sections.monitoring import missing_package
 from distill.recipe.sections.training import DistillConfig
 from eval.acceptance.estimates import Estimate
 
+CONSOLE_INTERVAL = "10ba"  # between lines on the console where there is no progress bar
 TRACKERS = {"tensorboard": TensorboardLogger, "wandb": WandBLogger, "mlflow": MLFlowLogger}  # name = its package
 
 
@@ -39,9 +40,7 @@ def build_loggers(config: DistillConfig, log_folder: Path, run_name: str) -> lis
         "wandb": {"name": run_name},
         "mlflow": {"run_name": run_name},
     }
-    loggers: list[LoggerDestination] = [
-        ConsoleReport(show_bar=config.progress_bar, log_interval=config.console_log_interval)
-    ]
+    loggers: list[LoggerDestination] = [ConsoleReport(show_bar=config.progress_bar)]
     for name, arguments in config.loggers.items():
         assert isinstance(arguments, Mapping)
         loggers.append(build_logger(name, {**defaults[name], **arguments}))
@@ -109,12 +108,11 @@ class ConsoleReport(LoggerDestination):
 
     Args:
         show_bar: Show one bar with the time left if stderr is a terminal.
-        log_interval: Otherwise, time between lines, as a Composer time string.
     """
 
-    def __init__(self, *, show_bar: bool, log_interval: str):
+    def __init__(self, *, show_bar: bool):
         self.console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=dist.get_global_rank() != 0)
-        self.is_due = create_interval_scheduler(log_interval, checkpoint_events=False)
+        self.is_due = create_interval_scheduler(CONSOLE_INTERVAL, checkpoint_events=False)
         columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
         with_bar = show_bar and self.console.is_terminal
         self.bar = Progress(*columns, TimeRemainingColumn(), console=self.console) if with_bar else None

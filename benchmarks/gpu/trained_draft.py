@@ -260,7 +260,6 @@ def recipe_of(setting: Setting, training: Training, *, self_written: int) -> Rec
         "eval_interval": "1dur",
         "save_interval": "1dur",
         "progress_bar": False,
-        "console_log_interval": "50ba",
     }
     values["eval"] |= {"max_new_tokens": training.max_new_tokens}  # nothing is scored by it
     return Recipe.model_validate(values)

@@ -1,4 +1,4 @@
-"""Which models read several texts in one row apart, as `distill.packing` and `isolate_documents` need. No torch."""
+"""Which models read several texts in one row apart, as `distill.packing` and training on text need. No torch."""
 
 from architectures.errors import UserError
 
@@ -13,6 +13,5 @@ def refuse_attention(implementation: str, *, where: str) -> None:
     if implementation not in SEPARATING_ATTENTION:
         raise UserError(
             f"{where}: its attn_implementation is {implementation!r}, which lets the texts of one row see each other. "
-            "Set distill.packing, and of text distill.isolate_documents, to false, or have config.json name one of "
-            f"{', '.join(SEPARATING_ATTENTION)}."
+            f"Have config.json name one of {', '.join(SEPARATING_ATTENTION)}, or set distill.packing to false."
         )

@@ -146,7 +146,6 @@ def debug_text(values: Values, run: Path) -> Values:
         "domains": [{**domain, **source} for domain in values["domains"]],
         "max_seq_len": 32,
         "num_eval_sequences": 2,
-        "shuffle_block": 8,
         "mixture": {**values["mixture"], "update_interval": "2ba"},
     }
 
@@ -170,7 +169,6 @@ def debug_distill(values: Values, run: Path) -> Values:
         "eval_interval": "0.5dur",
         "save_interval": "0.5dur",
         "loggers": {"file": {}},
-        "console_log_interval": "2ba",
     }
 
 

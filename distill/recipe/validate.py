@@ -95,9 +95,7 @@ def training_rules(recipe: Recipe) -> Broken:
     on_text = distill.train_on == "text"
 
     # What is read
-    if not distill.isolate_documents and not on_text:
-        yield ("distill.isolate_documents", "must be left out when distill.train_on is answers, got false.")
-    for name in ("max_duration", "eval_interval", "save_interval", "console_log_interval"):
+    for name in ("max_duration", "eval_interval", "save_interval"):
         if on_text and split_time(getattr(distill, name))[1] == "ep":
             yield (f"distill.{name}", "must not be in ep when distill.train_on is text, which has no epochs.")
     if on_text and teacher.is_cache:

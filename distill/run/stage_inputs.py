@@ -44,7 +44,6 @@ RESUMABLE_KEYS = frozenset(  # a continued training may change these
         "loggers",
         "push_to_hub",
         "progress_bar",
-        "console_log_interval",
     )
 )
 

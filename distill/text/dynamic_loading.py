@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from architectures.errors import UserError
 from distill.recipe.sections.text import MixtureConfig, TextConfig
-from distill.text.mixture import MixedDomains, updated_weights
+from distill.text.mixture import RULES, MixedDomains
 
 Losses = Mapping[str, float]
 LossesOfRows = Callable[[Mapping[str, Tensor]], Sequence[Tensor]]  # from a batch: of each sequence, nats of its tokens
@@ -69,7 +69,7 @@ class DynamicLoading(Callback):
         """
         names, batch = self.domains.names, int(state.timestamp.batch)
         losses = finite_losses(self.measure(state), names, batch=batch, rates=self.rates)
-        agreed = [updated_weights(self.config, self.domains.weights, losses, self.references)]
+        agreed = [RULES[self.config.rule](self.domains.weights, losses, self.references)]
         dist.broadcast_object_list(agreed, src=0)
         weights = agreed[0]
         self.domains.set_weights(weights)

@@ -24,14 +24,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from architectures.errors import UserError
-from distill.recipe.sections.text import MixtureConfig, TextConfig
+from distill.recipe.sections.text import TextConfig
 from distill.text.streams import DomainStream, Share, held_out_sequences, open_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 UNIFORM_SHARE = 1e-4  # of the released code, which has it from DoReMi (Xie et al. 2023, arXiv 2305.10429)
-TINY = 1e-300  # stands for a weight of 0 where bounds have to lift it
+SHUFFLE_BLOCK = 1024  # consecutive sequences of a domain that are put in random order together
 
 Sample = dict[str, Tensor | int]
 Collate = Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]]  # from samples to a batch
@@ -64,14 +64,6 @@ RULES: dict[str, Callable[[Sequence[float], Sequence[float], Sequence[float]], l
 }
 
 
-def updated_weights(
-    config: MixtureConfig, weights: Sequence[float], losses: Sequence[float], references: Sequence[float]
-) -> list[float]:
-    """The weights after one update by the rule of the recipe, within its bounds."""
-    new = RULES[config.rule](weights, losses, references)
-    return bounded_weights(new, least=config.min_weight, largest=config.max_weight)
-
-
 def exponentiated(weights: Sequence[float], excess: Sequence[float]) -> list[float]:
     """W * exp(excess), normalised. A weight of 0 stays 0."""
     if not any(excess):
@@ -79,25 +71,6 @@ def exponentiated(weights: Sequence[float], excess: Sequence[float]) -> list[flo
     largest = max(excess)
     scaled = [w * math.exp(e - largest) for w, e in zip(weights, excess, strict=True)]
     return [value / sum(scaled) for value in scaled]
-
-
-def bounded_weights(weights: Sequence[float], *, least: float, largest: float) -> list[float]:
-    """The weights scaled by one factor and cut at the bounds so that they add up to 1; unchanged within the bounds.
-
-    Not in the paper: its weights can run to one domain (princeton-nlp/LLM-Shearing issue 36).
-    """
-    if all(least <= w <= largest for w in weights):
-        return list(weights)
-
-    def cut(log_scale: float) -> list[float]:
-        scale = math.exp(log_scale)
-        return [min(max(max(w, TINY) * scale, least), largest) for w in weights]
-
-    low, high = math.log(TINY), -math.log(TINY)
-    for _ in range(100):  # halvings: the sum grows with the scale
-        middle = (low + high) / 2
-        low, high = (low, middle) if sum(cut(middle)) >= 1 else (middle, high)
-    return cut(high)
 
 
 class MixedDomains(IterableDataset[Sample]):
@@ -228,8 +201,8 @@ def text_loader(
     texts = open_texts(config, tokenizer, share)
     for text in texts.values():
         held_out_sequences(text, count=config.num_eval_sequences)
-    streams = {name: DomainStream(text, seed=seed, block_size=config.shuffle_block) for name, text in texts.items()}
-    fingerprint = {key: getattr(config, key) for key in ("max_seq_len", "num_eval_sequences", "shuffle_block")}
+    streams = {name: DomainStream(text, seed=seed, block_size=SHUFFLE_BLOCK) for name, text in texts.items()}
+    fingerprint = {key: getattr(config, key) for key in ("max_seq_len", "num_eval_sequences")}
     dataset = MixedDomains(streams, initial_weights(config), seed=seed, fingerprint=fingerprint, share=share)
     # A generator of its own: without one, every new iterator would draw from torch's, which dropout and masks use.
     generator = torch.Generator()

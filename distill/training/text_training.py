@@ -56,7 +56,7 @@ def text_training(
     """
     config, text, tokenizer = run.recipe.distill, run.recipe.text, load_tokenizer(run.init.path)
     assert text is not None  # whoever trains on text has some
-    end_id = cast("int", tokenizer.eos_token_id) if config.isolate_documents else None
+    end_id = cast("int", tokenizer.eos_token_id)
     together = {"collate": partial(collate_text, end_id=end_id), "share": Share.of_all()}
     loader, domains = text_loader(text, tokenizer, batch_size=batch_size, seed=run.recipe.seed, **together)
     held_out = text_eval_loaders(text, tokenizer, batch_size=config.device_eval_batch_size, **together)
@@ -116,26 +116,18 @@ def refuse_unsaid(losses: Mapping[str, float]) -> None:
         )
 
 
-def collate_text(samples: Sequence[Mapping[str, Any]], *, end_id: int | None) -> dict[str, Tensor]:
-    """One batch of sequences of one length.
-
-    Args:
-        samples: Each with input_ids.
-        end_id: The token that ends a document; None to let documents see each other.
-    """
+def collate_text(samples: Sequence[Mapping[str, Any]], *, end_id: int) -> dict[str, Tensor]:
+    """One batch of sequences of one length, whose documents, each ended by end_id, do not see each other."""
     ids_BT = torch.stack([sample["input_ids"] for sample in samples])
     input_ids_BT = ids_BT[:, :-1].contiguous()
-    real_BT = torch.ones_like(input_ids_BT, dtype=torch.bool)
-    batch = {
-        "input_ids": input_ids_BT,
-        "attention_mask": real_BT,
-        "keep": real_BT,
-        "next_ids": ids_BT[:, 1:].contiguous(),
-    }
-    if end_id is None:
-        return batch
     is_end_BT = input_ids_BT == end_id
-    return {**batch, "keep": ~is_end_BT, "position_ids": positions_in_documents(is_end_BT)}
+    return {
+        "input_ids": input_ids_BT,
+        "attention_mask": torch.ones_like(is_end_BT),
+        "keep": ~is_end_BT,
+        "next_ids": ids_BT[:, 1:].contiguous(),
+        "position_ids": positions_in_documents(is_end_BT),
+    }
 
 
 def positions_in_documents(is_end_BT: Tensor) -> Tensor:

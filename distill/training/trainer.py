@@ -21,7 +21,7 @@ from distill.data.batches import AnswerDataset
 from distill.data.unknown_inputs import UnknownInputs
 from distill.exporting.export import vocab_size_of
 from distill.exporting.reading import read_checkpoint, read_state
-from distill.loggers import build_loggers
+from distill.loggers import CONSOLE_INTERVAL, build_loggers
 from distill.losses.answer_logits import AnswerLogits
 from distill.losses.objective import build_objective
 from distill.metrics import Known
@@ -279,7 +279,7 @@ def continue_from_shards(folder: Path, state: State, logger: Logger) -> None:
 def alpha_bounds(config: DistillConfig, model: DistillModel) -> list[Callback]:
     """What logs between which bounds alpha lies, where a cache keeps the most likely entries."""
     of_entries = config.teacher.keeps_entries and config.teacher.contents == "top_k"
-    return [AlphaBounds(model, interval=config.console_log_interval)] if of_entries else []
+    return [AlphaBounds(model, interval=CONSOLE_INTERVAL)] if of_entries else []
 
 
 def unknown_inputs(run: Run) -> list[Algorithm]:

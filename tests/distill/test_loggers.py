@@ -103,12 +103,13 @@ def test_other_ranks_write_no_file(monkeypatch, tmp_path):
 
 def test_other_ranks_print_nothing(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
-    ConsoleReport(show_bar=False, log_interval="1ba").console.print("held-out alpha")
+    ConsoleReport(show_bar=False).console.print("held-out alpha")
     assert capsys.readouterr().err == ""
 
 
-def test_lines_on_the_console(make_run, capsys):
-    train(make_run(num_eval=12, max_duration="4ba", console_log_interval="2ba", eval_interval="4ba"))
+def test_lines_on_the_console(make_run, monkeypatch, capsys):
+    monkeypatch.setattr(distill.loggers, "CONSOLE_INTERVAL", "2ba")
+    train(make_run(num_eval=12, max_duration="4ba", eval_interval="4ba"))
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("batch ")]
     assert [line.split(":")[0] for line in lines] == ["batch 0", "batch 2 (50%)", "batch 4 (100%)", "batch 4"]
     assert "alpha 0." in lines[0]
@@ -150,7 +151,7 @@ def test_an_evaluation_of_several_tasks_has_a_line_for_each():
 def test_speed_and_time_left_are_those_of_this_session(monkeypatch):
     now_s = 1000.0
     monkeypatch.setattr(distill.loggers, "time", SimpleNamespace(monotonic=lambda: now_s))
-    report, printed = ConsoleReport(show_bar=False, log_interval="1ba"), []
+    report, printed = ConsoleReport(show_bar=False), []
     monkeypatch.setattr(report.console, "print", printed.append)
     report.log_metrics({"loss/train/total": 1.5})
     report.fit_start(standing(batch=50, token=5000, wct_s=700.0), None)
@@ -167,7 +168,7 @@ def test_a_training_that_overshoots_is_done():
 def test_a_bar_on_a_terminal(make_run, monkeypatch, capsys):
     monkeypatch.setenv("TTY_COMPATIBLE", "1")  # rich then takes the captured stream for a terminal
     monkeypatch.setenv("TERM", "xterm")  # and not for a dumb one
-    train(make_run(max_duration="4ba", console_log_interval="1ba", eval_interval="4ba"))
+    train(make_run(max_duration="4ba", eval_interval="4ba"))
     error = capsys.readouterr().err
     assert "nats/token" in error
     assert "held-out alpha" in error

@@ -86,16 +86,6 @@ class MixtureConfig(Section):
     update_interval: UpdateInterval = Field(
         default="50ba", description="Time between two measurements of the held-out losses, each with an update."
     )
-    min_weight: float = Field(default=0.0, ge=0, le=1, description="Least share of a domain; 0 as published: no bound.")
-    max_weight: float = Field(default=1.0, gt=0, le=1, description="Largest share; 1 as published: no bound.")
-
-    @field_validator("max_weight")
-    @classmethod
-    def _above_the_least(cls, max_weight: float, info: ValidationInfo) -> float:
-        min_weight = info.data.get("min_weight")
-        if min_weight is not None and max_weight < min_weight:
-            raise ValueError(f"must be >= text.mixture.min_weight, got {max_weight} and {min_weight}.")
-        return max_weight
 
 
 class TextConfig(Section):
@@ -110,9 +100,6 @@ class TextConfig(Section):
     num_eval_sequences: int = Field(
         default=64, ge=1, description="First sequences of each domain, held out of training for its loss."
     )
-    shuffle_block: int = Field(
-        default=1024, ge=1, description="Consecutive sequences of a domain that are put in random order together."
-    )
     mixture: MixtureConfig = Field(default=MixtureConfig())
 
     @field_validator("domains")
@@ -124,14 +111,3 @@ class TextConfig(Section):
         if len(set(names)) < len(names):
             raise ValueError(f"must have a name of its own each, got {', '.join(names)}.")
         return domains
-
-    @field_validator("mixture")
-    @classmethod
-    def _bounds_that_can_be_met(cls, mixture: MixtureConfig, info: ValidationInfo) -> MixtureConfig:
-        count = len(info.data.get("domains", ()))
-        if count and not mixture.min_weight * count <= 1 <= mixture.max_weight * count:
-            raise ValueError(
-                f"must have min_weight <= 1/{count} <= max_weight for {count} domains, got {mixture.min_weight} and "
-                f"{mixture.max_weight}. The weights add up to 1."
-            )
-        return mixture

@@ -48,10 +48,6 @@ Ramp = Annotated[
     ),
 ]
 
-ConsoleInterval = Annotated[
-    str, Field(pattern=rf"^{WHOLE}(?:ep|ba)$", title="a Composer time", examples=["10ba", "1ep"])
-]
-
 
 def split_time(time: str) -> tuple[float, str]:
     """The value and the unit of a time string a recipe accepts: "1_000tok" is (1000.0, "tok")."""

@@ -13,7 +13,7 @@ from distill.recipe.sections.online import OnlineConfig
 from distill.recipe.sections.optimizer import GradientClipping, OptimizerConfig, SchedulerConfig
 from distill.recipe.sections.samples import SamplesConfig
 from distill.recipe.sections.teacher import TeacherConfig
-from distill.recipe.sections.times import ConsoleInterval, Duration, Interval
+from distill.recipe.sections.times import Duration, Interval
 from distill.recipe.sections.token_selection import TokenSelection
 
 GPU_PADDING = 64  # tokens: at most 32 widths of sequences of 2,048
@@ -35,10 +35,6 @@ class DistillConfig(Section):
         default="answers",
         description="What the student reads while it learns: the target's answers, or the text of section text, every "
         "token of it. Evaluations are of held-out answers either way.",
-    )
-    isolate_documents: bool = Field(
-        default=True,
-        description="With train_on text: whether positions and attention begin again with each document of a sequence.",
     )
     token_selection: TokenSelection | None = Field(
         default=None, description="Train on some of the answer tokens only; null trains on all."
@@ -128,9 +124,6 @@ class DistillConfig(Section):
         default=None, description="`widedraft run` publishes the draft there once it is scored; null keeps it here."
     )
     progress_bar: bool = Field(default=True, description="Whether to show a bar with the time left.")
-    console_log_interval: ConsoleInterval = Field(
-        default="10ba", description="Time between metrics on the console when there is no progress bar."
-    )
 
     online: OnlineConfig | None = Field(
         default=None, description="Requests, what is learned of them, and when; with distill.mode online."

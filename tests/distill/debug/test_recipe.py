@@ -162,9 +162,9 @@ def test_learned_masks_stay_learned_on_built_in_text():
 
 
 def test_a_student_on_text_stays_on_text():
-    distill = {"train_on": "text", "max_duration": "2000ba", "isolate_documents": False}
+    distill = {"train_on": "text", "max_duration": "2000ba"}
     small = shrink(make({"shape": "wide-1.3b"}, text=TEXT, distill=distill)).distill
-    assert (small.train_on, small.max_duration, small.isolate_documents) == ("text", "6ba", False)
+    assert (small.train_on, small.max_duration) == ("text", "6ba")
 
 
 def test_self_written_prompts_alone_stay_self_written():

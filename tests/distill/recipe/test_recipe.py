@@ -105,7 +105,6 @@ GOOD_TIMES = {
     "max_duration": ["1ep", "200ba", "1000sp", "1_000_000tok", "3e4tok"],
     "eval_interval": ["1ep", "200ba", "1000sp", "1_000tok", "0.25dur", ".5dur", "1dur", "1.0dur"],
     "save_interval": ["0.25dur", "7ba"],
-    "console_log_interval": ["1ep", "10ba"],
 }
 
 

@@ -43,7 +43,6 @@ from eval.tasks import TASKS, PromptSource
 CHANGES_WEIGHTS: dict[str, Any] = {
     "freeze_input_embeddings": True,
     "loss": "reverse_kl",
-    "isolate_documents": False,
     "temperature": 2.0,
     "global_train_batch_size": 8,
     "precision": "amp_bf16",
@@ -70,7 +69,6 @@ LEAVES_THEM: dict[str, Any] = {
     "loggers": {},
     "push_to_hub": PushConfig(repo_id="org/name"),
     "progress_bar": False,
-    "console_log_interval": "7ba",
 }
 
 

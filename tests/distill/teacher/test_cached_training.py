@@ -206,8 +206,9 @@ def test_a_stale_cache_is_refused_by_name(cached):
         train(recipe.model_copy(update={"distill": more}))
 
 
-def test_bounds_are_logged_of_the_first_batch_and_after_each_line(cached):
-    recipe = cached("run", TOP_K, console_log_interval="3ba", device_train_microbatch_size=1)
+def test_bounds_are_logged_of_the_first_batch_and_after_each_line(cached, monkeypatch):
+    monkeypatch.setattr(distill.training.trainer, "CONSOLE_INTERVAL", "3ba")
+    recipe = cached("run", TOP_K, device_train_microbatch_size=1)
     train(recipe)
     log = metrics(recipe)
     assert [batch for batch in log if "metrics/train/alpha_low" in log[batch]] == [0, 3]

@@ -33,7 +33,7 @@ def test_text_and_learned_masks_go_together(load, tmp_path):
         load_recipe(plain)
     assert load_recipe(plain, ["distill.train_on=text", "distill.max_duration=9ba"]).text is not None
     both = load("text: {domains: [{name: a, path: a.txt}]}\ndistill: {train_on: text, max_duration: 9ba}")
-    assert (both.distill.train_on, both.distill.isolate_documents) == ("text", True)
+    assert both.distill.train_on == "text"
 
 
 def test_a_domain_needs_a_name_and_a_place(load):
@@ -41,7 +41,6 @@ def test_a_domain_needs_a_name_and_a_place(load):
     assert text is not None
     assert [(domain.name, domain.weight) for domain in text.domains] == [("wiki", 1.0), ("code", 3.0)]
     assert text.mixture.rule == "paper"
-    assert (text.mixture.min_weight, text.mixture.max_weight) == (0.0, 1.0)
 
 
 def test_a_resolved_recipe_loads_back_equal(load, tmp_path):
@@ -66,14 +65,6 @@ def test_a_resolved_recipe_loads_back_equal(load, tmp_path):
         ("text: {domains: [{name: a, path: a.txt, reference_loss_nats: -1}]}", "text.domains[0].reference_loss_nats"),
         ("text: {domains: [{name: a, path: a.txt}], mixture: {rule: bandit}}", "text.mixture.rule"),
         ("text: {domains: [{name: a, path: a.txt}], mixture: {update_interval: 1ep}}", "text.mixture.update_interval"),
-        (
-            "text: {domains: [{name: a, path: a.txt}], mixture: {min_weight: 0.6, max_weight: 0.5}}",
-            "text.mixture.max_weight",
-        ),
-        (
-            "text: {domains: [{name: a, path: a.txt}, {name: b, path: b.txt}], mixture: {min_weight: 0.6}}",
-            "text.mixture",
-        ),
         ("text: {domains: [{name: a, path: a.txt, reference_loss: 2}]}", "text.domains[0].reference_loss"),
     ],
 )

@@ -74,7 +74,7 @@ def config(tmp_path):
             {"name": "b", "path": str(tmp_path / "b.jsonl"), "reference_loss_nats": 1.7},
         ]
         mixture = {"rule": "paper", "update_interval": "2ba", **mixture}
-        return TextConfig(domains=domains, max_seq_len=8, num_eval_sequences=3, shuffle_block=6, mixture=mixture)
+        return TextConfig(domains=domains, max_seq_len=8, num_eval_sequences=3, mixture=mixture)
 
     return make
 

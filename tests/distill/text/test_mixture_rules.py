@@ -5,14 +5,11 @@ import math
 import pytest
 import torch
 
-from distill.recipe.sections.text import MixtureConfig
 from distill.text.mixture import (
     RULES,
-    bounded_weights,
     code_weights,
     fixed_weights,
     paper_weights,
-    updated_weights,
 )
 
 REFERENCES = [2.0, 1.0, 3.0]
@@ -93,29 +90,3 @@ def test_the_code_never_loses_a_domain_and_the_paper_may():
 
 def test_fixed_weights_are_fixed():
     assert fixed_weights(WEIGHTS, [9.0, 9.0, 0.0], REFERENCES) == WEIGHTS
-    assert updated_weights(MixtureConfig(rule="fixed"), WEIGHTS, [9.0, 9.0, 0.0], REFERENCES) == WEIGHTS
-
-
-def test_weights_within_the_bounds_are_left_as_they_are():
-    assert bounded_weights(WEIGHTS, least=0.2, largest=0.5) == WEIGHTS
-    assert updated_weights(MixtureConfig(), WEIGHTS, REFERENCES, REFERENCES) == WEIGHTS
-
-
-def test_bounds_cut_and_share_out_the_rest_in_proportion():
-    assert bounded_weights([0.9, 0.06, 0.04], least=0.0, largest=0.5) == pytest.approx([0.5, 0.3, 0.2])
-    assert bounded_weights([0.6, 0.39, 0.01], least=0.1, largest=1.0) == pytest.approx(
-        [0.9 * 0.6 / 0.99, 0.9 * 0.39 / 0.99, 0.1]
-    )
-    assert bounded_weights([1.0, 0.0], least=0.0, largest=0.6) == pytest.approx([0.6, 0.4])
-    assert bounded_weights([1.0, 0.0], least=0.5, largest=0.5) == pytest.approx([0.5, 0.5])
-
-
-@pytest.mark.parametrize("rule", ["paper", "code"])
-def test_bounds_hold_after_every_update(rule):
-    config, weights = MixtureConfig(rule=rule, min_weight=0.05, max_weight=0.8), WEIGHTS
-    for _ in range(50):
-        weights = updated_weights(config, weights, [3.0, 1.0, 3.0], REFERENCES)
-    assert weights[0] == pytest.approx(0.8)  # the one above its reference
-    assert min(weights) >= 0.05
-    assert max(weights) <= 0.8
-    assert sum(weights) == pytest.approx(1, abs=1e-12)

@@ -57,7 +57,6 @@ def make_text_run(make_run, tmp_path):
             "domains": domains,
             "max_seq_len": T,
             "num_eval_sequences": 3,
-            "shuffle_block": 4,
             "mixture": {"rule": "paper", "update_interval": "2ba", **(mixture or {})},
             **(text or {}),
         }
@@ -112,12 +111,6 @@ def test_a_batch_in_full():
     }
 
 
-def test_documents_that_see_each_other_are_one_text():
-    batch = collate_text(samples([5, 6, EOS, 7, 8, 9]), end_id=None)
-    assert set(batch) == {"input_ids", "next_ids", "attention_mask", "keep"}
-    assert batch["keep"].all()
-
-
 def test_positions_begin_again_after_every_end():
     is_end_BT = torch.rand(50, 9, generator=torch.Generator().manual_seed(1)) < 0.3
     for is_end_T, found_T in zip(is_end_BT.tolist(), positions_in_documents(is_end_BT).tolist(), strict=True):
@@ -137,9 +130,8 @@ def test_documents_in_one_row_lose_what_each_loses_alone(make_text_run, loss):
     alone = [collate_text(samples(document), end_id=EOS) for document in documents]
     assert int(together["keep"].sum()) == 7 + 1 + 9
     torch.testing.assert_close(model(together), torch.stack([model(batch) for batch in alone]).sum(), **ALONE)
-    open_to_all = collate_text(samples([token for document in documents for token in document]), end_id=None)
-    kept_alike = {**open_to_all, "keep": together["keep"]}
-    assert abs(model(kept_alike) - model(together)) > 0.01
+    open_to_all = {name: values for name, values in together.items() if name != "position_ids"}
+    assert abs(model(open_to_all) - model(together)) > 0.01
 
 
 def test_gradients_of_documents_in_one_row_are_those_of_each_alone(make_text_run):
@@ -152,17 +144,6 @@ def test_gradients_of_documents_in_one_row_are_those_of_each_alone(make_text_run
             model(collate_text(samples(row), end_id=EOS)).backward()
         found.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
     assert (found[0] - found[1]).norm() < UPDATE_RTOL * found[1].norm()
-
-
-def test_cross_entropy_is_language_modelling_on_the_text(make_text_run):
-    recipe = make_text_run(loss="cross_entropy", isolate_documents=False)
-    data, _, model = text_of(recipe)
-    batch = next(iter(data.dataloader))
-    student = AutoModelForCausalLM.from_pretrained(Path(recipe.run_dir) / "init")
-    logp = student(batch["input_ids"]).logits.double().log_softmax(-1)
-    expected = -logp.gather(2, batch["next_ids"][..., None]).mean()
-    assert batch["input_ids"].shape == (4, T - 1)
-    assert float(model.loss(model(batch), batch)) == pytest.approx(float(expected), rel=1e-6)
 
 
 def test_batches_come_from_both_domains_and_never_from_held_out_text(make_text_run):

@@ -26,7 +26,7 @@ def on_text(make_recipe, tmp_path):
             {"name": name, "path": str(tmp_path / f"{name}.txt"), "weight": weight}
             for name, (_, weight) in domains.items()
         ]
-        text = {"domains": named, "max_seq_len": LENGTH, "num_eval_sequences": HELD_OUT, "shuffle_block": 4}
+        text = {"domains": named, "max_seq_len": LENGTH, "num_eval_sequences": HELD_OUT}
         return make_recipe({"size": size, "from": "text"}, text=text)
 
     return make
