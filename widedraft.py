@@ -23,7 +23,6 @@ from architectures.files.section import Section
 from architectures.settings.flags import Flag, read_settings
 from distill.choose.candidates import ChooseSettings
 from distill.commands import export_command, recipe_commands
-from distill.commands.alone import why_alone
 from distill.commands.check_command import CheckSettings, check
 from distill.commands.recipe_commands import GenerateSettings, PruneSettings, RunSettings
 from distill.commands.recipes import RecipesSettings, recipes
@@ -87,7 +86,7 @@ def run_stage(name: str, words: Sequence[str]) -> None:
         prog=f"widedraft {name}", usage=stage.usage, description=stage.help, epilog=EXITS, allow_abbrev=False
     )
     settings = read_settings(parser, stage.settings, words)
-    launch_if_several(settings, [name, *words], why_alone)
+    launch_if_several(settings, [name, *words], recipe_commands.why_alone)
     stage.run(settings)
 
 

@@ -5,10 +5,9 @@ from functools import partial
 from architectures.errors import UserError
 from distill.process.interrupts import signals_kept
 from distill.recipe.sections.teacher import TeacherConfig, teacher_dtype
-from distill.run.entry_ids import entry_ids
 from distill.run.run import Run
 from distill.run.stage import Finish
-from distill.run.stage_inputs import cache_inputs, generate_inputs
+from distill.run.stage_inputs import cache_inputs, entry_ids, generate_inputs
 
 
 def require_own_answers(run: Run) -> None:

@@ -57,9 +57,8 @@ from distill.estimate import (
 )
 from distill.hub.files.early_checks import refuse_unpublishable, refuse_without_gguf
 from distill.recipe.recipe import Recipe
-from distill.recipe.sections.monitoring import missing_package
 from distill.recipe.sections.teacher import refuse_k_beyond
-from distill.recipe.sections.training import TIED_AND_FROZEN
+from distill.recipe.sections.training import TIED_AND_FROZEN, missing_package
 from distill.recipe.validate import refuse_orders, refuse_unfit
 from distill.run.run import Run, length_of
 from distill.run.run_folder import require_run_folder

@@ -15,8 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from architectures.errors import UserError
 from architectures.progress.track import duration, time_left
 from distill.metrics import estimates
-from distill.recipe.sections.monitoring import missing_package
-from distill.recipe.sections.training import DistillConfig
+from distill.recipe.sections.training import DistillConfig, missing_package
 from eval.acceptance.estimates import Estimate
 
 CONSOLE_INTERVAL = "10ba"  # between lines on the console where there is no progress bar

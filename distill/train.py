@@ -60,7 +60,7 @@ from distill.recipe.words import Debug, Overrides, RecipeFile
 from distill.run.recorded import told_apart
 from distill.run.run import Run, shape_of
 from distill.run.run_folder import owned_run
-from distill.run.training import begin_training, masks_are_due, require_training_inputs
+from distill.run.stage_inputs import begin_training, masks_are_due, require_training_inputs
 from distill.teacher_cache import CachedAnswers, TeacherCache
 from distill.training.trainer import DIST_TIMEOUT_S, build_model, build_trainer, newest_for_all, training_device
 from eval.answers.token_ids import require_known_ids

@@ -27,9 +27,9 @@ from distill.checkpoints.files import find_checkpoints
 from distill.choose.candidates import FACTOR, Candidate, ChooseSettings, LeftOut, candidates_of, trials_folder
 from distill.recipe.recipe import Recipe, load_recipe, save_recipe
 from distill.run.artifact import ARTIFACTS, Artifact
-from distill.run.content import sources_as_input
 from distill.run.progressive import share_answers, source_folder, with_imported_target
 from distill.run.run import RECIPE_NAME, Run
+from distill.run.stage_inputs import sources_as_input
 from distill.stages.processes import distill_stage
 from distill.stages.running import cache_if_asked, generate_stage, owned_by_the_first, prune_stage, timed
 from distill.stages.table import eval_prompts

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import Field, field_validator, model_validator
 
@@ -125,6 +125,22 @@ def of_words(words: Sequence[str], *, debug: bool) -> StageSettings:
     return StageSettings(recipe=Path(words[0]), overrides=tuple(words[1:]), debug=debug)
 
 
+def why_alone(settings: Any) -> str | None:
+    """Why a command that several processes could share is the work of one; None where each GPU gets a process.
+
+    Raises:
+        UserError: If the recipe that the settings name is wrong.
+    """
+    from distill.recipe.recipe import load_recipe
+
+    if getattr(settings, "is_without_recipe", False):
+        placement = settings.holding.placement
+    else:
+        named = settings if hasattr(settings, "recipe") else of_words(settings.words, debug=False)
+        placement = load_recipe(named.recipe, named.overrides).target.placement
+    return "target.placement is spread: one process has all GPUs of this machine." if placement == "spread" else None
+
+
 def trust_if_asked(settings: Trusting) -> None:
     """Trust checkpoints from here on where the command line says so."""
     if settings.trust_checkpoints:
@@ -160,8 +176,7 @@ def own_run(settings: NamesRecipe, *, beside_others: bool = False) -> Iterator[N
             of this command were given different recipes or do not see one folder.
     """
     from distill.ranks.joining import joined
-    from distill.ranks.one_folder import require_one_folder
-    from distill.ranks.same import refuse_spread, require_same
+    from distill.ranks.same import refuse_spread, require_one_folder, require_same
     from distill.recipe.recipe import load_recipe
     from distill.run.recorded import told_apart
     from distill.run.run import Run

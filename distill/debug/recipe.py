@@ -5,11 +5,11 @@ scores, plans) is replaced by files that distill/debug/files.py writes into the 
 elsewhere is left out. Everything else stays what the recipe says: method, loss, precision, parallelism, number types.
 """
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from architectures.checkpoints.manifest import flat
 from architectures.files.masked_words import masked
 from architectures.shapes.section import SIZES
 from architectures.shapes.shape import Shape
@@ -69,62 +69,86 @@ def debug_recipe(recipe: Recipe, tiny: TinyRun) -> Recipe:
     values = recipe.model_dump(mode="json")
     values["run_name"], values["run_dir"] = f"{recipe.run_name}{SUFFIX}", str(run)
     values["target"] |= {"path": str(run / TARGET), "revision": "main"}
-    values["architecture"] |= debug_architecture(values["architecture"], tiny, run)
-    values["data"] |= debug_data(values["data"], run)
-    values["text"] = None if recipe.text is None else {**values["text"], **debug_text(values["text"], run)}
-    values["distill"] |= debug_distill(values["distill"], run)
-    values["eval"] |= debug_eval(values["eval"], run)
+
+    shrink_architecture(values["architecture"], tiny, run)
+
+    # Built-in prompts and responses in place of files and data sets, and short responses.
+    data = values["data"]
+    data["prompts"], data["answers_from"] = built_in(data["prompts"], run), []  # those are another target's
+    data |= {"num_eval_prompts": 4, "max_seq_len": 128, "max_new_tokens": 16}
+    for key, bound in (("self_written_prompts", 12), ("batch_size", 8), ("shard_size", 16)):
+        data[key] = at_most(data[key], bound)
+
+    # Built-in text in place of every domain's, in short sequences.
+    if values["text"] is not None:
+        source = {"path": str(run / TEXT), "dataset": None, "config": None, "split": "train", "field": "text"}
+        values["text"]["domains"] = [{**domain, **source} for domain in values["text"]["domains"]]
+        values["text"] |= {"max_seq_len": 32, "num_eval_sequences": 2}
+        values["text"]["mixture"]["update_interval"] = "2ba"
+
+    shrink_training(values["distill"], run)
+
+    # A scorecard of few prompts, short responses and few repetitions.
+    scoring = values["eval"]
+    scoring["tasks"] = built_in(scoring["tasks"], run)
+    scoring |= {"num_prompts": 4, "max_new_tokens": 8, "max_prompt_len": 112, "live_prompts": 2}
+    scoring |= {"num_resamples": 50, "latency_repeats": 2}
+    scoring["num_threads"] = 1  # two would wait for each other longer than they compute
+    scoring["batch_size"] = at_most(scoring["batch_size"], 4)
+    scoring["lookaheads"] = sorted({at_most(each, 3) for each in scoring["lookaheads"]})
+    scoring["latency_batch_sizes"] = scoring["latency_batch_sizes"][:2]
+    scoring["latency_contexts"] = [at_most(context, 64) for context in scoring["latency_contexts"][:1]]
+
     values["export"] |= {"engines": [], "tensor_parallel": 1}  # nobody serves it, and few heads divide by 8
     small = Recipe.model_validate(values)
     small.refer_as(recipe)
     return small
 
 
-def debug_architecture(values: Values, tiny: TinyRun, run: Path) -> Values:
-    """The tiny draft's sizes in place of a shape, shares or a plan, and short calibration and mask training."""
-    sizes: Values = {size: getattr(tiny.draft, size) for size in SIZES}
+def shrink_architecture(wanted: Values, tiny: TinyRun, run: Path) -> None:
+    """The tiny draft's sizes in place of a shape, shares or a plan; short calibration and mask training."""
+    wanted |= {size: getattr(tiny.draft, size) for size in SIZES}
     if tiny.stages is not None:
-        sizes |= {"layers": None, "stages": tiny.stages}
-    if values["method"] == "learned_masks":
-        looked_at: Values = {"masks": {**values["masks"], "max_duration": "6ba", "global_train_batch_size": 8}}
+        wanted |= {"layers": None, "stages": tiny.stages}
+    wanted |= {"shape": None, "plan": None, "scores": None}
+    if wanted["source"] is not None:
+        wanted["source"] = str(run / SOURCE)
+    if wanted["method"] == "learned_masks":
+        wanted["masks"] |= {"max_duration": "6ba", "global_train_batch_size": 8}
     else:
-        looked_at = {"calibration": debug_calibration(values["calibration"], run)}
-    made = {
-        "source": None if values["source"] is None else str(run / SOURCE),
-        "vocabulary": debug_vocabulary(values["vocabulary"], tiny, run),
-    }
-    return {**sizes, "shape": None, "plan": None, "scores": None, **made, **looked_at}
+        text = None if wanted["calibration"]["text"] is None else str(run / PROMPTS)
+        wanted["calibration"] = {"text": text, "tokens": 128}
+
+    # Every token of the tiny tokenizer, of which all are special or single bytes: fewer ids than the tiny target has.
+    # Also if the recipe's plan reduces the head; one that its source has reduced stays as it is there.
+    vocabulary = wanted["vocabulary"]
+    if vocabulary is not None:
+        origin = vocabulary["from"] if vocabulary["from"] in COUNTED else str(run / IDS)
+        wanted["vocabulary"] = {"size": None if vocabulary["size"] is None else HEAD_VOCAB, "from": origin}
+    elif tiny.draft.head_vocab and not tiny.source.head_vocab:
+        wanted["vocabulary"] = {"from": str(run / IDS)}
 
 
-def debug_vocabulary(wanted: Values | None, tiny: TinyRun, run: Path) -> Values | None:
-    """Every token of the tiny tokenizer, of which all are special or single bytes: fewer ids than the tiny target has.
-
-    Also where the recipe's plan makes the head small; one that its source has small stays as it is there.
-    """
-    if wanted is None:
-        return {"from": str(run / IDS)} if tiny.draft.head_vocab and not tiny.source.head_vocab else None
-    size = None if wanted["size"] is None else HEAD_VOCAB
-    return {"size": size, "from": wanted["from"] if wanted["from"] in COUNTED else str(run / IDS)}
-
-
-def debug_calibration(calibration: Values, run: Path) -> Values:
-    """One short sequence of the built-in prompts."""
-    text = None if calibration["text"] is None else str(run / PROMPTS)
-    return {"text": text, "tokens": 128}
-
-
-def debug_data(values: Values, run: Path) -> Values:
-    """Built-in prompts in place of files and data sets, and short answers; given ones are built in with the prompts."""
-    return {
-        "prompts": built_in(values["prompts"], run),
-        "answers_from": [],  # another target's
-        "self_written_prompts": at_most(values["self_written_prompts"], 12),
-        "num_eval_prompts": 4,
-        "max_seq_len": 128,
-        "max_new_tokens": 16,
-        "batch_size": at_most(values["batch_size"], 8),
-        "shard_size": at_most(values["shard_size"], 16),
-    }
+def shrink_training(distill: Values, run: Path) -> None:
+    """Six steps of eight sequences, two evaluations and checkpoints; eight, so that 8 processes can share them."""
+    distill |= {"max_duration": "6ba", "global_train_batch_size": 8, "push_to_hub": None, "loggers": {"file": {}}}
+    distill |= {"eval_interval": "0.5dur", "save_interval": "0.5dur"}
+    distill["scheduler"]["t_warmup"] = "0.2dur"
+    for key, bound in (("device_train_microbatch_size", 2), ("device_eval_batch_size", 4)):
+        distill[key] = at_most(distill[key], bound)
+    if distill["token_selection"] is not None:  # any model with its tokenizer will do
+        distill["token_selection"]["reference"] = str(run / TARGET)
+    samples = distill["samples"]
+    samples["max_new_tokens"] = at_most(samples["max_new_tokens"], 16)
+    if split_time(samples["ramp"])[0]:
+        samples["ramp"] = "0.5dur"
+    if distill["online"] is not None:  # two updates or so, each judged
+        online = distill["online"]
+        distill["max_duration"] = "1ep"
+        online |= {"update_interval": 8, "buffer_size": 16}
+        online["stream"] = {"sources": built_in(online["stream"]["sources"], run)}
+        if online["guard"] is not None:
+            online["guard"]["every"] = 1
 
 
 def built_in(sources: list[Values], run: Path) -> list[Values]:
@@ -139,74 +163,6 @@ def text_fields(recipe: Recipe) -> list[str]:
     return [names[0] for task in tasks for names in task.fields.values()]
 
 
-def debug_text(values: Values, run: Path) -> Values:
-    """Built-in text in place of every domain's, in short sequences."""
-    source = {"path": str(run / TEXT), "dataset": None, "config": None, "split": "train", "field": "text"}
-    return {
-        "domains": [{**domain, **source} for domain in values["domains"]],
-        "max_seq_len": 32,
-        "num_eval_sequences": 2,
-        "mixture": {**values["mixture"], "update_interval": "2ba"},
-    }
-
-
-def debug_distill(values: Values, run: Path) -> Values:
-    """Six steps of eight answers, two evaluations and checkpoints; eight, so that as many processes can share them.
-
-    A reference draft is replaced by the tiny target: any model with its tokenizer will do.
-    """
-    selection = values["token_selection"]
-    return {
-        "token_selection": None if selection is None else {**selection, "reference": str(run / TARGET)},
-        "samples": {**values["samples"], **debug_samples(values["samples"])},
-        "max_duration": "6ba" if values["online"] is None else "1ep",
-        "online": None if values["online"] is None else {**values["online"], **debug_online(values["online"], run)},
-        "push_to_hub": None,
-        "global_train_batch_size": 8,
-        "device_train_microbatch_size": at_most(values["device_train_microbatch_size"], 2),
-        "device_eval_batch_size": at_most(values["device_eval_batch_size"], 4),
-        "scheduler": {**values["scheduler"], "t_warmup": "0.2dur"},
-        "eval_interval": "0.5dur",
-        "save_interval": "0.5dur",
-        "loggers": {"file": {}},
-    }
-
-
-def debug_samples(values: Values) -> Values:
-    """New answers as short as the others, and a ramp over half of the steps, where the recipe has one."""
-    rises = split_time(values["ramp"])[0] > 0
-    return {"max_new_tokens": at_most(values["max_new_tokens"], 16), "ramp": "0.5dur" if rises else values["ramp"]}
-
-
-def debug_online(values: Values, run: Path) -> Values:
-    """The built-in prompts as requests, two updates or so, each judged."""
-    guard = values["guard"]
-    return {
-        "stream": {"sources": built_in(values["stream"]["sources"], run)},
-        "update_interval": 8,
-        "buffer_size": 16,
-        "guard": None if guard is None else {**guard, "every": 1},
-    }
-
-
-def debug_eval(values: Values, run: Path) -> Values:
-    """A scorecard of few prompts, short answers and few repetitions."""
-    return {
-        "tasks": built_in(values["tasks"], run),
-        "num_prompts": 4,
-        "max_new_tokens": 8,
-        "max_prompt_len": 112,
-        "lookaheads": sorted({at_most(each, 3) for each in values["lookaheads"]}),
-        "batch_size": at_most(values["batch_size"], 4),
-        "num_resamples": 50,
-        "num_threads": 1,  # two would wait for each other longer than they compute
-        "latency_repeats": 2,
-        "latency_batch_sizes": values["latency_batch_sizes"][:2],
-        "latency_contexts": [at_most(context, 64) for context in values["latency_contexts"][:1]],
-        "live_prompts": 2,
-    }
-
-
 def at_most(value: Any, bound: int) -> Any:
     """A number within a bound; anything else, such as auto, as it is."""
     return min(value, bound) if isinstance(value, int) else value
@@ -214,30 +170,6 @@ def at_most(value: Any, bound: int) -> Any:
 
 def replaced(before: Recipe, after: Recipe) -> list[str]:
     """Every value that differs between two recipes, one line each: "data.max_seq_len: 2048 -> 128"."""
-    old, new = (dict(leaves(recipe.to_save())) for recipe in (before, after))
-    keys = [*old, *(key for key in new if key not in old)]
-    return [
-        masked(f"{key}: {shown(old.get(key))} -> {shown(new.get(key))}") for key in keys if old.get(key) != new.get(key)
-    ]
-
-
-def shown(value: Any) -> str:
-    """A value of a recipe as a person writes it; of rows of a list what is set in them."""
-    if value is None:
-        return "unset"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, Mapping):
-        return " ".join(f"{key}={shown(each)}" for key, each in value.items() if each is not None)
-    if isinstance(value, list):
-        return ", ".join(map(shown, value)) or "none"
-    return str(value)
-
-
-def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys with what they hold; lists whole."""
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    old, new = (flat(recipe.to_save()) for recipe in (before, after))
+    keys = dict.fromkeys([*old, *new])
+    return [masked(f"{key}: {old.get(key)} -> {new.get(key)}") for key in keys if old.get(key) != new.get(key)]

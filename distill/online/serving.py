@@ -29,7 +29,6 @@ from distill.losses.answer_logits import head_of
 from distill.online.replayed import Asker
 from distill.online.served import Journal, RequestRecord, RequestShare, Served
 from distill.process.exits import report_user_errors
-from distill.process.idle_cores import yield_cores
 from distill.recipe.recipe import Recipe, load_recipe
 from distill.run.run import Run
 from eval.decoding.kv_cache import listen
@@ -357,3 +356,16 @@ def main(words: list[str]) -> int:
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
+
+
+def yield_cores() -> None:
+    """From now on the threads of this process run on cores that would be idle else.
+
+    Linux gives a thread of the policy SCHED_IDLE a core that nobody else wants, and takes it back at once. Processes
+    that were started before keep their own policy; those that are started later inherit this one.
+    """
+    if not hasattr(os, "SCHED_IDLE"):
+        print("This system knows no SCHED_IDLE: what runs beside takes turns with this process.", file=sys.stderr)
+        return
+    for thread in Path("/proc/self/task").iterdir():
+        os.sched_setscheduler(int(thread.name), os.SCHED_IDLE, os.sched_param(0))

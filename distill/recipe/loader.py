@@ -235,7 +235,7 @@ def add_validation_errors(error: ValidationError, values: Any, model: type[BaseM
         if not any(len(other) > len(path) and other[: len(path)] == path for other in found):
             problem = " or ".join(dict.fromkeys(problems))
             if not problem.endswith((".", "?")):  # pydantic's own words
-                problem = f"is wrong: {problem}, got {shown(value_at(path, values))}."
+                problem = f"is wrong: {problem}, got {short(repr(value_at(path, values)))}."
             source.add(path, problem)
 
 
@@ -250,9 +250,6 @@ def path_and_value(details: ErrorDetails, values: Any) -> tuple[KeyPath, Any]:
         elif isinstance(value, dict) and details["type"] in ("missing", "value_error"):
             path.append(step)
             break
-    if details["type"] in ("union_tag_invalid", "union_tag_not_found") and isinstance(value, dict):
-        tag = details.get("ctx", {})["discriminator"].strip("'")
-        return (*path, tag), value.get(tag)
     return tuple(path), value
 
 
@@ -263,19 +260,12 @@ def message(details: ErrorDetails, path: KeyPath, value: Any, known: Mapping[str
             return "must be given."
         case "value_error":
             return details["msg"].removeprefix("Value error, ")
-        case "extra_forbidden" if pattern_of(path) not in known:
+        case "extra_forbidden":
             near = nearest_key(path, known)
             return f"is not a key of a recipe.{f' Did you mean {near}?' if near else ''}"
-        case "extra_forbidden":
-            return f"is not allowed with the other keys of {dotted(path[:-1])}, got {shown(value)}. Leave it out."
         case "string_pattern_mismatch" if "title" in (node := known.get(pattern_of(path), {})):
-            return f"must be {node['title']} such as {' or '.join(node['examples'])}, got {shown(value)}."
+            return f"must be {node['title']} such as {' or '.join(node['examples'])}, got {short(repr(value))}."
     return details["msg"]
-
-
-def shown(value: Any) -> str:
-    """A value in few words."""
-    return short(repr(value))
 
 
 def value_at(path: KeyPath, values: Any) -> Any:

@@ -1,6 +1,5 @@
 """A recipe as command lines name it: RECIPE key=value ..., and perhaps --debug. No torch."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Protocol
 
@@ -9,7 +8,6 @@ from pydantic import AfterValidator, Field
 from architectures.settings.flags import Flag
 
 RECIPE_SUFFIXES = (".yaml", ".yml")
-MOST_NAMED = 3  # of recipes too many
 
 
 def is_recipe(word: str) -> bool:
@@ -17,23 +15,13 @@ def is_recipe(word: str) -> bool:
     return "=" not in word and Path(word).suffix.lower() in RECIPE_SUFFIXES
 
 
-def named_too_many(words: Sequence[str]) -> str | None:
-    """What is wrong with words behind a recipe of which one names another; None where none does."""
-    more = [word for word in words if is_recipe(word)]
-    if not more:
-        return None
-    named = f"{', '.join(more[:MOST_NAMED])}{f' and {len(more) - MOST_NAMED} more' if len(more) > MOST_NAMED else ''}"
-    return (
-        f"must be values of the one recipe this command takes, got another: {named}. "
-        "Run it once for each; only `widedraft check` takes several."
-    )
-
-
 def values_alone(words: tuple[str, ...]) -> tuple[str, ...]:
     """The words, none of which is a recipe."""
-    problem = named_too_many(words)
-    if problem is not None:
-        raise ValueError(problem)
+    if more := [word for word in words if is_recipe(word)]:
+        raise ValueError(
+            f"must be values of the one recipe this command takes, got another: {more[0]}. "
+            "Run it once for each; only `widedraft check` takes several."
+        )
     return words
 
 

@@ -3,27 +3,30 @@
 Inputs are plain values: the resolved keys of the recipe that a stage depends on, and SHA-256 of files and checkpoints.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from architectures.checkpoints.fingerprint import (
     fingerprint_checkpoint,
     fingerprint_file,
+    fingerprint_folder,
     fingerprint_tokenizer,
     fingerprint_value,
 )
+from architectures.errors import UserError
 from architectures.pruning.selection import needed_scores
 from architectures.shapes.shape import Shape
-from architectures.targets.target import read_config
-from architectures.vocabulary import list_file
+from architectures.targets.target import read_config, require_whole_head
+from architectures.vocabulary import CONFIG_KEY, list_file, read_draft_vocabulary
 from distill.recipe.loader import value_at
 from distill.recipe.recipe import Recipe
 from distill.recipe.sections.teacher import teacher_dtype
-from distill.run.content import sources_as_input, text_as_input
-from distill.run.entry_ids import entry_ids
-from distill.run.progressive import cut_from
+from distill.recipe.sections.text import TextConfig
+from distill.run.progressive import cut_from, first_init
 from distill.run.run import Run
 from distill.vocabulary import TEXT_TOKENS
+from eval.tasks import TASKS, PromptSource
 
 RESUMABLE_KEYS = frozenset(  # a continued training may change these
     (
@@ -258,3 +261,87 @@ def eval_inputs(run: Run) -> dict[str, Any]:
         **packed_inputs(run.recipe),
         **({} if placement == "whole" else {"target.placement": placement}),  # which decides how long its steps take
     }
+
+
+def sources_as_input(sources: Sequence[PromptSource]) -> list[dict[str, Any]]:
+    """How each source is read, with the SHA-256 of its file or local data set; one of the hub is known by its name."""
+    return [
+        {
+            **source.model_dump(mode="json", exclude_none=True),
+            **({} if source.task is None else {"task": TASKS[source.task].label}),
+            **content_of(source.path, source.name),
+        }
+        for source in sources
+    ]
+
+
+def text_as_input(text: TextConfig | None) -> dict[str, Any]:
+    """Section text, with the SHA-256 of its files and local data sets."""
+    assert text is not None  # whoever trains on text has some
+    values = text.model_dump(mode="json")
+    for domain, recorded in zip(text.domains, values["domains"], strict=True):
+        recorded.update(content_of(domain.path, domain.dataset))
+    return values
+
+
+def content_of(path: str | None, dataset: str | None) -> dict[str, str]:
+    """SHA-256 of a file, or of all files of a local data set; empty for a hub id."""
+    if path is not None and Path(path).is_file():
+        return {"sha256": fingerprint_file(Path(path))}
+    if dataset is not None and Path(dataset).is_dir():
+        return {"sha256": fingerprint_folder(Path(dataset))}
+    return {}
+
+
+def entry_ids(run: Run) -> tuple[int, ...] | None:
+    """The ids that kept entries of a run's cache are of, ascending; None where that is every id, or none are kept.
+
+    Args:
+        run: With a cached teacher.
+
+    Raises:
+        UserError: If the recipe asks for a small vocabulary and no draft was cut yet.
+    """
+    if not run.recipe.distill.teacher.keeps_entries:
+        return None
+    init = first_init(run)
+    if run.recipe.architecture.vocabulary is not None:
+        init.require_finished()
+    elif not init.is_finished:
+        return None
+    return read_draft_vocabulary(init.path).ids if CONFIG_KEY in read_config(init.path) else None
+
+
+def require_training_inputs(run: Run) -> None:
+    """Check that init, data, any cache and any earlier checkpoints are what the recipe asks for.
+
+    Raises:
+        UserError: If the target is a draft with a small output head, a stage is missing, or its folder was made from
+            other inputs than the recipe now names.
+    """
+    require_whole_head(run.target)
+    run.init.require(prune_inputs(run))
+    run.data.require(generate_inputs(run))
+    if run.recipe.distill.teacher.is_cache:
+        run.teacher_cache.require(cache_inputs(run))
+    if run.checkpoints.is_finished:
+        run.checkpoints.refuse_changed(training_inputs(run))
+
+
+def begin_training(run: Run) -> None:
+    """Record in <run>/checkpoints what this training starts from. Call on rank 0 only."""
+    run.record(run.checkpoints, training_inputs(run))
+
+
+def refuse_orphaned_training(run: Run) -> None:
+    """Refuse to replace an init that checkpoints were trained from."""
+    if run.init.is_finished and run.checkpoints.is_finished:
+        raise UserError(
+            f"{run.init.path} would change, but {run.checkpoints.path} was trained from it. "
+            f"Choose another run_name, or delete {run.folder}."
+        )
+
+
+def masks_are_due(run: Run) -> bool:
+    """Whether the recipe wants masks that are not finished yet."""
+    return run.recipe.architecture.method == "learned_masks" and not run.masks.is_finished

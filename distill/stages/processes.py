@@ -19,8 +19,7 @@ from distill.recipe.recipe import load_recipe
 from distill.run.run import Run
 from distill.run.run_folder import held
 from distill.run.stage import Finish, Stage, carry_out
-from distill.run.stage_inputs import draft_inputs, mask_inputs
-from distill.run.training import require_training_inputs
+from distill.run.stage_inputs import draft_inputs, mask_inputs, require_training_inputs
 
 NOT_LAUNCHED = {  # the environment of a single process
     **dict.fromkeys(("RANK", "LOCAL_RANK", "NODE_RANK"), "0"),

@@ -23,8 +23,7 @@ from architectures.targets.target import resolve_checkpoint
 from distill.checkpoints.trust import OPTION, TrustCheckpoints
 from distill.ranks.joining import joined
 from distill.ranks.launching import FLAG, Processes
-from distill.ranks.one_folder import require_one_folder
-from distill.ranks.same import refuse_spread, require_same
+from distill.ranks.same import refuse_spread, require_one_folder, require_same
 from distill.recipe.recipe import Scoring, load_scoring
 from distill.recipe.words import Debug, RecipeWords
 from distill.run.run_folder import owned

@@ -7,14 +7,12 @@ Training is a stage too, in processes of its own: distill/stages/training.py. He
 from typing import TYPE_CHECKING
 
 from architectures.checkpoints.generation_settings import SETTINGS_NAME, write_assistant_settings
-from architectures.checkpoints.manifest import Counts
-from architectures.tables import plural
+from architectures.checkpoints.manifest import Counts, flat
 from distill.cache_files import is_whole
 from distill.cache_stage import require_own_answers, write_cache
 from distill.run.run import Run
 from distill.run.stage import Finish, Stage
-from distill.run.stage_inputs import cache_inputs, eval_inputs, generate_inputs, prune_inputs
-from distill.run.training import refuse_orphaned_training
+from distill.run.stage_inputs import cache_inputs, eval_inputs, generate_inputs, prune_inputs, refuse_orphaned_training
 from eval.answers.parts import EVERY_FILE, Part, missing_shards
 from eval.answers.shards import read_claims
 
@@ -58,28 +56,7 @@ def write_answers(run: Run, finish: Finish, *, part: Part = EVERY_FILE) -> str:
         left = len(missing_shards(run.data.path, [name for name in NAMES if name in read_claims(run.data.path)]))
         return f"part {part.number} of {part.of} is written, {left} files of others are not: the last job joins them"
     finish(answers=run.recipe.data.answers, counts=counts)
-    return counts_words(counts)
-
-
-LEFT_OUT = {  # counts of prompts that nobody answers, in words
-    "self_written": "written by the target itself",
-    "duplicates": "left out as duplicates",
-    "too_long": "left out as too long",
-    "asked_in_eval": "left out because they are held out",
-}
-
-
-def counts_words(counts: Counts) -> str:
-    """What became of the prompts, in a sentence; nothing of what did not happen."""
-    told = [plural(counts["prompts"], "prompt")]
-    for key, words in LEFT_OUT.items():
-        if number := counts.get(key):
-            told.append(f"{number:,} {words}")
-    for name, split in (("to train on", counts["train"]), ("held out", counts.get("eval"))):
-        if split is not None:
-            answers, tokens = plural(split["answers"], "answer"), plural(split["answer_tokens"], "token")
-            told.append(f"{answers} {name} ({tokens})")
-    return ", ".join(told)
+    return ", ".join(f"{key} {count:,}" for key, count in flat(counts).items() if count is not None)
 
 
 def make_answers(run: Run, part: Part = EVERY_FILE) -> Counts | None:

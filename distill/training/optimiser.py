@@ -12,8 +12,8 @@ from composer.optim import (
     LinearWithWarmupScheduler,
 )
 
-from distill.recipe.sections.optimizer import OptimizerConfig, SchedulerConfig
 from distill.recipe.sections.times import split_time
+from distill.recipe.sections.training import OptimizerConfig, SchedulerConfig
 from distill.training.model import DistillModel
 
 

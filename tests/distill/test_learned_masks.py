@@ -21,7 +21,7 @@ from distill.checkpoints.files import find_checkpoints
 from distill.learned_masks import build_mask_model, build_mask_optimizer, in_batches, weights
 from distill.recipe.recipe import Recipe, save_recipe
 from distill.run.run import Run
-from distill.run.training import masks_are_due
+from distill.run.stage_inputs import masks_are_due
 from distill.train import train
 from tests.distill.after_training import (
     DEVICE_RTOL,

@@ -12,7 +12,7 @@ import pytest
 from composer import Time, Timestamp
 from composer.loggers import InMemoryLogger, LoggerDestination, TensorboardLogger
 
-import distill.recipe.sections.monitoring
+import distill.recipe.sections.training
 import distill.training.trainer
 from architectures.errors import UserError
 from distill.callbacks import PHASES
@@ -206,7 +206,7 @@ def test_tensorboard_events_hold_the_metrics(make_run):
 @pytest.mark.parametrize("name", ["wandb", "mlflow", "tensorboard"])
 def test_a_tracker_that_is_not_installed_is_an_error_with_the_command(name, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr(distill.recipe.sections.monitoring, "find_spec", lambda _name: None)
+    monkeypatch.setattr(distill.recipe.sections.training, "find_spec", lambda _name: None)
     with pytest.raises(UserError, match=rf"distill\.loggers\.{name}: .*`pip install 'widedraft\[{name}\]'`"):
         build_logger(name, {})
 
@@ -224,6 +224,6 @@ def test_arguments_reach_the_tracker(make_run, tmp_path):
 @pytest.mark.parametrize(("name", "key"), [("wandb", "name"), ("mlflow", "run_name")])
 def test_a_tracker_calls_the_run_by_its_name_unless_told_otherwise(make_run, monkeypatch, name, key):
     monkeypatch.setitem(distill.loggers.TRACKERS, name, dict)
-    monkeypatch.setattr(distill.recipe.sections.monitoring, "find_spec", lambda _name: True)
+    monkeypatch.setattr(distill.recipe.sections.training, "find_spec", lambda _name: True)
     assert loggers_of(make_run("one", loggers={name: {}}))[1:] == [{key: "one"}]
     assert loggers_of(make_run("two", loggers={name: {key: "mine"}}))[1:] == [{key: "mine"}]

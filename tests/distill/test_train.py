@@ -17,7 +17,7 @@ from architectures.checkpoints.manifest import read_manifest, write_manifest
 from architectures.errors import UserError
 from distill.checkpoints.files import find_checkpoints
 from distill.process.exits import end_on_sigterm
-from distill.recipe.sections.optimizer import OptimizerConfig
+from distill.recipe.sections.training import OptimizerConfig
 from distill.run.run import Run
 from distill.run.stage_inputs import generate_inputs, prune_inputs, training_inputs
 from distill.train import main, read_answers, share_cores, train

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 import widedraft
+from architectures.checkpoints.manifest import flat
 from architectures.errors import UserError
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 from distill.check import planned_shapes
 from distill.data.conversations import load_conversations
 from distill.debug.files import begin_debug, byte_tokenizer, prompts, write_tiny
-from distill.debug.recipe import debug_recipe, leaves, replaced, tiny_run
+from distill.debug.recipe import debug_recipe, replaced, tiny_run
 from distill.recipe.recipe import Recipe, load_recipe
 from distill.recipe.sections.token_selection import TokenSelection
 from eval.prompts import load_prompts, render_prompt
@@ -214,10 +215,10 @@ def test_every_value_that_changed_is_named():
     real = make({"shape": "wide-796m"})
     small = shrink(real)
     lines = replaced(real, small)
-    assert "architecture.shape: wide-796m -> unset" in lines
+    assert "architecture.shape: wide-796m -> None" in lines
     assert "data.max_seq_len: 1024 -> 128" in lines
     changed = {line.split(": ")[0] for line in lines}
-    old, new = (dict(leaves(recipe.model_dump(mode="json"))) for recipe in (real, small))
+    old, new = (flat(recipe.model_dump(mode="json")) for recipe in (real, small))
     assert changed == {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
     assert "distill.loss" not in changed
 

@@ -5,7 +5,7 @@ import pytest
 from architectures.errors import UserError
 from architectures.sharing import ALONE
 from distill.ranks import one_folder
-from distill.ranks.one_folder import require_one_folder
+from distill.ranks.same import require_one_folder
 from tests.sharing import by_processes
 
 

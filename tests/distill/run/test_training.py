@@ -17,22 +17,23 @@ from architectures.errors import UserError
 from architectures.shapes.section import ArchitectureConfig
 from distill.recipe.recipe import load_recipe, save_recipe
 from distill.recipe.sections.export import PushConfig
-from distill.recipe.sections.optimizer import OptimizerConfig, SchedulerConfig
 from distill.recipe.sections.samples import SamplesConfig
 from distill.recipe.sections.token_selection import TokenSelection
-from distill.recipe.sections.training import DistillConfig
+from distill.recipe.sections.training import DistillConfig, OptimizerConfig, SchedulerConfig
 from distill.run import content
-from distill.run.content import sources_as_input
 from distill.run.run import Run
 from distill.run.stage_inputs import (
     asked_inputs,
+    begin_training,
     draft_inputs,
     eval_inputs,
     generate_inputs,
     prune_inputs,
+    refuse_orphaned_training,
+    require_training_inputs,
+    sources_as_input,
     training_inputs,
 )
-from distill.run.training import begin_training, refuse_orphaned_training, require_training_inputs
 from distill.stages.processes import distill_stage
 from distill.stages.running import export_stage
 from distill.stages.table import eval_prompts

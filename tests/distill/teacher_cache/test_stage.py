@@ -15,7 +15,7 @@ from distill.recipe.recipe import Recipe
 from distill.run.artifact import Artifact
 from distill.run.progressive import first_init, share_answers, stage_recipe
 from distill.run.run import Run
-from distill.run.training import require_training_inputs
+from distill.run.stage_inputs import require_training_inputs
 from distill.stages import running as stages
 from distill.stages.running import cache_stage, verify_cache_stage
 from distill.teacher_cache import TeacherCache

@@ -16,7 +16,7 @@ from architectures.errors import UserError
 from distill.checkpoints.files import find_checkpoints
 from distill.losses.chunked import Head
 from distill.run.run import Run
-from distill.run.training import require_training_inputs
+from distill.run.stage_inputs import require_training_inputs
 from distill.stages.running import generate_stage
 from distill.text.mixture import text_eval_loaders
 from distill.train import train

@@ -18,8 +18,7 @@ from distill.check import planned_shapes
 from distill.recipe.recipe import save_recipe
 from distill.run.progressive import earlier_stages, share_answers
 from distill.run.run import Run
-from distill.run.stage_inputs import mask_inputs, prune_inputs
-from distill.run.training import begin_training, require_training_inputs
+from distill.run.stage_inputs import begin_training, mask_inputs, prune_inputs, require_training_inputs
 from distill.stages import running as stages
 from distill.stages.running import prune_stage, run_all
 from eval.models.loading import load_model
