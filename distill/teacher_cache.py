@@ -607,10 +607,11 @@ def write_each(
 
 def describe(split: Split, settings: CaptureSettings) -> dict[str, Any]:
     """A split as the manifest describes it."""
-    counts = split.kept.model_dump(include={"k", "num_samples"})  # of entries
+    contents = split.kept.contents
+    counts = split.kept.model_dump(include={"hidden": set(), "top_k": {"k"}, "samples": {"num_samples"}}[contents])
     rows = {"rows": len(settings.ids)} if counts and settings.ids is not None else {}
     return {
-        "contents": split.kept.contents,
+        "contents": contents,
         **counts,
         **rows,
         "bytes_per_token": split.token_bytes,

@@ -88,8 +88,7 @@ from pathlib import Path
 from architectures.files.atomic import partial_path
 from distill.data.batches import Example
 from distill import teacher_cache
-from distill.recipe.sections.teacher import TeacherKey
-from pydantic import TypeAdapter
+from distill.recipe.sections.teacher import TeacherConfig
 
 target, examples, inputs, runs = json.loads(sys.argv[1])
 examples = {name: [Example(tuple(ids), *rest) for ids, *rest in rows] for name, rows in examples.items()}
@@ -106,7 +105,7 @@ teacher_cache.write_tensors = die_in_the_third_shard
 for out, teacher in runs.items():  # a child each: importing torch twice would take longer than the test
     child = os.fork()
     if child == 0:
-        cache = TypeAdapter(TeacherKey).validate_python(teacher)
+        cache = TeacherConfig.model_validate(teacher)
         settings = teacher_cache.CaptureSettings(cache, dtype="float32", seed=3, batch_size=3)
         source = teacher_cache.TargetReading(Path(target), settings)
         how = {"source": source, "inputs": inputs, "finish": None}
