@@ -20,7 +20,7 @@ from distill.recipe.sections.export import PushConfig
 from distill.recipe.sections.samples import SamplesConfig
 from distill.recipe.sections.token_selection import TokenSelection
 from distill.recipe.sections.training import DistillConfig, OptimizerConfig, SchedulerConfig
-from distill.run import content
+from distill.run import stage_inputs
 from distill.run.run import Run
 from distill.run.stage_inputs import (
     asked_inputs,
@@ -196,7 +196,7 @@ def test_a_data_set_in_a_folder_is_what_its_files_hold(tmp_path, monkeypatch, ke
 
 def test_a_task_and_its_version_are_part_of_what_something_is_made_from(monkeypatch):
     before = sources_as_input([PromptSource(task="gsm8k")])
-    monkeypatch.setattr(content, "TASKS", {"gsm8k": replace(TASKS["gsm8k"], version=2)})
+    monkeypatch.setattr(stage_inputs, "TASKS", {"gsm8k": replace(TASKS["gsm8k"], version=2)})
     assert sources_as_input([PromptSource(task="gsm8k")]) != before
 
 
