@@ -471,12 +471,11 @@ def whole_head_card(vocabulary: DraftVocabulary, *, tied_in: Sequence[str]) -> s
 
 A draft model for speculative decoding, an ordinary folder for transformers (`assistant_model`), vLLM (`draft_model`),
 SGLang (`STANDALONE`) and llama.cpp. It was trained to propose {len(vocabulary.ids):,} of {vocabulary.vocab_size:,} ids.
-The row of every other id is a mean of those, so that its logit is a mean of their logits: decoding greedily, what it
-proposes is what the small head proposes.
+The row of every other id is a mean of those, so that greedy proposals are those of the small head; when sampling, some
+probability goes to ids that were never trained, which costs acceptance and never the target's text.
 
-**This form saves no time**: the head has as many rows as the target's. What a small head saves is had from the folder
-that this was made from, in widedraft's own decoding, and in vLLM from `widedraft export --form own-tokenizer`. When
-sampling, some probability goes to the ids that were never trained, which costs acceptance and never the target's text.
+**This form saves no time**: the head has as many rows as the target's. The folder that this was made from is faster in
+widedraft's own decoding, and in vLLM as `widedraft export --form own-tokenizer`.
 {warning if tied_in else ""}"""
 
 
