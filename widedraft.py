@@ -26,7 +26,7 @@ from distill.commands import export_command, recipe_commands
 from distill.commands.check_command import CheckSettings, check
 from distill.commands.recipe_commands import GenerateSettings, PruneSettings, RunSettings
 from distill.commands.recipes import RecipesSettings, recipes
-from distill.hub.push.command import PushSettings, push
+from distill.hub.push import PushSettings
 from distill.process.exits import report_user_errors
 from distill.ranks.launching import launch_if_several
 from distill.stages import scoring_without_recipe
@@ -180,7 +180,7 @@ STAGES = {
         CertifySettings,
     ),
     "push": Stage(
-        push,
+        recipe_commands.push,
         "push a finished run's draft to the hub, with its card and its evidence; or write what would go",
         PushSettings,
     ),

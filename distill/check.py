@@ -55,12 +55,12 @@ from distill.estimate import (
     training_steps,
     trainings,
 )
-from distill.hub.files.early_checks import refuse_unpublishable, refuse_without_gguf
+from distill.hub.push import refuse_unpublishable
 from distill.recipe.recipe import Recipe
 from distill.recipe.sections.teacher import refuse_k_beyond
 from distill.recipe.sections.training import TIED_AND_FROZEN, missing_package
 from distill.recipe.validate import refuse_orders, refuse_unfit
-from distill.run.run import Run, length_of
+from distill.run.run import Run
 from distill.run.run_folder import require_run_folder
 from distill.vocabulary import id_counts_in, listed_ids, pooled
 from eval.answers.earlier_answers import refuse_ids_beyond
@@ -217,7 +217,6 @@ def refusals_of(
         lambda: refuse_due_orders(run, shapes.source),
         lambda: refuse_k_beyond(recipe.distill.teacher, **entries),
         lambda: refuse_texts_beyond(recipe, shapes),
-        lambda: refuse_without_gguf(recipe.distill.push_to_hub, run.draft.path, draft),
         lambda: refuse_missing_packages(recipe),
         lambda: refuse_foreign_list(recipe, target.vocab),
     ]
@@ -245,9 +244,7 @@ def refuse_texts_beyond(recipe: Recipe, shapes: PlannedShapes) -> None:
     """Raise UserError if a sequence may be longer than the target, or what the draft is cut from, was made for."""
     of_target, of_source = shapes.lengths
     source = recipe.architecture.source or recipe.target.path
-    selection = recipe.distill.token_selection
-    reference = {} if selection is None else {selection.reference: length_of(Path(selection.reference))}
-    refuse_long_texts(recipe, {recipe.target.path: of_target}, {source: of_source, **reference})
+    refuse_long_texts(recipe, {recipe.target.path: of_target}, {source: of_source})
 
 
 def refuse_missing_packages(recipe: Recipe) -> None:

@@ -30,8 +30,7 @@ from distill.recipe.sections.teacher import (
     teacher_dtype,
 )
 from distill.recipe.sections.times import split_time
-from distill.recipe.sections.token_selection import GPU_CHUNKS, chunk_size
-from distill.recipe.sections.training import DistillConfig
+from distill.recipe.sections.training import GPU_CHUNKS, DistillConfig, chunk_size
 from distill.run.recorded import target_record
 from distill.run.run import Run
 from distill.run.stage_inputs import asked_inputs
@@ -732,15 +731,15 @@ def distill_seconds(recipe: Recipe, shapes: PlannedShapes, work: Work, device: D
     if length is None:
         return None
     teacher = replace(target, head_vocab=draft.head_vocab)
-    asked = config.token_selection is not None or any(term.loss.needs is not Knowledge.TOKENS for term in config.terms)
-    of_teacher = 0 if config.token_selection is None else forward_flops(draft, [sequence])
+    asked = any(term.loss.needs is not Knowledge.TOKENS for term in config.terms)
+    of_teacher = 0
     if asked and config.teacher.source == "live":
-        of_teacher += forward_flops(teacher, [sequence])
+        of_teacher = forward_flops(teacher, [sequence])
     elif asked and config.teacher.contents == "hidden" and config.teacher.is_cache:
-        of_teacher += sequence[1] * head_flops(teacher.head_rows, teacher.hidden)
+        of_teacher = sequence[1] * head_flops(teacher.head_rows, teacher.hidden)
     flops = length.sequences * training_flops(draft, [sequence], teacher=of_teacher)
 
-    # Evaluations: before the first step if wanted, those that come due, and one at the end.
+    # Evaluations: before the first step, those that come due, and one at the end.
     held_out = [(work.sequence_tokens, work.response_tokens)] * recipe.data.num_eval_prompts
     of_both = forward_flops(draft, held_out)
     of_both += 0 if config.teacher.source == "none" else forward_flops(target, held_out)
@@ -755,7 +754,7 @@ def distill_seconds(recipe: Recipe, shapes: PlannedShapes, work: Work, device: D
             "tok": 1 / sequence[0],
         }[unit]
     )
-    evaluations = int(config.eval_first) + max(1, ceil(length.sequences / interval - 1e-6))
+    evaluations = 1 + max(1, ceil(length.sequences / interval - 1e-6))
     seconds = (flops + evaluations * of_both) / device.train_flops_per_s[config.precision]
 
     # On-policy samples: the student writes while it trains, in every step anew.

@@ -44,7 +44,7 @@ from distill.callbacks import GradientNorm, profiled_steps
 from distill.checkpoints.files import MASK_CHECKPOINTS_KEPT
 from distill.checkpoints.trust import guard_composer
 from distill.checkpoints.writer import CheckpointWriter
-from distill.exporting.export import stored_name
+from distill.export import stored_name
 from distill.formulas.dense import cross_entropy, forward_kl
 from distill.loggers import ConsoleReport, MetricsFile
 from distill.losses.answer_logits import AnswerLogits, logits_of, vocab_size_of
@@ -58,8 +58,7 @@ from distill.teacher import Teacher, TeacherRows, load_sharded_teacher, load_tea
 from distill.text.dynamic_loading import DynamicLoading, RandomStateOnResume, held_out_losses, reference_losses
 from distill.text.mixture import text_eval_loaders, text_loader
 from distill.text.streams import Share
-from distill.training.trainer import DIST_TIMEOUT_S, newest_for_all, training_device
-from distill.training.training_data import device_batch_size, microbatch_size
+from distill.training.trainer import DIST_TIMEOUT_S, device_batch_size, microbatch_size, newest_for_all, training_device
 from eval.models.loading import load_model, load_tokenizer, require_rows
 
 WARMUP, ALPHA_F = "0.1dur", 0.1  # of the learning rates, as in Sheared LLaMA

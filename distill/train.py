@@ -49,7 +49,7 @@ from distill.checkpoints.files import chosen_checkpoint, find_checkpoints
 from distill.checkpoints.trust import TrustCheckpoints, trust_checkpoints
 from distill.data.batches import AnswerDataset
 from distill.debug.files import begin_debug
-from distill.exporting.export import export_draft, vocab_size_of
+from distill.export import export_draft, vocab_size_of
 from distill.learned_masks import train_masks
 from distill.process.exits import end_on_sigterm, report_user_errors
 from distill.process.freed_memory import keep_freed_memory
@@ -167,12 +167,9 @@ def train_owned(run: Run, profile: Path | None) -> None:
 
 
 def require_fitting_readers(run: Run) -> None:
-    """Refuse a draft or a reference with another tokenizer than the target's, or too short for the recipe's texts."""
-    selection = run.recipe.distill.token_selection
-    readers = [run.init.path, *([] if selection is None else [Path(selection.reference)])]
-    for folder in readers:
-        require_same_tokenizer(run.target, folder)
-    run.refuse_long_texts(*readers)
+    """Refuse a draft with another tokenizer than the target's, or too short for the recipe's texts."""
+    require_same_tokenizer(run.target, run.init.path)
+    run.refuse_long_texts(run.init.path)
 
 
 def restore_signals() -> None:
@@ -278,13 +275,12 @@ def require_learnable(train_set: AnswerDataset, init: Path) -> None:
 
 def vocab_sizes(run: Run) -> dict[Path, int]:
     """Rows of the embeddings of every model that reads the answers, by its folder; init where it is made already."""
-    init, selection = run.init.path, run.recipe.distill.token_selection
-    readers = [run.target, *([init] if init.is_dir() else []), *([Path(selection.reference)] if selection else [])]
+    readers = [run.target, *([run.init.path] if run.init.path.is_dir() else [])]
     return {folder: vocab_size_of(folder) for folder in readers}
 
 
 def fit(run: Run, trainer: Trainer) -> None:
-    """Train to the end of max_duration, with an evaluation before the first batch if the recipe wants it."""
+    """Train to the end of max_duration, with an evaluation before the first batch."""
     state, config = trainer.state, run.recipe.distill
     assert state.max_duration is not None
     if state.timestamp.get(state.max_duration.unit) >= state.max_duration:
@@ -296,7 +292,7 @@ def fit(run: Run, trainer: Trainer) -> None:
         return
     if dist.get_global_rank() == 0:
         begin_training(run)
-    if config.eval_first and state.timestamp.batch == 0:
+    if state.timestamp.batch == 0:
         trainer.eval()
     with warnings.catch_warnings():
         # said when a session resumes after the last batch of an epoch; that there are batches has been checked

@@ -44,13 +44,13 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_wheel_holds_the_packages_the_module_and_the_recipes(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    report = ("eval/report.html.jinja",)
+    templates = ("eval/report.html.jinja", "distill/hub/card.md.jinja")
     for part in (
         "architectures/shapes/shape.py",
         "eval/acceptance/replay.py",
         "distill/train.py",
         "widedraft.py",
-        *report,
+        *templates,
     ):
         assert part in names
     assert any(name.endswith("share/widedraft/recipes/quickstart.yaml") for name in names)

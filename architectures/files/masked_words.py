@@ -13,7 +13,7 @@ MASK = "***"
 def masked(word: str) -> str:
     """A word with the values of keys such as api_key, token and password masked; a ${reference} stays.
 
-    Whole words are told: data.max_new_tokens, distill.token_selection and tokenizer are no secrets.
+    Whole words are told: data.max_new_tokens and tokenizer are no secrets.
     """
     if WHOLE.fullmatch(word):
         return WHOLE.sub(rf"\1{MASK}", word)

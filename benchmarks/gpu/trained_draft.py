@@ -256,7 +256,6 @@ def recipe_of(setting: Setting, training: Training, *, self_written: int) -> Rec
         "global_train_batch_size": training.trained_together,
         "device_train_microbatch_size": training.trained_together,
         "device_eval_batch_size": training.trained_together,
-        "eval_first": False,
         "eval_interval": "1dur",
         "save_interval": "1dur",
         "progress_bar": False,

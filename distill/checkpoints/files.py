@@ -1,4 +1,4 @@
-"""Checkpoints: which there are, which is the newest, and whether one is whole.
+"""Checkpoints: which there are, which is the newest, and whether one is whole. No torch.
 
 A whole one is a file, `ep{epoch}-ba{batch}-rank0.pt`; Composer writes it straight to its final name: a machine that
 dies meanwhile, or a disk that fills up, leaves it cut short. A `.pt` file is a zip archive whose directory stands at
@@ -7,11 +7,12 @@ its end and holds a CRC-32 of every entry, so damage shows without unpickling an
 """
 
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Literal
 
-from distill.checkpoints.archives import zip_damage
+from distill.checkpoints.trust import zip_damage
 
 CHECKPOINT_NAME = "ep{epoch}-ba{batch}-rank{rank}.pt"  # Composer fills this in
 LATEST_NAME = "latest-rank{rank}.pt"  # a link to the newest
@@ -91,3 +92,21 @@ def file_damage(path: Path) -> str | None:
     """The same of a file."""
     with path.open("rb") as file:
         return zip_damage(file, path.stat().st_size)
+
+
+def disk_error(error: BaseException | None) -> OSError | None:
+    """The operating system's error behind an exception: torch raises a RuntimeError while it handles one."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def explain_write_failure(cause: OSError, path: Path) -> str:
+    """The message for a checkpoint that could not be written, with what can still be used."""
+    usable = find_checkpoints(path.parent)
+    earlier = f"{usable[-1]} stays usable" if usable else "there is no earlier one"
+    free_gib = shutil.disk_usage(path.parent).free / 2**30
+    return (
+        f"{path}: writing this checkpoint failed ({cause.strerror}); its disk has {free_gib:.2f} GiB free, and "
+        f"{earlier}. Make room, then run the same command again to continue."
+    )

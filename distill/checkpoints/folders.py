@@ -3,63 +3,149 @@
 `.metadata` says where each tensor is and is written last; `state.pt` holds everything that is no tensor of the model or
 of the optimiser. A shard is a row of torch's own zip archives, one for each piece of a tensor, with a CRC-32 of every
 entry. A folder gets its name when all of it is there.
+
+`.metadata` is a pickle, read by a list of the classes in it. Torch's own reader unpickles it without such a list, and
+whatever a checkpoint holds in addition to tensors too, so a checkpoint that holds anything else is refused as well
+(torch.distributed.checkpoint, torch 2.7 to 2.11).
 """
 
 import io
-import os
+import pathlib
+import pickle
+import re
 import warnings
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.state_dict_loader import load
+from torch.serialization import _get_layout
 
 from architectures.errors import UserError
-from distill.checkpoints.archives import zip_damage
-from distill.checkpoints.metadata import METADATA_NAME, UnreadableMetadata, read_metadata
+from distill.checkpoints.trust import are_trusted, code_found, zip_damage
 
+METADATA_NAME = ".metadata"
+SHARD_PATTERN = re.compile(r"__\d+_\d+\.distcp")
+
+OF_METADATA = (
+    Metadata,
+    TensorStorageMetadata,
+    BytesStorageMetadata,
+    TensorProperties,
+    ChunkStorageMetadata,
+    MetadataIndex,
+    StorageMeta,
+    _MEM_FORMAT_ENCODING,
+)
+ALLOWED: dict[tuple[str, str], Any] = {
+    **{(metadata.__name__, each.__name__): each for each in OF_METADATA},
+    (filesystem.__name__, "_StorageInfo"): _StorageInfo,
+    ("torch", "Size"): torch.Size,
+    ("torch.serialization", "_get_layout"): _get_layout,
+    ("pathlib", "PosixPath"): pathlib.PosixPath,  # where it was written
+    ("pathlib._local", "PosixPath"): pathlib.PosixPath,  # Python 3.13 calls it so
+}
+# What an unpickler raises on bytes that no pickler wrote.
+UNREADABLE = (
+    pickle.UnpicklingError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    EOFError,
+    ArithmeticError,
+    ImportError,
+    MemoryError,
+    RuntimeError,
+)
 STATE_NAME = "state.pt"
 # What torch warns of, also in its thread: that there is one process, and of a call of its own.
 OF_NO_CONCERN = "torch.distributed is (disabled|unavailable)|TypedStorage is deprecated"
 MODEL, OPTIMISER = "model", "optimizers"  # the first part of a tensor's name
 
 
-class Window(io.RawIOBase):
-    """Part of a file as a file of its own."""
+class UnreadableMetadata(Exception):  # noqa: N818  # says what is wrong with a file
+    """Why bytes are no metadata, in a few words."""
 
-    def __init__(self, path: Path, start: int, length: int):
-        self.file = path.open("rb")
-        self.start, self.length, self.position = start, length, 0
 
-    def readable(self) -> bool:
-        return True
+class AllowedOnly(pickle.Unpickler):
+    """Finds the classes of ALLOWED and number types; refuses any other before it is imported.
 
-    def seekable(self) -> bool:
-        return True
+    Args:
+        content: The pickle.
+        path: Where it is from.
+    """
 
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to a place within the part."""
-        self.position = max(0, {os.SEEK_SET: 0, os.SEEK_CUR: self.position, os.SEEK_END: self.length}[whence] + offset)
-        return self.position
+    def __init__(self, content: bytes, path: Path):
+        super().__init__(io.BytesIO(content))
+        self.path = path
 
-    def tell(self) -> int:
-        return self.position
+    def find_class(self, module: str, name: str) -> Any:
+        """What the pickle names, if our own writing could have named it."""
+        if (module, name) in ALLOWED:
+            return ALLOWED[module, name]
+        number_type = getattr(torch, name, None) if module == "torch" else None
+        if isinstance(number_type, torch.dtype):
+            return number_type
+        raise code_found(self.path, f"names {module}.{name}")
 
-    def readinto(self, buffer: Any) -> int:
-        """Read up to the end of the part."""
-        self.file.seek(self.start + self.position)
-        content = self.file.read(max(0, min(len(buffer), self.length - self.position)))
-        buffer[: len(content)] = content
-        self.position += len(content)
-        return len(content)
 
-    def close(self) -> None:
-        self.file.close()
-        super().close()
+def read_metadata(folder: Path) -> Metadata:
+    """Where each tensor of a sharded checkpoint lies.
+
+    Raises:
+        UnreadableMetadata: If the file is cut short, or says nothing of this kind.
+        UserError: If it names a class that no checkpoint of ours does, unless checkpoints are trusted.
+        OSError: If it cannot be read.
+    """
+    path = folder / METADATA_NAME
+    content = path.read_bytes()
+    try:
+        if are_trusted():
+            return pickle.loads(content)  # noqa: S301  # whatever is in it, as was asked for
+        read = AllowedOnly(content, path).load()
+    except UserError:
+        raise
+    except UNREADABLE as error:
+        raise UnreadableMetadata(f"{METADATA_NAME} cannot be read: {type(error).__name__}") from error
+    require_tensors(read, path)
+    return read
+
+
+def require_tensors(read: Any, path: Path) -> None:
+    """Refuse metadata of anything but tensors in files beside it.
+
+    Raises:
+        UnreadableMetadata: If it is no metadata, or its parts are not what they should be.
+        UserError: If it tells of values that would be unpickled, or of files elsewhere.
+    """
+    if not isinstance(read, Metadata):
+        raise UnreadableMetadata(f"{METADATA_NAME} holds no description of a checkpoint")
+    if not (isinstance(read.state_dict_metadata, Mapping) and isinstance(read.storage_data, Mapping)):
+        raise UnreadableMetadata(f"{METADATA_NAME} lists no tensors")
+    for name, said in read.state_dict_metadata.items():
+        if not isinstance(said, TensorStorageMetadata):
+            raise code_found(path, f"holds {str(name)!r}, which is no tensor")
+    for index, place in read.storage_data.items():
+        if not (isinstance(index, MetadataIndex) and isinstance(place, _StorageInfo)):
+            raise UnreadableMetadata(f"{METADATA_NAME} does not say where its tensors are")
+        if not SHARD_PATTERN.fullmatch(str(place.relative_path)):
+            raise code_found(path, f"names the file {str(place.relative_path)!r}")
 
 
 def folder_damage(folder: Path) -> str | None:
@@ -103,8 +189,9 @@ def missing_shard(folder: Path, metadata: Metadata) -> str | None:
 def wrong_byte(folder: Path, metadata: Metadata) -> str | None:
     """The first piece of a tensor whose bytes are not those that were written."""
     for index, place in metadata.storage_data.items():
-        with io.BufferedReader(Window(folder / place.relative_path, place.offset, place.length)) as piece:
-            problem = zip_damage(piece, place.length)
+        with (folder / place.relative_path).open("rb") as file:
+            file.seek(place.offset)
+            problem = zip_damage(io.BytesIO(file.read(place.length)), place.length)
         if problem is not None:
             return f"{index.fqn} in its shard {place.relative_path}: {problem}"
     return None

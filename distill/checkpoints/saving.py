@@ -32,9 +32,16 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from architectures.errors import UserError
 from architectures.files.atomic import partial_path, replacing
-from distill.checkpoints.failures import disk_error, explain_write_failure
-from distill.checkpoints.folders import MODEL, OF_NO_CONCERN, OPTIMISER, STATE_NAME, CheckedReader, missing_shard
-from distill.checkpoints.metadata import read_metadata
+from distill.checkpoints.files import disk_error, explain_write_failure
+from distill.checkpoints.folders import (
+    MODEL,
+    OF_NO_CONCERN,
+    OPTIMISER,
+    STATE_NAME,
+    CheckedReader,
+    missing_shard,
+    read_metadata,
+)
 
 
 @dataclass(frozen=True)

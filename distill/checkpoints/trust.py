@@ -1,4 +1,4 @@
-"""Whether checkpoints may hold code: the function that Composer asks before it reads one. No torch.
+"""Whether every byte of an archive of torch's is as it was written, and whether it may hold code. No torch.
 
 Composer imports the function that CHECKPOINT_VALIDATION_FUNCTION names and calls it with the path of every checkpoint
 before unpickling it (composer/utils/checkpoint.py, mosaicml 0.32.1). The variable reaches the processes that a command
@@ -6,28 +6,38 @@ starts, so one `--trust-checkpoints` holds for all of them; our own reads look a
 """
 
 import os
-from typing import Annotated, Protocol
+import struct
+import zipfile
+import zlib
+from typing import IO, Annotated
 
 from pydantic import Field
 
 from architectures.errors import UserError
 
+# What zipfile raises on bytes that no archiver wrote: also for encrypted entries and unknown compressions.
+NOT_A_ZIP = (zipfile.BadZipFile, zlib.error, struct.error, NotImplementedError, RuntimeError, EOFError, ValueError)
 VALIDATION_VARIABLE = "CHECKPOINT_VALIDATION_FUNCTION"
-REFUSE_CODE = "distill.exporting.reading.is_free_of_code"
-TRUST = "distill.exporting.reading.is_trusted"
+REFUSE_CODE = "distill.checkpoints.reading.is_free_of_code"
+TRUST = "distill.checkpoints.reading.is_trusted"
 OPTION = "--trust-checkpoints"
 
-
-TrustCheckpoints = Annotated[
-    bool, Field(description="Read checkpoints whatever is in them: code that somebody put there is run.")
-]
+TrustCheckpoints = Annotated[bool, Field(description="Read checkpoints whatever is in them: code in them is run.")]
 
 
-class Trusting(Protocol):
-    """Settings with --trust-checkpoints."""
+def zip_damage(file: IO[bytes], size: int) -> str | None:
+    """What is wrong with an archive of so many bytes, in a few words.
 
-    @property
-    def trust_checkpoints(self) -> bool: ...
+    torch stores entries as they are and none twice. An archive that would be larger when unpacked is not read at all.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > size:
+                return "its entries are larger than the file"
+            entry = archive.testzip()
+    except NOT_A_ZIP as error:
+        return str(error) or type(error).__name__
+    return None if entry is None else f"wrong checksum of {entry}"
 
 
 def trust_checkpoints() -> None:

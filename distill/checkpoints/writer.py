@@ -15,12 +15,13 @@ from torch import distributed
 from architectures.checkpoints.manifest import MANIFEST_NAME
 from architectures.errors import UserError
 from architectures.files.atomic import remove_partials, replacing
-from distill.checkpoints.failures import disk_error, explain_write_failure
 from distill.checkpoints.files import (
     BEST_NAME,
     CHECKPOINT_NAME,
     FOLDER_NAME,
     LATEST_NAME,
+    disk_error,
+    explain_write_failure,
     find_checkpoints,
     training_time,
 )

@@ -47,7 +47,6 @@ RECORD_NAME = "choice.json"
 TRIAL = (
     "distill.eval_interval=1dur",
     "distill.save_interval=1dur",
-    "distill.eval_first=false",
     "distill.autoresume=true",
 )
 

@@ -119,7 +119,7 @@ def export_named(settings: ExportSettings, checkpoint: Path, init: Path, target:
         UserError: If the checkpoint is damaged, or `export_any` refuses it.
     """
     from architectures.targets.target import resolve_checkpoint
-    from distill.exporting.export import export_any
+    from distill.export import export_any
 
     folder = resolve_checkpoint(target, revision=settings.revision)
     export_any(checkpoint, init, to, target=folder, dtype=settings.dtype or "bfloat16")

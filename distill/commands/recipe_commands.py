@@ -11,8 +11,9 @@ from pydantic import Field, field_validator, model_validator
 from architectures.errors import UserError
 from architectures.files.section import Section
 from architectures.settings.flags import Flag
-from distill.checkpoints.trust import TrustCheckpoints, Trusting, trust_checkpoints
+from distill.checkpoints.trust import TrustCheckpoints, trust_checkpoints
 from distill.choose.candidates import ChooseSettings
+from distill.hub.push import PushSettings
 from distill.ranks.launching import FLAG, Processes
 from distill.recipe.words import Debug, NamesRecipe, Overrides, RecipeFile
 from distill.stages.scoring_without_recipe import EvalSettings, score_without_recipe
@@ -141,7 +142,7 @@ def why_alone(settings: Any) -> str | None:
     return "target.placement is spread: one process has all GPUs of this machine." if placement == "spread" else None
 
 
-def trust_if_asked(settings: Trusting) -> None:
+def trust_if_asked(settings: ChooseSettings | PruneSettings | DistillSettings | EvalSettings | RunSettings) -> None:
     """Trust checkpoints from here on where the command line says so."""
     if settings.trust_checkpoints:
         trust_checkpoints()
@@ -267,3 +268,15 @@ def run_everything(settings: RunSettings) -> None:
     trust_if_asked(settings)
     with own_run(settings) as named:
         run_all(named.path, named.overrides, named.run.share)
+
+
+def push(settings: PushSettings) -> None:
+    """Push the draft of a run and print its page; of a dry run write the files that would be pushed, and list them."""
+    from distill.hub.publish import dry_run, push_run
+
+    if settings.dry_run is None:
+        print(push_run(settings))
+        return
+    sizes = {name: (settings.dry_run / name).stat().st_size for name in dry_run(settings, settings.dry_run)}
+    print("\n".join(f"{size / 1e6:10.2f} MB  {name}" for name, size in sizes.items()))
+    print(f"{settings.dry_run}: {len(sizes)} files of {sum(sizes.values()) / 1e6:.1f} MB; nothing was sent")

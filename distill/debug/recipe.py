@@ -136,8 +136,6 @@ def shrink_training(distill: Values, run: Path) -> None:
     distill["scheduler"]["t_warmup"] = "0.2dur"
     for key, bound in (("device_train_microbatch_size", 2), ("device_eval_batch_size", 4)):
         distill[key] = at_most(distill[key], bound)
-    if distill["token_selection"] is not None:  # any model with its tokenizer will do
-        distill["token_selection"]["reference"] = str(run / TARGET)
     samples = distill["samples"]
     samples["max_new_tokens"] = at_most(samples["max_new_tokens"], 16)
     if split_time(samples["ramp"])[0]:

@@ -2,6 +2,9 @@
 
 The one table of losses, which recipes, checks and training read. A new loss is a row of it, its formula in dense.py,
 and a row of docs/losses.md. No torch.
+
+Shape suffixes used in this file:
+    C = some answer tokens, one row each; V = vocabulary entries
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +20,9 @@ from distill.formulas.sparse import kept_forward_kl
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    # What a teacher outputs for some rows: its logits_CV, or what a cache kept of each row instead.
+    TeacherOutput: TypeAlias = Tensor | Mapping[str, Tensor]
 
 OpenFraction = Annotated[float, Field(gt=0, lt=1)]
 Formula: TypeAlias = Callable[..., "Tensor"]
@@ -125,3 +131,43 @@ Loss: TypeAlias = LossName | Annotated[list[LossTerm], Field(min_length=1)]
 def loss_terms(loss: str | Sequence[LossTerm]) -> tuple[LossTerm, ...]:
     """The terms of a sum; a name alone is one term of weight 1."""
     return (LossTerm(name=loss),) if isinstance(loss, str) else tuple(loss)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A weighted sum of losses of single tokens.
+
+    Attributes:
+        terms: The losses, their weights and options.
+        temperature: Of every loss that compares student and teacher; cross_entropy is always at 1.
+    """
+
+    terms: tuple[LossTerm, ...]
+    temperature: float
+
+    @property
+    def asks_teacher(self) -> bool:
+        """Whether any term compares with the teacher."""
+        return any(term.loss.needs > Knowledge.TOKENS for term in self.terms)
+
+    def __call__(self, student_CV: "Tensor", teacher: "TeacherOutput | None", token_ids_C: "Tensor") -> "Tensor":
+        """loss_C, float32, from the student's logits, what the teacher outputs for them and the tokens that followed.
+
+        The teacher's output may be None where asks_teacher is False.
+        """
+        first, *others = (term.weight * self.of_term(term, student_CV, teacher, token_ids_C) for term in self.terms)
+        return sum(others, start=first)
+
+    def of_term(
+        self, term: LossTerm, student_CV: "Tensor", teacher: "TeacherOutput | None", token_ids_C: "Tensor"
+    ) -> "Tensor":
+        """One term without its weight."""
+        if term.loss.needs is Knowledge.TOKENS:
+            return term.loss.formulas[Knowledge.TOKENS](student_CV, token_ids_C)
+        told = Knowledge.ENTRIES if isinstance(teacher, Mapping) else Knowledge.LOGITS
+        return term.loss.formulas[told](student_CV, teacher, temperature=self.temperature, **term.parameters)
+
+
+def build_objective(loss: str | Sequence[LossTerm], *, temperature: float) -> Objective:
+    """The objective of a recipe's distill.loss at its temperature."""
+    return Objective(loss_terms(loss), temperature)

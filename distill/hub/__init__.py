@@ -1,1 +1,1 @@
-"""A draft on the hub: what is published of a run, and that it arrived."""
+"""A finished draft is published: its files, its licence, its card, and the push to the hub."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-from distill.recipe.sections.token_selection import GPU_CHUNKS, chunk_size
+from distill.recipe.sections.training import GPU_CHUNKS, chunk_size
 
 FunctionOfRows = Callable[[Tensor, slice], Tensor]
 GRADIENT_DTYPES = (
@@ -77,18 +77,16 @@ class Head:
         return replace(self, weight_VH=self.weight_VH.detach().to(dtype), bias_V=bias_V)
 
 
-def sum_of_rows(
-    hidden_AH: Tensor, head: Head, loss_of_rows: FunctionOfRows, *, weights_A: Tensor | None = None
-) -> Tensor:
-    """The weighted sum of a loss over tokens: from whole logits where they are one chunk, else chunk by chunk.
+def sum_of_rows(hidden_AH: Tensor, head: Head, loss_of_rows: FunctionOfRows) -> Tensor:
+    """The sum of a loss over tokens: from whole logits where they are one chunk, else chunk by chunk.
 
     See chunked_sum. Where all tokens fit into one chunk, chunks save nothing, and plain autograd computes no gradient
     that nobody asks for.
     """
     chunk_tokens = rows_at_a_time(hidden_AH, head.vocab_size)
     if len(hidden_AH) <= chunk_tokens:
-        return plain_sum(hidden_AH, head, loss_of_rows, weights_A=weights_A)
-    return chunked_sum(hidden_AH, head, loss_of_rows, weights_A=weights_A, chunk_tokens=chunk_tokens)
+        return plain_sum(hidden_AH, head, loss_of_rows)
+    return chunked_sum(hidden_AH, head, loss_of_rows, chunk_tokens=chunk_tokens)
 
 
 def rows_at_a_time(hidden_AH: Tensor, entries: int) -> int:
@@ -96,14 +94,11 @@ def rows_at_a_time(hidden_AH: Tensor, entries: int) -> int:
     return chunk_size(entries) * (GPU_CHUNKS if hidden_AH.is_cuda else 1)
 
 
-def plain_sum(
-    hidden_AH: Tensor, head: Head, loss_of_rows: FunctionOfRows, *, weights_A: Tensor | None = None
-) -> Tensor:
+def plain_sum(hidden_AH: Tensor, head: Head, loss_of_rows: FunctionOfRows) -> Tensor:
     """What chunked_sum returns, from the logits of all tokens at once: the reference, and faster for few tokens."""
     logits_AV = head.logits(hidden_AH)
-    rows = slice(0, len(hidden_AH))
     with torch.autocast(hidden_AH.device.type, enabled=False):
-        return weighted(loss_of_rows(logits_AV, rows), weights_A, rows).sum()
+        return loss_of_rows(logits_AV, slice(0, len(hidden_AH))).sum()
 
 
 def chunked_sum(
@@ -111,10 +106,9 @@ def chunked_sum(
     head: Head,
     loss_of_rows: FunctionOfRows,
     *,
-    weights_A: Tensor | None = None,
     chunk_tokens: int,
 ) -> Tensor:
-    """The weighted sum of a loss over tokens, whose gradient is made on the way and only scaled in the backward pass.
+    """The sum of a loss over tokens, whose gradient is made on the way and only scaled in the backward pass.
 
     Gradients flow to hidden_AH and to the head's weight and bias, and to nothing the callback reads. Works under
     autocast, where the matrix products of the head are in its dtype; the loss never is. The gradient of the weight is
@@ -124,16 +118,14 @@ def chunked_sum(
         hidden_AH: What the last norm put out.
         head: Of the student.
         loss_of_rows: Takes the student's logits_CV of some rows, and which rows of A they are; returns loss_C, float32.
-        weights_A: Of each token's loss; 1 if left out.
         chunk_tokens: Rows whose logits exist at a time, > 0.
 
     Returns:
         Scalar float32; 0 when there is no row.
     """
-    job = Job(head, loss_of_rows, weights_A, chunk_tokens)
+    job = Job(head, loss_of_rows, chunk_tokens)
     if not torch.is_grad_enabled():
-        losses_A = map_rows(hidden_AH, head, loss_of_rows, chunk_tokens=chunk_tokens)
-        return weighted(losses_A, weights_A, slice(None)).sum()
+        return map_rows(hidden_AH, head, loss_of_rows, chunk_tokens=chunk_tokens).sum()
     return ChunkedSum.apply(hidden_AH, head.weight_VH, head.bias_V, job)  # pyright: ignore[reportReturnType]
 
 
@@ -174,7 +166,6 @@ class Job:
 
     head: Head
     loss_of_rows: FunctionOfRows
-    weights_A: Tensor | None
     chunk_tokens: int
 
 
@@ -222,7 +213,7 @@ def loss_and_gradient(hidden_CH: Tensor, head: Head, job: Job, rows: slice) -> t
     weight_VH, bias_V = head.used()
     logits_CV = linear(hidden_CH, weight_VH, bias_V).requires_grad_()
     with torch.enable_grad():
-        loss = weighted(job.loss_of_rows(head.shaped(logits_CV), rows), job.weights_A, rows).sum()
+        loss = job.loss_of_rows(head.shaped(logits_CV), rows).sum()
     (grad_CV,) = torch.autograd.grad(loss, logits_CV)
     return loss.detach(), grad_CV
 
@@ -243,11 +234,6 @@ def add_gradients(
             used_VH += grad_CV.T @ hidden_CH
     if of_bias_V is not None:
         of_bias_V[:vocab_size] += grad_CV.sum(dim=0, dtype=torch.float32)
-
-
-def weighted(loss_A: Tensor, weights_A: Tensor | None, rows: slice) -> Tensor:
-    """Losses times the weights of their rows."""
-    return loss_A if weights_A is None else loss_A * weights_A[rows]
 
 
 def product_dtype(hidden_AH: Tensor) -> torch.dtype:

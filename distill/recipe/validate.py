@@ -24,7 +24,6 @@ ALL_SERVED = "A live teacher, or a cache with contents hidden, serves all."
 WARMUP_UNITS = {"ep": ("ep", "ba", "dur"), "ba": ("ep", "ba", "dur"), "sp": ("sp", "dur"), "tok": ("tok", "dur")}
 NOT_ONLINE = {  # keys of distill that online mode leaves as they are, and why
     "train_on": ("answers", "the responses to requests are learned"),
-    "token_selection": (None, "distill.online.positions selects the tokens"),
     "unknown_inputs": (0.0, "the serving draft reads every token id"),
     "samples": (SamplesConfig(), "the target generates the responses"),
     "packing": (False, "each request is a row of its own"),
@@ -135,11 +134,6 @@ def training_rules(recipe: Recipe) -> Broken:
                 "distill.loss",
                 f"must be {served} when {told}, got {term.name}. {ALL_SERVED}",
             )
-    if distill.token_selection is not None and teacher.tells < Knowledge.LOGITS:
-        yield (
-            "distill.token_selection",
-            f"must be left out when {told}: it needs all logits. {ALL_SERVED}",
-        )
     if distill.temperature != 1:
         if all(term.loss.needs is Knowledge.TOKENS for term in terms):
             yield (

@@ -16,7 +16,6 @@ HOW = (  # as the device, they say how the same is computed, or kept
     ("target", "host_memory_gib"),
     ("eval", "answer_steps"),
     ("data", "answer_steps"),
-    ("distill", "pad_to_multiple"),
     ("distill", "checkpoints"),
     ("distill", "shard_degree"),
     ("distill", "activation_checkpointing"),

@@ -34,9 +34,7 @@ RESUMABLE_KEYS = frozenset(  # a continued training may change these
         "device_train_microbatch_size",
         "device_eval_batch_size",
         "packing",
-        "pad_to_multiple",
         "eval_interval",
-        "eval_first",
         "save_interval",
         "save_num_checkpoints_to_keep",
         "checkpoints",
@@ -223,9 +221,6 @@ def training_inputs(run: Run) -> dict[str, Any]:
     config = run.recipe.distill
     settings, others = config.model_dump(mode="json", exclude=set(RESUMABLE_KEYS)), {}
     settings["teacher"].pop("parallelism", None)  # shards of a teacher state the same
-    if config.token_selection is not None:
-        reference = Path(config.token_selection.reference)
-        others["distill.token_selection.reference"] = fingerprint_checkpoint(reference)
     if config.train_on == "text":
         others["text"] = text_as_input(run.recipe.text)
     return {

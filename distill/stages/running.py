@@ -164,7 +164,7 @@ def eval_stage(run: Run) -> None:
 def export_stage(run: Run) -> None:
     """Make <run>/draft from the checkpoint the recipe wants, whether or not its training has finished."""
     from distill.checkpoints.files import chosen_checkpoint
-    from distill.exporting.export import export_draft
+    from distill.export import export_draft
 
     saved = run.checkpoints.path
     checkpoint = chosen_checkpoint(saved, run.recipe.export.checkpoint)
@@ -176,7 +176,7 @@ def export_stage(run: Run) -> None:
 
 def checkpoints_stage(run: Run) -> None:
     """Score every saved checkpoint on the answers of <run>/eval, and make its page anew."""
-    from distill.exporting.saved_models import saved_models
+    from distill.export import saved_models
     from eval.checkpoint_curve import best_sentence, score_checkpoints
     from eval.engines.generate import responses_by
 
@@ -204,21 +204,9 @@ def push_stage(run: Run) -> None:
 
 def publish(run: Run) -> None:
     """The same, by one process."""
-    from distill.hub.push.command import pushed_words
-    from distill.hub.push.publish import Wanted, push_run
+    from distill.hub.publish import push_run
+    from distill.hub.push import PushSettings
 
     wanted = run.recipe.distill.push_to_hub
     assert wanted is not None
-    pushed = push_run(
-        run.folder,
-        Wanted(
-            repo_id=wanted.repo_id,
-            base_model=wanted.base_model,
-            licence=wanted.license,
-            public=wanted.public,
-            revision=wanted.revision,
-            pull_request=wanted.pull_request,
-            gguf=wanted.gguf,
-        ),
-    )
-    print(f"   {pushed_words(pushed)}")
+    print(f"   {push_run(PushSettings(run=run.folder, **wanted.model_dump()))}")

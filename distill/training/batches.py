@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from composer import DataSpec
@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader
 
 from distill.data.batches import AnswerDataset
 from distill.recipe.recipe import Recipe
-from distill.recipe.sections.training import GPU_PADDING
 from distill.teacher_cache import CachedAnswers
 
+GPU_PADDING = 64  # tokens: at most 32 widths of sequences of 2,048
 BATCHES_AHEAD = 2  # that are held beside the one that is trained on
 
 
@@ -52,10 +52,8 @@ def made_ahead(batches: Iterator[Any]) -> Iterator[Any]:
 TOKEN_COLUMNS = {"input_ids", "attention_mask", "keep", "next_ids"}  # PAD_ID and False are 0
 
 
-def padding_multiple(asked: int | Literal["auto"]) -> int:
-    """What `distill.pad_to_multiple` is on this machine."""
-    if asked != "auto":
-        return asked
+def padding_multiple() -> int:
+    """Tokens of which the width of a forward pass is a multiple: a GPU's attention makes a plan for each width."""
     return GPU_PADDING if torch.cuda.is_available() else 1
 
 
@@ -69,7 +67,7 @@ class Widths:
     @classmethod
     def of(cls, recipe: Recipe) -> "Widths":
         """Those of a recipe's answers on this machine."""
-        return cls(padding_multiple(recipe.distill.pad_to_multiple), recipe.data.max_seq_len)
+        return cls(padding_multiple(), recipe.data.max_seq_len)
 
     def fit(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A micro-batch as wide as that."""

@@ -21,10 +21,10 @@ from architectures.vocabulary_head import head_ids, rows_below, spread
 from distill.callbacks import PhaseClock
 from distill.data.unknown_inputs import STUDENT_IDS
 from distill.flops import answers_in, training_flops
+from distill.formulas.losses import Objective
 from distill.losses.answer_logits import AnswerLogits, vocab_size_of
 from distill.losses.chunked import Head, map_rows, sum_of_rows
 from distill.losses.kept_rows import learned
-from distill.losses.objective import Objective, TeacherOutput
 from distill.metrics import (
     Answer,
     Known,
@@ -34,7 +34,7 @@ from distill.metrics import (
     eval_metrics,
     quantities_of_rows,
 )
-from distill.teacher import AbsentTeacher, CachedTeacher, KeptEntries, Selection, Teacher, TeacherRows
+from distill.teacher import AbsentTeacher, CachedTeacher, KeptEntries, Teacher, TeacherRows
 
 Batch = Mapping[str, Tensor]
 
@@ -55,7 +55,7 @@ class HeldOut:
 
 
 class DistillModel(ComposerModel):
-    """Learns the teacher's distribution at every token of its answers, or at those a selection chooses.
+    """Learns the teacher's distribution at every token of its answers.
 
     `student` is the only submodule, so it alone is trained, wrapped and saved. Logits exist a chunk at a time, inside
     the student's forward, and cover the ids that all models have: what pads one of the vocabularies has probability
@@ -65,9 +65,8 @@ class DistillModel(ComposerModel):
     Args:
         student: Trained.
         teacher: Asked. On the device the student trains on; or read from a cache, of which the batches then hold rows;
-            or none, and neither objective nor selection asks one.
+            or none, and the objective asks none.
         objective: What is minimised.
-        selection: Which tokens count; all of them if None.
         held_out: Of the answers it is evaluated on.
         cpu_bfloat16: Run the student's matrix products in bfloat16 on a processor. Composer does this on GPUs itself
             (`amp_bf16`) and refuses to elsewhere.
@@ -79,7 +78,6 @@ class DistillModel(ComposerModel):
         teacher: Teacher | CachedTeacher | AbsentTeacher,
         *,
         objective: Objective,
-        selection: Selection | None = None,
         held_out: HeldOut = HeldOut(),
         cpu_bfloat16: bool,
     ):
@@ -87,16 +85,12 @@ class DistillModel(ComposerModel):
         self.student = student
         self.teacher = teacher
         self.objective = objective
-        self.selection = selection
         self.held_out = held_out
         self.cpu_bfloat16 = cpu_bfloat16
         self.shape = Shape.from_config(student.lm.config.to_dict())
-        self.watch: Callable[[Tensor, TeacherOutput], None] | None = (
-            None  # sees the student's logits and what the teacher says
-        )
+        self.watch: Callable[[Tensor, Any], None] | None = None  # sees the student's logits and what the teacher says
         self.clock = PhaseClock(on_gpu=torch.cuda.is_available())  # StepTimes names all phases but the teacher's
-        others = [teacher] if selection is None else [teacher, selection.reference]
-        self.vocab_size = min(vocab_size_of(student.lm), *(each.vocab_size for each in others))
+        self.vocab_size = min(vocab_size_of(student.lm), teacher.vocab_size)
         ids_K = head_ids(student.lm)
         self.rows = self.vocab_size if ids_K is None else rows_below(ids_K, self.vocab_size)  # of the student's head
 
@@ -109,18 +103,13 @@ class DistillModel(ComposerModel):
     def forward(self, batch: Batch) -> Tensor:
         """The loss summed over the answer's positions."""
         batch = learned(batch, self.ids_K)
-        teacher = self.rows_of(self.teacher, batch, self.ids_K) if self.asks_teacher else None
+        teacher = self.rows_of(self.teacher, batch, self.ids_K) if self.objective.asks_teacher else None
 
         def measure(hidden_AH: Tensor, head: Head) -> Tensor:
             with self.clock.label("loss"):
                 return self.loss_sum(hidden_AH, head, batch=batch, teacher=teacher)
 
         return self.read(batch, measure)
-
-    @property
-    def asks_teacher(self) -> bool:
-        """Whether a training step needs the teacher."""
-        return self.objective.asks_teacher or self.selection is not None
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Mean over the answer tokens of the batch, nats per token. The one place where a loss is normalised.
@@ -176,7 +165,7 @@ class DistillModel(ComposerModel):
     def flops_per_batch(self, batch: Batch) -> int:
         """FLOPs of a training step on a batch; Composer's SpeedMonitor makes a utilisation of it."""
         batch, rows = learned(batch, self.ids_K), None if self.ids_K is None else self.rows
-        teacher = self.teacher.flops(batch, rows=rows) if self.asks_teacher else 0
+        teacher = self.teacher.flops(batch, rows=rows) if self.objective.asks_teacher else 0
         return training_flops(self.shape, answers_in(batch), teacher=teacher)
 
     def read(self, batch: Batch, reader: Any) -> Tensor:
@@ -200,40 +189,16 @@ class DistillModel(ComposerModel):
     def loss_sum(
         self, hidden_AH: Tensor, head: Head, *, batch: Batch, teacher: TeacherRows | KeptEntries | None
     ) -> Tensor:
-        """The loss summed over answer tokens, chosen ones alone where there is a selection; scalar float32."""
-        head, token_ids_A = head.narrowed(self.rows), batch["next_ids"][batch["keep"]]
-        weights_A = self.selected(hidden_AH, head, batch, teacher)
-        # what is left out needs no logits; where nothing is, nothing is copied, and no GPU is waited for
-        positions_A = None if weights_A is None else weights_A.nonzero().squeeze(1)
+        """The loss summed over answer tokens; scalar float32."""
+        token_ids_A = batch["next_ids"][batch["keep"]]
 
         def loss_of_rows(student_CK: Tensor, rows: slice) -> Tensor:
-            positions_C = rows if positions_A is None else positions_A[rows]
             output = None
-            if self.objective.asks_teacher and teacher is not None:
+            if teacher is not None:
                 with self.teacher_time():
-                    output = teacher.outputs(positions_C)
+                    output = teacher.outputs(rows)
                 if self.watch is not None:
                     self.watch(student_CK.detach(), output)
-            return self.objective(student_CK, output, token_ids_A[positions_C])
+            return self.objective(student_CK, output, token_ids_A[rows])
 
-        if weights_A is None:
-            return sum_of_rows(hidden_AH, head, loss_of_rows)
-        return sum_of_rows(hidden_AH[positions_A], head, loss_of_rows, weights_A=weights_A[positions_A])
-
-    def selected(
-        self, hidden_AH: Tensor, head: Head, batch: Batch, teacher: TeacherRows | KeptEntries | None
-    ) -> Tensor | None:
-        """weights_A of the tokens' losses as the selection gives them; None where all of them count as 1."""
-        if self.selection is None:
-            return None
-        reference = self.rows_of(self.selection.reference, batch, self.ids_K)
-        assert isinstance(teacher, TeacherRows), "a selection compares with the teacher's logits"
-        assert isinstance(reference, TeacherRows), "the reference is run"
-        return self.selection.weights(
-            hidden_AH,
-            head,
-            teacher,
-            reference,
-            num_tokens_B=batch["keep"].sum(dim=1).tolist(),
-            temperature=self.objective.temperature,
-        )
+        return sum_of_rows(hidden_AH, head.narrowed(self.rows), loss_of_rows)

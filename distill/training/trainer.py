@@ -1,55 +1,73 @@
-"""Composer's trainer, built from a recipe."""
+"""Composer's trainer, built from a recipe: model, data, optimiser and callbacks.
+
+Shape suffixes used in this file:
+    C = some answer tokens, one row each; V = vocabulary entries
+"""
 
 from functools import partial
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
-from composer import Algorithm, Callback, Evaluator, Logger, State, Trainer
+from composer import Algorithm, Callback, DataSpec, Evaluator, Event, Logger, State, Trainer
 from composer.callbacks import LRMonitor, SpeedMonitor
 from composer.devices import Device, DeviceCPU, DeviceGPU
-from composer.utils import dist
+from composer.optim import (
+    ComposerScheduler,
+    ConstantScheduler,
+    ConstantWithWarmupScheduler,
+    CosineAnnealingScheduler,
+    CosineAnnealingWithWarmupScheduler,
+    LinearScheduler,
+    LinearWithWarmupScheduler,
+)
+from composer.utils import create_interval_scheduler, dist
+from torch import Tensor
+from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from architectures.errors import UserError
+from architectures.shapes.section import MasksConfig
 from architectures.vocabulary_head import begin_unknown, with_unknown
 from distill.callbacks import EvaluationIntervals, GradientNorm, StepTimes, profiled_steps
 from distill.checkpoints.files import newest_intact_checkpoint
+from distill.checkpoints.reading import read_checkpoint, read_state
 from distill.checkpoints.saving import read_into
 from distill.checkpoints.trust import guard_composer
 from distill.checkpoints.writer import CheckpointWriter
 from distill.data.batches import AnswerDataset
 from distill.data.unknown_inputs import UnknownInputs
-from distill.exporting.export import vocab_size_of
-from distill.exporting.reading import read_checkpoint, read_state
+from distill.export import vocab_size_of
+from distill.formulas.losses import build_objective
+from distill.formulas.sparse import alpha_bounds
 from distill.loggers import CONSOLE_INTERVAL, build_loggers
 from distill.losses.answer_logits import AnswerLogits
-from distill.losses.objective import build_objective
 from distill.metrics import Known
+from distill.online.learning import request_training, stream_in_batches
 from distill.recipe.sections.data import DataConfig
 from distill.recipe.sections.teacher import (
     TeacherConfig,
     refuse_cut_entries,
     teacher_dtype,
 )
-from distill.recipe.sections.training import TIED_AND_FROZEN, DistillConfig
+from distill.recipe.sections.times import split_time
+from distill.recipe.sections.training import TIED_AND_FROZEN, DistillConfig, OptimizerConfig, SchedulerConfig
+from distill.rollouts import Rollouts, Writer, Writers
 from distill.run.run import Run
 from distill.sharding import parallelism_config, recompute_layers
 from distill.teacher import (
     AbsentTeacher,
     CachedTeacher,
-    Selection,
     Teacher,
     load_sharded_teacher,
     load_teacher,
-    refuse_other_ids,
 )
 from distill.teacher_cache import CachedAnswers, load_head
-from distill.training.alpha_bounds import AlphaBounds
 from distill.training.batches import Widths, build_dataspec, padding_multiple
 from distill.training.model import DistillModel, HeldOut
-from distill.training.optimiser import build_optimizer, build_scheduler
-from distill.training.training_data import interval, microbatch_size, training_data
-from eval.models.loading import load_model
+from distill.training.text_training import text_training, without_dur
+from eval.decoding.sampling import Sampling
+from eval.models.loading import load_model, stop_token_ids
 
 DIST_TIMEOUT_S = 1800.0  # the other ranks wait while rank 0 writes a checkpoint of many gigabytes
 
@@ -100,15 +118,14 @@ def build_model(run: Run, *, eval_tasks: tuple[str, ...]) -> DistillModel:
         eval_tasks: The tasks of the held-out prompts.
 
     Raises:
-        UserError: If the teacher's cache keeps entries of a vocabulary that the student has only a part of, the
-            reference of a selection cannot say what the student says, distill.packing is true and one of the models
+        UserError: If the teacher's cache keeps entries of a vocabulary that the student has only a part of,
+            distill.packing is true and one of the models
             cannot be packed, or embeddings are to be frozen that are the head as well.
     """
     recipe, config, init, on_gpu = run.recipe, run.recipe.distill, run.init.path, torch.cuda.is_available()
     dtype = teacher_dtype(recipe.target.dtype, config.precision)
     placed = {"dtype": dtype, "device": f"cuda:{dist.get_local_rank()}" if on_gpu else "cpu"}
-    laid_out = {"packing": config.packing, "multiple": padding_multiple(config.pad_to_multiple)}
-    load_frozen, selection = partial(load_teacher, **placed, **laid_out), config.token_selection
+    laid_out = {"packing": config.packing, "multiple": padding_multiple()}
     student = load_model(init, dtype="float32", device="cpu", trained=True)
     if config.unknown_inputs:
         begin_unknown(student, init)
@@ -121,7 +138,6 @@ def build_model(run: Run, *, eval_tasks: tuple[str, ...]) -> DistillModel:
         recipe.data,
         student,
         teacher_of(config.teacher, run.target, **placed, **laid_out, bits=recipe.target.bits),
-        selection=None if selection is None else Selection(load_frozen(Path(selection.reference)), selection.fraction),
         eval_tasks=eval_tasks,
     )
 
@@ -158,7 +174,6 @@ def distill_model(
     student: PreTrainedModel,
     teacher: Teacher | CachedTeacher | AbsentTeacher,
     *,
-    selection: Selection | None = None,
     eval_tasks: tuple[str, ...] = (),
 ) -> DistillModel:
     """A student beside its teacher, as a recipe trains them, wherever their weights came from.
@@ -166,13 +181,10 @@ def distill_model(
     Raises:
         UserError: As build_model.
     """
-    if selection is not None and config.token_selection is not None:
-        refuse_other_ids(selection.reference.model.lm, student, where=config.token_selection.reference)
     model = DistillModel(
-        AnswerLogits(student, packing=config.packing, multiple=padding_multiple(config.pad_to_multiple)),
+        AnswerLogits(student, packing=config.packing, multiple=padding_multiple()),
         teacher,
         objective=build_objective(config.terms, temperature=config.temperature),
-        selection=selection,
         held_out=HeldOut(eval_tasks, answers.temperature, answers.top_p),
         cpu_bfloat16=not torch.cuda.is_available() and config.precision != "fp32",
     )
@@ -204,9 +216,8 @@ def build_trainer(
         UserError: If the processes cannot share the batch, or the text cannot be read.
     """
     recipe, config, checkpoints = run.recipe, run.recipe.distill, run.checkpoints.path
-    clipping = config.gradient_clipping
     optimizer = build_optimizer(config.optimizer, model)
-    learned = training_data(run, model, optimizer, train_set)
+    train_data, data_callbacks, max_duration = training_data(run, model, optimizer, train_set)
     eval_data = build_dataspec(
         eval_set,
         device_batch_size=config.device_eval_batch_size,
@@ -214,20 +225,23 @@ def build_trainer(
         seed=recipe.seed,
         widths=Widths.of(recipe),
     )
+    # While training on a cache's most likely entries, alpha is known within bounds.
+    is_top_k = config.teacher.keeps_entries and config.teacher.contents == "top_k"
+    bounds = [AlphaBounds(model, interval=CONSOLE_INTERVAL)] if is_top_k else []
     guard_composer()
     folder = checkpoint if checkpoint is not None and checkpoint.is_dir() else None
     trainer = Trainer(
         model=model,
-        train_dataloader=learned.spec,
+        train_dataloader=train_data,
         eval_dataloader=Evaluator(label="eval", dataloader=eval_data),
-        max_duration=learned.max_duration,
+        max_duration=max_duration,
         optimizers=optimizer,
         schedulers=build_scheduler(config.scheduler),
         algorithms=[
             *unknown_inputs(run),
             GradientNorm(
                 checkpoints,
-                None if clipping is None else clipping.clipping_threshold,
+                config.gradient_clipping,
                 passes_over=config.mode == "online",
             ),
         ],
@@ -235,22 +249,22 @@ def build_trainer(
         precision=config.precision if torch.cuda.is_available() else "fp32",  # bfloat16 on CPU: see DistillModel
         device_train_microbatch_size=microbatch_size(config.device_train_microbatch_size, config),
         accumulate_train_batch_on_tokens=True,
-        eval_interval=interval(config.eval_interval, config, learned),
+        eval_interval=interval(config.eval_interval, config, max_duration),
         parallelism_config=parallelism_config(config),
         callbacks=[
             StepTimes(model.clock),
             *profiled_steps(profile, model.clock),
-            *learned.callbacks,
+            *data_callbacks,
             CheckpointWriter(
                 checkpoints,
-                save_interval=interval(config.save_interval, config, learned),
+                save_interval=interval(config.save_interval, config, max_duration),
                 num_to_keep=config.save_num_checkpoints_to_keep,
                 best_by=Known(config.teacher.source != "none", recipe.data.temperature).best_by,
                 sharded=config.checkpoints == "sharded",
                 continues=None if folder is None else partial(continue_from_shards, folder),
             ),
             EvaluationIntervals(),
-            *alpha_bounds(config, model),
+            *bounds,
             SpeedMonitor(window_size=10),
             LRMonitor(),
         ],
@@ -276,15 +290,177 @@ def continue_from_shards(folder: Path, state: State, logger: Logger) -> None:
     state.load_state_dict(rest, logger)
 
 
-def alpha_bounds(config: DistillConfig, model: DistillModel) -> list[Callback]:
-    """What logs between which bounds alpha lies, where a cache keeps the most likely entries."""
-    of_entries = config.teacher.keeps_entries and config.teacher.contents == "top_k"
-    return [AlphaBounds(model, interval=CONSOLE_INTERVAL)] if of_entries else []
-
-
 def unknown_inputs(run: Run) -> list[Algorithm]:
     """What shows the student unknown ids, where the recipe wants it."""
     share = run.recipe.distill.unknown_inputs
     if not share:
         return []
     return [UnknownInputs(with_unknown(run.init.path), share=share, seed=run.recipe.seed)]
+
+
+def device_batch_size(config: DistillConfig | MasksConfig) -> int:
+    """Sequences per step on one process.
+
+    Raises:
+        UserError: If the processes cannot share the global batch evenly.
+    """
+    size, remainder = divmod(config.global_train_batch_size, dist.get_world_size())
+    if remainder:
+        section = "distill" if isinstance(config, DistillConfig) else "architecture.masks"
+        raise UserError(
+            f"{section}.global_train_batch_size must be a multiple of the number of processes, got "
+            f"{config.global_train_batch_size} and {dist.get_world_size()}. Change one of the two."
+        )
+    return size
+
+
+def microbatch_size(size: int | Literal["auto"], config: DistillConfig | MasksConfig) -> int | Literal["auto"]:
+    """Sequences per forward and backward pass. Composer finds it on GPUs; on a CPU auto is the device's batch."""
+    return device_batch_size(config) if size == "auto" and not torch.cuda.is_available() else size
+
+
+def answer_training(
+    run: Run, model: DistillModel, train_set: AnswerDataset | CachedAnswers, *, batch_size: int
+) -> tuple[DataSpec, list[Callback]]:
+    """This process's batches of answers, and what writes some anew, where the recipe wants it."""
+    samples, seed = run.recipe.distill.samples, run.recipe.seed
+    widths = Widths.of(run.recipe)
+    build = partial(build_dataspec, train_set, device_batch_size=batch_size, shuffle=True, seed=seed, widths=widths)
+    if not samples.writes:
+        return build(), []
+    rollouts = Rollouts(samples, writers_of(run, model), seed=seed, clock=model.clock)
+    return build(rewritten=rollouts.rewritten), [rollouts]
+
+
+def writers_of(run: Run, model: DistillModel) -> Writers:
+    """The student, and the live teacher where it writes tokens, each as the recipe wants it to choose."""
+    data, samples, student = run.recipe.data, run.recipe.distill.samples, model.student.lm
+    temperature = data.temperature if samples.temperature is None else samples.temperature
+    teacher = None
+    if samples.source == "mix_token":
+        assert isinstance(model.teacher, Teacher), "recipes in which it writes have a live one"
+        teacher = Writer(model.teacher.model.lm, Sampling(data.temperature, data.top_p))
+    return Writers(
+        Writer(student, Sampling(temperature, data.top_p)),
+        teacher,
+        stop_token_ids(student),
+        vocab_size=model.vocab_size,
+        max_new_tokens=samples.max_new_tokens or data.max_new_tokens,
+        max_seq_len=data.max_seq_len,
+    )
+
+
+def training_data(
+    run: Run, model: DistillModel, optimizer: torch.optim.Optimizer, train_set: AnswerDataset | CachedAnswers | None
+) -> tuple[DataSpec, list[Callback], str]:
+    """This process's batches of responses, of requests, or of text; what feeds them; max_duration, never in epochs."""
+    config, size = run.recipe.distill, device_batch_size(run.recipe.distill)
+    if config.mode == "online":
+        spec, callbacks, num_batches = request_training(run, model, optimizer, batch_size=size)
+        return spec, callbacks, stream_in_batches(config.max_duration, num_batches)
+    if train_set is not None:
+        spec, callbacks = answer_training(run, model, train_set, batch_size=size)
+        return spec, callbacks, epochs_in_batches(config.max_duration, spec)
+    device = f"cuda:{dist.get_local_rank()}" if torch.cuda.is_available() else "cpu"
+    return *text_training(run, model, batch_size=size, device=torch.device(device)), config.max_duration
+
+
+def interval(time: str, config: DistillConfig, max_duration: str) -> str:
+    """A time as Composer takes it: text and requests have no length, of which it could take a share."""
+    has_length = config.train_on == "answers" and config.mode == "offline"
+    return time if has_length else without_dur(time, max_duration)
+
+
+def epochs_in_batches(max_duration: str, train_data: DataSpec) -> str:
+    """The same duration, in batches if it was in epochs.
+
+    Composer saves the last batch of an epoch before it counts the epoch as done, so a training measured in epochs would
+    look unfinished in its own last checkpoint.
+    """
+    value, unit = split_time(max_duration)
+    assert isinstance(train_data.dataloader, DataLoader)
+    return f"{int(value) * len(train_data.dataloader)}ba" if unit == "ep" else max_duration
+
+
+def build_optimizer(config: OptimizerConfig, model: DistillModel) -> torch.optim.Optimizer:
+    """The optimiser of the student's parameters; the teacher has none here.
+
+    Fused: one pass over weights, gradients and moments, where Composer's DecoupledAdamW makes eight: half of a step on
+    a CPU where the draft is one layer and so mostly embeddings.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(trained, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True)
+
+
+def build_scheduler(config: SchedulerConfig) -> ComposerScheduler:
+    """The course of the learning rate; Composer's classes with warm-up complain when there is none."""
+    if split_time(config.t_warmup)[0] == 0:
+        return {
+            "constant_with_warmup": ConstantScheduler(),
+            "linear_decay_with_warmup": LinearScheduler(alpha_f=config.alpha_f),
+            "cosine_with_warmup": CosineAnnealingScheduler(alpha_f=config.alpha_f),
+        }[config.name]
+    return {
+        "constant_with_warmup": ConstantWithWarmupScheduler(t_warmup=config.t_warmup),
+        "linear_decay_with_warmup": LinearWithWarmupScheduler(t_warmup=config.t_warmup, alpha_f=config.alpha_f),
+        "cosine_with_warmup": CosineAnnealingWithWarmupScheduler(t_warmup=config.t_warmup, alpha_f=config.alpha_f),
+    }[config.name]
+
+
+class AlphaBounds(Callback):
+    """Logs `metrics/train/alpha_low` and `metrics/train/alpha_high` of a batch from time to time.
+
+    Of a student with a small head they are called `kept_alpha_low` and `kept_alpha_high`: bounds of Σ min(p, q) with p
+    the teacher given that it says one of the student's ids, over the tokens that are trained on. The true alpha is at
+    most that, and at the other tokens nothing is computed.
+
+    That is of the first batch of a session, and of the batch that follows each line on the console. They are means over
+    the batch's answer tokens, before it is learned, from the logits its loss is made of: one more pass over these, and
+    no further pass of the student.
+
+    Args:
+        model: Whose loss is watched; it learns from a top-k cache.
+        interval: Time between console lines, as a Composer time string.
+    """
+
+    def __init__(self, model: DistillModel, *, interval: str):
+        self.model = model
+        self.is_due = create_interval_scheduler(interval, checkpoint_events=False)
+        self.sums = torch.zeros(3)  # of the least alpha, of the greatest, and of tokens
+
+    def fit_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
+        self.begin()
+
+    def after_train_batch(self, state: State, logger: Logger) -> None:
+        """Log what was watched, beside the batch's loss."""
+        if self.model.watch is None:
+            return
+        self.model.watch = None
+        sums = state.device.tensor_to_device(self.sums)
+        dist.all_reduce(sums)
+        low, high, num_tokens = sums.tolist()
+        if num_tokens:  # none where the loss asks for no teacher
+            name = "alpha" if self.model.ids_K is None else "kept_alpha"
+            bounds = {f"{name}_low": low / num_tokens, f"{name}_high": high / num_tokens}
+            logger.log_metrics({f"metrics/train/{name}": value for name, value in bounds.items()})
+
+    def batch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
+        """Watch the next batch if a line is due now."""
+        if self.is_due(state, Event.BATCH_END):
+            self.begin()
+
+    def epoch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
+        """Watch the next batch where lines are due by epoch."""
+        if self.is_due(state, Event.EPOCH_END):
+            self.begin()
+
+    def begin(self) -> None:
+        self.sums = torch.zeros(3)
+        self.model.watch = self.add
+
+    @torch.no_grad()
+    def add(self, student_CV: Tensor, output: Any) -> None:
+        assert not isinstance(output, Tensor), "of a top-k cache"
+        low_C, high_C = alpha_bounds(student_CV, output["ids"], output["log_probs"], output["log_tail"])
+        bounds = torch.stack([low_C.sum(), high_C.sum(), low_C.new_tensor(len(low_C))])
+        self.sums = self.sums.to(bounds.device) + bounds

@@ -14,7 +14,7 @@ import torch
 
 from distill.checkpoints.files import find_checkpoints
 from distill.checkpoints.folders import read_tensors
-from distill.exporting.reading import read_model, read_state
+from distill.checkpoints.reading import read_model, read_state
 from distill.recipe.recipe import Recipe
 
 # Of gradients and losses after one step, between a GPU and the processor or two runs on a GPU.

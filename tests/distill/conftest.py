@@ -103,7 +103,7 @@ def make_run(tmp_path: Path, tiny_target: Path, tiny_draft: Path) -> Callable[..
             "device_train_microbatch_size": 4,
             "device_eval_batch_size": 2,
             "precision": "fp32",
-            "optimizer": {"name": "adamw", "lr": 1e-3},
+            "optimizer": {"lr": 1e-3},
             "scheduler": {"t_warmup": "1ba"},
             "eval_interval": "1ep",
             "save_interval": "1ba",

@@ -16,7 +16,7 @@ from composer.utils import get_free_tcp_port
 from transformers import AutoModelForCausalLM
 
 from distill.checkpoints.files import damage, find_checkpoints
-from distill.checkpoints.metadata import METADATA_NAME, read_metadata
+from distill.checkpoints.folders import METADATA_NAME, read_metadata
 from distill.recipe.recipe import save_recipe
 from distill.recipe.sections.teacher import TeacherConfig
 from distill.run.run import Run
@@ -72,14 +72,13 @@ def assert_same_training(one, other) -> None:
     assert last_evaluation(one) == pytest.approx(last_evaluation(other), rel=1e-5)
 
 
-@pytest.mark.parametrize("clipping", ["{clipping_threshold: 0.05}", "null"], ids=["clipped at every step", "never"])
+@pytest.mark.parametrize("clipping", [0.05, None], ids=["clipped at every step", "never"])
 @pytest.mark.parametrize(
     ("parallelism", "degree", "share"), [("fsdp2", "auto", 0.5), ("hsdp", "auto", 0.5), ("hsdp", 1, 1.0)]
 )
 def test_gradients_of_shards_are_those_of_one_process(pair, make_run, parallelism, degree, share, clipping):
     """The size of a gradient that is clipped at every step is never seen; an evaluation leaves its head gathered."""
-    settings = {"device_train_microbatch_size": 1, "max_duration": "3ba", "eval_first": False}
-    settings["gradient_clipping"] = None if clipping == "null" else {"clipping_threshold": 0.05}
+    settings = {"device_train_microbatch_size": 1, "max_duration": "3ba", "gradient_clipping": clipping}
     alone, together = make_run("alone", **settings), make_run("together", **settings)
     train_by(pair, together, parallelism=parallelism, shard_degree=degree)
     assert pair.shares == pytest.approx([share] * 2, rel=0.02)
@@ -91,7 +90,7 @@ def test_gradients_of_shards_are_those_of_one_process(pair, make_run, parallelis
 def test_two_processes_equal_one(pair, make_run, parallelism):
     settings = {
         "device_train_microbatch_size": 1,
-        "gradient_clipping": {"clipping_threshold": 0.05},  # reached at every step
+        "gradient_clipping": 0.05,  # reached at every step
     }
     alone, together = make_run("alone", **settings), make_run("together", parallelism=parallelism, **settings)
     train_by(pair, together, max_duration="4ba")
@@ -379,7 +378,7 @@ sys.exit(main(sys.argv[1:]))
 def test_a_lost_process_ends_the_others_and_costs_no_checkpoint(make_run, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (tmp_path / "losing.py").write_text(LOSING_RANK_1)
-    together = make_run("together", save_interval="1ba", eval_interval="1dur", eval_first=False, max_duration="4ba")
+    together = make_run("together", save_interval="1ba", eval_interval="1dur", max_duration="4ba")
     completed = launch(together, 2, program=(str(tmp_path / "losing.py"),))
     assert completed.returncode not in (0, 2)
     assert completed.stderr.count("Run the same command again to continue from the newest checkpoint") == 1

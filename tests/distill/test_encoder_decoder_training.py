@@ -11,9 +11,8 @@ from transformers import AutoModelForSeq2SeqLM
 import distill.training.trainer
 from distill.data.batches import AnswerDataset, collate
 from distill.formulas.dense import forward_kl
-from distill.formulas.losses import LOSSES
+from distill.formulas.losses import LOSSES, build_objective
 from distill.losses.answer_logits import AnswerLogits, head_of
-from distill.losses.objective import build_objective
 from distill.online.learning import batch_of
 from distill.online.served import read_served
 from distill.recipe.recipe import Recipe
@@ -35,7 +34,7 @@ SETTINGS = {
     "global_train_batch_size": 4,
     "device_train_microbatch_size": 4,
     "precision": "fp32",
-    "optimizer": {"name": "adamw", "lr": 1e-2},
+    "optimizer": {"lr": 1e-2},
     "scheduler": {"t_warmup": "1ba"},
     "save_interval": "1ba",
     "eval_interval": "1ep",
@@ -186,7 +185,6 @@ def test_requests_are_learned_where_the_draft_was_wrong(make_translation_run, po
         scheduler={"name": "constant_with_warmup", "t_warmup": "0ba"},
         max_duration="1ep",
         eval_interval="1dur",
-        eval_first=False,
         device_train_microbatch_size=1,
     )
     run = Run.of(recipe)

@@ -32,7 +32,7 @@ from distill.estimate import (
 )
 from distill.flops import forward_flops
 from distill.recipe.recipe import Recipe
-from distill.recipe.sections.token_selection import chunk_size
+from distill.recipe.sections.training import chunk_size
 
 LLAMA = NAMED_SHAPES["llama-7b"].shape
 DRAFT = draft_shape(LLAMA, ArchitectureConfig(shape="wide-796m"))
@@ -233,7 +233,7 @@ def test_hours_follow_counts_and_speeds():
     assert seconds["generate"] == pytest.approx(3 * 100 * step + read)  # 100 prompts in batches of 48
     sequence = [(400, 100)]
     trained = 192 * (3 * forward_flops(DRAFT, sequence) + forward_flops(LLAMA, sequence))
-    evaluated = (1 + recipe.distill.eval_first) * 4 * (forward_flops(DRAFT, sequence) + forward_flops(LLAMA, sequence))
+    evaluated = 2 * 4 * (forward_flops(DRAFT, sequence) + forward_flops(LLAMA, sequence))
     assert seconds["distill"] == pytest.approx((trained + evaluated) / 1e14)
     unknown = stage_seconds(recipe, SHAPES, replace(work, prompts=None, sequences=None), FLAT)
     assert (unknown["generate"], unknown["distill"]) == (None, None)

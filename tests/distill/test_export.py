@@ -11,7 +11,7 @@ from architectures.checkpoints.manifest import read_manifest, write_manifest
 from architectures.errors import UserError
 from architectures.targets.target import read_config
 from distill.checkpoints.files import find_checkpoints
-from distill.exporting.export import export_checkpoint, name_some
+from distill.export import export_checkpoint, name_some
 from distill.train import train
 
 PROMPT_IDS = torch.tensor([[1, 70, 80, 90, 100, 110, 2, 13, 40]])

@@ -119,7 +119,7 @@ def test_lines_on_the_console(make_run, monkeypatch, capsys):
 
 def test_every_batch_says_where_its_time_went(make_run):
     start_s = time.monotonic()
-    recipe = make_run(max_duration="4ba", eval_interval="2ba", eval_first=False)
+    recipe = make_run(max_duration="4ba", eval_interval="2ba")
     train(recipe)
     found = [record for record in records(recipe) if "step/student_s" in record]
     assert [record["batch"] for record in found] == [1, 2, 3, 4]

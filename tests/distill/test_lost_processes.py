@@ -35,7 +35,7 @@ SETTINGS = """
 data: {{prompts: [{{path: {prompts}}}], num_eval_prompts: 4, max_new_tokens: 8, max_seq_len: 128, shard_size: 3,
   temperature: 1.0}}
 distill: {{max_duration: 4ba, global_train_batch_size: 4, precision: fp32, scheduler: {{t_warmup: 1ba}},
-  eval_first: false, eval_interval: 1dur, save_interval: 1dur,
+  eval_interval: 1dur, save_interval: 1dur,
   teacher: {{source: cache, contents: top_k, k: 8}}}}
 export: {{dtype: float32}}
 eval:

@@ -4,14 +4,12 @@ import numpy as np
 import pytest
 import torch
 from torch.distributed.fsdp import fully_shard
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from architectures.shapes.shape import Shape
 from distill.flops import forward_flops, training_flops
 from distill.formulas.dense import forward_kl, reverse_kl
-from distill.formulas.losses import LossTerm
+from distill.formulas.losses import LossTerm, build_objective
 from distill.losses.answer_logits import AnswerLogits, logits_of
-from distill.losses.objective import build_objective
 from distill.metrics import LOOKAHEADS, answers_of, eval_metrics, quantities_of_rows
 from distill.teacher import load_teacher
 from distill.training.model import DistillModel, HeldOut
@@ -177,45 +175,6 @@ def test_chunks_change_neither_loss_nor_gradients(monkeypatch, tiny_draft, tiny_
         found.append((loss.item(), torch.cat([p.grad.flatten() for p in model.parameters()])))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
     assert (found[0][1] - found[1][1]).norm() < 1e-5 * found[0][1].norm()
-
-
-class EveryToken:
-    """A selection that leaves nothing out."""
-
-    def __init__(self, reference):
-        self.reference = reference
-
-    def weights(self, hidden_AH, *_, **__):
-        return torch.ones(len(hidden_AH))
-
-
-class Calls(TorchDispatchMode):
-    """Notes the operators that are called."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.append(function.overloadpacket.__name__)
-        return function(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("size", [100, 5])
-def test_all_tokens_count_as_those_chosen_with_weight_1_to_the_last_bit(
-    monkeypatch, tiny_draft, tiny_target, batch, size
-):
-    monkeypatch.setattr("distill.losses.chunked.chunk_size", lambda _: size)
-    found = []
-    for selection in (None, EveryToken(load_teacher(tiny_target, dtype="float32", device="cpu"))):
-        model = build(tiny_draft, tiny_target, selection=selection)
-        with Calls() as calls:
-            loss = mean_loss(model, batch)
-        loss.backward()
-        found.append((loss, torch.cat([p.grad.flatten() for p in model.parameters()])))
-        assert ("nonzero" in calls.names) == (selection is not None)  # a GPU is waited for there
-    assert torch.equal(found[0][0], found[1][0])
-    assert torch.equal(found[0][1], found[1][1])
 
 
 def test_a_mixture_of_losses_is_trained_on(tiny_draft, tiny_target, batch):

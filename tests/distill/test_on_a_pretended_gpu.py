@@ -16,15 +16,13 @@ from distill.learned_masks import build_mask_model, build_text, mask_metrics, wr
 from distill.metrics import eval_metrics
 from distill.run.run import Run
 from distill.stages.running import cache_stage, generate_stage, prune_stage
-from distill.teacher import Selection, load_teacher
+from distill.teacher import load_teacher
 from distill.teacher_cache import CachedAnswers, TeacherCache
 from distill.train import read_answers
-from distill.training.alpha_bounds import AlphaBounds
 from distill.training.batches import count_tokens, cut_padding, split_batch
 from distill.training.model import HeldOut
-from distill.training.optimiser import build_optimizer
 from distill.training.text_training import collate_text, student_losses, teacher_losses
-from distill.training.trainer import build_model
+from distill.training.trainer import AlphaBounds, build_model, build_optimizer
 from tests.distill.losses.test_chunked import BFLOAT16_RTOL, Problem, assert_same
 from tests.pretended_gpu import OnGpu, pretended_gpu
 
@@ -105,16 +103,6 @@ def test_held_out_answers_are_measured(make_run, gpu, temperature):
         for metric in metrics.values():
             model.update_metric(batch, model.eval_forward(batch), metric)
         found.append([metric.compute().item() for metric in metrics.values()])
-    assert found[0] == pytest.approx(found[1], rel=1e-6)
-
-
-def test_a_selection_weighs_tokens(make_run, tiny_draft, gpu):
-    recipe = make_run()
-    found = []
-    for place in ("cpu", gpu):
-        model = model_of(recipe) if place == "cpu" else on_gpu(model_of(recipe), recipe, gpu)
-        model.selection = Selection(load_teacher(tiny_draft, dtype="float32", device=str(place)), 0.5)
-        found.append(step(model, moved(batch_of(recipe), place)))
     assert found[0] == pytest.approx(found[1], rel=1e-6)
 
 

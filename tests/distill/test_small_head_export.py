@@ -16,7 +16,7 @@ from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 from architectures.vocabulary import read_draft_vocabulary
 from architectures.vocabulary_head import head_ids
-from distill.exporting.export import export_checkpoint
+from distill.export import export_checkpoint
 from distill.recipe.recipe import RecipeError, load_recipe
 from eval.models.loading import load_model
 

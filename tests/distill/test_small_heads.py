@@ -4,22 +4,20 @@ Shape suffixes: A = answer tokens that are learned, V = vocabulary entries, K = 
 """
 
 import copy
-from functools import partial
 
 import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from architectures.errors import UserError
 from architectures.vocabulary_head import cut_head
 from distill.flops import forward_flops, training_flops
 from distill.formulas.dense import cross_entropy, forward_kl
+from distill.formulas.losses import build_objective
 from distill.formulas.sparse import kept_forward_kl
 from distill.losses.answer_logits import AnswerLogits, head_of, logits_of, packed_flops_per_token
 from distill.losses.kept_rows import learned, rows_of_tokens
-from distill.losses.objective import build_objective
 from distill.metrics import quantities_of_rows
-from distill.teacher import CachedTeacher, Selection, Teacher, chosen_weights, refuse_other_ids
+from distill.teacher import CachedTeacher, Teacher
 from distill.teacher_cache import sampled_rows, top_k_rows, uniform_numbers, widen
 from distill.training.model import DistillModel, HeldOut
 from distill.training.text_training import student_losses, teacher_losses
@@ -44,12 +42,6 @@ def whole(make_checkpoint):
 @pytest.fixture(scope="module")
 def target(tiny_target):
     return AnswerLogits(load_model(tiny_target, dtype="float32", device="cpu"))
-
-
-@pytest.fixture(scope="module")
-def other(make_checkpoint):
-    """What may be a reference."""
-    return load_model(make_checkpoint(seed=7, num_hidden_layers=1), dtype="float32", device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -98,14 +90,14 @@ def with_cache(batch, contents, target, *, rows=None):
     return {**batch, **{f"teacher_{name}": each for name, each in padded.items()}}
 
 
-def distilled(lm, target, source, loss, *, selection=None, temperature=1.0, **more):
+def distilled(lm, target, source, loss, *, temperature=1.0, **more):
     """A DistillModel as the trainer builds it."""
     teacher = Teacher(target) if source == "live" else CachedTeacher(head_of(target.lm))
     objective = build_objective(loss, temperature=temperature)
-    return DistillModel(AnswerLogits(lm), teacher, objective=objective, selection=selection, cpu_bfloat16=False, **more)
+    return DistillModel(AnswerLogits(lm), teacher, objective=objective, cpu_bfloat16=False, **more)
 
 
-def plain(lm, target, batch, source, loss, *, reference=None, temperature=1.0):
+def plain(lm, target, batch, source, loss, *, temperature=1.0):
     """Loss over all answer tokens from whole logits of both models, every other id at probability 0."""
     keep, models = said(batch), (AnswerLogits(lm), target)
     student_AV, teacher_AV = (masked(model(batch["input_ids"], keep, logits_of)) for model in models)
@@ -118,11 +110,6 @@ def plain(lm, target, batch, source, loss, *, reference=None, temperature=1.0):
         losses_A = cross_entropy(student_AV, ids_A)
     else:
         losses_A = COMPARED[loss](student_AV, teacher_AV.detach(), temperature=temperature)
-    if reference is not None:
-        apart = partial(forward_kl, temperature=temperature)
-        reference_AV = masked(AnswerLogits(reference)(batch["input_ids"], keep, logits_of))
-        gap_A = apart(student_AV, teacher_AV) - apart(reference_AV, teacher_AV)
-        losses_A = losses_A * chosen_weights(gap_A.detach(), keep.sum(1).tolist(), fraction=0.4)
     return losses_A.sum() / batch["keep"].sum()
 
 
@@ -170,23 +157,6 @@ def test_loss_and_gradient_are_those_of_whole_logits_without_the_other_ids(
     expected = plain(whole[tied], target, batch, source, loss, temperature=temperature)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     assert_same_gradients(gradients(found, lm), gradients(expected, whole[tied]), tied=tied)
-
-
-@pytest.mark.parametrize("reference_head", ["whole", "the same ids"])
-@pytest.mark.parametrize("source", ["live", "hidden"])
-@pytest.mark.parametrize("chunk", [2, 100])
-def test_a_selection_chooses_among_the_tokens_that_can_be_said(
-    monkeypatch, whole, target, other, batch, source, chunk, reference_head
-):
-    monkeypatch.setattr("distill.losses.chunked.chunk_size", lambda _: chunk)
-    lm, reference = small(whole[True]), other if reference_head == "whole" else small(other)
-    selection = Selection(Teacher(AnswerLogits(reference)), fraction=0.4)
-    model = distilled(lm, target, source, "reverse_kl", selection=selection, temperature=TEMPERATURE)
-    given = batch if source == "live" else with_cache(batch, source, target)
-    found = model.loss(model(given), given)
-    expected = plain(whole[True], target, batch, source, "reverse_kl", reference=other, temperature=TEMPERATURE)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-    assert_same_gradients(gradients(found, lm), gradients(expected, whole[True]), tied=True)
 
 
 @pytest.mark.parametrize("source", ["live", "hidden", "top_k", "samples"])
@@ -359,22 +329,3 @@ def test_flops_count_the_rows_that_are_used(whole, target, batch, source):
     teacher = 0 if source == "top_k" else of_layers + head
     assert model.shape.head_rows == len(IDS)
     assert model.flops_per_batch(given) == training_flops(model.shape, answers, teacher=teacher)
-
-
-@pytest.mark.parametrize(
-    ("theirs", "ours", "words"),
-    [
-        (IDS[:-1], IDS, "119 ids alone, and the student's 120 ids, not the same ones"),
-        (IDS, None, "120 ids alone, and the student's every id"),
-        (IDS, IDS, None),
-        (None, IDS, None),
-        (None, None, None),
-    ],
-)
-def test_a_reference_says_every_id_or_the_students(whole, other, theirs, ours, words):
-    reference, student = (lm if ids is None else small(lm, ids) for lm, ids in ((other, theirs), (whole[True], ours)))
-    if words is None:
-        refuse_other_ids(reference, student, where="runs/first/draft")
-        return
-    with pytest.raises(UserError, match=rf"runs/first/draft: its head says {words}\. Name a reference"):
-        refuse_other_ids(reference, student, where="runs/first/draft")

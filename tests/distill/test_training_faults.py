@@ -5,8 +5,8 @@ import torch
 
 from distill.data.batches import AnswerDataset, collate
 from distill.formulas.dense import forward_kl
+from distill.formulas.losses import build_objective
 from distill.losses.answer_logits import AnswerLogits
-from distill.losses.objective import build_objective
 from distill.teacher import load_teacher
 from distill.training.model import DistillModel
 from eval.answers.traces import Trace

@@ -12,7 +12,7 @@ from architectures.vocabulary import read_draft_vocabulary
 from architectures.vocabulary_head import mean_of_dropped
 from distill.checkpoints.files import find_checkpoints
 from distill.data.unknown_inputs import STUDENT_IDS
-from distill.exporting.export import export_checkpoint
+from distill.export import export_checkpoint
 from distill.run.run import Run
 from distill.train import train
 from distill.training.trainer import build_model, unknown_inputs

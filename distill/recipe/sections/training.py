@@ -13,9 +13,13 @@ from distill.recipe.sections.online import OnlineConfig
 from distill.recipe.sections.samples import SamplesConfig
 from distill.recipe.sections.teacher import TeacherConfig
 from distill.recipe.sections.times import Duration, Interval, Warmup
-from distill.recipe.sections.token_selection import TokenSelection
 
-GPU_PADDING = 64  # tokens: at most 32 widths of sequences of 2,048
+# Logits entries of a chunk of a loss. 2**23 of them, with their probabilities and gradients, are 200 MB. With 2**24 the
+# peak at 8,192 tokens from 32,000 entries was 0.136 of the plain path's, where an eighth is asked for; time is the same
+# (benchmarks/loss.py).
+CHUNK_ENTRIES = 2**23
+MIN_CHUNK_TOKENS = 256  # below, each pass over the head's weight and its gradient serves too few tokens
+GPU_CHUNKS = 4  # such chunks at a time: on an H200 8,192 tokens took 25 ms from 32,000 entries, and 40.5 by single ones
 TIED_AND_FROZEN = (
     "distill.freeze_input_embeddings must be left out of a draft whose output head is its input embedding: the head "
     "would not be trained either. Leave it out, or give architecture.vocabulary a size, which makes the head a matrix "
@@ -41,18 +45,14 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerConfig(Section):
-    """How gradients move the student."""
+    """PyTorch's AdamW, fused into one pass."""
 
-    name: Literal["decoupled_adamw", "adamw"] = Field(
-        default="adamw", description="PyTorch's AdamW, fused into one pass, or Composer's DecoupledAdamW."
-    )
     lr: float = Field(default=1e-3, gt=0, description="Peak learning rate.")
     betas: tuple[Beta, Beta] = Field(default=(0.9, 0.95), strict=False, description="Decay of the two moments.")
-    eps: float = Field(default=1e-8, gt=0, description="Added to the second moment's root.")
     weight_decay: float = Field(
         default=0.0,
         ge=0,
-        description="Fraction of the weights removed each step; adamw multiplies it by the learning rate.",
+        description="Fraction of the weights removed each step, multiplied by the learning rate.",
     )
 
 
@@ -80,11 +80,9 @@ class SchedulerConfig(Section):
         return alpha_f
 
 
-class GradientClipping(Section):
-    """Bounds the gradient of every step."""
-
-    clipping_type: Literal["norm"] = Field(default="norm", description="What is bounded: the norm of all gradients.")
-    clipping_threshold: float = Field(default=1.0, gt=0, description="Largest norm.")
+def chunk_size(vocab_size: int) -> int:
+    """Tokens whose logits exist at a time while a loss is computed on a CPU; a GPU takes GPU_CHUNKS times as many."""
+    return max(MIN_CHUNK_TOKENS, CHUNK_ENTRIES // vocab_size)
 
 
 class DistillConfig(Section):
@@ -98,9 +96,6 @@ class DistillConfig(Section):
         default="answers",
         description="What the student reads while it learns: the target's answers, or the text of section text, every "
         "token of it. Evaluations are of held-out answers either way.",
-    )
-    token_selection: TokenSelection | None = Field(
-        default=None, description="Train on some of the answer tokens only; null trains on all."
     )
     teacher: TeacherConfig = TeacherConfig()
     unknown_inputs: float = Field(
@@ -135,12 +130,6 @@ class DistillConfig(Section):
         default=False,
         description="Whether the sequences of a forward pass share rows where that computes less padding.",
     )
-    pad_to_multiple: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] = Field(
-        default="auto",
-        description="Tokens of which the width of a forward pass is a multiple, up to data.max_seq_len: fewer widths, "
-        "for each of which a GPU's attention makes a plan. What is learned stays the same up to rounding. auto is 64 "
-        "on a GPU and 1 on a processor.",
-    )
     precision: PrecisionOrAuto = Field(
         default="amp_bf16",
         description="Arithmetic of forward and backward; weights and moments stay float32. auto is amp_bf16 on a GPU "
@@ -148,11 +137,12 @@ class DistillConfig(Section):
     )
     optimizer: OptimizerConfig = Field(default=OptimizerConfig())
     scheduler: SchedulerConfig = Field(default=SchedulerConfig())
-    gradient_clipping: GradientClipping | None = Field(
-        default=GradientClipping(), description="Bounds the gradient of every step; null leaves it unbounded."
+    gradient_clipping: Annotated[float, Field(gt=0)] | None = Field(
+        default=1.0, description="Maximum norm of the gradient of a step; null for no clipping."
     )
-    eval_interval: Interval = Field(default="0.25dur", description="Time between evaluations.")
-    eval_first: bool = Field(default=True, description="Whether to evaluate before the first step.")
+    eval_interval: Interval = Field(
+        default="0.25dur", description="Time between evaluations; the first is before the first step."
+    )
     save_interval: Interval = Field(default="0.25dur", description="Time between checkpoints.")
     save_num_checkpoints_to_keep: int = Field(
         default=2,

@@ -25,7 +25,7 @@ ALLOWED = {
     ("architectures/targets/known_targets.py", "llama"): CONFIG,
     ("architectures/targets/known_targets.py", "mistral"): CONFIG,
     ("architectures/targets/known_targets.py", "qwen2"): CONFIG,
-    ("distill/hub/files/terms.py", "llama"): "how the hub begins the name of a licence",
+    ("distill/hub/licences.py", "llama"): "how the hub begins the name of a licence",
 }
 
 

@@ -12,7 +12,6 @@ from architectures.files.masked_words import masked
     "word",
     [
         "data.max_new_tokens=64",
-        "distill.token_selection.fraction=0.4",
         "distill.max_duration=1_000_000tok",
         "variables={keys: 3, tokens: 4, author: me}",
         "target.path=models/key",

@@ -9,13 +9,7 @@ import torch
 
 import distill.checkpoints.writer
 from architectures.errors import UserError
-from distill.checkpoints.files import (
-    BEST_NAME,
-    chosen_checkpoint,
-    damage,
-    find_checkpoints,
-    newest_intact_checkpoint,
-)
+from distill.checkpoints.files import BEST_NAME, chosen_checkpoint, damage, find_checkpoints, newest_intact_checkpoint
 from distill.metrics import PooledOverAnswers
 from distill.train import train
 from tests.distill.after_training import file_size_limit
@@ -156,7 +150,7 @@ def test_the_best_at_an_epochs_end_is_saved_though_none_was_due(make_run, evalua
 
 
 def test_a_later_session_knows_the_best(make_run, evaluations):
-    recipe = make_run(max_duration="3ba", eval_interval="1ba", eval_first=False)
+    recipe = make_run(max_duration="3ba", eval_interval="1ba")
     evaluations(1.4, 1.5, 1.3, 1.2, 1.1)
     train(recipe)
     train(longer(recipe, "5ba"))
@@ -165,7 +159,7 @@ def test_a_later_session_knows_the_best(make_run, evaluations):
 
 
 def test_the_last_is_exported_where_the_recipe_says_so(make_run, evaluations):
-    recipe = make_run(eval_interval="1ba", eval_first=False)
+    recipe = make_run(eval_interval="1ba")
     evaluations(1.4, 1.5, 1.3, 1.2, 1.1, 1.0)
     train(recipe.model_copy(update={"export": recipe.export.model_copy(update={"checkpoint": "latest"})}))
     assert exported(recipe) == "ep1-ba6-rank0.pt"

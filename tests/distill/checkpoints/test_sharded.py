@@ -16,13 +16,11 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 import distill.training.trainer
 from architectures.errors import UserError
 from distill.checkpoints.files import BEST_NAME, damage, find_checkpoints, newest_intact_checkpoint
-from distill.checkpoints.folders import CheckedReader
-from distill.checkpoints.metadata import METADATA_NAME, read_metadata
+from distill.checkpoints.folders import METADATA_NAME, CheckedReader, read_metadata
+from distill.checkpoints.reading import read_model
 from distill.checkpoints.saving import DiskErrors
 from distill.checkpoints.trust import TRUST, VALIDATION_VARIABLE
-from distill.exporting.export import export_any
-from distill.exporting.reading import read_model
-from distill.exporting.saved_models import saved_models
+from distill.export import export_any, saved_models
 from distill.metrics import PooledOverAnswers
 from distill.run.recorded import recipe_hash
 from distill.run.run import Run
@@ -262,7 +260,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(make_run, monkeypatch):
 
     monkeypatch.setattr(DiskErrors, "write_data", late)
     monkeypatch.setattr(DistillModel, "loss", told)
-    train(changed(recipe, eval_first=False))
+    train(changed(recipe))
     assert seen[2] == []
     assert names(recipe) == ["ep0-ba2", "ep1-ba4"]
 

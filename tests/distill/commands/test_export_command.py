@@ -13,8 +13,8 @@ from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
 from architectures.gguf_import import import_gguf
 from architectures.targets.target import read_config
-from distill.exporting import reloaded
-from distill.exporting.export import export_any
+from distill import export
+from distill.export import export_any
 from eval.models.loading import load_model
 
 
@@ -77,7 +77,7 @@ def test_a_refused_gguf_leaves_the_draft(trained, make_checkpoint, tmp_path, cap
 
 @pytest.mark.parametrize("broken", ["a weight", "the config"])
 def test_a_folder_that_computes_something_else_is_not_kept(trained, tmp_path, monkeypatch, broken):
-    load = reloaded.load_model
+    load = export.load_model
 
     def load_wrong(folder, **options):
         if folder != trained[1]:
@@ -90,7 +90,7 @@ def test_a_folder_that_computes_something_else_is_not_kept(trained, tmp_path, mo
             model.get_parameter("model.layers.1.mlp.up_proj.weight").data[3, 5] += 1
         return model
 
-    monkeypatch.setattr(reloaded, "load_model", load_wrong)
+    monkeypatch.setattr(export, "load_model", load_wrong)
     with pytest.raises(UserError, match=r"draft: loaded again, its logits differ by .* from those of the checkpoint's"):
         export_any(*trained[:2], tmp_path / "draft", target=trained[2], dtype="float32")
     assert not list(tmp_path.glob("draft*"))
@@ -98,26 +98,26 @@ def test_a_folder_that_computes_something_else_is_not_kept(trained, tmp_path, mo
 
 def test_sums_in_another_order_are_told_and_let_pass(tmp_path):
     ours = torch.tensor([[1.0, 2.0]])
-    told = reloaded.verdict(ours, ours + 1e-6, dtype="float32", out=tmp_path)
+    told = export.verdict(ours, ours + 1e-6, dtype="float32", out=tmp_path)
     assert told.startswith("within 9.5e-07 of those of the checkpoint's student (largest 2)")
     with pytest.raises(UserError, match=r"differ by 0\.001"):
-        reloaded.verdict(ours, ours + 1e-3, dtype="float32", out=tmp_path)
+        export.verdict(ours, ours + 1e-3, dtype="float32", out=tmp_path)
     with pytest.raises(UserError, match="differ by nan"):
-        reloaded.verdict(ours, ours * torch.nan, dtype="float32", out=tmp_path)
+        export.verdict(ours, ours * torch.nan, dtype="float32", out=tmp_path)
 
 
 @pytest.mark.parametrize(("dtype", "share"), [("float32", 1e-5), ("bfloat16", 2**-6), ("float16", 2**-9)])
 def test_logits_may_differ_by_the_order_of_sums_of_their_number_type(tmp_path, dtype, share):
     """Of the largest logit: some units in the last place of float32, four of 16-bit numbers."""
     ours = torch.tensor([[1.0, -8.0]], dtype=torch.float64)
-    assert reloaded.verdict(ours, ours + 0.9 * share * 8, dtype=dtype, out=tmp_path).startswith("within")
+    assert export.verdict(ours, ours + 0.9 * share * 8, dtype=dtype, out=tmp_path).startswith("within")
     with pytest.raises(UserError, match="its logits differ"):
-        reloaded.verdict(ours, ours + 1.1 * share * 8, dtype=dtype, out=tmp_path)
+        export.verdict(ours, ours + 1.1 * share * 8, dtype=dtype, out=tmp_path)
 
 
 def test_probes_are_ids_of_the_vocabulary_and_differ():
     for rows in (66, 264, 49152):
-        ids = reloaded.probe_ids(rows).tolist()
+        ids = export.probe_ids(rows).tolist()
         assert (len(set(ids)), min(ids) >= 0, max(ids) < rows) == (16, True, True)
 
 
@@ -154,8 +154,6 @@ def test_what_is_no_checkpoint_is_refused(trained, tmp_path, capsys):
 
 
 def test_the_checkpoint_says_whether_it_read_unknown_ids(trained, tmp_path, monkeypatch):
-    from distill.exporting import export
-
     seen = []
     monkeypatch.setattr(export, "export_checkpoint", lambda *places, **options: seen.append(options["unknown_inputs"]))
     checkpoint, init, target = trained

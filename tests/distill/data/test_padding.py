@@ -9,11 +9,8 @@ import torch
 
 from distill.data.batches import Example, collate
 from distill.data.packing import balanced_layout, cheapest_layout
+from distill.formulas.losses import build_objective
 from distill.losses.answer_logits import AnswerLogits
-from distill.losses.objective import build_objective
-from distill.run.recorded import recipe_hash
-from distill.run.run import Run
-from distill.run.stage_inputs import training_inputs
 from distill.teacher import load_teacher
 from distill.train import train
 from distill.training.batches import cut_padding, padding_multiple, split_batch
@@ -92,11 +89,10 @@ def test_packed_rows_are_as_wide_as_a_multiple_where_that_is_the_cheapest():
     assert cheapest_layout([20, 24], 24, flops_per_token=lambda _: 1, multiple=64) is None  # 64 slots for 48
 
 
-def test_auto_pads_on_a_gpu_alone(monkeypatch):
-    assert padding_multiple("auto") == 1
+def test_only_a_gpu_pads(monkeypatch):
+    assert padding_multiple() == 1
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert padding_multiple("auto") == 64
-    assert padding_multiple(16) == 16
+    assert padding_multiple() == 64
 
 
 @pytest.mark.parametrize("packing", [False, True])
@@ -110,7 +106,9 @@ def test_a_recipe_trains_and_evaluates_on_few_widths(make_run, monkeypatch, pack
             return last_hidden(self, ids_BT, position_ids_BT)
 
         monkeypatch.setattr(AnswerLogits, "last_hidden", seen)
-        recipe = make_run(f"by{multiple}", max_duration="3ba", packing=packing, pad_to_multiple=multiple)
+        for module in ("batches", "trainer"):
+            monkeypatch.setattr(f"distill.training.{module}.padding_multiple", lambda multiple=multiple: multiple)
+        recipe = make_run(f"by{multiple}", max_duration="3ba", packing=packing)
         train(recipe)
         losses[multiple] = logged_losses(recipe)
     assert {width for width in widths[8] if width % 8} <= {recipe.data.max_seq_len}
@@ -122,10 +120,3 @@ def test_a_recipe_trains_and_evaluates_on_few_widths(make_run, monkeypatch, pack
 def logged_losses(recipe):
     rows = (Path(recipe.run_dir) / "logs" / "metrics.jsonl").read_text().splitlines()
     return [value for row in map(json.loads, rows) for name, value in row.items() if name.startswith("loss")]
-
-
-def test_no_fingerprint_moves_by_it(make_run):
-    recipe = make_run()
-    other = recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"pad_to_multiple": 8})})
-    assert training_inputs(Run.of(other)) == training_inputs(Run.of(recipe))
-    assert recipe_hash(other) == recipe_hash(recipe)

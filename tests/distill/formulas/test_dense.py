@@ -10,8 +10,7 @@ import torch
 
 from distill.formulas import dense
 from distill.formulas.dense import cross_entropy
-from distill.formulas.losses import LOSSES, Knowledge, LossTerm
-from distill.losses.objective import Objective, build_objective
+from distill.formulas.losses import LOSSES, Knowledge, LossTerm, Objective, build_objective
 from distill.metrics import expected_acceptance
 from tests.distill.dense_losses import COMPARED
 

@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub import snapshot_download
 
 from architectures.errors import UserError
-from distill.hub.push.upload import Pushed, push_folder
+from distill.hub.publish import push_folder
 from tests.distill.hub.conftest import DRAFT
 from tests.hub.clients import HUBS_OWN_WARNING, READER, WRITER, log_in
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings(HUBS_OWN_WARNING)
 LARGE = "model-00001-of-00002.safetensors"
 
 
-def push(folder: Path, **options) -> Pushed:
+def push(folder: Path, **options) -> str:
     return push_folder(folder, "org/name", **{"message": "a draft", **options})
 
 
@@ -31,8 +31,8 @@ def num_commits(hub) -> int:
 
 def test_a_folder_arrives_in_one_private_commit(hub, draft, tmp_path):
     pushed = push(draft)
-    assert pushed.url.startswith(f"{hub.endpoint}/org/name")
-    assert pushed.is_private
+    assert pushed.startswith(f"{hub.endpoint}/org/name")
+    assert pushed.endswith("private")
     assert hub.store.repositories["org/name"].private
     assert num_commits(hub) == 1
     back = Path(snapshot_download("org/name", local_dir=tmp_path / "back"))
@@ -51,7 +51,7 @@ def test_files_of_an_earlier_push_are_deleted_in_the_same_commit(hub, draft):
 
 
 def test_a_public_repository_is_made_only_if_asked_for(hub, draft):
-    assert not push(draft, private=False).is_private
+    assert push(draft, public=True).endswith("public")
     with pytest.raises(UserError, match="org/name"):
         push(draft)
 

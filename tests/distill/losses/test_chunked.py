@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from distill.formulas.dense import forward_kl
-from distill.formulas.losses import LOSSES, LossTerm
+from distill.formulas.losses import LOSSES, LossTerm, Objective
 from distill.losses import chunked
 from distill.losses.chunked import Head, chunked_sum, chunks, map_rows, plain_sum, sum_of_rows
-from distill.losses.objective import Objective
-from distill.recipe.sections.token_selection import CHUNK_ENTRIES, chunk_size
+from distill.recipe.sections.training import CHUNK_ENTRIES, chunk_size
 from tests.pretended_gpu import pretended_gpu
 
 H, V, TEACHER_H = 12, 37, 9
@@ -47,11 +46,11 @@ class Problem:
     def loss_of_rows(self, student_CV, rows):
         return self.objective(student_CV, self.teacher.logits(self.teacher_hidden[rows]), self.token_ids[rows])
 
-    def plain(self, **keywords):
-        return self.measured(plain_sum(self.hidden, self.head, self.loss_of_rows, **keywords))
+    def plain(self):
+        return self.measured(plain_sum(self.hidden, self.head, self.loss_of_rows))
 
-    def chunked(self, chunk_tokens, **keywords):
-        loss = chunked_sum(self.hidden, self.head, self.loss_of_rows, chunk_tokens=chunk_tokens, **keywords)
+    def chunked(self, chunk_tokens):
+        loss = chunked_sum(self.hidden, self.head, self.loss_of_rows, chunk_tokens=chunk_tokens)
         return self.measured(loss)
 
     def measured(self, loss):
@@ -124,16 +123,6 @@ def test_a_sum_of_losses_works_in_chunks():
     terms = [LossTerm(name="lk_hybrid", decay=1.0), LossTerm(name="cross_entropy", weight=0.25)]
     problems = [Problem(11, terms=terms) for _ in range(2)]
     assert_same(problems[0].chunked(4), problems[1].plain())
-
-
-def test_weights_of_rows_count_and_zero_drops_a_row():
-    weights = torch.tensor([1.0, 0.0, 2.0, 0.0, 0.5, 0.0, 0.0])
-    one, other = Problem(7), Problem(7)
-    found = one.chunked(3, weights_A=weights)
-    assert_same(found, other.plain(weights_A=weights))
-    assert torch.count_nonzero(found[1][0][weights == 0]) == 0
-    losses = forward_kl(other.head.logits(other.hidden), other.teacher.logits(other.teacher_hidden), temperature=1.5)
-    torch.testing.assert_close(found[0], (losses.detach() * weights).sum())
 
 
 def test_nothing_kept_gives_zero_and_zero_gradients():
@@ -216,11 +205,10 @@ def test_what_needs_no_gradient_gets_none():
 
 def test_without_gradients_the_sum_is_the_same():
     problem = Problem(11)
-    weights = torch.arange(11.0)
     with torch.no_grad():
-        silent = chunked_sum(problem.hidden, problem.head, problem.loss_of_rows, weights_A=weights, chunk_tokens=4)
+        silent = chunked_sum(problem.hidden, problem.head, problem.loss_of_rows, chunk_tokens=4)
     assert not silent.requires_grad
-    torch.testing.assert_close(silent, problem.plain(weights_A=weights)[0])
+    torch.testing.assert_close(silent, problem.plain()[0])
 
 
 def test_a_second_backward_pass_is_refused():
@@ -282,16 +270,6 @@ def test_few_tokens_take_the_plain_path_and_many_the_chunks(monkeypatch):
         problem = Problem(num_tokens)
         sum_of_rows(problem.hidden, problem.head, problem.loss_of_rows)
     assert taken == ["plain_sum", "plain_sum", "chunked_sum"]
-
-
-def test_the_automatic_choice_passes_weights_on(monkeypatch):
-    weights = torch.arange(11.0)
-    expected = Problem(11).plain(weights_A=weights)[0]
-    for size in (4, 100):
-        monkeypatch.setattr("distill.losses.chunked.chunk_size", lambda _, size=size: size)
-        problem = Problem(11)
-        found = sum_of_rows(problem.hidden, problem.head, problem.loss_of_rows, weights_A=weights)
-        torch.testing.assert_close(found.detach(), expected)
 
 
 def test_chunks_shrink_as_the_vocabulary_grows():

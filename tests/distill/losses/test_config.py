@@ -24,7 +24,6 @@ def load(tmp_path, *overrides):
 def test_a_name_stands_for_one_term(tmp_path):
     assert load(tmp_path).distill.loss == "lk_hybrid"
     assert load(tmp_path).distill.terms == (LossTerm(name="lk_hybrid"),)
-    assert load(tmp_path).distill.token_selection is None
     assert loss_terms("reverse_kl") == (LossTerm(name="reverse_kl", weight=1.0),)
 
 
@@ -41,11 +40,9 @@ def test_a_saved_recipe_loads_back_equal(tmp_path):
     recipe = load(
         tmp_path,
         "distill.loss=[{name: lk_hybrid, decay: 2}, {name: kl_mixture}]",
-        "distill.token_selection={reference: runs/a/draft}",
     )
     save_recipe(recipe, tmp_path / "saved.yaml")
     assert load_recipe(tmp_path / "saved.yaml") == recipe
-    assert recipe.distill.token_selection.fraction == 0.4
     saved = yaml.safe_load((tmp_path / "saved.yaml").read_text())["distill"]["loss"]
     assert (saved[0]["decay"], saved[1]["forward_weight"]) == (2.0, None)
 
@@ -62,8 +59,6 @@ def test_a_saved_recipe_loads_back_equal(tmp_path):
         ("distill.loss=[{weight: 2}]", "distill.loss[0].name"),
         ("distill.loss=[{name: jsd}]", "distill.loss[0].name"),
         ("distill.loss=[jsd]", "distill.loss[0]"),
-        ("distill.token_selection={fraction: 0.4}", "distill.token_selection.reference"),
-        ("distill.token_selection={fraction: 1.0, reference: a}", "distill.token_selection.fraction"),
     ],
 )
 def test_mistakes_are_named(mistakes, override, key):

@@ -39,9 +39,8 @@ def make_online(make_run: Callable[..., Any], stream_file: Path) -> Callable[...
             "teacher": {"source": "cache"},
             "max_duration": "1ep",
             "eval_interval": "1dur",
-            "eval_first": False,
             "device_train_microbatch_size": 1,
-            "optimizer": {"name": "adamw", "lr": 1e-2},
+            "optimizer": {"lr": 1e-2},
             "scheduler": {"name": "constant_with_warmup", "t_warmup": "0ba"},
         }
         recipe = make_run(name, **{**settings, **distill})

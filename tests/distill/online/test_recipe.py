@@ -19,7 +19,6 @@ REFUSED = {
     "distill.teacher={source: cache, contents: top_k}": "distill.teacher",
     "distill.packing=true": "distill.packing",
     "distill.unknown_inputs=0.5": "distill.unknown_inputs",
-    "distill.token_selection={reference: x}": "distill.token_selection",
     "distill.global_train_batch_size=4": "distill.online.update_interval",
     "distill.max_duration=2ep": "distill.max_duration",
     "distill.online.buffer_size=4": "distill.online.buffer_size",

@@ -11,11 +11,14 @@ from architectures.pruning.selection import plan_pruning
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
+from distill.hub.publish import dry_run
+from distill.hub.push import PushSettings
 from distill.recipe.recipe import Recipe, save_recipe
 from eval.config import EvalConfig
 from eval.prompts import Prompt
 from eval.scorecard import score_drafts
 
+BASE = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SAID = tuple(id_ for id_ in range(264) if id_ % 7 or id_ == 0)
 SCORING = EvalConfig(
     max_new_tokens=16,
@@ -71,3 +74,8 @@ def finish_run(run: Path, target: Path, ids: tuple[int, ...] | None) -> Path:
 def run(finished, tmp_path):
     """A copy of the run with a whole head, to be changed."""
     return Path(shutil.copytree(finished["whole"], tmp_path / "run"))
+
+
+def write_dry(run: Path, out: Path, **settings) -> list[Path]:
+    """What a dry run of a push writes."""
+    return dry_run(PushSettings(run=run, **{"repo_id": "org/draft", "base_model": BASE, **settings}), out)

@@ -1,12 +1,9 @@
 """A certificate goes beside the form that it is of, and the card says what it says; one of other models is refused."""
 
-from dataclasses import replace
-
 import pytest
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
-from distill.hub.push.publish import Wanted, dry_run
 from distill.recipe.recipe import load_recipe, save_recipe
 from eval.engines.certificate import (
     Certificate,
@@ -18,8 +15,8 @@ from eval.engines.certificate import (
     read_certificates,
     write_certificate,
 )
+from tests.distill.publishing.conftest import write_dry
 
-WANTED = Wanted("org/draft", base_model="HuggingFaceTB/SmolLM2-135M-Instruct")
 COUNTED = Counted(rounds=2, proposed=6, accepted=4)
 TEXT = TextRun(prompt_ids=(1,), plain_ids=(2,), drafted_ids=(2,), plain_s=2.0, drafted_s=1.0, counted=COUNTED)
 
@@ -54,7 +51,7 @@ def prints(run, published_target):
 @pytest.mark.parametrize(
     ("holds", "told"),
     [
-        (True, "Certified in version 0.32.0 (1 texts, counts as replay says); there 2.00x [1.50, 2.50] the speed"),
+        (True, "Certified in version 0.32.0 (1 texts, counts equal to replay); 2.00x [1.50, 2.50] the speed"),
         (False, "NOT CERTIFIED in version 0.32.0: the engine loses tokens."),
     ],
 )
@@ -62,7 +59,7 @@ def test_a_certificate_beside_the_draft_goes_with_it_and_the_card_says_whether_i
     run, prints, tmp_path, holds, told
 ):
     write_certificate(run / "draft", certificate(holds=holds), **prints)
-    dry_run(run, WANTED, tmp_path / "out")
+    write_dry(run, tmp_path / "out")
     assert read_certificates(tmp_path / "out").engines["vllm"].holds is holds
     card = (tmp_path / "out" / "README.md").read_text()
     assert told in card
@@ -74,14 +71,11 @@ def test_a_certificate_of_other_models_is_refused(run, prints, tmp_path, role):
     (tmp_path / "given").mkdir()
     write_certificate(tmp_path / "given", certificate(holds=True), **{**prints, role: "another"})
     with pytest.raises(UserError, match=f"is of another {role} than is published"):
-        dry_run(run, replace(WANTED, certificates=[tmp_path / "given"]), tmp_path / "out")
+        write_dry(run, tmp_path / "out", certificates=(tmp_path / "given",))
 
 
-def test_of_a_packed_target_the_card_says_what_was_judged_and_what_engines_ran(run, prints, tmp_path):
+def test_of_a_packed_target_the_card_states_the_bits(run, tmp_path):
     recipe = load_recipe(run / "recipe.yaml", ["target.bits=4"])
     save_recipe(recipe, run / "recipe.yaml")
-    write_certificate(run / "draft", certificate(holds=True), **prints)
-    dry_run(run, WANTED, tmp_path / "out")
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert "with its linear layers in 4 bits a weight: it answered, taught and judged so" in card
-    assert "what engines counted, beside the target as it is published and not in 4 bits a weight" in card
+    write_dry(run, tmp_path / "out")
+    assert "| target | quantized to 4 bits" in (tmp_path / "out" / "README.md").read_text()

@@ -9,9 +9,8 @@ from contextlib import suppress
 import pytest
 
 from architectures.errors import UserError
-from distill.hub.push.publish import Wanted, dry_run
+from tests.distill.publishing.conftest import write_dry
 
-WANTED = Wanted("org/draft", base_model="HuggingFaceTB/SmolLM2-135M-Instruct")
 HOSTILE = (
     "</td></table><script>x()</script>",
     "<img src=x onerror=x()>",
@@ -60,5 +59,5 @@ def test_markup_anywhere_in_a_scorecard_is_refused_or_stays_words(scored, tmp_pa
     found[last] = drawn.choice(HOSTILE)
     (run / "eval" / "scorecard.json").write_text(json.dumps(record))
     with suppress(UserError):
-        dry_run(run, WANTED, tmp_path / "out")
+        write_dry(run, tmp_path / "out")
         require_words((tmp_path / "out" / "README.md").read_text(), (tmp_path / "out" / "report.html").read_text())

@@ -1,13 +1,10 @@
 """What a push sends: every file, the card, the evidence; and what it refuses before anything is sent."""
 
 import json
-import re
 import shutil
-from dataclasses import replace
 
 import pytest
 import torch
-from gguf import GGUFReader
 from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM
 
@@ -16,18 +13,12 @@ from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.checkpoints.generation_settings import read_generation_settings
 from architectures.errors import UserError
 from architectures.files.atomic import write_json
-from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
-from distill.hub.card.serving import servings_of
-from distill.hub.files.contents import Forms, fit_context, lay_out_small_head
-from distill.hub.files.early_checks import refuse_without_gguf
-from distill.hub.files.terms import terms_of
-from distill.hub.push.publish import Wanted, dry_run, write_terms
-from distill.recipe.sections.export import PushConfig
+from distill.hub.licences import terms_of
+from distill.hub.publish import fit_context, lay_out_small_head, write_terms
+from distill.hub.serving import servings_of
 from eval.report import read_run
-
-BASE = "HuggingFaceTB/SmolLM2-135M-Instruct"
-WANTED = Wanted("org/draft", base_model=BASE)
+from tests.distill.publishing.conftest import BASE, write_dry
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +26,7 @@ def laid_out(finished, tmp_path_factory):
     """laid_out[name] -> what a dry run writes of a run."""
     place = tmp_path_factory.mktemp("laid-out")
     for name, run in finished.items():
-        dry_run(run, WANTED, place / name)
+        write_dry(run, place / name)
     return {name: place / name for name in finished}
 
 
@@ -122,7 +113,7 @@ def test_the_card_holds_the_figures_of_the_scorecard(laid_out, finished):
     )
     tau = record.acceptance[0].lookahead[0].tau.value
     assert f"{tau:.3f} [" in card
-    assert "1,234 tokens of 5 answers" in card
+    assert "1,234 tokens of 5 responses" in card
     assert f"{record.drafts[0].parameters:,} (" in card
     assert "vllm serve HuggingFaceTB/SmolLM2-135M-Instruct" in card
     assert f"path: {BASE}" in (laid_out["whole"] / "recipe.yaml").read_text()
@@ -141,25 +132,6 @@ def test_no_file_names_a_folder_of_this_machine(laid_out, finished, name):
     for path in laid_out[name].rglob("*"):
         if path.suffix in (".json", ".md", ".yaml", ".html"):
             assert str(finished[name].parent) not in path.read_text(), path
-
-
-def test_markup_in_a_scorecard_stays_words(run, tmp_path):
-    path = run / "eval" / "scorecard.json"
-    record = json.loads(path.read_text())
-    hostile = "</td><script>x()</script>[here](http://bad.example) **bold** | `a`\n# Title\n---\nlicense: mit"
-    record["warnings"] = [hostile]
-    record["prompts"]["tasks"][0]["task"] = hostile
-    record["prompts"]["sources"] = [f"{hostile}:{place}" for place in range(4)]
-    path.write_text(json.dumps(record))
-    dry_run(run, WANTED, tmp_path / "out")
-    card = (tmp_path / "out" / "README.md").read_text()
-    page = card.split("\n---\n", 2)[-1]
-    assert "<script" not in page
-    assert "](http" not in page.replace(f"](https://huggingface.co/{BASE}", "")
-    assert "**bold**" not in page
-    assert not re.search(r"^# Title", page, re.MULTILINE)
-    assert ModelCard(card).data.license == "apache-2.0"
-    assert "<script>x()" not in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_the_command_prints_what_would_go(run, tmp_path, capsys):
@@ -199,7 +171,7 @@ def test_a_name_that_misleads_vllm_goes_only_when_told_to(run, tmp_path, capsys,
 
 def test_a_local_target_needs_its_hub_id(run, tmp_path, capsys):
     told = refusal(capsys, "push", run, "--repo-id", "org/draft", "--dry-run", tmp_path / "out")
-    assert "Say which it is with --base-model ORG/NAME" in told
+    assert "--base-model" in told
 
 
 def test_an_unknown_licence_is_private_alone(run, tmp_path, capsys):
@@ -248,45 +220,14 @@ def test_what_is_no_run_or_no_finished_one_is_refused(run, tmp_path, capsys):
 
 def test_stray_files_of_the_draft_folder_stay_at_home(run, tmp_path):
     (run / "draft" / "notes.txt").write_text("hf_secret")
-    dry_run(run, WANTED, tmp_path / "out")
+    write_dry(run, tmp_path / "out")
     assert not (tmp_path / "out" / "notes.txt").exists()
 
 
-def test_files_for_llama_cpp_go_where_they_are_asked_for(finished, tmp_path):
-    kinds = ("q8_0", "f16", "q8_0")
-    dry_run(finished["small"], replace(WANTED, gguf=kinds), tmp_path / "out")
-    files = sorted(path.name for path in (tmp_path / "out").glob("*.gguf"))
-    assert files == ["draft-F16.gguf", "draft-Q8_0.gguf"]
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert "hf download org/draft draft-Q8_0.gguf draft-F16.gguf --local-dir draft\nllama-server -m " in card
-    assert "-md draft/draft-Q8_0.gguf " in card
-    says = GGUFReader(tmp_path / "out" / "draft-F16.gguf").get_field("general.name")
-    assert says is not None
-    assert says.contents() == "draft"
-
-
-def test_without_such_files_the_card_says_how_llama_cpp_makes_one(laid_out):
-    assert not list(laid_out["small"].rglob("*.gguf"))
+def test_the_card_says_how_llama_cpp_converts_the_draft(laid_out):
     card = (laid_out["small"] / "README.md").read_text()
     assert "python convert_hf_to_gguf.py draft --outfile draft.gguf\nllama-server -m " in card
     assert "-md draft.gguf " in card
-
-
-def test_a_draft_that_llama_cpp_would_compute_otherwise_is_refused_by_its_own_name(run, tmp_path, capsys):
-    file = run / "draft" / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "hidden_act": "gelu"}))
-    more = ("--allow", "stale", "--gguf", "f16", "--dry-run", tmp_path / "out")
-    assert f"{file}: hidden_act is 'gelu'" in refusal(capsys, *words(run, *more))
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_recipe_that_asks_for_a_file_nobody_can_write_is_refused_before_training(finished):
-    shape, asked = Shape.from_config(read_config(finished["whole"] / "draft")), PushConfig(repo_id="o/d", gguf=["f16"])
-    draft = finished["whole"] / "draft"
-    refuse_without_gguf(asked, draft, shape)
-    refuse_without_gguf(None, draft, replace(shape, family="opt"))  # nothing is asked for
-    with pytest.raises(UserError, match=r"push_to_hub\.gguf: .* model_type opt does not become a GGUF file"):
-        refuse_without_gguf(asked, draft, replace(shape, family="opt"))
 
 
 def test_a_scorecard_of_another_target_is_stale(run, tmp_path, capsys):
@@ -310,7 +251,7 @@ def test_every_form_says_how_many_tokens_it_proposes(laid_out, form):
 
 
 def test_an_engine_that_refuses_the_draft_has_no_serve_line(run, tmp_path):
-    dry_run(run, replace(WANTED, repo_id="org/my-eagle3", allowed=["misleading-name"]), tmp_path / "out")
+    write_dry(run, tmp_path / "out", repo_id="org/my-eagle3", allow=("misleading-name",))
     card = (tmp_path / "out" / "README.md").read_text()
     assert "Not served: name: org/my-eagle3 contains 'eagle3'" in card
     assert "vllm serve" not in card
@@ -366,16 +307,6 @@ def test_the_front_matter_has_tau_and_alpha_under_their_names(laid_out, finished
     assert said["acceptance_length"] in taus
 
 
-def test_sixteen_bits_are_a_limit_where_they_were_scored_alone(laid_out):
-    assert "In 16-bit numbers" not in (laid_out["whole"] / "README.md").read_text()
-
-
-def test_parameters_without_embeddings_have_their_row(laid_out):
-    shape = Shape.from_config(read_config(laid_out["whole"]))
-    row = f"| without embeddings | {shape.parameters_without_embeddings():,} |"
-    assert row in (laid_out["whole"] / "README.md").read_text()
-
-
 def test_what_an_engine_loses_with_a_form_is_beside_its_line(laid_out):
     card = (laid_out["small"] / "README.md").read_text()
     assert "use_heterogeneous_vocab maps ids by their texts, and drafts greedily." in card.replace("&#95;", "_")
@@ -391,7 +322,6 @@ def test_serve_lines_propose_what_pays_most(laid_out, published_target, lookahea
     told = servings_of(
         laid_out["whole"],
         published_target,
-        Forms(small=False),
         repo_id="org/draft",
         base_model=BASE,
         lookahead=lookahead,
@@ -406,6 +336,5 @@ def test_a_small_head_whose_tokenizer_cannot_be_cut_goes_without_that_form(finis
     file, ends = draft / "tokenizer.json", {"sep": ["<|im_end|>", 2], "cls": ["<|im_start|>", 1]}
     frame = {"type": "RobertaProcessing", **ends, "trim_offsets": True, "add_prefix_space": False}
     file.write_text(json.dumps(json.loads(file.read_text()) | {"post_processor": frame}))
-    forms = lay_out_small_head(draft, tmp_path / "out")
-    assert forms.folders == [".", "small-head"]
-    assert "RobertaProcessing" in str(forms.refused)
+    assert "RobertaProcessing" in str(lay_out_small_head(draft, tmp_path / "out"))
+    assert not (tmp_path / "out" / "own-tokenizer").exists()

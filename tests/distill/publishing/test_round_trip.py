@@ -12,16 +12,14 @@ import widedraft
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
 from distill.check import check_recipe
-from distill.hub.files.early_checks import refuse_unpublishable
-from distill.hub.push.publish import Wanted, dry_run
+from distill.hub.push import refuse_unpublishable
 from distill.recipe.recipe import load_recipe, save_recipe
 from distill.run.run import Run
 from distill.stages.running import push_stage, run_all
+from tests.distill.publishing.conftest import BASE, write_dry
 from tests.hub.clients import HUBS_OWN_WARNING, WRITER, served
 
 pytestmark = pytest.mark.filterwarnings(HUBS_OWN_WARNING)
-
-BASE = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 @pytest.fixture
@@ -40,7 +38,7 @@ def test_what_is_pulled_back_is_what_a_dry_run_writes_and_generates_as_the_sourc
     assert "commit" in printed
     assert "private" in printed
     back = Path(snapshot_download("org/draft", local_dir=tmp_path / "back"))
-    dry_run(run, Wanted("org/draft", base_model=BASE), tmp_path / "dry")
+    write_dry(run, tmp_path / "dry")
     names = sorted(path.relative_to(tmp_path / "dry") for path in (tmp_path / "dry").rglob("*") if path.is_file())
     for name in names:
         assert (back / name).read_bytes() == (tmp_path / "dry" / name).read_bytes(), name
@@ -69,11 +67,9 @@ def test_no_token_is_in_what_is_pushed_or_printed(hub, run, capsys):
     assert not [path for path, file in files.items() if WRITER.encode() in file.content]
 
 
-def test_a_pull_request_and_a_branch_are_made(hub, run, capsys):
+def test_a_branch_is_made(hub, run):
     assert push(run, "--revision", "trial") == 0
     assert "trial" in hub.store.repositories["org/draft"].branches
-    assert push(run, "--pull-request") == 0
-    assert "discussions" in capsys.readouterr().out
 
 
 def with_push(run, **keys):
@@ -91,7 +87,7 @@ def test_a_recipe_publishes_what_it_scored(hub, run):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({}, "Say which it is"),
+        ({}, "base-model"),
         ({"repo_id": "org/my-eagle3", "base_model": BASE}, "eagle3"),
         ({"base_model": "none", "public": True}, "licence of a target without a hub id is not known"),
     ],

@@ -2,11 +2,10 @@
 
 import pytest
 
-from distill.hub.card.card import anew_words
-from distill.hub.files.escaping import plain
-from distill.hub.files.public import published
-from distill.hub.files.terms import Terms, licence_of_card, refuse_unlicensed, terms_of
-from distill.recipe.sections.samples import SamplesConfig
+from distill.hub.card import data_sets_of, plain
+from distill.hub.licences import licence_of_card, terms_of
+from distill.hub.publish import published
+from eval.tasks import PromptSource
 
 
 @pytest.mark.parametrize(
@@ -62,10 +61,6 @@ def test_a_card_without_front_matter_names_no_licence(tmp_path):
     assert terms_of(tmp_path, "org/unknown", None).licence is None
 
 
-def test_what_is_private_needs_no_licence():
-    refuse_unlicensed(Terms(None, "nowhere"), "draft", public=False)
-
-
 @pytest.mark.parametrize(
     ("base_model", "licence", "begins", "notice"),
     [
@@ -84,17 +79,22 @@ def test_what_the_licence_of_a_published_target_asks(tmp_path, base_model, licen
 
 
 @pytest.mark.parametrize(
-    ("samples", "said"),
+    ("sources", "named"),
     [
-        ({}, ""),
-        ({"source": "student"}, ", each written anew by the draft while it learned"),
-        ({"source": "mix_request"}, ", each with probability 0.5 written anew by the draft while it learned"),
+        ([{"name": "openai/gsm8k"}, {"task": "gsm8k", "path": "rows.jsonl"}], ["openai/gsm8k"]),
         (
-            {"source": "mix_token", "probability": 0.2},
-            ", each written anew while it learned: a token with probability 0.2 by the draft, else by the target",
+            [{"task": "mt_bench"}, {"task": "alpaca", "path": "x.jsonl"}],
+            ["HuggingFaceH4/mt_bench_prompts", "tatsu-lab/alpaca"],
         ),
+        ([{"path": "mine.jsonl"}, {"name": "./rows/mine"}, {"name": "/rows/mine"}, {"name": "rows"}], []),
+        ([{"task": "spec_bench"}], []),  # rows of a file on the web, that `datasets` opens as "json"
     ],
-    ids=str,
 )
-def test_a_card_says_who_wrote_the_answers(samples, said):
-    assert anew_words(SamplesConfig(**samples)) == said
+def test_data_sets_are_those_of_sources_and_of_tasks(sources, named):
+    assert data_sets_of(PromptSource(**each) for each in sources) == named
+
+
+def test_a_folder_here_is_no_data_set_of_the_hub(tmp_path, monkeypatch):
+    (tmp_path / "rows" / "mine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert data_sets_of([PromptSource(name="rows/mine"), PromptSource(name="rows/theirs")]) == ["rows/theirs"]

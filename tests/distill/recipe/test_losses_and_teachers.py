@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from distill.formulas.losses import LOSSES, LossTerm
-from distill.losses.objective import build_objective
+from distill.formulas.losses import LOSSES, LossTerm, build_objective
 from distill.teacher_cache import sampled_rows, top_k_rows, uniform_numbers, widen
 
 TEACHERS = {

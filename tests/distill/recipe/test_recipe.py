@@ -47,9 +47,9 @@ def test_a_mistake_the_command_line_replaces_is_none(write):
 
 
 def test_command_line_beats_file_beats_default(write):
-    name = write(BASE + "distill: {optimizer: {lr: 3e-4, eps: 1e-6}}\n")
+    name = write(BASE + "distill: {optimizer: {lr: 3e-4, betas: [0.8, 0.9]}}\n")
     optimizer = load_recipe(name, ["distill.optimizer.lr=5e-4"]).distill.optimizer
-    assert (optimizer.lr, optimizer.eps, optimizer.weight_decay) == (5e-4, 1e-6, 0.0)
+    assert (optimizer.lr, optimizer.betas, optimizer.weight_decay) == (5e-4, (0.8, 0.9), 0.0)
 
 
 def test_a_word_replaces_a_whole_section_or_adds_to_it(write):
@@ -66,17 +66,16 @@ def test_words_reach_into_lists(write):
 
 def test_interpolation_sees_file_command_line_and_defaults(write):
     text = BASE + (
-        "variables: {folder: /scratch, clip: {clipping_threshold: 0.5}}\nrun_dir: ${variables.folder}/${run_name}\n"
-        "seed: ${data.batch_size}\ndistill: {gradient_clipping: '${variables.clip}'}\n"
+        "variables: {folder: /scratch, clip: {t_warmup: 7ba}}\nrun_dir: ${variables.folder}/${run_name}\n"
+        "seed: ${data.batch_size}\ndistill: {scheduler: '${variables.clip}'}\n"
     )
     recipe = load_recipe(write(text), ["variables.folder=/fast", "eval.num_prompts=${seed}"])
     assert (recipe.run_dir, recipe.seed, recipe.eval.num_prompts) == ("/fast/demo", 48, 48)
-    assert recipe.distill.gradient_clipping is not None
-    assert recipe.distill.gradient_clipping.clipping_threshold == 0.5
+    assert recipe.distill.scheduler.t_warmup == "7ba"
 
 
 def test_null_turns_clipping_off_and_absence_does_not(write):
-    assert load_recipe(write(BASE)).distill.gradient_clipping is not None
+    assert load_recipe(write(BASE)).distill.gradient_clipping == 1.0
     assert load_recipe(write(BASE + "distill: {gradient_clipping: null}\n")).distill.gradient_clipping is None
 
 

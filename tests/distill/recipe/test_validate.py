@@ -80,7 +80,6 @@ def broken(**sections) -> list[str]:
         ({"distill": {"unknown_inputs": 0.2}}, ["distill.unknown_inputs"]),
         ({"distill": {"unknown_inputs": 0.2, "freeze_input_embeddings": True},
           "architecture": {"layers": 2, "vocabulary": {"size": 99}}}, ["distill.freeze_input_embeddings"]),
-        ({"distill": {"teacher": TOP_K, "token_selection": {"reference": "x"}}}, ["distill.token_selection"]),
         ({"distill": {"teacher": TOP_K, "temperature": 2.0}}, ["distill.temperature"]),
         ({"distill": {"loss": "cross_entropy", "temperature": 2.0}}, ["distill.temperature"]),
         ({"distill": {"samples": {"source": "student"}, "teacher": CACHE}}, ["distill.samples.source"]),

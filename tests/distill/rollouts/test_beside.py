@@ -1,4 +1,4 @@
-"""New answers beside every loss, head, selection and layout: the update is that of a training that was given them.
+"""New answers beside every loss, head and layout: the update is that of a training that was given them.
 
 The student's greedy answers to all prompts are written beforehand, by plain decoding, into the data of a second run.
 """
@@ -40,14 +40,13 @@ ALL_LOSSES = [
 BESIDE = {
     "all losses": {"loss": ALL_LOSSES},
     "temperature": {"loss": "forward_kl", "temperature": 2.0},
-    "selection": {"token_selection": {"fraction": 0.4, "reference": "init"}},
     "packing": {"packing": True},
     "micro-batches": {"device_train_microbatch_size": 1},
     "small head": {"small": True},
     "small head, unknown inputs": {"small": True, "unknown_inputs": 0.5},
     "bfloat16": {"precision": "amp_bf16"},
 }
-ONE_STEP = {"max_duration": "1ba", "eval_first": False, "eval_interval": "1dur", "save_interval": "1dur"}
+ONE_STEP = {"max_duration": "1ba", "eval_interval": "1dur", "save_interval": "1dur"}
 
 
 def greedy_answer(student, prompt_ids):
@@ -70,8 +69,6 @@ def answered_by_the_student(recipe):
 @pytest.mark.parametrize("beside", BESIDE)
 def test_the_update_is_that_of_a_training_on_the_same_answers(make_run, tiny_target, tiny_draft, tmp_path, beside):
     settings = {**ONE_STEP, **BESIDE[beside]}
-    if "token_selection" in settings:
-        settings["token_selection"] = {**settings["token_selection"], "reference": str(tiny_target)}
     share = settings.pop("unknown_inputs", 0.0)
     if settings.pop("small", False):
         settings["init"] = cut_draft(tiny_target, tmp_path / "small")

@@ -5,9 +5,8 @@ import torch
 
 from distill.data.batches import Example, collate
 from distill.formulas.dense import forward_kl
-from distill.formulas.losses import LossTerm
+from distill.formulas.losses import LossTerm, build_objective
 from distill.losses.answer_logits import AnswerLogits
-from distill.losses.objective import build_objective
 from distill.rollouts import COINS, Asked, Writer, examples_of, places_in, written_by, written_by_both
 from distill.teacher import Teacher
 from distill.training.model import DistillModel

@@ -15,8 +15,7 @@ from distill.recipe.sections.samples import SamplesConfig
 from distill.rollouts import STUDENT_TOKENS, TEACHER_TOKENS, Rollouts, examples_of
 from distill.run.run import Run
 from distill.train import read_answers, train
-from distill.training.trainer import build_model
-from distill.training.training_data import answer_training, writers_of
+from distill.training.trainer import answer_training, build_model, writers_of
 from eval.answers.traces import read_traces
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
@@ -34,7 +33,7 @@ BOTH = {"source": "mix_token", "probability": 0.5, "temperature": 1.0}
 def trained(make_run, name, **distill):
     recipe = make_run(
         name,
-        **{"max_duration": "2ba", "eval_first": False, "eval_interval": "1dur", "save_interval": "1dur", **distill},
+        **{"max_duration": "2ba", "eval_interval": "1dur", "save_interval": "1dur", **distill},
     )
     train(recipe)
     return recipe
@@ -128,8 +127,7 @@ def test_the_teacher_scores_the_new_tokens_at_their_own_positions(started, tiny_
 
 def build_objective_of(recipe, model, loss):
     """The same model with another loss."""
-    from distill.formulas.losses import LossTerm
-    from distill.losses.objective import build_objective
+    from distill.formulas.losses import LossTerm, build_objective
 
     model.objective = build_objective([LossTerm(name=loss)], temperature=1.0)
     return model
@@ -198,7 +196,7 @@ def test_the_probability_rises_over_the_ramp(make_run):
     "samples", [{"source": "mix_request", "temperature": 1.0, "ramp": "0.8dur", "probability": 0.9}, BOTH], ids=str
 )
 def test_resumed_equals_uninterrupted_bit_for_bit(make_run, stopped, samples):
-    settings = {"max_duration": "3ba", "eval_first": False, "eval_interval": "1dur", "samples": samples}
+    settings = {"max_duration": "3ba", "eval_interval": "1dur", "samples": samples}
     straight, resumed = make_run("straight", **settings), make_run("resumed", **settings)
     train(straight)
     with stopped(distill.training.trainer, "build_loggers", 2):
@@ -219,7 +217,7 @@ def test_how_a_batch_is_cut_up_does_not_change_what_is_learned(make_run, cut):
 
 @pytest.mark.parametrize("samples", [STUDENT, {"source": "mix_request"}, BOTH], ids=str)
 def test_two_processes_learn_and_count_what_one_does(pair, make_run, samples):
-    settings = {"max_duration": "2ba", "device_train_microbatch_size": 1, "eval_first": False}
+    settings = {"max_duration": "2ba", "device_train_microbatch_size": 1}
     alone, together = (make_run(name, samples=samples, **settings) for name in ("alone", "together"))
     train(alone)
     train_by(pair, together)

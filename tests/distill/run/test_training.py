@@ -18,7 +18,6 @@ from architectures.shapes.section import ArchitectureConfig
 from distill.recipe.recipe import load_recipe, save_recipe
 from distill.recipe.sections.export import PushConfig
 from distill.recipe.sections.samples import SamplesConfig
-from distill.recipe.sections.token_selection import TokenSelection
 from distill.recipe.sections.training import DistillConfig, OptimizerConfig, SchedulerConfig
 from distill.run import stage_inputs
 from distill.run.run import Run
@@ -57,9 +56,7 @@ LEAVES_THEM: dict[str, Any] = {
     "device_train_microbatch_size": 1,
     "device_eval_batch_size": 1,
     "packing": True,
-    "pad_to_multiple": 8,
     "eval_interval": "7ba",
-    "eval_first": False,
     "save_interval": "7ba",
     "save_num_checkpoints_to_keep": 7,
     "autoresume": False,
@@ -99,14 +96,13 @@ def test_a_training_continues_with_its_teacher_in_shards(make_run):
 def test_a_training_does_not_continue_under_any_other_key(make_run):
     recipe = make_run()
     begin_training(Run.of(recipe))
-    selection = TokenSelection(reference=str(Path(recipe.run_dir) / "init"))
-    for key, value in {**CHANGES_WEIGHTS, "token_selection": selection}.items():
+    for key, value in CHANGES_WEIGHTS.items():
         with pytest.raises(UserError, match="checkpoints was made from another distill"):
             require_training_inputs(Run.of(changed(recipe, f"distill.{key}", value)))
     # a cached teacher is asked for its cache first, and text for answers that are held out alone; unknown_inputs needs
     # a small head (tests/distill/test_unknown_training.py)
     # (of requests: test_a_training_on_requests_does_not_continue_on_others)
-    others = {"token_selection", "teacher", "train_on", "unknown_inputs", "mode", "online"}
+    others = {"teacher", "train_on", "unknown_inputs", "mode", "online"}
     assert {*CHANGES_WEIGHTS, *LEAVES_THEM, *others} == set(DistillConfig.model_fields)
 
 

@@ -98,15 +98,6 @@ def test_hidden_states_teach_what_the_live_teacher_teaches(make_run, cached, mon
         assert found[1] == pytest.approx(found[0], rel=1e-5)
 
 
-def test_a_selection_reads_hidden_states_too(make_run, cached, tiny_draft):
-    chosen = {"token_selection": {"fraction": 0.4, "reference": str(tiny_draft)}, "max_duration": "2ba"}
-    live, read = make_run("live", **chosen), cached("read", HIDDEN, **chosen)
-    train(live)
-    train(read)
-    assert values(read, "loss/train/total") == pytest.approx(values(live, "loss/train/total"), rel=1e-5)
-    assert greatest_difference(live, read) < WEIGHTS_ATOL
-
-
 def test_every_entry_teaches_what_the_live_teacher_teaches(make_run, cached):
     live, read = make_run("live", loss="forward_kl"), cached("read", {**TOP_K, "k": VOCAB})
     train(live)

@@ -59,10 +59,6 @@ def refusal(**settings) -> str | None:
     ("settings", "words"),
     [
         ({"loss": [{"name": "cross_entropy"}, {"name": "forward_kl", "weight": 0.1}]}, "got forward_kl"),
-        (
-            {"token_selection": {"reference": "absent"}},
-            "distill.token_selection must be left out when distill.teacher.source is none",
-        ),
         ({"temperature": 2.0}, "distill.temperature must be 1 when distill.loss is cross_entropy, got 2.0"),
     ],
 )

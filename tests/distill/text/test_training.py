@@ -211,7 +211,7 @@ def test_dropout_is_off_while_the_student_is_measured(make_text_run, make_checkp
 def test_a_held_out_loss_that_is_no_number_is_said(make_text_run, monkeypatch):
     monkeypatch.setattr(distill.training.text_training, "held_out_loss", lambda *_, **__: float("nan"))
     with pytest.raises(UserError, match=r"training diverged\. Lower distill\.optimizer\.lr\."):
-        train(make_text_run(eval_first=False))
+        train(make_text_run())
 
 
 def test_a_reference_of_the_recipe_is_taken(make_text_run, tmp_path):

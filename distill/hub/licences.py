@@ -1,4 +1,4 @@
-"""Under which licence a draft may be published: its target's, since its weights and answers come from there. No torch.
+"""Under which licence a draft may be published: its target's, since weights and responses come from there. No torch.
 
 A licence is found in what the user says, in the front matter of the target's own card, or in a table of published
 targets. What it asks of whoever passes a model on (a notice, words to show, how names begin) comes with it.

@@ -3,7 +3,7 @@
 import torch
 
 from distill.checkpoints.files import find_checkpoints
-from distill.exporting.saved_models import saved_models
+from distill.export import saved_models
 from distill.run.run import Run
 from distill.train import train
 from eval.models.loading import load_model

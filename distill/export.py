@@ -1,15 +1,23 @@
 """A checkpoint becomes a Hugging Face folder: the init folder with every tensor replaced by the trained one.
 
-Tokenizer, chat template, generation settings, special ids and vocab_size are the target's.
+Tokenizer, chat template, generation settings, special ids and vocab_size are the target's. The folder is loaded again
+before it is kept, and has to compute what the checkpoint's student does. Checkpoints can also be scored without a
+folder for each (saved_models).
+
+Shape suffixes used in this file:
+    T = tokens, V = vocabulary entries, or rows of a small output head
 """
 
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint, fingerprint_file, fingerprint_value
 from architectures.checkpoints.manifest import MANIFEST_NAME, write_manifest
@@ -19,8 +27,10 @@ from architectures.errors import UserError
 from architectures.families import family_of
 from architectures.families.family import Family
 from architectures.files.atomic import staged_folder, write_json, write_text
+from architectures.files.file_hashes import sha256_of_files
 from architectures.pruning.plan import PLAN_NAME
 from architectures.pruning.prune import with_dtype
+from architectures.settings.recipe_command import command_of
 from architectures.targets.target import read_config
 from architectures.vocabulary import (
     CARD_NAME,
@@ -32,15 +42,23 @@ from architectures.vocabulary import (
     write_draft_vocabulary,
 )
 from architectures.vocabulary_head import fit_rows, with_unknown
-from distill.checkpoints.files import damage, is_checkpoint
+from distill.checkpoints.files import OF_A_FILE, damage, find_checkpoints, is_checkpoint
+from distill.checkpoints.reading import algorithms_of, read_model, read_state
 from distill.data.unknown_inputs import UnknownInputs
-from distill.exporting.reading import algorithms_of, read_model, read_state
-from distill.exporting.reloaded import compare_reloaded
 from distill.run.run import Run, shape_of
 from distill.run.stage_inputs import draft_inputs
+from eval.checkpoint_curve import Saved
+from eval.models.loading import load_model
+from eval.scorecard_schema import UNDISTILLED
 
 STUDENT_PREFIX = "student.lm."  # where DistillModel keeps the language model
 MAX_NAMES_SHOWN = 5
+NUM_TOKENS = 16
+PRIME = 7919  # a stride that visits no id twice, in vocabularies that are no multiple of it
+# Of the largest logit. Weights are the same bits, but a product may sum in another order where a vocabulary has more
+# rows or a tensor begins at another address: float32 loses some units in the last place by that, and a logit that is
+# rounded to 16 bits afterwards falls on a neighbouring value.
+TOLERANCE = {"float32": 1e-5, "bfloat16": 4 * 2.0**-8, "float16": 4 * 2.0**-11}
 
 
 def export_draft(run: Run, checkpoint: Path, *, finished: bool) -> None:
@@ -239,3 +257,133 @@ def name_some(names: Iterable[str]) -> str:
     ordered = sorted(names)
     more = len(ordered) - MAX_NAMES_SHOWN
     return ", ".join(ordered[:MAX_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def compare_reloaded(
+    student: Mapping[str, Tensor], init: Path, folder: Path, family: Family, *, dtype: str, out: Path
+) -> str:
+    """Load a written draft again and compare its logits with the student's, both in the number type of the draft.
+
+    The student is the init folder's model with the checkpoint's weights, each rounded to that type once. Both run on
+    the processor, one after the other: memory holds one of them.
+
+    Args:
+        student: The checkpoint's tensors, under the names of transformers' module.
+        init: The folder its training started from.
+        folder: The draft that was written.
+        family: Of both.
+        dtype: Number type of the draft: "float32", "bfloat16" or "float16".
+        out: What the draft will be called.
+
+    Returns:
+        What was compared, in a sentence.
+
+    Raises:
+        UserError: If they differ by more than the order of sums explains.
+    """
+    ids_T = probe_ids(min(shape_of(init).vocab, shape_of(folder).vocab))
+    model = load_model(init, dtype=dtype, device="cpu")
+    take_weights(model, student, family)
+    ours_TV = probe_logits(model, ids_T)
+    del model
+    theirs_TV = probe_logits(load_model(folder, dtype=dtype, device="cpu"), ids_T)
+    shared = min(ours_TV.shape[-1], theirs_TV.shape[-1])
+    compared = f"{NUM_TOKENS} positions of {shared:,} logits in {dtype}"
+    outcome = verdict(ours_TV[:, :shared], theirs_TV[:, :shared], dtype=dtype, out=out)
+    return f"{out}: loaded again, {compared}: {outcome}"
+
+
+def take_weights(model: PreTrainedModel, student: Mapping[str, Tensor], family: Family) -> None:
+    """Put the checkpoint's weights into a model of its init; every tensor, each under its own name."""
+    in_files = {stored: name for name, stored in family.renamed_modules.items()}
+    modules = [family.outside[role].name for role in ("head", "embedding")]
+    head, embedding = (f"{in_files.get(module, module)}.weight" for module in modules)
+    tied = {head: student[embedding]} if head not in student and head in model.state_dict() else {}
+    with torch.no_grad():
+        model.load_state_dict({**student, **tied}, strict=True)
+
+
+def probe_ids(rows: int) -> Tensor:
+    """ids_T of a text from all over the vocabulary: the same for every draft of a target."""
+    return torch.arange(1, NUM_TOKENS + 1) * PRIME % rows
+
+
+def probe_logits(model: PreTrainedModel, ids_T: Tensor) -> Tensor:
+    """logits_TV of a text, in float32; an encoder reads it too, and the decoder backwards."""
+    said = {"decoder_input_ids": ids_T[None].flip(1)} if model.config.is_encoder_decoder else {}
+    with torch.inference_mode():
+        return model(ids_T[None], **said).logits[0].float()
+
+
+def verdict(ours_TV: Tensor, theirs_TV: Tensor, *, dtype: str, out: Path) -> str:
+    """How near two logits of one text are, in words.
+
+    Raises:
+        UserError: If they are not equal within the tolerance of their number type.
+    """
+    if torch.equal(ours_TV, theirs_TV):
+        return "equal to those of the checkpoint's student, bit for bit."
+    distance, largest = (ours_TV - theirs_TV).abs().max().item(), ours_TV.abs().max().item()
+    if distance <= TOLERANCE[dtype] * largest:
+        return f"within {distance:.2g} of those of the checkpoint's student (largest {largest:.3g})."
+    raise UserError(
+        f"{out}: loaded again, its logits differ by {distance:.3g} from those of the checkpoint's student, whose "
+        f"largest is {largest:.3g}; the order of sums in {dtype} explains {TOLERANCE[dtype] * largest:.2g}. "
+        "No folder was kept. Take checkpoint and init from one run, or try dtype float32."
+    )
+
+
+def saved_models(run: Run) -> list[Saved]:
+    """What the training of a run started from, and every intact checkpoint of it, oldest first.
+
+    Raises:
+        UserError: If there is no checkpoint.
+    """
+    folder, init = run.checkpoints.path, run.init.path
+    paths = [path for path in find_checkpoints(folder) if is_whole(path)]
+    if not paths:
+        raise UserError(f"{folder}: no checkpoint to score. Run {command_of('distill')} first.")
+    dtype, rounded = run.recipe.eval.dtype, run.recipe.export.dtype
+    start = Saved(UNDISTILLED, 0, 0, fingerprint_checkpoint(init), partial(load_model, init, dtype=dtype))
+    load = partial(load_checkpoint, init, dtype=dtype, rounded=rounded)
+    return [start, *(saved_model(path, (start.fingerprint, rounded), partial(load, path)) for path in paths)]
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a checkpoint can be read; one that cannot is named on stderr."""
+    problem = damage(path)
+    if problem is not None:
+        print(f"{path}: cut short or damaged ({problem}); left out.", file=sys.stderr)
+    return problem is None
+
+
+def saved_model(path: Path, beside: tuple[str, ...], load: Callable[[], PreTrainedModel]) -> Saved:
+    """One checkpoint, not yet in memory; beside is what decides its model too."""
+    timestamp = read_state(path)["timestamp"]["Timestamp"]
+    name = path.name.removesuffix(OF_A_FILE)
+    files = [path] if path.is_file() else sorted(path.iterdir())
+    weights = sha256_of_files(files, description=f"hashing {path.name}")
+    return Saved(name, timestamp["batch"], timestamp["token"], fingerprint_value([*weights, *beside]), load)
+
+
+def load_checkpoint(init: Path, path: Path, *, dtype: str, rounded: str) -> PreTrainedModel:
+    """The student of a checkpoint, its weights rounded as an export rounds them.
+
+    Args:
+        init: What its training started from.
+        path: The checkpoint.
+        dtype: Number type of the model.
+        rounded: That an export would round its weights to.
+
+    Raises:
+        UserError: If it was not trained from init.
+    """
+    model, kept = load_model(init, dtype=dtype), getattr(torch, rounded)
+    weights = {name.removeprefix(STUDENT_PREFIX): tensor.to(kept) for name, tensor in read_model(path).items()}
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise UserError(
+            f"{path}: was not trained from {init} ({str(error).splitlines()[0]}). Take it out of the folder."
+        ) from error
+    return model

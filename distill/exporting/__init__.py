@@ -1,1 +1,0 @@
-"""A checkpoint becomes a draft folder."""

@@ -1,1 +1,0 @@
-"""The model card of a published draft."""

@@ -1,0 +1,378 @@
+"""A finished run becomes the folder that is published, whole or not at all, and is pushed to the hub.
+
+A draft with a whole head lies at the root. Of one with a reduced vocabulary the root is the form that every engine
+loads, small-head/ what widedraft decodes with, and own-tokenizer/ what vLLM decodes with as fast.
+"""
+
+import re
+import shutil
+import tempfile
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePath
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint
+from architectures.checkpoints.generation_settings import SETTINGS_NAME, write_assistant_settings
+from architectures.checkpoints.manifest import MANIFEST_NAME, package_version
+from architectures.checkpoints.target_files import CARRIED_FILES, bytes_below
+from architectures.compatibility import refuse_misleading_name
+from architectures.convert import convert_draft
+from architectures.errors import UserError
+from architectures.families import family_of
+from architectures.files.atomic import staged_folder, write_json, write_text
+from architectures.files.masked_words import MASK, masked
+from architectures.files.reading import read_json_object
+from architectures.pruning.plan import PLAN_NAME
+from architectures.settings.recipe_command import command_of
+from architectures.shapes.context_length import context_length, has_scaled_positions
+from architectures.targets.hub_failures import REMEDIES, STALE, explain_failure
+from architectures.targets.target import read_config
+from architectures.vocabulary import CONFIG_KEY, DRAFT_VOCABULARY_NAME
+from distill.hub.card import write_card
+from distill.hub.licences import Terms, refuse_unlicensed, terms_of
+from distill.hub.push import PushSettings, base_model_of
+from distill.hub.serving import OWN_TOKENIZER, SMALL_HEAD, servings_of
+from distill.recipe.recipe import RESOLVED, load_recipe
+from distill.run.artifact import ARTIFACTS
+from distill.run.run import RECIPE_NAME, Run
+from eval.engines.certificate import FILE_NAME as CERTIFICATE_NAME
+from eval.engines.certificate import read_certificates, write_certificate
+from eval.report import ScoredRun, read_run, write_page
+from eval.scorecard_schema import CARD_NAME, Scorecard, write_record
+
+ACCEPTANCE_NAME, PROVENANCE_NAME = "acceptance.json", "provenance.json"
+OF_A_DRAFT = ("config.json", *CARRIED_FILES, DRAFT_VOCABULARY_NAME, PLAN_NAME)
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+UNPUBLISHED_STAGES = ("mask_checkpoints", "scores")
+# A path from the root or the home of this machine; what follows a letter, a colon or a slash is no such path.
+OWN_PATH = re.compile(r"(?<![\w:/.])(?:~[\w.-]*)?/(?:[^/\s:'\",;]+/)*([^/\s:'\",;]+)/?")
+WRITE_REMEDIES = {
+    **REMEDIES,
+    403: "Use a token that may write there, or name a repository of an owner for whom you may write.",
+    404: "Check the repository's name, and that the token may see it.",
+    **dict.fromkeys(STALE, "Somebody else commits there: push again when that has ended."),
+}
+
+
+def push_run(settings: PushSettings) -> str:
+    """Push a run's draft to the hub; its page, and whether it is private.
+
+    Raises:
+        UserError: As `lay_out`, or if the hub refuses.
+    """
+    with tempfile.TemporaryDirectory(prefix="widedraft-push-") as scratch:
+        folder = Path(scratch) / "repository"
+        lay_out(settings, folder)
+        message = f"Draft of run {settings.run.name}, by widedraft"
+        return push_folder(
+            folder, settings.repo_id, public=settings.public, revision=settings.revision, message=message
+        )
+
+
+def dry_run(settings: PushSettings, out: Path) -> list[Path]:
+    """Write exactly the files that a push would send; returns them, relative to the folder.
+
+    Raises:
+        UserError: As `lay_out`, or if the folder holds something else.
+    """
+    if out.is_dir() and any(out.iterdir()) and not (out / PROVENANCE_NAME).is_file():
+        raise UserError(f"--dry-run: {out} holds files that no dry run wrote. Choose an empty or a new folder.")
+    with staged_folder(out) as folder:
+        lay_out(settings, folder)
+    return sorted(path.relative_to(out) for path in out.rglob("*") if path.is_file())
+
+
+def lay_out(settings: PushSettings, out: Path) -> None:
+    """Write everything that is published of a run into a folder.
+
+    Raises:
+        UserError: If the run has no finished draft, no scorecard of it, or what must not be published.
+    """
+    run = finished_run(settings.run)
+    recipe, draft, target, name = run.recipe, run.draft.path, run.target, settings.repo_id.rpartition("/")[2]
+    scored = scorecard_of(run, settings.allow)
+    card = None if scored is None or not isinstance(scored.card, Scorecard) else scored.card
+
+    # What may be published, and under which licence.
+    base_model = base_model_of(recipe.target, settings.base_model)
+    terms = terms_of(target, base_model, settings.license)
+    refuse_unlicensed(terms, name, public=settings.public)
+    if "misleading-name" not in settings.allow:
+        refuse_misleading_name(settings.repo_id)
+
+    # The draft in every form, with its certificates.
+    out.mkdir(parents=True, exist_ok=True)
+    lookahead = None if card is None else card.main_forecast.best_lookahead
+    refused = lay_out_forms(draft, target, out, lookahead=lookahead)
+    own = [draft] if (draft / CERTIFICATE_NAME).is_file() else []
+    certificates = [*own, *settings.certificates]
+    put_certificates(out, target, certificates)
+
+    # Scorecard, report, recipe and provenance, without prompts, secrets and folders of this machine.
+    names = {recipe.target.path: base_model or target.name, str(target): base_model or target.name}
+    if scored is not None:
+        record = public_scorecard(scored.card.model_dump(mode="json"), names | {str(draft): settings.repo_id})
+        shown = Scorecard.model_validate(record)
+        scored = replace(scored, path=Path(ACCEPTANCE_NAME), name=name, card=shown, examples=())
+        write_record(shown, out / ACCEPTANCE_NAME)
+        write_page([scored], out / "report.html")
+    write_provenance(run, out, names)
+    write_terms(terms, out)
+
+    write_card(
+        out,
+        name=name,
+        target=base_model or target.name,
+        base_model=base_model,
+        recipe=recipe,
+        scored=scored,
+        counts=(run.data.manifest or {}).get("counts", {}),
+        terms=terms,
+        servings=servings_of(
+            out,
+            target,
+            repo_id=settings.repo_id,
+            base_model=base_model,
+            lookahead=lookahead,
+            without_own_tokenizer=refused,
+        ),
+        certified=bool(certificates),
+    )
+
+
+def finished_run(folder: Path) -> Run:
+    """The run in a folder, whose training has finished.
+
+    Raises:
+        UserError: If there is no such run, or its draft is not finished.
+    """
+    if not (folder / RECIPE_NAME).is_file():
+        raise UserError(f"{folder}: holds no recipe.yaml. Name the folder of a run, as `widedraft run` prints it.")
+    run = Run(load_recipe(folder / RECIPE_NAME), folder)
+    manifest = run.draft.manifest
+    if manifest is None:
+        raise UserError(f"{run.draft.path}: not there yet. Run {command_of('run')} first.")
+    if not manifest.get("finished"):
+        raise UserError(
+            f"{run.draft.path}: was exported before its training had finished. Let {command_of('run')} go on."
+        )
+    return run
+
+
+def scorecard_of(run: Run, allowed: Collection[str]) -> ScoredRun | None:
+    """The scorecard of the run's draft as it is now.
+
+    Raises:
+        UserError: If there is none, or it is of another draft or target, unless that is allowed.
+    """
+    path = run.eval.path / CARD_NAME
+    if not path.is_file():
+        if "unscored" in allowed:
+            return None
+        raise UserError(
+            f"{run.folder}: has no scorecard. Run {command_of('eval')} first, or publish without (--allow unscored)."
+        )
+    scored = read_run(path)
+    assert isinstance(scored.card, Scorecard), "a run scores with its target"
+    of_card = {"draft": scored.card.drafts[-1].fingerprint, "target": scored.card.target.fingerprint}
+    today = {"draft": fingerprint_checkpoint(run.draft.path), "target": fingerprint_checkpoint(run.target)}
+    changed = [name for name, fingerprint in of_card.items() if fingerprint != today[name]]
+    if changed and "stale" not in allowed:
+        raise UserError(
+            f"{path}: is of another {' and '.join(changed)} than is there now. Run {command_of('eval')} again, or "
+            "publish it all the same (--allow stale)."
+        )
+    return scored
+
+
+def lay_out_forms(draft: Path, target: Path, out: Path, *, lookahead: int | None) -> str | None:
+    """Write the draft in every form; returns why a draft with a small head has no own-tokenizer/.
+
+    Args:
+        draft: The folder of a run.
+        target: The folder of the model it drafts for.
+        out: An empty folder.
+        lookahead: Tokens that transformers proposes; None if it was not scored.
+
+    Raises:
+        UserError: If the draft brings code, or does not have its target's tokenizer, template or context.
+    """
+    config, again = read_config(draft), f"Export the draft again: {command_of('export')}."
+    if "auto_map" in config:
+        raise UserError(f"{draft / 'config.json'}: auto_map asks to run remote code, which is not published. {again}")
+    for name in CARRIED_FILES:
+        if name != SETTINGS_NAME and bytes_below(target / name) != bytes_below(draft / name):
+            raise UserError(f"{draft / name}: is not that of the target {target}. {again}")
+    refused = None
+    if CONFIG_KEY in config:
+        refused = lay_out_small_head(draft, out)
+    else:
+        copy_draft(draft, out)
+    for folder in forms(out):
+        fit_context(folder, target)
+        if lookahead is not None:
+            write_assistant_settings(folder, lookahead=lookahead)
+    return refused
+
+
+def forms(out: Path) -> list[Path]:
+    """The folders that hold a form of the draft."""
+    return [out / name for name in (".", SMALL_HEAD, OWN_TOKENIZER) if (out / name / "config.json").is_file()]
+
+
+def lay_out_small_head(draft: Path, out: Path) -> str | None:
+    """The head grown back at the root, the draft itself, and one with its own tokenizer; why there is none of these."""
+    copy_draft(draft, out / SMALL_HEAD)
+    convert_draft(draft, out / "whole", "whole")
+    (out / "whole" / MANIFEST_NAME).unlink()
+    for path in (out / "whole").iterdir():
+        path.rename(out / path.name)
+    (out / "whole").rmdir()
+    try:
+        convert_draft(draft, out / OWN_TOKENIZER, "own-tokenizer")
+    except UserError as error:
+        return str(error).removeprefix(f"{draft}: ")
+    (out / OWN_TOKENIZER / MANIFEST_NAME).unlink()
+    return None
+
+
+def copy_draft(draft: Path, out: Path) -> None:
+    """Copy the files of a draft that an engine, transformers or widedraft reads, and no other."""
+    out.mkdir(parents=True, exist_ok=True)
+    for pattern in (*OF_A_DRAFT, *WEIGHTS):
+        for path in draft.glob(pattern):
+            if path.is_dir():
+                shutil.copytree(path, out / path.name)
+            else:
+                shutil.copyfile(path, out / path.name)
+
+
+def fit_context(folder: Path, target: Path) -> None:
+    """Give a draft the context length of its target: engines stop drafting, or fail, past its own.
+
+    Plain rotary positions have no table that would end. Others do, or are scaled for a length.
+
+    Raises:
+        UserError: If its positions end before the target's.
+    """
+    file = folder / "config.json"
+    config = read_json_object(file, f"Export the draft again: {command_of('export')}.")
+    ours = context_length(config, where=str(file))
+    theirs = context_length(read_config(target), where=str(target / "config.json"))
+    if ours is None or theirs is None or ours.tokens >= theirs.tokens:
+        return
+    family = family_of(config, where=str(file))
+    if "positions" in family.outside or has_scaled_positions(config, str(file)) or family.context_key is None:
+        raise UserError(
+            f"{folder}: takes {ours.tokens} tokens ({ours.origin}) and its target {theirs.tokens}; engines stop "
+            "drafting, or fail, past that. Prune the draft from its target, or from a model with as long a context."
+        )
+    write_json({**config, family.context_key: theirs.tokens}, file)
+
+
+def put_certificates(out: Path, target: Path, folders: Sequence[Path]) -> None:
+    """Put certificates next to the forms that they are of.
+
+    Args:
+        out: The folder that is published.
+        target: The folder of the target.
+        folders: Each with a certificate.json.
+
+    Raises:
+        UserError: If one is of another target, or of none of the forms.
+    """
+    prints = {fingerprint_checkpoint(form): form for form in forms(out)}
+    of_target = fingerprint_checkpoint(target)
+    for folder in folders:
+        found = read_certificates(folder)
+        for role, fine in (("target", found.target == of_target), ("draft", found.draft in prints)):
+            if not fine:
+                raise UserError(
+                    f"{folder / CERTIFICATE_NAME}: is of another {role} than is published. Certify again "
+                    "(widedraft certify), or take it away."
+                )
+        for certificate in found.engines.values():
+            write_certificate(prints[found.draft], certificate, target=found.target, draft=found.draft)
+
+
+def public_scorecard(record: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """A scorecard under the public names of its models, by their paths here; every raw count stays."""
+    target, *drafts = (
+        {**model, "path": names.get(model["path"], PurePath(model["path"]).name)}
+        for model in (record["target"], *record["drafts"])
+    )
+    kept: dict[str, Any] = published({key: value for key, value in record.items() if key not in ("target", "drafts")})
+    return {**kept, "format": record["format"], "target": target, "drafts": drafts}
+
+
+def write_provenance(run: Run, out: Path, names: dict[str, str]) -> None:
+    """Write provenance.json (the manifest of every stage) and recipe.yaml."""
+    manifests = {name: run.artifact(name).manifest for name in ARTIFACTS if name not in UNPUBLISHED_STAGES}
+    stages = {name: published(manifest) for name, manifest in manifests.items() if manifest is not None}
+    provenance = {"schema": "widedraft.provenance/1", "widedraft": package_version("widedraft"), "stages": stages}
+    write_json(provenance, out / PROVENANCE_NAME)
+    header = f"{RESOLVED}: of this draft, without secrets and without folders of the machine it was run on.\n"
+    values = published(run.recipe.to_save())
+    values["target"]["path"] = names.get(run.recipe.target.path, values["target"]["path"])
+    write_text(header + OmegaConf.to_yaml(OmegaConf.create(values)), out / RECIPE_NAME)
+
+
+def published(value: Any) -> Any:
+    """A JSON value without secrets, and with only the last part of paths of this machine."""
+    if isinstance(value, dict):
+        return {key: MASK if is_secret(str(key), each) else published(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [published(entry) for entry in value]
+    if isinstance(value, PurePath):
+        return published(str(value))
+    return OWN_PATH.sub(r"\1", masked(value)) if isinstance(value, str) else value
+
+
+def is_secret(key: str, value: Any) -> bool:
+    """Whether the key is that of a secret, and the value no reference to one."""
+    is_text = isinstance(value, str) and not value.startswith("${")
+    return is_text and masked(f"{key}={value}").endswith(f"={MASK}")
+
+
+def write_terms(terms: Terms, out: Path) -> None:
+    """The target's licence files, and a notice that its licence prescribes if it has none of its own."""
+    for path in terms.files:
+        shutil.copyfile(path, out / path.name)
+    if terms.demand.notice and not any(path.name.startswith("NOTICE") for path in terms.files):
+        write_text(terms.demand.notice + "\n", out / "NOTICE")
+
+
+def push_folder(folder: Path, repo_id: str, *, public: bool = False, revision: str | None = None, message: str) -> str:
+    """Make a revision of a hub repository exactly a folder, in one commit; its page, and whether it is private.
+
+    Repository and branch are made if need be. Files of an earlier push that are no longer in the folder are deleted;
+    nothing is committed if nothing differs. Endpoint and token are those huggingface_hub finds in the environment.
+
+    Raises:
+        UserError: If the repository is public and should not be, or the hub does not take the folder. No message holds
+            the token (see architectures/targets/hub_failures.py).
+    """
+    from huggingface_hub import HfApi, errors  # imported here: half a second
+
+    api = HfApi()
+    network_error = errors.HTTPError  # pyright: ignore[reportPrivateImportUsage]
+    try:
+        api.create_repo(repo_id, private=not public, exist_ok=True)
+        is_private = bool(api.model_info(repo_id).private)
+        if not public and not is_private:
+            raise UserError(f"{repo_id}: is public. Push to another name, or allow that with --public.")
+        if revision is not None:
+            api.create_branch(repo_id, branch=revision, exist_ok=True)
+        commit = api.upload_folder(
+            repo_id=repo_id, folder_path=folder, commit_message=message, revision=revision, delete_patterns="*"
+        )
+        return f"{masked(commit.commit_url)}, {'private' if is_private else 'public'}"
+    except (network_error, OSError, ValueError, RuntimeError) as error:
+        if isinstance(error, UserError):
+            raise
+        failure = explain_failure(error, WRITE_REMEDIES)
+    # Raised here, where no context is left whose request would show the token.
+    raise UserError(f"{repo_id}: not pushed: {failure.reason} {failure.remedy or 'Fix that, and push again.'}")

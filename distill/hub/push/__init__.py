@@ -1,1 +1,0 @@
-"""A finished run goes to the hub, whole or not at all."""
