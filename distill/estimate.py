@@ -758,8 +758,8 @@ def distill_seconds(recipe: Recipe, shapes: PlannedShapes, work: Work, device: D
     seconds = (flops + evaluations * of_both) / device.train_flops_per_s[config.precision]
 
     # On-policy samples: the student writes while it trains, in every step anew.
-    if samples.writes:
-        tokens = samples.max_new_tokens or recipe.data.max_new_tokens
+    if samples.source != "teacher":
+        tokens = recipe.data.max_new_tokens
         place = {"batch": config.global_train_batch_size, "context": work.prompt_tokens + tokens // 2}
         one_step = step_seconds(device, draft, "float32", **place)
         if samples.source == "mix_token":

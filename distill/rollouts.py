@@ -1,11 +1,11 @@
-"""Answers of training batches written anew by the student, or by student and teacher token by token.
+"""On-policy responses: those of training batches, generated again by the student, or by student and teacher in turn.
 
 Shape suffixes used in this file:
     B = rows or sequences of the batch, T = tokens of the longest sequence in it, D = draws
 """
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,6 @@ from transformers import PreTrainedModel
 
 from distill.callbacks import ROLLOUTS, PhaseClock
 from distill.data.batches import Example, collate
-from distill.recipe.sections.samples import SamplesConfig
-from distill.recipe.sections.times import split_time
 from eval.decoding.kv_cache import takes_rows
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import Batch, Streams, Wanted, collected, decode_steps
@@ -93,187 +91,145 @@ STUDENT_DRAWS, TEACHER_DRAWS, COINS = Seeds.of(0), Seeds.of(1), 6  # streams tha
 
 
 @dataclass(frozen=True)
-class Writer:
-    """A model that writes, and how it chooses tokens."""
+class RolloutPrompt:
+    """A prompt of a new response: token ids, the seed of everything that is drawn for it, and a limit of tokens."""
 
-    lm: PreTrainedModel
-    sampling: Sampling
+    token_ids: tuple[int, ...]
+    row_seed: int
+    max_new_tokens: int
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Prompts to be answered.
+class Generation:
+    """How tokens are chosen, the tokens that end a response, and the vocabulary: only ids below its size."""
 
-    Attributes:
-        prompts: Token ids, each at least one.
-        row_seeds: One per prompt, on which all of its draws depend and nothing else.
-        most_tokens: Of each answer, at least one.
-        stop_ids: Tokens that end an answer and are its last.
-        vocab_size: Only ids below are said.
-    """
-
-    prompts: Sequence[tuple[int, ...]]
-    row_seeds: Sequence[int]
-    most_tokens: Sequence[int]
+    sampling: Sampling
     stop_ids: frozenset[int]
     vocab_size: int
 
-    def by_length(self) -> Iterator[tuple[list[int], Limits]]:
-        """Indices of the prompts whose answers may have as many tokens, with that limit."""
-        for most in sorted(set(self.most_tokens)):
-            indices = [index for index, each in enumerate(self.most_tokens) if each == most]
-            yield indices, Limits(most, self.stop_ids)
-
-    def of(self, indices: Sequence[int], limits: Limits, sampling: Sampling) -> tuple[Wanted, list[int]]:
-        """Some of the prompts as a decoder wants them, and their seeds."""
-        prompts = [self.prompts[index] for index in indices]
-        wanted = Wanted(prompts, limits, sampling, target_vocab=self.vocab_size)
-        return wanted, [self.row_seeds[index] for index in indices]
+    def wanted(self, prompts: Sequence[RolloutPrompt], max_new_tokens: int) -> tuple[Wanted, list[int]]:
+        """Prompts of one limit as a decoder takes them, and their seeds."""
+        limits = Limits(max_new_tokens, self.stop_ids)
+        ids = [prompt.token_ids for prompt in prompts]
+        wanted = Wanted(ids, limits, self.sampling, target_vocab=self.vocab_size)
+        return wanted, [prompt.row_seed for prompt in prompts]
 
 
 @dataclass(frozen=True)
-class Written:
-    """An answer.
-
-    Attributes:
-        token_ids: The stop token included if one ended it.
-        by_student: How many of them the student wrote.
-    """
+class Rollout:
+    """A new response, its stop token included if one ended it, and how many of its tokens the student generated."""
 
     token_ids: tuple[int, ...]
     by_student: int
 
 
-def written_by(student: Writer, asked: Asked) -> list[Written]:
-    """Answers that the student writes alone, one for each prompt, in their order."""
-    answers: dict[int, Written] = {}
-    for indices, limits in asked.by_length():
-        wanted, seeds = asked.of(indices, limits, student.sampling)
-        steps = decode_steps([student.lm], wanted, seeds=STUDENT_DRAWS, row_seeds=seeds)
-        for index, decoded in zip(indices, collected(steps, len(indices)), strict=True):
-            answers[index] = Written(decoded.token_ids, by_student=len(decoded.token_ids))
-    return [answers[index] for index in range(len(asked.prompts))]
-
-
-def written_by_both(student: Writer, teacher: Writer, asked: Asked, *, probability: float) -> list[Written]:
-    """Answers in which a coin says at every token who writes it; both read whatever was written.
+def generate_rollouts(
+    student: PreTrainedModel,
+    teacher: PreTrainedModel | None,
+    prompts: Sequence[RolloutPrompt],
+    generation: Generation,
+    *,
+    probability: float,
+) -> list[Rollout]:
+    """New responses, one for each prompt, in their order.
 
     Args:
-        student: Writes a token with this probability.
-        teacher: Writes all others.
-        asked: The prompts.
+        student: Generates each token with this probability; every token where there is no teacher.
+        teacher: Generates all others; both models read all tokens.
+        prompts: Each at least one token.
+        generation: How.
         probability: In [0, 1].
-
-    Returns:
-        One for each prompt, in their order.
     """
-    answers: dict[int, Written] = {}
-    together = all(takes_rows(writer.lm, goes_back=False) for writer in (student, teacher))
-    for indices, limits in asked.by_length():
+    rollouts: dict[int, Rollout] = {}
+    together = teacher is None or all(takes_rows(lm, goes_back=False) for lm in (student, teacher))
+    for limit in sorted({prompt.max_new_tokens for prompt in prompts}):
+        indices = [index for index, prompt in enumerate(prompts) if prompt.max_new_tokens == limit]
         for rows in [indices] if together else [[index] for index in indices]:
-            texts = mixed_texts(student, teacher, asked, rows, limits, probability=probability)
-            answers |= dict(zip(rows, texts, strict=True))
-    return [answers[index] for index in range(len(asked.prompts))]
+            some = [prompts[row] for row in rows]
+            if teacher is None:
+                wanted, seeds = generation.wanted(some, limit)
+                decoded = collected(decode_steps([student], wanted, seeds=STUDENT_DRAWS, row_seeds=seeds), len(rows))
+                made = [Rollout(each.token_ids, by_student=len(each.token_ids)) for each in decoded]
+            else:
+                made = mix_tokens(student, teacher, some, generation, probability=probability)
+            rollouts |= dict(zip(rows, made, strict=True))
+    return [rollouts[index] for index in range(len(prompts))]
 
 
 @torch.inference_mode()
-def mixed_texts(
-    student: Writer, teacher: Writer, asked: Asked, rows: Sequence[int], limits: Limits, *, probability: float
-) -> list[Written]:
-    """The answers to some prompts that are decoded together."""
-    ours, theirs = (
-        batch_of(writer, asked, rows, limits, seeds)
-        for writer, seeds in ((student, STUDENT_DRAWS), (teacher, TEACHER_DRAWS))
-    )
-    coins_BD = stream(COINS, [asked.row_seeds[row] for row in rows], limits.max_new_tokens, torch.device("cpu"))
-    is_students_BD, answers = coins_BD < probability, {}
-    for step in range(limits.max_new_tokens):
-        if not ours.texts:
+def mix_tokens(
+    student: PreTrainedModel,
+    teacher: PreTrainedModel,
+    prompts: Sequence[RolloutPrompt],
+    generation: Generation,
+    *,
+    probability: float,
+) -> list[Rollout]:
+    """Responses to prompts of one limit, decoded together: a coin at every token decides which model's it is."""
+    limit, batches = prompts[0].max_new_tokens, []
+    for lm, draws in ((student, STUDENT_DRAWS), (teacher, TEACHER_DRAWS)):
+        wanted, row_seeds = generation.wanted(prompts, limit)
+        batches.append(Batch([lm], wanted, Streams.of(wanted, draws, row_seeds, lm.device), range(len(prompts))))
+    of_student, of_teacher = batches
+    coins_BD = stream(COINS, [prompt.row_seed for prompt in prompts], limit, torch.device("cpu"))
+    is_students_BD, rollouts = coins_BD < probability, {}
+    for step in range(limit):
+        if not of_student.texts:
             break
-        is_students_B = is_students_BD[[text.index for text in ours.texts], step].to(ours.device)
-        tokens_B = chosen(ours, theirs, is_students_B)
-        for batch in (ours, theirs):
+        is_students_B = is_students_BD[[text.index for text in of_student.texts], step].to(of_student.device)
+        (student_tokens_B, _), (teacher_tokens_B, _) = of_student.next_tokens(), of_teacher.next_tokens()
+        tokens_B = student_tokens_B.where(is_students_B, teacher_tokens_B)
+
+        # Both read the token; steps and retired texts are generators, of which the student's are used.
+        for batch in batches:
             for _ in batch.append(tokens_B):
                 pass
-        for index, decoded in ours.retire():
+        for index, decoded in of_student.retire():
             by_student = int(is_students_BD[index, : len(decoded.token_ids)].sum())
-            answers[index] = Written(decoded.token_ids, by_student)
-        for _ in theirs.retire():
+            rollouts[index] = Rollout(decoded.token_ids, by_student)
+        for _ in of_teacher.retire():
             pass
-    return [answers[index] for index in range(len(rows))]
-
-
-def chosen(ours: Batch, theirs: Batch, is_students_B: Tensor) -> Tensor:
-    """tokens_B of the next step: both models read it, whoever of them writes."""
-    (our_tokens_B, _), (their_tokens_B, _) = ours.next_tokens(), theirs.next_tokens()
-    return our_tokens_B.where(is_students_B, their_tokens_B)
-
-
-def batch_of(writer: Writer, asked: Asked, rows: Sequence[int], limits: Limits, seeds: Seeds) -> Batch:
-    """A writer that has read some prompts."""
-    wanted, row_seeds = asked.of(rows, limits, writer.sampling)
-    streams = Streams.of(wanted, seeds, row_seeds, writer.lm.device)
-    return Batch([writer.lm], wanted, streams, range(len(rows)))
+    return [rollouts[index] for index in range(len(prompts))]
 
 
 TEACHER_TOKENS, STUDENT_TOKENS = "samples/teacher_tokens", "samples/student_tokens"
 
 
-@dataclass(frozen=True)
-class Writers:
-    """Who writes, and what.
-
-    Attributes:
-        student: As it is at the moment.
-        teacher: Where it writes tokens; None where its answers are those of the batch.
-        stop_ids: Tokens that end an answer.
-        vocab_size: Only ids below are said.
-        max_new_tokens: Of an answer.
-        max_seq_len: Of a whole sequence.
-    """
-
-    student: Writer
-    teacher: Writer | None
-    stop_ids: frozenset[int]
-    vocab_size: int
-    max_new_tokens: int
-    max_seq_len: int
-
-    def write(self, places: Sequence[Place], probability: float) -> list[Written]:
-        """The answers at some places, by the student, or by both where the teacher writes tokens."""
-        asked = Asked(
-            [place.prompt_ids for place in places],
-            [place.row_seed for place in places],
-            [min(self.max_new_tokens, self.max_seq_len - len(place.prompt_ids)) for place in places],
-            self.stop_ids,
-            self.vocab_size,
-        )
-        was_training = self.student.lm.training
-        self.student.lm.eval()
-        try:
-            if self.teacher is None:
-                return written_by(self.student, asked)
-            return written_by_both(self.student, self.teacher, asked, probability=probability)
-        finally:
-            self.student.lm.train(was_training)
-
-
 class Rollouts(Callback):
-    """Writes answers of each training batch anew, with the student's weights of the moment.
+    """Generates responses of each training batch again, with the student's current weights.
 
-    Its `rewritten` is the trainer's `batch_transforms`: it runs before Composer counts the batch, so that times in
-    tokens are of what is trained on, and before anything is shown to the student in place of its inputs.
+    Its `replace_responses` is the trainer's `batch_transforms`: it runs before Composer counts the batch, so that times
+    in tokens are of what is trained on, and before anything is shown to the student in place of its inputs.
 
     Args:
-        config: Section distill.samples, of a source that writes.
-        writers: Who writes.
+        student: In training.
+        teacher: Where it generates tokens; None where its responses are those of the batch.
+        generation: How responses are generated.
+        probability: Of each sequence, or of each token where the teacher generates too, to be the student's.
+        max_new_tokens: Of a response.
+        max_seq_len: Of a whole sequence.
         seed: Of the training.
         clock: By which the time is counted.
     """
 
-    def __init__(self, config: SamplesConfig, writers: Writers, *, seed: int, clock: PhaseClock):
-        self.config = config
-        self.writers = writers
+    def __init__(
+        self,
+        student: PreTrainedModel,
+        teacher: PreTrainedModel | None,
+        generation: Generation,
+        *,
+        probability: float,
+        max_new_tokens: int,
+        max_seq_len: int,
+        seed: int,
+        clock: PhaseClock,
+    ):
+        self.student = student
+        self.teacher = teacher
+        self.generation = generation
+        self.probability = probability
+        self.max_new_tokens = max_new_tokens
+        self.max_seq_len = max_seq_len
         self.seed = seed
         self.clock = clock
         self.state: State | None = None
@@ -281,62 +237,56 @@ class Rollouts(Callback):
         self.teacher_tokens = self.student_tokens = 0  # so far, by all processes
 
     def init(self, state: State, logger: Logger) -> None:
-        """Remember what tells the time and takes the counts."""
+        """Remember the training's time and its logger."""
         self.state, self.logger = state, logger
 
-    def rewritten(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """A batch with its new answers; counted."""
-        assert self.state is not None, "the trainer has told of its state"
+    def replace_responses(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """A batch with its new responses; tokens are counted over all processes."""
+        assert self.state is not None, "Composer calls init first"
         assert self.logger is not None
-        probability = self.config.probability_after(passed(self.state, split_time(self.config.ramp)[1]))
         with self.clock.phase(ROLLOUTS):
-            examples, by_student = self.written(batch, probability, self.state.timestamp.batch.value)
-        new = batch if by_student is None else collate(examples)
-        self.count(int(new["keep"].sum()), by_student or 0, self.state)
-        self.logger.log_metrics(
-            {
-                TEACHER_TOKENS: self.teacher_tokens,
-                STUDENT_TOKENS: self.student_tokens,
-                "samples/probability": probability,
-            }
-        )
-        return new
-
-    def written(
-        self, batch: Mapping[str, Tensor], probability: float, batch_number: int
-    ) -> tuple[list[Example], int | None]:
-        """The sequences with their new answers, and the student's tokens in them; None where nothing was written."""
-        places = places_in(batch, seed=self.seed, batch_number=batch_number)
-        chance = float(probability > 0) if self.writers.teacher is not None else probability
-        chosen = [index for index, place in enumerate(places) if place.coin < chance]
-        if not chosen:
-            return [], None
-        examples = [place.example for place in places]
-        answers = self.writers.write([places[index] for index in chosen], probability)
-        for index, answer in zip(chosen, answers, strict=True):
-            examples[index] = places[index].with_answer(answer.token_ids)
-        return examples, sum(answer.by_student for answer in answers)
-
-    def count(self, num_tokens: int, by_student: int, state: State) -> None:
-        """Add a batch's answer tokens to those so far, over all processes."""
-        counts = state.device.tensor_to_device(torch.tensor([num_tokens - by_student, by_student]))
+            new, by_student = self.generated(batch, self.state.timestamp.batch.value)
+        counts = torch.tensor([int(new["keep"].sum()) - by_student, by_student])
+        counts = self.state.device.tensor_to_device(counts)
         dist.all_reduce(counts, reduce_operation="SUM")
         teacher_tokens, student_tokens = counts.tolist()
         self.teacher_tokens += teacher_tokens
         self.student_tokens += student_tokens
+        self.logger.log_metrics(self.state_dict())
+        return new
+
+    def generated(self, batch: Mapping[str, Tensor], batch_number: int) -> tuple[Mapping[str, Tensor], int]:
+        """The batch with new responses, and the student's tokens in it."""
+        places = places_in(batch, seed=self.seed, batch_number=batch_number)
+        of_sequence = self.probability if self.teacher is None else float(self.probability > 0)
+        chosen = [index for index, place in enumerate(places) if place.coin < of_sequence]
+        if not chosen:
+            return batch, 0
+        prompts = [
+            RolloutPrompt(ids, places[index].row_seed, min(self.max_new_tokens, self.max_seq_len - len(ids)))
+            for index in chosen
+            for ids in [places[index].prompt_ids]
+        ]
+
+        # Without dropout, and back to training after it.
+        was_training = self.student.training
+        self.student.eval()
+        try:
+            rollouts = generate_rollouts(
+                self.student, self.teacher, prompts, self.generation, probability=self.probability
+            )
+        finally:
+            self.student.train(was_training)
+
+        examples = [place.example for place in places]
+        for index, rollout in zip(chosen, rollouts, strict=True):
+            examples[index] = places[index].with_answer(rollout.token_ids)
+        return collate(examples), sum(rollout.by_student for rollout in rollouts)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed training must know."""
-        return {"teacher_tokens": self.teacher_tokens, "student_tokens": self.student_tokens}
+        """Tokens so far."""
+        return {TEACHER_TOKENS: self.teacher_tokens, STUDENT_TOKENS: self.student_tokens}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what an earlier session counted."""
-        self.teacher_tokens, self.student_tokens = state["teacher_tokens"], state["student_tokens"]
-
-
-def passed(state: State, unit: str) -> float:
-    """How much of the training has passed, in its own length or in batches, sequences or tokens."""
-    if unit == "dur":
-        elapsed = state.get_elapsed_duration()
-        return 0.0 if elapsed is None else float(elapsed)
-    return float(state.timestamp.get(unit).value)
+        """Continue the counts of an earlier session."""
+        self.teacher_tokens, self.student_tokens = state[TEACHER_TOKENS], state[STUDENT_TOKENS]

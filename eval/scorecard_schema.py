@@ -16,7 +16,6 @@ from architectures.files.atomic import write_json
 from architectures.files.reading import checked, read_json
 from architectures.settings.holding import Placement
 from eval.acceptance.estimates import Estimate, Resampling
-from eval.acceptance.paired_tests import MatchComparison
 from eval.config import SamplingConfig
 from eval.records.evidence import StepEvidence
 
@@ -157,16 +156,6 @@ class Provenance(Record):
     def of_this_process(cls) -> "Provenance":
         return cls.model_validate(provenance())
 
-    @property
-    def versions_words(self) -> str:
-        versions = (f"{name} {version}" for name, version in self.versions.items() if version)
-        return ", ".join([f"Python {self.python}", *versions])
-
-    @property
-    def words(self) -> str:
-        """Versions, commit and time."""
-        return f"{self.versions_words}; commit {self.git_commit}; {self.created}"
-
 
 class TaskRow(Record):
     """A task, how many of its prompts were used, and the hash of their content."""
@@ -199,10 +188,6 @@ class Prompts(Record):
     ids_sha256: str
     answers: Some[AnswersRow]
 
-    @property
-    def temperatures(self) -> list[float]:
-        return [answers.temperature for answers in self.answers]
-
     def ids_at(self, temperature: float) -> str:
         """Hash of the responses at a temperature that was scored."""
         return only(self.answers, lambda answers: answers.temperature == temperature).ids_sha256
@@ -231,10 +216,6 @@ class Settings(BaseModel):
         """As intervals were made."""
         return Resampling(self.confidence, self.num_resamples, self.seed)
 
-    def asked(self, key: str) -> Any:
-        """Another key of recipe section `eval`."""
-        return (self.model_extra or {})[key]
-
 
 # Acceptance: raw counts next to every rate.
 
@@ -247,7 +228,6 @@ class Position(Record):
     reached: float
     accepted: float
     joint: Estimate
-    unconditional: Ratio
     conditional: Ratio
 
 
@@ -257,13 +237,10 @@ class RoundFigures(Record):
     lookahead: int
     rounds: float
     proposed: float
-    decided: float
     accepted: float
     emitted: float
     fully_accepted: float
     histogram: tuple[float, ...]
-    tau_per_prompt: Ratio
-    alpha_of_rounds: Ratio
     utilisation: Ratio
 
 
@@ -277,7 +254,6 @@ class Rounds(RoundFigures):
     """All verification steps, with each position in them and each number of accepted tokens."""
 
     tau: Estimate
-    histogram_share: tuple[Estimate, ...]
     positions: Some[Position]
 
     @property
@@ -296,10 +272,6 @@ class RuleRow(Record):
 
     def at(self, lookahead: int) -> Rounds:
         return only(self.lookahead, lambda rounds: rounds.lookahead == lookahead)
-
-    @property
-    def lookaheads(self) -> list[int]:
-        return [rounds.lookahead for rounds in self.lookahead]
 
 
 class Bin(Record):
@@ -337,7 +309,6 @@ class PromptSums(Record):
     tokens: tuple[float, ...]
     alpha: tuple[float, ...]
     greedy_match: tuple[float, ...]
-    sayable: tuple[float, ...] | None
     rounds: tuple[RoundsByPrompt, ...]
 
     def rounds_at(self, lookahead: int) -> tuple[float, ...]:
@@ -362,10 +333,6 @@ class AcceptanceRow(RuleRow):
     bins: tuple[Bins, ...]
     by_prompt: PromptSums
 
-    def bins_by(self, by: str) -> list[Bin]:
-        """Bins of one kind; none if a single bin holds everything."""
-        return [bin_ for part in self.bins if part.by == by for bin_ in part.bins]
-
 
 class TauDifference(Record):
     """At one number of speculative tokens."""
@@ -385,20 +352,16 @@ class RuleDifference(Record):
         """Difference of acceptance lengths."""
         return only(self.lookahead, lambda tau: tau.lookahead == lookahead).tau
 
-    @property
-    def lookaheads(self) -> list[int]:
-        return [tau.lookahead for tau in self.lookahead]
-
 
 class DifferenceRow(RuleDifference):
-    """Draft minus baseline at one temperature on the same responses; `matches` compares their argmax agreement."""
+    """Draft minus baseline at one temperature on the same responses; `greedy_match_p` is that of a sign-flip test."""
 
     draft: str
     baseline: str
     temperature: float
     other_rules: tuple[RuleDifference, ...]
     greedy_match: Estimate
-    matches: MatchComparison
+    greedy_match_p: float
 
 
 # Step times and what they predict.
@@ -476,9 +439,6 @@ class ScoredLatency(Record):
         of_drafts = [step for draft in self.drafts for step in (draft.one_token, draft.two_tokens)]
         return [self.target, *self.verify, *of_drafts]
 
-    def verify_at(self, lookahead: int) -> VerifyStep:
-        return only(self.verify, lambda step: step.lookahead == lookahead)
-
     def of(self, draft: str) -> DraftSteps:
         """The steps of one draft."""
         return only(self.drafts, lambda steps: steps.draft == draft)
@@ -530,10 +490,6 @@ class SpeedupRow(Record):
     def break_even_alpha(self) -> float | None:
         """At the best number of speculative tokens."""
         return self.at(self.best_lookahead).break_even_alpha
-
-    @property
-    def lookaheads(self) -> list[int]:
-        return [forecast.lookahead for forecast in self.lookahead]
 
 
 # Wall-clock decoding.

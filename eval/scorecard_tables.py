@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from architectures.tables import Section, Table, facts, terminal
-from eval.acceptance.estimates import paired_ratio_difference, pooled_ratio
+from eval.acceptance.estimates import paired_ratio_difference, pooled_ratio, sign_flip_p
 from eval.acceptance.intervals import least_units
-from eval.acceptance.paired_tests import sign_flip_p
 from eval.records.evidence import StepEvidence
 from eval.scorecard_schema import AcceptanceRow, HasInterval, Live, RecordedScorecard, Scorecard, ScoredModel, StepTime
 from eval.speedup import predicted_interval
@@ -293,7 +292,7 @@ def differences(cards: Mapping[str, Scorecard]) -> Table | None:
                     interval(row.at(k)),
                     k,
                     interval(row.greedy_match),
-                    f"{row.matches.sign_flip_p:.2g}",
+                    f"{row.greedy_match_p:.2g}",
                 )
             )
     first, *others = cards

@@ -17,7 +17,6 @@ from architectures.shapes.tiny import HEAD_VOCAB, tiny_shapes
 from architectures.vocabulary import COUNTED
 from distill.check import draft_and_origin
 from distill.recipe.recipe import Recipe
-from distill.recipe.sections.times import split_time
 from eval.tasks import TASKS
 
 SUFFIX = "-debug"
@@ -136,17 +135,11 @@ def shrink_training(distill: Values, run: Path) -> None:
     distill["scheduler"]["t_warmup"] = "0.2dur"
     for key, bound in (("device_train_microbatch_size", 2), ("device_eval_batch_size", 4)):
         distill[key] = at_most(distill[key], bound)
-    samples = distill["samples"]
-    samples["max_new_tokens"] = at_most(samples["max_new_tokens"], 16)
-    if split_time(samples["ramp"])[0]:
-        samples["ramp"] = "0.5dur"
-    if distill["online"] is not None:  # two updates or so, each judged
+    if distill["online"] is not None:  # two updates or so
         online = distill["online"]
         distill["max_duration"] = "1ep"
         online |= {"update_interval": 8, "buffer_size": 16}
         online["stream"] = {"sources": built_in(online["stream"]["sources"], run)}
-        if online["guard"] is not None:
-            online["guard"]["every"] = 1
 
 
 def built_in(sources: list[Values], run: Path) -> list[Values]:

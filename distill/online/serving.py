@@ -1,7 +1,7 @@
-"""Requests answered by speculative decoding in a process beside a training: `python -m distill.online.serving`.
+"""Requests served by speculative decoding in a process next to a training: `python -m distill.online.serving`.
 
-The training tells it of new drafts on its standard input, a line each: "draft UPDATES FILE". It prints "served" for
-each request that is whole in the journal, and "ended" after the last one of the stream. It ends with the training.
+The training sends new drafts to its standard input, a line each: "draft UPDATES FILE". It prints "served" for each
+request that is whole in the journal, and "ended" after the last one of the stream. It ends with the training.
 
 Shape suffixes used in this file:
     A = tokens of the response, H = width of the target's last hidden state
@@ -26,8 +26,7 @@ from transformers import PreTrainedModel
 from architectures.errors import UserError
 from architectures.files.atomic import write_bytes
 from distill.losses.answer_logits import head_of
-from distill.online.replayed import Asker
-from distill.online.served import Journal, RequestRecord, RequestShare, Served
+from distill.online.served import DraftReplay, Journal, RequestRecord, Served
 from distill.process.exits import report_user_errors
 from distill.recipe.recipe import Recipe, load_recipe
 from distill.run.run import Run
@@ -40,7 +39,7 @@ from eval.prompts import render_prompt
 from eval.stream import open_stream
 
 DRAFTS_TO_KEEP = 4  # the newest, and those that the other process may be reading
-Draft = tuple[int, Path]  # updates of a draft, and the file of its weights
+PublishedDraft = tuple[int, Path]  # updates of a draft, and the file of its weights
 
 
 def trained_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -49,7 +48,7 @@ def trained_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def put_back(model: nn.Module, weights: dict[str, Tensor]) -> None:
+def restore_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
     """Overwrite weights by name, in the dtype and on the device that they have there."""
     own = dict(model.named_parameters())
     for name, weight in weights.items():
@@ -77,10 +76,10 @@ class RoundStates:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request as token ids: its place in the stream, its set, prompt, and tokens of its response at most."""
+class OnlineRequest:
+    """A request as token ids: its place in the stream, its source, prompt, and tokens of its response at most."""
 
-    request: int
+    number: int
     source: str
     prompt_ids: tuple[int, ...]
     max_new_tokens: int
@@ -88,48 +87,50 @@ class Asked:
 
 @dataclass
 class Server:
-    """Answers one request after another with a draft that may be another each time.
+    """Serves one request after another with a draft that may be another each time.
 
     Attributes:
         target: Decides every token.
         draft: Drafts.
-        speculation: How it is used.
+        lookahead: Tokens drafted a verification step.
         sampling: How tokens are chosen.
         stop_ids: Tokens that end a response.
-        seeds: Of random numbers; a request's depend on its place in the stream as well.
+        seed: Of random numbers; a request's depend on its place in the stream as well.
     """
 
     target: PreTrainedModel
     draft: PreTrainedModel
-    speculation: Speculation
+    lookahead: int
     sampling: Sampling
     stop_ids: frozenset[int]
-    seeds: Seeds
+    seed: int
     states: RoundStates = field(init=False)
-    asker: Asker = field(init=False)
+    replay: DraftReplay = field(init=False)
 
     def __post_init__(self) -> None:
         self.states = RoundStates(self.target)
         vocab_size = shared_vocab_size(self.target, self.draft)
-        self.asker = Asker(self.draft, head_of(self.target), vocab_size, self.sampling)
+        self.replay = DraftReplay(
+            self.draft, head_of(self.target), vocab_size, self.sampling, self.lookahead, self.seed
+        )
 
-    def serve(self, asked: Asked, *, updates: int, since_s: float) -> tuple[Served, RequestRecord]:
+    def serve(self, request: OnlineRequest, *, updates: int, since_s: float) -> Served:
         """The response to a request, and how the draft did.
 
         Args:
-            asked: The request.
+            request: As token ids.
             updates: That the draft has had.
             since_s: When the request came, by time.monotonic().
         """
         begin_s = time.monotonic()
-        limits = Limits(asked.max_new_tokens, self.stop_ids)
-        wanted = Wanted([asked.prompt_ids], limits, self.sampling, self.speculation)
+        limits = Limits(request.max_new_tokens, self.stop_ids)
+        wanted = Wanted([request.prompt_ids], limits, self.sampling, Speculation(self.lookahead))
+        seeds, row_seeds = Seeds.of(self.seed), [row_seed(request.number)]
         token_ids: list[int] = []
         mistakes: list[int] = []
         states: list[Tensor] = []
         rounds = []
-        steps = decode_steps([self.target, self.draft], wanted, seeds=self.seeds, row_seeds=[row_seed(asked.request)])
-        for step in steps:
+        for step in decode_steps([self.target, self.draft], wanted, seeds=seeds, row_seeds=row_seeds):
             if isinstance(step, Emitted):
                 token_ids += step.token_ids
                 if step.rejected is not None:
@@ -138,30 +139,21 @@ class Server:
             else:
                 rounds = step[1].rounds
         end_s = time.monotonic()
-        served = Served(
-            request=asked.request,
-            source=asked.source,
-            prompt_ids=asked.prompt_ids,
-            answer_ids=tuple(token_ids),
-            mistakes=tuple(mistakes),
-            hidden_AH=torch.cat(states),
-            seen_by=updates,
-        )
+        hidden_AH = torch.cat(states)
         record = RequestRecord(
-            request=asked.request,
-            source=asked.source,
+            request=request.number,
+            source=request.source,
             updates=updates,
-            alpha=self.asker.alpha(served),
-            tau=len(token_ids) / len(rounds),
+            alpha=self.replay.alpha(request.prompt_ids, token_ids, hidden_AH),
             tokens=len(token_ids),
             rounds=len(rounds),
             proposed=sum(each.proposed for each in rounds),
             accepted=sum(each.accepted for each in rounds),
             seconds=end_s - since_s,
             wait_s=begin_s - since_s,
-            answer_ids=served.answer_ids,
+            answer_ids=tuple(token_ids),
         )
-        return served, record
+        return Served(record, request.prompt_ids, tuple(mistakes), hidden_AH)
 
 
 def open_server(run: Run, draft: Path, *, rank: int) -> Server:
@@ -171,21 +163,15 @@ def open_server(run: Run, draft: Path, *, rank: int) -> Server:
     device = f"cuda:{rank % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
     load = partial(load_model, dtype=recipe.target.dtype, device=device)
     target, proposer = load(run.target, bits=recipe.target.bits), load(draft)
-    return Server(
-        target,
-        proposer,
-        Speculation(online.lookahead),
-        Sampling(recipe.data.temperature, top_p=recipe.data.top_p),
-        stop_token_ids(target),
-        Seeds.of(recipe.seed),
-    )
+    sampling = Sampling(recipe.data.temperature, top_p=recipe.data.top_p)
+    return Server(target, proposer, online.lookahead, sampling, stop_token_ids(target), recipe.seed)
 
 
-def requests_of(run: Run, *, first: int, world: int) -> Iterator[Asked]:
+def requests_of(run: Run, *, first: int, world: int) -> Iterator[OnlineRequest]:
     """This process's requests from one on.
 
     Raises:
-        UserError: As `open_stream`; also if a request leaves no room for a response within data.max_seq_len.
+        UserError: As `open_stream`; also if a prompt leaves no token for a response within data.max_seq_len.
     """
     recipe, tokenizer = run.recipe, load_tokenizer(run.target)
     online = recipe.distill.online
@@ -194,17 +180,17 @@ def requests_of(run: Run, *, first: int, world: int) -> Iterator[Asked]:
         if (request.number - first) % world:
             continue
         prompt_ids = render_prompt(tokenizer, request.prompt.messages)
-        room = recipe.data.max_seq_len - len(prompt_ids)
-        if room < 1:
+        max_new_tokens = min(recipe.data.max_seq_len - len(prompt_ids), recipe.data.max_new_tokens)
+        if max_new_tokens < 1:
             raise UserError(
                 f"{request.prompt.source}: has {len(prompt_ids)} tokens, and data.max_seq_len is "
                 f"{recipe.data.max_seq_len}. Raise it, or leave out this row."
             )
-        yield Asked(request.number, request.source, tuple(prompt_ids), min(room, recipe.data.max_new_tokens))
+        yield OnlineRequest(request.number, request.source, tuple(prompt_ids), max_new_tokens)
 
 
-class Drafts:
-    """The draft of the moment: the newest that was handed over, loaded between two requests.
+class DraftInbox:
+    """The newest draft that the training has published, loaded between two requests.
 
     Args:
         server: Whose draft it is.
@@ -213,56 +199,56 @@ class Drafts:
         own: Requests of this process between two updates.
     """
 
-    def __init__(self, server: Server, draft: Draft, *, waits: bool, own: int) -> None:
+    def __init__(self, server: Server, draft: PublishedDraft, *, waits: bool, own: int) -> None:
         self.server, self.waits, self.own = server, waits, own
-        self.news: queue.Queue[Draft | None] = queue.Queue()
-        self.serving = threading.Lock()  # held while a request is answered
-        self.take(draft)
+        self.news: queue.Queue[PublishedDraft | None] = queue.Queue()
+        self.serving = threading.Lock()  # held while a request is served
+        self.load(draft)
         threading.Thread(target=self.listen, daemon=True).start()
 
     def listen(self) -> None:
-        """Note new drafts; at the end of standard input end this process, which may wait for a request for ever."""
+        """Note new drafts; at the end of standard input end this process, which may wait for a request forever."""
         for line in sys.stdin:
             _, updates, path = line.rstrip("\n").split(" ", 2)
             self.news.put((int(updates), Path(path)))
         self.news.put(None)
-        with self.serving:  # the request that is being answered is written first
+        with self.serving:  # the request that is being served is written first
             os._exit(0)
 
     def newest_for(self, served: int) -> int:
         """Load the newest draft, once it has learned what it should before the next request; returns its updates.
 
         Args:
-            served: Requests that are answered.
+            served: Requests of this process so far.
 
         Raises:
             SystemExit: If the training has ended.
         """
         needed = served // self.own if self.waits else 0
-        newest: Draft | None = None
+        newest: PublishedDraft | None = None
         while not self.news.empty() or (newest[0] if newest else self.updates) < needed:
             newest = self.news.get()
             if newest is None:
                 raise SystemExit(0)
         if newest is not None:
-            self.take(newest)
+            self.load(newest)
         return self.updates
 
-    def take(self, draft: Draft) -> None:
+    def load(self, draft: PublishedDraft) -> None:
         self.updates, path = draft
-        put_back(self.server.draft, load_file(path))
+        restore_weights(self.server.draft, load_file(path))
 
 
 @dataclass
 class LiveRequests:
-    """The process that answers, as the training sees it.
+    """The process that serves, from the training's side.
 
     Attributes:
         recipe: File of the recipe, with all values.
         journal: Of this process.
         yields: Whether this process leaves the cores to it.
-        process: That answers; None until there is a draft to answer with.
-        served: Requests that it has answered.
+        process: That serves; None until there is a draft to serve with.
+        served: Requests that it has served.
         ended: Whether the stream has.
     """
 
@@ -276,14 +262,14 @@ class LiveRequests:
     def __post_init__(self) -> None:
         self.served = self.journal.begin()
 
-    def take(self, update: int) -> list[tuple[Served, RequestRecord]]:
-        """What this process served for an update: less than an interval where the stream has ended.
+    def take(self, update: int) -> list[Served]:
+        """The requests that this process served for an update: fewer than an interval at the end of the stream.
 
         Raises:
-            UserError: If the process that answers has ended by an error, which it has printed.
+            UserError: If the process that serves has ended by an error, which it has printed.
         """
-        share = self.journal.share
-        while self.served < (update + 1) * share.own and not self.ended:
+        own = self.journal.own
+        while self.served < (update + 1) * own and not self.ended:
             assert self.process is not None, "a draft is published before requests are taken"
             assert self.process.stdout is not None
             word = self.process.stdout.readline().strip()
@@ -291,18 +277,17 @@ class LiveRequests:
             self.ended = word == "ended"
             if not word:
                 raise UserError(
-                    f"{self.recipe}: the process that answers requests ended ({self.process.wait()}); its output "
-                    "stands above. Run the same command again: answered requests are kept."
+                    f"{self.recipe}: the process that serves requests ended ({self.process.wait()}); its output is "
+                    "above. Run the same command again: served requests are kept."
                 )
-        return self.journal.read_with_records(share.of_update(update)[: max(0, self.served - update * share.own)])
+        return self.journal.read(self.journal.of_update(update)[: max(0, self.served - update * own)])
 
     def publish(self, model: nn.Module, *, updates: int) -> None:
         """From now on requests are served by the draft after so many updates."""
         path = self.journal.folder / f"draft-{updates:08d}.safetensors"
         write_bytes(save({name: weight.cpu().contiguous() for name, weight in trained_weights(model).items()}), path)
         if self.process is None:
-            share = self.journal.share
-            words = (self.recipe, self.journal.folder, path, updates, share.rank, share.world)
+            words = (self.recipe, self.journal.folder, path, updates, self.journal.rank, self.journal.world)
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "distill.online.serving", *map(str, words)],
                 stdin=subprocess.PIPE,
@@ -328,25 +313,25 @@ class LiveRequests:
             self.process.communicate()
 
 
-def serve(recipe: Recipe, folder: Path, draft: Draft, *, rank: int, world: int) -> None:
-    """Answer this process's share of the requests that are not answered yet."""
+def serve(recipe: Recipe, folder: Path, draft: PublishedDraft, *, rank: int, world: int) -> None:
+    """Serve this process's share of the requests that are not served yet."""
     run, online = Run.of(recipe), recipe.distill.online
     assert online is not None
-    journal = Journal(folder, RequestShare(rank, world, online.update_interval))
-    drafts = Drafts(open_server(run, run.init.path, rank=rank), draft, waits=online.waits, own=journal.share.own)
+    journal = Journal(folder, rank, world, online.update_interval)
+    inbox = DraftInbox(open_server(run, run.init.path, rank=rank), draft, waits=online.waits, own=journal.own)
     served = journal.num_served()
-    for asked in requests_of(run, first=journal.share.request(served), world=world):
+    for request in requests_of(run, first=journal.request(served), world=world):
         since_s = time.monotonic()
-        with drafts.serving:
-            updates = drafts.newest_for(served)
-            journal.write(*drafts.server.serve(asked, updates=updates, since_s=since_s))
+        with inbox.serving:
+            updates = inbox.newest_for(served)
+            journal.write(inbox.server.serve(request, updates=updates, since_s=since_s))
         served += 1
         print("served", flush=True)
     print("ended", flush=True)
 
 
 def main(words: list[str]) -> int:
-    """Answer until the stream or the training ends; the exit code."""
+    """Serve until the stream or the training ends; the exit code."""
     recipe, folder, draft, updates, rank, world = words
     newest = (int(updates), Path(draft))
     return report_user_errors(

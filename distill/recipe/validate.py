@@ -13,9 +13,9 @@ from architectures.families.family import Feature
 from architectures.pruning.selection import LAYER_SCORES
 from architectures.settings.holding import Placement
 from distill.formulas.losses import Knowledge
-from distill.recipe.sections.samples import SamplesConfig
 from distill.recipe.sections.teacher import TeacherConfig
 from distill.recipe.sections.times import split_time
+from distill.recipe.sections.training import SamplesConfig
 
 Recipe: TypeAlias = Any  # distill.recipe.recipe.Recipe, which imports this module
 Broken: TypeAlias = Iterator[tuple[str, str]]
@@ -147,7 +147,7 @@ def training_rules(recipe: Recipe) -> Broken:
             )
 
     # Responses that the student generates while it trains
-    if samples.writes:
+    if samples.source != "teacher":
         if on_text:
             yield ("distill.samples.source", "must be teacher when distill.train_on is text.")
         elif teacher.source != "live":
@@ -179,27 +179,8 @@ def training_rules(recipe: Recipe) -> Broken:
                     "would gather the shards."
                 ),
             )
-    else:
-        for name in ("probability", "temperature", "max_new_tokens"):
-            if getattr(samples, name) is not None:
-                yield (f"distill.samples.{name}", "must be left out when distill.samples.source is teacher.")
-    is_mix, ramp = samples.source in ("mix_request", "mix_token"), split_time(samples.ramp)[0]
-    if samples.source == "student" and samples.probability is not None:
-        yield ("distill.samples.probability", "must be left out when distill.samples.source is student.")
-    if ramp and not is_mix:
-        yield ("distill.samples.ramp", f"must be left out when distill.samples.source is {samples.source}.")
-    if samples.begin and not ramp:
-        yield ("distill.samples.begin", f"must be left out without a ramp, got {samples.begin}.")
-    elif is_mix and samples.begin > samples.most_probable:
-        yield (
-            "distill.samples.begin",
-            f"must be at most the probability {samples.most_probable}, got {samples.begin}.",
-        )
-    if samples.max_new_tokens is not None and samples.max_new_tokens >= recipe.data.max_seq_len:
-        yield (
-            "distill.samples.max_new_tokens",
-            f"must be < data.max_seq_len, got {samples.max_new_tokens} and {recipe.data.max_seq_len}.",
-        )
+    if samples.source in ("teacher", "student") and samples.probability is not None:
+        yield ("distill.samples.probability", f"must be left out when distill.samples.source is {samples.source}.")
 
     # Batches and shards
     size, batch = distill.device_train_microbatch_size, distill.global_train_batch_size

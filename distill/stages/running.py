@@ -151,7 +151,7 @@ def cache_if_asked(run: Run) -> None:
 
 def comparison_stage(run: Run) -> None:
     """Compare drafts that do not learn with the online one, on its stream of requests."""
-    from distill.online.comparison import compare_on_stream
+    from distill.online.learning import compare_on_stream
 
     print(f"   {compare_on_stream(run)}")
 

@@ -43,7 +43,7 @@ from distill.formulas.sparse import alpha_bounds
 from distill.loggers import CONSOLE_INTERVAL, build_loggers
 from distill.losses.answer_logits import AnswerLogits
 from distill.metrics import Known
-from distill.online.learning import request_training, stream_in_batches
+from distill.online.learning import request_training
 from distill.recipe.sections.data import DataConfig
 from distill.recipe.sections.teacher import (
     TeacherConfig,
@@ -52,7 +52,7 @@ from distill.recipe.sections.teacher import (
 )
 from distill.recipe.sections.times import split_time
 from distill.recipe.sections.training import TIED_AND_FROZEN, DistillConfig, OptimizerConfig, SchedulerConfig
-from distill.rollouts import Rollouts, Writer, Writers
+from distill.rollouts import Generation, Rollouts
 from distill.run.run import Run
 from distill.sharding import parallelism_config, recompute_layers
 from distill.teacher import (
@@ -322,32 +322,27 @@ def microbatch_size(size: int | Literal["auto"], config: DistillConfig | MasksCo
 def answer_training(
     run: Run, model: DistillModel, train_set: AnswerDataset | CachedAnswers, *, batch_size: int
 ) -> tuple[DataSpec, list[Callback]]:
-    """This process's batches of answers, and what writes some anew, where the recipe wants it."""
-    samples, seed = run.recipe.distill.samples, run.recipe.seed
-    widths = Widths.of(run.recipe)
+    """This process's batches of responses, and the callback that generates some of them again if the recipe has one."""
+    samples, data, seed = run.recipe.distill.samples, run.recipe.data, run.recipe.seed
+    widths, student = Widths.of(run.recipe), model.student.lm
     build = partial(build_dataspec, train_set, device_batch_size=batch_size, shuffle=True, seed=seed, widths=widths)
-    if not samples.writes:
+    if samples.source == "teacher":
         return build(), []
-    rollouts = Rollouts(samples, writers_of(run, model), seed=seed, clock=model.clock)
-    return build(rewritten=rollouts.rewritten), [rollouts]
-
-
-def writers_of(run: Run, model: DistillModel) -> Writers:
-    """The student, and the live teacher where it writes tokens, each as the recipe wants it to choose."""
-    data, samples, student = run.recipe.data, run.recipe.distill.samples, model.student.lm
-    temperature = data.temperature if samples.temperature is None else samples.temperature
     teacher = None
     if samples.source == "mix_token":
-        assert isinstance(model.teacher, Teacher), "recipes in which it writes have a live one"
-        teacher = Writer(model.teacher.model.lm, Sampling(data.temperature, data.top_p))
-    return Writers(
-        Writer(student, Sampling(temperature, data.top_p)),
+        assert isinstance(model.teacher, Teacher), "recipes in which it generates have a live one"
+        teacher = model.teacher.model.lm
+    rollouts = Rollouts(
+        student,
         teacher,
-        stop_token_ids(student),
-        vocab_size=model.vocab_size,
-        max_new_tokens=samples.max_new_tokens or data.max_new_tokens,
+        Generation(Sampling(data.temperature, data.top_p), stop_token_ids(student), model.vocab_size),
+        probability=samples.student_probability,
+        max_new_tokens=data.max_new_tokens,
         max_seq_len=data.max_seq_len,
+        seed=seed,
+        clock=model.clock,
     )
+    return build(rewritten=rollouts.replace_responses), [rollouts]
 
 
 def training_data(
@@ -356,8 +351,7 @@ def training_data(
     """This process's batches of responses, of requests, or of text; what feeds them; max_duration, never in epochs."""
     config, size = run.recipe.distill, device_batch_size(run.recipe.distill)
     if config.mode == "online":
-        spec, callbacks, num_batches = request_training(run, model, optimizer, batch_size=size)
-        return spec, callbacks, stream_in_batches(config.max_duration, num_batches)
+        return request_training(run, model, optimizer, batch_size=size)
     if train_set is not None:
         spec, callbacks = answer_training(run, model, train_set, batch_size=size)
         return spec, callbacks, epochs_in_batches(config.max_duration, spec)

@@ -43,16 +43,6 @@ class Counts:
         return sum(self.accepted)
 
     @property
-    def decided_tokens(self) -> float:
-        """Draft tokens kept plus those the target said no to.
-
-        Tokens behind a rejected one were never decided, nor were those behind the limit of a cut round; kept over
-        decided tokens is therefore the maximum-likelihood estimate of alpha if accepts are independent with one chance.
-        Where no round is cut it is sum A / (sum A + rounds with A < lookahead).
-        """
-        return sum(self.reached)
-
-    @property
     def emitted_tokens(self) -> float:
         """Draft tokens kept plus the target's own, one a round: the length of the text."""
         return self.accepted_tokens + self.rounds

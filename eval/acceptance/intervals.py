@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from scipy.stats import binom, t
 
 Array = NDArray[np.float64]
-SLACK = 1e-9  # of the value: sums taken in another order differ by less
 
 
 def least_units(confidence: float) -> int:
@@ -111,12 +110,3 @@ def surely_inside(num_values: int, share: float, tail: float) -> int:
     """The largest number such that fewer values than it lie in this share of the law in at most `tail` of the cases."""
     chance_of_so_many_U = binom.cdf(np.arange(num_values), num_values, share)
     return int(np.searchsorted(chance_of_so_many_U, tail * (1 + 1e-9), side="right"))
-
-
-def holds(interval: tuple[float, float] | list[float] | None, value: float) -> bool:
-    """Whether low <= value <= high, up to rounding; without an interval there is nothing to hold."""
-    if interval is None:
-        return True
-    low, high = interval
-    slack = SLACK * max(1.0, abs(value))
-    return low - slack <= value <= high + slack

@@ -31,7 +31,7 @@ from architectures.vocabulary_head import head_ids, spread
 from eval.acceptance.counts import Array, Counts, count_visits, remaining_after
 from eval.decoding.acceptance import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, LOSSLESS, REJECTION
 from eval.decoding.kv_cache import without_cudnn
-from eval.decoding.sampling import Sampling, confidence_of, log_distribution, penalised, seen_along
+from eval.decoding.sampling import Sampling, log_distribution, penalised, seen_along
 from eval.decoding.speculative import first_tokens
 from eval.models.loading import shared_vocab_size
 
@@ -70,7 +70,6 @@ class Replay:
         draft_logp: The same for the draft; -inf where it cannot say the token.
         target_entropy: Of the target's own distribution, at temperature 1 whatever the answer's, in nats.
         covered: 1 where y_t is an output id of the draft, else 0; 1 everywhere unless it has a small head.
-        draft_confidence: Of what the draft finds likeliest there, at temperature 1 whatever the answer's.
     """
 
     rules: Mapping[str, Accepts]
@@ -79,7 +78,6 @@ class Replay:
     draft_logp: Array
     target_entropy: Array
     covered: Array
-    draft_confidence: Array
 
     @property
     def num_tokens(self) -> int:
@@ -162,7 +160,6 @@ def replay_answer(
         draft_logp=as_array(value_at(answer_T, draft_logp_TV)),
         target_entropy=as_array(torch.special.entr(target_logits_TV.softmax(dim=-1)).sum(dim=-1)),
         covered=as_array(value_at(answer_T, draft_logits_TV) > -torch.inf),
-        draft_confidence=as_array(confidence_of(draft_logits_TV)),
     )
 
 

@@ -19,8 +19,7 @@ from architectures.progress.track import track
 from architectures.settings.holding import WHOLE, Holding
 from architectures.sharing import ALONE, Share
 from architectures.vocabulary_head import head_ids
-from eval.acceptance.bins import ReplayedAnswer
-from eval.acceptance.draft_scores import ReplayedDraft
+from eval.acceptance.draft_scores import ReplayedAnswer, ReplayedDraft
 from eval.acceptance.replay import Accepts, Replay, answer_logits, replay_answer
 from eval.answers.token_ids import require_known_ids
 from eval.answers.traces import DecodingSettings, Trace, read_traces

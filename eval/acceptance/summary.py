@@ -1,18 +1,18 @@
 """Rows of a scorecard from replayed responses: acceptance, and paired differences of two drafts. Pure."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from eval.acceptance.draft_scores import DraftScore, PartedScores
 from eval.acceptance.estimates import (
     Columns,
-    Estimate,
     Resampling,
-    mean_of_ratios,
     paired_ratio_difference,
     pooled_ratio,
+    sign_flip_p,
 )
-from eval.acceptance.paired_tests import compare_matches
 from eval.scorecard_schema import (
     AcceptanceRow,
     Bin,
@@ -65,7 +65,6 @@ def prompt_sums(score: DraftScore) -> PromptSums:
         tokens=tuple(tokens),
         alpha=tuple(alpha_sums),
         greedy_match=tuple(matches),
-        sayable=tuple(score.coverage_columns()[0]) if score.has_small_head else None,
         rounds=tuple(RoundsByPrompt(lookahead=g, counts=tuple(score.tau_columns(g)[1])) for g in score.lookaheads),
     )
 
@@ -107,12 +106,9 @@ def bin_of(label: str, score: DraftScore, resampling: Resampling) -> Bin:
 
 def rounds_at(score: DraftScore, lookahead: int, resampling: Resampling) -> Rounds:
     """Verification steps at one number of speculative tokens, with each position and each number of accepted tokens."""
-    rounds = score.count_column(lookahead, lambda counts: counts.rounds)
-    accepted = [score.count_column(lookahead, lambda counts, k=k: counts.histogram[k]) for k in range(lookahead + 1)]
     return Rounds(
         **round_figures(score, lookahead, resampling),
         tau=pooled_ratio(*score.tau_columns(lookahead), resampling),
-        histogram_share=tuple(pooled_ratio(column, rounds, resampling) for column in accepted),
         positions=tuple(position_of(score, lookahead, index, resampling) for index in range(lookahead)),
     )
 
@@ -121,19 +117,15 @@ def round_figures(score: DraftScore, lookahead: int, resampling: Resampling) -> 
     """Counts and rates of the verification steps at one number of speculative tokens."""
     pooled = score.pooled(lookahead)
     accepted = score.count_column(lookahead, lambda counts: counts.accepted_tokens)
-    decided = score.count_column(lookahead, lambda counts: counts.decided_tokens)
     proposed = score.count_column(lookahead, lambda counts: counts.proposed_tokens)
     return {
         "lookahead": lookahead,
         "rounds": pooled.rounds,
         "proposed": pooled.proposed_tokens,
-        "decided": pooled.decided_tokens,
         "accepted": pooled.accepted_tokens,
         "emitted": pooled.emitted_tokens,
         "fully_accepted": pooled.fully_accepted_rounds,
         "histogram": pooled.histogram,
-        "tau_per_prompt": ratio_of(score.tau_columns(lookahead), resampling, estimate=mean_of_ratios),
-        "alpha_of_rounds": ratio_of((accepted, decided), resampling),
         "utilisation": ratio_of((accepted, proposed), resampling),
     }
 
@@ -150,7 +142,6 @@ def position_of(score: DraftScore, lookahead: int, index: int, resampling: Resam
         reached=sum(reached),
         accepted=sum(accepted),
         joint=pooled_ratio(accepted, rounds, resampling),
-        unconditional=ratio_of((accepted, possible), resampling),
         conditional=ratio_of((accepted, reached), resampling),
     )
 
@@ -158,7 +149,7 @@ def position_of(score: DraftScore, lookahead: int, index: int, resampling: Resam
 def difference_row(
     draft: Sequence[DraftScore], baseline: Sequence[DraftScore], resampling: Resampling
 ) -> DifferenceRow:
-    """Draft minus baseline on the same responses: paired differences by every method, and tests of the matches.
+    """Draft minus baseline on the same responses: paired differences by every method, and a test of the matches.
 
     Args:
         draft: One score for each acceptance method; the first leads.
@@ -174,7 +165,7 @@ def difference_row(
         **vars(leading),
         other_rules=tuple(others),
         greedy_match=paired_ratio_difference(ours.match_columns(), theirs.match_columns(), resampling),
-        matches=compare_matches(ours.matches_by_prompt(), theirs.matches_by_prompt(), resampling),
+        greedy_match_p=sign_flip_p(np.subtract(ours.match_columns()[0], theirs.match_columns()[0]), resampling),
     )
 
 
@@ -199,11 +190,6 @@ def mean(columns: Columns, resampling: Resampling) -> Mean:
     return Mean(**vars(pooled_ratio(*columns, resampling)), sum=sum(sums), tokens=sum(tokens))
 
 
-def ratio_of(
-    columns: Columns,
-    resampling: Resampling,
-    *,
-    estimate: Callable[[Sequence[float], Sequence[float], Resampling], Estimate] = pooled_ratio,
-) -> Ratio:
+def ratio_of(columns: Columns, resampling: Resampling) -> Ratio:
     """A ratio of two columns with one entry per prompt, where nothing may have been counted."""
-    return Ratio(**vars(estimate(*columns, resampling))) if any(columns[1]) else Ratio(None, None)
+    return Ratio(**vars(pooled_ratio(*columns, resampling))) if any(columns[1]) else Ratio(None, None)

@@ -93,6 +93,7 @@ def make_run(tmp_path: Path, tiny_target: Path, tiny_draft: Path) -> Callable[..
         target: Path = tiny_target,
         prompts: Path | None = None,
         data_temperature: float = 0.0,
+        data_max_new_tokens: int = 25,
         text: dict[str, Any] | None = None,
         num_eval: int = NUM_EVAL,
         **distill: Any,
@@ -116,7 +117,7 @@ def make_run(tmp_path: Path, tiny_target: Path, tiny_draft: Path) -> Callable[..
             data={
                 **({"self_written_prompts": 1} if prompts is None else {"prompts": [{"path": str(prompts)}]}),
                 "max_seq_len": MAX_SEQ_LEN,
-                "max_new_tokens": 25,
+                "max_new_tokens": data_max_new_tokens,
                 "temperature": data_temperature,
             },
             distill={**settings, **distill},

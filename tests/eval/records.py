@@ -94,23 +94,18 @@ def rounds_at(lookahead, counts, tokens):
         reached=total,
         accepted=0,
         joint=Estimate(0.0, None),
-        unconditional=NOTHING,
         conditional=NOTHING,
     )
     return Rounds(
         lookahead=lookahead,
         rounds=total,
         proposed=total,
-        decided=total,
         accepted=0,
         emitted=emitted,
         fully_accepted=0,
         histogram=(total,),
         tau=Estimate(emitted / total, None),
-        tau_per_prompt=NOTHING,
-        alpha_of_rounds=NOTHING,
         utilisation=NOTHING,
-        histogram_share=(),
         positions=(place,),
     )
 
@@ -136,7 +131,6 @@ def acceptance(draft, temperature, counts_by_lookahead, tokens, *, alpha=0.5, in
             tokens=tuple(tokens),
             alpha=tuple(tokens),
             greedy_match=tuple(tokens),
-            sayable=None,
             rounds=tuple(
                 RoundsByPrompt(lookahead=at, counts=tuple(counts)) for at, counts in counts_by_lookahead.items()
             ),

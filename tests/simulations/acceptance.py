@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from eval.acceptance.estimates import Estimate, Resampling, mean_of_ratios, paired_ratio_difference, pooled_ratio
-from eval.acceptance.paired_tests import even_chance_p, sign_flip_p
+from eval.acceptance.estimates import Estimate, Resampling, paired_ratio_difference, pooled_ratio, sign_flip_p
 from eval.checkpoint_curve import behind_the_best
 from tests.simulations.prompts import LOOKAHEAD, Population, population
 from tests.simulations.shares import Row, is_inside, share_of
@@ -20,7 +19,6 @@ Make = Callable[[Population, Resampling], Estimate]
 RATES: dict[str, Make] = {
     "alpha": lambda drawn, how: pooled_ratio(*drawn.alpha_columns(), how),
     f"tau, lookahead {LOOKAHEAD}": lambda drawn, how: pooled_ratio(*drawn.tau_columns(), how),
-    "tau per prompt": lambda drawn, how: mean_of_ratios(*drawn.tau_columns(), how),
     "share of rounds that keep everything": lambda drawn, how: pooled_ratio(*drawn.full_columns(), how),
     "two drafts, difference in alpha": lambda drawn, how: paired_ratio_difference(
         drawn.alpha_columns(0), drawn.alpha_columns(1), how
@@ -45,13 +43,6 @@ def rate_rows(runs: int, *, seed: int, sizes: Sequence[int] = SIZES) -> Iterator
             yield Row(f"scorecard: {name}", f"{size} prompts", holds=True, nominal=0.95, share=share, runs=runs)
 
 
-def p_values(drawn: Population) -> dict[str, float]:
-    """Of the tests of two drafts: over prompts, and over tokens."""
-    gain_P = drawn.kept_DP[0] - drawn.kept_DP[1]
-    more, fewer = int((gain_P > 0).sum()), int((gain_P < 0).sum())
-    return {"sign-flip test": sign_flip_p(gain_P, RESAMPLING), "sign test": even_chance_p(more, fewer)}
-
-
 def difference_is_shown(drawn: Population) -> bool:
     """Whether the interval of the difference in alpha lies on one side of 0."""
     low, high = paired_ratio_difference(drawn.alpha_columns(0), drawn.alpha_columns(1), RESAMPLING).interval or (0, 0)
@@ -66,9 +57,11 @@ def difference_rows(runs: int, *, seed: int, sizes: Sequence[int] = (12, 64)) ->
         for size in sizes:
             rngs = [np.random.default_rng((seed, run)) for run in range(runs)]
             drawn = [everything.sample(size, rng) for rng in rngs]
-            tests = [p_values(sample) for sample in drawn]
-            shares = {name: float(np.mean([values[name] <= 0.05 for values in tests])) for name in tests[0]}
-            shares["interval of alpha"] = float(np.mean([difference_is_shown(sample) for sample in drawn]))
+            tests = [sign_flip_p(sample.kept_DP[0] - sample.kept_DP[1], RESAMPLING) for sample in drawn]
+            shares = {
+                "sign-flip test": float(np.mean([p <= 0.05 for p in tests])),
+                "interval of alpha": float(np.mean([difference_is_shown(sample) for sample in drawn])),
+            }
             for name, share in shares.items():
                 what = f"{name}: {words} called different"
                 yield Row(what, f"{size} prompts", holds=False, nominal=level, share=share, runs=runs)

@@ -12,17 +12,6 @@ from architectures.files.section import Section
 from architectures.settings.kinds import Lookahead
 from eval.stream import StreamConfig
 
-Eviction = Literal["oldest", "random"]
-
-
-class GuardConfig(Section):
-    """When a draft that got worse gives way to the last good one."""
-
-    every: int = Field(default=4, ge=1, description="Updates between two tests of the draft against the last good one.")
-    level: float = Field(
-        default=0.001, gt=0, lt=0.5, description="Chance that one test takes back a draft that is as good."
-    )
-
 
 class OnlineConfig(Section):
     """Requests, what is learned from each, and when."""
@@ -46,29 +35,22 @@ class OnlineConfig(Section):
         description="Requests that each process keeps. A step learns from the newest, and fills up "
         "distill.global_train_batch_size with others that are kept.",
     )
-    eviction: Eviction = Field(default="oldest", description="Which request makes way for a new one.")
-    wait_for_update: bool | Literal["auto"] = Field(
-        default="auto",
-        description="Whether a request waits until the requests before it are learned. auto waits unless the stream "
-        "follows a growing file; what does not wait is served by the newest draft there is.",
-    )
-    guard: GuardConfig | None = Field(
-        default=GuardConfig(), description="Taking back a draft that got worse; null keeps whatever was learned."
+    guard: bool = Field(
+        default=True,
+        description="Roll back a draft that got worse: every 4 updates it is tested against the last good one. Weights "
+        "that are not finite are rolled back in any case.",
     )
     baselines: tuple[str, ...] = Field(
         default=(),
         strict=False,
-        description="Directories of drafts that do not learn, to be compared on the stream behind the training, in "
+        description="Directories of drafts that do not learn, to be compared on the stream after the training, in "
         "<run>/online/comparison.md; init is the draft that the online one begins with.",
-    )
-    last_share: float = Field(
-        default=0.25, gt=0, le=1, description="Share of each source's requests, the last ones, that are compared."
     )
 
     @property
     def waits(self) -> bool:
-        """Whether a request waits for the update before it."""
-        return not self.stream.follow if self.wait_for_update == "auto" else self.wait_for_update
+        """Whether a request waits for the update before it: unless it comes from a file that grows."""
+        return not self.stream.follow
 
     @field_validator("buffer_size")
     @classmethod

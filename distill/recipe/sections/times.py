@@ -38,16 +38,6 @@ Warmup = Annotated[
     ),
 ]
 
-NO_RAMP = "0ba"
-Ramp = Annotated[
-    str,
-    Field(
-        pattern=rf"^(?:(?:0|{WHOLE})(?:ba|sp|tok)|{FRACTION}dur)$",
-        title="a Composer time",
-        examples=["0.5dur", "1000ba", NO_RAMP],
-    ),
-]
-
 
 def split_time(time: str) -> tuple[float, str]:
     """The value and the unit of a time string a recipe accepts: "1_000tok" is (1000.0, "tok")."""

@@ -10,7 +10,6 @@ from architectures.files.section import Section
 from distill.formulas.losses import Loss, LossTerm, loss_terms
 from distill.recipe.sections.export import PushConfig
 from distill.recipe.sections.online import OnlineConfig
-from distill.recipe.sections.samples import SamplesConfig
 from distill.recipe.sections.teacher import TeacherConfig
 from distill.recipe.sections.times import Duration, Interval, Warmup
 
@@ -83,6 +82,30 @@ class SchedulerConfig(Section):
 def chunk_size(vocab_size: int) -> int:
     """Tokens whose logits exist at a time while a loss is computed on a CPU; a GPU takes GPU_CHUNKS times as many."""
     return max(MIN_CHUNK_TOKENS, CHUNK_ENTRIES // vocab_size)
+
+
+class SamplesConfig(Section):
+    """Who generates the responses that the student is trained on, by the sampling of `data`."""
+
+    source: Literal["teacher", "student", "mix_request", "mix_token"] = Field(
+        default="teacher",
+        description="teacher takes the responses of section data; student generates each again while it trains; "
+        "mix_request tosses a coin for every sequence, mix_token for every token, of which the teacher generates the "
+        "others live.",
+    )
+    probability: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Probability of a mix that the student generates the sequence, or the token; null is 0.5.",
+    )
+
+    @property
+    def student_probability(self) -> float:
+        """That the student generates."""
+        if self.source in ("teacher", "student"):
+            return float(self.source == "student")
+        return 0.5 if self.probability is None else self.probability
 
 
 class DistillConfig(Section):

@@ -38,21 +38,6 @@ def shrink(recipe: Recipe) -> Recipe:
     return debug_recipe(recipe, tiny_run(recipe, cut.target, cut.source))
 
 
-@pytest.mark.parametrize(
-    ("samples", "few"),
-    [
-        ({"source": "student", "max_new_tokens": 99}, {"max_new_tokens": 16}),
-        ({"source": "mix_token", "ramp": "9_000ba", "begin": 0.1}, {"ramp": "0.5dur"}),
-        ({"source": "mix_request", "probability": 0.3, "temperature": 1.0}, {}),
-        ({}, {}),
-    ],
-    ids=str,
-)
-def test_new_answers_are_short_and_a_ramp_fits_the_steps(samples, few):
-    recipe = make({"layers": 5}, distill={"samples": samples})
-    assert shrink(recipe).distill.samples == recipe.distill.samples.model_copy(update=few)
-
-
 def test_what_a_recipe_says_about_the_method_stays():
     training = {
         "temperature": 2.0,

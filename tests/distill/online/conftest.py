@@ -13,26 +13,25 @@ from distill.stages.running import cache_stage
 from tests.distill.conftest import NUM_TRAIN, random_answers
 
 NUM_REQUESTS = NUM_TRAIN
-SETTINGS = {"lookahead": 3, "update_interval": 2, "guard": None, "positions": "rejected", "steps_per_update": 1}
+SETTINGS = {"lookahead": 3, "update_interval": 2, "guard": False, "positions": "rejected", "steps_per_update": 1}
 
 
 @pytest.fixture
-def stream_file(tmp_path: Path) -> Path:
-    """Requests of two labels, one after the other."""
-    path = tmp_path / "requests.jsonl"
-    rows = (
-        {"prompt": f"say {i}", "topic": "first" if i < NUM_REQUESTS // 2 else "second"} for i in range(NUM_REQUESTS)
-    )
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+def stream_files(tmp_path: Path) -> list[Path]:
+    """Requests of two files, one after the other."""
+    paths = [tmp_path / "first.jsonl", tmp_path / "second.jsonl"]
+    half = NUM_REQUESTS // 2
+    for path, numbers in zip(paths, (range(half), range(half, NUM_REQUESTS)), strict=True):
+        path.write_text("".join(json.dumps({"prompt": f"say {i}"}) + "\n" for i in numbers))
+    return paths
 
 
 @pytest.fixture
-def make_online(make_run: Callable[..., Any], stream_file: Path) -> Callable[..., Any]:
+def make_online(make_run: Callable[..., Any], stream_files: list[Path]) -> Callable[..., Any]:
     """make_online(name, online={...}, **keys of distill) -> Recipe of a run that is ready to learn from requests."""
 
     def make(name: str = "run", online: dict[str, Any] | None = None, **distill: Any) -> Any:
-        stream = {"sources": [{"path": str(stream_file)}], "label": "topic"}
+        stream = {"sources": [{"path": str(path)} for path in stream_files]}
         settings = {
             "mode": "online",
             "online": {"answers": "recorded", "stream": stream, **SETTINGS, **(online or {})},
@@ -44,14 +43,14 @@ def make_online(make_run: Callable[..., Any], stream_file: Path) -> Callable[...
             "scheduler": {"name": "constant_with_warmup", "t_warmup": "0ba"},
         }
         recipe = make_run(name, **{**settings, **distill})
-        answer_the_stream(recipe, stream_file)
+        answer_the_stream(recipe, stream_files)
         cache_stage(Run.of(recipe))
         return recipe
 
     return make
 
 
-def answer_the_stream(recipe: Any, stream_file: Path) -> None:
+def answer_the_stream(recipe: Any, stream_files: list[Path]) -> None:
     """Give the recorded answers the places of the stream's rows."""
     from eval.answers.shards import shard_paths, write_shard
     from eval.answers.traces import rows_of
@@ -61,4 +60,5 @@ def answer_the_stream(recipe: Any, stream_file: Path) -> None:
         path.unlink(missing_ok=True)
         return
     traces = random_answers(NUM_REQUESTS, seed=NUM_REQUESTS)
-    write_shard(path, rows_of([replace(each, source=f"{stream_file}:{i + 1}") for i, each in enumerate(traces)]))
+    places = [f"{file}:{i + 1}" for file in stream_files for i in range(NUM_REQUESTS // 2)]
+    write_shard(path, rows_of([replace(each, source=place) for each, place in zip(traces, places, strict=True)]))

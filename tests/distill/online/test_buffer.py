@@ -1,63 +1,47 @@
-"""What is kept of served requests, and what a step learns."""
+"""Which served requests a step learns, and which files are kept."""
 
-import numpy as np
-import pytest
+from dataclasses import dataclass
 
-from distill.online.learning import Buffer
-from distill.online.served import RequestShare
-
-
-def filled(eviction, *, size=6, intervals=10, own=2, seed=3):
-    """A buffer after so many updates."""
-    share, buffer = RequestShare(0, 1, own), Buffer(size, eviction, seed)
-    for update in range(intervals):
-        buffer.add(share.of_update(update))
-    return buffer
+from distill.online.learning import RequestFeed
+from distill.online.served import Journal
+from distill.recipe.sections.online import OnlineConfig
 
 
-def test_the_oldest_make_way():
-    buffer = filled("oldest")
-    assert buffer.kept == [14, 15, 16, 17, 18, 19]
-    assert buffer.evicted == [12, 13]
+@dataclass
+class Requests:
+    """No requests, with a journal."""
+
+    journal: Journal
 
 
-@pytest.mark.parametrize("eviction", ["oldest", "random"])
-def test_never_more_than_its_size_and_always_the_newest(eviction):
-    for intervals in range(1, 10):
-        buffer = filled(eviction, intervals=intervals)
-        assert len(buffer.kept) == min(6, 2 * intervals)
-        assert {2 * intervals - 2, 2 * intervals - 1} <= set(buffer.kept)
+def feed_of(tmp_path, *, batches, batch_size, size=6, seed=3):
+    stream = {"sources": [{"path": "x.jsonl"}]}
+    online = OnlineConfig.model_validate(
+        {"stream": stream, "update_interval": 2, "buffer_size": size, "steps_per_update": 1}
+    )
+    feed = RequestFeed(Requests(Journal(tmp_path, 0, 1, 2)), online, seed=seed, batch_size=batch_size)
+    feed.batches = batches
+    return feed
 
 
-def test_random_eviction_takes_any_old_request_with_the_same_chance():
-    """Binomial, 2,000 seeds: a share of 1/4 of the old ones within 5 standard deviations."""
-    gone = np.zeros(4)
-    for seed in range(2000):
-        buffer = Buffer(4, "random", seed)
-        buffer.add([0, 1, 2, 3])
-        buffer.add([4])
-        gone[buffer.evicted[0]] += 1
-    assert abs(gone / 2000 - 0.25).max() < 5 * (0.25 * 0.75 / 2000) ** 0.5
+def test_a_step_fills_up_with_the_newest_requests(tmp_path):
+    def draw(batches, batch_size):
+        return feed_of(tmp_path, batches=batches, batch_size=batch_size).draw_old(9)
+
+    assert draw(7, 99) == [14, 15, 16, 17]  # 18 and 19 are new
+    assert len(draw(7, 5)) == 3
+    assert draw(7, 5) == draw(7, 5)
+    assert len({tuple(draw(step, 4)) for step in range(20)}) > 1
+    assert draw(0, 2) == []
+    assert feed_of(tmp_path, batches=0, batch_size=8).draw_old(0) == []
 
 
-def test_it_is_the_same_when_it_is_counted_again():
-    assert filled("random").kept == filled("random").kept
-    assert filled("random").kept != filled("random", seed=4).kept
+def test_requests_outside_the_buffer_are_not_needed(tmp_path):
+    feed = feed_of(tmp_path, batches=0, batch_size=2)
+    assert [feed.first_kept(updates) for updates in (0, 3, 4, 10)] == [0, 0, 2, 14]
 
 
-def test_a_step_learns_all_that_is_new_and_fills_up_with_others():
-    buffer = filled("oldest")
-    chosen = buffer.batch([18, 19], size=5, step=7)
-    assert chosen[:2] == [18, 19]
-    assert len(set(chosen)) == 5
-    assert set(chosen) <= set(buffer.kept)
-    assert chosen == buffer.batch([18, 19], size=5, step=7)
-    assert len({tuple(buffer.batch([18, 19], size=4, step=step)) for step in range(20)}) > 1
-    assert buffer.batch([18, 19], size=2, step=0) == [18, 19]
-    assert filled("oldest", intervals=1).batch([0, 1], size=8, step=0) == [0, 1]
-
-
-def test_processes_share_a_stream_without_overlap():
-    shares = [RequestShare(rank, 2, 4) for rank in range(2)]
+def test_processes_share_a_stream_without_overlap(tmp_path):
+    shares = [Journal(tmp_path, rank, 2, 4) for rank in range(2)]
     assert [share.of_update(1) for share in shares] == [[4, 6], [5, 7]]
     assert sorted(n for share in shares for u in range(3) for n in share.of_update(u)) == list(range(12))

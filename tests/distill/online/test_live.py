@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from architectures.errors import UserError
-from distill.online.served import Journal, RequestShare
-from distill.online.serving import Drafts, LiveRequests, requests_of
+from distill.online.served import Journal
+from distill.online.serving import DraftInbox, LiveRequests, requests_of
 from distill.run.run import Run
 from distill.train import train
 from tests.distill.online.conftest import NUM_REQUESTS
@@ -28,7 +28,7 @@ def lines(recipe):
     text = (Path(recipe.run_dir) / "online" / "rank0" / "records.jsonl").read_text()
     return [
         {key: value for key, value in json.loads(line).items() if key not in ("seconds", "wait_s")}
-        for line in text.splitlines()[1:]
+        for line in text.splitlines()
         if line.endswith("}")
     ]
 
@@ -74,7 +74,7 @@ def test_a_request_waits_for_the_update_before_it_where_it_should(monkeypatch, w
     """Two requests an update; the drafts of updates 1 to 3 are handed over at the times given."""
     monkeypatch.setattr("distill.online.serving.load_file", lambda path: {})
     monkeypatch.setattr("threading.Thread.start", lambda self: None)
-    drafts = Drafts(Told(), (0, Path("0")), waits=waits, own=2)
+    drafts = DraftInbox(Told(), (0, Path("0")), waits=waits, own=2)
     found = [drafts.newest_for(0)]
     drafts.news.put((1, Path("1")))
     if not waits:
@@ -93,7 +93,7 @@ def test_a_request_waits_for_the_update_before_it_where_it_should(monkeypatch, w
 def test_nobody_speaks_any_more(monkeypatch):
     monkeypatch.setattr("distill.online.serving.load_file", lambda path: {})
     monkeypatch.setattr("threading.Thread.start", lambda self: None)
-    drafts = Drafts(Told(), (0, Path("0")), waits=True, own=2)
+    drafts = DraftInbox(Told(), (0, Path("0")), waits=True, own=2)
     drafts.news.put(None)
     with pytest.raises(SystemExit):
         drafts.newest_for(2)
@@ -114,7 +114,7 @@ import torch
 from distill.online import serving as worker
 worker.load_file = lambda path: {}
 class Server: draft = torch.nn.Identity()
-drafts = worker.Drafts(Server(), (0, Path("x")), waits=False, own=2)
+drafts = worker.DraftInbox(Server(), (0, Path("x")), waits=False, own=2)
 print("waiting", flush=True)
 time.sleep(600)  # as in a followed file that nobody writes to
 """
@@ -136,7 +136,7 @@ def test_a_process_that_ended_without_a_word_is_told(tmp_path, code):
     process = subprocess.Popen(
         [sys.executable, "-c", words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     )
-    requests = LiveRequests(Path("r.yaml"), Journal(tmp_path, RequestShare(0, 1, 2)), yields=False, process=process)
+    requests = LiveRequests(Path("r.yaml"), Journal(tmp_path, 0, 1, 2), yields=False, process=process)
     with process, pytest.raises(UserError, match=rf"r\.yaml: .*\({code}\)"):
         requests.take(0)
 
@@ -144,8 +144,8 @@ def test_a_process_that_ended_without_a_word_is_told(tmp_path, code):
 def test_a_request_that_is_too_long_or_no_prompt_ends_what_serves_it(make_online, tmp_path):
     """Before it is answered, with its place and what to do."""
     recipe = make_online(online=LIVE)
-    rows = ['{"prompt": "' + "x" * 40 + '", "topic": "a"}', '{"prompt": 7, "topic": "a"}']
+    rows = ['{"prompt": "' + "x" * 40 + '"}', '{"prompt": 7}']
     for row, expected in zip(rows, ["has 59 tokens, and data.max_seq_len is 30", "prompt must be"], strict=True):
-        (tmp_path / "requests.jsonl").write_text(row + "\n")
+        (tmp_path / "first.jsonl").write_text(row + "\n")
         with pytest.raises(UserError, match=expected):
             next(requests_of(Run.of(recipe), first=0, world=1))

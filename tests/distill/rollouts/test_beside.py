@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from distill.recipe.sections.samples import SamplesConfig
+from distill.recipe.sections.training import SamplesConfig
 from distill.rollouts import STUDENT_TOKENS
 from distill.run.run import Run
 from distill.train import train

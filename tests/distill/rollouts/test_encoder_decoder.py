@@ -7,7 +7,7 @@ from distill.data.batches import Example, collate
 from distill.formulas.dense import forward_kl
 from distill.formulas.losses import LossTerm, build_objective
 from distill.losses.answer_logits import AnswerLogits
-from distill.rollouts import COINS, Asked, Writer, examples_of, places_in, written_by, written_by_both
+from distill.rollouts import COINS, Generation, RolloutPrompt, examples_of, generate_rollouts, places_in
 from distill.teacher import Teacher
 from distill.training.model import DistillModel
 from eval.decoding.sampling import Sampling
@@ -15,10 +15,10 @@ from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits, stream
 from eval.models.loading import load_model
 
-GREEDY = Sampling()
 PROMPTS = [(5, 6, 7, 8, 9, 10, 11), (12,), (13, 14, 15)]
 SEEDS = [11, 2**63 - 5, 77]
-ASKED = Asked(PROMPTS, SEEDS, [7, 7, 7], frozenset({2}), 264)
+ROLLOUTS = [RolloutPrompt(prompt, seed, 7) for prompt, seed in zip(PROMPTS, SEEDS, strict=True)]
+GREEDY = Generation(Sampling(), frozenset({2}), 264)
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +38,14 @@ def next_logits(lm, prompt, answer):
 def test_the_student_writes_what_plain_decoding_says(pair):
     student, _ = pair
     decoded = plain_decode(student, PROMPTS, limits=Limits(7, frozenset({2})))
-    assert [one.token_ids for one in written_by(Writer(student, GREEDY), ASKED)] == [one.token_ids for one in decoded]
+    assert [one.token_ids for one in generate_rollouts(student, None, ROLLOUTS, GREEDY, probability=1)] == [
+        one.token_ids for one in decoded
+    ]
 
 
 def test_both_read_what_was_written_whoever_wrote_it(pair):
-    writers = [Writer(lm, GREEDY) for lm in pair]
-    for prompt, seed, written in zip(PROMPTS, SEEDS, written_by_both(*writers, ASKED, probability=0.5), strict=True):
+    rollouts = generate_rollouts(*pair, ROLLOUTS, GREEDY, probability=0.5)
+    for prompt, seed, written in zip(PROMPTS, SEEDS, rollouts, strict=True):
         answer, coins = [], stream(COINS, [seed], 7, torch.device("cpu"))[0]
         for coin in coins[: len(written.token_ids)]:
             answer.append(int(next_logits(pair[0 if coin < 0.5 else 1], prompt, answer).argmax()))
@@ -56,7 +58,7 @@ def test_the_loss_sits_on_the_new_tokens(pair):
     student, teacher = pair
     batch = collate([Example((*prompt, 30), 31, ((len(prompt) - 1, len(prompt) + 1),)) for prompt in PROMPTS])
     places = places_in(batch, seed=3, batch_number=0)
-    answers = written_by(Writer(student, GREEDY), ASKED)
+    answers = generate_rollouts(student, None, ROLLOUTS, GREEDY, probability=1)
     new = collate([place.with_answer(each.token_ids) for place, each in zip(places, answers, strict=True)])
     assert [example.spans[0][0] + 1 for example in examples_of(new)] == new["prompt_len"][:, 0].tolist()
     objective = build_objective([LossTerm(name="forward_kl")], temperature=1.0)

@@ -11,11 +11,11 @@ from composer.devices import DeviceCPU
 import distill.training.trainer
 from distill.data.batches import Example, collate
 from distill.formulas.dense import forward_kl
-from distill.recipe.sections.samples import SamplesConfig
-from distill.rollouts import STUDENT_TOKENS, TEACHER_TOKENS, Rollouts, examples_of
+from distill.recipe.sections.training import SamplesConfig
+from distill.rollouts import STUDENT_TOKENS, TEACHER_TOKENS, Generation, examples_of
 from distill.run.run import Run
 from distill.train import read_answers, train
-from distill.training.trainer import answer_training, build_model, writers_of
+from distill.training.trainer import answer_training, build_model
 from eval.answers.traces import read_traces
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
@@ -27,7 +27,8 @@ from tests.distill.two_processes import train_by
 
 UPDATE_RTOL = 1e-5  # of the norm: float32 sums in another order
 STUDENT = {"source": "student"}
-BOTH = {"source": "mix_token", "probability": 0.5, "temperature": 1.0}
+BOTH = {"source": "mix_token", "probability": 0.5}
+DRAWN = {"data_temperature": 1.0}
 
 
 def trained(make_run, name, **distill):
@@ -55,13 +56,14 @@ class Logged:
         self.metrics |= metrics
 
 
-def rollouts_of(recipe, model, **samples):
-    """What writes, at the start of a training, and what it logs."""
-    config = SamplesConfig(**samples)
-    run = Run.of(recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"samples": config})}))
-    rollouts = Rollouts(config, writers_of(run, model), seed=recipe.seed, clock=model.clock)
-    stamp = SimpleNamespace(batch=SimpleNamespace(value=2), get=lambda unit: SimpleNamespace(value=2))
-    state = SimpleNamespace(timestamp=stamp, device=DeviceCPU(), get_elapsed_duration=lambda: 0.5)
+def rollouts_of(recipe, model, *, temperature=None, **samples):
+    """The callback at the start of a training, and what it logs."""
+    distill = recipe.distill.model_copy(update={"samples": SamplesConfig(**samples)})
+    data = recipe.data if temperature is None else recipe.data.model_copy(update={"temperature": temperature})
+    run = Run.of(recipe.model_copy(update={"distill": distill, "data": data}))
+    train_set, _ = read_answers(run)
+    _, [rollouts] = answer_training(run, model, train_set, batch_size=4)
+    state = SimpleNamespace(timestamp=SimpleNamespace(batch=SimpleNamespace(value=2)), device=DeviceCPU())
     rollouts.init(state, logged := Logged())
     return rollouts, logged
 
@@ -106,7 +108,7 @@ def test_the_teacher_scores_the_new_tokens_at_their_own_positions(started, tiny_
     """By hand: the student's greedy text, and KL(teacher || student) at every token of it and nowhere else."""
     recipe, model, batch = started
     rollouts, _ = rollouts_of(recipe, model, **STUDENT)
-    rewritten = rollouts.rewritten(batch)
+    rewritten = rollouts.replace_responses(batch)
     student, teacher = model.student.lm, load_model(tiny_target, dtype="float32", device="cpu")
     total, count = 0.0, 0
     for example in examples_of(batch):
@@ -136,13 +138,13 @@ def build_objective_of(recipe, model, loss):
 def test_answers_are_those_of_the_weights_of_the_moment(started):
     recipe, model, batch = started
     rollouts, _ = rollouts_of(recipe, model, **STUDENT)
-    before = rollouts.rewritten(batch)
-    assert torch.equal(rollouts.rewritten(batch)["next_ids"], before["next_ids"])
+    before = rollouts.replace_responses(batch)
+    assert torch.equal(rollouts.replace_responses(batch)["next_ids"], before["next_ids"])
     model.train()
     with torch.no_grad():
         for parameter in model.student.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)), alpha=0.1)
-    after = rollouts.rewritten(batch)
+    after = rollouts.replace_responses(batch)
     assert after["next_ids"].shape != before["next_ids"].shape or not torch.equal(after["next_ids"], before["next_ids"])
     assert model.student.lm.training, "and it trains on afterwards"
 
@@ -155,20 +157,20 @@ def test_a_training_mode_with_dropout_is_left_while_it_writes(make_checkpoint, m
     rollouts, _ = rollouts_of(recipe, model, **STUDENT)
     batch, state = collate(train_set.examples[:3]), torch.get_rng_state()
     model.train()
-    while_training = rollouts.rewritten(batch)
+    while_training = rollouts.replace_responses(batch)
     model.eval()
-    assert_equal(while_training, rollouts.rewritten(batch))
+    assert_equal(while_training, rollouts.replace_responses(batch))
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("samples", [STUDENT | {"temperature": 1.0}, {"source": "mix_request"}, BOTH], ids=str)
+@pytest.mark.parametrize("samples", [STUDENT, {"source": "mix_request"}, BOTH], ids=str)
 def test_the_shares_of_two_processes_are_written_as_by_one(started, samples):
     recipe, model, batch = started
-    whole, counted = rollouts_of(recipe, model, **samples)
-    together = examples_of(whole.rewritten(batch))
-    shares = [rollouts_of(recipe, model, **samples) for _ in range(2)]
+    whole, counted = rollouts_of(recipe, model, temperature=1.0, **samples)
+    together = examples_of(whole.replace_responses(batch))
+    shares = [rollouts_of(recipe, model, temperature=1.0, **samples) for _ in range(2)]
     parts = [
-        examples_of(one.rewritten({name: each[rank::2] for name, each in batch.items()}))
+        examples_of(one.replace_responses({name: each[rank::2] for name, each in batch.items()}))
         for rank, (one, _) in enumerate(shares)
     ]
     assert [example for pair in zip(*parts, strict=True) for example in pair] == together
@@ -178,7 +180,7 @@ def test_the_shares_of_two_processes_are_written_as_by_one(started, samples):
 
 def test_what_is_counted_is_what_is_trained_on(make_run):
     """One token a sequence: an epoch has as many as sequences, and Composer's clock counts prompts alone."""
-    recipe = trained(make_run, "run", max_duration="4ba", samples={**STUDENT, "max_new_tokens": 1})
+    recipe = trained(make_run, "run", max_duration="4ba", samples=STUDENT, data_max_new_tokens=1)
     train_set, _ = read_answers(Run.of(recipe))
     lines, prompts = metrics(recipe), [example.spans[0][0] + 1 for example in train_set.examples]
     assert [lines[batch][STUDENT_TOKENS] for batch in range(3)] == [4, 8, len(prompts)]
@@ -186,38 +188,30 @@ def test_what_is_counted_is_what_is_trained_on(make_run):
     assert lines[2]["step/rollouts_s"] > 0
 
 
-def test_the_probability_rises_over_the_ramp(make_run):
-    samples = {"source": "mix_request", "probability": 0.8, "begin": 0.2, "ramp": "0.5dur"}
-    lines = metrics(trained(make_run, "run", samples=samples, max_duration="4ba"))
-    assert [lines[batch]["samples/probability"] for batch in range(4)] == pytest.approx([0.2, 0.5, 0.8, 0.8])
-
-
-@pytest.mark.parametrize(
-    "samples", [{"source": "mix_request", "temperature": 1.0, "ramp": "0.8dur", "probability": 0.9}, BOTH], ids=str
-)
+@pytest.mark.parametrize("samples", [{"source": "mix_request", "probability": 0.9}, BOTH], ids=str)
 def test_resumed_equals_uninterrupted_bit_for_bit(make_run, stopped, samples):
-    settings = {"max_duration": "3ba", "eval_interval": "1dur", "samples": samples}
+    settings = {"max_duration": "3ba", "eval_interval": "1dur", "samples": samples, **DRAWN}
     straight, resumed = make_run("straight", **settings), make_run("resumed", **settings)
     train(straight)
     with stopped(distill.training.trainer, "build_loggers", 2):
         train(resumed)
     train(resumed)
     assert_same(straight, resumed)
-    names = (TEACHER_TOKENS, STUDENT_TOKENS, "samples/probability")
+    names = (TEACHER_TOKENS, STUDENT_TOKENS)
     told = [[[metrics(each)[batch][name] for name in names] for batch in range(3)] for each in (straight, resumed)]
     assert told[0] == told[1]
 
 
 @pytest.mark.parametrize("cut", [{"device_train_microbatch_size": 1}, {"packing": True}], ids=str)
 def test_how_a_batch_is_cut_up_does_not_change_what_is_learned(make_run, cut):
-    settings = {"max_duration": "1ba", "gradient_clipping": None, "samples": BOTH}
+    settings = {"max_duration": "1ba", "gradient_clipping": None, "samples": BOTH, **DRAWN}
     whole, other = trained(make_run, "whole", **settings), trained(make_run, "other", **settings, **cut)
     assert relative_difference(mean_gradients(whole), mean_gradients(other)) < UPDATE_RTOL
 
 
 @pytest.mark.parametrize("samples", [STUDENT, {"source": "mix_request"}, BOTH], ids=str)
 def test_two_processes_learn_and_count_what_one_does(pair, make_run, samples):
-    settings = {"max_duration": "2ba", "device_train_microbatch_size": 1}
+    settings = {"max_duration": "2ba", "device_train_microbatch_size": 1, **DRAWN}
     alone, together = (make_run(name, samples=samples, **settings) for name in ("alone", "together"))
     train(alone)
     train_by(pair, together)
@@ -240,7 +234,7 @@ def test_a_conversation_keeps_the_answers_before_the_new_one(started):
     turns = Example(tuple(range(5, 24)), 24, ((1, 4), (7, 9), (14, 19)))
     batch = collate([turns, replace(turns, last_id=25), replace(turns, last_id=26)])
     rollouts, logged = rollouts_of(recipe, model, **STUDENT)
-    new = examples_of(rollouts.rewritten(batch))
+    new = examples_of(rollouts.replace_responses(batch))
     kept = sum(end - first for example in new for first, end in example.spans[:-1])
     for before, example in zip(examples_of(batch), new, strict=True):
         assert example.spans[:-1] == before.spans[: len(example.spans) - 1]
@@ -255,20 +249,16 @@ def test_another_batch_draws_others(started):
     """Of the same sequences, as in a second epoch."""
     recipe, model, batch = started
     rollouts, _ = rollouts_of(recipe, model, **STUDENT, temperature=1.0)
-    first = examples_of(rollouts.rewritten(batch))
-    assert examples_of(rollouts.rewritten(batch)) == first
+    first = examples_of(rollouts.replace_responses(batch))
+    assert examples_of(rollouts.replace_responses(batch)) == first
     rollouts.state.timestamp.batch.value += 1
-    assert examples_of(rollouts.rewritten(batch)) != first
+    assert examples_of(rollouts.replace_responses(batch)) != first
 
 
-@pytest.mark.parametrize(("asked", "students"), [(None, Sampling(0.7, 0.9)), (0.0, Sampling(0.0, 0.9))], ids=str)
-def test_each_chooses_tokens_as_the_recipe_has_it(started, asked, students):
+def test_each_chooses_tokens_as_the_recipe_has_it(started):
     recipe, model, _ = started
-    data = recipe.data.model_copy(update={"temperature": 0.7, "top_p": 0.9})
-    samples = SamplesConfig(source="mix_token", temperature=asked, max_new_tokens=5)
-    distill = recipe.distill.model_copy(update={"samples": samples})
-    writers = writers_of(Run.of(recipe.model_copy(update={"data": data, "distill": distill})), model)
-    assert writers.teacher is not None
-    assert (writers.student.sampling, writers.teacher.sampling) == (students, Sampling(0.7, 0.9))
-    assert (writers.max_new_tokens, writers.max_seq_len, writers.stop_ids) == (5, 30, frozenset({2}))
-    assert (writers.student.lm, writers.teacher.lm) == (model.student.lm, model.teacher.model.lm)
+    data = recipe.data.model_copy(update={"top_p": 0.9, "max_new_tokens": 5})
+    rollouts, _ = rollouts_of(recipe.model_copy(update={"data": data}), model, temperature=0.7, source="mix_token")
+    assert rollouts.generation == Generation(Sampling(0.7, 0.9), frozenset({2}), model.vocab_size)
+    assert (rollouts.max_new_tokens, rollouts.max_seq_len) == (5, 30)
+    assert (rollouts.student, rollouts.teacher) == (model.student.lm, model.teacher.model.lm)

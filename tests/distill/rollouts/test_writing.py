@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 import torch
 
-from distill.rollouts import COINS, Asked, Writer, written_by, written_by_both
+from distill.rollouts import COINS, Generation, RolloutPrompt, generate_rollouts
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits, stream
@@ -24,24 +24,26 @@ def student_of(family, *, small=False):
     return with_head_of(model, KEPT) if small else model
 
 
-def asked(prompts=PROMPTS, seeds=SEEDS, *, most=(9, 9, 9), stop_ids=frozenset({2}), vocab_size=VOCAB):
-    return Asked(prompts, seeds, list(most), stop_ids, vocab_size)
+def generate(student, teacher, *, sampling=GREEDY, probability=1.0, prompts=PROMPTS, seeds=SEEDS, most=(9, 9, 9), **of):
+    prompts = [RolloutPrompt(*each) for each in zip(prompts, seeds, most, strict=True)]
+    generation = Generation(sampling, of.get("stop_ids", frozenset({2})), of.get("vocab_size", VOCAB))
+    return generate_rollouts(student, teacher, prompts, generation, probability=probability)
 
 
 def texts(written):
     return [one.token_ids for one in written]
 
 
-def mixed(probability, sampling=GREEDY, *, family="llama", small=False, **wanted):
-    writers = Writer(student_of(family, small=small), sampling), Writer(model_of(family), sampling)
-    return written_by_both(*writers, asked(**wanted), probability=probability)
+def mixed(probability, sampling=GREEDY, *, family="llama", small=False, **of):
+    models = student_of(family, small=small), model_of(family)
+    return generate(*models, sampling=sampling, probability=probability, **of)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt2", "bloom"])
 def test_the_student_writes_what_plain_decoding_says(family):
     student = student_of(family)
     decoded = plain_decode(student, PROMPTS, limits=Limits(9, frozenset({2})))
-    written = written_by(Writer(student, GREEDY), asked())
+    written = generate(student, None)
     assert texts(written) == [one.token_ids for one in decoded]
     assert [one.by_student for one in written] == [len(one.token_ids) for one in decoded]
 
@@ -49,7 +51,7 @@ def test_the_student_writes_what_plain_decoding_says(family):
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
 def test_a_small_head_writes_what_its_plain_reference_writes(sampling):
     student = student_of("llama", small=True)
-    ours, theirs = (texts(written_by(Writer(each, sampling), asked())) for each in (student, spread_out(student)))
+    ours, theirs = (texts(generate(each, None, sampling=sampling)) for each in (student, spread_out(student)))
     assert ours == theirs
     assert {token for text in ours for token in text} <= set(KEPT)
 
@@ -57,7 +59,7 @@ def test_a_small_head_writes_what_its_plain_reference_writes(sampling):
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("small", [False, True], ids=["whole head", "small head"])
 def test_a_coin_that_always_falls_to_the_student_writes_the_students_text(sampling, small):
-    alone = written_by(Writer(student_of("llama", small=small), sampling), asked())
+    alone = generate(student_of("llama", small=small), None, sampling=sampling)
     assert mixed(1.0, sampling, small=small) == alone
 
 
@@ -112,13 +114,13 @@ def test_an_answer_ends_at_its_own_limit_or_at_a_stop_token():
     stop = whole[1][4]
     ended = mixed(0.5, stop_ids=frozenset({stop}))
     assert texts(ended)[1] == whole[1][: whole[1].index(stop) + 1]
-    alone = texts(written_by(Writer(student_of("llama"), GREEDY), asked(most=(2, 5, 9))))
+    alone = texts(generate(student_of("llama"), None, most=(2, 5, 9)))
     assert [len(text) for text in alone] == [2, 5, 9]
 
 
 def test_an_id_that_the_target_has_not_is_never_said():
     larger = noisy(model_of("llama", vocab_size=300), 0.5)
-    free = {token for text in texts(written_by(Writer(larger, DRAWN), asked(vocab_size=300))) for token in text}
+    free = {token for text in texts(generate(larger, None, sampling=DRAWN, vocab_size=300)) for token in text}
     assert max(free) >= 250, "nothing near the end is said: the test is empty"
-    bound = {token for text in texts(written_by(Writer(larger, DRAWN), asked(vocab_size=250))) for token in text}
+    bound = {token for text in texts(generate(larger, None, sampling=DRAWN, vocab_size=250)) for token in text}
     assert max(bound) < 250

@@ -17,8 +17,7 @@ from architectures.errors import UserError
 from architectures.shapes.section import ArchitectureConfig
 from distill.recipe.recipe import load_recipe, save_recipe
 from distill.recipe.sections.export import PushConfig
-from distill.recipe.sections.samples import SamplesConfig
-from distill.recipe.sections.training import DistillConfig, OptimizerConfig, SchedulerConfig
+from distill.recipe.sections.training import DistillConfig, OptimizerConfig, SamplesConfig, SchedulerConfig
 from distill.run import stage_inputs
 from distill.run.run import Run
 from distill.run.stage_inputs import (

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval.acceptance.bins import (
+from eval.acceptance.draft_scores import (
     ENTROPY_EDGES_NATS,
     NO_CATEGORY,
     NO_TASK,
@@ -21,7 +21,7 @@ from eval.acceptance.replay import Replay
 
 def replayed(num_tokens, *, entropy=0.0, category=None):
     ones = np.ones(num_tokens)
-    return ReplayedAnswer(0, category, Replay({}, ones, ones, ones, np.full(num_tokens, entropy), ones, ones))
+    return ReplayedAnswer(0, category, Replay({}, ones, ones, ones, np.full(num_tokens, entropy), ones))
 
 
 def bin_labels(answers, by, answer):

@@ -52,7 +52,7 @@ def law_replay_is_what_decoding_counts(pair, rule, sampling, rows=ROWS):
         predicted[ids] = replay_counts(replayed.rules[rule].accept, lookahead=LOOKAHEAD)
     traces = [[(round_.start, round_.accepted) for round_ in text.rounds] for text in decoded]
     counted = [count_trace(each, num_tokens=TEXT, lookahead=LOOKAHEAD) for each in traces]
-    for name in ("rounds", "accepted_tokens", "decided_tokens"):
+    for name in ("rounds", "accepted_tokens", "proposed_tokens"):
         due = [getattr(predicted[text.token_ids], name) for text in decoded]
         differences = torch.tensor([getattr(each, name) - own for each, own in zip(counted, due, strict=True)])
         assert abs(differences.mean()) <= 4 * differences.std() / rows**0.5

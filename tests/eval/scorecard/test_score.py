@@ -328,7 +328,7 @@ def test_auto_scores_with_the_threads_it_picked_and_keeps_what_the_others_took(
     scoring = config(num_threads="auto", num_prompts=2, temperatures=(0.0,), lookaheads=(1,))
     card = score_drafts(target_folder, {"draft": noisy_folder}, PROMPTS, scoring, tmp_path, seed=1)
     assert card == read_scorecard(tmp_path / "scorecard.json")
-    assert (card.settings.threads, card.settings.asked("num_threads")) == (2, "auto")
+    assert (card.settings.threads, card.settings.model_extra["num_threads"]) == (2, "auto")
     assert (card.latency.evidence.threads, card.latency.evidence.chosen_from) == (2, tried)
 
 
