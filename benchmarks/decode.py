@@ -28,11 +28,11 @@ import torch
 from transformers import PreTrainedModel
 
 from architectures.checkpoints.manifest import git_commit, hardware
-from eval.checks.loaded_pair import load_pair, prompts_of
 from eval.decoding.cuda_graphs import CompiledSteps
 from eval.decoding.kv_cache import Opener, open_sequencer
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
+from eval.pair import load_pair, prompts_of
 
 Way = Callable[[], int]  # decodes everything, and returns the tokens written
 

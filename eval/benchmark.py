@@ -19,6 +19,7 @@ from torch.profiler import record_function
 from transformers import PreTrainedModel
 
 from architectures.errors import UserError
+from architectures.settings.kinds import How
 from architectures.vocabulary_head import head_ids
 from eval.acceptance.estimates import Columns, Estimate, Resampling, resampled
 from eval.acceptance.paired_ratios import INTERVALS, paired_ratio_quotient, paired_ratio_quotients
@@ -29,8 +30,7 @@ from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import GREEDY, SEEDS, Batch, Rounds, Streams, Wanted, plain_decode, speculative_decode
 from eval.decoding.texts import Decoded, Limits, Round, Seeds, Speculation, row_seed, stream_seed
 from eval.latency import Latency
-from eval.models.clock import clock_s
-from eval.models.execution import How
+from eval.machine import clock_s
 from eval.profiling import PROFILED_STEPS, Profile, Recording
 from eval.scorecard_schema import ModelIdentity, Provenance, ScoredLatency
 from eval.speedup import predicted_speedup

@@ -20,13 +20,13 @@ from architectures.settings.recipe_command import command_of
 from architectures.sharing import ALONE, Share
 from architectures.tables import Section, Table, markdown
 from eval.acceptance.draft_scores import DraftScore
-from eval.acceptance.estimates import Columns, Estimate, Resampling, pooled_ratio
+from eval.acceptance.estimates import CONFIDENCE, NUM_RESAMPLES, Columns, Estimate, Resampling, pooled_ratio
 from eval.acceptance.paired_ratios import paired_ratio_differences
 from eval.acceptance.replay_drafts import REPLAYS_NAME, kept_replays, record_answers, replay_drafts, replay_inputs
 from eval.answers.writing import Kind
 from eval.config import EvalConfig
 from eval.decoding.sampling import Sampling
-from eval.machine import Threads, default_threads, threads_of_a_share
+from eval.machine import share_threads, torch_threads
 from eval.prompts import Prompt
 from eval.scorecard import speedup_row
 from eval.scorecard_schema import CARD_NAME, Record, read_scorecard, write_record
@@ -118,9 +118,8 @@ def score_checkpoints(
     """
     card = read_scorecard(folder / CARD_NAME)
     used, temperatures = prompts[: config.num_prompts], config.temperatures
-    threads = card.settings.threads if config.num_threads == "auto" else config.num_threads
     scores: dict[float, list[DraftScore]] = {temperature: [] for temperature in temperatures}
-    with threads_of_a_share(Threads(threads or default_threads()), share):
+    with torch_threads(share_threads(share)):
         how = {"seed": seed, "answered_by": answered_by, "holding": holding, "share": share}
         answers = {t: record_answers(target, used, config, folder, temperature=t, **how) for t in temperatures}
         target_model = load_target(target, dtype=config.dtype, holding=holding)
@@ -133,7 +132,7 @@ def score_checkpoints(
                 sampling = Sampling.of(t, config.sampling)
                 [replayed] = replay_drafts(target_model, draft, group, sampling=sampling, share=share, kept=kept)
                 scores[t].append(replayed.scores(config.lookaheads)[0])
-    resampling = Resampling(config.confidence, config.num_resamples, seed)
+    resampling = Resampling(CONFIDENCE, NUM_RESAMPLES, seed)
     steps = card.latency.step_times(card.primary)
     curves = Curves(
         target=card.target.fingerprint,

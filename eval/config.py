@@ -1,22 +1,16 @@
 """Recipe section `eval`. No torch."""
 
-from typing import Protocol
-
 from pydantic import Field, field_validator
 
 from architectures.files.number_types import DtypeOrAuto
 from architectures.files.section import Section
 from architectures.settings.kinds import (
-    AnswerSteps,
     BatchSize,
     BatchSizes,
-    Confidence,
-    Contexts,
     Lookaheads,
     MaxScoredTokens,
     MinP,
     NumPrompts,
-    NumThreads,
     Repeats,
     RepetitionPenalty,
     Temperatures,
@@ -49,24 +43,8 @@ class SamplingConfig(Section):
         return ", ".join([f"temperature {temperature:g}", *told]).replace("repetition-", "repetition ")
 
 
-class SamplingFlags(Protocol):
-    """A command's settings that say how tokens are chosen."""
-
-    @property
-    def top_p(self) -> float: ...
-
-    @property
-    def top_k(self) -> int | None: ...
-
-    @property
-    def min_p(self) -> float: ...
-
-    @property
-    def repetition_penalty(self) -> float: ...
-
-
-def sampling_asked(flags: SamplingFlags) -> SamplingConfig:
-    """What a command's flags ask for."""
+def sampling_asked(flags: object) -> SamplingConfig:
+    """The sampling settings among the attributes of a command's flags, or of a folder of responses."""
     return SamplingConfig(**{name: getattr(flags, name) for name in SamplingConfig.model_fields})
 
 
@@ -96,17 +74,10 @@ class EvalConfig(Section):
         "compute in it, else float32.",
     )
     batch_size: BatchSize = Field(default=32, description="Rows decoded together while the target writes its answers.")
-    answer_steps: AnswerSteps = "auto"
-    confidence: Confidence = 0.95
-    num_resamples: int = Field(default=2000, ge=1, le=100_000, description="Bootstrap resamples of the prompts.")
-    num_threads: NumThreads = None
     latency_repeats: Repeats = Field(default=40, description="Timed repetitions of every step at batch 1.")
     latency_batch_sizes: BatchSizes = Field(
         default=(1, 4, 16),
         description="Rows decoded together at which steps are timed as well, a quarter as often; empty leaves it out.",
-    )
-    latency_contexts: Contexts = Field(
-        default=(), description="Tokens before those steps; empty: as in the scored texts."
     )
     live_prompts: int = Field(
         default=16, ge=1, description="Prompts the live loop decodes: the first of the scored ones, or all if fewer."

@@ -14,8 +14,7 @@ Shape suffixes used in this file:
     B = rows, T = tokens fed, N = resamples, R = repetitions
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -31,6 +30,7 @@ from architectures.families import FAMILIES
 from architectures.progress.track import track
 from architectures.pruning.plan import PruningPlan
 from architectures.pruning.prune import draft_config
+from architectures.settings.kinds import How
 from architectures.shapes.context_length import context_length
 from architectures.shapes.shape import Shape
 from architectures.vocabulary_head import cut_head, head_ids, tokens_of
@@ -38,18 +38,7 @@ from eval.acceptance.estimates import Estimate, Resampling
 from eval.acceptance.intervals import percentile_bounds
 from eval.decoding.cuda_graphs import FixedSteps, new_opener
 from eval.decoding.kv_cache import Feed, Opener, Sequencer, open_sequencer, takes_rows
-from eval.machine import (
-    NumThreads,
-    Started,
-    Step,
-    Threads,
-    pick_threads,
-    step_by_threads,
-    thread_counts,
-    torch_threads,
-)
-from eval.models.clock import clock_s
-from eval.models.execution import How
+from eval.machine import Started, Step, clock_s, step_by_threads, thread_counts
 from eval.models.products import bytes_to_pack
 from eval.records.evidence import StepEvidence
 from eval.records.grid import TARGET, GridCell
@@ -62,7 +51,6 @@ WARM_UP_WINDOW = 5  # repetitions whose median is compared with that of as many 
 WARM_UP_LIMIT = 20  # repetitions after which timing starts, stable or not
 STABLE_CHANGE = 0.02  # relative change of the median below which warm-up ends
 RARE, RARE_REPEATS = 99, 200  # a percentile that says nothing of fewer repetitions: two of them lie beyond it
-THREADS_CONTEXT = 32  # tokens before the steps by which num_threads=auto picks
 
 
 class Kind(NamedTuple):
@@ -198,39 +186,6 @@ def time_chain(held: Held) -> float:
 def one_token_step(target: PreTrainedModel, context_ids: Sequence[int], batch: int) -> Step:
     """The timer of the target's eager step of one token."""
     return partial(time_step, hold_context(target, Setting(context_ids, batch), [(1, False)]), 1, whole=False)
-
-
-def choose_threads(requested: NumThreads, load_target: Callable[[], PreTrainedModel], *, batch: int = 1) -> Threads:
-    """The number of threads requested; `auto` picks by the target's step.
-
-    Args:
-        requested: As of `num_threads`.
-        load_target: Gives the model; called for `auto` only.
-        batch: Rows of that step.
-
-    Raises:
-        UserError: If `auto` is requested and the model is on a GPU.
-    """
-
-    def step() -> Step:
-        target = load_target()
-        if target.device.type != "cpu":
-            raise UserError(
-                f"num_threads=auto picks CPU threads, and the target is on {target.device}. Leave num_threads out."
-            )
-        return one_token_step(target, [1] * THREADS_CONTEXT, batch)
-
-    return pick_threads(requested, step)
-
-
-@contextmanager
-def chosen_threads(
-    requested: NumThreads, load_target: Callable[[], PreTrainedModel], *, batch: int = 1
-) -> Iterator[Threads]:
-    """Run the block with these threads; arguments as of choose_threads."""
-    chosen = choose_threads(requested, load_target, batch=batch)
-    with torch_threads(chosen.count):
-        yield chosen
 
 
 # Timing

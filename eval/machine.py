@@ -1,29 +1,33 @@
 """The machine that times are taken on: threads, and what other programs do.
 
 More threads are not always faster: those of small models wait for each other longer than they compute, and where other
-programs run they wait for a core, spinning. `num_threads=auto` times the target's step with several numbers of them.
+programs run they wait for a core, spinning. So the target's step is timed with several numbers of them.
 """
 
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from architectures.progress.processor import ProcessorTimes, contention, processor_times
 from architectures.sharing import Share
-from eval.records.evidence import StepEvidence, ThreadStep, threads_words
+from eval.records.evidence import StepEvidence, ThreadStep
 
-NumThreads = int | Literal["auto"] | None
 Step = Callable[[], float]  # does its work once and returns the seconds it took
 
 CGROUP = Path("/sys/fs/cgroup")
 VISITS, VISIT_S, MAX_S = 6, 0.05, 20.0  # of every number of threads: turns, seconds of each at least, seconds of all
-CLOSE = 1.03  # times the fastest: of numbers so close the smallest is picked, which leaves cores to others
+
+
+def clock_s(device: torch.device) -> float:
+    """A clock reading once the device has done everything asked of it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 @contextmanager
@@ -65,47 +69,15 @@ class Started:
         return StepEvidence(
             threads=torch.get_num_threads(),
             by_threads=by_threads,
-            chosen_from=(),
             refused=meanwhile.refused,
             others=meanwhile.others,
             load_average=self.load_average,
         )
 
 
-@dataclass(frozen=True)
-class Threads:
-    """A number of threads, and what a step took with each number that was tried where `auto` picked."""
-
-    count: int
-    chosen_from: tuple[ThreadStep, ...] = ()
-
-    def noted(self, evidence: StepEvidence | None) -> StepEvidence | None:
-        """The evidence of what ran so, with what this number was chosen from."""
-        return None if evidence is None else replace(evidence, chosen_from=self.chosen_from)
-
-
-def pick_threads(requested: NumThreads, target_step: Callable[[], Step]) -> Threads:
-    """The number of threads requested; `auto` picks the fastest for the target's step, and prints its choice.
-
-    Args:
-        requested: As of `num_threads`.
-        target_step: Gives the step that decides; called for `auto` only.
-    """
-    if requested != "auto":
-        return Threads(requested or default_threads())
-    tried = step_by_threads(target_step(), thread_counts(default_threads()))
-    fastest_ms = min(step.ms for step in tried)
-    picked = min(step.threads for step in tried if step.ms <= CLOSE * fastest_ms)
-    print(f"num_threads=auto: {threads_words(picked)} ({', '.join(step.words for step in tried)})", flush=True)
-    return Threads(picked, tried)
-
-
-@contextmanager
-def threads_of_a_share(chosen: Threads, share: Share) -> Iterator[None]:
-    """Run the block with the chosen threads; where several processes do so at once, with no more than each has."""
-    count = chosen.count if share.count == 1 else min(chosen.count, torch.get_num_threads())
-    with torch_threads(count):
-        yield
+def share_threads(share: Share) -> int:
+    """Threads of this process where several compute at once: no more than each was started with."""
+    return default_threads() if share.count == 1 else min(default_threads(), torch.get_num_threads())
 
 
 def thread_counts(most: int) -> list[int]:

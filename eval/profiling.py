@@ -83,7 +83,7 @@ class Recording:
         self.profiler.stop()
 
     def synchronize(self) -> None:
-        from eval.models.clock import clock_s
+        from eval.machine import clock_s
 
         clock_s(self.device)
 

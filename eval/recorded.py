@@ -29,7 +29,7 @@ from architectures.tables import markdown
 from architectures.vocabulary_head import head_ids
 from eval.acceptance.counts import Array
 from eval.acceptance.draft_scores import AnswerScore, DraftScore
-from eval.acceptance.estimates import INTERVALS, Resampling
+from eval.acceptance.estimates import CONFIDENCE, INTERVALS, NUM_RESAMPLES, Resampling
 from eval.acceptance.replay import answer_logits, as_array, rejection_accepts, replay_counts, value_at
 from eval.acceptance.summary import mean, rounds_at
 from eval.answers.shards import SETTINGS_NAME, read_claims
@@ -40,10 +40,10 @@ from eval.decoding.acceptance import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, RE
 from eval.decoding.sampling import Sampling, log_distribution, penalised, seen_along
 from eval.decoding.speculative import first_tokens
 from eval.machine import torch_threads
-from eval.models.identity import model_facts
 from eval.models.loading import (
     load_model,
     load_tokenizer,
+    model_facts,
     require_positions,
     require_rows,
     text_config,
@@ -66,7 +66,7 @@ from eval.tasks import PromptSource
 TRACES_NAME = "eval"  # held out of training
 LATER_TURN = re.compile(r"#[0-9]+$")
 BLOCK = re.compile(r"\s*tensor\(\[\[([^\[\]()]*)\]\](?:,\s*\w+=[^\s,()\[\]]+)*\)")  # torch adds device and dtype
-USED_KEYS = {"num_prompts", "lookaheads", "dtype", "confidence", "num_resamples", "num_threads"}
+USED_KEYS = {"num_prompts", "lookaheads", "dtype"}
 
 
 @dataclass(frozen=True)
@@ -227,14 +227,12 @@ def score_recording(
     Raises:
         UserError: If a response is longer than the draft's positions.
     """
-    if config.num_threads == "auto":
-        raise UserError("eval.num_threads=auto times steps of the target, which is not available. Name a number.")
     answers = [answer for answer in recording.answers if answer.prompt < config.num_prompts]
     require_positions(draft, max(len(each.prompt_ids) + len(each.answer_ids) for each in answers))
-    with torch_threads(config.num_threads) as num_threads:
+    with torch_threads(None) as num_threads:
         model = load_model(draft, dtype=config.dtype)
         scores = replay_recording(model, answers, config.lookaheads, sampling=recording.sampling)
-    resampling = Resampling(config.confidence, config.num_resamples, seed)
+    resampling = Resampling(CONFIDENCE, NUM_RESAMPLES, seed)
     firsts = {answer.prompt: answer for answer in reversed(answers)}
     card = RecordedScorecard(
         warnings=find_warnings(recording, len(firsts)),
@@ -256,6 +254,8 @@ def score_recording(
         ),
         settings=Settings(
             **config.model_dump(mode="json"),
+            confidence=CONFIDENCE,
+            num_resamples=NUM_RESAMPLES,
             seed=seed,
             threads=num_threads,
             device=str(model.device),

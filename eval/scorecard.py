@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint, fingerprint_value
@@ -20,7 +21,7 @@ from architectures.tables import markdown
 from eval.acceptance import paired_ratios
 from eval.acceptance.counts import Counts, ratio, tau
 from eval.acceptance.draft_scores import DraftScore, ReplayedDraft
-from eval.acceptance.estimates import INTERVALS, Resampling
+from eval.acceptance.estimates import CONFIDENCE, INTERVALS, NUM_RESAMPLES, Resampling
 from eval.acceptance.replay import replay_counts, replay_pair, rule_name
 from eval.acceptance.replay_drafts import (
     REPLAYS_NAME,
@@ -43,16 +44,14 @@ from eval.latency import (
     Grid,
     Setting,
     byte_ratio,
-    choose_threads,
     lack_of_memory,
     measure_grid,
     measure_latency,
     scored_latency,
     timing_ticks,
 )
-from eval.machine import Threads, threads_of_a_share, torch_threads
-from eval.models.identity import model_facts
-from eval.models.loading import load_model, load_tokenizer, require_same_tokenizer, stop_token_ids
+from eval.machine import share_threads, torch_threads
+from eval.models.loading import load_model, load_tokenizer, model_facts, require_same_tokenizer, stop_token_ids
 from eval.prompts import Prompt, tasks_record
 from eval.records.grid import TARGET, GridCell, GridFile, GridModel
 from eval.scorecard_schema import (
@@ -134,9 +133,8 @@ def score_drafts(
         require_same_tokenizer(target, draft)
     used = prompts[: config.num_prompts]
     load = partial(load_target, target, dtype=config.dtype, holding=holding)
-    threads = share.lead(lambda: choose_threads(config.num_threads, load))
 
-    with threads_of_a_share(threads, share):
+    with torch_threads(share_threads(share)):
         # Responses of the target, at every temperature.
         how = {"seed": seed, "answered_by": answered_by, "holding": holding, "share": share}
         answers = {t: record_answers(target, used, config, out, temperature=t, **how) for t in config.temperatures}
@@ -166,8 +164,8 @@ def score_drafts(
 
     def measured() -> Scorecard:
         assert replayed is not None, "of the first process"
-        with torch_threads(threads.count):
-            how = {"out": out, "seed": seed, "threads": threads, "holding": holding}
+        with torch_threads(None):
+            how = {"out": out, "seed": seed, "holding": holding}
             card = measure(replayed, target, drafts, prompts, config, **how)
         write_text(f"{markdown(scorecard_page(card))}\n", out / "scorecard.md")
         write_record(card, out / CARD_NAME)
@@ -186,11 +184,10 @@ def measure(
     *,
     out: Path,
     seed: int,
-    threads: Threads,
     holding: Holding,
 ) -> Scorecard:
     """Time steps, decode, and put the scorecard together; writes latency.json and examples.json."""
-    resampling = Resampling(config.confidence, config.num_resamples, seed)
+    resampling = Resampling(CONFIDENCE, NUM_RESAMPLES, seed)
     answers, primary = replayed.answers, replayed.primary
 
     # Acceptance: every draft at every temperature, by every acceptance method; the last draft against the others.
@@ -237,7 +234,6 @@ def measure(
     pair = {TARGET: replayed.target, primary: replayed.drafts[primary]}
     grid, left_out = measure_batches(pair, text, config, resampling)
 
-    scored = scored_latency(latency)
     card = Scorecard(
         warnings=(),
         target=ScoredModel(**model_facts(target, replayed.target), **held_facts(holding)),
@@ -245,15 +241,17 @@ def measure(
         prompts=prompts_section(prompts, answers, config),
         settings=Settings(
             **config.model_dump(mode="json"),
+            confidence=CONFIDENCE,
+            num_resamples=NUM_RESAMPLES,
             seed=seed,
-            threads=threads.count,
+            threads=torch.get_num_threads(),
             device=str(replayed.target.device),
             intervals=INTERVALS,
             speedup_intervals=paired_ratios.INTERVALS,
         ),
         acceptance=tuple(acceptance),
         differences=tuple(differences),
-        latency=scored.model_copy(update={"evidence": threads.noted(scored.evidence)}),
+        latency=scored_latency(latency),
         speedup=tuple(speedups),
         lives=tuple(live for live, _ in decoded),
         provenance=Provenance.of_this_process(),
@@ -393,15 +391,14 @@ def measure_batches(
 
     Args:
         models: TARGET and the draft, by name.
-        text_ids: Fill the caches; as long as the contexts unless config names some.
-        config: Which batches and contexts, and how often.
+        text_ids: Fill the caches.
+        config: Which batches, and how often.
         resampling: How intervals are made.
 
     Returns:
         The figures, None if there are no batches; and a warning for each batch that was left out.
     """
-    contexts = config.latency_contexts or (len(text_ids),)
-    problems = {batch: batch_problem(models, batch, contexts) for batch in config.latency_batch_sizes}
+    problems = {batch: batch_problem(models, batch, len(text_ids)) for batch in config.latency_batch_sizes}
     warnings = [f"Steps at batch {batch} were not timed: {why}" for batch, why in problems.items() if why is not None]
     batches = [batch for batch, why in problems.items() if why is None]
     if not batches:
@@ -409,16 +406,15 @@ def measure_batches(
     # Both ends and the powers of 2 show at which number of speculative tokens a batch is served best.
     ends = {config.lookaheads[0], config.lookaheads[-1]}
     lookaheads = sorted(ends | {k for k in config.lookaheads if k.bit_count() == 1})
-    grid = Grid(batches, contexts, lookaheads, max(2, config.latency_repeats // 4), prefill=False)
+    grid = Grid(batches, (len(text_ids),), lookaheads, max(2, config.latency_repeats // 4), prefill=False)
     return measure_grid(models, text_ids, grid, resampling), warnings
 
 
-def batch_problem(models: Mapping[str, PreTrainedModel], batch: int, contexts: Sequence[int]) -> str | None:
-    """Why a batch cannot be timed at some context; None if it can at all of them."""
+def batch_problem(models: Mapping[str, PreTrainedModel], batch: int, context: int) -> str | None:
+    """Why a batch cannot be timed after so many tokens; None if it can."""
     if batch > 1 and not all(takes_rows(model) for model in models.values()):
         return "models of this type are decoded one text at a time here."
-    problems = (lack_of_memory(models, batch=batch, context=context) for context in contexts)
-    return next((problem for problem in problems if problem is not None), None)
+    return lack_of_memory(models, batch=batch, context=context)
 
 
 def write_grid(grid: tuple[GridCell, ...] | None, card: Scorecard, out: Path) -> None:

@@ -505,7 +505,7 @@ def timing_warnings(evidence: StepEvidence | None) -> list[str]:
     if own_ms is not None and best is not None and own_ms >= FEWER_THREADS_FASTER * by_threads[best]:
         warnings.append(
             f"A target step takes {own_ms:.3g} ms with {evidence.threads} threads, {by_threads[best]:.3g} ms with "
-            f"{best}. Measure with num_threads={best} or num_threads=auto."
+            f"{best}. Measure with OMP_NUM_THREADS={best}."
         )
     if (evidence.refused or 0) >= MAX_CPU_WAIT or (evidence.others or 0) >= MAX_OTHER_CORES:
         warnings.append(

@@ -18,12 +18,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from eval.checks.loaded_pair import LoadedPair
 from eval.decoding.kv_cache import open_sequencer
 from eval.decoding.speculative import Emitted, Wanted, decode_steps
 from eval.decoding.texts import Decoded, Seeds, row_seed
 from eval.examples import Writer, spans
 from eval.lossless import Verification
+from eval.pair import LoadedPair
 from eval.prompts import Prompt, user_turn
 
 STYLES: dict[Writer, str] = {"target": "", "accepted": "cyan", "corrected": "bold yellow", "bonus": "underline magenta"}

@@ -19,7 +19,6 @@ Shape suffixes used in this file:
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +26,7 @@ from scipy.optimize import root_scalar
 
 from eval.acceptance.estimates import Resampling, resampling_weights
 from eval.acceptance.intervals import least_units, percentile_interval
-from eval.scorecard_schema import ScoredLatency, StepTime, StepTimes
+from eval.scorecard_schema import AcceptanceRow, Rounds, ScoredLatency, StepTime, StepTimes
 
 Array = NDArray[np.float64]
 
@@ -43,11 +42,6 @@ def iid_tau(alpha: float, lookahead: int) -> float:
     Source: Leviathan et al. 2023, eq. 1 (arXiv 2211.17192), as a sum that also holds at alpha = 1.
     """
     return sum(alpha**k for k in range(lookahead + 1))
-
-
-def iid_utilisation(alpha: float, lookahead: int) -> float:
-    """Share of the proposed tokens that is kept, under the same model."""
-    return (iid_tau(alpha, lookahead) - 1) / lookahead
 
 
 def predicted_speedup(tau: float, full_rate: float, lookahead: int, times: StepTimes) -> float:
@@ -108,27 +102,7 @@ def root_in_unit(gain: Callable[[float], float]) -> float | None:
     return 0.0 if gain(0.0) >= 0 else float(root_scalar(gain, bracket=(0.0, 1.0)).root)
 
 
-class HasValue(Protocol):
-    """An estimate, whatever else it tells."""
-
-    @property
-    def value(self) -> float: ...
-
-
-class RoundsAt(Protocol):
-    """Rounds of a draft at one lookahead, as eval.records.acceptance.Rounds has them."""
-
-    @property
-    def lookahead(self) -> int: ...
-
-    @property
-    def tau(self) -> HasValue: ...
-
-    @property
-    def full_rate(self) -> float: ...
-
-
-def promise(rounds: Sequence[RoundsAt], steps: StepTimes, *, batch: int = 1) -> tuple[int, float]:
+def promise(rounds: Sequence[Rounds], steps: StepTimes, *, batch: int = 1) -> tuple[int, float]:
     """The lookahead that promises most, and what.
 
     Args:
@@ -145,7 +119,7 @@ def promise(rounds: Sequence[RoundsAt], steps: StepTimes, *, batch: int = 1) -> 
     return lookahead, speedups[lookahead]
 
 
-def any_full_rate(rounds: RoundsAt, batch: int) -> float:
+def any_full_rate(rounds: Rounds, batch: int) -> float:
     """Share of a batch's rounds in which any row kept everything."""
     return 1 - (1 - rounds.full_rate) ** batch
 
@@ -171,29 +145,7 @@ class Ranked:
     first_share: float
 
 
-class PromptSums(Protocol):
-    """Tokens and rounds of every prompt, as eval.records.acceptance.PromptSums has them."""
-
-    @property
-    def tokens(self) -> Sequence[float]: ...
-
-    def rounds_at(self, lookahead: int) -> Sequence[float]: ...
-
-
-class DraftRow(Protocol):
-    """Acceptance of a draft at one temperature, as eval.records.acceptance.AcceptanceRow has it."""
-
-    @property
-    def draft(self) -> str: ...
-
-    @property
-    def lookahead(self) -> Sequence[RoundsAt]: ...
-
-    @property
-    def by_prompt(self) -> PromptSums: ...
-
-
-def ranking(rows: Sequence[DraftRow], latency: ScoredLatency, resampling: Resampling) -> list[Ranked]:
+def ranking(rows: Sequence[AcceptanceRow], latency: ScoredLatency, resampling: Resampling) -> list[Ranked]:
     """Every draft, the fastest first.
 
     Args:
@@ -202,88 +154,19 @@ def ranking(rows: Sequence[DraftRow], latency: ScoredLatency, resampling: Resamp
         resampling: How many draws, and the coverage of intervals.
     """
     steps, draws = step_times(latency), drawn_times(latency, resampling)
-    chosen, drawn, counts = {}, {}, []
-    for row in rows:
-        chosen[row.draft] = promise(row.lookahead, steps[row.draft], batch=latency.batch)
-        drawn[row.draft] = drawn_speedups(
-            row, row.by_prompt, chosen[row.draft][0], draws[row.draft], resampling, batch=latency.batch
-        )
-        counts.append(len(row.by_prompt.tokens))
-    intervals = {name: drawn_interval(drawn_N, latency, resampling, min(counts)) for name, drawn_N in drawn.items()}
-    return in_order(chosen, drawn, intervals, steps)
-
-
-def predicted_interval(
-    row: DraftRow, lookahead: int, latency: ScoredLatency, resampling: Resampling
-) -> tuple[float, float] | None:
-    """How far the doubt of acceptance and of step times moves the speed that is predicted of a draft at a lookahead.
-
-    Returns:
-        None with too few prompts or repetitions.
-    """
-    drawn_N = drawn_speedups(row, row.by_prompt, lookahead, drawn_times(latency, resampling)[row.draft], resampling)
-    return drawn_interval(drawn_N, latency, resampling, len(row.by_prompt.tokens))
-
-
-def drawn_interval(
-    drawn_N: Array, latency: ScoredLatency, resampling: Resampling, num_prompts: int | None
-) -> tuple[float, float] | None:
-    """What lies between the tails of drawn speeds; None where prompts or repetitions are too few to know them.
-
-    Args:
-        drawn_N: Speed-ups, one for each draw.
-        latency: Whose step times were drawn.
-        resampling: How.
-        num_prompts: That were drawn from; None where acceptance was given.
-    """
-    few_prompts = num_prompts is not None and num_prompts < least_units(resampling.confidence)
-    if few_prompts or not all(step.p50_ms.interval for step in latency.steps):
-        return None
-    return percentile_interval(drawn_N, resampling.confidence, num_units=num_prompts)
-
-
-def ranking_of_alphas(latency: ScoredLatency, alphas: Mapping[str, float], resampling: Resampling) -> list[Ranked]:
-    """Every draft whose tokens are kept with a known chance, independently; the fastest first.
-
-    The doubt is that of step times alone.
-
-    Args:
-        latency: Step times of all of them, as a scorecard holds them.
-        alphas: Chance of each.
-        resampling: How many draws, and the coverage of intervals.
-    """
-    steps, draws = step_times(latency), drawn_times(latency, resampling)
-    batch = latency.batch
-    chosen = {name: iid_promise(alpha, steps[name], batch) for name, alpha in alphas.items()}
+    chosen = {row.draft: promise(row.lookahead, steps[row.draft], batch=latency.batch) for row in rows}
     drawn = {
-        name: np.array([iid_speedup(alpha, chosen[name][0], each, batch) for each in draws[name]])
-        for name, alpha in alphas.items()
+        row.draft: drawn_speedups(row, chosen[row.draft][0], draws[row.draft], resampling, batch=latency.batch)
+        for row in rows
     }
-    intervals = {name: drawn_interval(drawn_N, latency, resampling, None) for name, drawn_N in drawn.items()}
-    return in_order(chosen, drawn, intervals, steps)
-
-
-def iid_promise(alpha: float, steps: StepTimes, batch: int = 1) -> tuple[int, float]:
-    """The lookahead that promises most, and what."""
-    speedups = {lookahead: iid_speedup(alpha, lookahead, steps, batch) for lookahead in steps.verify_s}
-    lookahead = best_lookahead(speedups)
-    return lookahead, speedups[lookahead]
-
-
-def in_order(
-    chosen: Mapping[str, tuple[int, float]],
-    drawn: Mapping[str, Array],
-    intervals: Mapping[str, tuple[float, float] | None],
-    steps: Mapping[str, StepTimes],
-) -> list[Ranked]:
-    """Drafts by speed, from the lookahead and speed-up of each, and from its speed-up in every draw."""
+    num_prompts = min(len(row.by_prompt.tokens) for row in rows)
     firsts_N = np.array(list(drawn.values())).argmax(axis=0)
     ranked = [
         Ranked(
             draft=name,
             lookahead=lookahead,
             speedup=speedup,
-            interval=intervals[name],
+            interval=drawn_interval(drawn[name], latency, resampling, num_prompts),
             tokens_per_s=speedup / steps[name].target_s,
             first_share=float((firsts_N == index).mean()),
         )
@@ -292,9 +175,29 @@ def in_order(
     return sorted(ranked, key=lambda draft: -draft.speedup)
 
 
+def predicted_interval(
+    row: AcceptanceRow, lookahead: int, latency: ScoredLatency, resampling: Resampling
+) -> tuple[float, float] | None:
+    """How far the doubt of acceptance and of step times moves the speed that is predicted of a draft at a lookahead.
+
+    Returns:
+        None with too few prompts or repetitions.
+    """
+    drawn_N = drawn_speedups(row, lookahead, drawn_times(latency, resampling)[row.draft], resampling)
+    return drawn_interval(drawn_N, latency, resampling, len(row.by_prompt.tokens))
+
+
+def drawn_interval(
+    drawn_N: Array, latency: ScoredLatency, resampling: Resampling, num_prompts: int
+) -> tuple[float, float] | None:
+    """What lies between the tails of drawn speeds; None where prompts or repetitions are too few to know them."""
+    if num_prompts < least_units(resampling.confidence) or not all(step.p50_ms.interval for step in latency.steps):
+        return None
+    return percentile_interval(drawn_N, resampling.confidence, num_units=num_prompts)
+
+
 def drawn_speedups(
-    row: DraftRow,
-    sums: PromptSums,
+    row: AcceptanceRow,
     lookahead: int,
     times: Sequence[StepTimes],
     resampling: Resampling,
@@ -302,7 +205,7 @@ def drawn_speedups(
     batch: int = 1,
 ) -> Array:
     """What a draft is worth in every draw of prompts and times, at one lookahead."""
-    tokens_P, rounds_P = np.array(sums.tokens), np.array(sums.rounds_at(lookahead))
+    tokens_P, rounds_P = np.array(row.by_prompt.tokens), np.array(row.by_prompt.rounds_at(lookahead))
     weights_NP = resampling_weights(len(tokens_P), resampling)
     taus_N = (weights_NP @ tokens_P) / (weights_NP @ rounds_P)
     [full_rate] = [any_full_rate(entry, batch) for entry in row.lookahead if entry.lookahead == lookahead]
@@ -363,14 +266,5 @@ def prospect(steps: StepTimes, batch: int = 1) -> Prospect:
     needed = {lookahead: break_even_alpha(lookahead, steps, batch) for lookahead in steps.verify_s}
     paying = {lookahead: alpha for lookahead, alpha in needed.items() if alpha is not None}
     lookahead = min(paying, key=lambda each: paying[each]) if paying else min(needed)
-    _, most = iid_promise(1.0, steps, batch)
+    most = max(iid_speedup(1.0, each, steps, batch) for each in steps.verify_s)
     return Prospect(lookahead, paying.get(lookahead), steps.cost_ratio, most)
-
-
-def equal_alpha(speedup: float, steps: StepTimes) -> float | None:
-    """The acceptance with which a draft of these steps is so fast, at the lookahead that is then best for it.
-
-    Returns:
-        A number in [0, 1]; None if not even certain acceptance makes it faster.
-    """
-    return root_in_unit(lambda alpha: iid_promise(alpha, steps)[1] - speedup)

@@ -6,35 +6,21 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, model_validator
 
 from architectures.errors import UserError
-from architectures.files.section import Section
 from architectures.settings.flags import Flag, flag_of
+from architectures.settings.holding import Holding
 from architectures.settings.kinds import (
     MOST,
-    Adaptive,
     BatchSize,
-    Capture,
-    Compile,
     DeviceMemoryGib,
     Draft,
-    DraftPMin,
-    HostMemoryGib,
     Lookahead,
     MaxNewTokens,
-    MinP,
     NumberType,
     NumPrompts,
-    RepetitionPenalty,
-    Seed,
-    Target,
-    TargetBits,
     TargetPlacement,
     Temperature,
-    TopK,
-    TopP,
 )
-from eval.commands.steps import held_well, holding_of, one_end, one_way, opener_of, speculation_of
-from eval.config import sampling_asked
-from eval.tasks import PromptWords
+from eval.commands.decoding_flags import DecodingFlags
 
 if TYPE_CHECKING:
     from eval.lossless import Finding
@@ -50,12 +36,10 @@ Accuracy = Annotated[
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-class VerifySettings(Section):
+class VerifySettings(DecodingFlags):
     """What is verified of a pair, and how."""
 
-    target: Target
     draft: Draft
-    prompts: PromptWords = ()
     accuracy: Accuracy = ()
     show: Annotated[
         bool,
@@ -66,30 +50,27 @@ class VerifySettings(Section):
         MaxNewTokens | None, Flag(absent="64; 128 with --show; 256 of gsm8k, 8 of multiplication")
     ] = None
     lookahead: Lookahead = 4
-    adaptive: Adaptive = False
-    draft_p_min: DraftPMin = 0.0
     temperature: Annotated[Temperature | None, Flag(absent="1; 0 with --show")] = None
-    top_p: TopP = 1.0
-    top_k: TopK = None
-    min_p: MinP = 0.0
-    repetition_penalty: RepetitionPenalty = 1.0
     samples: Annotated[int, Field(ge=1, le=MOST, description="Texts sampled per prompt and acceptance method.")] = 4
     batch_size: BatchSize = Field(default=16, description="Questions of --accuracy decoded together.")
     target_placement: TargetPlacement = "whole"
     target_device_memory_gib: DeviceMemoryGib = None
-    target_host_memory_gib: HostMemoryGib = None
-    target_bits: TargetBits = None
-    compile: Compile = False
-    capture: Capture = False
     dtype: NumberType = "float32"
-    seed: Seed = 17
 
-    _one_way = model_validator(mode="after")(one_way)
-    _held_well = model_validator(mode="after")(held_well)
-    _one_end = model_validator(mode="after")(one_end)
+    @property
+    def holding(self) -> Holding:
+        """How the target is held."""
+        return Holding(self.target_placement, self.target_device_memory_gib, self.target_bits)
 
     @model_validator(mode="after")
     def _modes(self) -> "VerifySettings":
+        if (mistake := self.holding.mistake) is not None:
+            raise UserError(f"--target-placement: {mistake}")
+        if self.target_placement != "whole" and self.how != "eager":
+            raise UserError(
+                f"--{'compile' if self.compile else 'capture'} makes steps of weights that stay where they are. Leave "
+                "it out, or --target-placement."
+            )
         if self.accuracy and self.show:
             raise UserError("--accuracy and --show exclude each other. Run the command once for each.")
         unused = ["batch_size"]
@@ -129,22 +110,21 @@ def verify(settings: VerifySettings) -> None:
 
 def check_lossless(settings: VerifySettings) -> Iterable["Finding"]:
     """Greedy text, the target as its own draft, and the distribution of sampled texts by each method."""
-    from eval.checks.loaded_pair import load_pair, prompts_of
-    from eval.decoding.sampling import Sampling
     from eval.decoding.texts import Limits
     from eval.lossless import Verification, check_lossless
+    from eval.pair import load_pair, prompts_of
 
     prompts = prompts_of(settings.prompts, settings.num_prompts or 8)
-    pair = load_pair(settings.target, settings.draft, dtype=settings.dtype, holding=holding_of(settings))
+    pair = load_pair(settings.target, settings.draft, dtype=settings.dtype, holding=settings.holding)
     ids, max_new_tokens = [pair.rendered(prompt) for prompt in prompts], settings.max_new_tokens or 64
     pair.require_context(ids, max_new_tokens)
     wanted = Verification(
         Limits(max_new_tokens, pair.stop_ids),
-        speculation_of(settings, settings.lookahead),
-        Sampling.of(1.0 if settings.temperature is None else settings.temperature, sampling_asked(settings)),
+        settings.speculation(settings.lookahead),
+        settings.sampling(1.0 if settings.temperature is None else settings.temperature),
         settings.samples,
         settings.seed,
-        opener_of(settings),
+        settings.new_opener(),
     )
     return check_lossless((pair.target, pair.draft), ids, wanted)
 
@@ -152,17 +132,17 @@ def check_lossless(settings: VerifySettings) -> Iterable["Finding"]:
 def check_accuracy(settings: VerifySettings) -> Iterable["Finding"]:
     """Accuracy with and without the draft on each kind of question."""
     from eval.accuracy import check_accuracy, load_benchmark
-    from eval.checks.loaded_pair import load_pair
+    from eval.pair import load_pair
 
     benchmarks = [load_benchmark(word, settings.num_prompts or 100, seed=settings.seed) for word in settings.accuracy]
-    pair = load_pair(settings.target, settings.draft, dtype=settings.dtype, holding=holding_of(settings))
-    opener = opener_of(settings)
+    pair = load_pair(settings.target, settings.draft, dtype=settings.dtype, holding=settings.holding)
+    opener = settings.new_opener()
     for benchmark in benchmarks:
         yield check_accuracy(
             pair,
             benchmark,
             max_new_tokens=settings.max_new_tokens,
-            speculation=speculation_of(settings, settings.lookahead),
+            speculation=settings.speculation(settings.lookahead),
             batch_size=settings.batch_size,
             opener=opener,
         )
@@ -172,21 +152,20 @@ def show(settings: VerifySettings) -> None:
     """Decode prompts from files, or from the keyboard, with and without the draft."""
     from rich.console import Console
 
-    from eval.checks.loaded_pair import load_pair, prompts_of
-    from eval.decoding.sampling import Sampling
     from eval.decoding.texts import Limits
     from eval.lossless import Verification
+    from eval.pair import load_pair, prompts_of
     from eval.side_by_side import show, typed_prompts
 
     console = Console()
     from_file = prompts_of(settings.prompts, settings.num_prompts) if settings.prompts else None
-    pair = load_pair(settings.target, settings.draft, dtype=settings.dtype, holding=holding_of(settings))
+    pair = load_pair(settings.target, settings.draft, dtype=settings.dtype, holding=settings.holding)
     wanted = Verification(
         limits=Limits(settings.max_new_tokens or 128, pair.stop_ids),
-        speculation=speculation_of(settings, settings.lookahead),
-        sampling=Sampling.of(settings.temperature or 0.0, sampling_asked(settings)),
+        speculation=settings.speculation(settings.lookahead),
+        sampling=settings.sampling(settings.temperature or 0.0),
         seed=settings.seed,
-        opener=opener_of(settings),
+        opener=settings.new_opener(),
     )
     prompts = typed_prompts(console) if from_file is None else from_file
     show(pair, prompts, wanted, console)

@@ -21,7 +21,7 @@ GREEDY = DecodingSettings(
     dtype="float32",
 )
 PROMPTS = [Prompt(f"p:{i}", ({"role": "user", "content": text},)) for i, text in enumerate(("why", "how many", "x"))]
-FAST = ["eval.num_threads=1", "eval.num_resamples=50", "eval.lookaheads=[1,2,3,4]"]
+FAST = ["eval.lookaheads=[1,2,3,4]"]
 
 
 @pytest.fixture(scope="module")

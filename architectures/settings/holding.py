@@ -14,13 +14,11 @@ class Holding:
         placement: whole: on one device. spread: over the GPUs of this machine, its memory and its disk. layers: on the
             disk, from where each layer is read when its turn comes.
         device_memory_gib: That the target may take on each device that computes; None for what is free.
-        host_memory_gib: For layers that no GPU has room for; None for what is free.
         bits: 8 or 4, of a weight of the linear layers; None leaves them in the number type.
     """
 
     placement: Placement = "whole"
     device_memory_gib: float | None = None
-    host_memory_gib: float | None = None
     bits: int | None = None
 
     @property
@@ -33,8 +31,6 @@ class Holding:
         """Why these do not go together, with the remedy; None where they do."""
         if self.placement == "whole" and self.device_memory_gib is not None:
             return f"device_memory_gib is {self.device_memory_gib:g} with placement: whole, which has no cap. {CHOOSE}"
-        if self.placement != "spread" and self.host_memory_gib is not None:
-            return f"host_memory_gib is {self.host_memory_gib:g} with placement: {self.placement}. It is of spread."
         if self.placement != "whole" and self.bits is not None:
             return (
                 f"bits is {self.bits} with placement: {self.placement}. Packed weights are whole on one device: leave "

@@ -64,14 +64,6 @@ DeviceMemoryGib = Annotated[
         "null takes what is free.",
     ),
 ]
-HostMemoryGib = Annotated[
-    float | None,
-    Field(
-        gt=0,
-        le=MOST,
-        description="GiB of the memory that a spread target may take beside the GPUs; null takes what is free.",
-    ),
-]
 TargetBits = Annotated[
     Annotated[int, AfterValidator(packed_bits), WithJsonSchema({"type": "integer", "enum": [8, 4]})] | None,
     Field(
@@ -125,15 +117,6 @@ NumPrompts = Annotated[int, Field(ge=1, le=MOST, description="Prompts used at mo
 MaxNewTokens = Annotated[int, Field(ge=1, le=MOST, description="Tokens of a text at most.")]
 MaxScoredTokens = Annotated[int, Field(ge=2, le=MOST, description="Tokens of an answer at most.")]  # one has no round
 Repeats = Annotated[int, Field(ge=1, le=MOST, description="Repetitions.")]
-Confidence = Annotated[float, Field(gt=0, lt=1, description="Coverage of every interval, a fraction.")]
-NumThreads = Annotated[
-    Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] | None,
-    Field(
-        description="Processor threads; by default as many as OMP_NUM_THREADS says, or every core it may. auto times "
-        "the target's step with one, half of those and all, and takes the fastest.",
-    ),
-    Flag(metavar="N|auto"),
-]
 Seed = Annotated[int, Field(ge=0, lt=2**32, description="Seed of every random choice.")]
 NumberType = Annotated[
     DtypeOrAuto,
@@ -145,16 +128,10 @@ NumberType = Annotated[
 
 AUTO: Any = "auto"  # validation makes the number type of this machine of it
 
+# Steps run by transformers, by torch.compile, or by CUDA graphs of the eager ones.
+How = Literal["eager", "compiled", "captured"]
 Compile = Annotated[bool, Field(description="Compile the models' steps first: minutes, then faster steps.")]
 Capture = Annotated[bool, Field(description="Capture the models' steps in CUDA graphs first: a GPU, no minutes.")]
-HowAnswered = Literal["auto", "eager", "captured"]
-AnswerSteps = Annotated[
-    HowAnswered,
-    Field(
-        description="How the target's steps are run while it answers: captured in CUDA graphs, or eager. auto captures "
-        "them on a GPU wherever that can be, and says where not."
-    ),
-]
 OutFile = Annotated[
     Path | None, Field(description="Write everything as JSON."), AfterValidator(no_folder), Flag(metavar="FILE")
 ]

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, mod
 from architectures.files.number_types import BatchDtypeOrAuto
 from architectures.files.section import Section
 from architectures.settings.holding import Holding
-from architectures.settings.kinds import DeviceMemoryGib, HostMemoryGib, TargetBits, TargetPlacement
+from architectures.settings.kinds import DeviceMemoryGib, TargetBits, TargetPlacement
 from architectures.shapes.shape import NAMED_SHAPES
 from architectures.vocabulary import VocabularyConfig
 
@@ -75,13 +75,12 @@ class TargetConfig(Section):
     )
     placement: TargetPlacement = "whole"
     device_memory_gib: DeviceMemoryGib = None
-    host_memory_gib: HostMemoryGib = None
     bits: TargetBits = None
 
     @property
     def holding(self) -> Holding:
         """How it is held while it answers and teaches."""
-        return Holding(self.placement, self.device_memory_gib, self.host_memory_gib, self.bits)
+        return Holding(self.placement, self.device_memory_gib, self.bits)
 
     @model_validator(mode="after")
     def _held_in_one_way(self) -> "TargetConfig":

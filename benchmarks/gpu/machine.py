@@ -11,8 +11,7 @@ import torch
 
 from architectures.checkpoints.manifest import provenance
 from benchmarks.gpu.stage import Row, Setting, number_type
-from eval.machine import usable_cores
-from eval.models.clock import clock_s
+from eval.machine import clock_s, usable_cores
 from eval.targets.caps import free_bytes
 
 BANDWIDTH_BYTES = {"cpu": 2**29, "cuda": 2**32}

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from architectures.settings.kinds import How
 from benchmarks.gpu.stage import Size
-from eval.models.execution import How
 from eval.records.grid import TARGET
 
 

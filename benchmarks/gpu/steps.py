@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from architectures.errors import UserError
+from architectures.settings.kinds import How
 from benchmarks.depth_and_width import DepthAndWidth, depth_and_width
 from benchmarks.gpu.machine import bandwidth
 from benchmarks.gpu.stage import Row, Setting, attempt, free_memory, lack_of_memory, lack_of_time
@@ -39,7 +40,6 @@ from eval.latency import (
     time_together,
 )
 from eval.latency import Setting as StepSetting
-from eval.models.execution import How
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=1000, seed=17)
 TEXT = range(3, 203)  # which tokens makes no difference to the time

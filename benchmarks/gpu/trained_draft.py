@@ -32,7 +32,7 @@ from eval.answers.traces import read_traces
 from eval.decoding.cuda_graphs import answer_opener
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
-from eval.models.clock import clock_s
+from eval.machine import clock_s
 from eval.models.loading import load_model
 from eval.prompts import load_prompts
 
@@ -304,7 +304,7 @@ def seconds_a_step(setting: Setting, batch: int) -> float:
     """Of the target, in a batch of short texts; the second of two measurements."""
     dtype = str(number_type(setting.device)).removeprefix("torch.")
     model = load_model(setting.target, dtype=dtype, device=str(setting.device))
-    prompts, opener = [list(range(3, 11))] * batch, answer_opener(model, "auto")
+    prompts, opener = [list(range(3, 11))] * batch, answer_opener(model)
     decoded = [plain_decode(model, prompts, limits=Limits(RATE_STEPS), opener=opener) for _ in range(2)]
     del model, opener
     free_memory()

@@ -129,10 +129,8 @@ def measured_steps(
     Raises:
         UserError: If the models do not fit into memory, or decode one sequence at a time and more are asked for.
     """
-    from eval.checks.built_in import PROMPTS
     from eval.latency import (
         Setting,
-        chosen_threads,
         measure_latency,
         repeated,
         require_memory,
@@ -141,14 +139,16 @@ def measured_steps(
         timing_ticks,
         untrained_models,
     )
+    from eval.machine import torch_threads
     from eval.models.loading import load_tokenizer
+    from eval.pair import PROMPTS
     from eval.records.grid import TARGET
     from eval.targets.loading import load_target
 
     config, names = recipe.eval, [candidate.name for candidate in candidates]
     text_ids = [token for prompt in PROMPTS for token in load_tokenizer(target)(prompt)["input_ids"]]
     model = load_target(target, dtype=config.dtype, holding=recipe.target.holding)
-    with chosen_threads(config.num_threads, lambda: model) as threads:
+    with torch_threads(None):
         drafts = dict(zip(names, untrained_models(model, [candidate.shape for candidate in candidates]), strict=True))
         models = {TARGET: model, **drafts}
         require_rows(models, [settings.batch_size])
@@ -160,14 +160,13 @@ def measured_steps(
             repetitions=timing_ticks(REPEATS),
             resampling=resampling_of(recipe),
         )
-        scored = scored_latency(latency, batch=settings.batch_size)
-        return scored.model_copy(update={"evidence": threads.noted(scored.evidence)})
+        return scored_latency(latency, batch=settings.batch_size)
 
 
 def resampling_of(recipe: Recipe) -> "Resampling":
-    from eval.acceptance.estimates import Resampling
+    from eval.acceptance.estimates import CONFIDENCE, NUM_RESAMPLES, Resampling
 
-    return Resampling(recipe.eval.confidence, recipe.eval.num_resamples, recipe.seed)
+    return Resampling(CONFIDENCE, NUM_RESAMPLES, recipe.seed)
 
 
 def worth_training(
@@ -295,7 +294,7 @@ def score_candidates(run: Run, drafts: Mapping[str, Path], length: str) -> "Scor
     inputs: dict[str, Any] = {
         "target": fingerprint_checkpoint(run.target),
         **{f"draft {name}": fingerprint_checkpoint(folder) for name, folder in drafts.items()},
-        "eval": config.model_dump(mode="json", exclude={"answer_steps"}),
+        "eval": config.model_dump(mode="json"),
         "prompts": sources_as_input(config.tasks) if config.tasks else run.data.inputs,
         "seed": str(seed),
     }

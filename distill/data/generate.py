@@ -100,7 +100,7 @@ def write_own_prompts_if_asked(
     if config.self_written_prompts == 0:
         return []
     sizes = {"batch_size": config.batch_size, "shard_size": config.shard_size}
-    settings = SelfWriting(seed=seed, dtype=dtype, **sizes, steps=config.answer_steps, holding=holding)
+    settings = SelfWriting(seed=seed, dtype=dtype, **sizes, holding=holding)
     return write_own_prompts(target, config.self_written_prompts, out, settings, share)
 
 
@@ -115,7 +115,6 @@ def decoding_settings(config: DataConfig, *, seed: int, dtype: str, holding: Hol
         max_prompt_len=config.max_seq_len - 1,  # space for one token of the answer
         seed=seed,
         dtype=dtype,
-        steps=config.answer_steps,
         holding=holding,
     )
 

@@ -18,7 +18,6 @@ from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
 from architectures.progress.track import track
 from architectures.settings.holding import WHOLE, Holding
-from architectures.settings.kinds import HowAnswered
 from architectures.sharing import ALONE, Share
 from eval.answers.shards import claim_shards, read_shard, write_shard
 from eval.decoding.cuda_graphs import answer_opener
@@ -49,7 +48,6 @@ class SelfWriting:
         max_new_tokens: Candidates that are longer are dropped.
         temperature: Divides the logits.
         top_p: Probability mass sampled from.
-        steps: How the target's steps are run; claimed by no folder, as eval.answers.traces has it.
         holding: How the target is held; its bits are claimed.
     """
 
@@ -60,13 +58,12 @@ class SelfWriting:
     max_new_tokens: int = 256
     temperature: float = 1.0
     top_p: float = 0.95
-    steps: HowAnswered = "auto"
     holding: Holding = WHOLE
 
     @property
     def claimed(self) -> dict[str, Any]:
         """As a folder of prompts claims them."""
-        values = {name: value for name, value in asdict(self).items() if name not in ("steps", "holding")}
+        values = {name: value for name, value in asdict(self).items() if name != "holding"}
         return values | self.holding.claimed
 
 
@@ -189,7 +186,7 @@ class Writer:
 
     @cached_property
     def opener(self) -> Opener:
-        return answer_opener(self.model, self.settings.steps)
+        return answer_opener(self.model)
 
     def write(self, candidates: range) -> list[dict[str, int | str]]:
         """The usable ones among some numbered candidates, in their order."""

@@ -49,7 +49,15 @@ from distill.teacher import CachedTeacher
 from distill.teacher_cache import PREFIX, load_head
 from distill.training.batches import Widths, split_batch
 from distill.training.model import DistillModel
-from eval.acceptance.estimates import Columns, Estimate, Resampling, paired_ratio_difference, pooled_ratio
+from eval.acceptance.estimates import (
+    CONFIDENCE,
+    NUM_RESAMPLES,
+    Columns,
+    Estimate,
+    Resampling,
+    paired_ratio_difference,
+    pooled_ratio,
+)
 from eval.acceptance.intervals import Array, least_units, t_bound
 from eval.decoding.sampling import Sampling
 from eval.models.loading import default_device, load_model, require_same_tokenizer
@@ -414,7 +422,7 @@ def compare_on_stream(run: Run) -> Path:
     Raises:
         UserError: If a baseline has another tokenizer, or the online draft has served nothing yet.
     """
-    folder, online, settings = run.folder / FOLDER, online_of(run), run.recipe.eval
+    folder, online = run.folder / FOLDER, online_of(run)
     learned = list(read_records(folder / RECORDS))
     if not learned:
         raise UserError(f"{folder / RECORDS}: has no requests. Train the online draft first (widedraft distill).")
@@ -427,7 +435,7 @@ def compare_on_stream(run: Run) -> Path:
             write_records([served.record for served in serve_stream(run, draft)], records_file)
         by_draft[name] = list(read_records(records_file))
     by_draft["online"] = learned
-    resampling = Resampling(settings.confidence, settings.num_resamples, run.recipe.seed)
+    resampling = Resampling(CONFIDENCE, NUM_RESAMPLES, run.recipe.seed)
     text = (
         f"Acceptance over the last {COMPARED_SHARE:.0%} of each source's requests, with {resampling.confidence:.0%} "
         f"intervals by bootstrap over requests. Gains are over {online.baselines[0]} on the same requests, resampled "

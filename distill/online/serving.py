@@ -30,7 +30,6 @@ from distill.online.served import DraftReplay, Journal, RequestRecord, Served
 from distill.process.exits import report_user_errors
 from distill.recipe.recipe import Recipe, load_recipe
 from distill.run.run import Run
-from eval.decoding.kv_cache import listen
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import Emitted, Wanted, decode_steps
 from eval.decoding.texts import Limits, Seeds, Speculation, row_seed
@@ -63,7 +62,7 @@ class RoundStates:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        listen(model, self.note)
+        model.get_output_embeddings().register_forward_pre_hook(lambda _head, inputs: self.note(inputs[0]))
         self.noted_TH = torch.empty(0, 0)
 
     def note(self, hidden_BTH: Tensor) -> None:

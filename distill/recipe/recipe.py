@@ -22,7 +22,7 @@ from distill.recipe.sections.data import DataConfig
 from distill.recipe.sections.export import ExportConfig
 from distill.recipe.sections.text import TextConfig
 from distill.recipe.sections.training import DistillConfig
-from distill.recipe.validate import scoring_rules, validate
+from distill.recipe.validate import validate
 from eval.config import EvalConfig
 from eval.engines.config import GenerateConfig
 
@@ -100,12 +100,6 @@ class Scoring(Section):
     seed: Seed = 17
     generate: GenerateConfig = GenerateConfig()
     eval: EvalConfig = EvalConfig()
-
-    @model_validator(mode="after")
-    def _rules(self) -> "Scoring":
-        if broken := list(scoring_rules(self)):
-            raise RuleError(broken)
-        return self
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:

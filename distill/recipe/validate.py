@@ -36,7 +36,6 @@ def validate(recipe: Recipe) -> list[tuple[str, str]]:
     """The rules that a recipe breaks."""
     return [
         *target_rules(recipe),
-        *scoring_rules(recipe),
         *training_rules(recipe),
         *online_rules(recipe),
         *input_rules(recipe),
@@ -68,17 +67,6 @@ def target_rules(recipe: Recipe) -> Broken:
                 "distill.teacher.source",
                 f"must be cache or none {when}, got live: every batch would load all weights.",
             )
-
-    # Responses that another engine generates
-    if engine != "local" and recipe.data.answer_steps != "auto" and not recipe.data.self_written_prompts:
-        yield ("data.answer_steps", f"must be left out when generate.engine is {engine}.")
-
-
-def scoring_rules(scoring: Recipe) -> Broken:
-    """What a recipe and the key=value words of scoring without one share."""
-    engine = scoring.generate.engine
-    if engine != "local" and scoring.eval.answer_steps != "auto":
-        yield ("eval.answer_steps", f"must be left out when generate.engine is {engine}.")
 
 
 def training_rules(recipe: Recipe) -> Broken:

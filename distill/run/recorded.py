@@ -13,9 +13,6 @@ from distill.recipe.recipe import Recipe
 HOW = (  # as the device, they say how the same is computed, or kept
     ("target", "placement"),
     ("target", "device_memory_gib"),
-    ("target", "host_memory_gib"),
-    ("eval", "answer_steps"),
-    ("data", "answer_steps"),
     ("distill", "checkpoints"),
     ("distill", "shard_degree"),
     ("distill", "activation_checkpointing"),

@@ -186,7 +186,7 @@ def asked_inputs(recipe: Recipe) -> dict[str, Any]:
         "data": section(
             recipe,
             "data",
-            recipe.data.model_dump(mode="json", exclude={"prompts", "answers_from", "answer_steps"}),
+            recipe.data.model_dump(mode="json", exclude={"prompts", "answers_from"}),
         ),
         "prompts": sources_as_input(recipe.data.prompts),
         "seed": recipe.seed,
@@ -245,7 +245,7 @@ def draft_inputs(run: Run) -> dict[str, Any]:
 def eval_inputs(run: Run) -> dict[str, Any]:
     """What the scorecard is made from."""
     scoring, placement = run.recipe.eval, run.recipe.target.placement
-    settings = scoring.model_dump(mode="json", exclude={"tasks", "answer_steps"})
+    settings = scoring.model_dump(mode="json", exclude={"tasks"})
     return {
         "target": fingerprint_checkpoint(run.target),
         "undistilled": fingerprint_checkpoint(run.init.path),

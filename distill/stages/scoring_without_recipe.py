@@ -15,7 +15,6 @@ from architectures.settings.flags import Flag, flag_of
 from architectures.settings.holding import WHOLE, Holding
 from architectures.settings.kinds import (
     DeviceMemoryGib,
-    HostMemoryGib,
     TargetBits,
     TargetPlacement,
 )
@@ -59,7 +58,6 @@ class EvalSettings(Section):
     )
     target_placement: TargetPlacement = "whole"
     target_device_memory_gib: DeviceMemoryGib = None
-    target_host_memory_gib: HostMemoryGib = None
     target_bits: TargetBits = None
     debug: Debug = False
     trust_checkpoints: TrustCheckpoints = False
@@ -73,9 +71,7 @@ class EvalSettings(Section):
     @property
     def holding(self) -> Holding:
         """How the target is held; a recipe says it of its own."""
-        return Holding(
-            self.target_placement, self.target_device_memory_gib, self.target_host_memory_gib, self.target_bits
-        )
+        return Holding(self.target_placement, self.target_device_memory_gib, self.target_bits)
 
     @property
     def is_without_recipe(self) -> bool:

@@ -18,6 +18,9 @@ from eval.acceptance.intervals import Array, least_units, percentile_interval
 INTERVALS = "expanded percentile bootstrap"  # as records and pages name how intervals of rates are made
 
 
+CONFIDENCE, NUM_RESAMPLES = 0.95, 2000  # of every interval in a scorecard
+
+
 @dataclass(frozen=True)
 class Resampling:
     """How intervals are made.

@@ -75,7 +75,6 @@ def record_answers(
         max_prompt_len=config.max_prompt_len,
         seed=seed,
         dtype=config.dtype,
-        steps=config.answer_steps,
         holding=holding,
     )
     folder = answers_folder(out, temperature, config.sampling)

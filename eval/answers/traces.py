@@ -11,7 +11,6 @@ from architectures.errors import UserError
 from architectures.files.entry_kinds import TokenId
 from architectures.files.reading import parsed
 from architectures.settings.holding import WHOLE, Holding
-from architectures.settings.kinds import HowAnswered
 from eval.answers.shards import REWRITTEN, lines_of, shard_lines
 from eval.answers.trace_laws import require_messages
 from eval.prompts import Message, Prompt
@@ -76,7 +75,6 @@ class DecodingSettings:
         max_prompt_len: Tokens; longer prompts are dropped and counted.
         seed: Of the random draws.
         dtype: Number type of the target while it writes.
-        steps: How its steps are run.
         holding: How it is held.
     """
 
@@ -91,18 +89,16 @@ class DecodingSettings:
     top_k: int | None = None
     min_p: float = 0.0
     repetition_penalty: float = 1.0
-    steps: HowAnswered = "auto"
     holding: Holding = WHOLE
 
     @property
     def claimed(self) -> dict[str, Any]:
         """As a folder of answers claims them: what is younger than its name stands there where it changes a choice.
 
-        How steps are run does not, like the device: texts are the same up to near ties, and may continue otherwise.
-        Nor does where the target's weights are; in fewer bits it is another model.
+        Where the target's weights are does not, like the device; in fewer bits it is another model.
         """
         unsaid = {field.name: field.default for field in fields(self)}  # MISSING of those that always stand there
-        values = {name: value for name, value in asdict(self).items() if name not in ("steps", "holding")}
+        values = {name: value for name, value in asdict(self).items() if name != "holding"}
         said = {name: value for name, value in values.items() if value != unsaid[name]}
         return said | self.holding.claimed
 

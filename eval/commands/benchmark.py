@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,54 +9,37 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, model_validator
 
 from architectures.errors import UserError
-from architectures.files.section import Section
 from architectures.settings.flags import Flag, flag_of
 from architectures.settings.holding import Holding
 from architectures.settings.kinds import (
     AUTO,
     MOST,
-    Adaptive,
     BatchSize,
     BatchSizes,
-    Capture,
-    Compile,
-    Confidence,
     Contexts,
-    DraftPMin,
     Drafts,
     Lookaheads,
     MaxNewTokens,
-    MinP,
     NumberType,
     NumPrompts,
-    NumThreads,
     OutFile,
     Repeats,
-    RepetitionPenalty,
-    Seed,
-    Target,
-    TargetBits,
     Temperature,
-    TopK,
-    TopP,
 )
 from architectures.tables import Block, Table, terminal
 from architectures.tables import Section as TableSection
-from eval.commands.steps import how_asked, one_end, one_way, opener_of, speculation_of
-from eval.config import sampling_asked
+from eval.commands.decoding_flags import DecodingFlags
 from eval.profiling import PROFILED_STEPS, ProfileFolder, require_profile_folder
-from eval.tasks import PromptWords
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from eval.acceptance.estimates import Resampling
     from eval.benchmark import BenchmarkFile, Comparison, MethodRow, Prompts, Setup
-    from eval.checks.loaded_pair import LoadedPair
+    from eval.pair import LoadedPair
     from eval.records.grid import GridCell, GridFile
     from eval.scorecard_schema import StepTime
 
-NUM_RESAMPLES = 2000
 STEP_REPEATS = 100  # of every step at least, shared out between the interleaved runs
 GROUPS, MIN_PROMPTS = 12, 16  # by default; so many show a true 1.2x nearly always (docs/scoring.md)
 GRID_REPEATS = 30
@@ -84,12 +66,10 @@ NgramSizeN = Annotated[
 ]
 
 
-class BenchmarkSettings(Section):
+class BenchmarkSettings(DecodingFlags):
     """What is measured, and on what."""
 
-    target: Target
     draft: Drafts = ()
-    prompts: PromptWords = ()
     grid: Annotated[
         bool, Field(description="Time the steps of target and drafts on a grid of batches and contexts instead.")
     ] = False
@@ -105,30 +85,16 @@ class BenchmarkSettings(Section):
     ngram_size_m: Annotated[
         int, Field(ge=1, le=MOST, description="Tokens that lookup in front of a draft copies at most.")
     ] = 48
-    adaptive: Adaptive = False
-    draft_p_min: DraftPMin = 0.0
     temperature: Temperature = 0.0
-    top_p: TopP = 1.0
-    top_k: TopK = None
-    min_p: MinP = 0.0
-    repetition_penalty: RepetitionPenalty = 1.0
     repeats: Annotated[Repeats | None, Flag(absent=f"1, of steps of --grid {GRID_REPEATS}")] = None
     assisted: Annotated[bool, Field(description="Measure transformers' assisted generation too.")] = False
-    target_bits: TargetBits = None
-    compile: Compile = False
-    capture: Capture = False
     dtype: NumberType = AUTO
-    num_threads: NumThreads = None
-    confidence: Confidence = 0.95
-    seed: Seed = 17
     out: OutFile = None
     profile: ProfileFolder = None
 
-    _one_way = model_validator(mode="after")(one_way)
-    _one_end = model_validator(mode="after")(one_end)
-
     @model_validator(mode="after")
     def _fits_together(self) -> "BenchmarkSettings":
+        from eval.acceptance.estimates import CONFIDENCE
         from eval.acceptance.intervals import least_units
 
         without = "--grid" if not self.grid else None
@@ -136,13 +102,8 @@ class BenchmarkSettings(Section):
             if name in self.model_fields_set:
                 fix = f"Give {without} too, or leave it out." if without else "Leave it out, or --grid."
                 raise UserError(f"{flag_of(name)}: is {'of --grid only' if without else 'not of --grid'}. {fix}")
-        if self.target_bits is not None and how_asked(self) != "eager":
-            raise UserError("--target-bits: packed weights are neither compiled nor captured. Leave one of them out.")
-        if self.grid and self.num_repeats < least_units(self.confidence):
-            raise UserError(
-                f"--repeats must be at least {least_units(self.confidence)} for intervals at confidence "
-                f"{self.confidence:g}, got {self.num_repeats}."
-            )
+        if self.grid and self.num_repeats < (least := least_units(CONFIDENCE)):
+            raise UserError(f"--repeats must be at least {least} for intervals, got {self.num_repeats}.")
         if self.grid:
             return self
         if not self.draft:
@@ -184,8 +145,8 @@ def benchmark(settings: BenchmarkSettings) -> None:
 
 def measured_runs(settings: BenchmarkSettings) -> "BenchmarkFile":
     """Decode prompts by every method in interleaved runs; prints the page."""
-    from eval.checks.loaded_pair import load_pairs, prompts_of
-    from eval.latency import chosen_threads
+    from eval.machine import torch_threads
+    from eval.pair import load_pairs, prompts_of
 
     count = settings.num_prompts or default_prompts(settings.batch_size)
     prompts = prompts_of(settings.prompts, count)
@@ -197,11 +158,9 @@ def measured_runs(settings: BenchmarkSettings) -> "BenchmarkFile":
     rendered = [loaded[0].rendered(prompt) for prompt in prompts]
     for pair in loaded:
         pair.require_context(rendered, settings.max_new_tokens)
-    setup, batch = setup_of(settings, pairs), min(settings.batch_size, len(rendered))
-    with chosen_threads(settings.num_threads, lambda: setup.target, batch=batch) as threads:
+    setup = setup_of(settings, pairs)
+    with torch_threads(None):
         record = measure(settings, setup, pairs, rendered)
-        steps = record.steps.model_copy(update={"evidence": threads.noted(record.steps.evidence)})
-        record = replace(record, steps=steps)
         print(terminal(benchmark_page(record)))
         if settings.profile is not None:
             profile_first_step(settings, setup, rendered, settings.profile)
@@ -215,9 +174,10 @@ def default_prompts(batch: int) -> int:
 
 def warn_of_few_groups(settings: BenchmarkSettings, num_prompts: int) -> None:
     """Say before minutes are spent that they will decide nothing."""
+    from eval.acceptance.estimates import CONFIDENCE
     from eval.acceptance.intervals import least_units
 
-    groups, least = -(-num_prompts // settings.batch_size), least_units(settings.confidence)
+    groups, least = -(-num_prompts // settings.batch_size), least_units(CONFIDENCE)
     if groups < least:
         print(
             f"No intervals: {num_prompts} prompts at --batch-size {settings.batch_size} are {groups} group(s), and "
@@ -229,7 +189,6 @@ def warn_of_few_groups(settings: BenchmarkSettings, num_prompts: int) -> None:
 def setup_of(settings: BenchmarkSettings, pairs: Mapping[str, "LoadedPair"]) -> "Setup":
     from eval.benchmark import Setup
     from eval.decoding.ngram import LookupFirst
-    from eval.decoding.sampling import Sampling
     from eval.decoding.texts import Limits, Seeds
 
     any_pair = next(iter(pairs.values()))
@@ -238,10 +197,10 @@ def setup_of(settings: BenchmarkSettings, pairs: Mapping[str, "LoadedPair"]) -> 
         any_pair.target,
         {name: pair.draft for name, pair in pairs.items()},
         Limits(settings.max_new_tokens, any_pair.stop_ids),
-        Sampling.of(settings.temperature, sampling_asked(settings)),
+        settings.sampling(settings.temperature),
         Seeds.of(settings.seed),
-        opener_of(settings),
-        speculation_of(settings, settings.lookaheads[0]),
+        settings.new_opener(),
+        settings.speculation(settings.lookaheads[0]),
         None if size_n is None else LookupFirst(size_n, settings.ngram_size_m),
     )
 
@@ -263,7 +222,7 @@ def measure(
     groups = runs_of.groups_of(prompts, settings.batch_size)
     decoders = runs_of.methods(setup, settings.lookaheads, assisted=settings.assisted)
     # Steps of each capacity are compiled or captured before clocks run.
-    runs_of.warm_up(decoders, groups[:1] if how_asked(settings) == "eager" else groups)
+    runs_of.warm_up(decoders, groups[:1] if settings.how == "eager" else groups)
     turns = list(product(range(settings.num_repeats), range(len(groups))))
     ticks = track(turns, description="decoding by every method", total=len(turns))
     runs: runs_of.Runs = {}
@@ -285,13 +244,13 @@ def measure(
             max_new_tokens=settings.max_new_tokens,
             batch=settings.batch_size,
             temperature=settings.temperature,
-            sampling=sampling_asked(settings),
+            sampling=settings.sampling_config,
             repeats=settings.num_repeats,
-            how=how_asked(settings),
+            how=settings.how,
             adaptive=settings.adaptive,
             draft_p_min=settings.draft_p_min,
             lookup_first=setup.lookup_first,
-            confidence=settings.confidence,
+            confidence=resampling.confidence,
             seed=settings.seed,
         ),
         rows=tuple(runs_of.method_row(method, runs, latency, resampling, setup.speculation) for method in runs),
@@ -304,9 +263,9 @@ def measure(
 
 
 def resampling_of(settings: BenchmarkSettings) -> "Resampling":
-    from eval.acceptance.estimates import Resampling
+    from eval.acceptance.estimates import CONFIDENCE, NUM_RESAMPLES, Resampling
 
-    return Resampling(settings.confidence, NUM_RESAMPLES, settings.seed)
+    return Resampling(CONFIDENCE, NUM_RESAMPLES, settings.seed)
 
 
 def benchmark_page(record: "BenchmarkFile") -> TableSection:
@@ -373,8 +332,9 @@ def measured_grid(settings: BenchmarkSettings) -> "GridFile":
     """Time the steps of every cell."""
     import torch
 
-    from eval.latency import Grid, chosen_threads, measure_grid, require_memory
-    from eval.models.identity import model_facts
+    from eval.latency import Grid, measure_grid, require_memory
+    from eval.machine import torch_threads
+    from eval.models.loading import model_facts
     from eval.records.grid import TARGET, GridFile, GridModel
     from eval.scorecard_schema import Provenance
 
@@ -387,13 +347,12 @@ def measured_grid(settings: BenchmarkSettings) -> "GridFile":
         described[TARGET] = described[TARGET].model_copy(update={"dtype": f"{settings.target_bits} bits"})
     for batch, context in product(settings.batch_sizes, settings.contexts):
         require_memory(models, batch=batch, context=context)
-    grid = Grid(settings.batch_sizes, settings.contexts, settings.lookaheads, settings.num_repeats, how_asked(settings))
-    with chosen_threads(settings.num_threads, lambda: models[TARGET]) as threads:
-        first, *others = measure_grid(models, text_ids, grid, resampling_of(settings))
+    grid = Grid(settings.batch_sizes, settings.contexts, settings.lookaheads, settings.num_repeats, settings.how)
+    with torch_threads(None):
         return GridFile(
             models=described,
             threads=torch.get_num_threads(),
-            cells=(first.model_copy(update={"evidence": threads.noted(first.evidence)}), *others),
+            cells=measure_grid(models, text_ids, grid, resampling_of(settings)),
             provenance=Provenance.of_this_process(),
         )
 
@@ -401,8 +360,8 @@ def measured_grid(settings: BenchmarkSettings) -> "GridFile":
 def target_and_drafts(settings: BenchmarkSettings) -> tuple[dict[str, "PreTrainedModel"], list[int]]:
     """The target and its drafts by name, and the text that fills their caches."""
     from architectures.targets.target import require_whole_head, resolve_checkpoint
-    from eval.checks.loaded_pair import prompts_of
     from eval.models.loading import load_model, load_tokenizer, require_same_tokenizer
+    from eval.pair import prompts_of
     from eval.prompts import render_prompt
     from eval.records.grid import TARGET
 

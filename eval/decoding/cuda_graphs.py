@@ -31,7 +31,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from architectures.errors import UserError
-from architectures.settings.kinds import HowAnswered
+from architectures.settings.kinds import How
 from architectures.vocabulary_head import columns_below
 from eval.decoding.kv_cache import (
     Feed,
@@ -44,11 +44,9 @@ from eval.decoding.kv_cache import (
     open_sequencer,
     positions_of,
     takes_rows,
-    tell,
-    with_head_input,
     without_cudnn,
 )
-from eval.models.execution import How
+from eval.targets.caps import free_bytes
 from eval.targets.layered import held_otherwise
 
 SHORTEST = 256  # slots of a cache
@@ -225,8 +223,8 @@ def looks_at_positions(model: PreTrainedModel) -> str | None:
 
 WARM_UPS = 3  # passes before a capture, as torch's manual has it: libraries choose kernels and take memory in them
 
-Run = Callable[[], tuple[Tensor, ...]]
-Recorder = Callable[[Run], tuple[Callable[[], None], tuple[Tensor, ...]]]  # what replays a pass, and where it puts all
+Run = Callable[[], Tensor]
+Recorder = Callable[[Run], tuple[Callable[[], None], Tensor]]  # what replays a pass, and where it puts its logits
 
 
 class Capturer:
@@ -256,14 +254,12 @@ class Capturer:
         tokens, whole = feed
         ids_BT, positions_BT = filling(model, rows=rows, tokens=tokens)
         run = partial(forward, model, ids_BT, positions_BT, cache, Sight.of(model), width=cache.capacity, whole=whole)
-        replay, (logits_BTV, *given) = self.recorders[id(model)](with_head_input(model, run))
+        replay, logits_BTV = self.recorders[id(model)](run)
 
         def step(new_ids_BT: Tensor, new_positions_BT: Tensor) -> Tensor:
             ids_BT.copy_(new_ids_BT)
             positions_BT.copy_(new_positions_BT)
             replay()
-            for hidden_BTH in given:
-                tell(model, hidden_BTH)
             return logits_BTV
 
         return step
@@ -286,7 +282,7 @@ class CudaRecorder:
         self.stream = cast("torch.cuda.Stream", torch.cuda.Stream(device))
         self.first: torch.cuda.CUDAGraph | None = None  # a pool that no graph uses any longer cannot be used again
 
-    def __call__(self, run: Run) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
+    def __call__(self, run: Run) -> tuple[Callable[[], None], Tensor]:
         """Run a pass beside the stream of the caller until it is warm, then capture it."""
         caller = torch.cuda.current_stream(self.device)
         with torch.cuda.stream(caller):  # gone back to even after a capture that failed, where torch would stay
@@ -369,40 +365,33 @@ def new_opener(how: How) -> Opener:
     return CompiledSteps() if how == "compiled" else CapturedSteps()
 
 
-KEY = "answer_steps"
 MOST_OF_FREE = 0.75  # of a GPU's memory for a cache: prompts are read beside it
 
 
-def answer_opener(model: PreTrainedModel, asked: HowAnswered) -> Opener:
-    """What runs a model while it answers; on a GPU stderr says why its steps are not captured.
-
-    Raises:
-        UserError: If they are to be captured in any case, and cannot be.
-    """
-    if asked == "eager" or (asked == "auto" and model.device.type != "cuda"):
+def answer_opener(model: PreTrainedModel) -> Opener:
+    """What runs a model while it generates responses: captured steps on a GPU, eager ones where those cannot be."""
+    if model.device.type != "cuda":
         return open_sequencer
     steps = CapturedSteps()
     try:
         steps.require(model)
     except CannotMakeError as error:
-        if asked == "captured":
-            raise UserError(f"{error.reason} Set {KEY} to auto.") from error
         say(error.reason)
         return open_sequencer
-    return BatchSteps(steps, spares_memory=asked == "auto")
+    return BatchSteps(steps)
 
 
 class BatchSteps:
     """An Opener: captured steps, those of one batch after another.
 
+    A batch whose cache is too large for what is free takes a model's own passes, whose cache grows with its texts.
+
     Args:
         steps: That are captured.
-        spares_memory: Whether a batch whose cache is too large for what is free takes a model's own passes, whose cache
-            grows with its texts.
     """
 
-    def __init__(self, steps: FixedSteps, *, spares_memory: bool) -> None:
-        self.steps, self.spares_memory = steps, spares_memory
+    def __init__(self, steps: FixedSteps) -> None:
+        self.steps = steps
         self.slot_bytes: int | None = None
         self.has_said = False
 
@@ -423,7 +412,7 @@ class BatchSteps:
 
     def fits(self, model: PreTrainedModel, rows: int, capacity: int) -> bool:
         """Whether there is memory for a batch's cache, whole from the beginning; asked of those not there yet."""
-        if not self.spares_memory or any(self.steps.free.values()):
+        if any(self.steps.free.values()):
             return True
         if self.slot_bytes is None:
             self.slot_bytes = bytes_per_slot(model)
@@ -446,12 +435,6 @@ def bytes_per_slot(model: PreTrainedModel) -> int:
     cache = new_row_cache(model, rows=1, capacity=1)
     tensors = [*cache.keys, *cache.values]
     return sum(tensor.numel() * tensor.element_size() // tensor.shape[2] for tensor in tensors)
-
-
-def free_bytes(device: torch.device) -> int:
-    """What can still be allocated on a GPU: nobody's, or torch's own and unused."""
-    of_nobody, _ = torch.cuda.mem_get_info(device)
-    return of_nobody + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def say(reason: str) -> None:

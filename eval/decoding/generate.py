@@ -162,7 +162,7 @@ class Answerer:
 
     @cached_property
     def opener(self) -> Opener:
-        return answer_opener(self.model, self.settings.steps)
+        return answer_opener(self.model)
 
     @cached_property
     def vocab_size(self) -> int:

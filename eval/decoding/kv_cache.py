@@ -30,10 +30,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
@@ -100,48 +99,6 @@ def roll_back(cache: DynamicCache, length: int) -> None:
     assert surplus >= 0, f"the cache holds {length + surplus} tokens, fewer than the {length} to keep"
     cache.crop(-surplus)  # transformers 5 counts tokens to remove, as a negative number
     assert cache.get_seq_length() == length
-
-
-Listener = Callable[[Tensor], None]  # hidden_BTH, which the next step of the model may write over
-
-LISTENERS: WeakKeyDictionary[PreTrainedModel, list[Listener]] = WeakKeyDictionary()
-
-
-def listen(model: PreTrainedModel, listener: Listener) -> None:
-    """Call a function before each product with the output head, from now on.
-
-    It must not wait for the device: it is called while a step is captured, too.
-    """
-    head_of(model).register_forward_pre_hook(lambda _head, inputs: listener(inputs[0]))
-    LISTENERS.setdefault(model, []).append(listener)
-
-
-def tell(model: PreTrainedModel, hidden_BTH: Tensor) -> None:
-    """What a step has given the head that ran no Python."""
-    for listener in LISTENERS.get(model, ()):
-        listener(hidden_BTH)
-
-
-def with_head_input(model: PreTrainedModel, run: Callable[[], Tensor]) -> Callable[[], tuple[Tensor, ...]]:
-    """A pass that returns its logits and, if anybody listens, what it gave the head."""
-
-    def both() -> tuple[Tensor, ...]:
-        if model not in LISTENERS:
-            return (run(),)
-        given: list[Tensor] = []
-        hook = head_of(model).register_forward_pre_hook(lambda _head, inputs: given.append(inputs[0]))
-        try:
-            return (run(), *given)
-        finally:
-            hook.remove()
-
-    return both
-
-
-def head_of(model: PreTrainedModel) -> nn.Linear:
-    head = model.get_output_embeddings()
-    assert isinstance(head, nn.Linear), "a causal language model has a linear output head"
-    return head
 
 
 class RowCache:

@@ -34,7 +34,7 @@ from eval.decoding.kv_cache import Feed, Opener, Sequencer, Span, open_sequencer
 from eval.decoding.ngram import LookupFirst, NgramLookup
 from eval.decoding.sampling import Sampling, confidence_of, distribution, invert_cumulative, penalised
 from eval.decoding.texts import Decoded, Limits, Round, Seeds, Speculation, Text, stream, window
-from eval.models.clock import clock_s
+from eval.machine import clock_s
 from eval.models.loading import shared_vocab_size
 
 

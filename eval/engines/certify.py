@@ -17,7 +17,7 @@ from architectures.errors import UserError
 from architectures.files.number_types import Dtype
 from architectures.files.section import Section
 from architectures.settings.flags import Flag, flag_of
-from architectures.settings.kinds import MOST, Lookahead, MaxScoredTokens, NumThreads, Revision, Seed, Target
+from architectures.settings.kinds import MOST, Lookahead, MaxScoredTokens, Revision, Seed, Target
 from architectures.shapes.serving import TensorParallel
 from eval.engines.certificate import Certificate, Engine, EngineRun, Speed
 from eval.tasks import PromptWords
@@ -70,7 +70,10 @@ class CertifySettings(Section):
     draft_gguf: GgufFile = Field(default=None, description="What llama.cpp loads of the draft.")
     target_ir: IrFolder = Field(default=None, description="What OpenVINO loads of the target.")
     draft_ir: IrFolder = Field(default=None, description="What OpenVINO loads of the draft.")
-    num_threads: NumThreads = None
+    num_threads: Annotated[
+        int | None,
+        Field(ge=1, le=1024, description="CPU threads; by default OMP_NUM_THREADS, or every core it may use."),
+    ] = None
     out: Annotated[Path | None, Flag(metavar="DIR", absent="the draft's folder")] = Field(
         default=None, description="Where certificate.json goes."
     )
@@ -88,8 +91,6 @@ class CertifySettings(Section):
             return self
         if self.engine not in get_args(Engine):
             raise UserError(f"--engine must be {' or '.join(get_args(Engine))}, got {self.engine}; or add --dry-run.")
-        if self.num_threads == "auto":
-            raise UserError("--num-threads must be a number: auto times steps in this process, not in the engine's.")
         if self.engine in PACKAGES and self.python is None:
             raise UserError(f"--python must name the Python of an environment that has {PACKAGES[self.engine]}.")
         engine_files(self)
@@ -142,7 +143,6 @@ def certify(settings: CertifySettings) -> None:
     from eval.engines.certificate import write_certificate
     from eval.machine import torch_threads
 
-    assert settings.num_threads != "auto"
     with torch_threads(settings.num_threads) as threads:
         os.environ["OMP_NUM_THREADS"] = str(threads)  # of the engine's own process
         loaded = load(settings, threads)
@@ -184,9 +184,9 @@ def load(settings: CertifySettings, threads: int) -> Loaded:
     """
     from architectures.targets.target import read_config, resolve_checkpoint
     from architectures.vocabulary import CONFIG_KEY
-    from eval.checks.loaded_pair import prompts_of
     from eval.engines.findings import MIN_PROMPTS
     from eval.models.loading import load_tokenizer
+    from eval.pair import prompts_of
     from eval.prompts import TEXT, render_prompt
 
     target, draft = (resolve_checkpoint(each) for each in (settings.target, settings.draft))

@@ -1,19 +1,25 @@
 """Checkpoints as the scorer opens them: whole or refused, never half random; one tokenizer for target and draft."""
 
+import ctypes
+import importlib.util
+import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
+    BitsAndBytesConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -21,19 +27,15 @@ from transformers import (
 from transformers import __version__ as transformers_version
 from transformers.utils import logging as transformers_logging
 
-from architectures.checkpoints.fingerprint import fingerprint_value, read_json_file
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint, fingerprint_value, read_json_file
 from architectures.checkpoints.weights import require_files_of_folder
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.files.reading import read_json_object, require_regular
 from architectures.shapes.context_length import ContextLength, context_length
 from architectures.targets.target import read_config, require_whole_head
-from architectures.vocabulary_head import columns_below, name_rows, read_head, with_rows
-from eval.models.freed_memory import give_back_freed_memory
-from eval.models.own_heads import own_heads_are_expected
+from architectures.vocabulary_head import columns_below, head_ids, name_rows, read_head, with_rows
 from eval.models.products import quicken_products, slow_type
-from eval.models.quantised import loading_arguments
-from eval.models.weight_checks import refuse_not_finite, refuse_whole_numbers, require_enough_bytes
 
 MAX_NAMES_SHOWN = 5
 MAX_CHARS_SHOWN = 300
@@ -47,6 +49,13 @@ DAMAGED = (  # what transformers raises of files whose entries are not of the ki
 )  # fmt: skip
 # Without the last, transformers asks on the terminal whether to run code that a checkpoint brings.
 FROM_THE_FOLDER_ALONE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+TIES_LOGGER = "transformers.modeling_utils"
+TIES_WARNING = "The tied weights mapping and config for this model specifies to tie"
+MMAP_THRESHOLD, MAPPED_BYTES = -3, 1 << 20  # the first as glibc's malloc.h numbers it
+HIDDEN, LAYERS = ("hidden_size", "n_embd", "d_model"), ("num_hidden_layers", "n_layer", "num_layers", "decoder_layers")
+NEURONS = ("intermediate_size", "ffn_dim", "d_ff", "n_inner")
+WHOLE = ("I", "U", "BOOL")  # how safetensors' codes of types without fractions begin
+LEAST_BYTES = 0.5  # of a parameter: four bits
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -352,3 +361,161 @@ def vocabulary_difference(target: dict[str, int], draft: dict[str, int]) -> str:
 def one_line(error: Exception) -> str:
     """What an error of another library says, without its line breaks."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:MAX_CHARS_SHOWN]
+
+
+# What a model is, for records
+
+
+def decoding_layers(model: PreTrainedModel) -> int:
+    """Layers that a step of decoding goes through; of a model with an encoder those of its decoder."""
+    config = model.config.get_text_config(decoder=True)
+    return getattr(config, "num_decoder_layers", None) or config.num_hidden_layers
+
+
+def model_facts(folder: Path, model: PreTrainedModel) -> dict[str, Any]:
+    """The fields of eval.records.origin.ScoredModel."""
+    config, ids_K = model.config.get_text_config(decoder=True), head_ids(model)
+    return {
+        "path": str(folder),
+        "fingerprint": fingerprint_checkpoint(folder),
+        "model_type": config.model_type,
+        "layers": decoding_layers(model),
+        "hidden": config.hidden_size,
+        "parameters": model.num_parameters(),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "head_vocab_size": None if ids_K is None else len(ids_K),
+    }
+
+
+# How transformers is to load it
+
+
+@contextmanager
+def own_heads_are_expected() -> Iterator[None]:
+    """Within, transformers does not warn that it leaves two different weights untied.
+
+    Of T5 1.1 it says in every config that they are tied, and advises an entry that it then overwrites.
+    """
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith(TIES_WARNING)
+
+    logger = logging.getLogger(TIES_LOGGER)
+    logger.addFilter(is_other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_other)
+
+
+def loading_arguments(bits: int, *, dtype: str, device: str) -> dict[str, Any]:
+    """Arguments of from_pretrained for a model in 8 or 4 bits.
+
+    Raises:
+        UserError: If bitsandbytes is not installed.
+    """
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise UserError(
+            f"{bits} bits: bitsandbytes packs the weights and is not installed. Run: pip install 'widedraft[quantised]'"
+        )
+    # It warns of its casts at every step.
+    logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
+    config = (
+        BitsAndBytesConfig(load_in_8bit=True)
+        if bits == 8
+        else BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=getattr(torch, dtype)
+        )
+    )
+    return {"quantization_config": config, "device_map": {"": device}}
+
+
+def give_back_freed_memory() -> bool:
+    """Have the C library give back what nobody uses; whether it is one that can, which glibc is."""
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "malloc_trim"):
+        return False
+    library.malloc_trim(ctypes.c_size_t(0))
+    return True
+
+
+def give_back_from_now_on() -> bool:
+    """Have the C library give tensors back whenever they are freed; whether it is one that can be told so.
+
+    By itself it soon keeps blocks of up to 32 MiB for later ones, and what stays between them keeps them from the
+    system: a target in layers then comes to hold several times what it says it takes.
+    """
+    library = ctypes.CDLL(None)
+    return hasattr(library, "mallopt") and bool(library.mallopt(MMAP_THRESHOLD, MAPPED_BYTES))
+
+
+# Weights
+
+
+def require_enough_bytes(folder: Path) -> None:
+    """Raise UserError if the weight files are too small for the least that config.json promises.
+
+    Transformers would first make such a model, or fill the memory with it.
+    """
+    promised = least_parameters(read_config(folder))
+    num_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    if num_bytes and promised * LEAST_BYTES > num_bytes:
+        raise UserError(
+            f"{folder}: config.json promises at least {promised:,} parameters, but the weight files have {num_bytes:,} "
+            "bytes. Take config.json and weights from the same checkpoint."
+        )
+
+
+def least_parameters(config: Mapping[str, Any]) -> int:
+    """Parameters of the embedding and of one feed-forward matrix a layer, which every family has."""
+    hidden, layers = first(config, HIDDEN), first(config, LAYERS)
+    return hidden * (config.get("vocab_size", 0) + layers * (first(config, NEURONS) or hidden))
+
+
+def first(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
+    """The size that stands under one of several names; 0 where none does."""
+    return next((config[name] for name in names if config.get(name) is not None), 0)
+
+
+def refuse_whole_numbers(folder: Path, model: PreTrainedModel) -> None:
+    """Raise UserError naming the first tensor that is stored in whole numbers, which transformers takes for weights."""
+    weights = {name for name, parameter in model.named_parameters() if parameter.is_floating_point()}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as reader:
+            stored = {name: reader.get_slice(name).get_dtype() for name in reader.keys()}  # noqa: SIM118 - not a dict
+        for name, code in stored.items():
+            if code.startswith(WHOLE) and any(weight == name or weight.endswith(f".{name}") for weight in weights):
+                raise UserError(
+                    f"{file}: {name} has dtype {code}, which is no type of weights. A quantised checkpoint must be "
+                    "de-quantised first; else copy or download it again."
+                )
+
+
+@torch.inference_mode()
+def refuse_not_finite(folder: Path, model: PreTrainedModel) -> None:
+    """Raise UserError naming the first tensor with an entry that is NaN or infinite.
+
+    One reading of the weights (docs/pruning.md has the time); the device is waited for once.
+    """
+    tensors = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if parameter.is_floating_point() and parameter.numel()
+    }
+    if not tensors:
+        return
+    extremes_N2 = torch.stack([torch.stack(tensor.aminmax()).float() for tensor in tensors.values()])
+    finite_N = extremes_N2.isfinite().all(dim=1)
+    if not finite_N.all():
+        name = list(tensors)[int(finite_N.int().argmin())]
+        refuse_not_finite_tensor(str(folder), name, tensors[name])
+
+
+def refuse_not_finite_tensor(where: str, name: str, tensor: Tensor) -> None:
+    """Raise UserError if a tensor has an entry that is NaN or infinite, as read into the model's number type."""
+    if not tensor.numel() or torch.stack(tensor.aminmax()).isfinite().all():
+        return
+    raise UserError(
+        f"{where}: {name} holds NaN or infinity in {str(tensor.dtype).removeprefix('torch.')}. The model "
+        "could not speak: copy or download it again, or load it in a number type that holds its weights."
+    )

@@ -22,7 +22,6 @@ class StepEvidence:
     Attributes:
         threads: With which steps were timed.
         by_threads: The target's step with fewer threads and with those; empty on a GPU, and where there was one thread.
-        chosen_from: Of `num_threads=auto`: what each number took before one was picked; else empty.
         refused: Share of the processor time asked for that this process waited for; null where nobody counts it.
         others: Cores that other processes kept busy, on average; null where nobody counts it.
         load_average: Of the last minute, when timing began.
@@ -30,7 +29,6 @@ class StepEvidence:
 
     threads: int
     by_threads: tuple[ThreadStep, ...]
-    chosen_from: tuple[ThreadStep, ...]
     refused: float | None
     others: float | None
     load_average: float

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field, TypeAdapter, model_validator
 
 from architectures.files.reading import read_typed
-from eval.models.execution import How
+from architectures.settings.kinds import How
 from eval.scorecard_schema import Provenance, Record, ScoredLatency, ScoredModel, Some, StepTime, machine_words
 
 FORMAT = "widedraft.latency/3"

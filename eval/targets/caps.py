@@ -28,7 +28,8 @@ def free_bytes(device: torch.device) -> int:
     On a processor the others of a launch take as much as this one, at the same time.
     """
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch itself
+        return torch.cuda.mem_get_info(device)[0] + unused
     limits = left_by_limit("AS", "VmSize"), left_by_limit("DATA", "VmData")
     of_all = min(available_bytes(), left_by_cgroup()) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(0, min(of_all, *limits))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from architectures.checkpoints.weights import Weights
-from eval.models.weight_checks import refuse_not_finite_tensor
+from eval.models.loading import refuse_not_finite_tensor
 from eval.targets.layer_memory import LayerMemory
 
 HEAD = -1  # the number of the output head, which no text is paused at

@@ -18,8 +18,7 @@ from architectures.families.family import Family
 from architectures.settings.holding import Holding
 from architectures.shapes.shape import Shape, checkpoint_tensors
 from architectures.targets.target import read_config, require_whole_head
-from eval.models.freed_memory import give_back_from_now_on
-from eval.models.loading import load_config, model_class
+from eval.models.loading import give_back_from_now_on, load_config, model_class
 from eval.models.products import quick_forward, slow_type
 from eval.targets.caps import cap_bytes
 from eval.targets.layer_memory import layer_memory, refuse_small_cap

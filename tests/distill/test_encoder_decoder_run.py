@@ -14,7 +14,7 @@ data: {{prompts: [{{path: {prompts}}}], num_eval_prompts: 4, max_new_tokens: 8, 
 distill: {{max_duration: 4ep, global_train_batch_size: 4, precision: fp32, scheduler: {{t_warmup: 1ba}}}}
 eval:
   {{num_prompts: 2, max_new_tokens: 8, lookaheads: [1, 2], latency_repeats: 2, live_prompts: 2,
-    latency_batch_sizes: [1], num_resamples: 50, num_threads: 1, dtype: float32}}
+    latency_batch_sizes: [1], dtype: float32}}
 """
 
 

@@ -40,7 +40,7 @@ distill: {{max_duration: 4ba, global_train_batch_size: 4, precision: fp32, sched
 export: {{dtype: float32}}
 eval:
   {{num_prompts: 2, max_new_tokens: 8, batch_size: 1, lookaheads: [1, 2], latency_repeats: 2,
-    live_prompts: 2, latency_batch_sizes: [], num_resamples: 50, num_threads: 1, dtype: float32}}
+    live_prompts: 2, latency_batch_sizes: [], dtype: float32}}
 """
 CUT = "{layers: 2, method: greedy, intermediate: 96, width_method: flap, calibration: {tokens: 160}}"
 

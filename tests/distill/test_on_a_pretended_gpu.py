@@ -23,6 +23,7 @@ from distill.training.batches import count_tokens, cut_padding, split_batch
 from distill.training.model import HeldOut
 from distill.training.text_training import collate_text, student_losses, teacher_losses
 from distill.training.trainer import AlphaBounds, build_model, build_optimizer
+from eval.decoding.kv_cache import open_sequencer
 from tests.distill.losses.test_chunked import BFLOAT16_RTOL, Problem, assert_same
 from tests.pretended_gpu import OnGpu, pretended_gpu
 
@@ -31,6 +32,8 @@ from tests.pretended_gpu import OnGpu, pretended_gpu
 def gpu(monkeypatch):
     """Where stages put their models."""
     monkeypatch.setattr("eval.models.loading.default_device", lambda: "cuda")
+    # No graph is captured of what only pretends.
+    monkeypatch.setattr("eval.decoding.generate.answer_opener", lambda _model: open_sequencer)
     with pretended_gpu() as device:
         yield device
 
@@ -159,7 +162,6 @@ def test_a_target_is_cut_and_answers(make_run, tmp_path, gpu, method):
     architecture = {"layers": 2, "intermediate": 96, "hidden": 48, "method": method}
     architecture["calibration"] = {"tokens": 64}
     data = {"prompts": [{"path": str(tmp_path / "p.jsonl")}], "num_eval_prompts": 2, "max_new_tokens": 3}
-    data["answer_steps"] = "eager"
     recipe = type(recipe).model_validate(
         {
             "run_name": "r",

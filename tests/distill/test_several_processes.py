@@ -21,7 +21,7 @@ distill: {{max_duration: 2ep, global_train_batch_size: 4, precision: fp32, sched
 export: {{dtype: float32}}
 eval:
   {{num_prompts: 2, max_new_tokens: 8, lookaheads: [1, 2], latency_repeats: 2, live_prompts: 2,
-    latency_batch_sizes: [], num_resamples: 50, num_threads: 1, dtype: float32}}
+    latency_batch_sizes: [], dtype: float32}}
 """
 OF_WHEN_AND_WHERE = ("created", "argv", "git_commit", "hardware")
 

@@ -31,9 +31,7 @@ TINY = (
     "eval.latency_repeats=2",
     "eval.latency_batch_sizes=[1,2]",
     "eval.live_prompts=2",
-    "eval.num_resamples=50",
     "eval.batch_size=4",
-    "eval.num_threads=1",
 )
 
 

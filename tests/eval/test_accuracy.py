@@ -25,12 +25,12 @@ from eval.accuracy import (
     load_benchmark,
     multiplication_questions,
 )
-from eval.checks.loaded_pair import load_pair
 from eval.decoding import acceptance as rules
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Decoded, Limits
 from eval.models.loading import load_model, load_tokenizer
 from eval.near_ties import MIN_P, Parting, find_parting, tie_allowance
+from eval.pair import load_pair
 from eval.prompts import TEXT, render_prompt
 
 HOW = {"max_new_tokens": 12, "batch_size": 3}

@@ -33,12 +33,12 @@ from eval.benchmark import (
     row_seeds_of,
     warm_up,
 )
-from eval.checks.built_in import PROMPTS
 from eval.commands.benchmark import benchmark_page, default_prompts
 from eval.decoding.ngram import LookupFirst
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Round, Seeds, Speculation, row_seed
+from eval.pair import PROMPTS
 from eval.speedup import StepTimes
 
 NAME = "draft"
@@ -344,7 +344,7 @@ def test_a_profile_names_the_parts_of_a_step(setup, prompts, tmp_path):
     assert {path.name for path in profile.files} == {"verification_step.pt.trace.json.gz", "verification_step.txt"}
 
 
-FEW = ("--num-prompts", 3, "--max-new-tokens", 8, "--lookaheads", 1, 3, "--repeats", 2, "--num-threads", 1)
+FEW = ("--num-prompts", 3, "--max-new-tokens", 8, "--lookaheads", 1, 3, "--repeats", 2)
 
 
 def run_benchmark(*words):

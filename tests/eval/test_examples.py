@@ -22,8 +22,6 @@ CONFIG = EvalConfig(
     max_new_tokens=12,
     lookaheads=(1, 2, 3),
     temperatures=(0.0,),
-    num_resamples=20,
-    num_threads=1,
     latency_repeats=2,
     latency_batch_sizes=(),
 )

@@ -493,7 +493,7 @@ def test_untrained_models_have_the_shape_asked_for(target):
         assert len(model.get_output_embeddings().weight) == (due.head_vocab or due.vocab)
 
 
-FEW = ("--grid", "--batch-sizes", 1, "--contexts", 8, "--lookaheads", 2, "--repeats", 6, "--num-threads", 1)
+FEW = ("--grid", "--batch-sizes", 1, "--contexts", 8, "--lookaheads", 2, "--repeats", 6)
 
 
 def run_grid(*words):

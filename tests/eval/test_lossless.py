@@ -8,7 +8,6 @@ from transformers import BartConfig, BartForConditionalGeneration
 
 from architectures.errors import UserError
 from eval import lossless
-from eval.checks.loaded_pair import load_pair
 from eval.decoding import acceptance as rules
 from eval.decoding.acceptance import LOSSLESS, REJECTION, RULES, Draws, Proposal
 from eval.decoding.sampling import Sampling
@@ -34,6 +33,7 @@ from eval.lossless import (
 )
 from eval.models.loading import load_model, load_tokenizer
 from eval.near_ties import MIN_P
+from eval.pair import load_pair
 from tests.eval.decoding import test_mutants
 
 WANTED = Verification(Limits(24), sampling=Sampling(0.8), samples=12)

@@ -6,15 +6,12 @@ from eval.acceptance.estimates import Resampling
 from eval.speedup import (
     StepTimes,
     drawn_times,
-    equal_alpha,
     ideal_times,
-    iid_promise,
     iid_speedup,
     predicted_interval,
     predicted_speedup,
     prospect,
     ranking,
-    ranking_of_alphas,
 )
 from tests.eval import records
 
@@ -107,24 +104,6 @@ def test_times_that_are_not_known_well_leave_doubt():
     assert unsure[0].speedup == sure[0].speedup
 
 
-def test_acceptance_that_is_given_is_worth_what_the_formula_says():
-    _, latency = rows_and_steps({"a": (4.0, [5]), "b": (8.0, [5])})
-    first, second = ranking_of_alphas(latency, {"a": 0.3, "b": 0.9}, RESAMPLING)
-    times = StepTimes(0.040, 0.008, 0.009, {1: 0.044, 4: 0.050})
-    assert (first.draft, first.lookahead, first.first_share) == ("b", 4, 1.0)
-    assert first.speedup == pytest.approx(iid_speedup(0.9, 4, times))
-    assert first.interval == pytest.approx((first.speedup, first.speedup))
-    assert first.tokens_per_s == pytest.approx(first.speedup / 0.040)
-    assert (second.draft, second.lookahead) == ("a", 1)
-
-
-def test_given_acceptance_leaves_the_doubt_of_times():
-    _, latency = rows_and_steps({"a": (4.0, [5]), "b": (4.1, [5])}, wide_ms=1.0)
-    first, second = ranking_of_alphas(latency, {"a": 0.5, "b": 0.5}, RESAMPLING)
-    assert first.interval[0] < first.speedup < first.interval[1]
-    assert 0.3 < second.first_share < 0.6
-
-
 def test_drawn_times_have_the_interval_of_their_median():
     _, latency = rows_and_steps({"a": (30.0, [5]), "b": (30.0, [5])}, wide_ms=2.0)
     drawn = drawn_times(latency, Resampling(confidence=0.9, num_resamples=4000, seed=1))
@@ -140,8 +119,6 @@ def test_a_prediction_from_few_repetitions_has_no_interval():
     assert ranked(drafts, wide_ms=1.0)[0].interval is not None
     assert ranked(drafts, wide_ms=None)[0].interval is None
     assert interval_of(drafts, 1, wide_ms=None) is None
-    _, latency = rows_and_steps(drafts, wide_ms=None)
-    assert ranking_of_alphas(latency, {"a": 0.3}, RESAMPLING)[0].interval is None
 
 
 @pytest.mark.parametrize("cost", [0.05, 0.3, 0.9])
@@ -165,45 +142,11 @@ def test_a_draft_as_slow_as_its_target_has_no_prospect():
     assert found.most < 1
 
 
-def dear_and_cheap():
-    """A draft step of a quarter and of a tenth of the target's, verification as long as a step."""
-    return [
-        StepTimes(target_s=1.0, draft_s=each, draft_two_s=each, verify_s=dict.fromkeys(range(1, 9), 1.0))
-        for each in (0.25, 0.1)
-    ]
-
-
-@pytest.mark.parametrize("alpha", [0.3, 0.6, 0.9])
-def test_a_draft_is_as_fast_as_itself_with_its_own_acceptance(alpha):
-    for steps in dear_and_cheap():
-        assert equal_alpha(iid_promise(alpha, steps)[1], steps) == pytest.approx(alpha)
-
-
-def test_a_dear_draft_must_be_right_more_often_and_each_at_its_own_lookahead():
-    """By hand: the cheap one at 0.5 is worth 1.75 / 1.2 at lookahead 2; the dear one 1 + a + a^2 over 1.5 there."""
-    dear, cheap = dear_and_cheap()
-    lookahead, speed = iid_promise(0.5, cheap)
-    assert (lookahead, speed) == (2, pytest.approx(1.75 / 1.2))
-    needed = equal_alpha(speed, dear)
-    assert needed == pytest.approx((-1 + (4 * 1.5 * speed - 3) ** 0.5) / 2)
-    assert iid_promise(needed, dear)[0] == 2
-
-
-def test_no_acceptance_makes_up_for_every_step_and_none_is_needed_to_be_slow():
-    dear, cheap = dear_and_cheap()
-    assert equal_alpha(iid_promise(1.0, cheap)[1], dear) is None
-    assert equal_alpha(0.5, cheap) == 0.0
-
-
 def test_in_a_batch_one_row_that_kept_everything_makes_all_catch_up():
     """At batch 4 a round catches up where any of four rows kept everything, by what a step of two tokens takes more."""
     times = StepTimes(target_s=0.04, draft_s=0.004, draft_two_s=0.02, verify_s={1: 0.044})
     in_batch = predicted_speedup(1.5, 1 - 0.5**4, 1, times)
     assert iid_speedup(0.5, 1, times, 4) == in_batch < iid_speedup(0.5, 1, times)
-    steps = records.latency(40.0, {1: 44.0}, {"a": (4.0, 20.0)}).model_copy(update={"batch": 4})
-    [given] = ranking_of_alphas(steps, {"a": 0.5}, RESAMPLING)
-    assert given.speedup == pytest.approx(in_batch)
-    assert given.interval == pytest.approx((in_batch, in_batch))
     assert prospect(times, 4).least_alpha > prospect(times).least_alpha
     assert prospect(times, 4).most == prospect(times).most
 

@@ -27,7 +27,7 @@ CHOSEN = {"top_p": 0.9, "top_k": 40, "min_p": 0.02, "repetition_penalty": 1.2}
 
 
 def config(**changes):
-    return EvalConfig(**{"lookaheads": (1, 2, 3, 4, 5), "num_resamples": 100, "num_threads": 1, **changes})
+    return EvalConfig(**{"lookaheads": (1, 2, 3, 4, 5), **changes})
 
 
 def score(traces, draft, out, **changes):

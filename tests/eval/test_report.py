@@ -25,9 +25,6 @@ CONFIG = EvalConfig(
     max_new_tokens=24,
     lookaheads=(1, 2, 3),
     batch_size=4,
-    num_resamples=100,
-    confidence=0.75,  # three prompts are enough for an interval
-    num_threads=1,
     latency_repeats=3,
     latency_batch_sizes=(1, 2),
     live_prompts=3,
@@ -38,6 +35,13 @@ ASKED = (
     ("q.jsonl:1", "say hello", "odd"),
 )
 PROMPTS = [Prompt(source, ({"role": "user", "content": text},), category=category) for source, text, category in ASKED]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _intervals_of_three_prompts():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("eval.scorecard.CONFIDENCE", 0.75)
+        yield
 
 
 @pytest.fixture(scope="session")

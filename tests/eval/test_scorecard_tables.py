@@ -23,7 +23,6 @@ from tests.eval.test_report import scored  # noqa: F401  # a fixture
 QUIET = StepEvidence(
     threads=2,
     by_threads=(ThreadStep(threads=1, ms=60.0), ThreadStep(threads=2, ms=40.0)),
-    chosen_from=(),
     refused=0.01,
     others=0.02,
     load_average=0.1,
@@ -72,7 +71,7 @@ def test_scorecard_md_has_the_tables_of_the_report(card):
     ("changes", "named"),
     [
         ({}, []),
-        ({"by_threads": (ThreadStep(threads=1, ms=1.5), ThreadStep(threads=2, ms=105.0))}, ["num_threads=1"]),
+        ({"by_threads": (ThreadStep(threads=1, ms=1.5), ThreadStep(threads=2, ms=105.0))}, ["OMP_NUM_THREADS=1"]),
         ({"by_threads": (ThreadStep(threads=1, ms=10.0), ThreadStep(threads=2, ms=12.0))}, []),
         ({"by_threads": (ThreadStep(threads=2, ms=40.0), ThreadStep(threads=4, ms=10.0))}, []),
         ({"by_threads": ()}, []),

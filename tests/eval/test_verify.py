@@ -13,8 +13,7 @@ from rich.console import Console
 import widedraft
 from architectures.settings.flags import flag_of
 from eval import accuracy, lossless, side_by_side
-from eval.checks import loaded_pair
-from eval.checks.loaded_pair import load_pair, prompts_of
+from eval import pair as pairs
 from eval.decoding import acceptance as rules
 from eval.decoding import cuda_graphs as captured
 from eval.decoding import cuda_graphs as compiled
@@ -24,6 +23,7 @@ from eval.decoding.speculative import Emitted, decode_steps, plain_decode, specu
 from eval.decoding.texts import Decoded, Limits, Speculation
 from eval.lossless import Verification
 from eval.models.loading import load_model
+from eval.pair import load_pair, prompts_of
 from eval.prompts import Prompt, user_turn
 from eval.side_by_side import Runner, race, runners, show, spans, writers_of
 from eval.targets import loading as targets
@@ -77,7 +77,7 @@ def run(target_folder, noisy_folder, monkeypatch):
             for module in (lossless, accuracy):
                 patch.setattr(module, "speculative_decode", watched(speculative_decode))
             patch.setattr(side_by_side, "decode_steps", stepped)
-            patch.setattr(loaded_pair, "load_model", loaded)
+            patch.setattr(pairs, "load_model", loaded)
             patch.setattr(targets, "load_model", loaded)
             given = ["verify", "--target", target_folder, "--draft", noisy_folder, *words]
             if code == 1:
@@ -139,7 +139,7 @@ def test_no_option_is_accepted_and_ignored(run, questions, target_folder, noisy_
 
 def test_every_option_is_among_those_tried():
     known = {flag_of(name).removeprefix("--") for name in widedraft.STAGES["verify"].settings.model_fields}
-    held = {"target-placement", "target-device-memory-gib", "target-host-memory-gib", "target-bits"}  # below
+    held = {"target-placement", "target-device-memory-gib", "target-bits"}  # below
     assert known == set().union(*OPTIONS.values()) | held | {"accuracy", "show"}
 
 

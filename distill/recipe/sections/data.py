@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from architectures.files.section import Section
-from architectures.settings.kinds import AnswerSteps, BatchSize, MaxNewTokens, Temperature
+from architectures.settings.kinds import BatchSize, MaxNewTokens, Temperature
 from eval.tasks import PromptSource
 
 
@@ -34,7 +34,6 @@ class DataConfig(Section):
     temperature: Temperature = Field(default=0.0, description="Sampling temperature of the answers; 0 is greedy.")
     top_p: float = Field(default=1.0, gt=0, le=1, description="Probability mass sampled from; 1 keeps everything.")
     batch_size: BatchSize = Field(default=48, description="Prompts answered together.")
-    answer_steps: AnswerSteps = "auto"
     shard_size: int = Field(default=96, ge=1, description="Prompts per answer file, the unit a rerun continues from.")
 
     @field_validator("answers")

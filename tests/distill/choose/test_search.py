@@ -52,7 +52,7 @@ def test_hopeless_and_dominated_shapes_are_left_out(recipe, source):
 
 
 def test_steps_are_measured_for_every_candidate(recipe, source, tiny_target):
-    config = recipe.eval.model_copy(update={"num_threads": 1, "lookaheads": (1, 2), "num_resamples": 20})
+    config = recipe.eval.model_copy(update={"lookaheads": (1, 2)})
     settings = ChooseSettings(recipe=Path("r.yaml"), layers=(1, 3), batch_size=2, context=8)
     candidates, _ = candidates_of(recipe, source, settings)
     timed = measured_steps(recipe.model_copy(update={"eval": config}), tiny_target, candidates, settings)

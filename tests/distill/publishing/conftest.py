@@ -24,9 +24,6 @@ SCORING = EvalConfig(
     max_new_tokens=16,
     lookaheads=(1, 2, 3),
     batch_size=4,
-    num_resamples=100,
-    confidence=0.75,  # three prompts are enough for an interval
-    num_threads=1,
     latency_repeats=3,
     latency_batch_sizes=(1, 2),
     live_prompts=3,
@@ -66,7 +63,9 @@ def finish_run(run: Path, target: Path, ids: tuple[int, ...] | None) -> Path:
     (run / "data").mkdir()
     counts = {"prompts": 5, "train": {"answers": 5, "answer_tokens": 1234}}
     write_manifest(run / "data", stage="generate", inputs={}, counts=counts)
-    score_drafts(target, {"draft": run / "draft"}, PROMPTS, SCORING, run / "eval", seed=17)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("eval.scorecard.CONFIDENCE", 0.75)  # the prompts are few
+        score_drafts(target, {"draft": run / "draft"}, PROMPTS, SCORING, run / "eval", seed=17)
     return run
 
 

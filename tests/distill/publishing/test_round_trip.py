@@ -126,7 +126,6 @@ def test_a_target_on_the_hub_at_a_pinned_revision_goes_the_whole_way(hub, publis
             "lookaheads": [1, 2],
             "latency_repeats": 2,
             "latency_batch_sizes": [],
-            "num_threads": 1,
         },
     }
     Path("p.jsonl").write_text("".join(json.dumps({"prompt": f"say {place}"}) + "\n" for place in range(8)))

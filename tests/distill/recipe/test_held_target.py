@@ -30,8 +30,8 @@ def recipe_with(tiny_target, tmp_path):
 
 def test_a_recipe_says_how_its_target_is_held(recipe_with):
     assert recipe_with().target.holding == Holding()
-    words = ("target.placement=spread", "target.device_memory_gib=70", "target.host_memory_gib=200")
-    assert recipe_with(*words).target.holding == Holding("spread", 70.0, 200.0)
+    words = ("target.placement=spread", "target.device_memory_gib=70")
+    assert recipe_with(*words).target.holding == Holding("spread", 70.0)
 
 
 @pytest.mark.parametrize(

@@ -55,8 +55,6 @@ def broken(**sections) -> list[str]:
         ({"target": {"placement": "layers"}, "distill": ONLINE}, ["distill.mode"]),
         ({"target": {"placement": "spread"}, "distill": {"teacher": NONE}, "architecture": MASKS, "text": TEXT},
          ["architecture.method"]),
-        # engines
-        ({"generate": VLLM, "eval": {"answer_steps": "eager"}}, ["eval.answer_steps"]),
         # text
         ({"text": TEXT}, ["text"]),
         ({"architecture": MASKS}, ["text"]),

@@ -26,8 +26,6 @@ TINY = (
     "eval.latency_repeats=2",
     "eval.latency_batch_sizes=[]",
     "eval.live_prompts=1",
-    "eval.num_resamples=20",
-    "eval.num_threads=1",
 )
 
 

@@ -152,8 +152,6 @@ def test_a_training_does_not_continue_from_another_init_or_other_answers(make_ru
         (generate_inputs, "seed", 5, ["seed"]),
         (generate_inputs, "distill.temperature", 2.0, []),
         (eval_inputs, "eval.num_prompts", 3, ["eval"]),
-        (eval_inputs, "eval.answer_steps", "eager", []),
-        (generate_inputs, "data.answer_steps", "eager", []),
         (eval_inputs, "eval.tasks", (PromptSource(path="some.jsonl"),), ["prompts"]),
         (eval_inputs, "seed", 5, ["seed"]),
         (eval_inputs, "distill.temperature", 2.0, []),

@@ -11,13 +11,11 @@ import weakref
 import pytest
 import torch
 
-from architectures.errors import UserError
 from architectures.families import FAMILIES
 from eval.answers.traces import DecodingSettings, read_traces
-from eval.decoding import cuda_graphs as answer_steps
 from eval.decoding import cuda_graphs as captured
 from eval.decoding import generate as answering
-from eval.decoding.cuda_graphs import answer_opener, bytes_per_slot
+from eval.decoding.cuda_graphs import BatchSteps, answer_opener, bytes_per_slot
 from eval.decoding.generate import write_traces
 from eval.decoding.kv_cache import ForwardSequencer, RowSequencer, open_sequencer
 from eval.decoding.speculative import plain_decode
@@ -27,14 +25,9 @@ from eval.prompts import Prompt, user_turn
 from tests.architectures.conftest import FAMILY_SETTINGS, perturb_vectors
 from tests.eval.decoding.stand_ins import watched_maker
 from tests.pretended_gpu import pretended_gpu
-from widedraft import main
 
 OPT = {"model_type": "opt", "ffn_dim": 96, "word_embed_proj_dim": 64}
 DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}
-ANEW = (
-    "its rotary embedding (dynamic) is chosen anew at every step by how long the text is, so its steps are not "
-    "captured here."
-)
 BY_ROWS = [name for name, of in FAMILIES.items() if of.by_rows]
 GREEDY = DecodingSettings(
     max_new_tokens=10,
@@ -77,8 +70,12 @@ def capturing(kind, monkeypatch):
 
 
 def answers(target, out, settings, steps, prompts=PROMPTS):
-    write_traces(target, prompts, out / steps, dataclasses.replace(settings, steps=steps))
-    return out / steps
+    """Into out/eager or out/captured; the free memory of a GPU is not asked for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(captured, "free_bytes", lambda _device: 1 << 40)
+        opener = open_sequencer if steps == "eager" else BatchSteps(captured.CapturedSteps())
+        patch.setattr(answering, "answer_opener", lambda _model: opener)
+        write_traces(target, prompts, out / steps, settings)
 
 
 def require_the_same(out, found="captured", wanted="eager"):
@@ -139,44 +136,29 @@ def test_batches_of_one_shape_are_captured_once(target, tmp_path, maker):
     assert maker.made == [(1, 1, False)]
 
 
-def test_auto_captures_on_a_gpu_and_nowhere_else(target, maker, capsys):
+def test_steps_are_captured_on_a_gpu_and_nowhere_else(target, maker, capsys):
     model = load_model(target, dtype="float32", device="cpu")
-    assert answer_opener(model, "auto") is open_sequencer
+    assert answer_opener(model) is open_sequencer
     with pretended_gpu() as gpu:
-        on_gpu = load_model(target, dtype="float32", device="cpu").to(gpu)
-        assert answer_opener(on_gpu, "eager") is open_sequencer
-        opener = answer_opener(on_gpu, "auto")
-        assert opener.steps.maker is maker
-        assert opener.spares_memory
-    assert not answer_opener(model, "captured").spares_memory
+        assert answer_opener(load_model(target, dtype="float32", device="cpu").to(gpu)).steps.maker is maker
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        (OPT, "steps of a model of type opt are not captured here."),
-        (DYNAMIC, ANEW),
-    ],
-)
-def test_what_cannot_be_captured_is_said_once_and_refused_where_it_must_be(
-    make_checkpoint, tmp_path, maker, capsys, monkeypatch, settings, reason
-):
+@pytest.mark.parametrize("settings", [OPT, DYNAMIC], ids=["opt", "dynamic"])
+def test_what_cannot_be_captured_is_eager_and_said_once(make_checkpoint, maker, capsys, settings):
     folder = make_checkpoint(seed=3, **settings)
     model = load_model(folder, dtype="float32", device="cpu")
-    with pytest.raises(UserError) as raised:
-        answer_opener(model, "captured")
-    assert str(raised.value) == f"{folder}: {reason} Set answer_steps to auto."
     with pretended_gpu() as gpu:
-        assert answer_opener(model.to(gpu), "auto") is open_sequencer
-    assert capsys.readouterr().err == f"answers by eager steps, several times slower: {folder}: {reason}\n"
+        assert answer_opener(model.to(gpu)) is open_sequencer
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(folder) in line
     assert not maker.made
 
 
 def test_a_cache_that_is_too_large_for_what_is_free_is_said_once_and_grows(target, maker, capsys, monkeypatch):
     model, free = load_model(target, dtype="float32", device="cpu"), []
-    monkeypatch.setattr(answer_steps, "free_bytes", lambda _device: free.pop(0))
-    opener = answer_steps.BatchSteps(maker.opener(), spares_memory=True)
+    monkeypatch.setattr(captured, "free_bytes", lambda _device: free.pop(0))
+    opener = BatchSteps(maker.opener())
     whole = 2 * 256 * bytes_per_slot(model)  # two rows, each of the fewest slots
     free += [int(whole / 0.75) - 9, int(whole / 0.75) - 9, int(whole / 0.75) + 9]
     asked = {"capacity": 30, "vocab_size": 264, "feeds": [(1, False)], "goes_back": False}
@@ -197,26 +179,6 @@ def test_what_a_slot_takes_is_what_a_cache_takes(target):
     assert bytes_per_slot(model) == 2 * 2 * config.num_key_value_heads * config.head_dim * 4
 
 
-def test_answers_may_continue_by_other_steps(target, tmp_path, maker):
-    """Like the device, steps are no part of what a folder claims."""
-    out = tmp_path / "eager"
-    answers(target, tmp_path, GREEDY, "eager")
-    before = (out / "settings.json").read_bytes()
-    (out / "train-00001.jsonl").unlink()
-    write_traces(target, PROMPTS, out, dataclasses.replace(GREEDY, steps="captured"))
-    assert (out / "settings.json").read_bytes() == before
-    assert maker.fed
-
-
-def test_a_scorecards_answers_are_captured_only_where_a_gpu_is(target_folder, noisy_folder, tmp_path, capsys):
-    prompts = tmp_path / "questions.jsonl"
-    prompts.write_text('{"prompt": "why"}\n', encoding="utf-8")
-    words = ["--target", str(target_folder), "--draft", str(noisy_folder), "--prompts", str(prompts)]
-    assert main(["eval", *words, "eval.answer_steps=captured", "--out", str(tmp_path / "card")]) == 2
-    told = capsys.readouterr().err
-    assert "and the models are on cpu: what is captured are CUDA graphs. Set answer_steps to auto." in told
-
-
 def test_answers_on_a_device_are_those_of_eager_steps(target, tmp_path, device, monkeypatch):
     """float32, token for token: batches of several sizes, a real graph on a GPU."""
     if device == "cpu":
@@ -234,6 +196,6 @@ def test_the_loop_itself_takes_them(target, maker):
     model = load_model(target, dtype="float32", device="cpu")
     wanted = {"limits": Limits(8, frozenset({2})), "sampling": answering.sampling_of(SAMPLED), "row_seeds": [4, 5, 6]}
     plain = plain_decode(model, [[5, 6]] * 3, **wanted)
-    found = plain_decode(model, [[5, 6]] * 3, **wanted, opener=answer_opener(model, "captured"))
+    found = plain_decode(model, [[5, 6]] * 3, **wanted, opener=maker.opener())
     assert [text.token_ids for text in found] == [text.token_ids for text in plain]
     assert maker.made == [(3, 1, False)]

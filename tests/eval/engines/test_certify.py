@@ -82,7 +82,6 @@ def test_the_command_writes_beside_the_draft_and_prints(target_folder, noisy_fol
         (["--engine", "transformers", "--num-prompts", "8"], "--num-prompts"),
         ([], "--engine"),
         (["--engine", "sglang"], "--engine"),
-        (["--engine", "transformers", "--num-threads", "auto"], "--num-threads"),
         (["--engine", "transformers", "--tensor-parallel", "2"], "--tensor-parallel"),
         (["--engine", "transformers", "--dry-run", "--num-prompts", "24"], "--num-prompts"),
         (["--engine", "vllm"], "--python"),

@@ -51,25 +51,7 @@ def test_addresses_are_those_of_servers(recipe):
         ),
         (("generate.engine=endpoint", "generate.urls=[localhost:8000]"), "must be the address of a server, as "),
         (("generate.engine=endpoint", "generate.urls=[http://key@a:8000]"), "Keys go into a variable."),
-        (
-            ("generate.engine=endpoint", HERE, "data.answer_steps=eager"),
-            "data.answer_steps must be left out when generate.engine is endpoint",
-        ),
-        (
-            ("generate.engine=endpoint", HERE, "eval.answer_steps=captured"),
-            "eval.answer_steps must be left out when generate.engine is endpoint",
-        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(recipe, words, told):
     assert told in refused(recipe, *words)
-
-
-def test_steps_of_prompts_that_the_target_writes_itself_are_ours(recipe):
-    words = ("generate.engine=endpoint", HERE, "data.answer_steps=eager", "data.self_written_prompts=4")
-    assert load_recipe(recipe, words).data.answer_steps == "eager"
-
-
-def test_they_are_refused_without_a_recipe_too():
-    with pytest.raises(RecipeError, match=r"eval\.answer_steps must be left out when generate\.engine is endpoint"):
-        load_scoring(("generate.engine=endpoint", HERE, "eval.answer_steps=eager"))

@@ -16,8 +16,7 @@ from safetensors.torch import load_file, save_file
 from architectures.errors import UserError
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
-from eval.models.loading import load_model, load_tokenizer, require_positions
-from eval.models.weight_checks import least_parameters
+from eval.models.loading import least_parameters, load_model, load_tokenizer, require_positions
 
 VALUES = (None, "", "a", -1, 0, 1.5, 10**12, float("nan"), True, [], {})
 FREE = {  # entries that no figure depends on, or of which these values are ones a model may have

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from architectures.errors import UserError
-from eval.checks.loaded_pair import prompts_of
+from eval.pair import prompts_of
 from eval.prompts import Prompt, load_in_turn, load_prompts, raw_text, tasks_record, user_turn
 from eval.tasks import TASKS, HubRows, PromptSource, prompt_sources
 

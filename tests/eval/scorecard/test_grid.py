@@ -17,8 +17,6 @@ def config(**changes):
     settings = {
         "max_new_tokens": 12,
         "lookaheads": (1, 2, 3),
-        "num_resamples": 50,
-        "num_threads": 1,
         "latency_repeats": 8,
     }
     return EvalConfig(**{**settings, "latency_batch_sizes": (1, 2), **changes})
@@ -49,15 +47,6 @@ def test_the_file_has_every_batch_at_the_length_of_the_scored_texts(scored):
     assert {name: model.fingerprint for name, model in grid.models.items()} == {
         name: model.fingerprint for name, model in named.items()
     }
-
-
-def test_contexts_that_are_named_take_the_place_of_the_texts_length(models):
-    grid, told = measure_batches(
-        models, [1, 70, 80], config(latency_batch_sizes=(2,), latency_contexts=(5, 9)), RESAMPLING
-    )
-    assert grid is not None
-    assert [(cell.batch, cell.context_tokens) for cell in grid] == [(2, 5), (2, 9)]
-    assert told == []
 
 
 def test_what_does_not_fit_is_left_out_and_told(models, monkeypatch):

@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 
 from architectures.checkpoints.fingerprint import fingerprint_value
 from architectures.errors import UserError
-from eval import machine
 from eval.acceptance.replay import rule_names
 from eval.acceptance.replay_drafts import Answers, replay_drafts
 from eval.answers.traces import Trace, read_traces
@@ -22,11 +21,17 @@ from eval.decoding.texts import Limits, Speculation
 from eval.latency import step_bytes
 from eval.models.loading import load_model
 from eval.prompts import Prompt, tasks_record
-from eval.records.evidence import ThreadStep
 from eval.scorecard import score_drafts, typical_context
 from eval.scorecard_schema import read_scorecard
 
 TIMED = ("latency", "speedup", "lives", "warnings", "provenance")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _intervals_of_three_prompts():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("eval.scorecard.CONFIDENCE", 0.75)
+        yield
 
 
 def config(**changes):
@@ -34,9 +39,6 @@ def config(**changes):
         "max_new_tokens": 24,
         "lookaheads": (1, 2, 3, 4),
         "batch_size": 3,
-        "num_resamples": 100,
-        "confidence": 0.75,  # three prompts are enough for an interval
-        "num_threads": 1,
         "latency_repeats": 3,
         "latency_batch_sizes": (),
         "live_prompts": 4,
@@ -242,13 +244,13 @@ def test_everything_but_times_is_repeatable(scored, target_folder, noisy_folder,
         assert getattr(again, name) == getattr(scored[1], name), name
 
 
-def test_a_rerun_reads_the_recorded_answers(scored, target_folder, noisy_folder, tmp_path):
+def test_a_rerun_reads_the_recorded_answers(scored, target_folder, noisy_folder, tmp_path, monkeypatch):
     first_out, scorecard = scored
     out = Path(shutil.copytree(first_out, tmp_path / "eval"))
     shards = {path: path.stat().st_mtime_ns for path in out.rglob("eval-*.jsonl")}
     assert len(shards) == 4  # five prompts in shards of three, at two temperatures
-    settings = config(confidence=0.5)
-    again = score_drafts(target_folder, {"draft": noisy_folder}, PROMPTS, settings, out, seed=17)
+    monkeypatch.setattr("eval.scorecard.CONFIDENCE", 0.5)
+    again = score_drafts(target_folder, {"draft": noisy_folder}, PROMPTS, config(), out, seed=17)
     assert {path: path.stat().st_mtime_ns for path in out.rglob("eval-*.jsonl")} == shards
     assert again.prompts == scorecard.prompts
     assert again.differences == ()
@@ -318,18 +320,6 @@ def test_one_prompt_has_no_intervals_and_the_scorecard_says_so(target_folder, no
     assert acceptance(scorecard, "draft", 0.0).alpha.interval is None
     assert scorecard.live.speedup.interval is None
     assert any(warning.startswith("1 scored prompts give no interval") for warning in scorecard.warnings)
-
-
-def test_auto_scores_with_the_threads_it_picked_and_keeps_what_the_others_took(
-    target_folder, noisy_folder, tmp_path, monkeypatch
-):
-    tried = (ThreadStep(threads=1, ms=9.0), ThreadStep(threads=2, ms=4.0))
-    monkeypatch.setattr(machine, "step_by_threads", lambda step, counts: tried)
-    scoring = config(num_threads="auto", num_prompts=2, temperatures=(0.0,), lookaheads=(1,))
-    card = score_drafts(target_folder, {"draft": noisy_folder}, PROMPTS, scoring, tmp_path, seed=1)
-    assert card == read_scorecard(tmp_path / "scorecard.json")
-    assert (card.settings.threads, card.settings.model_extra["num_threads"]) == (2, "auto")
-    assert (card.latency.evidence.threads, card.latency.evidence.chosen_from) == (2, tried)
 
 
 def test_every_temperature_is_decoded_live_and_the_verdict_is_of_the_first_where_none_is_greedy(

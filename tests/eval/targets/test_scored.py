@@ -19,7 +19,6 @@ CONFIG = EvalConfig(
     latency_repeats=6,
     latency_batch_sizes=(),
     live_prompts=1,
-    num_resamples=100,
 )
 
 
