@@ -63,7 +63,6 @@ from distill.recipe.validate import refuse_orders, refuse_unfit
 from distill.run.run import Run
 from distill.run.run_folder import require_run_folder
 from distill.vocabulary import id_counts_in, listed_ids, pooled
-from eval.answers.earlier_answers import refuse_ids_beyond
 from eval.targets.layer_memory import refuse_asked_cap
 
 Row = tuple[str, str]
@@ -223,8 +222,6 @@ def refusals_of(
     if recipe.distill.freeze_input_embeddings and draft.tied:
         found.append(lambda: refuse(TIED_AND_FROZEN))
     if not is_generated:
-        folders = [Path(each) for each in recipe.data.answers_from]
-        found.append(lambda: refuse_ids_beyond(folders, recipe.target.path, target.vocab))
         found.append(lambda: refuse_few_prompts(recipe, sources))
     return found
 
@@ -436,8 +433,7 @@ def work_rows(recipe: Recipe, work: Work) -> list[Row]:
     """Prompts, steps, epochs and the loss."""
     config, bound = recipe.distill, "at most " if work.is_bound else ""
     prompts = "unknown until generate opens the data set" if work.prompts is None else f"{bound}{work.prompts:,}"
-    taken = f", {work.taken:,} generated before" if work.taken else ""
-    rows = [("prompts", f"{prompts}, {recipe.data.num_eval_prompts} held out{taken}; {scored_prompts(recipe)} scored")]
+    rows = [("prompts", f"{prompts}, {recipe.data.num_eval_prompts} held out; {scored_prompts(recipe)} scored")]
     if recipe.architecture.method == "learned_masks":
         masks = recipe.architecture.masks
         rows.append(("mask steps", f"{masks.max_duration} of {masks.global_train_batch_size} sequences"))

@@ -10,7 +10,6 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -34,7 +33,6 @@ from distill.recipe.sections.training import GPU_CHUNKS, DistillConfig, chunk_si
 from distill.run.recorded import target_record
 from distill.run.run import Run
 from distill.run.stage_inputs import asked_inputs
-from eval.answers.earlier_answers import num_answered
 from eval.prompts import Prompt, load_prompts
 from eval.tasks import PromptSource
 
@@ -141,7 +139,6 @@ class Work:
         sequences: To train on; None likewise.
         prompt_tokens: Mean of a prompt, counted with the target's tokenizer; at most, where that is not here.
         response_tokens: Mean of a response that is on the disk; at most, where none is.
-        taken: Responses that data.answers_from holds already.
         is_bound: Whether the first two are bounds: a data set may have fewer rows than the recipe reads.
     """
 
@@ -149,7 +146,6 @@ class Work:
     sequences: int | None
     prompt_tokens: int
     response_tokens: int
-    taken: int = 0
     is_bound: bool = False
 
     @property
@@ -228,8 +224,7 @@ def expected_work(
         return Work(total, 0, prompt, response, is_bound=bool(bounds))
     asked = [row for row in rows if isinstance(row, Prompt)]
     sequences = total - held_out + sum(len(row.later_turns) for row in asked)
-    taken = num_answered(asked, [Path(folder) for folder in data.answers_from])
-    return Work(total, sequences, prompt, response, taken=taken, is_bound=bool(bounds))
+    return Work(total, sequences, prompt, response, is_bound=bool(bounds))
 
 
 def mean_tokens(texts: Sequence[Sequence[Mapping[str, str]]], encode: Encode, sample: int = 200) -> int:
@@ -680,7 +675,7 @@ def stage_seconds(recipe: Recipe, shapes: PlannedShapes, work: Work, device: Dev
     # Responses of the target: decoding steps of whole batches, and the reading of prompts.
     given = data.answers == "given" or not config.learns_answers
     count = data.num_eval_prompts if given else work.sequences
-    count = None if count is None else count if given else count + data.num_eval_prompts - work.taken
+    count = None if count is None else count if given else count + data.num_eval_prompts
     if count is None or not recipe.generate.is_local:
         seconds["generate"] = None
     else:

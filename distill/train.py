@@ -63,7 +63,7 @@ from distill.run.run_folder import owned_run
 from distill.run.stage_inputs import begin_training, masks_are_due, require_training_inputs
 from distill.teacher_cache import CachedAnswers, TeacherCache
 from distill.training.trainer import DIST_TIMEOUT_S, build_model, build_trainer, newest_for_all, training_device
-from eval.answers.token_ids import require_known_ids
+from eval.answers.shards import require_known_ids
 from eval.answers.traces import read_traces
 from eval.models.loading import require_same_tokenizer
 from eval.profiling import ProfileFolder, require_profile_folder

@@ -23,8 +23,8 @@ from eval.acceptance.draft_scores import DraftScore
 from eval.acceptance.estimates import CONFIDENCE, NUM_RESAMPLES, Columns, Estimate, Resampling, pooled_ratio
 from eval.acceptance.paired_ratios import paired_ratio_differences
 from eval.acceptance.replay_drafts import REPLAYS_NAME, kept_replays, record_answers, replay_drafts, replay_inputs
-from eval.answers.writing import Kind
 from eval.config import EvalConfig
+from eval.decoding.generate import Kind
 from eval.decoding.sampling import Sampling
 from eval.machine import share_threads, torch_threads
 from eval.prompts import Prompt

@@ -251,7 +251,7 @@ def dataset_rows(source: PromptSource) -> Iterator[UnreadRow]:
     hub = hub_rows(source)
     if hub.streaming and source.num_prompts is None:
         raise UserError(
-            f"{source.name or f'task {source.task}'}: its rows come one by one and may be more than anyone waits for. "
+            f"task {source.task}: its rows come one by one and may be more than anyone waits for. "
             "Say with num_prompts how many to read, or give a file of rows."
         )
     location = f"{source.name or source.task}/{source.config}" if source.config else f"{source.name or source.task}"
@@ -282,7 +282,10 @@ def opened_rows(hub: HubRows, fact: str, remedy: str, location: str) -> Iterator
 def hub_rows(source: PromptSource) -> HubRows:
     """Where the rows of a source are that names no file: at its own name, or where its task has them."""
     if source.name is not None:
-        return HubRows(name=source.name, config=source.config, split=str(source.split), streaming=source.streaming)
+        from datasets import config
+
+        is_streamed = source.num_prompts is not None and not config.HF_HUB_OFFLINE  # only those rows are fetched
+        return HubRows(name=source.name, config=source.config, split=str(source.split), streaming=is_streamed)
     own = TASKS[str(source.task)].hub
     return replace(own, config=source.config or own.config, split=source.split or own.split)
 

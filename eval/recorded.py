@@ -32,8 +32,7 @@ from eval.acceptance.draft_scores import AnswerScore, DraftScore
 from eval.acceptance.estimates import CONFIDENCE, INTERVALS, NUM_RESAMPLES, Resampling
 from eval.acceptance.replay import answer_logits, as_array, rejection_accepts, replay_counts, value_at
 from eval.acceptance.summary import mean, rounds_at
-from eval.answers.shards import SETTINGS_NAME, read_claims
-from eval.answers.token_ids import require_known_ids
+from eval.answers.shards import SETTINGS_NAME, read_claims, require_known_ids
 from eval.answers.traces import read_traces
 from eval.config import EvalConfig, sampling_asked
 from eval.decoding.acceptance import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, REJECTION

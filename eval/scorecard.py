@@ -34,8 +34,8 @@ from eval.acceptance.replay_drafts import (
 )
 from eval.acceptance.summary import acceptance_row, difference_row
 from eval.answers.traces import Trace
-from eval.answers.writing import Kind
 from eval.config import EvalConfig
+from eval.decoding.generate import Kind
 from eval.decoding.kv_cache import takes_rows
 from eval.decoding.ngram import NgramLookup
 from eval.decoding.sampling import Sampling

@@ -8,16 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
     Field,
-    SerializerFunctionWrapHandler,
     ValidationInfo,
     WithJsonSchema,
     field_validator,
-    model_serializer,
 )
 
 from architectures.errors import UserError
@@ -358,15 +356,7 @@ class PromptSource(Section):
     split: str | None = Field(
         default=None, min_length=1, description="Split of a data set; null is the task's own, or train of a name."
     )
-    streaming: bool = Field(
-        default=False, description="Read the rows of a name one by one, without loading the data set first."
-    )
     num_prompts: int | None = Field(default=None, ge=1, description="Read only the first rows; null reads all of them.")
-
-    @model_serializer(mode="wrap")
-    def _recorded(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """As it was before there was `streaming`, where that is not asked for: fingerprints and hashes hold."""
-        return {key: value for key, value in dump(self).items() if key != "streaming" or value}
 
     @field_validator("name")
     @classmethod
@@ -378,13 +368,6 @@ class PromptSource(Section):
         if name is None and path is None and known and info.data["task"] is None:
             raise ValueError("must be given, or path, or task. Prompts come from a file, a data set or a named task.")
         return name
-
-    @field_validator("streaming")
-    @classmethod
-    def _only_of_a_name(cls, streaming: bool, info: ValidationInfo) -> bool:  # noqa: FBT001  # pydantic's signature
-        if streaming and "name" in info.data and info.data["name"] is None:
-            raise ValueError("must be false without name, got true. A file is read row by row; a task knows by itself.")
-        return streaming
 
     @field_validator("config", "split")
     @classmethod

@@ -152,11 +152,9 @@ def test_published_targets_share_data_training_and_scoring():
     Of a base model also the prompts, and how long a text may be.
     """
     chat = [written(path) for path in PUBLISHED if path not in BASE]
-    alike = [without_target(recipe, "batch_size", "shard_size") for recipe in chat]
+    alike = [without_target(recipe, "batch_size") for recipe in chat]
     assert all(recipe == alike[0] for recipe in alike)
-    everyone = [
-        without_target(written(path), "batch_size", "shard_size", "prompts", "max_seq_len") for path in PUBLISHED
-    ]
+    everyone = [without_target(written(path), "batch_size", "prompts", "max_seq_len") for path in PUBLISHED]
     assert all(recipe == everyone[0] for recipe in everyone)
 
 

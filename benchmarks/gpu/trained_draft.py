@@ -250,7 +250,6 @@ def recipe_of(setting: Setting, training: Training, *, self_written: int) -> Rec
         "max_new_tokens": training.max_new_tokens,
         "max_seq_len": training.max_seq_len,
         "batch_size": training.answered_together,
-        "shard_size": training.answered_together,
     }
     values["distill"] |= {
         "global_train_batch_size": training.trained_together,

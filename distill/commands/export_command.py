@@ -84,7 +84,7 @@ class ExportSettings(Section):
 
 def export(settings: ExportSettings) -> None:
     """Write a draft folder, another form of it, and its GGUF files."""
-    trust_if_asked(settings)
+    trust_if_asked(settings.trust_checkpoints)
     if settings.checkpoint and settings.init and settings.target and settings.to:
         export_named(settings, settings.checkpoint, settings.init, settings.target, settings.to)
         write_gguf_files(settings.to, settings.to.resolve().name, settings.gguf)

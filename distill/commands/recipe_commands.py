@@ -17,7 +17,7 @@ from distill.hub.push import PushSettings
 from distill.ranks.launching import FLAG, Processes
 from distill.recipe.words import Debug, NamesRecipe, Overrides, RecipeFile
 from distill.stages.scoring_without_recipe import EvalSettings, score_without_recipe
-from eval.answers.parts import EVERY_FILE, Part
+from eval.answers.shards import EVERY_FILE, Part
 from eval.profiling import ProfileFolder, require_profile_folder
 
 if TYPE_CHECKING:
@@ -142,9 +142,9 @@ def why_alone(settings: Any) -> str | None:
     return "target.placement is spread: one process has all GPUs of this machine." if placement == "spread" else None
 
 
-def trust_if_asked(settings: ChooseSettings | PruneSettings | DistillSettings | EvalSettings | RunSettings) -> None:
-    """Trust checkpoints from here on where the command line says so."""
-    if settings.trust_checkpoints:
+def trust_if_asked(asked: bool) -> None:  # noqa: FBT001
+    """Trust checkpoints from here on if --trust-checkpoints was given."""
+    if asked:
         trust_checkpoints()
 
 
@@ -200,7 +200,7 @@ def choose(settings: ChooseSettings) -> None:
     """Rank shapes by predicted speed; the winner becomes a recipe."""
     from distill.choose.search import choose as choose_shape
 
-    trust_if_asked(settings)
+    trust_if_asked(settings.trust_checkpoints)
     with own_run(settings) as named:
         choose_shape(named.path, named.overrides, settings, named.run.share)
 
@@ -210,7 +210,7 @@ def prune(settings: PruneSettings) -> None:
     from distill.stages.processes import mask_stage
     from distill.stages.running import prune_stage
 
-    trust_if_asked(settings)
+    trust_if_asked(settings.trust_checkpoints)
     with own_run(settings) as named:
         if named.run.recipe.architecture.method == "learned_masks":
             mask_stage(named.path, named.overrides, named.run.share)
@@ -241,7 +241,7 @@ def distill(settings: DistillSettings) -> None:
     """Train and export; the training processes load the recipe themselves."""
     from distill.stages.processes import distill_stage
 
-    trust_if_asked(settings)
+    trust_if_asked(settings.trust_checkpoints)
     profile_words = [] if settings.profile is None else [f"--profile={settings.profile}"]
     if settings.profile is not None:
         require_profile_folder(settings.profile)
@@ -256,7 +256,7 @@ def score(settings: EvalSettings) -> None:
         return
     from distill.stages.running import checkpoints_stage, eval_stage
 
-    trust_if_asked(settings)
+    trust_if_asked(settings.trust_checkpoints)
     with own_run(of_words(settings.words, debug=settings.debug)) as named:
         (checkpoints_stage if settings.checkpoints else eval_stage)(named.run)
 
@@ -265,7 +265,7 @@ def run_everything(settings: RunSettings) -> None:
     """All stages, skipping what is done."""
     from distill.stages.running import run_all
 
-    trust_if_asked(settings)
+    trust_if_asked(settings.trust_checkpoints)
     with own_run(settings) as named:
         run_all(named.path, named.overrides, named.run.share)
 

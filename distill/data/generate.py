@@ -12,10 +12,9 @@ from architectures.sharing import ALONE, Share
 from distill.data.held_out import drop_duplicates, hold_out
 from distill.data.self_written import SelfWriting, write_own_prompts
 from distill.recipe.sections.data import DataConfig
-from eval.answers.parts import EVERY_FILE, Part, missing_shards
+from eval.answers.shards import EVERY_FILE, Part, missing_shards
 from eval.answers.traces import DecodingSettings, read_traces
-from eval.answers.writing import Kind
-from eval.decoding.generate import Answerer, within_context, write_traces
+from eval.decoding.generate import Answerer, Kind, within_context, write_traces
 from eval.models.loading import load_tokenizer
 from eval.prompts import Prompt, drop_too_long, load_prompts
 

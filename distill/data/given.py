@@ -27,11 +27,9 @@ from distill.data.generate import count_answers, decoding_settings
 from distill.data.held_out import drop_duplicates, hold_out
 from distill.data.turns import Renderer
 from distill.recipe.sections.data import DataConfig
-from eval.answers.parts import EVERY_FILE, Part, missing_shards, one_at_a_time
-from eval.answers.shards import claim_shards, write_shard
+from eval.answers.shards import EVERY_FILE, Part, claim_shards, missing_shards, one_at_a_time, write_shard
 from eval.answers.traces import Trace, continues, read_traces
-from eval.answers.writing import Kind
-from eval.decoding.generate import write_traces
+from eval.decoding.generate import Kind, write_traces
 from eval.prompts import Prompt, source_words
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from architectures.checkpoints.generation_settings import stop_ids
 from architectures.errors import UserError
 from distill.data.conversations import WRITTEN_INSTEAD, assistant_turn
-from eval.answers.token_ids import require_rows_for_row
+from eval.answers.shards import require_rows_for_row
 from eval.answers.traces import continues
 from eval.models.loading import load_tokenizer, text_config
 from eval.prompts import Message, render_chat, user_turn

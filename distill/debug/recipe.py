@@ -75,7 +75,7 @@ def debug_recipe(recipe: Recipe, tiny: TinyRun) -> Recipe:
     data = values["data"]
     data["prompts"], data["answers_from"] = built_in(data["prompts"], run), []  # those are another target's
     data |= {"num_eval_prompts": 4, "max_seq_len": 128, "max_new_tokens": 16}
-    for key, bound in (("self_written_prompts", 12), ("batch_size", 8), ("shard_size", 16)):
+    for key, bound in (("self_written_prompts", 12), ("batch_size", 8)):
         data[key] = at_most(data[key], bound)
 
     # Built-in text in place of every domain's, in short sequences.

@@ -80,11 +80,13 @@ def servings_of(
 
 def certified(folder: Path, engine: EngineName) -> str:
     """What the certificate of a form, if there is one, states of an engine."""
-    certificate = read_certificates(folder).engines.get(engine) if (folder / FILE_NAME).is_file() else None
+    certificates = read_certificates(folder).engines if (folder / FILE_NAME).is_file() else {}
+    certificate = next((each for name, each in certificates.items() if name == engine), None)
     if certificate is None:
         return "Not run with this draft."
     if not certificate.holds:
-        return f"NOT CERTIFIED in version {certificate.run.version}: {' '.join(certificate.causes)}"
+        failed = ", ".join(finding.law for finding in certificate.findings if not finding.holds)
+        return f"NOT CERTIFIED in version {certificate.run.version}: {failed}"
     interval = "" if certificate.speed.interval is None else " [{:.2f}, {:.2f}]".format(*certificate.speed.interval)
     return (
         f"Certified in version {certificate.run.version} ({len(certificate.run.texts)} texts, counts equal to replay); "

@@ -62,7 +62,9 @@ class RoundStates:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        model.get_output_embeddings().register_forward_pre_hook(lambda _head, inputs: self.note(inputs[0]))
+        head = model.get_output_embeddings()
+        assert head is not None
+        head.register_forward_pre_hook(lambda _head, inputs: self.note(inputs[0]))
         self.noted_TH = torch.empty(0, 0)
 
     def note(self, hidden_BTH: Tensor) -> None:

@@ -165,7 +165,7 @@ def scores_inputs(run: Run, source: Path) -> dict[str, Any]:
 
 def self_writing(recipe: Recipe) -> dict[str, int]:
     """What the prompts that the target writes itself depend on, in addition to the target."""
-    return {"seed": recipe.seed, "batch_size": recipe.data.batch_size, "shard_size": recipe.data.shard_size}
+    return {"seed": recipe.seed, "batch_size": recipe.data.batch_size}
 
 
 def packed_inputs(recipe: Recipe) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from distill.run.stage import carry_out
 from distill.run.stage_inputs import counts_answers
 from distill.stages.processes import distill_stage, mask_stage
 from distill.stages.table import CACHE, GENERATE, PRUNE, SCORE, eval_prompts, read_scorecard, write_answers
-from eval.answers.parts import EVERY_FILE, Part
+from eval.answers.shards import EVERY_FILE, Part
 
 
 def run_all(recipe_path: Path, overrides: Sequence[str], share: Share = ALONE) -> None:

@@ -13,8 +13,7 @@ from distill.cache_stage import require_own_answers, write_cache
 from distill.run.run import Run
 from distill.run.stage import Finish, Stage
 from distill.run.stage_inputs import cache_inputs, eval_inputs, generate_inputs, prune_inputs, refuse_orphaned_training
-from eval.answers.parts import EVERY_FILE, Part, missing_shards
-from eval.answers.shards import read_claims
+from eval.answers.shards import EVERY_FILE, Part, missing_shards, read_claims
 
 if TYPE_CHECKING:
     from eval.prompts import Prompt

@@ -21,11 +21,10 @@ from architectures.sharing import ALONE, Share
 from architectures.vocabulary_head import head_ids
 from eval.acceptance.draft_scores import ReplayedAnswer, ReplayedDraft
 from eval.acceptance.replay import Accepts, Replay, answer_logits, replay_answer
-from eval.answers.token_ids import require_known_ids
+from eval.answers.shards import require_known_ids
 from eval.answers.traces import DecodingSettings, Trace, read_traces
-from eval.answers.writing import Kind
 from eval.config import EvalConfig, SamplingConfig
-from eval.decoding.generate import write_traces
+from eval.decoding.generate import Kind, write_traces
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import first_tokens
 from eval.models.loading import require_positions, shared_vocab_size, text_config

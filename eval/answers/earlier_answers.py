@@ -4,13 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from architectures.checkpoints.fingerprint import fingerprint_value
 from architectures.errors import UserError
-from eval.answers.asked_turns import first_turns
 from eval.answers.shards import Claim, changed_settings, read_claims, shard_paths
-from eval.answers.token_ids import unknown_id
 from eval.answers.traces import Trace, traces_of_shard
-from eval.prompts import Prompt
 
 NAMES = ("train", "eval")
 CHOOSING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "draws")
@@ -39,44 +35,6 @@ def earlier_answers(folders: Sequence[Path], settings: Mapping[str, Any]) -> dic
                 for trace in traces_of_shard(shard):
                     answers.setdefault(trace.prompt_ids, trace)
     return answers
-
-
-def num_answered(prompts: Sequence[Prompt], folders: Sequence[Path]) -> int:
-    """How many answers to prompts, later turns included, the folders hold, by what was asked; reads no target.
-
-    Raises:
-        UserError: If a folder holds no answers, or a shard is damaged.
-    """
-    answers = {
-        fingerprint_value(trace.messages): trace.answer
-        for folder in folders
-        for name, claim in answered(folder).items()
-        for shard in filter(Path.is_file, shard_paths(folder, name, claim["num_shards"]))
-        for trace in traces_of_shard(shard)
-    }
-    count, turns = 0, first_turns(prompts) if answers else []
-    while turns:
-        asked = [(turn, answers.get(fingerprint_value(turn.messages))) for turn in turns]
-        count += sum(answer is not None for _, answer in asked)
-        turns = [turn.following(answer) for turn, answer in asked if answer is not None and turn.later_turns]
-    return count
-
-
-def refuse_ids_beyond(folders: Sequence[Path], model: str, vocab_size: int) -> None:
-    """Raise UserError for earlier answers with a token id that a model has no row for.
-
-    Raises:
-        UserError: Naming the shard, the answer and the id; or if a folder holds no answers, or a shard is damaged.
-    """
-    for folder in folders:
-        for name, claim in answered(folder).items():
-            for shard in filter(Path.is_file, shard_paths(folder, name, claim["num_shards"])):
-                for trace in traces_of_shard(shard):
-                    if (unknown := unknown_id(trace.token_ids, vocab_size)) is not None:
-                        raise UserError(
-                            f"{OPTION}: {shard}: token id {unknown} of answer {trace.id} is beyond the vocabulary of "
-                            f"{model}, vocab_size {vocab_size}. Leave the folder out, or answer its prompts again."
-                        )
 
 
 def answered(folder: Path) -> dict[str, Claim]:

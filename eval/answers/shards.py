@@ -3,10 +3,13 @@
 settings.json in such a folder says, for each name of shards, what they are made from and how many there will be.
 """
 
+import fcntl
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, NotRequired, TypeVar
 
 from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
@@ -19,6 +22,8 @@ from architectures.files.reading import checked, parse_json, read_json_object, r
 SETTINGS_NAME = "settings.json"
 REWRITTEN = "Delete this file and run its stage again: it is rewritten."
 MOST_SHARDS = 10**6
+LOCK_NAME = "settings.lock"
+Item = TypeVar("Item")
 
 
 class Claim(TypedDict):
@@ -163,3 +168,83 @@ def shorten(value: Any) -> str:
     """A setting as a message shows it: fingerprints by their first twelve digits."""
     is_fingerprint = isinstance(value, str) and len(value) == 64
     return f"{value[:12]}…" if is_fingerprint else json.dumps(value, ensure_ascii=False)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Every n-th file, from the i-th on.
+
+    Attributes:
+        number: From 1.
+        of: How many parts there are.
+    """
+
+    number: int
+    of: int
+
+    def of_all(self, files: Sequence[Item]) -> Sequence[Item]:
+        """Those of some files that are this part's."""
+        return files[self.number - 1 :: self.of]
+
+
+EVERY_FILE = Part(1, 1)
+
+
+def missing_shards(folder: Path, names: Sequence[str]) -> list[Path]:
+    """Files of some names that are not there yet."""
+    claims = read_claims(folder)
+    paths = [path for name in names for path in shard_paths(folder, name, claims[name]["num_shards"])]
+    return [path for path in paths if not path.is_file()]
+
+
+@contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """A block that no two jobs on a folder are in: settings.json is read, added to and written again in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK_NAME).open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def require_known_ids(texts: Iterable[Sequence[int]], folder: Path, name: str, vocab_sizes: Mapping[Path, int]) -> None:
+    """Refuse answers with a token id that one of the models has no row for.
+
+    Args:
+        texts: The ids of every answer of a name with its prompt, in the order in which they were read.
+        folder: Of the files they were read from.
+        name: Of these files, such as "train".
+        vocab_sizes: Of every model that reads them, by its folder.
+
+    Raises:
+        UserError: Naming file and line, the first such id, and the model with the smallest vocabulary.
+    """
+    smallest = min(vocab_sizes, key=lambda model: vocab_sizes[model])
+    for row, ids in enumerate(texts):
+        unknown = unknown_id(ids, vocab_sizes[smallest])
+        if unknown is not None:
+            raise UserError(
+                f"{row_location(folder, name, row)}: token id {unknown} is beyond the vocabulary of {smallest}, which "
+                f"has vocab_size {vocab_sizes[smallest]}. Answers and models must share their token ids: run the stage "
+                "that wrote this file again, or cut the draft out of its target again."
+            )
+
+
+def require_rows_for_row(ids: Sequence[int], model: Path, vocab_size: int, where: str) -> None:
+    """Refuse a row of data whose tokens a model has no rows for: its tokenizer has tokens beyond its vocabulary.
+
+    Raises:
+        UserError: Naming the row, the first such id, and the model.
+    """
+    unknown = unknown_id(ids, vocab_size)
+    if unknown is not None:
+        raise UserError(
+            f"{where}: holds token id {unknown}, which is beyond the vocabulary of {model}, vocab_size {vocab_size}. "
+            "Mend or delete this row, or use the tokenizer the model was made with."
+        )
+
+
+def unknown_id(ids: Sequence[int], vocab_size: int) -> int | None:
+    """The first of some ids that a vocabulary of this size does not have; None where it has them all."""
+    if not ids or (min(ids) >= 0 and max(ids) < vocab_size):
+        return None
+    return next(each for each in ids if not 0 <= each < vocab_size)

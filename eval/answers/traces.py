@@ -1,18 +1,18 @@
 """The target's answers to prompts, as they stand on a disk."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from architectures.errors import UserError
-from architectures.files.entry_kinds import TokenId
+from architectures.files.entry_kinds import TokenId, shown
 from architectures.files.reading import parsed
 from architectures.settings.holding import WHOLE, Holding
 from eval.answers.shards import REWRITTEN, lines_of, shard_lines
-from eval.answers.trace_laws import require_messages
 from eval.prompts import Message, Prompt
 
 LogProbability = Annotated[float, Field(le=0, allow_inf_nan=False)]
@@ -110,6 +110,50 @@ def asked(prompt: Prompt) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class Turn:
+    """One question to the target, and the questions that follow it in the same conversation."""
+
+    id: int
+    row: str
+    number: int
+    messages: tuple[Message, ...]
+    later_turns: tuple[str, ...]
+    category: str | None
+    task: str | None
+
+    @property
+    def source(self) -> str:
+        """The row, and which of its turns this is unless it is the first."""
+        return self.row if self.number == 1 else f"{self.row}#{self.number}"
+
+    def following(self, answer: str) -> "Turn":
+        """The next turn of the conversation, once this one is answered."""
+        question, *later_turns = self.later_turns
+        messages = ({"role": "assistant", "content": answer}, {"role": "user", "content": question})
+        return replace(
+            self,
+            id=self.id + 1,
+            number=self.number + 1,
+            messages=(*self.messages, *messages),
+            later_turns=tuple(later_turns),
+        )
+
+
+def first_turns(prompts: Sequence[Prompt]) -> list[Turn]:
+    """The first turn of each prompt; ids leave room for its later ones."""
+    ids = accumulate((1 + len(prompt.later_turns) for prompt in prompts), initial=0)
+    return [
+        Turn(first_id, prompt.source, 1, prompt.messages, prompt.later_turns, prompt.category, prompt.task)
+        for first_id, prompt in zip(ids, prompts, strict=False)  # the last sum is the number of all turns
+    ]
+
+
+def num_turns(turns: Sequence[Turn]) -> int:
+    """How many answers first turns and all that follow them have."""
+    return sum(1 + len(turn.later_turns) for turn in turns)
+
+
 def read_traces(out: Path, name: str) -> list[Trace]:
     """The answers of one name, in the order of their prompts.
 
@@ -137,7 +181,9 @@ def traces_of_shard(path: Path) -> Iterator[Trace]:
 def parsed_trace(where: str, line: bytes) -> Trace:
     """A row of a shard as an answer, or UserError that says where it is and why it is none."""
     trace = parsed(TRACE, line, where, REWRITTEN)
-    require_messages(trace.messages, where)
+    for index, message in enumerate(trace.messages):
+        if not {"role", "content"} <= message.keys():
+            raise UserError(f"{where}: messages.{index} must have role and content, got {shown(message)}. {REWRITTEN}")
     return trace
 
 

@@ -3,28 +3,34 @@
 A killed run continues at its first missing shard and ends in the same bytes as one that was left alone.
 """
 
+import sys
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import cast
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint, fingerprint_value
 from architectures.errors import UserError
-from architectures.progress.track import Advance, no_progress
+from architectures.progress.track import Advance, no_progress, progress
 from architectures.sharing import ALONE, Share
-from eval.answers.asked_turns import Turn, first_turns, num_turns
 from eval.answers.earlier_answers import earlier_answers
-from eval.answers.parts import EVERY_FILE, Part, one_at_a_time
-from eval.answers.shards import claim_shards, shard_paths, write_shard
-from eval.answers.token_ids import require_rows_for_row
-from eval.answers.traces import DecodingSettings, Trace, asked, rows_of
-from eval.answers.writing import Kind, Missing, write_missing
+from eval.answers.shards import (
+    EVERY_FILE,
+    Part,
+    claim_shards,
+    one_at_a_time,
+    require_rows_for_row,
+    shard_paths,
+    write_shard,
+)
+from eval.answers.traces import DecodingSettings, Trace, Turn, asked, first_turns, num_turns, rows_of
 from eval.decoding.cuda_graphs import answer_opener
 from eval.decoding.kv_cache import Opener
 from eval.decoding.sampling import Sampling
@@ -43,6 +49,10 @@ from eval.targets.loading import load_target
 LOGP_DIGITS = 6  # of log-probabilities in nats: more than float32 has of most
 
 Rendered = tuple[list[int], Turn]  # the ids of a conversation so far, and its turn
+Missing = Sequence[tuple[Path, Sequence[Turn]]]  # shards that are not there, and the first turns of each
+
+
+Kind = Callable[..., "Answerer"]  # of the arguments of Answerer: itself, or an engine of eval.engines.generate
 
 
 def write_traces(
@@ -77,8 +87,8 @@ def write_traces(
     Raises:
         UserError: If out holds answers of this name made otherwise, earlier ones were, or no prompt is short enough.
     """
-    kind = answered_by or Answerer
     settings, tokenizer = within_context(target, settings), load_tokenizer(target)
+    answerer = (answered_by or Answerer)(target, tokenizer, settings, name=name, share=share)
     turns = first_turns(drop_too_long(prompts, tokenizer, settings.max_prompt_len))
     chunks = [turns[start : start + settings.shard_size] for start in range(0, len(turns), settings.shard_size)]
     record = {
@@ -86,19 +96,33 @@ def write_traces(
         "template": template_hash(tokenizer),
         "prompts": fingerprint_value([asked(prompt) for prompt in prompts]),
         **settings.claimed,
-        **claimed_draws(settings.temperature, kind.draws),
+        **claimed_draws(settings.temperature, answerer.draws),
     }
-    identity, earlier = tokenizer_identity(tokenizer), earlier_answers(answers_from, record)
-    answerer = kind(target, tokenizer, settings, name=name, earlier=earlier, share=share)
+    answerer.earlier = earlier_answers(answers_from, record)
 
     def missing_shards() -> list[Path]:
         with nullcontext() if part == EVERY_FILE else one_at_a_time(out):
-            paths = claim_shards(out, name, record, num_shards=len(chunks), tokenizer=identity)
+            paths = claim_shards(out, name, record, num_shards=len(chunks), tokenizer=tokenizer_identity(tokenizer))
         return [path for path in part.of_all(paths) if not path.is_file()]
 
     by_path = dict(zip(shard_paths(out, name, len(chunks)), chunks, strict=True))
-    missing = answerer.mine(share.lead(missing_shards))
-    write_missing([(path, by_path[path]) for path in missing], answerer, name=name, share=share)
+    missing = [(path, by_path[path]) for path in answerer.mine(share.lead(missing_shards))]
+
+    # This process's shards, under a progress bar; batches count their steps, responses that are taken count whole.
+    start_s, written = time.monotonic(), [0, 0]  # responses and their tokens
+    total, whole = sum(num_turns(turns) for _, turns in missing), answerer.work_of(missing)
+    with progress(f"{name} answers{share.words}", total=total, whole=whole) as answerer.advance:
+        for trace in answerer.write_all(missing):
+            is_taken = trace.id in answerer.taken
+            answerer.advance(whole / total if is_taken else 0)
+            if not is_taken:
+                written = [written[0] + 1, written[1] + len(trace.answer_ids)]
+    taken, answers, tokens = map(sum, zip(*share.exchange((len(answerer.taken), *written)), strict=True))
+    if taken:
+        print(f"{name}: {taken} answers taken from earlier ones", file=sys.stderr)
+    if answers:
+        rate = tokens / (time.monotonic() - start_s)
+        print(f"{name}: {answers} answers, {tokens} tokens, {rate:.0f} tokens/s", file=sys.stderr)
 
 
 def sampling_of(settings: DecodingSettings) -> Sampling:
@@ -135,7 +159,7 @@ PASS_ROWS = 32  # rows that cost as much as the weights of a pass do: 48 rows to
 class Answerer:
     """The target, loaded when it is first asked what no earlier answer says."""
 
-    draws: ClassVar[str] = DRAWS
+    draws = DRAWS  # how sampled tokens follow from seeds
 
     def __init__(
         self,
@@ -144,14 +168,13 @@ class Answerer:
         settings: DecodingSettings,
         *,
         name: str,
-        earlier: Mapping[tuple[int, ...], Trace] | None = None,
         share: Share = ALONE,
     ) -> None:
         self.target = target
         self.tokenizer = tokenizer
         self.settings = settings
         self.name = name
-        self.earlier = earlier or {}
+        self.earlier: Mapping[tuple[int, ...], Trace] = {}  # by the tokens of their prompts
         self.share = share
         self.advance: Advance = no_progress
         self.taken: set[int] = set()  # ids of turns that an earlier response answers
@@ -169,11 +192,11 @@ class Answerer:
         return text_config(self.target).vocab_size
 
     def mine(self, missing: Sequence[Path]) -> Sequence[Path]:
-        """See Writer."""
+        """The shards that this process writes."""
         return self.share.mine(missing)
 
     def work_of(self, missing: Missing) -> float:
-        """See Writer."""
+        """The work of some shards, in any unit."""
         return sum(work_of(num_turns(turns), self.settings.batch_size) for _, turns in missing)
 
     def write_all(self, missing: Missing) -> Iterator[Trace]:

@@ -118,7 +118,6 @@ class Certificate:
         run: What was done and counted.
         replay: Our exact counts on the same texts.
         findings: The laws.
-        causes: Likely causes of those that do not hold.
         speed: In this engine.
         hardware: What it ran on.
     """
@@ -128,7 +127,6 @@ class Certificate:
     run: EngineRun
     replay: Counted
     findings: tuple[Finding, ...]
-    causes: tuple[str, ...]
     speed: Speed
     hardware: str
     created: str

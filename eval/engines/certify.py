@@ -5,7 +5,6 @@ runs.
 """
 
 import os
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -25,14 +24,10 @@ from eval.tasks import PromptWords
 if TYPE_CHECKING:
     from eval.prompts import Prompt
 
-GgufFile = Annotated[Path | None, Flag(metavar="FILE")]
-IrFolder = Annotated[Path | None, Flag(metavar="DIR")]
-OWN_FORMS = {  # engine: suffix of its options, file in a folder of that form, how it is made
-    "llama.cpp": ("gguf", "", "`widedraft export --gguf` writes a draft's"),
-    "openvino": (
-        "ir", "openvino_model.xml", "`optimum-cli export openvino --weight-format fp32` writes a model's"
-    ),
-}  # fmt: skip
+MARKERS = {  # what is in a folder of an engine's own form, and how that form is made; a file where there is no marker
+    "llama.cpp": ("", "`widedraft export --gguf` writes a draft's"),
+    "openvino": ("openvino_model.xml", "`optimum-cli export openvino --weight-format fp32` writes a model's"),
+}
 PACKAGES = {"vllm": "vLLM", "llama.cpp": "xllamacpp", "openvino": "openvino-genai"}
 
 DRY = ("revision", "tensor_parallel")  # options of a dry run only
@@ -66,10 +61,12 @@ class CertifySettings(Section):
     python: Annotated[Path | None, Flag(metavar="FILE")] = Field(
         default=None, description="Of the environment that has vLLM, xllamacpp or openvino-genai."
     )
-    target_gguf: GgufFile = Field(default=None, description="What llama.cpp loads of the target.")
-    draft_gguf: GgufFile = Field(default=None, description="What llama.cpp loads of the draft.")
-    target_ir: IrFolder = Field(default=None, description="What OpenVINO loads of the target.")
-    draft_ir: IrFolder = Field(default=None, description="What OpenVINO loads of the draft.")
+    target_file: Annotated[Path | None, Flag(metavar="PATH")] = Field(
+        default=None, description="What llama.cpp (a GGUF file) or OpenVINO (a folder) loads of the target."
+    )
+    draft_file: Annotated[Path | None, Flag(metavar="PATH")] = Field(
+        default=None, description="What it loads of the draft."
+    )
     num_threads: Annotated[
         int | None,
         Field(ge=1, le=1024, description="CPU threads; by default OMP_NUM_THREADS, or every core it may use."),
@@ -93,29 +90,20 @@ class CertifySettings(Section):
             raise UserError(f"--engine must be {' or '.join(get_args(Engine))}, got {self.engine}; or add --dry-run.")
         if self.engine in PACKAGES and self.python is None:
             raise UserError(f"--python must name the Python of an environment that has {PACKAGES[self.engine]}.")
-        engine_files(self)
         return self
 
-
-def engine_files(settings: CertifySettings) -> tuple[Path, Path] | None:
-    """What the engine loads of target and draft, in a form of its own; None of an engine that has none.
-
-    Raises:
-        UserError: If one is missing, or another engine's is given.
-    """
-    found = None
-    for engine, (suffix, marker, made_by) in OWN_FORMS.items():
-        given = {flag_of(name): getattr(settings, name) for name in (f"target_{suffix}", f"draft_{suffix}")}
-        for flag, path in given.items():
-            if engine != settings.engine and path is not None:
-                raise UserError(f"{flag} is for {engine}, not {settings.engine}. Leave it out.")
-            if engine == settings.engine and (path is None or not (path / marker).is_file()):
-                kind = f"folder with {marker}" if marker else "file"
-                raise UserError(f"{flag}: {path or 'nothing'} is no {kind}. {made_by}.")
-        if engine == settings.engine:
-            target, draft = given.values()
-            found = (target, draft)
-    return found
+    @model_validator(mode="after")
+    def _has_the_engines_files(self) -> "CertifySettings":
+        for name in () if self.dry_run else ("target_file", "draft_file"):
+            path, flag = getattr(self, name), flag_of(name)
+            if self.engine not in MARKERS and path is not None:
+                raise UserError(f"{flag} is for {' and '.join(MARKERS)}, not {self.engine}. Leave it out.")
+            if self.engine in MARKERS:
+                marker, made_by = MARKERS[str(self.engine)]
+                if path is None or not (path / marker).is_file():
+                    kind = f"folder with {marker}" if marker else "file"
+                    raise UserError(f"{flag}: {path or 'nothing'} is no {kind}. {made_by}.")
+        return self
 
 
 def certify(settings: CertifySettings) -> None:
@@ -140,56 +128,38 @@ def certify(settings: CertifySettings) -> None:
         return
 
     from architectures.checkpoints.fingerprint import fingerprint_checkpoint
+    from architectures.targets.target import resolve_checkpoint
     from eval.engines.certificate import write_certificate
     from eval.machine import torch_threads
 
+    target, draft = (resolve_checkpoint(each) for each in (settings.target, settings.draft))
     with torch_threads(settings.num_threads) as threads:
         os.environ["OMP_NUM_THREADS"] = str(threads)  # of the engine's own process
-        loaded = load(settings, threads)
-        certificate = certify_loaded(settings, loaded)
-    prints = {"target": fingerprint_checkpoint(loaded.target), "draft": fingerprint_checkpoint(loaded.draft)}
-    path = write_certificate(settings.out or loaded.draft, certificate, **prints)
+        certificate = make_certificate(settings, target, draft, threads=threads)
+    prints = {"target": fingerprint_checkpoint(target), "draft": fingerprint_checkpoint(draft)}
+    path = write_certificate(settings.out or draft, certificate, **prints)
     print_certificate(certificate)
     print(f"{path}: {settings.engine} {'serves this draft as scored' if certificate.holds else 'FAILS'}")
     if not certificate.holds:
         raise SystemExit(1)
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """What every engine's run is made from.
-
-    Attributes:
-        target: Folder of the target.
-        draft: Of the draft.
-        prompts: Messages of each.
-        ids: Of each prompt, as the target's own tokenizer and template render it.
-        is_chat: Whether the template is applied.
-        threads: Of the CPU.
-    """
-
-    target: Path
-    draft: Path
-    prompts: "list[Prompt]"
-    ids: list[list[int]]
-    is_chat: bool
-    threads: int
-
-
-def load(settings: CertifySettings, threads: int) -> Loaded:
-    """Folders and prompts.
+def make_certificate(settings: CertifySettings, target: Path, draft: Path, *, threads: int) -> Certificate:
+    """Run the engine on a pair of folders, replay its texts, and decide.
 
     Raises:
-        UserError: If the pair cannot be found, the draft has a reduced vocabulary, or there are too few prompts.
+        UserError: If the draft has a reduced vocabulary, there are too few prompts, or the engine fails.
     """
-    from architectures.targets.target import read_config, resolve_checkpoint
+    from architectures.checkpoints.manifest import processor_name
+    from architectures.checkpoints.target_files import TEMPLATES, TOKENIZERS, bytes_below
+    from architectures.targets.target import read_config
     from architectures.vocabulary import CONFIG_KEY
-    from eval.engines.findings import MIN_PROMPTS
-    from eval.models.loading import load_tokenizer
+    from eval.engines.certificate import pooled
+    from eval.engines.findings import MIN_PROMPTS, differs, find, find_ties, own_tokens, replay_run
+    from eval.models.loading import load_model, load_tokenizer, stop_token_ids
     from eval.pair import prompts_of
-    from eval.prompts import TEXT, render_prompt
+    from eval.prompts import render_prompt
 
-    target, draft = (resolve_checkpoint(each) for each in (settings.target, settings.draft))
     if CONFIG_KEY in read_config(draft):
         raise UserError(
             f"{draft}: outputs a reduced vocabulary, which no engine loads. Certify a form of it: widedraft export "
@@ -198,91 +168,92 @@ def load(settings: CertifySettings, threads: int) -> Loaded:
     prompts = prompts_of(settings.prompts, settings.num_prompts)
     if len(prompts) < MIN_PROMPTS:
         raise UserError(f"--prompts: at least {MIN_PROMPTS} are needed, got {len(prompts)}. Name more files.")
-    tokenizer = load_tokenizer(target)
-    raw = {prompt.messages[0]["role"] == TEXT for prompt in prompts}
-    if len(raw) > 1:
-        raise UserError("--prompts: raw texts and conversations cannot be certified together. Name them one by one.")
-    is_chat = bool(tokenizer.chat_template) and raw == {False}
+    tokenizer, own = load_tokenizer(target), own_tokens(target, draft)
     ids = [render_prompt(tokenizer, prompt.messages) for prompt in prompts]
-    return Loaded(target, draft, prompts, ids, is_chat, threads)
-
-
-def certify_loaded(settings: CertifySettings, loaded: Loaded) -> Certificate:
-    """Run the engine, replay its texts, and decide; errors as the engine's."""
-    from architectures.checkpoints.manifest import processor_name
-    from architectures.checkpoints.target_files import TEMPLATES, TOKENIZERS, bytes_below
-    from architectures.shapes.context_length import context_length
-    from architectures.targets.target import read_config
-    from eval.engines.certificate import pooled
-    from eval.engines.findings import PairFacts, differs, find, find_ties, likely_causes, own_tokens, replay_run
-    from eval.models.loading import load_model, stop_token_ids
-
-    own = own_tokens(loaded.target, loaded.draft)
-    files = engine_files(settings)
-    run = run_engine(settings, loaded, files, maps_tokens=own is not None)
-
-    # Facts of the pair, and which texts part at a near-tie: the target is read only if any do.
-    def same(names: tuple[str, ...]) -> bool:
-        return all(bytes_below(loaded.target / name) == bytes_below(loaded.draft / name) for name in names)
-
-    context = context_length(read_config(loaded.draft), where=str(loaded.draft / "config.json"))
-    is_half = [any(kind in path.stem.upper() for kind in ("F16", "F32")) for path in files or ()]
-    is_gguf = settings.engine == "llama.cpp"
-    facts = PairFacts(
-        same_tokenizer=same(TOKENIZERS) or own is not None,
-        same_template=same(TEMPLATES),
-        draft_context=None if context is None else context.tokens,
-        quantised=[path.name for path, half in zip(files or (), is_half, strict=True) if is_gguf and not half],
+    run = run_engine(
+        settings,
+        (target, draft),
+        prompts,
+        ids,
+        has_template=bool(tokenizer.chat_template),
+        maps_tokens=own is not None,
+        threads=threads,
     )
+
+    # Files of another target; texts that part at a near-tie: the target is read only if any part.
+    kinds = {"tokenizer": () if own is not None else TOKENIZERS, "chat template": TEMPLATES}
+    differing = [
+        kind
+        for kind, names in kinds.items()
+        if any(bytes_below(target / name) != bytes_below(draft / name) for name in names)
+    ]
     ties: list[int] = []
     if any(differs(text) for text in run.texts):
-        target = load_model(loaded.target, dtype="float32")
-        ties = find_ties(target, run, next(iter(sorted(stop_token_ids(target))), 0))
+        model = load_model(target, dtype="float32")
+        ties = find_ties(model, run, next(iter(sorted(stop_token_ids(model))), 0))
 
     # The draft reads the engine's texts in the engine's dtype; in float32 next to files of llama.cpp's own.
-    draft = load_model(loaded.draft, dtype="float32" if is_gguf else settings.dtype)
-    replayed = replay_run(draft, run, own)
-    findings = find(run, loaded.ids, pooled(replayed), facts, ties)
+    model = load_model(draft, dtype="float32" if settings.engine == "llama.cpp" else settings.dtype)
+    replay = pooled(replay_run(model, run, own))
     return Certificate(
         run=run,
-        replay=pooled(replayed),
-        findings=tuple(findings),
-        causes=tuple(likely_causes(run, findings, replayed, facts)),
+        replay=replay,
+        findings=tuple(find(run, ids, replay, differing=differing, ties=ties)),
         speed=speed_of(run, settings.seed),
-        hardware=f"{processor_name()}, {loaded.threads} threads",
+        hardware=f"{processor_name()}, {threads} threads",
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
 
 def run_engine(
-    settings: CertifySettings, loaded: Loaded, files: tuple[Path, Path] | None, *, maps_tokens: bool
+    settings: CertifySettings,
+    pair: tuple[Path, Path],
+    prompts: "list[Prompt]",
+    ids: list[list[int]],
+    *,
+    has_template: bool,
+    maps_tokens: bool,
+    threads: int,
 ) -> EngineRun:
-    """Decode every prompt greedily without and with the draft in turns, and with the target as its own draft."""
-    from eval.engines.assisted_generation import run_transformers
-    from eval.engines.external import Work, run_llama_cpp, run_openvino, run_vllm
-    from eval.models.loading import load_model
+    """Decode every prompt greedily without and with the draft in turns, and with the target as its own draft.
 
+    Args:
+        settings: Of the command.
+        pair: Folders of target and draft.
+        prompts: Their messages.
+        ids: As the target's own tokenizer and template render them.
+        has_template: Whether the target has a chat template.
+        maps_tokens: Whether the draft has a tokenizer of its own.
+        threads: Of the CPU.
+    """
+    from eval.engines.assisted_generation import run_transformers
+    from eval.engines.external import run_external
+    from eval.models.loading import load_model
+    from eval.prompts import TEXT
+
+    raw = {prompt.messages[0]["role"] == TEXT for prompt in prompts}
+    if len(raw) > 1:
+        raise UserError("--prompts: raw texts and conversations cannot be certified together. Name them one by one.")
     lengths: dict[str, Any] = {"lookahead": settings.lookahead, "max_new_tokens": settings.max_new_tokens}
     if settings.engine == "transformers":
-        models = tuple(load_model(folder, dtype=settings.dtype) for folder in (loaded.target, loaded.draft))
-        return run_transformers((models[0], models[1]), loaded.ids, **lengths, seed=settings.seed)
-    role = {} if loaded.is_chat else {"role": "user"}
-    target, draft = files or (loaded.target, loaded.draft)
+        target, draft = (load_model(folder, dtype=settings.dtype) for folder in pair)
+        return run_transformers((target, draft), ids, **lengths, seed=settings.seed)
+    is_chat = has_template and raw == {False}
+    role = {} if is_chat else {"role": "user"}
     assert settings.python is not None  # the settings' own check
-    work = Work(
-        python=settings.python,
-        target=target,
-        draft=draft,
-        conversations=[[{**message, **role} for message in prompt.messages] for prompt in loaded.prompts],
-        is_chat=loaded.is_chat,
-        longest=max(map(len, loaded.ids)),
-        dtype=settings.dtype,
-        threads=loaded.threads,
-        seed=settings.seed,
-        draft_settings={"use_heterogeneous_vocab": True} if maps_tokens else {},
+    request = {
+        "target": str((settings.target_file or pair[0]).resolve()),
+        "draft": str((settings.draft_file or pair[1]).resolve()),
+        "conversations": [[{**message, **role} for message in prompt.messages] for prompt in prompts],
+        "is_chat": is_chat,
         **lengths,
-    )
-    return {"vllm": run_vllm, "llama.cpp": run_llama_cpp, "openvino": run_openvino}[str(settings.engine)](work)
+        "max_model_len": max(map(len, ids)) + settings.max_new_tokens + settings.lookahead + 1,
+        "dtype": settings.dtype,
+        "threads": threads,
+        "seed": settings.seed,
+        "draft_settings": {"use_heterogeneous_vocab": True} if maps_tokens else {},
+    }
+    return run_external(settings.engine, settings.python, request)
 
 
 def speed_of(run: EngineRun, seed: int) -> Speed:
@@ -302,15 +273,13 @@ def speed_of(run: EngineRun, seed: int) -> Speed:
 
 
 def print_certificate(certificate: Certificate) -> None:
-    """Findings, likely causes and speed."""
+    """Findings and speed."""
     run, speed = certificate.run, certificate.speed
     interval = "" if speed.interval is None else " [{:.2f}, {:.2f}]".format(*speed.interval)
     print(f"{run.engine} {run.version}, {run.dtype}, lookahead {run.lookahead}, {certificate.hardware}")
     print(f"  {run.command}")
     for finding in certificate.findings:
         print(f"  {'ok' if finding.holds else 'FAIL':4} {finding.law}: {finding.detail}")
-    for cause in certificate.causes:
-        print(f"  likely cause: {cause}")
     print(
         f"  speedup {speed.value:.2f}x{interval}: {speed.plain_tokens_per_s:.1f} tokens/s without, "
         f"{speed.drafted_tokens_per_s:.1f} with the draft"

@@ -10,7 +10,7 @@ from architectures.shapes.serving import TensorParallel
 
 AnswerEngine = Literal["local", "vllm", "endpoint"]
 READ_BY = {
-    **dict.fromkeys(("urls", "model", "api_key_variable", "timeout_s", "retries"), ("endpoint",)),
+    **dict.fromkeys(("urls", "model"), ("endpoint",)),
     **dict.fromkeys(("python", "tensor_parallel", "gpu_memory_utilization"), ("vllm",)),
     "concurrency": ("vllm", "endpoint"),
 }
@@ -20,7 +20,9 @@ URL = re.compile(r"https?://[^/\s@?#]+(/[^\s@?#]*)?")
 def server_url(url: str) -> str:
     """The address of a server without a trailing slash or the /v1 of its OpenAI interface."""
     if not URL.fullmatch(url):
-        raise ValueError(f"must be the address of a server, as http://host:8000, got {url}. Keys go into a variable.")
+        raise ValueError(
+            f"must be the address of a server, as http://host:8000, got {url}. A key goes into OPENAI_API_KEY."
+        )
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
@@ -37,11 +39,6 @@ class GenerateConfig(Section):
     model: str | None = Field(
         default=None, min_length=1, description="The servers' name for the target; null if they serve one model."
     )
-    api_key_variable: str | None = Field(
-        default=None, min_length=1, description="Environment variable with the servers' API key, as VLLM_API_KEY."
-    )
-    timeout_s: float = Field(default=600.0, gt=0, le=86400, description="Seconds a server may take for one response.")
-    retries: int = Field(default=5, ge=0, le=100, description="Retries of one request, after growing waits.")
     python: str | None = Field(default=None, min_length=1, description="Python of the environment that has vLLM.")
     tensor_parallel: TensorParallel = Field(default=1, description="Devices over which vLLM divides the target.")
     gpu_memory_utilization: float = Field(

@@ -10,8 +10,7 @@ OpenVINO GenAI  reports the tokens of every run of the target: the prompt's one,
 import json
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,62 +21,12 @@ WORKERS = Path(__file__).parent / "workers"
 LINES_SHOWN = 12  # of the last output of a failed worker
 
 
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """What an engine decodes, and where it is.
-
-    Attributes:
-        python: Of the environment that has the engine.
-        target: Folder or file of the target, in the engine's form.
-        draft: Of the draft.
-        conversations: Messages of every prompt.
-        is_chat: Whether the target's chat template is applied.
-        longest: Tokens of the longest prompt.
-        lookahead: Tokens proposed per verification step.
-        max_new_tokens: Of a text.
-        dtype: Of both models; llama.cpp's is that of its files.
-        threads: Of the CPU.
-        seed: Of the order in which plain and speculative decoding alternate.
-        draft_settings: Of vLLM's speculative_config, next to method, model and lookahead.
-    """
-
-    python: Path
-    target: Path
-    draft: Path
-    conversations: Sequence[Sequence[dict[str, str]]]
-    is_chat: bool
-    longest: int
-    lookahead: int
-    max_new_tokens: int
-    dtype: str
-    threads: int
-    seed: int
-    draft_settings: dict[str, Any]
-
-    def request(self) -> dict[str, Any]:
-        """As workers read it."""
-        return {
-            "target": str(self.target.resolve()),
-            "draft": str(self.draft.resolve()),
-            "conversations": [list(messages) for messages in self.conversations],
-            "is_chat": self.is_chat,
-            "lookahead": self.lookahead,
-            "max_new_tokens": self.max_new_tokens,
-            "max_model_len": self.longest + self.max_new_tokens + self.lookahead + 1,
-            "dtype": self.dtype,
-            "threads": self.threads,
-            "seed": self.seed,
-            "draft_settings": self.draft_settings,
-        }
-
-
-def run_vllm(work: Work) -> EngineRun:
-    speculative = {"method": "draft_model", "model": "DRAFT", "num_speculative_tokens": work.lookahead}
-    command = (
-        f"LLM(TARGET, dtype={work.dtype!r}, max_model_len={work.request()['max_model_len']}, max_num_seqs=1, "
-        f"enforce_eager=True, speculative_config={json.dumps(speculative | work.draft_settings)})"
+def vllm_command(request: dict[str, Any]) -> str:
+    speculative = {"method": "draft_model", "model": "DRAFT", "num_speculative_tokens": request["lookahead"]}
+    return (
+        f"LLM(TARGET, dtype={request['dtype']!r}, max_model_len={request['max_model_len']}, max_num_seqs=1, "
+        f"enforce_eager=True, speculative_config={json.dumps(speculative | request['draft_settings'])})"
     )
-    return run_external("vllm", "vLLM", work, vllm_counts, command=command, dtype=work.dtype)
 
 
 def vllm_counts(text: dict[str, Any], _lookahead: int) -> Counted:
@@ -90,13 +39,12 @@ def vllm_counts(text: dict[str, Any], _lookahead: int) -> Counted:
     )
 
 
-def run_llama_cpp(work: Work) -> EngineRun:
-    command = (
-        f"llama-server -m {work.target.name} -md {work.draft.name} --spec-type draft-simple --spec-draft-n-max "
-        f"{work.lookahead} --spec-draft-n-min 0 --spec-draft-p-min 0 -np 1 -t {work.threads}"
+def llama_cpp_command(request: dict[str, Any]) -> str:
+    target, draft = Path(request["target"]).name, Path(request["draft"]).name
+    return (
+        f"llama-server -m {target} -md {draft} --spec-type draft-simple --spec-draft-n-max {request['lookahead']} "
+        f"--spec-draft-n-min 0 --spec-draft-p-min 0 -np 1 -t {request['threads']}"
     )
-    dtype = f"{work.target.stem} with {work.draft.stem}"
-    return run_external("llama.cpp", "llama.cpp", work, llama_cpp_counts, command=command, dtype=dtype)
 
 
 def llama_cpp_counts(text: dict[str, Any], _lookahead: int) -> Counted:
@@ -104,13 +52,12 @@ def llama_cpp_counts(text: dict[str, Any], _lookahead: int) -> Counted:
     return Counted(rounds=steps, proposed=text["proposed"], accepted=text["accepted"])
 
 
-def run_openvino(work: Work) -> EngineRun:
-    command = (
+def openvino_command(request: dict[str, Any]) -> str:
+    return (
         "LLMPipeline(TARGET, 'CPU', draft_model=draft_model(DRAFT, 'CPU'), scheduler_config=...), "
-        f"num_assistant_tokens={work.lookahead}, assistant_confidence_threshold=0, "
-        f"INFERENCE_NUM_THREADS={work.threads}"
+        f"num_assistant_tokens={request['lookahead']}, assistant_confidence_threshold=0, "
+        f"INFERENCE_NUM_THREADS={request['threads']}"
     )
-    return run_external("openvino", "OpenVINO GenAI", work, openvino_counts, command=command, dtype=work.dtype)
 
 
 def openvino_counts(text: dict[str, Any], lookahead: int) -> Counted:
@@ -126,30 +73,36 @@ def openvino_counts(text: dict[str, Any], lookahead: int) -> Counted:
     )
 
 
-def run_external(
-    engine: Any,
-    label: str,
-    work: Work,
-    counts: Callable[[dict[str, Any], int], Counted],
-    *,
-    command: str,
-    dtype: str,
-) -> EngineRun:
+EXTERNAL: dict[str, tuple[str, Callable[[dict[str, Any]], str], Callable[[dict[str, Any], int], Counted]]] = {
+    "vllm": ("vLLM", vllm_command, vllm_counts),
+    "llama.cpp": ("llama.cpp", llama_cpp_command, llama_cpp_counts),
+    "openvino": ("OpenVINO GenAI", openvino_command, openvino_counts),
+}
+
+
+def run_external(engine: Any, python: Path, request: dict[str, Any]) -> EngineRun:
     """Decode every prompt greedily without and with the draft in turns, and with the target as its own draft.
+
+    Args:
+        engine: Of EXTERNAL.
+        python: Of the environment that has it.
+        request: As the workers read it (eval.engines.certify.run_engine makes it).
 
     Raises:
         UserError: If there is no such Python, it lacks the engine, or that rejects the pair; with its last output.
     """
-    script = WORKERS / f"{engine.replace('.', '_')}_worker.py"
-    answer = answer_of(work.python, script, work.request(), engine=label)
+    label, command, counts = EXTERNAL[engine]
+    answer = answer_of(python, WORKERS / f"{engine.replace('.', '_')}_worker.py", request, engine=label)
+    files = f"{Path(request['target']).stem} with {Path(request['draft']).stem}"  # llama.cpp's dtypes are its files'
+    lookahead = request["lookahead"]
     return EngineRun(
         engine=engine,
         version=answer["version"],
-        command=command,
-        dtype=dtype,
-        lookahead=work.lookahead,
-        max_new_tokens=work.max_new_tokens,
-        own=pooled([counts(text, work.lookahead) for text in answer["own"]]),
+        command=command(request),
+        dtype=files if engine == "llama.cpp" else request["dtype"],
+        lookahead=lookahead,
+        max_new_tokens=request["max_new_tokens"],
+        own=pooled([counts(text, lookahead) for text in answer["own"]]),
         texts=tuple(
             TextRun(
                 prompt_ids=tuple(text["plain"]["prompt_ids"]),
@@ -157,7 +110,7 @@ def run_external(
                 drafted_ids=tuple(text["drafted"]["ids"]),
                 plain_s=text["plain"]["elapsed_s"],
                 drafted_s=text["drafted"]["elapsed_s"],
-                counted=counts(text["drafted"], work.lookahead),
+                counted=counts(text["drafted"], lookahead),
             )
             for text in answer["texts"]
         ),

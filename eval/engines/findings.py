@@ -34,25 +34,13 @@ EIGHT_BITS = 2.0**-7  # llama.cpp rounds what it multiplies with quantised weigh
 ROUNDING = {"float32": 0.0, "bfloat16": torch.finfo(torch.bfloat16).eps, "float16": torch.finfo(torch.float16).eps}
 
 
-@dataclass(frozen=True)
-class PairFacts:
-    """What is known of a pair before anything is run.
-
-    Attributes:
-        same_tokenizer: Whether the draft's tokenizer is the target's, file by file.
-        same_template: Whether its chat template is.
-        draft_context: Maximum tokens of the draft; None if there is no end.
-        quantised: Files that hold fewer than 16 bits per weight.
-    """
-
-    same_tokenizer: bool
-    same_template: bool
-    draft_context: int | None
-    quantised: Sequence[str] = ()
-
-
 def find(
-    run: EngineRun, prompts: Sequence[Sequence[int]], replay: Counted, facts: PairFacts, ties: Collection[int] = ()
+    run: EngineRun,
+    prompts: Sequence[Sequence[int]],
+    replay: Counted,
+    *,
+    differing: Sequence[str] = (),
+    ties: Collection[int] = (),
 ) -> list[Finding]:
     """Every law.
 
@@ -60,13 +48,10 @@ def find(
         run: Of the engine.
         prompts: As the target's own tokenizer and template render them.
         replay: Exact counts over the engine's plain texts.
-        facts: Of the pair.
+        differing: Kinds of files in which the draft is not of this target: "tokenizer", "chat template".
         ties: Numbers of the prompts whose texts part at a near-tie that rounding explains, from 1.
     """
     num_texts, own = len(run.texts), run.own
-    differing = [
-        name for name, same in (("tokenizer", facts.same_tokenizer), ("chat template", facts.same_template)) if not same
-    ]
     misread = [
         f"prompt {number} from its token {index + 1} on"
         for number, (text, ours) in enumerate(zip(run.texts, prompts, strict=True), start=1)
@@ -103,50 +88,6 @@ def find(
             f"{replay.rounds}; largest difference of a rate {worst:.3f} (allowed: {TOLERANCE * positions:g})",
         ),
     ]
-
-
-def likely_causes(
-    run: EngineRun, findings: Sequence[Finding], replayed: Sequence[Counted], facts: PairFacts
-) -> list[str]:
-    """What probably went wrong, the most telling first; nothing if every law holds.
-
-    Args:
-        run: Of the engine.
-        findings: As `find` returns them.
-        replayed: Exact counts of every text.
-        facts: Of the pair.
-    """
-    failed = {finding.law for finding in findings if not finding.holds}
-    if not failed:
-        return []
-    pairs = list(zip(run.texts, replayed, strict=True))
-    silent = [len(text.prompt_ids) for text, ours in pairs if ours.accepted and not text.counted.accepted]
-    heard = [len(text.prompt_ids) for text in run.texts if text.counted.accepted]
-    causes = []
-    if "prompts" in failed:
-        causes.append(
-            "chat template or tokenizer: the engine reads prompts otherwise. Serve the target's own template."
-        )
-    if not facts.same_tokenizer:
-        causes.append("tokenizer: the draft's is not the target's. Export it for this target.")
-    elif not facts.same_template:
-        causes.append("chat template: the draft's is not the target's. Export the draft again.")
-    if silent and not (heard and min(silent) <= max(heard)):
-        causes.append(
-            f"length: nothing is accepted after prompts of {min(silent)} tokens or more (maximum of the draft: "
-            f"{facts.draft_context}). Raise the draft's max_position_embeddings or the engine's limit for it."
-        )
-    if "own draft" in failed and run.own.proposed:
-        causes.append("engine: it loses tokens that the target proposes to itself. Try another version.")
-    if facts.quantised:
-        causes.append(f"quantisation: {', '.join(facts.quantised)}. Try 16 bits.")
-    if run.dtype in ("bfloat16", "float16"):
-        causes.append(f"dtype: {run.dtype} rounds one token and several otherwise. Certify in float32.")
-    if not causes:
-        _, number = max((abs(ours.accepted - text.counted.accepted), n) for n, (text, ours) in enumerate(pairs, 1))
-        text, ours = pairs[number - 1]
-        causes.append(f"unknown: largest at prompt {number}, accepted {text.counted.accepted}, replay {ours.accepted}.")
-    return causes
 
 
 def rates(counted: Counted, like: Counted) -> list[float]:

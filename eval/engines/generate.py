@@ -2,24 +2,21 @@
 
 import sys
 from bisect import bisect_right
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from architectures.checkpoints.generation_settings import stop_ids
 from architectures.errors import UserError
-from architectures.sharing import ALONE, Share
+from architectures.sharing import Share
 from eval.acceptance.replay import answer_logits
-from eval.answers.asked_turns import Turn, num_turns
-from eval.answers.shards import write_shard
-from eval.answers.token_ids import unknown_id
-from eval.answers.traces import DecodingSettings, Trace, rows_of
-from eval.answers.writing import Kind, Missing
-from eval.decoding.generate import Answerer, derive_seed, sampling_of
+from eval.answers.shards import unknown_id, write_shard
+from eval.answers.traces import DecodingSettings, Trace, Turn, num_turns, rows_of
+from eval.decoding.generate import Answerer, Kind, Missing, derive_seed, sampling_of
 from eval.decoding.sampling import Sampling, log_distribution, penalised, seen_along
 from eval.decoding.texts import Decoded, Limits
 from eval.engines.config import GenerateConfig
@@ -69,19 +66,9 @@ class EngineKind:
         self.engine: Engine | None = None
         self.loaded: tuple[Path, str, int] | None = None
         self.checked: set[Sampling] = set()  # settings under which the engine was held against the target
-        self.draws = f"{config.engine}: the engine's own, seeded by answer"  # recorded with sampled responses
 
-    def __call__(
-        self,
-        target: Path,
-        tokenizer: PreTrainedTokenizerBase,
-        settings: DecodingSettings,
-        *,
-        name: str,
-        earlier: Mapping[tuple[int, ...], Trace] | None = None,
-        share: Share = ALONE,
-    ) -> "EngineAnswerer":
-        return EngineAnswerer(target, tokenizer, settings, name=name, earlier=earlier, share=share, kind=self)
+    def __call__(self, *args: Any, **named: Any) -> "EngineAnswerer":
+        return EngineAnswerer(*args, kind=self, **named)
 
     def open(self, target: Path, settings: DecodingSettings, share: Share) -> Engine:
         """The engine with a target loaded, and nothing else in it."""
@@ -110,6 +97,7 @@ class EngineAnswerer(Answerer):
     def __init__(self, *args: Any, kind: EngineKind, **named: Any):
         super().__init__(*args, **named)
         self.kind = kind
+        self.draws = f"{kind.config.engine}: the engine's own, seeded by answer"
 
     def mine(self, missing: Sequence[Path]) -> Sequence[Path]:
         """Servers are asked by every process, vLLM runs once for every `tensor_parallel` GPUs, or once a machine."""

@@ -32,7 +32,7 @@ from tests.sharing import by_processes
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = """
-data: {{prompts: [{{path: {prompts}}}], num_eval_prompts: 4, max_new_tokens: 8, max_seq_len: 128, shard_size: 3,
+data: {{prompts: [{{path: {prompts}}}], num_eval_prompts: 4, max_new_tokens: 8, max_seq_len: 128, batch_size: 2,
   temperature: 1.0}}
 distill: {{max_duration: 4ba, global_train_batch_size: 4, precision: fp32, scheduler: {{t_warmup: 1ba}},
   eval_interval: 1dur, save_interval: 1dur,

@@ -14,7 +14,7 @@ from distill.run.run_folder import LOCK_NAME
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = """
-data: {{prompts: [{{path: {prompts}}}], num_eval_prompts: 4, max_new_tokens: 8, max_seq_len: 128, shard_size: 3,
+data: {{prompts: [{{path: {prompts}}}], num_eval_prompts: 4, max_new_tokens: 8, max_seq_len: 128, batch_size: 2,
   temperature: 1.0}}
 distill: {{max_duration: 2ep, global_train_batch_size: 4, precision: fp32, scheduler: {{t_warmup: 1ba}},
   teacher: {{source: cache}}}}

@@ -34,7 +34,6 @@ class DataConfig(Section):
     temperature: Temperature = Field(default=0.0, description="Sampling temperature of the answers; 0 is greedy.")
     top_p: float = Field(default=1.0, gt=0, le=1, description="Probability mass sampled from; 1 keeps everything.")
     batch_size: BatchSize = Field(default=48, description="Prompts answered together.")
-    shard_size: int = Field(default=96, ge=1, description="Prompts per answer file, the unit a rerun continues from.")
 
     @field_validator("answers")
     @classmethod
@@ -82,6 +81,11 @@ class DataConfig(Section):
         if info.data.get("temperature") == 0 and top_p < 1:
             raise ValueError(f"must be 1 when data.temperature is 0, got {top_p}. Greedy answers do not sample.")
         return top_p
+
+    @property
+    def shard_size(self) -> int:
+        """Prompts per file of responses, the unit a rerun continues from: two batches."""
+        return 2 * self.batch_size
 
     @property
     def longest_answer(self) -> int:

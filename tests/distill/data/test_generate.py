@@ -33,7 +33,6 @@ def config(*paths: str, **changes: Any) -> DataConfig:
         "max_seq_len": 256,
         "max_new_tokens": 8,
         "batch_size": 4,
-        "shard_size": 5,
         "num_eval_prompts": 3,
     }
     return DataConfig(prompts=tuple(PromptSource(path=path) for path in paths), **{**settings, **changes})
@@ -113,7 +112,7 @@ def test_settings_of_the_recipe_reach_the_answers(tiny_target, prompt_file, tmp_
     run(tiny_target, config(path, temperature=0.7, top_p=0.9), tmp_path / "data", seed=11)
     record = json.loads((tmp_path / "data" / "settings.json").read_text())
     expected = {
-        "temperature": 0.7, "top_p": 0.9, "max_new_tokens": 8, "batch_size": 4, "shard_size": 5,
+        "temperature": 0.7, "top_p": 0.9, "max_new_tokens": 8, "batch_size": 4, "shard_size": 8,
         "max_prompt_len": 255, "seed": 11, "dtype": "float32",
     }  # fmt: skip
     for name in ("train", "eval"):
@@ -140,7 +139,7 @@ def test_self_written_prompts_join_those_of_files(tiny_target, prompt_file, tmp_
     assert (counts["prompts"], counts["self_written"], counts["duplicates"]) == (8, 2, 1)
     [(target, count, out, settings)] = asked
     assert (target, count, out) == (tiny_target, 2, tmp_path / "data")
-    assert (settings.seed, settings.dtype, settings.batch_size, settings.shard_size) == (9, "float32", 4, 5)
+    assert (settings.seed, settings.dtype, settings.batch_size, settings.shard_size) == (9, "float32", 4, 8)
     assert (settings.temperature, settings.top_p) == (1.0, 0.95)
 
 

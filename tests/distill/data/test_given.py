@@ -51,7 +51,7 @@ def row_file(tmp_path):
 
 
 def config(*paths: str, **changes: Any) -> DataConfig:
-    settings: dict[str, Any] = {"answers": "given", "max_seq_len": 200, "max_new_tokens": 5, "shard_size": 3}
+    settings: dict[str, Any] = {"answers": "given", "max_seq_len": 200, "max_new_tokens": 5, "batch_size": 1}
     settings["num_eval_prompts"] = 2
     return DataConfig(prompts=tuple(PromptSource(path=path) for path in paths), **{**settings, **changes})
 
@@ -239,7 +239,7 @@ def test_rerun_finishes_what_is_missing(tiny_target, row_file, tmp_path):
     path, out = row_file(*rows(12)), tmp_path / "data"
     counts = collect_given(tiny_target, config(path), out, seed=3, dtype="float32")
     before = {file.name: file.read_bytes() for file in out.glob("*.jsonl")}
-    assert len(before) == 1 + 4
+    assert len(before) == 1 + 5
     times_ns = {name: (out / name).stat().st_mtime_ns for name in before}
     (out / "train-00001.jsonl").unlink()
     assert collect_given(tiny_target, config(path), out, seed=3, dtype="float32") == counts
@@ -348,7 +348,7 @@ def test_a_cached_teacher_teaches_conversations_as_the_live_one_does(given):
 def test_several_processes_lay_out_the_files_of_one(tiny_target, row_file, tmp_path):
     rows = [{"messages": [ask(f"{i}?"), answer(f"{i}."), ask("and?"), answer("no")]} for i in range(9)]
     how = {"seed": 5, "dtype": "float32"}
-    given = config(row_file(*rows), shard_size=2)
+    given = config(row_file(*rows), batch_size=1)
     counts = collect_given(tiny_target, given, tmp_path / "alone", **how)
     together = by_processes(
         3, lambda share: collect_given(tiny_target, given, tmp_path / "together", share=share, **how)

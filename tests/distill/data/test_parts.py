@@ -6,7 +6,7 @@ import pytest
 
 from architectures.errors import UserError
 from distill.run import run_folder
-from eval.answers.parts import Part
+from eval.answers.shards import Part
 from widedraft import main
 
 RECIPE = """
@@ -14,7 +14,7 @@ run_name: {name}
 run_dir: {folder}/{name}
 target: {{path: {target}, dtype: float32}}
 architecture: {{layers: 2, method: first_last}}
-data: {{prompts: [{{path: {folder}/p.jsonl}}], num_eval_prompts: 3, max_seq_len: 128, max_new_tokens: 6, shard_size: 2}}
+data: {{prompts: [{{path: {folder}/p.jsonl}}], num_eval_prompts: 3, max_seq_len: 128, max_new_tokens: 6, batch_size: 1}}
 """
 
 

@@ -163,10 +163,10 @@ def test_no_answers_are_taken_from_runs_of_the_real_target():
 
 def test_given_answers_stay_given(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    data = {"prompts": [{"name": "owner/chats"}], "answers": "given", "max_seq_len": 4096, "shard_size": 500}
+    data = {"prompts": [{"name": "owner/chats"}], "answers": "given", "max_seq_len": 4096}
     Path("r.yaml").write_text(json.dumps(make({"layers": 4}, data=data).model_dump(mode="json")))
     small = load_recipe(begin_debug(Path("r.yaml"), [], weights=False))
-    assert (small.data.answers, small.data.max_seq_len, small.data.shard_size) == ("given", 128, 16)
+    assert (small.data.answers, small.data.max_seq_len, small.data.batch_size) == ("given", 128, 8)
     assert (small.data.max_new_tokens, small.data.self_written_prompts) == (16, 0)
     conversations = load_conversations(small.data.prompts)
     assert [each.messages[0]["content"] for each in conversations] == prompts()

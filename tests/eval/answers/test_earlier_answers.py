@@ -6,7 +6,6 @@ import shutil
 import pytest
 
 from architectures.errors import UserError
-from eval.answers.earlier_answers import num_answered
 from eval.answers.traces import DecodingSettings, read_traces
 from eval.decoding import generate as answering
 from eval.decoding.generate import write_traces
@@ -110,9 +109,3 @@ def test_answers_of_another_target_are_refused(make_checkpoint, once, tmp_path):
 def test_folder_without_answers_is_refused(target_folder, tmp_path):
     with pytest.raises(UserError, match=r"nowhere: holds no answers\. Name the data folder of an earlier run"):
         more(target_folder, tmp_path / "out", [tmp_path / "nowhere"])
-
-
-def test_a_forecast_counts_what_is_there(once):
-    assert num_answered([TALK, *ASKED], [once]) == 6
-    assert num_answered(ASKED[4:], [once]) == 0
-    assert num_answered(ASKED, []) == 0

@@ -6,8 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from architectures.errors import UserError
-from eval.answers.shards import claim_shards, row_location, write_shard
-from eval.answers.token_ids import require_known_ids, unknown_id
+from eval.answers.shards import claim_shards, require_known_ids, row_location, unknown_id, write_shard
 from eval.answers.traces import DecodingSettings, Trace, read_traces
 from eval.decoding.generate import write_traces
 from eval.prompts import Prompt, user_turn

@@ -14,8 +14,7 @@ import pytest
 from architectures.errors import UserError
 from architectures.files.atomic import remove_partials
 from architectures.settings.holding import Holding
-from eval.answers.asked_turns import first_turns
-from eval.answers.traces import DecodingSettings, Trace, read_traces
+from eval.answers.traces import DecodingSettings, Trace, first_turns, read_traces
 from eval.decoding import generate as answering
 from eval.decoding.generate import write_traces
 from eval.decoding.sampling import Sampling

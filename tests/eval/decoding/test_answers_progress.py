@@ -4,8 +4,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from eval.answers import writing
 from eval.answers.traces import DecodingSettings
+from eval.decoding import generate
 from eval.decoding.generate import PASS_ROWS, write_traces
 from eval.prompts import Prompt
 
@@ -22,7 +22,7 @@ def advances(monkeypatch):
         told.append((description, total, whole))
         yield lambda work, /, *, items=1: told.append((work, items))
 
-    monkeypatch.setattr(writing, "progress", progress)
+    monkeypatch.setattr(generate, "progress", progress)
     return told
 
 

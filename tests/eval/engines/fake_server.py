@@ -30,6 +30,7 @@ class FakeServer:
         statuses: HTTP statuses of the first requests for responses.
         temperature: At which it draws, whatever is requested.
         requests: Bodies of all requests for responses.
+        keys: Their Authorization headers.
     """
 
     folder: Any
@@ -41,6 +42,7 @@ class FakeServer:
     max_model_len: int = 2048
     models: tuple[str, ...] = ("tiny",)
     requests: list[dict[str, Any]] = field(default_factory=list)
+    keys: set[str | None] = field(default_factory=set)
     url: str = ""
 
     def __post_init__(self) -> None:
@@ -93,6 +95,7 @@ def served(server: FakeServer) -> Iterator[FakeServer]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            server.keys.add(self.headers["Authorization"])
             if server.statuses:
                 self.send({"error": "busy"}, server.statuses.pop(0))
                 return

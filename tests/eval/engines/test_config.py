@@ -46,11 +46,11 @@ def test_addresses_are_those_of_servers(recipe):
             "generate.tensor_parallel must be left out when generate.engine is endpoint",
         ),
         (
-            ("generate.engine=vllm", "generate.python=p", "generate.retries=2"),
-            "generate.retries must be left out when generate.engine is vllm",
+            ("generate.engine=vllm", "generate.python=p", "generate.model=t"),
+            "generate.model must be left out when generate.engine is vllm",
         ),
         (("generate.engine=endpoint", "generate.urls=[localhost:8000]"), "must be the address of a server, as "),
-        (("generate.engine=endpoint", "generate.urls=[http://key@a:8000]"), "Keys go into a variable."),
+        (("generate.engine=endpoint", "generate.urls=[http://key@a:8000]"), "OPENAI_API_KEY"),
     ],
 )
 def test_what_does_not_go_together_is_refused(recipe, words, told):

@@ -18,7 +18,7 @@ from architectures.pruning.selection import plan_pruning
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
-from eval.engines.certify import CertifySettings, certify_loaded, load
+from eval.engines.certify import CertifySettings, make_certificate
 from eval.models.loading import load_model
 
 TARGET = Path(__file__).parents[3] / "models" / "SmolLM2-135M-Instruct"
@@ -60,7 +60,7 @@ def certify_real(draft, engine, variable, **files):
     settings = CertifySettings(
         draft=str(draft), target=str(TARGET), engine=engine, python=python_of(variable), num_threads=2, **files
     )
-    return certify_loaded(settings, load(settings, threads=2))
+    return make_certificate(settings, TARGET, draft, threads=2)
 
 
 @pytest.mark.parametrize("form", ["noisy", "whole", "own-tokenizer"])
@@ -74,6 +74,6 @@ def test_llama_cpp_does_with_a_gguf_file_what_replay_says(drafts, form, tmp_path
     files = tmp_path / "target-F16.gguf", tmp_path / "draft-F16.gguf"
     for folder, file in zip((TARGET, drafts / form), files, strict=True):
         export_gguf(folder, file, "f16", name=file.stem)
-    named = {"target_gguf": files[0], "draft_gguf": files[1]}
+    named = {"target_file": files[0], "draft_file": files[1]}
     certificate = certify_real(drafts / form, "llama.cpp", "WIDEDRAFT_LLAMA_CPP", **named)
     assert certificate.holds, certificate.findings

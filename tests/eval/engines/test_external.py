@@ -10,28 +10,28 @@ import pytest
 from architectures.errors import UserError
 from eval.engines import external
 from eval.engines.certificate import Counted
-from eval.engines.external import WORKERS, Work, answer_of, run_llama_cpp, run_openvino, run_vllm
+from eval.engines.external import WORKERS, answer_of, run_external
 
 PACKAGES = {"architectures", "distill", "eval", "widedraft"}
 CONVERSATION = [{"role": "user", "content": "hi"}]
 
 
-def work(target, draft, **more):
+def run(engine, target, draft, **draft_settings):
     """Two prompt tokens, and four new ones."""
-    return Work(
-        python=sys.executable,
-        target=target,
-        draft=draft,
-        conversations=[CONVERSATION],
-        is_chat=True,
-        longest=2,
-        lookahead=2,
-        max_new_tokens=4,
-        dtype="float32",
-        threads=2,
-        seed=17,
-        draft_settings=more,
-    )
+    request = {
+        "target": str(target),
+        "draft": str(draft),
+        "conversations": [CONVERSATION],
+        "is_chat": True,
+        "lookahead": 2,
+        "max_new_tokens": 4,
+        "max_model_len": 9,
+        "dtype": "float32",
+        "threads": 2,
+        "seed": 17,
+        "draft_settings": draft_settings,
+    }
+    return run_external(engine, sys.executable, request)
 
 
 @pytest.fixture
@@ -61,9 +61,9 @@ def test_vllms_counters_become_ours(stand_in, tmp_path):
     text = {"plain": vllm_text([3, 4, 5], [0, 0]), "drafted": vllm_text([3, 4, 5], [1, 0])}
     own = [vllm_text([], [2, 2])]
     stand_in("vllm", {"version": "0.32.0", "texts": [text], "own": own})
-    run = run_vllm(work(tmp_path, tmp_path, use_heterogeneous_vocab=True))
-    assert (run.version, run.texts[0].counted.by_position, run.own.accepted) == ("0.32.0", (1, 0), 4)
-    assert '"use_heterogeneous_vocab": true' in run.command
+    done = run("vllm", tmp_path, tmp_path, use_heterogeneous_vocab=True)
+    assert (done.version, done.texts[0].counted.by_position, done.own.accepted) == ("0.32.0", (1, 0), 4)
+    assert '"use_heterogeneous_vocab": true' in done.command
     got = json.loads((tmp_path / "got").read_text())
     assert (got["max_model_len"], got["conversations"]) == (9, [CONVERSATION])
 
@@ -74,11 +74,12 @@ def test_llama_cpp_tells_no_positions_and_rounds_follow_from_the_text(stand_in, 
     answer = {"version": "1", "texts": [{"plain": plain, "drafted": drafted}], "own": [drafted] * 2}
     stand_in("llama_cpp", answer)
     files = (tmp_path / "t-Q4_0.gguf", tmp_path / "d-F16.gguf")
-    run = run_llama_cpp(work(*files))
-    counted = run.texts[0].counted
+    done = run("llama.cpp", *files)
+    counted = done.texts[0].counted
     assert (counted.rounds, counted.proposed, counted.accepted, counted.by_position) == (1, 5, 2, None)
-    assert (run.own.rounds, run.own.accepted) == (2, 4)
-    assert run.command.startswith("llama-server -m t-Q4_0.gguf -md d-F16.gguf --spec-type draft-simple")
+    assert (done.own.rounds, done.own.accepted) == (2, 4)
+    assert done.dtype == "t-Q4_0 with d-F16"
+    assert done.command.startswith("llama-server -m t-Q4_0.gguf -md d-F16.gguf --spec-type draft-simple")
 
 
 def test_openvinos_rounds_are_what_each_run_of_the_target_gave(stand_in, tmp_path):
@@ -87,9 +88,9 @@ def test_openvinos_rounds_are_what_each_run_of_the_target_gave(stand_in, tmp_pat
     text = {"plain": plain, "drafted": drafted}
     full = {**plain, "given": [1, 3, 2]}  # the last round has room for one proposal
     stand_in("openvino", {"version": "1", "texts": [text], "own": [full]})
-    run = run_openvino(work(tmp_path, tmp_path))
-    assert run.texts[0].counted == Counted(rounds=3, proposed=3, accepted=2, by_position=(1, 1))
-    assert run.own == Counted(rounds=2, proposed=3, accepted=3, by_position=(2, 1))
+    done = run("openvino", tmp_path, tmp_path)
+    assert done.texts[0].counted == Counted(rounds=3, proposed=3, accepted=2, by_position=(1, 1))
+    assert done.own == Counted(rounds=2, proposed=3, accepted=3, by_position=(2, 1))
     got = json.loads((tmp_path / "got").read_text())
     assert (got["dtype"], got["threads"]) == ("float32", 2)
 

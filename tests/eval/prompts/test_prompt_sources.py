@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from architectures.errors import UserError
 from eval.pair import prompts_of
@@ -28,6 +27,7 @@ def asked_of_datasets(monkeypatch):
         return [row] * 3
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     return calls
 
 
@@ -45,7 +45,7 @@ def asked_of_datasets(monkeypatch):
         ({"name": "my/copy", "split": "dev"}, ("my/copy", None, {"split": "dev"}), "my/copy[dev]:1"),
         ({"name": "my/copy", "config": "c"}, ("my/copy", "c", {"split": "train"}), "my/copy/c[train]:1"),
         (
-            {"name": "my/copy", "streaming": True, "num_prompts": 2},
+            {"name": "my/copy", "num_prompts": 2},
             ("my/copy", None, {"split": "train", "streaming": True}),
             "my/copy[train]:1",
         ),
@@ -98,19 +98,6 @@ def test_rows_without_an_end_need_a_number(asked_of_datasets):
     with pytest.raises(UserError, match=r"^task starcoder: its rows come one by one .* Say with num_prompts how many"):
         load_prompts([PromptSource(task="starcoder")])
     assert asked_of_datasets == []
-
-
-@pytest.mark.parametrize("source", [{"path": "a.jsonl"}, {"task": "gsm8k"}])
-def test_only_what_has_a_name_is_asked_to_be_streamed(source):
-    with pytest.raises(ValidationError, match="must be false without name, got true"):
-        PromptSource(**source, streaming=True)
-
-
-def test_a_source_that_is_not_streamed_is_recorded_as_before():
-    """Whoever records this key of every source tells everybody to make their runs again."""
-    source = PromptSource(name="my/copy")
-    assert list(source.model_dump()) == ["task", "path", "name", "config", "split", "num_prompts"]
-    assert PromptSource(name="my/copy", streaming=True).model_dump()["streaming"] is True
 
 
 def test_a_task_that_cannot_be_reached_offers_a_file():
