@@ -28,9 +28,18 @@ PACKAGES = ("widedraft", "torch", "transformers", "mosaicml", "datasets", "token
 MAX_DIFF_LINES = 40
 
 StageName = Literal[
-    "masks", "scores", "prune", "generate", "cache", "distill", "export", "eval", "convert", "import-gguf",
+    "masks",
+    "scores",
+    "prune",
+    "generate",
+    "cache",
+    "distill",
+    "export",
+    "eval",
+    "convert",
+    "import-gguf",
     "export-recorded",
-]  # fmt: skip
+]
 Manifest = dict[str, Any]  # "stage", "inputs", "provenance", and what the stage adds
 
 

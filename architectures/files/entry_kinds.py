@@ -10,13 +10,42 @@ from typing_extensions import TypedDict
 MAX_CHARS_SHOWN = 60
 LONGEST = 2**31 - 1  # positions, and ids
 Activation = Literal[  # as transformers' ACT2FN names them; a test compares
-    "gelu", "gelu_10", "gelu_fast", "gelu_new", "gelu_python", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_accurate",
-    "hardswish", "laplace", "leaky_relu", "linear", "mish", "quick_gelu", "relu", "relu2", "relu6", "sigmoid", "silu",
-    "sqrtsoftplus", "swish", "tanh", "prelu", "xielu",
-]  # fmt: skip
+    "gelu",
+    "gelu_10",
+    "gelu_fast",
+    "gelu_new",
+    "gelu_python",
+    "gelu_pytorch_tanh",
+    "gelu_python_tanh",
+    "gelu_accurate",
+    "hardswish",
+    "laplace",
+    "leaky_relu",
+    "linear",
+    "mish",
+    "quick_gelu",
+    "relu",
+    "relu2",
+    "relu6",
+    "sigmoid",
+    "silu",
+    "sqrtsoftplus",
+    "swish",
+    "tanh",
+    "prelu",
+    "xielu",
+]
 RopeType = Literal[  # as transformers' ROPE_INIT_FUNCTIONS names them; then older names, which it maps to these
-    "default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional", "su", "mrope",
-]  # fmt: skip
+    "default",
+    "linear",
+    "dynamic",
+    "yarn",
+    "longrope",
+    "llama3",
+    "proportional",
+    "su",
+    "mrope",
+]
 LayerType = Literal["full_attention", "sliding_attention", "chunked_attention", "linear_attention"]
 NumberType = Literal["float64", "float32", "bfloat16", "float16"]
 Attention = Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"]

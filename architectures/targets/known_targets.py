@@ -12,33 +12,81 @@ compares them). SmolLM2's entries are what its GGUF file is imported with.
 from collections.abc import Mapping
 from typing import Any
 
-KEYS = (
-    "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "vocab_size", "max_position_embeddings", "rms_norm_eps",
-)  # fmt: skip
-
-
-def entries(*values: Any, **others: Any) -> dict[str, Any]:
-    """A config.json with these values of KEYS, and others."""
-    return {**dict(zip(KEYS, values, strict=True)), **others}
-
-
-LLAMA_2_7B = entries("llama", 4096, 11008, 32, 32, 32, 32000, 4096, 1e-5, tie_word_embeddings=False)
+LLAMA_2_7B = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "vocab_size": 32000,
+}
 LLAMA_7B = {**LLAMA_2_7B, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6}
-LLAMA_3_1_8B = entries(
-    "llama", 4096, 14336, 32, 32, 8, 128256, 131072, 1e-5, tie_word_embeddings=False, rope_theta=500000.0
-)
-LLAMA_3_2_1B = entries(
-    "llama", 2048, 8192, 16, 32, 8, 128256, 131072, 1e-5, tie_word_embeddings=True, rope_theta=500000.0, head_dim=64
-)
-MISTRAL_7B = entries(
-    "mistral", 4096, 14336, 32, 32, 8, 32000, 32768, 1e-5, tie_word_embeddings=False, sliding_window=None
-)
-QWEN_2_5_7B = entries(
-    "qwen2", 3584, 18944, 28, 28, 4, 152064, 32768, 1e-6, tie_word_embeddings=False,
-    rope_theta=1000000.0, use_sliding_window=False, max_window_layers=28,
-)  # fmt: skip
-SMOLLM2_135M = entries("llama", 576, 1536, 30, 9, 3, 49152, 8192, 1e-5, tie_word_embeddings=True, rope_theta=100000.0)
+LLAMA_3_1_8B = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 128256,
+}
+LLAMA_3_2_1B = {
+    **LLAMA_3_1_8B,
+    "head_dim": 64,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "tie_word_embeddings": True,
+}
+MISTRAL_7B = {
+    "model_type": "mistral",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "vocab_size": 32000,
+}
+QWEN_2_5_7B = {
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 28,
+    "num_attention_heads": 28,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "vocab_size": 152064,
+}
+SMOLLM2_135M = {
+    "model_type": "llama",
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 9,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 3,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 100000.0,
+    "tie_word_embeddings": True,
+    "vocab_size": 49152,
+}
 KNOWN_CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "huggyllama/llama-7b": LLAMA_7B,
     "meta-llama/Llama-2-7b-hf": LLAMA_2_7B,

@@ -44,9 +44,17 @@ COPY_TOKENIZER = "Copy tokenizer.json and tokenizer_config.json of the target th
 TOKENIZER_MIB = 512  # the largest published tokenizer.json has some 35
 PROBE = "The quick brown fox: 12 + 30 = 42."
 DAMAGED = (  # what transformers raises of files whose entries are not of the kind it takes them for
-    OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, RecursionError,
-    StrictDataclassError, SafetensorError,
-)  # fmt: skip
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    RecursionError,
+    StrictDataclassError,
+    SafetensorError,
+)
 # Without the last, transformers asks on the terminal whether to run code that a checkpoint brings.
 FROM_THE_FOLDER_ALONE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 TIES_LOGGER = "transformers.modeling_utils"
