@@ -93,21 +93,8 @@ def requirements(listed: str) -> list[str]:
 
 def install(lines: list[str], site: Path) -> None:
     """Install packages for the Python over there, and this project's metadata, whose code is the working tree."""
-    platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
-    pip(
-        "install",
-        "--no-deps",
-        "--no-compile",
-        "--only-binary=:all:",
-        "--python-version",
-        PYTHON_THERE,
-        "--implementation",
-        "cp",
-        *platforms,
-        "--target",
-        site,
-        *lines,
-    )
+    there = [f"--python-version={PYTHON_THERE}", "--implementation=cp", *(f"--platform={each}" for each in PLATFORMS)]
+    pip("install", "--no-deps", "--no-compile", "--only-binary=:all:", *there, f"--target={site}", *lines)
     pip("install", "--no-deps", "--no-compile", "--no-build-isolation", "--target", site / "own", ROOT)
     for metadata in (site / "own").glob("*.dist-info"):
         shutil.move(metadata, site)
