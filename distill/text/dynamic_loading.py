@@ -188,13 +188,6 @@ def held_out_loss(losses_of: LossesOfRows, loader: DataLoader[Any], *, device: t
     return loss_sum / num_tokens if num_tokens else math.inf
 
 
-def loss_by_domain(logits_BTV: Tensor, ids_BT: Tensor, domain_B: Tensor, names: Sequence[str]) -> dict[str, float]:
-    """Mean loss of each domain that is in a batch, nats per token; a domain that is absent is left out."""
-    nll_BT = next_token_nll(logits_BTV.detach(), ids_BT)
-    rows = {name: domain_B == position for position, name in enumerate(names)}
-    return {name: nll_BT[is_in_B].mean().item() for name, is_in_B in rows.items() if is_in_B.any()}
-
-
 def next_token_nll(logits_BTV: Tensor, ids_BT: Tensor) -> Tensor:
     """-log p of every token but the first, in float32; one position fewer than T."""
     return cross_entropy(logits_BTV[:, :-1].float().transpose(1, 2), ids_BT[:, 1:], reduction="none")

@@ -75,16 +75,6 @@ def write_shard(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), path)
 
 
-def read_shards(folder: Path, name: str) -> Iterator[dict[str, Any]]:
-    """The rows of all shards of one name, in order.
-
-    Raises:
-        UserError: If a shard is missing or damaged.
-    """
-    for where, line in shard_lines(folder, name):
-        yield parse_json(line, where, REWRITTEN)
-
-
 def read_shard(path: Path) -> Iterator[dict[str, Any]]:
     """The rows of one shard."""
     for where, line in lines_of(path):
@@ -120,7 +110,7 @@ def lines_of(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def row_location(folder: Path, name: str, row: int) -> str:
-    """The file and line of a row that read_shards gave, counted from 0: "data/train-00001.jsonl:7"."""
+    """The file and line of a row of all shards, counted from 0: "data/train-00001.jsonl:7"."""
     for path in shard_paths(folder, name, read_claims(folder)[name]["num_shards"]):
         with path.open("rb") as file:
             num_rows = sum(1 for _ in file)

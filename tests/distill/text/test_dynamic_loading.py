@@ -27,7 +27,6 @@ from distill.text.dynamic_loading import (
     RandomStateOnResume,
     finite_losses,
     held_out_losses,
-    loss_by_domain,
     next_token_nll,
     reference_losses,
 )
@@ -277,18 +276,6 @@ def test_processes_together_measure_what_one_measures(config, tokenizer, monkeyp
                 assert last == pytest.approx(alone[name], rel=1e-6)
     assert {name: int(total[1]) for name, total in sums.items()} == {"a": 3 * 7, "b": 3 * 7}
     assert len({calls.count(rank) for rank in range(world_size)}) == 1  # as FSDP2 must have it
-
-
-def test_a_domain_absent_from_a_batch_is_left_out():
-    torch.manual_seed(0)
-    ids_BT, logits_BTV = torch.randint(9, (4, 5)), torch.randn(4, 5, 9)
-    losses = loss_by_domain(logits_BTV, ids_BT, torch.tensor([2, 0, 2, 2]), ["a", "b", "c"])
-    assert losses == pytest.approx(
-        {
-            "a": next_token_nll(logits_BTV[1:2], ids_BT[1:2]).mean().item(),
-            "c": next_token_nll(logits_BTV[[0, 2, 3]], ids_BT[[0, 2, 3]]).mean().item(),
-        }
-    )
 
 
 def test_references_are_measured_only_where_the_recipe_gives_none(config):
