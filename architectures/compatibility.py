@@ -206,10 +206,11 @@ def check_numbers(engine: EngineName, pair: Pair) -> Iterator[Problem]:
     if None not in (draft.dtype, target.dtype) and draft.dtype != target.dtype:
         told = f"{draft.dtype} in the draft and {target.dtype} in the target; vLLM runs both in one dtype."
         yield Problem("dtype", told)
-    for name in dict.fromkeys((draft.path, draft.name)):
-        if (part := misleading_part(name)) is not None:
-            told = f"{name} contains {part!r}, which vLLM takes for another method. Rename it."
-            yield Problem("name", told, is_fatal=True)
+    misleading = [(name, part) for name in (draft.path, draft.name) if (part := misleading_part(name)) is not None]
+    if misleading:
+        name, part = misleading[0]
+        told = f"{name} contains {part!r}, which vLLM takes for another method. Rename it."
+        yield Problem("name", told, is_fatal=True)
 
 
 def difference_of(draft: Tokenizer, target: Tokenizer, *, first: int) -> str | None:

@@ -151,7 +151,7 @@ def test_the_best_at_an_epochs_end_is_saved_though_none_was_due(make_run, evalua
 
 def test_a_later_session_knows_the_best(make_run, evaluations):
     recipe = make_run(max_duration="3ba", eval_interval="1ba")
-    evaluations(1.4, 1.5, 1.3, 1.2, 1.1)
+    evaluations(9.0, 1.4, 1.5, 1.3, 1.2, 1.1)
     train(recipe)
     train(longer(recipe, "5ba"))
     assert best(recipe) == exported(recipe) == "ep0-ba2-rank0.pt"
@@ -160,7 +160,7 @@ def test_a_later_session_knows_the_best(make_run, evaluations):
 
 def test_the_last_is_exported_where_the_recipe_says_so(make_run, evaluations):
     recipe = make_run(eval_interval="1ba")
-    evaluations(1.4, 1.5, 1.3, 1.2, 1.1, 1.0)
+    evaluations(9.0, 1.4, 1.5, 1.3, 1.2, 1.1, 1.0)
     train(recipe.model_copy(update={"export": recipe.export.model_copy(update={"checkpoint": "latest"})}))
     assert exported(recipe) == "ep1-ba6-rank0.pt"
 

@@ -26,7 +26,7 @@ def built(draft, target, *, packing=False, multiple=1):
     student = AnswerLogits(load_model(draft, dtype="float64", device="cpu"), **how)
     teacher = load_teacher(target, dtype="float64", device="cpu", **how)
     return DistillModel(
-        student, teacher, objective=build_objective("forward_kl", temperature=1.0), selection=None, cpu_bfloat16=False
+        student, teacher, objective=build_objective("forward_kl", temperature=1.0), cpu_bfloat16=False
     )
 
 
