@@ -60,15 +60,6 @@ def test_eval_takes_prompts_of_several_tasks_and_files_in_turn(prompts, tiny_tar
     assert len(sources) == 12
 
 
-def test_a_row_of_another_schema_is_a_mistake_to_mend(prompts, tiny_target, tiny_draft, scored, capsys):
-    words = ["--target", str(tiny_target), "--draft", str(tiny_draft), "--prompts", "gsm8k=prompts.jsonl"]
-    assert widedraft.main(["eval", *words]) == 2
-    assert capsys.readouterr().err.startswith(
-        "prompts.jsonl:1: has no question, which task gsm8k reads; it has prompt."
-    )
-    assert scored == []
-
-
 def test_a_baseline_is_scored_first_and_the_draft_decoded_live(prompts, tiny_target, tiny_draft, scored):
     Path("prompts.jsonl").write_text('{"prompt": "Hello"}\n', encoding="utf-8")
     pair = ["--target", str(tiny_target), "--draft", str(tiny_draft), "--prompts", "prompts.jsonl"]

@@ -1,25 +1,17 @@
 """The command line without the target: recorded responses."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import widedraft
-from eval.answers.traces import DecodingSettings
 from eval.decoding.generate import write_traces
 from eval.prompts import Prompt
+from tests.eval.answers.test_traces import GREEDY
 
-GREEDY = DecodingSettings(
-    max_new_tokens=20,
-    temperature=0.0,
-    top_p=1.0,
-    batch_size=4,
-    shard_size=4,
-    max_prompt_len=200,
-    seed=5,
-    dtype="float32",
-)
+SETTINGS = replace(GREEDY, max_new_tokens=20, batch_size=4)
 PROMPTS = [Prompt(f"p:{i}", ({"role": "user", "content": text},)) for i, text in enumerate(("why", "how many", "x"))]
 FAST = ["eval.lookaheads=[1,2,3,4]"]
 
@@ -27,7 +19,7 @@ FAST = ["eval.lookaheads=[1,2,3,4]"]
 @pytest.fixture(scope="module")
 def traces(tiny_target, tmp_path_factory):
     folder = tmp_path_factory.mktemp("traces")
-    write_traces(tiny_target, PROMPTS, folder, GREEDY, name="eval")
+    write_traces(tiny_target, PROMPTS, folder, SETTINGS, name="eval")
     return folder
 
 

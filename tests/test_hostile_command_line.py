@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -23,18 +22,14 @@ PAIR = ("--target", "a", "--draft", "b")
     [
         ("check", "WORD"),
         ("check", "r.yaml", "run_dir=WORD"),
-        ("check", "r.yaml", "run_name=WORD"),
         ("check", "r.yaml", "target.path=WORD"),
         ("check", "r.yaml", "architecture.source=WORD"),
         ("check", "r.yaml", "architecture.plan=WORD"),
         ("check", "r.yaml", "data.prompts=[{path: WORD}]"),
-        ("check", "r.yaml", "eval.tasks=[{path: WORD}]"),
-        ("prune", "r.yaml", "run_dir=WORD"),
         ("recipes", "WORD"),
         ("recipes", "quickstart", "--to", "WORD"),
         ("recipes", "--shapes", "WORD"),
         ("import", "WORD", "--to", "out"),
-        ("import", "WORD.gguf", "--to", "out"),
         ("export", "WORD", "--to", "out", "--form", "whole"),
         ("report", "WORD"),
         ("eval", "--target", "WORD", "--draft", "b", "--prompts", "gsm8k"),
@@ -58,17 +53,6 @@ def test_a_path_that_cannot_be_is_named(words, word, tmp_path, monkeypatch, caps
     assert "Traceback" not in capsys.readouterr().err
 
 
-def run(*words: str, **options):
-    return subprocess.Popen(
-        [sys.executable, "-m", "widedraft", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        **options,
-    )
-
-
 def test_a_reader_that_leaves_ends_the_command_quietly():
     """As `widedraft recipes --tasks | head -1`: exit code 141, which a shell has of any program ended by SIGPIPE."""
     reading, writing = os.pipe()
@@ -83,14 +67,6 @@ def test_a_reader_that_leaves_ends_the_command_quietly():
     )
     os.close(writing)
     assert (completed.returncode, completed.stderr) == (141, "")
-
-
-def test_another_broken_pipe_is_our_own_bug():
-    def command() -> None:
-        raise BrokenPipeError(32, "Broken pipe")
-
-    with pytest.raises(BrokenPipeError):
-        report_user_errors(command)
 
 
 @pytest.mark.parametrize("during", ["while heavy modules are imported", "before a command", "after a command"])
@@ -145,24 +121,6 @@ def test_ctrl_c_as_python_ends_kills_no_process_that_has_done_its_work(tmp_path)
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
-
-
-def catches_ctrl_c(pid: int) -> bool:
-    """Whether a process has a handler for SIGINT; also true once it has ended."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    caught = next((line for line in status.splitlines() if line.startswith("SigCgt")), "SigCgt: f")
-    return bool(int(caught.split()[1], 16) >> (signal.SIGINT - 1) & 1)
-
-
-@pytest.mark.parametrize("after_s", [0.2, 0.35, 0.5])
-def test_ctrl_c_at_the_start_ends_in_one_line(after_s):
-    process = run("recipes", "--tasks")
-    while not catches_ctrl_c(process.pid):  # before Python itself does, the system ends any program without a word
-        time.sleep(0.001)
-    time.sleep(after_s)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
-    assert (process.returncode, said) in ((0, ""), (130, f"{interrupts.INTERRUPTED}\n"))
 
 
 def test_a_command_catches_ctrl_c_itself_and_a_process_that_ignores_it_stays_so(monkeypatch):

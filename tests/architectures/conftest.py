@@ -24,7 +24,6 @@ from architectures.shapes.shape import Shape
 from tests.conftest import MERGES
 from tests.families import ENCODER_DECODER
 
-CLASSIC = ("opt", "gpt_neox", "bloom", "gpt2", "gpt_bigcode")
 FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False},
     "mistral": {"tie_word_embeddings": False, "sliding_window": 8},
@@ -47,10 +46,9 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_layer": 4, "n_head": 4, "n_embd": 64, "n_positions": 512, "n_inner": 96},
     "gpt_bigcode": {"n_layer": 4, "n_head": 4, "n_embd": 64, "n_positions": 512, "n_inner": 96},
 }
-WIDE_FAMILIES = tuple(name for name in FAMILY_SETTINGS if name not in CLASSIC)
 
 
-def perturb_vectors(folder: Path) -> Path:
+def perturb(folder: Path) -> Path:
     """Fresh biases are 0 and norms 1, the same in every layer: give each its own values."""
     generator = torch.Generator().manual_seed(5)
     file = folder / "model.safetensors"
@@ -63,18 +61,6 @@ def perturb_vectors(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def perturb() -> Callable[[Path], Path]:
-    """perturb(folder) gives every bias and norm of a checkpoint its own values."""
-    return perturb_vectors
-
-
-@pytest.fixture(scope="session")
-def family_settings() -> dict[str, dict[str, Any]]:
-    """What the config of each family's checkpoint says besides the sizes."""
-    return FAMILY_SETTINGS
-
-
-@pytest.fixture(scope="session")
 def family_checkpoint(
     make_checkpoint: Callable[..., Path], make_translator: Callable[..., Path]
 ) -> Callable[[str], Path]:
@@ -84,7 +70,7 @@ def family_checkpoint(
     def of(family: str) -> Path:
         if family not in made:
             make = make_translator if family in ENCODER_DECODER else partial(make_checkpoint, model_type=family)
-            made[family] = perturb_vectors(make(**FAMILY_SETTINGS.get(family, {})))
+            made[family] = perturb(make(**FAMILY_SETTINGS.get(family, {})))
         return made[family]
 
     return of
@@ -102,6 +88,8 @@ def family_copy(family_checkpoint: Callable[[str], Path], tmp_path: Path) -> Cal
 
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 LLAMA = {"rms_norm_eps": 1e-5, "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0}}
+# As many tokens as the other tokenizer: three special ones, the 256 bytes, and what makes up the word "hi".
+PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "hi", "▁hi"]
 Q8, F32 = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.F32
 
 
@@ -193,10 +181,8 @@ def add_tokenizer(writer: gguf.GGUFWriter, source: Path, splitting: str) -> None
 
 
 def add_sentencepiece_tokenizer(writer: gguf.GGUFWriter) -> None:
-    """As many tokens as the other one: three special ones, the 256 bytes, and what makes up the word "hi"."""
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "hi", "▁hi"]
     writer.add_tokenizer_model("llama")
-    writer.add_token_list(tokens)
+    writer.add_token_list(PIECES)
     writer.add_token_scores([0.0] * 259 + [-5.0, -4.0, -3.0, -1.0, -2.0])
     writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * 5)
     writer.add_bos_token_id(1)

@@ -12,8 +12,6 @@ from architectures.compatibility import (
     Tokenizer,
     check,
     read_model,
-    refuse_misleading_name,
-    report,
     serve_command,
 )
 from architectures.errors import UserError
@@ -61,38 +59,26 @@ def test_a_clean_pair_has_no_problem(engine):
 
 FATAL, WARN = True, False
 EVERY = dict.fromkeys(ENGINES, FATAL)
+WARNED = dict.fromkeys(ENGINES, WARN)
+OWN_HEAD = {"model_type": "gemma2", "tie_word_embeddings": False, "head_dim": 16}
+SHARED_HIDDEN = {"model_type": "olmo2", "tie_word_embeddings": False, "head_dim": 32}
+BY_ID = dict.fromkeys(("sglang", "llama.cpp", "tensorrt-llm"), FATAL)
 CASES = {
     "another vocabulary": ({"vocab_size": 400}, "vocabulary", EVERY | {"llama.cpp": None}),
     "a far larger vocabulary": ({"vocab_size": 500}, "vocabulary", EVERY),
     "an own tokenizer": (OWN, "vocabulary", EVERY | {"vllm": WARN, "transformers": None}),
     "a reduced vocabulary": ({"small_head": 50}, "output head", EVERY | {"transformers": WARN}),
-    "a planned one": ({"small_head": 50, "planned": True}, "output head", dict.fromkeys(ENGINES, WARN)),
-    "swapped tokens": (
-        {"tokenizer": SWAPPED},
-        "tokenizer",
-        dict.fromkeys(ENGINES, WARN) | dict.fromkeys(("sglang", "llama.cpp", "tensorrt-llm"), FATAL),
-    ),
+    "a planned one": ({"small_head": 50, "planned": True}, "output head", WARNED),
+    "swapped tokens": ({"tokenizer": SWAPPED}, "tokenizer", WARNED | BY_ID),
     "another BOS": ({"tokenizer": replace(TOKENIZER, special=(3, 2))}, "tokenizer", {"llama.cpp": FATAL}),
-    "no tokenizer": ({"tokenizer": None}, "tokenizer", dict.fromkeys(ENGINES, WARN)),
-    "another template": (
-        {"tokenizer": replace(TOKENIZER, template="x")},
-        "chat template",
-        dict.fromkeys(ENGINES, WARN),
-    ),
-    "a shorter context": ({"context": 64}, "length", dict.fromkeys(ENGINES, WARN)),
+    "no tokenizer": ({"tokenizer": None}, "tokenizer", WARNED),
+    "another template": ({"tokenizer": replace(TOKENIZER, template="x")}, "chat template", WARNED),
+    "a shorter context": ({"context": 64}, "length", WARNED),
     "another dtype": ({"dtype": "bfloat16"}, "dtype", {"vllm": WARN}),
     "a misleading name": ({"path": "/runs/Eagle-draft"}, "name", {"vllm": FATAL}),
-    "an unknown type": ({"shape": None}, "model type", dict.fromkeys(ENGINES, WARN)),
-    "a head of its own": (
-        {"model_type": "gemma2", "tie_word_embeddings": False, "head_dim": 16},
-        "output head",
-        dict.fromkeys(("vllm", "sglang", "llama.cpp"), FATAL),
-    ),
-    "heads that share hidden": (
-        {"model_type": "olmo2", "head_dim": 32, "tie_word_embeddings": False},
-        "shape",
-        dict.fromkeys(("sglang", "llama.cpp"), FATAL),
-    ),
+    "an unknown type": ({"shape": None}, "model type", WARNED),
+    "a head of its own": (OWN_HEAD, "output head", dict.fromkeys(("vllm", "sglang", "llama.cpp"), FATAL)),
+    "heads that share hidden": (SHARED_HIDDEN, "shape", dict.fromkeys(("sglang", "llama.cpp"), FATAL)),
     "an odd head_dim": ({"head_dim": 15}, "shape", EVERY),
     "a type of few engines": ({"model_type": "smollm3"}, "model type", {"vllm": WARN, "sglang": WARN}),
 }
@@ -102,9 +88,8 @@ CASES = {
 @pytest.mark.parametrize("engine", ENGINES)
 def test_each_change_is_found_in_the_engines_that_mind_it(engine, case):
     changed, what, minding = CASES[case]
-    found = {
-        problem.what: problem.is_fatal for problem in check(engine, replace(CLEAN, draft=model("draft", **changed)))
-    }
+    problems = check(engine, replace(CLEAN, draft=model("draft", **changed)))
+    found = {problem.what: problem.is_fatal for problem in problems}
     assert found.get(what) == minding.get(engine)
 
 
@@ -138,23 +123,6 @@ def test_commands_name_both_models_and_the_number_of_tokens():
     assert "num_assistant_tokens=5" in commands["openvino"]
 
 
-def test_commands_map_texts_of_an_own_tokenizer_and_quantize_no_draft():
-    own = replace(CLEAN, draft=model("draft", **OWN))
-    assert '"use_heterogeneous_vocab": true' in serve_command("vllm", own)
-    assert "assistant_tokenizer=draft_tokenizer" in serve_command("transformers", own)
-    quantized = replace(CLEAN, target=model("target", is_quantized=True))
-    assert "--speculative-draft-model-quantization unquant" in serve_command("sglang", quantized)
-    assert "unquant" not in serve_command("sglang", CLEAN)
-
-
-def test_the_report_says_which_engines_cannot_serve():
-    text, serves = report(("vllm", "transformers"), replace(CLEAN, draft=model("draft", small_head=50)))
-    assert not serves
-    assert "vLLM: NOT SERVED" in text
-    assert "transformers: ok" in text
-    assert report(("vllm",), CLEAN)[1]
-
-
 def test_facts_are_read_from_a_folder(tiny_target, tmp_path):
     found = read_model(str(tiny_target))
     config = json.loads((tiny_target / "config.json").read_text())
@@ -164,10 +132,3 @@ def test_facts_are_read_from_a_folder(tiny_target, tmp_path):
     assert len(found.tokenizer.ids) > 200
     with pytest.raises(UserError, match="nowhere"):
         read_model(str(tmp_path / "nowhere"))
-
-
-@pytest.mark.parametrize("name", ["org/EAGLE3-draft", "/runs/eagle-1/draft", "a/dflash"])
-def test_names_that_vllm_takes_for_another_method_are_refused(name):
-    with pytest.raises(UserError, match=name):
-        refuse_misleading_name(name)
-    refuse_misleading_name("org/draft")

@@ -41,16 +41,6 @@ def test_a_damaged_part_is_none(kept, share):
     assert kept.read("second") is None
 
 
-def test_what_grows_is_due_now_and_then(kept, monkeypatch):
-    now_s = kept.written_s
-    monkeypatch.setattr("architectures.kept.time.monotonic", lambda: now_s)
-    assert not kept.is_due
-    now_s += 10
-    assert kept.is_due
-    kept.write("first", ARRAYS)
-    assert not kept.is_due
-
-
 def test_nothing_of_a_whole_pass_stays(kept, tmp_path):
     remove_kept(kept.folder)
     remove_kept(kept.folder)  # nor is it missed

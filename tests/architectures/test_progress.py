@@ -1,12 +1,11 @@
 """Progress of loops: a bar on a terminal, lines elsewhere."""
 
 import re
-import sys
 
 import pytest
 
 from architectures.progress import track as module
-from architectures.progress.track import duration, progress, time_left, track
+from architectures.progress.track import progress, track
 
 
 @pytest.fixture
@@ -33,15 +32,3 @@ def test_the_time_left_counts_work_and_not_items(clock, capsys):
 def test_a_short_loop_prints_nothing(capsys):
     assert list(track("abc", description="work", total=3)) == ["a", "b", "c"]
     assert capsys.readouterr().err == ""
-
-
-def test_a_bar_on_a_terminal(monkeypatch, capsys):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    list(track("abc", description="work", total=3, works=ord, whole=sum(map(ord, "abc"))))
-    assert "3/3" in capsys.readouterr().err
-
-
-def test_durations():
-    assert [duration(each) for each in (None, 90, -1)] == ["?", "0:01:30", "0:00:00"]
-    assert time_left(30, 0.25) == pytest.approx(90)
-    assert time_left(30, 0) is None

@@ -8,36 +8,12 @@ import yaml
 
 from architectures import shipped
 from architectures.errors import UserError
-from architectures.files.reading import read_text
 from architectures.shipped import PACKAGED_TARGETS, packaged_target, shipped_recipes, shipped_words
 from architectures.targets.known_targets import KNOWN_CONFIGS
 from architectures.targets.target import config_at_hand, resolve_checkpoint
 
 ROOT = Path(__file__).parents[2]
 SMOLLM2 = "models/SmolLM2-135M-Instruct"
-
-
-@pytest.mark.parametrize(
-    ("path", "command"),
-    [
-        ("recipes/prompts/quickstart.jsonl", "`widedraft recipes quickstart`"),
-        ("quickstart.yaml", "`widedraft recipes quickstart`"),
-        ("qwen2.5-7b-wide", "`widedraft recipes qwen2.5-7b-wide`"),
-        ("recipes/mine.yaml", None),
-        ("recipes/prompts/mine.jsonl", None),
-        ("prompts/quickstart.jsonl", None),
-        ("quickstart.jsonl", None),
-    ],
-)
-def test_a_file_that_comes_with_widedraft_is_told_with_its_command(path, command):
-    words = shipped_words(PurePath(path))
-    assert words == "" if command is None else command in words
-
-
-def test_a_relative_file_that_is_not_there_is_told_with_where_it_was_looked_for(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=rf"^a\.txt: .*{tmp_path}/a\.txt"):
-        read_text(Path("a.txt"))
 
 
 def test_an_installation_without_recipes_tells_of_none(tmp_path, monkeypatch):

@@ -191,3 +191,11 @@ def mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., l
         return str(raised.value).splitlines()
 
     return lines
+
+
+@pytest.fixture(scope="session")
+def small_init(tmp_path_factory: pytest.TempPathFactory, tiny_target: Path) -> Path:
+    """A draft of the tiny target whose head says some ids alone."""
+    from tests.distill.small_heads import cut_draft
+
+    return cut_draft(tiny_target, tmp_path_factory.mktemp("small") / "init")

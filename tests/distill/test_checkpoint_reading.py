@@ -93,20 +93,6 @@ def test_trust_is_given_by_the_option_alone(trained, tmp_path, what):
     assert mark.exists()
 
 
-@pytest.mark.parametrize("command", ["export", "distill", "run", "prune", "eval", "choose"])
-def test_every_command_that_reads_checkpoints_has_the_option(capsys, command):
-    with pytest.raises(SystemExit, match="0"):
-        widedraft.main([command, "--help"])
-    assert OPTION in capsys.readouterr().out
-
-
-def test_export_of_a_trusted_checkpoint(trained, tmp_path):
-    mark, recipe = tmp_path / "mark", str(Path(trained.run_dir) / "recipe.yaml")
-    plant(only_checkpoint(trained), in_a_pickle, mark)
-    assert widedraft.main(["export", recipe, OPTION]) == 0
-    assert mark.exists()
-
-
 def test_the_option_without_checkpoints_to_read_is_refused(trained, capsys):
     recipe = str(Path(trained.run_dir) / "recipe.yaml")
     assert widedraft.main(["eval", recipe, OPTION]) == 2

@@ -6,6 +6,7 @@ import pytest
 
 import widedraft
 from eval.scorecard_schema import CARD_NAME
+from tests.distill.recipe_files import write_recipe
 
 pytestmark = pytest.mark.slow
 
@@ -20,16 +21,10 @@ eval:
 
 @pytest.fixture
 def recipe(make_translator, tmp_path):
-    target, prompts, text = make_translator(tied=False, gated=True), tmp_path / "prompts.jsonl", tmp_path / "text.txt"
-    prompts.write_text("".join(json.dumps({"prompt": f"What comes after {i}?"}) + "\n" for i in range(16)))
+    text = tmp_path / "text.txt"
     text.write_text("some words that are read. " * 40)
-    file = tmp_path / "recipe.yaml"
     cut = f"layers: 1, encoder_layers: 2, method: block_influence, calibration: {{text: {text}, tokens: 64}}"
-    file.write_text(
-        f"run_name: t5\nrun_dir: {tmp_path / 'run'}\ntarget: {{path: {target}, dtype: float32}}\n"
-        f"architecture: {{{cut}}}" + SETTINGS.format(prompts=prompts)
-    )
-    return file
+    return write_recipe(tmp_path, make_translator(tied=False, gated=True), f"{{{cut}}}", SETTINGS)
 
 
 def test_a_run_ends_in_a_scorecard(recipe, training_here, tmp_path):

@@ -245,9 +245,3 @@ def test_a_device_is_found_by_name():
     assert [device.is_gpu for device in DEVICES] == [True, False, True, True, True]
     with pytest.raises(UserError, match="--device abacus: "):
         find_device("abacus")
-
-
-def test_published_memory_of_an_h100():
-    device = find_device("nvidia-h100-80gb-hbm3")
-    assert device is not None
-    assert device.memory_gib == 79.1

@@ -11,7 +11,7 @@ from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 from distill.check import check_recipe
 from distill.checkpoints.files import find_checkpoints
-from distill.recipe.recipe import Recipe, save_recipe
+from distill.recipe.recipe import save_recipe
 from distill.run.run import Run
 from distill.run.stage_inputs import training_inputs
 from distill.train import main, train
@@ -19,16 +19,10 @@ from distill.training.trainer import freeze_input_embeddings
 from eval.models.loading import load_model
 from tests.architectures.conftest import FAMILY_SETTINGS
 from tests.distill.after_training import assert_equal, last_state, mean_gradients, relative_difference, weights
-from tests.distill.small_heads import cut_draft
 
 EMBEDDING = "student.lm.model.embed_tokens.weight"
 UPDATE_RTOL = 1e-5  # of the norm: float32 sums in another order
 SHORT = {"max_duration": "1ba", "scheduler": {"t_warmup": "0ba"}, "gradient_clipping": None}
-
-
-@pytest.fixture(scope="session")
-def small_init(tmp_path_factory, tiny_target):
-    return cut_draft(tiny_target, tmp_path_factory.mktemp("small") / "init")
 
 
 @pytest.fixture
@@ -105,23 +99,6 @@ def test_a_tied_draft_is_refused_by_check_and_by_training(make_run, make_checkpo
     of_tied = recipe.model_copy(update={"target": recipe.target.model_copy(update={"path": str(tied)})})
     with pytest.raises(UserError, match=r"distill\.freeze_input_embeddings must be left out of a draft whose output"):
         check_recipe(of_tied)
-
-
-def words(**distill):
-    return {
-        "run_name": "x",
-        "target": {"path": "x"},
-        "architecture": {"layers": 1, "vocabulary": {"size": 300, "from": "answers"}},
-        "data": {"self_written_prompts": 9},
-        "distill": distill,
-    }
-
-
-def test_an_unknown_row_is_learned_and_so_not_frozen():
-    with pytest.raises(
-        ValueError, match=r"distill\.freeze_input_embeddings must be false with distill\.unknown_inputs"
-    ):
-        Recipe.model_validate(words(freeze_input_embeddings=True, unknown_inputs=0.3))
 
 
 def test_what_was_recorded_before_there_was_the_key_holds(make_run, frozen_run):

@@ -18,7 +18,7 @@ from architectures.pruning.masks import masked
 from architectures.pruning.plan import PruningPlan
 from distill.callbacks import GradientNorm
 from distill.checkpoints.files import find_checkpoints
-from distill.learned_masks import build_mask_model, build_mask_optimizer, in_batches, weights
+from distill.learned_masks import build_mask_model, build_mask_optimizer, weights
 from distill.recipe.recipe import Recipe, save_recipe
 from distill.run.run import Run
 from distill.run.stage_inputs import masks_are_due
@@ -37,7 +37,6 @@ from tests.distill.after_training import (
 )
 from tests.distill.two_processes import train_by
 
-ROOT = Path(__file__).parents[3]
 CLOSE = {"rtol": 1e-3, "atol": 2e-4}  # as in test_prune_families
 
 
@@ -230,20 +229,6 @@ def test_shares_of_the_training_are_times_too(make_masks):
         6,
         8,
     ]
-
-
-def test_shares_in_batches(make_masks):
-    config = make_masks(max_duration="200ba").architecture.masks
-    assert [in_batches(share, config) for share in ("0.2dur", "0.001dur")] == [40, 1]
-
-
-def test_a_target_without_rows_for_its_tokens_is_refused_before_training(make_masks, make_checkpoint):
-    recipe = make_masks()
-    target = make_checkpoint(vocab_size=258)
-    recipe = recipe.model_copy(update={"target": recipe.target.model_copy(update={"path": str(target)})})
-    with pytest.raises(UserError, match=rf"^{target}: vocab_size is 258 but its tokenizer has tokens up to id 258"):
-        train(recipe)
-    assert not (Path(recipe.run_dir) / "mask_checkpoints").exists()
 
 
 def test_masks_are_trained_as_on_the_processor(make_masks, device, processor_only):

@@ -1,7 +1,6 @@
 """What a training says, and where."""
 
 import json
-import re
 import sys
 import time
 from datetime import timedelta
@@ -10,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from composer import Time, Timestamp
-from composer.loggers import InMemoryLogger, LoggerDestination, TensorboardLogger
+from composer.loggers import InMemoryLogger, LoggerDestination
 
 import distill.recipe.sections.training
 import distill.training.trainer
@@ -21,11 +20,8 @@ from distill.loggers import (
     MetricsFile,
     build_logger,
     build_loggers,
-    describe_evaluation,
-    fraction_done,
 )
 from distill.train import train
-from eval.acceptance.estimates import Estimate
 
 
 def records(recipe) -> list[dict]:
@@ -51,16 +47,6 @@ def test_every_metric_of_every_batch_is_in_the_file(make_run, monkeypatch):
     assert {(name, record["batch"]) for record in records(recipe) for name in record if name != "batch"} == logged
 
 
-def test_a_resumed_training_continues_the_file(make_run):
-    recipe = make_run(max_duration="3ba")
-    train(recipe)
-    before = records(recipe)
-    train(longer(recipe, "5ba"))
-    after = records(recipe)
-    assert after[: len(before)] == before
-    assert [record["batch"] for record in after if "loss/train/total" in record] == [0, 1, 2, 3, 4]
-
-
 def test_lines_beyond_the_checkpoint_and_half_lines_are_dropped(make_run):
     recipe = make_run(max_duration="3ba")
     train(recipe)
@@ -83,13 +69,6 @@ def test_a_new_training_starts_a_new_file(make_run):
     assert 0.9 not in [record.get("metrics/eval/alpha") for record in records(recipe)]
 
 
-def test_the_file_may_lie_elsewhere(make_run, tmp_path):
-    recipe = make_run(max_duration="1ba", loggers={"file": {"filename": str(tmp_path / "here.jsonl")}})
-    train(recipe)
-    assert "loss/train/total" in (tmp_path / "here.jsonl").read_text()
-    assert not (Path(recipe.run_dir) / "logs").exists()
-
-
 def test_other_ranks_write_no_file(monkeypatch, tmp_path):
     monkeypatch.setenv("RANK", "1")
     logger = MetricsFile(str(tmp_path / "metrics.jsonl"))
@@ -99,22 +78,6 @@ def test_other_ranks_write_no_file(monkeypatch, tmp_path):
     logger.path.write_text("rank 0 writes this")
     logger.after_load(standing(), None)
     assert logger.path.read_text() == "rank 0 writes this"
-
-
-def test_other_ranks_print_nothing(monkeypatch, capsys):
-    monkeypatch.setenv("RANK", "1")
-    ConsoleReport(show_bar=False).console.print("held-out alpha")
-    assert capsys.readouterr().err == ""
-
-
-def test_lines_on_the_console(make_run, monkeypatch, capsys):
-    monkeypatch.setattr(distill.loggers, "CONSOLE_INTERVAL", "2ba")
-    train(make_run(num_eval=12, max_duration="4ba", eval_interval="4ba"))
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("batch ")]
-    assert [line.split(":")[0] for line in lines] == ["batch 0", "batch 2 (50%)", "batch 4 (100%)", "batch 4"]
-    assert "alpha 0." in lines[0]
-    assert lines[2].endswith("0:00:00 left")
-    assert re.search(r"tau 1 1\.\d+ \[\d\.\d+, \d\.\d+\], tau 3 ", lines[3])
 
 
 def test_every_batch_says_where_its_time_went(make_run):
@@ -139,15 +102,6 @@ def test_intervals_of_evaluations_are_logged(make_run):
             assert record["metrics/eval/tau_7/low"] <= record["metrics/eval/tau_7"]
 
 
-def test_an_evaluation_of_several_tasks_has_a_line_for_each():
-    found = {
-        "alpha": Estimate(0.5, (0.4, 0.6)),
-        "chat/alpha": Estimate(0.25, None),
-        "chat/tau_3": Estimate(1.5, (1, 2)),
-    }
-    assert describe_evaluation(found) == ["alpha 0.500 [0.400, 0.600]", "chat: alpha 0.250, tau 3 1.500 [1.000, 2.000]"]
-
-
 def test_speed_and_time_left_are_those_of_this_session(monkeypatch):
     now_s = 1000.0
     monkeypatch.setattr(distill.loggers, "time", SimpleNamespace(monotonic=lambda: now_s))
@@ -158,22 +112,6 @@ def test_speed_and_time_left_are_those_of_this_session(monkeypatch):
     now_s += 40.0  # of which 10 went into training
     report.print_line(standing(batch=75, token=6000, wct_s=710.0))
     assert printed == ["batch 75 (75%): loss 1.5000 nats/token, 100 tokens/s, 0:00:40 left"]
-
-
-def test_a_training_that_overshoots_is_done():
-    assert fraction_done(standing("100tok", token=50)) == 0.5
-    assert fraction_done(standing("100tok", token=130)) == 1.0
-
-
-def test_a_bar_on_a_terminal(make_run, monkeypatch, capsys):
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")  # rich then takes the captured stream for a terminal
-    monkeypatch.setenv("TERM", "xterm")  # and not for a dumb one
-    train(make_run(max_duration="4ba", eval_interval="4ba"))
-    error = capsys.readouterr().err
-    assert "nats/token" in error
-    assert "held-out alpha" in error
-    assert "━" in error
-    assert "\x1b[?25h" in error  # the cursor is back
 
 
 def test_an_error_leaves_the_terminal_usable(make_run, monkeypatch, capsys):
@@ -213,12 +151,6 @@ def test_a_tracker_that_is_not_installed_is_an_error_with_the_command(name, monk
 
 def loggers_of(recipe):
     return build_loggers(recipe.distill, Path(recipe.run_dir) / "logs", recipe.run_name)
-
-
-def test_arguments_reach_the_tracker(make_run, tmp_path):
-    recipe = make_run(loggers={"tensorboard": {"log_dir": str(tmp_path / "board"), "flush_interval": 3}})
-    (board,) = [logger for logger in loggers_of(recipe) if isinstance(logger, TensorboardLogger)]
-    assert (board.log_dir, board.flush_interval) == (str(tmp_path / "board"), 3)
 
 
 @pytest.mark.parametrize(("name", "key"), [("wandb", "name"), ("mlflow", "run_name")])

@@ -5,7 +5,6 @@ here that take turns; that real ones end together, and say so, is tested in test
 training goes on from its newest checkpoint in test_distributed.py.
 """
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from eval.acceptance import replay_drafts
 from eval.acceptance.replay_drafts import REPLAYS_NAME
 from eval.checkpoint_curve import JSON_NAME
 from eval.decoding import generate as answering
+from tests.distill.recipe_files import write_recipe
 from tests.distill.test_several_processes import contents
 from tests.sharing import by_processes
 
@@ -84,12 +84,7 @@ STAGES: dict[str, tuple[Callable[[Run], object], tuple[str, ...], tuple[str, ...
 def whole(make_checkpoint, tmp_path_factory, trainings_begin_at_once) -> Path:
     """A folder with a recipe, and its run by one process as "whole"."""
     folder = tmp_path_factory.mktemp("lost")
-    prompts, file = folder / "prompts.jsonl", folder / "recipe.yaml"
-    prompts.write_text("".join(json.dumps({"prompt": f"What comes after {i}?"}) + "\n" for i in range(16)))
-    file.write_text(
-        f"run_name: tiny\nrun_dir: {folder / 'run'}\ntarget: {{path: {make_checkpoint(seed=1)}, dtype: float32}}\n"
-        f"architecture: {CUT}" + SETTINGS.format(prompts=prompts)
-    )
+    write_recipe(folder, make_checkpoint(seed=1), CUT, SETTINGS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes, "run_training", lambda path, *_: train.main([str(path)]))
         patch.setattr(train, "restore_signals", lambda: None)

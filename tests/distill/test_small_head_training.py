@@ -25,7 +25,7 @@ from distill.run.run import Run
 from distill.run.stage_inputs import prune_inputs
 from distill.stages.processes import mask_stage
 from distill.stages.running import cache_stage, generate_stage, prune_stage
-from distill.train import main, train
+from distill.train import train
 from eval.answers.traces import read_traces
 from eval.config import EvalConfig
 from eval.models.loading import load_model
@@ -46,11 +46,6 @@ SAMPLES = {"source": "cache", "contents": "samples", "num_samples": 7}
 SHORT = {"max_duration": "2ba", "scheduler": {"t_warmup": "0ba"}}
 ATOL = 1e-5  # of weights after two steps at learning rate 1e-3: float32 sums in another order
 UPDATE_RTOL = 1e-5  # of the norm, for the same reason
-
-
-@pytest.fixture(scope="session")
-def small_init(tmp_path_factory, tiny_target):
-    return cut_draft(tiny_target, tmp_path_factory.mktemp("small") / "init")
 
 
 @pytest.fixture
@@ -146,14 +141,6 @@ def test_resumed_equals_uninterrupted_bit_for_bit(small_run, stopped, teacher):
     train(resumed)
     assert_equal(last_state(straight)["model"], last_state(resumed)["model"])
     assert_equal(last_state(straight)["optimizers"], last_state(resumed)["optimizers"])
-
-
-def test_a_step_is_profiled_and_nothing_else_changes(small_run, tmp_path):
-    plain, profiled = (small_run(name, max_duration="5ba") for name in ("plain", "profiled"))
-    train(plain)
-    train(profiled, tmp_path / "profile")
-    assert_equal(last_state(plain)["model"], last_state(profiled)["model"])
-    assert list((tmp_path / "profile").glob("step*"))
 
 
 def test_bounds_of_kept_entries_say_what_they_are_of(small_run):
@@ -265,15 +252,6 @@ def test_what_does_not_belong_together_is_not_exported(small_run, small_init, ma
         with pytest.raises(UserError, match=message):
             export_checkpoint(checkpoint, init, tmp_path / "draft", target=target, dtype="float32", finish=finish)
         assert not (tmp_path / "draft").exists()
-
-
-def test_the_entry_point_says_it_in_one_line_with_exit_code_2(make_run, small_init, capsys):
-    recipe = make_run()
-    path = Path(recipe.run_dir) / "recipe.yaml"
-    assert main([str(path), f"target.path={small_init}"]) == 2
-    said = capsys.readouterr().err
-    assert "head_vocab_size is 120" in said
-    assert "Traceback" not in said
 
 
 # -- the cache ---------------------------------------------------------------------------------------------------------

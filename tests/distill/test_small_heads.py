@@ -14,8 +14,8 @@ from distill.flops import forward_flops, training_flops
 from distill.formulas.dense import cross_entropy, forward_kl
 from distill.formulas.losses import build_objective
 from distill.formulas.sparse import kept_forward_kl
-from distill.losses.answer_logits import AnswerLogits, head_of, logits_of, packed_flops_per_token
-from distill.losses.kept_rows import learned, rows_of_tokens
+from distill.losses.answer_logits import AnswerLogits, head_of, logits_of
+from distill.losses.kept_rows import learned
 from distill.metrics import quantities_of_rows
 from distill.teacher import CachedTeacher, Teacher
 from distill.teacher_cache import sampled_rows, top_k_rows, uniform_numbers, widen
@@ -277,12 +277,6 @@ def test_chunks_are_of_the_widest_rows_there_are(monkeypatch, whole, target, bat
     assert seen == [len(IDS), VOCAB]
 
 
-def test_packing_weighs_layers_alone(whole):
-    """The head runs on the answers' tokens, however rows are laid."""
-    of_whole, of_small = (packed_flops_per_token(lm)(7) for lm in (whole[False], small(whole[False])))
-    assert of_whole == of_small > 0
-
-
 def test_losses_of_text_are_of_the_tokens_that_can_be_said(whole, target, batch):
     """What a mixture follows: of each sequence those of the student, and those of the teacher given the same ids."""
     model, keep = distilled(small(whole[True]), target, "live", "forward_kl"), said(batch)
@@ -292,14 +286,6 @@ def test_losses_of_text_are_of_the_tokens_that_can_be_said(whole, target, batch)
         found = losses_of(model, batch)
         assert [len(each) for each in found] == keep.sum(1).tolist()
         torch.testing.assert_close(torch.cat(list(found)), expected.detach(), rtol=1e-5, atol=1e-5)
-
-
-def test_rows_are_the_places_of_ids():
-    ids = torch.tensor([2, 5, 9])
-    rows, is_said = rows_of_tokens(ids, torch.tensor([[0, 2, 5], [9, 11, 6]]))
-    assert is_said.tolist() == [[False, True, True], [True, False, False]]
-    assert rows[is_said].tolist() == [0, 1, 2]
-    assert int(rows.max()) < 3
 
 
 def test_the_mean_over_sampled_answers_is_the_gradient_of_the_forward_kl():

@@ -12,6 +12,7 @@ from architectures.checkpoints.manifest import read_manifest
 from distill.checkpoints.files import find_checkpoints
 from distill.run.run import Run
 from eval.answers.traces import read_traces
+from tests.distill.recipe_files import write_recipe
 
 pytestmark = pytest.mark.slow
 
@@ -38,13 +39,9 @@ TINY = (
 def run(tiny_target, tmp_path_factory):
     """The arguments of a finished tiny run, and its folder."""
     folder = tmp_path_factory.mktemp("run")
-    prompts = folder / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"What comes after {i}?"}) + "\n" for i in range(20)))
-    recipe = folder / "recipe.yaml"
-    recipe.write_text(
-        f"run_name: tiny\nrun_dir: {folder / 'out'}\ntarget: {{path: {tiny_target}, dtype: float32}}\n"
-        f"architecture: {{layers: 2, method: first_last}}\ndata: {{prompts: [{{path: {prompts}}}]}}\ndistill: {{}}\n"
-    )
+    settings = "data: {{prompts: [{{path: {prompts}}}]}}\ndistill: {{}}\n"
+    cut = "{layers: 2, method: first_last}"
+    recipe = write_recipe(folder, tiny_target, cut, settings, num_prompts=20, run="out")
     arguments = [str(recipe), *TINY]
     assert widedraft.main(["run", *arguments]) == 0
     return arguments, folder / "out"
@@ -62,20 +59,6 @@ def test_every_stage_leaves_a_manifest_with_its_inputs(run):
         assert manifest["stage"] == stage
         assert manifest["recipe"]
         assert all(manifest["inputs"].values())
-
-
-def test_draft_manifest_names_its_target_and_checkpoint(run, tiny_target):
-    manifest = read_manifest(run[1] / "draft")
-    assert manifest is not None
-    assert manifest["target"] == {"path": str(tiny_target), "revision": "main"}
-    assert manifest["checkpoint"].endswith(".pt")
-    assert manifest["finished"] is True
-
-
-def test_scorecard_compares_the_undistilled_draft(run):
-    scorecard = json.loads((run[1] / "eval" / "scorecard.json").read_text())
-    assert scorecard["format"] == "widedraft.scorecard/4"
-    assert [draft["draft"] for draft in scorecard["drafts"]] == ["undistilled", "draft"]
 
 
 def test_answers_and_scorecard_are_drawn_with_the_recipes_seed(run):
@@ -110,18 +93,6 @@ def test_every_checkpoint_is_scored_on_the_answers_of_the_scorecard(run, capsys)
     assert "ep0-ba3" in (out / "eval" / "report.html").read_text()
 
 
-def test_damaged_checkpoints_are_left_out_by_name(run, tmp_path, capsys):
-    arguments, out = run
-    copy = Path(shutil.copytree(out, tmp_path / "out"))
-    first, last = find_checkpoints(copy / "checkpoints")
-    first.write_bytes(first.read_bytes()[:1000])
-    assert widedraft.main(["eval", *arguments, f"run_dir={copy}", "--checkpoints"]) == 0
-    assert f"{first}: cut short or damaged" in capsys.readouterr().err
-    last.unlink()
-    assert widedraft.main(["eval", *arguments, f"run_dir={copy}", "--checkpoints"]) == 2
-    assert f"{copy / 'checkpoints'}: no checkpoint to score" in capsys.readouterr().err
-
-
 def test_a_checkpoint_of_another_model_is_refused(run, tmp_path, capsys):
     arguments, out = run
     copy = Path(shutil.copytree(out, tmp_path / "out"))
@@ -131,11 +102,6 @@ def test_a_checkpoint_of_another_model_is_refused(run, tmp_path, capsys):
     torch.save(saved, path)
     assert widedraft.main(["eval", *arguments, f"run_dir={copy}", "--checkpoints"]) == 2
     assert f"{path}: was not trained from {copy / 'init'}" in capsys.readouterr().err
-
-
-def test_a_pair_without_a_recipe_has_no_checkpoints(tmp_path, capsys):
-    assert widedraft.main(["eval", "--target", "a", "--draft", "b", "--prompts", "c", "--checkpoints"]) == 2
-    assert "--checkpoints" in capsys.readouterr().err
 
 
 def test_a_second_run_skips_everything_and_says_so(run, capfd):

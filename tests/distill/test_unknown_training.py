@@ -15,21 +15,16 @@ from distill.data.unknown_inputs import STUDENT_IDS
 from distill.export import export_checkpoint
 from distill.run.run import Run
 from distill.train import train
-from distill.training.trainer import build_model, unknown_inputs
+from distill.training.trainer import build_model
 from eval.answers.traces import read_traces
 from eval.models.loading import load_model
 from tests.distill.after_training import assert_equal, last_state, mean_gradients, metrics, relative_difference, weights
-from tests.distill.small_heads import IDS, VOCAB, cut_draft
+from tests.distill.small_heads import IDS, VOCAB
 
 INPUTS = torch.tensor([[1, 70, 80, 90, 100, 110]])
 UNKNOWN = max(set(range(VOCAB)) - set(IDS))
 EMBEDDING = "student.lm.model.embed_tokens.weight"
 UPDATE_RTOL = 1e-5  # of the norm: float32 sums in another order
-
-
-@pytest.fixture(scope="session")
-def small_init(tmp_path_factory, tiny_target):
-    return cut_draft(tiny_target, tmp_path_factory.mktemp("small") / "init")
 
 
 @pytest.fixture
@@ -64,10 +59,6 @@ def test_the_student_reads_what_it_is_shown_and_the_teacher_what_stands_there(mo
     assert not torch.equal(hidden(model, batch(**{STUDENT_IDS: shown})), hidden(model, batch()))
     said, plain = (model.rows_of(model.teacher, each) for each in (batch(**{STUDENT_IDS: shown}), batch()))
     assert torch.equal(said.hidden_AH, plain.hidden_AH)
-
-
-def test_a_training_without_them_has_nothing_that_shows_any(make_run):
-    assert unknown_inputs(Run.of(make_run())) == []
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])

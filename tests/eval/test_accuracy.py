@@ -25,13 +25,11 @@ from eval.accuracy import (
     load_benchmark,
     multiplication_questions,
 )
-from eval.decoding import acceptance as rules
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Decoded, Limits
-from eval.models.loading import load_model, load_tokenizer
 from eval.near_ties import MIN_P, Parting, find_parting, tie_allowance
 from eval.pair import load_pair
-from eval.prompts import TEXT, render_prompt
+from eval.prompts import TEXT
 
 HOW = {"max_new_tokens": 12, "batch_size": 3}
 
@@ -64,10 +62,6 @@ def test_a_sound_draft_changes_no_answer(pair, products):
     assert f"; truncated at 12 tokens {sum(not one.stopped for one in plain)}; " in finding.detail
 
 
-def test_the_length_is_the_benchmarks_unless_one_is_given(pair, products):
-    assert f"; truncated at {products.max_new_tokens} tokens " in check_accuracy(pair, products).detail
-
-
 def test_right_answers_are_counted_on_either_side(pair, products):
     """Three are right alone, two with the draft, one of them not alone."""
     benchmark = right_in(products, ["1", "2", "3", "4", "5"])
@@ -84,28 +78,10 @@ def test_right_answers_are_counted_on_either_side(pair, products):
     assert outcome.equal == [True, False, False, False, True]
 
 
-def keep_everything(patch):
-    """Whatever the draft proposes is kept, so that its words stand in the target's text."""
-    patch(rules, "leading", lambda _kept_BK, counts_B: counts_B)
-
-
-def test_a_draft_that_writes_the_text_itself_fails(monkeypatch, pair, products):
-    keep_everything(monkeypatch.setattr)
-    assert not check_accuracy(pair, products, **HOW).holds
-
-
-@pytest.mark.parametrize(
-    ("equal", "tied", "holds"),
-    [
-        ((True, True), (False, False), True),
-        ((True, False), (False, True), True),
-        ((False, True), (False, False), False),
-    ],
-)
-def test_the_law_is_that_texts_are_equal_or_part_at_a_tie(equal, tied, holds):
-    right = (False, False)
-    assert Outcome(right, right, equal, tied).holds is holds
-    assert Outcome((True, True), (False, True), equal, tied).holds is holds  # what is right does not matter
+def test_the_law_is_that_texts_are_equal_or_part_at_a_tie():
+    for right in ((False, False), (False, True)):  # what is right does not matter
+        assert Outcome(right, right, (True, False), (False, True)).holds
+        assert not Outcome(right, right, (False, True), (False, False)).holds
 
 
 def test_texts_part_at_a_tie_only_where_the_target_nearly_ties(target, prompts):
@@ -120,28 +96,6 @@ def test_texts_part_at_a_tie_only_where_the_target_nearly_ties(target, prompts):
         assert parting.leaves(side)
         assert not parting.leaves(1 - side)
     assert find_parting(target, prompt, ids, ids[:3], width=3) is None  # one is the beginning of the other
-
-
-def test_half_precision_ties_are_ties(target_folder, prompts):
-    """Two tokens of one logit: rounding to bfloat16 makes some. Of more logits apart than readings differ none is."""
-    model = load_model(target_folder, dtype="bfloat16", device="cpu")
-    found = {True: 0, False: 0}
-    for prompt in prompts[1:5]:
-        [plain] = plain_decode(model, [prompt], limits=Limits(12))
-        ids = plain.token_ids
-        logits_TV = answer_logits(model, prompt, ids)
-        for place, row_V in enumerate(logits_TV):
-            best, second = row_V.topk(2).indices.tolist()
-            if ids[place] != best:
-                continue
-            parting = find_parting(model, prompt, ids, (*ids[:place], second), width=3)
-            gap = float(row_V[best] - row_V[second])
-            assert parting.short == (0.0, gap)
-            assert parting.is_tie(gap) is (gap <= parting.tolerance)
-            assert not parting.is_tie(gap - 1e-6)
-            found[gap <= tie_allowance([parting.noise])] += 1
-    assert found[True]
-    assert found[False]
 
 
 def test_a_draft_that_always_takes_the_second_of_two_near_ties_is_found():
@@ -175,43 +129,22 @@ def test_intervals_are_wilsons(count, total):
     ("text", "number"),
     [
         ("She sells 9 * 2 = 18 eggs.", "18"),
-        ("The answer is 18", "18"),
-        ("#### 18", "18"),
-        ("It is $18.", "18"),
         ("It is $18.00.", "18"),
         ("It costs 18.50 dollars", "18.5"),
-        ("about .5 of it", "0.5"),
-        ("1,234", "1234"),
         ("1,234,567.25 in all", "1234567.25"),
-        ("$1,234.", "1234"),
-        ("first 1, 2, 3", "3"),
         ("12,34", "34"),  # no thousands: two numbers
         ("1,2345", "2345"),
-        ("1234,567", "567"),
-        ("so -5", "-5"),
         ("x=-5", "-5"),
-        ("(-5)", "-5"),
         ("−5 degrees", "-5"),
         ("loses -$5", "-5"),
-        ("loses $-5", "-5"),
-        ("-1,234.5", "-1234.5"),
         ("10-5", "5"),
-        ("10 - 5", "5"),
         ("(10)-5", "5"),
-        ("[10]-5", "5"),
         ("covid-19", "19"),
-        ("5-10 people", "10"),
-        ("€20 or £30", "30"),
-        ("50% of it", "50"),
         ("1/2", "2"),
-        ("**18**", "18"),
         ("\\boxed{18}", "18"),
         ("<<9*2=18>>18", "18"),
-        ("5kg", "5"),
         ("version 1.2.3", "3"),
-        ("18\n\n", "18"),
         ("-0", "0"),
-        ("007", "7"),
     ],
 )
 def test_the_last_number_of_a_text(text, number):
@@ -236,12 +169,8 @@ def test_every_way_to_write_a_number_is_read_as_that_number(value):
     ("text", "number"),
     [
         (" 63\n8 * 3 = 24", "63"),
-        ("63", "63"),
-        ("1,234\n", "1234"),
         ("\n63", None),
         (" 63 eggs\n", None),
-        (" 60 + 3\n", None),
-        ("", None),
         (" = 63\n", None),
     ],
 )
@@ -268,9 +197,7 @@ def test_the_reference_stands_behind_the_last_mark(answer, number):
     ("given_row", "key"),
     [
         (row("18"), "answer"),
-        (row("#### many"), "answer"),
         (row("#### 18 eggs"), "answer"),
-        ({"question": "How many?"}, "answer"),
         ({"prompt": "How many?"}, "question"),
         (row(18), "answer"),
     ],
@@ -294,19 +221,6 @@ def test_products_follow_from_the_seed_and_are_of_numbers_from_1_to_99():
         factors += [a, b]
     assert {min(factors), max(factors)} == {SMALLEST, LARGEST} == {1, 99}
     assert len(set(factors)) == 99
-
-
-def test_a_product_is_asked_after_three_that_are_right(tiny_target):
-    [question] = multiplication_questions(1, seed=0)
-    tokenizer = load_tokenizer(tiny_target)
-    shown = str(tokenizer.decode(render_prompt(tokenizer, question.prompt.messages)))
-    *solved, _ = shown.split("\n")
-    assert len(solved) == 3
-    for line in solved:
-        product, result = line.split(" = ")
-        a, b = map(int, product.split(" * "))
-        assert a * b == int(result)
-    assert shown.endswith(" =")
 
 
 def test_an_benchmark_reads_a_file_and_as_many_rows_as_are_asked(tmp_path):

@@ -81,16 +81,6 @@ def test_pieces_are_the_target_s_own_text(scored, target_tokenizer):
         )
 
 
-def test_sampled_texts_take_the_place_of_those_of_an_earlier_scoring(scored, target_folder, noisy_folder):
-    out, _ = scored
-    asked = [Prompt("p:1", (user_turn("say"),))]
-    sampled = CONFIG.model_copy(update={"temperatures": (1.0,)})
-    before = (out / "examples.json").read_bytes()
-    score_drafts(target_folder, {"draft": noisy_folder}, asked, sampled, out, seed=1)
-    assert (out / "examples.json").read_bytes() != before
-    assert [one.source for one in read_examples(out / "examples.json").examples] == ["p:1"]
-
-
 def test_a_damaged_file_is_rejected_by_its_field(tmp_path):
     example = {"source": "p:1", "category": None, "prompt": "why", "pieces": [["so", "me"]]}
     path = tmp_path / "examples.json"

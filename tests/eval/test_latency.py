@@ -32,7 +32,6 @@ from eval.latency import (
     measure_grid,
     measure_latency,
     prefill_steps,
-    repeated,
     require_memory,
     shape_of,
     step_bytes,
@@ -59,17 +58,6 @@ def median_ms(latency, model, tokens):
 @pytest.fixture
 def warmed_up_as_for_users(monkeypatch):
     monkeypatch.setattr(latency_module, "WARM_UP_LIMIT", WARM_UP_LIMIT)
-
-
-@pytest.fixture
-def measured(target, noisy_draft, random_draft):
-    return measure_latency(
-        {TARGET: target, "small": random_draft, "large": noisy_draft},
-        Setting(CONTEXT),
-        lookaheads=[2, 3],
-        repetitions=range(6),
-        resampling=RESAMPLING,
-    )
 
 
 def test_resampled_repetitions_are_the_same_for_every_kind_of_step():
@@ -99,18 +87,6 @@ def test_a_chain_of_a_small_head_is_fed_tokens_and_not_rows(target, small_head_f
     assert len(chain) == CHAIN_LENGTH - 1
     assert set(chain) <= said
     assert max(chain) >= len(said) or not set(chain) <= set(range(len(said)))
-
-
-def test_every_kind_of_step_has_a_time(warmed_up_as_for_users, measured):
-    assert (measured.context, len(measured.timed.seconds[Kind(TARGET, 1)])) == (20, 6)
-    assert 10 <= measured.timed.warm_up_repeats <= WARM_UP_LIMIT
-    assert list(measured.verify) == [2, 3]
-    assert measured.drafts == ["small", "large"]
-    assert len(measured.times) == 1 + 2 + 2 * 2
-    for step in measured.times.values():
-        assert 0 < step.p10_ms.value <= step.median_ms <= step.p90_ms.value
-        low, high = step.p50_ms.interval
-        assert low <= step.median_ms <= high
 
 
 @pytest.fixture
@@ -181,12 +157,6 @@ def test_times_of_target_and_drafts_are_not_swapped(measure_by_tokens):
     assert latency.step_times("small").cost_ratio == 2 / 5
 
 
-def test_the_seed_draws_the_order_of_the_steps(measure_by_tokens):
-    _, fed = measure_by_tokens()
-    assert measure_by_tokens()[1] == fed
-    assert measure_by_tokens(seed=18)[1] != fed
-
-
 def test_medians_of_one_draft_become_step_times():
     kinds = [("target", 1), ("target", 2), ("target", 3), ("x", 1), ("x", 2), ("y", 1), ("y", 2)]
     seconds = {Kind(name, 5, is_prefill=True): [99.0] for name in ("target", "x")}
@@ -247,14 +217,6 @@ def test_time_of_the_chain_is_per_step(monkeypatch, target, noisy_draft):
     steps = decoding_steps({TARGET: target, "draft": noisy_draft}, Setting(CONTEXT), [1])
     monkeypatch.setattr(latency_module, "clock_s", lambda _device: next(readings))
     assert steps[Kind("draft", 1)]() == 4.0 / CHAIN_LENGTH
-
-
-def test_a_context_shorter_than_a_step_is_repeated(target, noisy_draft):
-    steps = decoding_steps({TARGET: target, "draft": noisy_draft}, Setting([7, 8]), [4])
-    recorder = Recorder(target)
-    steps[Kind("target", 5)]()
-    recorder.hook.remove()
-    assert recorder.calls[0][0] == [7, 8, 7, 8, 7]
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -322,29 +284,11 @@ def test_ten_repetitions_are_the_least():
     assert not has_settled([1.03] * 5 + [1.0] * 5)
 
 
-def test_times_have_settled_when_medians_differ_by_less_than_two_percent():
-    assert has_settled([1.0] * 5 + [1.019] * 5)
-    assert not has_settled([1.0] * 5 + [1.021] * 5)
-    assert has_settled([1.0] * 9 + [50.0])  # one step that was interrupted
-
-
 def test_summary_of_times():
     summary = summarise(list(range(1, 12)), CONFIDENCE)
     assert [one.value for one in (summary.p10_ms, summary.p50_ms, summary.p90_ms)] == [2000, 6000, 10_000]
     assert summary.median_ms == 6000
     assert summary.p50_ms.interval == (2000, 10_000)  # of 11 values, 2 to 10 hold it in 98.8 % and 3 to 9 in 93.5 %
-
-
-def test_the_interval_is_the_medians_at_the_confidence_asked_for():
-    assert summarise([1.0] * 20 + [1000.0], CONFIDENCE).p50_ms.interval == (1000, 1000)
-    (wide_low, wide_high), (low, high) = (summarise(range(50), each).p50_ms.interval for each in (0.99, 0.5))
-    assert wide_low < low < high < wide_high
-
-
-@pytest.mark.parametrize(("repeats", "has_interval"), [(1, False), (5, False), (6, True)])
-def test_few_repetitions_have_no_interval(repeats, has_interval):
-    summary = summarise(list(range(1, repeats + 1)), CONFIDENCE)
-    assert summary.p50_ms.interval == ((1000, 6000) if has_interval else None)
 
 
 @pytest.mark.parametrize("confidence", [0.5, 0.75, 0.9, 0.95, 0.99])
@@ -360,14 +304,6 @@ def bounds(repeats, name):
     return found.interval or (None, None)
 
 
-def test_a_bound_is_there_only_where_a_repetition_is_surely_beyond():
-    """The chance that none of 30 lies below the 10th percentile is 0.9^30 = 4 %, and of 40 it is 1.5 %."""
-    assert bounds(30, "p10_ms")[0] is None
-    assert bounds(40, "p10_ms")[0] == 0
-    assert bounds(30, "p90_ms")[1] is None
-    assert bounds(40, "p90_ms")[1] == 39
-
-
 def test_the_99th_percentile_is_told_of_200_repetitions_and_bounded_above_by_368():
     assert summarise(range(199), CONFIDENCE).p99_ms is None
     few, many = (bounds(repeats, "p99_ms") for repeats in (200, 368))
@@ -375,16 +311,6 @@ def test_the_99th_percentile_is_told_of_200_repetitions_and_bounded_above_by_368
     assert few[1] is None
     assert many[1] == 367  # 0.99^368 < 2.5 % < 0.99^366
     assert bounds(366, "p99_ms")[1] is None
-
-
-def test_every_percentile_has_its_own_bounds():
-    summary = summarise(list(range(400)), CONFIDENCE)
-    told = [summary.p10_ms, summary.p50_ms, summary.p90_ms, summary.p99_ms]
-    for one in told:
-        low, high = one.interval
-        assert low < one.value < high
-    tenth, median, ninetieth, last = (one.interval for one in told)
-    assert tenth[1] < median[0] < median[1] < ninetieth[0] < ninetieth[1] < last[1]
 
 
 @pytest.mark.parametrize("repeats", [12, 30, 100])
@@ -441,11 +367,6 @@ def test_what_cannot_be_captured_or_batched_is_rejected(target, make_checkpoint)
         measure_grid(models, CONTEXT, Grid([1, 2], [8], [1], 2), RESAMPLING)
 
 
-def test_a_text_is_repeated_until_it_is_long_enough():
-    assert repeated([1, 2, 3], 7) == [1, 2, 3, 1, 2, 3, 1]
-    assert repeated([1, 2, 3], 2) == [1, 2]
-
-
 def test_what_does_not_fit_is_rejected_before_it_is_measured(target, monkeypatch):
     require_memory({TARGET: target}, batch=1, context=100)
     with pytest.raises(UserError, match="--contexts 99999"):
@@ -477,11 +398,6 @@ def test_a_step_reads_the_rows_of_a_small_head_and_no_others(small_head_folder, 
     head = draft.get_output_embeddings().weight
     assert weight_bytes_read(draft) == weight_bytes_read(target) - 4 * (264 - len(head)) * head.shape[1]
     assert byte_ratio(target, draft, context=9) < 1
-
-
-def test_a_family_of_unknown_shape_has_no_byte_ratio(make_checkpoint, target):
-    model = load_model(make_checkpoint(seed=1, model_type="cohere2", sliding_window=9), dtype="float32", device="cpu")
-    assert byte_ratio(target, model, context=5) is byte_ratio(model, target, context=5) is None
 
 
 def test_untrained_models_have_the_shape_asked_for(target):
@@ -519,19 +435,6 @@ def test_a_grid_of_other_drafts_than_its_models_is_no_grid(target_folder, noisy_
     out.write_text(json.dumps(values))
     with pytest.raises(UserError, match=re.escape(str(out))):
         read_grid_file(out)
-
-
-def test_a_target_alone_has_its_own_time(target_folder, capsys):
-    assert run_grid("--target", target_folder) == 0
-    assert "draft" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("bits", [8, 4])
-def test_a_packed_target_is_named(target_folder, tmp_path, bits):
-    pytest.importorskip("bitsandbytes", reason="packs the weights")
-    out = tmp_path / "latency.json"
-    assert run_grid("--target", target_folder, "--dtype", "float32", "--target-bits", bits, "--out", out) == 0
-    assert read_grid_file(out).models[TARGET].dtype == f"{bits} bits"
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,7 @@ import pytest
 import torch
 
 from eval import machine
-from eval.machine import Started, step_by_threads, thread_counts, usable_cores
-from eval.records.evidence import ThreadStep
-
-
-def took(**ms):
-    return tuple(ThreadStep(threads=int(count.removeprefix("t")), ms=value) for count, value in ms.items())
+from eval.machine import step_by_threads, thread_counts, usable_cores
 
 
 @pytest.mark.parametrize(("most", "counts"), [(1, [1]), (2, [1, 2]), (3, [1, 3]), (8, [1, 4, 8]), (64, [1, 32, 64])])
@@ -25,12 +20,6 @@ def test_steps_are_taken_with_each_number_in_interleaved_runs(monkeypatch):
     assert [step.threads for step in found] == [1, 2]
     assert all(step.ms == pytest.approx(2) for step in found)
     assert counts == [1, 1, 2, 2] * 2  # the first of each visit uncounted
-
-
-def test_evidence_names_the_threads():
-    tried = took(t1=9.0)
-    evidence = Started().evidence(tried)
-    assert (evidence.threads, evidence.by_threads) == (torch.get_num_threads(), tried)
 
 
 @pytest.mark.parametrize(("limit", "most"), [("max 100000", None), ("150000 100000", 1)])

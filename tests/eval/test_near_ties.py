@@ -17,7 +17,6 @@ from eval.near_ties import (
     excess_p,
     judge_ties,
     read_all,
-    read_ties,
     shortfalls,
     stepwise_logits,
 )
@@ -111,12 +110,6 @@ def test_step_by_step_the_target_reads_what_it_reads_at_once(make_checkpoint, ma
         torch.testing.assert_close(stepwise, whole, rtol=1e-4, atol=1e-4)
 
 
-def test_so_does_an_encoder_decoder(translators, prompts):
-    target, _ = translators
-    whole, stepwise = (answer_logits(target, [5, 6], prompts[3]), stepwise_logits(target, [5, 6], prompts[3], width=4))
-    torch.testing.assert_close(stepwise, whole, rtol=1e-4, atol=1e-4)
-
-
 def test_a_text_of_argmaxes_is_read_once(target, prompts):
     prompt = prompts[4] * 2  # so long that reading it at once rounds otherwise than step by step
     ids = [int(answer_logits(target, prompt, [0])[0].argmax())]
@@ -162,8 +155,3 @@ def test_choices_of_the_text_alone_are_counted_against_the_reading_that_explains
 def test_ten_choices_that_no_reading_has_are_too_many():
     assert excess_p(0, 0) == 1.0
     assert excess_p(9, 0) == 2**-9 > MIN_P > excess_p(10, 0) == 2**-10
-
-
-def test_a_near_tie_taken_again_and_again_counts_once(target, prompts):
-    ids = [int(answer_logits(target, prompts[1], [0])[0].argmax()), 7, 7, 7]
-    assert len(read_ties(target, prompts[1], ids).short) > len(read_ties(target, prompts[1], ids).own) - 1 >= 0

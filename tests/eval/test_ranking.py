@@ -41,22 +41,6 @@ def interval_of(drafts, lookahead, **how):
     return predicted_interval(row, lookahead, steps, RESAMPLING)
 
 
-def test_what_is_predicted_is_as_doubtful_as_the_draft_in_a_ranking():
-    rows, steps = rows_and_steps({"a": (4.0, [3, 5, 9]), "b": (6.0, [4, 4, 4])}, wide_ms=2.0)
-    for one in ranking(rows, steps, RESAMPLING):
-        [row] = [row for row in rows if row.draft == one.draft]
-        assert predicted_interval(row, one.lookahead, steps, RESAMPLING) == one.interval
-    drafts = {"a": (4.0, [3, 5, 9])}
-    low, high = interval_of(drafts, 1, wide_ms=2.0, temperature=1.0)
-    assert high < interval_of(drafts, 1, wide_ms=2.0)[0]
-    assert low > interval_of(drafts, 4, wide_ms=2.0, temperature=1.0)[1]
-
-
-def test_without_the_sums_of_several_prompts_a_prediction_has_no_interval():
-    assert interval_of({"a": (4.0, [5])}, 1, wide_ms=2.0) is None
-    assert interval_of({"a": (4.0, [5, 5])}, 1, wide_ms=2.0) is not None
-
-
 def test_a_draft_is_worth_what_the_formula_says():
     [only] = ranked({"a": (4.0, [5, 5, 5])})
     times = StepTimes(0.040, 0.004, 0.005, {1: 0.044, 4: 0.050})
@@ -73,11 +57,6 @@ def test_the_fastest_comes_first_whatever_the_order():
         found = ranked({name: drafts[name] for name in names})
         assert [one.draft for one in found] == ["fast", "slow", "wrong"]
         assert [one.first_share for one in found] == [1.0, 0.0, 0.0]
-
-
-def test_the_acceptance_is_that_of_the_temperature():
-    [only] = ranked({"a": (4.0, [5, 5])}, temperature=1.0)
-    assert only.speedup == pytest.approx(40 / 48)
 
 
 def test_prompts_that_differ_leave_doubt_and_shares_are_those_of_draws():
@@ -128,18 +107,6 @@ def test_a_prospect_is_the_least_alpha_that_pays(cost):
     assert (found.lookahead, found.cost_ratio) == (4, cost)
     assert iid_speedup(found.least_alpha, 4, times) == pytest.approx(1)
     assert found.most == pytest.approx(5 / (4 * cost + 1))
-
-
-def test_of_several_lookaheads_the_one_that_needs_least():
-    times = StepTimes(1.0, 0.5, 0.5, {1: 1.0, 6: 1.0})
-    assert prospect(times).lookahead == 1
-    assert prospect(times).most == pytest.approx(7 / 4)
-
-
-def test_a_draft_as_slow_as_its_target_has_no_prospect():
-    found = prospect(StepTimes(1.0, 1.5, 1.5, {1: 1.0, 4: 1.0}))
-    assert found.least_alpha is None
-    assert found.most < 1
 
 
 def test_in_a_batch_one_row_that_kept_everything_makes_all_catch_up():

@@ -63,19 +63,6 @@ def test_recorded_responses_are_scored_as_with_their_target_by_every_method(
     assert 0.1 < card.acceptance[0].accept_rate.value < 0.95
 
 
-def test_the_target_as_its_own_draft_is_always_right(greedy_traces, target_folder, tmp_path):
-    [row] = score(greedy_traces, target_folder, tmp_path).acceptance
-    assert row.accept_rate.value == 1
-    for entry in row.lookahead:
-        assert entry.accepted == entry.proposed
-
-
-def test_only_the_first_prompts_are_scored(greedy_traces, noisy_folder, tmp_path):
-    card = score(greedy_traces, noisy_folder, tmp_path, num_prompts=2)
-    assert (card.recording.given, card.recording.scored, card.acceptance[0].prompts) == (6, 2, 2)
-    assert score(greedy_traces, noisy_folder, tmp_path, num_prompts=1).acceptance[0].accept_rate.interval is None
-
-
 def test_without_probabilities_rejection_sampling_is_left_out(sampled_traces, noisy_folder, tmp_path):
     bare = shutil.copytree(sampled_traces, tmp_path / "bare")
     for shard in bare.glob("eval-*.jsonl"):
@@ -144,11 +131,8 @@ def test_blocks_are_read_as_torch_prints_them(tmp_path):
     [
         ("tensor([[1, 2]]\ntensor([[3]])\n", "truth.txt:1: block 1"),
         ("tensor([[3]])\n\ntensor([[1, 2])\n", "truth.txt:3: block 2"),
-        ("tensor([[1]])\ntensor([[1,\n 2.5]])\n", "truth.txt:2: block 2"),
         ("tensor([[1, ..., 2]])", "truth.txt:1: block 1 is elided"),
-        ("tensor([[1, -100]])", "truth.txt:1: block 1"),
         ("tensor([[1, 32000]])", "truth.txt:1: block 1 holds '32000'"),
-        ("tensor([[]])", "truth.txt:1: block 1"),
         (" \n", "truth.txt: holds no block"),
     ],
 )
@@ -157,25 +141,6 @@ def test_another_text_is_rejected_by_its_line(tmp_path, text, where):
     with pytest.raises(UserError) as error:
         read_text_responses(tmp_path / "truth.txt", vocab_size=32000)
     assert where in str(error.value)
-
-
-def test_a_draft_with_another_tokenizer_is_rejected(greedy_traces, noisy_folder, tmp_path):
-    draft = shutil.copytree(noisy_folder, tmp_path / "draft")
-    content = json.loads((draft / "tokenizer.json").read_text())
-    vocabulary = content["model"]["vocab"]
-    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
-    (draft / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match="vocabulary"):
-        read_recorded_traces(greedy_traces, draft)
-
-
-def test_a_draft_may_have_another_chat_template(greedy_traces, noisy_folder, tmp_path):
-    """The tokens of the prompts are recorded, so nothing is rendered again."""
-    draft = shutil.copytree(noisy_folder, tmp_path / "draft")
-    (draft / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
-    assert (
-        read_recorded_traces(greedy_traces, draft).answers == read_recorded_traces(greedy_traces, noisy_folder).answers
-    )
 
 
 def test_a_draft_too_short_or_too_small_for_the_responses_is_rejected(
@@ -188,8 +153,3 @@ def test_a_draft_too_short_or_too_small_for_the_responses_is_rejected(
     (draft / "config.json").write_text(json.dumps({**settings, "vocab_size": 258}))
     with pytest.raises(UserError, match="vocab_size is 258"):
         read_recorded_traces(greedy_traces, draft)
-
-
-def test_a_directory_without_held_out_responses_is_rejected(tmp_path, noisy_folder):
-    with pytest.raises(UserError, match="num_eval_prompts"):
-        read_recorded_traces(tmp_path, noisy_folder)

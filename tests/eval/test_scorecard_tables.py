@@ -4,18 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from eval.acceptance.estimates import Estimate
 from eval.records.evidence import StepEvidence, ThreadStep
 from eval.report import read_runs
-from eval.scorecard_schema import Ratio
 from eval.scorecard_tables import (
     find_warnings,
-    groups,
-    interval,
     results,
-    scorecard_page,
     scored_drafts,
-    times,
     timing_warnings,
 )
 from tests.eval.test_report import scored  # noqa: F401  # a fixture
@@ -40,13 +34,6 @@ def card(scored):  # noqa: F811
     return changed(run.card, latency=changed(run.card.latency, evidence=QUIET, settled=True))
 
 
-def test_estimates_with_and_without_intervals():
-    assert interval(Estimate(0.5124, (0.48, 0.544))) == "0.512 [0.480, 0.544]"
-    assert times(Estimate(1.118, (1.05, 1.2))) == "1.12x [1.05, 1.20]"
-    assert interval(Estimate(0.5, None)) == "0.500"
-    assert interval(Ratio(None, None)) == interval(None) == "–"
-
-
 def test_every_acceptance_method_has_its_row(card):
     table = results(scored_drafts({"run": card}))
     expected = [method.rule for row in card.acceptance for method in (row, *row.other_rules)]
@@ -54,27 +41,12 @@ def test_every_acceptance_method_has_its_row(card):
     assert len(results(scored_drafts({"run": card}), all_methods=False).rows) == len(card.acceptance)
 
 
-def test_tokens_of_the_sources_sum_to_all(card):
-    table = groups(scored_drafts({"run": card}))
-    row = card.row(card.primary, 0.0)
-    tokens = [float(cells[5]) for cells in table.rows if cells[1:3] == ("0", "prompts")]
-    assert sum(tokens) == row.alpha.tokens
-
-
-def test_scorecard_md_has_the_tables_of_the_report(card):
-    assert {"Results", "Models", "By position in the verification step"} <= {
-        getattr(block, "title", "") for block in scorecard_page(card).blocks
-    }
-
-
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
         ({}, []),
         ({"by_threads": (ThreadStep(threads=1, ms=1.5), ThreadStep(threads=2, ms=105.0))}, ["OMP_NUM_THREADS=1"]),
-        ({"by_threads": (ThreadStep(threads=1, ms=10.0), ThreadStep(threads=2, ms=12.0))}, []),
         ({"by_threads": (ThreadStep(threads=2, ms=40.0), ThreadStep(threads=4, ms=10.0))}, []),
-        ({"by_threads": ()}, []),
         ({"refused": 0.4}, ["40%"]),
         ({"others": 1.9}, ["1.9 cores"]),
         ({"refused": None, "others": None}, []),
@@ -84,10 +56,6 @@ def test_step_times_of_a_busy_machine_are_warned_of(changes, named):
     warnings = timing_warnings(replace(QUIET, **changes))
     assert len(warnings) == len(named)
     assert all(name in warning for name, warning in zip(named, warnings, strict=True))
-
-
-def test_nothing_measured_warns_of_nothing():
-    assert timing_warnings(None) == []
 
 
 def undisturbed(card):

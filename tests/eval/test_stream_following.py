@@ -55,12 +55,6 @@ def test_it_continues_where_it_was(follow):
     assert [(request.number, request.prompt.source[-2:]) for request in stream] == [(2, ":3")]
 
 
-def test_a_malformed_line_is_named(follow):
-    _, stream = follow(row("a") + b"\n{\n", row("b"))
-    with pytest.raises(UserError, match=r"log\.jsonl:3: "):
-        asked(stream)
-
-
 def replace_file(path):
     other = path.with_suffix(".other")
     other.write_bytes(row("a") + row("b"))
@@ -72,9 +66,3 @@ def test_a_file_that_is_truncated_or_replaced_is_rejected(follow, change):
     _, stream = follow(row("a"), b"", change)
     with pytest.raises(UserError, match=r"log\.jsonl"):
         asked(stream)
-
-
-def test_a_file_that_is_not_there_is_rejected(tmp_path):
-    config = StreamConfig(sources=(PromptSource(path=str(tmp_path / "none.jsonl")),), follow=True)
-    with pytest.raises(UserError, match=r"none\.jsonl"):
-        next(open_stream(config, seed=1))

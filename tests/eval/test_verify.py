@@ -17,20 +17,18 @@ from eval import pair as pairs
 from eval.decoding import acceptance as rules
 from eval.decoding import cuda_graphs as captured
 from eval.decoding import cuda_graphs as compiled
-from eval.decoding.kv_cache import RowSequencer
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import Emitted, decode_steps, plain_decode, speculative_decode
-from eval.decoding.texts import Decoded, Limits, Speculation
+from eval.decoding.texts import Limits, Speculation
 from eval.lossless import Verification
 from eval.models.loading import load_model
 from eval.pair import load_pair, prompts_of
 from eval.prompts import Prompt, user_turn
-from eval.side_by_side import Runner, race, runners, show, spans, writers_of
+from eval.side_by_side import show, spans, writers_of
 from eval.targets import loading as targets
 from tests.eval.decoding.stand_ins import watched_maker
 
 ROOT = Path(__file__).parents[2]
-DONE = Decoded((), (), prefill_s=0.0, decode_s=0.0)
 PROMPT = Prompt("here", (user_turn("Add 2 and 3, please."),))
 ACCURACY, SHOW = ("--accuracy", "multiplication"), ("--show",)
 
@@ -151,21 +149,14 @@ def test_every_option_is_among_those_tried():
         (("--target-bits", "4", "--target-placement", "layers"), "--target-placement"),
         (("--target-placement", "layers", "--capture"), "--capture"),
         ((*ACCURACY, *SHOW), "--show"),
-        ((*ACCURACY, "--prompts", "gsm8k"), "--prompts"),
-        ((*ACCURACY, "--samples", "2"), "--samples"),
         ((*ACCURACY, "--temperature", "2"), "--temperature"),
         ((*ACCURACY, *ACCURACY), "--accuracy"),
-        (("--accuracy", "gsm8k", "--seed", "2"), "--seed"),
-        (("--accuracy", "sums"), "--accuracy sums"),
         (("--accuracy", "gsm8k=no.jsonl"), "no.jsonl"),
         ((*SHOW, "--samples", "2"), "--samples"),
-        ((*SHOW, "--batch-size", "2"), "--batch-size"),
         (("--batch-size", "2"), "--batch-size"),
         (("--temperature", "0"), "--temperature"),
-        (("--lookahead", "0"), "--lookahead"),
         (("--prompts", "nowhere.jsonl"), "nowhere.jsonl"),
         (("--max-new-tokens", "5000"), "max_position_embeddings"),
-        ((*ACCURACY, "--max-new-tokens", "2100"), "max_position_embeddings"),
     ],
 )
 def test_a_mistake_names_its_flag_or_file(run, capsys, words, flag):
@@ -178,26 +169,6 @@ def test_a_changed_text_ends_in_exit_code_1(run, capsys, monkeypatch, mode):
     monkeypatch.setattr(rules, "leading", lambda _kept_BK, counts_B: counts_B)  # whatever is proposed is accepted
     run(*mode, "--max-new-tokens", "8", code=1)
     assert "FAIL " in capsys.readouterr().out
-
-
-def test_both_kinds_of_questions(run, capsys, tmp_path):
-    rows = [{"question": f"say {word}", "answer": "#### 7"} for word in ("one", "two", "three")]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run("--accuracy", f"gsm8k={tmp_path}/rows.jsonl", *ACCURACY, "--num-prompts", 4, "--max-new-tokens", 6)
-    first, second, last = capsys.readouterr().out.splitlines()
-    assert first.startswith("ok   gsm8k: accuracy without draft 0/3 = ")
-    assert second.startswith("ok   multiplication: accuracy without draft 0/4 = ")
-    assert last.startswith("lossless: yes")
-
-
-@pytest.mark.parametrize("mode", [("--num-prompts", "1"), ACCURACY, SHOW])
-def test_steps_are_made_if_they_are_asked_for(run, questions, monkeypatch, mode):
-    maker = watched_maker("compiled", monkeypatch)
-    monkeypatch.setattr(compiled, "CompiledSteps", maker.opener)
-    monkeypatch.delattr(RowSequencer, "feed")
-    prompts = ("--prompts", questions) if mode != ACCURACY else ()
-    run(*mode, *prompts, "--compile", "--max-new-tokens", 8, "--lookahead", 2)
-    assert {(1, False), (2, False), (3, True)} == {shape[1:] for shape in maker.fed}
 
 
 def test_a_draft_of_another_tokenizer_is_refused(capsys, target_folder, make_checkpoint):
@@ -264,43 +235,6 @@ def test_without_a_terminal_marks_replace_colours(pair):
     assert "\x1b" not in text
 
 
-def test_a_terminal_shows_both_side_by_side_in_colour_if_it_has_any(pair):
-    text = shown(pair, force_terminal=True, color_system="standard", force_interactive=True)
-    assert "\x1b[36m" in text  # what the draft wrote
-    assert "[correction by the target]" not in text
-    text = shown(pair, force_terminal=True, color_system=None, force_interactive=True)
-    assert "\x1b[36m" not in text
-    assert "[correction by the target]" in text
-
-
-def test_equal_prompts_draw_differently_and_a_second_run_the_same(pair):
-    wanted = Verification(Limits(12), Speculation(2), Sampling(1.0))
-    texts = []
-    for seed in (0, 1, 0):
-        drafted = runners(pair, pair.rendered(PROMPT), wanted, seed)[1]
-        for _ in race(drafted):
-            pass
-        texts.append(drafted.token_ids)
-    assert texts[0] == texts[2] != texts[1]
-
-
-def test_no_clock_counts_the_making_of_steps(pair, monkeypatch):
-    """Every shape was met by every cache before the race begins."""
-    maker, raced = watched_maker("captured", monkeypatch), []
-
-    def watched(*both):
-        raced.append(len(maker.made))
-        yield from race(*both)
-        raced.append(len(maker.made))
-
-    monkeypatch.setattr(side_by_side, "race", watched)
-    wanted = Verification(Limits(8), Speculation(2), Sampling(), opener=maker.opener())
-    show(pair, [Prompt("p.jsonl:1", (user_turn("why"),))], wanted, Console(file=io.StringIO()))
-    made = sorted(feed for _, *feed in maker.made)
-    assert made == [[1, False], [1, False], [2, False], [3, True]]  # of the target alone, and of both
-    assert raced == [4, 4]
-
-
 def test_every_token_has_its_writer():
     assert writers_of(Emitted(0, (5,)), drafts=False) == ["target"]
     corrected = Emitted(0, (5, 6, 7), accepted=2, rejected=9)
@@ -314,28 +248,3 @@ def test_pieces_make_up_the_text_and_no_character_is_torn(target_tokenizer):
     pieces = spans(target_tokenizer, ids, writers[: len(ids)])
     assert "".join(text for text, _ in pieces) == "a é 漢"
     assert pieces[2] == ("é", "corrected")  # of two tokens, the last one's writer
-
-
-def test_the_runner_that_is_behind_goes_on():
-    def slow(name, count, log):
-        for step in range(count):
-            log.append(name)
-            yield Emitted(0, (step,))
-        yield 0, DONE
-
-    log = []
-    both = [Runner(slow("a", 3, log), drafts=False), Runner(slow("b", 3, log), drafts=False)]
-    both[0].spent_s = 1000.0
-    for _ in race(*both):
-        pass
-    assert log == ["b", "b", "b", "a", "a", "a"]
-    assert all(runner.is_done and len(runner.token_ids) == 3 for runner in both)
-
-
-def test_a_runner_counts_steps_and_its_rate():
-    runner = Runner(iter([Emitted(0, (1, 2, 3), 2), Emitted(0, (4,)), (0, DONE)]), drafts=True)
-    assert runner.rate == 0.0
-    for _ in race(runner):
-        pass
-    assert runner.rate == 4 / runner.spent_s
-    assert "acceptance length 2.00, accepted 2" in runner.summary

@@ -8,7 +8,6 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.utils import close_session
 
-from tests.hub.routes import Limits
 from tests.hub.server import HubStandIn
 
 HUBS_OWN_WARNING = "ignore:Use 'content=:DeprecationWarning"  # huggingface_hub 2.4 uploads as httpx2 would not
@@ -19,7 +18,7 @@ WRITER, READER, STRANGER = "hf_writer0123456789", "hf_reader0123456789", "hf_str
 def served(patch: pytest.MonkeyPatch, cache: Path, *, token: str | None = WRITER) -> Iterator[HubStandIn]:
     """A stand-in in which WRITER owns org, asked by this process with a token; nobody waits between tries."""
     patch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
-    with HubStandIn({WRITER: {"org"}, READER: set()}, Limits(part_bytes=1 << 16)) as hub:
+    with HubStandIn({WRITER: {"org"}, READER: set()}) as hub:
         point_at(hub, patch, cache, token)
         yield hub
         close_session()

@@ -12,17 +12,13 @@ class Fault:
     Attributes:
         status: Answered in place of what would have been.
         headers: Of that answer.
-        after_work: The request is obeyed before it is answered so, and its answer is lost.
-        forgets: It is answered as if it were obeyed, and nothing was kept.
-        cut_after_bytes: The connection breaks after so many bytes of what is uploaded or downloaded.
+        cut_after_bytes: The connection breaks after so many bytes of what is downloaded.
         meanwhile: Happens before the request is looked at: somebody moves a branch.
         spoils: Makes other bytes of what is downloaded; their number is announced if it changed.
     """
 
     status: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
-    after_work: bool = False
-    forgets: bool = False
     cut_after_bytes: int | None = None
     meanwhile: Callable[[], object] | None = None
     spoils: Callable[[bytes], bytes] | None = None

@@ -56,20 +56,9 @@ class Reply:
         return self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Small numbers, so that tests reach them.
+PAGE_ENTRIES = 3  # of a tree, so few that tests turn pages
 
-    Attributes:
-        part_bytes: An object larger than this is uploaded in parts of it.
-        page_entries: Of one page of a tree.
-    """
-
-    part_bytes: int = 1 << 20
-    page_entries: int = 3
-
-
-Answer = Callable[[Store, Request, Limits], Reply]
+Answer = Callable[[Store, Request], Reply]
 ROUTES: list[tuple[str, str, re.Pattern[str], Answer]] = []
 
 
@@ -97,13 +86,8 @@ def revision_of(request: Request) -> str:
     return unquote(request.groups["revision"])
 
 
-@route("whoami", "GET", "/api/whoami-v2")
-def whoami(store: Store, request: Request, limits: Limits) -> Reply:
-    return Reply({"type": "user", "name": min(store.owners[store.require_known(request.token)], default="reader")})
-
-
 @route("create", "POST", "/api/repos/create")
-def create(store: Store, request: Request, limits: Limits) -> Reply:
+def create(store: Store, request: Request) -> Reply:
     asked = request.json
     name = f"{asked['organization']}/{asked['name']}"
     store.require_writer(name, request.token)
@@ -115,7 +99,7 @@ def create(store: Store, request: Request, limits: Limits) -> Reply:
 
 
 @route("validate", "POST", "/api/validate-yaml")
-def validate_yaml(store: Store, request: Request, limits: Limits) -> Reply:
+def validate_yaml(store: Store, request: Request) -> Reply:
     text = request.json["content"]
     if text.startswith("---\n") and "\n---\n" not in text[3:]:
         return Reply({"errors": [{"message": "front matter has no end"}], "warnings": []}, status=400)
@@ -123,7 +107,7 @@ def validate_yaml(store: Store, request: Request, limits: Limits) -> Reply:
 
 
 @route("info", "GET", rf"{MODEL}(/revision/(?P<revision>[^/]+))?")
-def info(store: Store, request: Request, limits: Limits) -> Reply:
+def info(store: Store, request: Request) -> Reply:
     found = readable(store, request)
     commit = found.resolve(unquote(request.groups.get("revision") or "main"))
     siblings = [{"rfilename": path} for path in sorted(found.commits[commit])]
@@ -133,7 +117,7 @@ def info(store: Store, request: Request, limits: Limits) -> Reply:
 
 
 @route("branch", "POST", rf"{MODEL}/branch/(?P<revision>[^/]+)")
-def create_branch(store: Store, request: Request, limits: Limits) -> Reply:
+def create_branch(store: Store, request: Request) -> Reply:
     found, branch = writable(store, request), revision_of(request)
     if branch in found.branches:
         raise Refusal(409, "Reference already exists")
@@ -142,34 +126,18 @@ def create_branch(store: Store, request: Request, limits: Limits) -> Reply:
 
 
 @route("tree", "GET", rf"{MODEL}/tree/(?P<revision>[^/]+)")
-def tree(store: Store, request: Request, limits: Limits) -> Reply:
+def tree(store: Store, request: Request) -> Reply:
     files = readable(store, request).files_at(revision_of(request))
     start, paths = int(request.query.get("cursor", "0")), sorted(files)
-    end = start + limits.page_entries
+    end = start + PAGE_ENTRIES
     next_page = f"{request.endpoint}{request.path}?recursive=true&cursor={end}"
     link = {"Link": f'<{next_page}>; rel="next"'} if end < len(paths) else {}
     return Reply([files[path].entry(path) for path in paths[start:end]], headers=link)
 
 
-@route("discussions", "GET", rf"{MODEL}/discussions")
-def discussions(store: Store, request: Request, limits: Limits) -> Reply:
-    found = readable(store, request)
-    common = {"isPullRequest": True, "createdAt": "2026-01-01T00:00:00.000Z"}
-    common |= {"repo": {"name": found.name, "type": "model"}}
-    rows = [
-        {"num": each.num, "title": each.title, "status": each.status, **common}
-        for each in found.pull_requests
-        if request.query.get("status") in (None, each.status)
-    ]
-    return Reply({"discussions": rows, "count": len(rows), "start": 0})
-
-
 @route("preupload", "POST", rf"{MODEL}/preupload/(?P<revision>[^/]+)")
-def preupload(store: Store, request: Request, limits: Limits) -> Reply:
-    repository = readable(store, request)
-    if not request.query.get("create_pr"):
-        writable(store, request)
-    there = repository.files_at(revision_of(request))
+def preupload(store: Store, request: Request) -> Reply:
+    there = writable(store, request).files_at(revision_of(request))
     return Reply({"files": [upload_mode(file["path"], there) for file in request.json["files"]]})
 
 
@@ -180,28 +148,23 @@ def upload_mode(path: str, there: dict[str, StoredFile]) -> dict[str, Any]:
 
 
 @route("batch", "POST", rf"/{NAME}\.git/info/lfs/objects/batch")
-def batch(store: Store, request: Request, limits: Limits) -> Reply:
+def batch(store: Store, request: Request) -> Reply:
     repository = store.readable(request.groups["name"], store.require_known(request.token))
     wanted = [(each["oid"], each["size"]) for each in request.json["objects"]]
     objects = [
         {"oid": oid, "size": size}
         if oid in repository.objects
-        else {"oid": oid, "size": size, "actions": upload_actions(request, limits, oid, size)}
+        else {"oid": oid, "size": size, "actions": upload_actions(request, oid, size)}
         for oid, size in wanted
     ]
     return Reply({"transfer": "basic", "objects": objects})
 
 
-def upload_actions(request: Request, limits: Limits, oid: str, size: int) -> dict[str, Any]:
-    """Where an object goes, whole or in parts, and who is asked afterwards whether it arrived."""
+def upload_actions(request: Request, oid: str, size: int) -> dict[str, Any]:
+    """Where an object goes, and who is asked afterwards whether it arrived."""
     address = f"{request.endpoint}/storage/{request.groups['name']}/{oid}"
     verify = {"href": f"{request.endpoint}/{request.groups['name']}.git/info/lfs/objects/verify"}
-    if size <= limits.part_bytes:
-        return {"upload": {"href": f"{address}?size={size}&ticket={ticket(oid)}"}, "verify": verify}
-    num_parts = -(-size // limits.part_bytes)
-    parts = {str(i): f"{address}/part/{i}?ticket={ticket(oid)}" for i in range(1, num_parts + 1)}
-    done = f"{address}/complete?size={size}&ticket={ticket(oid)}"
-    return {"upload": {"href": done, "header": {"chunk_size": str(limits.part_bytes), **parts}}, "verify": verify}
+    return {"upload": {"href": f"{address}?size={size}&ticket={ticket(oid)}"}, "verify": verify}
 
 
 def ticket(oid: str) -> str:
@@ -216,51 +179,28 @@ def storage_of(store: Store, request: Request) -> Repository:
 
 
 @route("upload", "PUT", STORAGE)
-def upload(store: Store, request: Request, limits: Limits) -> Reply:
+def upload(store: Store, request: Request) -> Reply:
     storage_of(store, request).receive(request.groups["oid"], int(request.query["size"]), request.body)
     return Reply(b"")
 
 
-@route("upload part", "PUT", rf"{STORAGE}/part/(?P<part>\d+)")
-def upload_part(store: Store, request: Request, limits: Limits) -> Reply:
-    etag = hashlib.md5(request.body).hexdigest()
-    storage_of(store, request).objects[f"{request.groups['oid']}/{request.groups['part']}/{etag}"] = request.body
-    return Reply(b"", headers={"ETag": etag})
-
-
-@route("complete", "POST", rf"{STORAGE}/complete")
-def complete(store: Store, request: Request, limits: Limits) -> Reply:
-    repository, oid = storage_of(store, request), request.groups["oid"]
-    named = [f"{oid}/{part['partNumber']}/{part['etag']}" for part in request.json["parts"]]
-    if missing := [name for name in named if name not in repository.objects]:
-        raise Refusal(400, f"no such part: {missing[0]}")
-    content = b"".join(repository.objects.pop(name) for name in named)
-    repository.receive(oid, int(request.query["size"]), content)
-    return Reply({})
-
-
 @route("verify", "POST", rf"/{NAME}\.git/info/lfs/objects/verify")
-def verify(store: Store, request: Request, limits: Limits) -> Reply:
+def verify(store: Store, request: Request) -> Reply:
     store.require_known(request.token)
     readable(store, request).require_object(request.json["oid"], request.json["size"])
     return Reply({})
 
 
 @route("commit", "POST", rf"{MODEL}/commit/(?P<revision>[^/]+)")
-def commit(store: Store, request: Request, limits: Limits) -> Reply:
-    pull_request = request.query.get("create_pr") == "1"
-    repository = readable(store, request) if pull_request else writable(store, request)
-    store.require_known(request.token)
-    lines = [json.loads(line) for line in request.body.splitlines()]
-    oid, branch = repository.commit(revision_of(request), lines, pull_request=pull_request)
-    base = f"{request.endpoint}/{repository.name}"
-    link = {"pullRequestUrl": f"{base}/discussions/{branch.rsplit('/', 1)[-1]}"} if pull_request else {}
-    return Reply({"success": True, "commitOid": oid, "commitUrl": f"{base}/commit/{oid}", **link})
+def commit(store: Store, request: Request) -> Reply:
+    repository = writable(store, request)
+    oid = repository.commit(revision_of(request), [json.loads(line) for line in request.body.splitlines()])
+    return Reply({"success": True, "commitOid": oid, "commitUrl": f"{request.endpoint}/{repository.name}/commit/{oid}"})
 
 
 @route("resolve", "HEAD", rf"/{NAME}/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
 @route("download", "GET", rf"/{NAME}/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
-def resolve(store: Store, request: Request, limits: Limits) -> Reply:
+def resolve(store: Store, request: Request) -> Reply:
     repository = readable(store, request)
     store.require_access(repository, request.token)
     file = repository.file_at(revision_of(request), unquote(request.groups["path"]))

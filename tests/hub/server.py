@@ -2,20 +2,18 @@
 
 with HubStandIn({"hf_writer": {"org"}}) as hub:
     hub.faults.plan("commit", Fault(status=500), times=2)
-    ...  # clients with hub.environment(cache), or HfApi(endpoint=hub.endpoint)
+    ...  # clients as in tests/hub/clients.py, or HfApi(endpoint=hub.endpoint)
     hub.store.repositories["org/name"].files_at("main")
 """
 
 import contextlib
-import copy
 import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any, cast
 
 from tests.hub.faults import Fault, Faults
-from tests.hub.routes import ROUTES, Answer, Limits, Reply, Request
+from tests.hub.routes import ROUTES, Answer, Reply, Request
 from tests.hub.store import Refusal, Store
 
 
@@ -28,8 +26,8 @@ class HubStandIn:
         requests: The names of what was asked, in order.
     """
 
-    def __init__(self, owners: dict[str, set[str]], limits: Limits | None = None):
-        self.store, self.limits = Store(owners), limits or Limits()
+    def __init__(self, owners: dict[str, set[str]]):
+        self.store = Store(owners)
         self.faults, self.requests, self.lock = Faults(), list[str](), threading.RLock()
         self.server = Server(("127.0.0.1", 0), Handler)
         self.server.hub = self
@@ -38,19 +36,6 @@ class HubStandIn:
     @property
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.server.server_address[1]}"
-
-    def environment(self, cache: Path, token: str | None = None) -> dict[str, str]:
-        """What a process has to be told to take this for the hub."""
-        named = {} if token is None else {"HF_TOKEN": token}
-        return {
-            "HF_ENDPOINT": self.endpoint,
-            "HF_HOME": str(cache),
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            "HF_HUB_OFFLINE": "0",
-            "NO_PROXY": "127.0.0.1",
-            **named,
-        }
 
     def __enter__(self) -> "HubStandIn":
         self.thread.start()
@@ -115,10 +100,6 @@ class Handler(BaseHTTPRequestHandler):
         if fault.meanwhile is not None:
             with self.hub.lock:
                 fault.meanwhile()
-        if fault.cut_after_bytes is not None and self.command in {"PUT", "POST"}:
-            self.rfile.read(min(fault.cut_after_bytes, int(self.headers["Content-Length"] or fault.cut_after_bytes)))
-            self.cut()
-            return
         request = Request(
             method=self.command,
             url=self.path,
@@ -152,17 +133,14 @@ class Handler(BaseHTTPRequestHandler):
         return b"".join(pieces)
 
     def reply(self, answer: Answer, request: Request, fault: Fault) -> Reply:
-        """What is said to a request, and in the store what comes of it."""
-        disturbed = None if fault.status is None else Reply({"error": "on purpose"}, fault.status, fault.headers)
-        if disturbed is not None and not fault.after_work:
-            return disturbed
+        """What is said to a request."""
+        if fault.status is not None:
+            return Reply({"error": "on purpose"}, fault.status, fault.headers)
         with self.hub.lock:
-            store = copy.deepcopy(self.hub.store) if fault.forgets else self.hub.store
             try:
-                done = answer(store, request, self.hub.limits)
+                return answer(self.hub.store, request)
             except Refusal as refusal:
                 return refused(refusal)
-        return disturbed or done
 
     def send(self, reply: Reply, fault: Fault) -> None:
         content = reply.content if fault.spoils is None else fault.spoils(reply.content)
@@ -189,5 +167,5 @@ def refused(refusal: Refusal) -> Reply:
     return Reply({"error": str(refusal)}, refusal.status, {"X-Error-Message": str(refusal), **code})
 
 
-def unknown(store: Store, request: Request, limits: Limits) -> Reply:
+def unknown(store: Store, request: Request) -> Reply:
     raise Refusal(501, f"the stand-in knows no {request.method} {request.path}")

@@ -62,21 +62,12 @@ Files = dict[str, StoredFile]
 
 
 @dataclass
-class PullRequest:
-    """Its commits stand under refs/pr/num."""
-
-    num: int
-    title: str
-    status: str = "open"
-
-
-@dataclass
 class Repository:
     """A model repository.
 
     Attributes:
         name: owner/name.
-        branches: Last commit of each, pull requests' among them.
+        branches: Last commit of each.
         commits: Files of each.
         objects: Uploaded, by sha256.
         readers: Tokens that a gated or private one lets in, beside those of its owner.
@@ -88,7 +79,6 @@ class Repository:
     branches: dict[str, str] = field(default_factory=dict)
     commits: dict[str, Files] = field(default_factory=dict)
     objects: dict[str, bytes] = field(default_factory=dict)
-    pull_requests: list[PullRequest] = field(default_factory=list)
     readers: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -103,7 +93,7 @@ class Repository:
         return commit
 
     def resolve(self, revision: str) -> str:
-        """The commit that a branch, a pull request or a commit id names."""
+        """The commit that a branch or a commit id names."""
         commit = self.branches.get(revision, revision)
         if commit not in self.commits:
             raise Refusal(404, f"Invalid rev id: {revision}", "RevisionNotFound")
@@ -137,8 +127,8 @@ class Repository:
             raise Refusal(422, f"LFS object {oid} of {size} bytes was never uploaded")
         return self.objects[oid]
 
-    def commit(self, revision: str, lines: list[dict[str, Any]], *, pull_request: bool) -> tuple[str, str]:
-        """Apply the lines of a commit, all or none; its id, and the branch it stands on."""
+    def commit(self, revision: str, lines: list[dict[str, Any]]) -> str:
+        """Apply the lines of a commit, all or none; its id."""
         header = lines[0]["value"]
         parent = self.resolve(revision)
         if header.get("parentCommit", parent) != parent:
@@ -148,10 +138,8 @@ class Repository:
         files = dict(self.commits[parent])
         for line in lines[1:]:
             self.apply(files, line["key"], line["value"])
-        commit = self.add_commit(files, parent, header["summary"])
-        branch = self.open_pull_request(header["summary"]) if pull_request else revision
-        self.branches[branch] = commit
-        return commit, branch
+        self.branches[revision] = self.add_commit(files, parent, header["summary"])
+        return self.branches[revision]
 
     def apply(self, files: Files, key: str, value: dict[str, Any]) -> None:
         path = value["path"]
@@ -163,10 +151,6 @@ class Repository:
             raise Refusal(400, f"unknown operation {key}")
         elif files.pop(path, None) is None:
             raise Refusal(404, f"A file with this name doesn't exist: {path}", "EntryNotFound")
-
-    def open_pull_request(self, title: str) -> str:
-        self.pull_requests.append(PullRequest(len(self.pull_requests) + 1, title))
-        return f"refs/pr/{len(self.pull_requests)}"
 
 
 @dataclass

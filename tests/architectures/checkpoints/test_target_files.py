@@ -7,19 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from architectures.checkpoints.target_files import CARRIED_FILES, with_special_ids
-from architectures.errors import UserError
-from architectures.pruning.plan import PruningPlan
 from architectures.pruning.prune import prune_checkpoint
-from architectures.pruning.selection import plan_pruning
-from architectures.shapes.section import ArchitectureConfig
-from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
+from tests.architectures.cuts import logits, plan_for, pruned
 from tests.families import DECODER_ONLY
 
-IDS = torch.arange(3, 35)[None]
 SETTINGS = '{"eos_token_id": [2, 7],\n  "temperature": 0.60,  "odd":  "spacing"}'
 
 
@@ -43,12 +37,6 @@ def dressed(family_checkpoint, tmp_path):
     return of
 
 
-def plan_for(source: Path) -> PruningPlan:
-    return plan_pruning(
-        Shape.from_config(read_config(source)), ArchitectureConfig(layers=2, method="first_last"), target="any"
-    )
-
-
 def carried(folder: Path) -> dict[str, bytes]:
     """Every file of a folder that a target gives its drafts, by its path."""
     paths = [path for name in CARRIED_FILES for path in (folder / name, *(folder / name).glob("*"))]
@@ -64,7 +52,7 @@ def test_all_that_a_target_gives_its_draft_is_the_targets(dressed, tmp_path, fam
     if with_source:
         source = dressed(family, "source", "the source's", '{"eos_token_id": 2}', eos_token_id=2, bos_token_id=1)
 
-    prune_checkpoint(source, plan_for(source), tmp_path / "draft", target=target)
+    prune_checkpoint(source, plan_for(source, layers=2), tmp_path / "draft", target=target)
 
     assert carried(tmp_path / "draft") == carried(target)
     assert len(carried(target)) == 9 + (settings is not None)
@@ -78,41 +66,20 @@ def test_the_draft_has_the_targets_vocabulary_and_says_what_its_source_says(
     family_checkpoint, tmp_path, family, vocab_size
 ):
     source = family_checkpoint(family)
-    plan = plan_for(source)
-    prune_checkpoint(source, plan, tmp_path / "plain")
-    prune_checkpoint(source, plan.with_vocab(vocab_size), tmp_path / "draft", target=source)
+    plan = plan_for(source, layers=2)
+    plain, draft = (
+        pruned(source, each, tmp_path / name)
+        for name, each in (("plain", plan), ("draft", plan.with_vocab(vocab_size)))
+    )
 
-    draft, plain = (AutoModelForCausalLM.from_pretrained(tmp_path / name).eval() for name in ("draft", "plain"))
     assert draft.config.vocab_size == vocab_size
-    assert Shape.from_config(read_config(tmp_path / "draft")) == plan.with_vocab(vocab_size).draft
-    assert draft.num_parameters() == plan.with_vocab(vocab_size).draft.parameters()
-    with torch.inference_mode():
-        found_TV, expected_TV = draft(IDS).logits[0], plain(IDS).logits[0]
+    found_TV, expected_TV = logits(draft)[0], logits(plain)[0]
     rows = min(vocab_size, 264)
     torch.testing.assert_close(found_TV[:, :rows], expected_TV[:, :rows], rtol=1e-4, atol=1e-4)
     assert int(found_TV.argmax(dim=-1).max()) < 264
 
 
 def test_an_id_that_the_target_does_not_name_is_not_named():
-    source = {"model_type": "llama", "eos_token_id": 2, "pad_token_id": 0, "vocab_size": 9}
-    assert with_special_ids(source, {"eos_token_id": [2, 7], "bos_token_id": None}) == {
-        "model_type": "llama",
-        "eos_token_id": [2, 7],
-        "vocab_size": 9,
-        "bos_token_id": None,
-    }
-
-
-@pytest.mark.parametrize("settings", ["[]", "{", '{"eos_token_id": "</s>"}'])
-def test_malformed_generation_settings_of_a_target_are_refused_and_nothing_written(dressed, tmp_path, settings):
-    target = dressed("llama", "target", "the target's", settings)
-    with pytest.raises(UserError, match=r"target/generation_config\.json: .* the checkpoint came with"):
-        prune_checkpoint(target, plan_for(target), tmp_path / "draft")
-    assert not list(tmp_path.glob("draft*"))
-
-
-def test_a_draft_does_not_replace_its_target(dressed, tmp_path):
-    target, source = (dressed("llama", name, name, None) for name in ("target", "source"))
-    (target / "plan.json").write_text("{}")
-    with pytest.raises(UserError, match="cannot become a checkpoint made from"):
-        prune_checkpoint(source, plan_for(source), target, target=target)
+    given = {"eos_token_id": [2, 7], "bos_token_id": None}
+    source = {"eos_token_id": 2, "pad_token_id": 0, "vocab_size": 9}
+    assert with_special_ids(source, given) == {"vocab_size": 9, **given}

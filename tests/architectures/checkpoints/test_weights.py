@@ -1,7 +1,6 @@
 """Reading and writing safetensors: every damage is named, and what is written is what safetensors reads."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -46,13 +45,6 @@ def equal(found: dict, expected: dict) -> bool:
     )
 
 
-def test_one_file_is_what_safetensors_reads(tmp_path):
-    folder = write(tmp_path)
-
-    assert [path.name for path in folder.iterdir()] == ["model.safetensors"]
-    assert equal(load_file(folder / "model.safetensors"), TENSORS)
-
-
 def test_metadata_and_alignment_are_as_the_library_writes_them(tmp_path):
     ours = (write(tmp_path) / "model.safetensors").read_bytes()
     save_file(TENSORS, tmp_path / "theirs", metadata={"format": "pt"})
@@ -68,19 +60,10 @@ def test_metadata_and_alignment_are_as_the_library_writes_them(tmp_path):
 
 def test_shards_come_with_an_index_that_transformers_follows(sharded):
     index = json.loads((sharded / "model.safetensors.index.json").read_text())
-
-    assert sorted(path.name for path in sharded.glob("*.safetensors")) == [
-        "model-00001-of-00003.safetensors",
-        "model-00002-of-00003.safetensors",
-        "model-00003-of-00003.safetensors",
-    ]
+    shards = {number: f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)}
+    assert sorted(path.name for path in sharded.glob("*.safetensors")) == [*shards.values()]
     assert index["metadata"] == {"total_size": 30 + 64 + 14 + 32}
-    assert index["weight_map"] == {
-        "a": "model-00001-of-00003.safetensors",
-        "b": "model-00002-of-00003.safetensors",
-        "c": "model-00003-of-00003.safetensors",
-        "d": "model-00003-of-00003.safetensors",
-    }
+    assert index["weight_map"] == {"a": shards[1], "b": shards[2], "c": shards[3], "d": shards[3]}
     for name, shard in index["weight_map"].items():
         assert torch.equal(load_file(sharded / shard)[name], TENSORS[name])
 
@@ -101,17 +84,12 @@ def test_reading_gives_back_what_was_written(tmp_path, max_shard_bytes):
     assert equal({name: opened.read(name) for name in opened.info}, TENSORS)
 
 
-def test_missing_shard(sharded):
-    (sharded / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(UserError, match=r"model-00002-of-00003\.safetensors: missing shard\. Fetch the checkpoint"):
-        open_weights(sharded)
-
-
-@pytest.mark.parametrize("keep", [0, 4, 40, -1])
-def test_truncated_shard(sharded, keep):
+@pytest.mark.parametrize("keep", [None, 0, 4, 40, -1])
+def test_missing_or_truncated_shard(sharded, keep):
     file = sharded / "model-00003-of-00003.safetensors"
-    file.write_bytes(file.read_bytes()[:keep])
-    with pytest.raises(UserError, match=r"model-00003-of-00003\.safetensors: damaged or cut short"):
+    data = file.read_bytes()
+    file.unlink() if keep is None else file.write_bytes(data[:keep])
+    with pytest.raises(UserError, match=r"model-00003-of-00003\.safetensors"):
         open_weights(sharded)
 
 
@@ -136,16 +114,12 @@ def test_an_index_that_disagrees_with_its_shards(sharded, change, named):
     [
         "{",
         "[]",
-        "[" * 100_000,
-        '{"weight_map": ' + "9" * 5000 + "}",
         "{}",
         '{"weight_map": ["a"]}',
-        '{"weight_map": {"a": 3}}',
-        '{"weight_map": {"a": null}}',
         '{"weight_map": {}}',
         *(
             f'{{"weight_map": {{"a": {name}}}}}'
-            for name in ('"../a.safetensors"', '"/x/a.safetensors"', r'"a\u0000.safetensors"', '"a.bin"', '""')
+            for name in ("3", '"../a.safetensors"', '"/x/a.safetensors"', r'"a\u0000.safetensors"', '"a.bin"')
         ),
     ],
     ids=lambda text: text[:40],
@@ -156,32 +130,15 @@ def test_broken_index(sharded, text):
         open_weights(sharded)
 
 
-def test_an_index_that_is_a_folder_or_a_pipe_is_refused(sharded):
-    index = sharded / "model.safetensors.index.json"
-    index.unlink()
-    index.mkdir()
-    with pytest.raises(UserError, match=r"index\.json: "):
-        open_weights(sharded)
-    index.rmdir()
-    os.mkfifo(index)
-    with pytest.raises(UserError, match=r"index\.json: "):
-        open_weights(sharded)
-
-
 def test_pickled_weights_say_how_to_convert(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(UserError, match=r"holds pytorch_model\.bin but no safetensors.*save_pretrained elsewhere"):
-        open_weights(tmp_path)
-
-
-def test_folder_without_weights(tmp_path):
-    with pytest.raises(UserError, match=r"holds neither model\.safetensors nor model\.safetensors\.index\.json"):
+    with pytest.raises(UserError, match=r"pytorch_model\.bin"):
         open_weights(tmp_path)
 
 
 def test_a_dtype_that_is_not_a_float_is_named(tmp_path):
     save_file({"packed": torch.zeros(4, dtype=torch.uint8)}, tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match=r"packed has dtype U8; .*de-quantised"):
+    with pytest.raises(UserError, match=r"packed .*U8"):
         open_weights(tmp_path)
 
 
@@ -202,17 +159,11 @@ def test_missing_unknown_and_resized_tensors_are_named(tmp_path):
 def test_a_full_disk_is_noticed_before_writing(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(weights_module.shutil, "disk_usage", lambda _: usage._replace(free=139))
-    with pytest.raises(UserError, match=r"the weights need 0\.00 GiB, the disk has 0\.00 GiB free"):
+    with pytest.raises(UserError, match="GiB"):
         write(tmp_path)
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(weights_module.shutil, "disk_usage", lambda _: usage._replace(free=140))
     write(tmp_path)
-
-
-@pytest.mark.parametrize("wrong", [torch.zeros(4, 4).half(), torch.zeros(4, 5)])
-def test_a_tensor_unlike_its_layout_is_a_bug_and_stops(tmp_path, wrong):
-    with pytest.raises(ValueError, match="b: laid out as"):
-        write_weights(LAYOUT, {**TENSORS, "b": wrong}.__getitem__, tmp_path)
 
 
 def test_only_our_own_folders_are_replaced(tmp_path):
@@ -234,12 +185,3 @@ def test_only_our_own_folders_are_replaced(tmp_path):
     ):
         with pytest.raises(UserError, match=str(place)):
             require_replaceable(place, "plan.json", reading=reading)
-
-
-@pytest.mark.parametrize("manifest", ["{}", '{"name": "my site"}', '{"stage": "generate"}'])
-def test_a_manifest_of_something_else_does_not_make_a_folder_ours(tmp_path, manifest):
-    (tmp_path / "manifest.json").write_text('{"stage": "export"}')
-    require_replaceable(tmp_path, "manifest.json", reading=tmp_path.parent / "init", stage="export")
-    (tmp_path / "manifest.json").write_text(manifest)
-    with pytest.raises(UserError, match=r"its manifest\.json is of stage .*, not 'export'"):
-        require_replaceable(tmp_path, "manifest.json", reading=tmp_path.parent / "init", stage="export")

@@ -7,10 +7,7 @@ from pathlib import Path
 import pytest
 
 from architectures.pruning.prune import prune_checkpoint
-from architectures.pruning.selection import plan_pruning
-from architectures.shapes.section import ArchitectureConfig
-from architectures.shapes.shape import Shape
-from architectures.targets.target import read_config
+from tests.architectures.cuts import plan_for
 
 IDS = (0, 1, 2, *range(4, 200, 3), 259)  # some of the tiny tokenizer's, and one that pads the vocabulary
 MERGES = ["Ġ t", "h e", "Ġt he", "i n", "a n"]
@@ -21,8 +18,7 @@ def cut_draft(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """cut_draft(target, ids) -> folder of its first and last layer with a head of these ids."""
 
     def cut(target: Path, ids: Sequence[int] = IDS) -> Path:
-        shape = Shape.from_config(read_config(target))
-        plan = plan_pruning(shape, ArchitectureConfig(layers=2, method="first_last")).with_vocabulary(tuple(ids))
+        plan = plan_for(target, layers=2).with_vocabulary(tuple(ids))
         out = tmp_path_factory.mktemp("small") / "draft"
         prune_checkpoint(target, plan, out)
         return out

@@ -53,7 +53,7 @@ def test_every_token_keeps_its_text(cut_draft, merging_target, tmp_path):
     assert own.convert_ids_to_tokens(list(range(len(ids)))) == target.convert_ids_to_tokens(list(ids))
     assert own.get_vocab() == {
         **{target.convert_ids_to_tokens(old): new for new, old in enumerate(ids)},
-        **unknown(own),
+        own.unk_token: own.unk_token_id,
     }
     assert (own.unk_token_id, len(own)) == (len(ids), len(ids) + 1)
     assert own.unk_token not in target.get_vocab()
@@ -62,10 +62,6 @@ def test_every_token_keeps_its_text(cut_draft, merging_target, tmp_path):
     config = json.loads((out / "config.json").read_text())
     assert config["vocab_size"] == len(ids) + 1
     assert "head_vocab_size" not in config
-
-
-def unknown(tokenizer):
-    return {tokenizer.unk_token: tokenizer.unk_token_id}
 
 
 def test_texts_of_kept_tokens_are_cut_alike_and_conversations_framed_alike(cut_draft, merging_target, tmp_path):

@@ -62,12 +62,9 @@ MISTAKES = {  # form, what is spoilt, and what the message names
     "unknown is said": ("own-tokenizer", edit(RECORD, lambda v: v.update(unknown_id=1)), "unknown_id"),
     "unknown is none": ("whole", edit(RECORD, lambda v: v.update(unknown_id=264)), "unknown_id"),
     "strange origin": ("whole", edit(RECORD, lambda v: v.update(origin={"never_said": [3]})), r"origin\.never_said"),
-    "cut weights": ("whole", lambda f: (f / "model.safetensors").write_bytes(b"1" * 50), r"model\.safetensors"),
-    "another's weights": ("whole", edit("config.json", lambda v: v.update(hidden_size=60)), "size"),
     "no tokenizer": ("whole", remove("tokenizer.json"), r"tokenizer\.json"),
     "unigram": ("own-tokenizer", unigram, "Unigram"),
     "frame": ("own-tokenizer", edit("tokenizer.json", roberta), "RobertaProcessing"),
-    "broken tokenizer": ("own-tokenizer", edit("tokenizer.json", lambda v: v.pop("model")), r"tokenizer\.json"),
     "only a vocab.json": (
         "own-tokenizer",
         lambda folder: (folder / "tokenizer.json").rename(folder / "vocab.json"),

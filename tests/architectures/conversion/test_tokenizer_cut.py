@@ -2,8 +2,7 @@
 
 import pytest
 
-from architectures.convert import cut_frame, cut_ids, cut_settings, cut_tokenizer, kept_merges
-from architectures.errors import UserError
+from architectures.convert import cut_frame, cut_tokenizer, kept_merges
 
 VOCAB = {"a": 0, "b": 1, "ab": 2, "abb": 3}
 
@@ -53,51 +52,3 @@ def test_a_frame_names_the_new_ids_and_the_unknown_token_for_what_is_gone():
     tokens = cut["processors"][1]["special_tokens"]
     assert (tokens["<s>"]["ids"], tokens["</s>"]["ids"], tokens["</s>"]["tokens"]) == ([1], [2], ["?"])
     assert cut_frame(None, {}, "?") is None
-
-
-def test_settings_speak_of_kept_tokens_alone():
-    settings = {
-        "bos_token": "<s>",
-        "eos_token": {"content": "</s>", "lstrip": False},
-        "pad_token": None,
-        "add_bos_token": True,
-        "additional_special_tokens": ["<s>", "</s>"],
-        "extra_special_tokens": [{"content": "<s>"}],
-        "added_tokens_decoder": {"4": {"content": "<s>"}, "5": {"content": "</s>"}},
-    }
-    assert cut_settings(settings, {"<s>": 7}, "?") == {
-        "bos_token": "<s>",
-        "eos_token": "?",
-        "pad_token": None,
-        "add_bos_token": True,
-        "additional_special_tokens": ["<s>"],
-        "extra_special_tokens": [{"content": "<s>"}],
-        "added_tokens_decoder": {"7": {"content": "<s>"}},
-    }
-
-
-def test_ids_of_settings_are_the_new_ones():
-    settings = {
-        "eos_token_id": [4, 5, 6],
-        "bos_token_id": None,
-        "pad_token_id": -1,
-        "decoder_start_token_id": 9,
-        "suppress_tokens": [4, 9],
-        "begin_suppress_tokens": None,
-        "max_length": 5,
-    }
-    assert cut_ids(settings, (3, 4, 5)) == {
-        "eos_token_id": [1, 2, 3],
-        "bos_token_id": None,
-        "pad_token_id": -1,
-        "decoder_start_token_id": 3,
-        "suppress_tokens": [1],
-        "begin_suppress_tokens": None,
-        "max_length": 5,
-    }
-
-
-@pytest.mark.parametrize("kind", ["Unigram", "WordPiece", "WordLevel"])
-def test_other_kinds_are_named(kind):
-    with pytest.raises(UserError, match=f"kind {kind}"):
-        cut_tokenizer({"model": {"type": kind}}, (0,), where="t")

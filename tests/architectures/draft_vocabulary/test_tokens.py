@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from architectures.errors import UserError
-from architectures.vocabulary import BYTE_SIGNS, read_tokens
+from architectures.vocabulary import read_tokens
 
 CONFIG = {"model_type": "llama", "eos_token_id": 2, "bos_token_id": 1}
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -59,10 +59,6 @@ def unigram() -> PreTrainedTokenizerFast:
 
 KINDS = {
     "byte level": (byte_level, 256),
-    "byte level, with special tokens that only its settings name": (
-        lambda: byte_level(pad_token="hel", additional_special_tokens=["<tool>"]),
-        256,
-    ),
     "byte fallback": (byte_fallback, 256),
     "unigram": (unigram, 0),
 }
@@ -121,10 +117,6 @@ def test_ids_without_a_row_are_left_out(tmp_path):
     assert max(read_tokens(folder, 300).ids) == 258
     assert read_tokens(folder, 100).ids == set(range(100))
     assert max(read_tokens(folder, 100).always) < 100
-
-
-def test_signs_for_bytes_are_those_of_the_tokenizers_package():
-    assert set(pre_tokenizers.ByteLevel.alphabet()) == BYTE_SIGNS
 
 
 @pytest.mark.parametrize(

@@ -8,21 +8,17 @@ import torch
 
 from architectures.errors import UserError
 from architectures.pruning.prune import prune_checkpoint
-from architectures.pruning.selection import plan_pruning
-from architectures.shapes.section import ArchitectureConfig
-from architectures.shapes.shape import Shape
-from architectures.targets.target import read_config
 from architectures.vocabulary import DraftVocabulary, read_draft_vocabulary
 from architectures.vocabulary_head import begin_unknown, mean_of_dropped, unknown_id_of, with_unknown
 from eval.models.loading import load_model
+from tests.architectures.cuts import plan_for
 
 IDS = (0, 1, 2, *range(100, 200), 263)
 
 
 @pytest.fixture(scope="module")
 def draft(tiny_target, tmp_path_factory):
-    shape = Shape.from_config(read_config(tiny_target))
-    plan = plan_pruning(shape, ArchitectureConfig(layers=2, method="first_last")).with_vocabulary(IDS)
+    plan = plan_for(tiny_target, layers=2).with_vocabulary(IDS)
     prune_checkpoint(tiny_target, plan, out := tmp_path_factory.mktemp("small") / "draft")
     return out
 

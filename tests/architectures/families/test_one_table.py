@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
-import pytest
-
 from architectures.families import FAMILIES, OF_OWN_CODE
 from architectures.families.family import Family, Gguf
 
@@ -52,28 +50,6 @@ def test_no_other_file_names_a_family():
 
 def test_every_exception_is_still_there():
     assert sorted({*ALLOWED} - {*outside_the_table()}) == []
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        'OWN = ("llama", "vicuna")',
-        'BY_ROWS = frozenset({"gpt_neox"})',
-        'def windowed(model_type): return model_type == "gemma3_text"',
-        'LIMITS = {"opt": "has no such architecture"}',
-        "LIMITS = dict(phi3=1)",
-        'match kind:\n    case "bloom": pass',
-        'CLASSES = ["GPT2LMHeadModel"]',
-        'where = f"{path}:{number}" if one else f"qwen3{number}"',
-    ],
-)
-def test_a_table_elsewhere_is_caught(source):
-    assert names_in(source)
-
-
-@pytest.mark.parametrize("source", ['"""Of llama and opt."""', 'ROPE = "llama3"', "llama = 1", "llama(mask=opt)"])
-def test_prose_and_other_names_are_let_through(source):
-    assert not names_in(source)
 
 
 def test_the_table_itself_is_where_families_are_named():

@@ -3,13 +3,12 @@
 import hashlib
 import json
 import os
-from pathlib import Path
 
 import pytest
 
 from architectures.errors import UserError
 from architectures.files import file_hashes
-from architectures.files.file_hashes import cache_folder, record_file, sha256_of_file, sha256_of_files
+from architectures.files.file_hashes import record_file, sha256_of_file, sha256_of_files
 from architectures.files.reading import MIB
 
 NUM_BYTES = 9 * MIB
@@ -96,22 +95,6 @@ def test_a_cache_that_cannot_be_written_costs_another_reading(tmp_path, large, r
     monkeypatch.setenv("WIDEDRAFT_CACHE", str(tmp_path / "file"))
     assert sha256_of_file(large) == sha256_of_file(large)
     assert len(read) == 2
-
-
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
-        ({"WIDEDRAFT_CACHE": "/a"}, "/a"),
-        ({"XDG_CACHE_HOME": "/b"}, "/b/widedraft"),
-        ({"XDG_CACHE_HOME": "relative", "HOME": "/c"}, "/c/.cache/widedraft"),
-    ],
-)
-def test_where_hashes_are_remembered(monkeypatch, variables, expected):
-    monkeypatch.delenv("WIDEDRAFT_CACHE")
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert cache_folder() == Path(expected)
 
 
 def test_what_is_no_file_is_refused(tmp_path):

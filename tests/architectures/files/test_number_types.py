@@ -1,7 +1,5 @@
 """`auto` number types: bfloat16 where the machine is fast in it, else float32."""
 
-from pathlib import Path
-
 import pytest
 
 from architectures.files import number_types
@@ -30,8 +28,8 @@ INTEL = "vendor_id\t: GenuineIntel\n"
     ],
 )
 def test_bfloat16_needs_a_gpu_or_instructions_and_many_rows_more_than_one_of_intels(
-    tmp_path: Path, cpuinfo: str | None, devices: list[str], few: bool, many: bool
-) -> None:
+    tmp_path, cpuinfo, devices, few, many
+):
     (tmp_path / "dev").mkdir()
     for name in devices:
         (tmp_path / "dev" / name).touch()
@@ -49,36 +47,21 @@ def test_bfloat16_needs_a_gpu_or_instructions_and_many_rows_more_than_one_of_int
         (False, False, "float32", "float32", "fp32"),
     ],
 )
-def test_auto_is_what_the_machine_is_fast_in(
-    monkeypatch: pytest.MonkeyPatch, few: bool, many: bool, target: str, scoring: str, precision: str
-) -> None:
-    compute_in(monkeypatch, few=few, many=many)
-    recipe = recipe_with("auto", "auto")
-    assert (recipe.target.dtype, recipe.eval.dtype, recipe.distill.precision) == (target, scoring, precision)
-
-
-def compute_in(monkeypatch: pytest.MonkeyPatch, *, few: bool, many: bool) -> None:
-    """A machine that has bfloat16, for few rows and for many."""
+def test_auto_is_what_the_machine_is_fast_in(monkeypatch, few, many, target, scoring, precision):
     monkeypatch.setattr(number_types, "has_bfloat16", lambda: few)
     monkeypatch.setattr(number_types, "many_rows_gain", lambda: many)
-
-
-@pytest.mark.parametrize("native", [True, False])
-def test_a_named_type_stays(monkeypatch: pytest.MonkeyPatch, native: bool) -> None:
-    compute_in(monkeypatch, few=native, many=native)
-    recipe = recipe_with("float16", "amp_bf16")
-    assert (recipe.target.dtype, recipe.eval.dtype, recipe.distill.precision) == ("float16", "float16", "amp_bf16")
+    recipe = recipe_with("auto", "auto")
+    assert (recipe.target.dtype, recipe.eval.dtype, recipe.distill.precision) == (target, scoring, precision)
+    assert recipe_with("float16", "amp_bf16").target.dtype == "float16"
 
 
 def recipe_with(dtype: str, precision: str) -> Recipe:
     """A recipe with these number types."""
-    return Recipe.model_validate(
-        {
-            "run_name": "types",
-            "target": {"path": "target", "dtype": dtype},
-            "architecture": {"layers": 2},
-            "data": {"prompts": [{"path": "prompts.jsonl"}]},
-            "distill": {"precision": precision},
-            "eval": {"dtype": dtype},
-        }
+    return Recipe(
+        run_name="types",
+        target={"path": "target", "dtype": dtype},
+        architecture={"layers": 2},
+        data={"prompts": [{"path": "prompts.jsonl"}]},
+        distill={"precision": precision},
+        eval={"dtype": dtype},
     )

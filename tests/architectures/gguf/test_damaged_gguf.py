@@ -10,7 +10,6 @@ import pytest
 from architectures.errors import UserError
 from architectures.gguf_format import MAGIC
 from architectures.gguf_import import import_gguf
-from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 
 U32, I32, F32, BOOL, STRING, ARRAY, U64 = 4, 5, 6, 7, 8, 9, 10
@@ -39,11 +38,7 @@ def entry(key, kind, value):
     if kind == STRING:
         data = text(value)
     elif kind == ARRAY:
-        data = (
-            value
-            if isinstance(value, bytes)
-            else struct.pack("<IQ", U32, len(value)) + struct.pack(f"<{len(value)}I", *value)
-        )
+        data = struct.pack(f"<IQ{len(value)}I", U32, len(value), *value)
     else:
         data = struct.pack(CODES[kind], value)
     return text(key) + struct.pack("<I", kind) + data
@@ -59,11 +54,8 @@ def build(changes=(), *, tensors=(("token_embd.weight",),), more=b"", num_tensor
     entries = {**ENTRIES, **dict(changes)}
     body = b"".join(entry(key, *value) for key, value in entries.items()) + more
     listed = b"".join(tensor(*one) if isinstance(one, tuple) else one for one in tensors)
-    counts = (
-        len(tensors) if num_tensors is None else num_tensors,
-        len(entries) if num_entries is None else num_entries,
-    )
-    return MAGIC + struct.pack("<IQQ", version, *counts) + body + listed
+    num_tensors, num_entries = num_tensors or len(tensors), num_entries or len(entries)
+    return MAGIC + struct.pack("<IQQ", version, num_tensors, num_entries) + body + listed
 
 
 @pytest.fixture
@@ -72,31 +64,15 @@ def file(tmp_path):
     return tmp_path / "model.gguf"
 
 
-def test_a_sound_header_is_read(file):
-    file.write_bytes(build())
-    shape = Shape.from_config(read_config(file))
-    assert (shape.layers, shape.hidden, shape.vocab, shape.heads) == (4, 64, 264, 4)
-
-
-WRONG = [
+WRONG = [  # values as such are config.json's, which are tried one by one in families/test_config_entries.py
     *(
-        (f"llama.{key}", value)
-        for key in ("embedding_length", "block_count", "attention.head_count", "attention.head_count_kv")
+        ("llama.block_count", value)
         for value in ((U32, 0), (I32, -1), (U64, 10**12), (F32, 4.0), (STRING, "4"), (ARRAY, [4, 4]), (BOOL, True))
     ),
-    *((f"llama.{key}", (U32, 0)) for key in ("context_length", "feed_forward_length", "attention.key_length")),
-    *(
-        (f"llama.{key}", value)
-        for key in ("attention.layer_norm_rms_epsilon", "rope.freq_base")
-        for value in ((F32, 0.0), (F32, float("nan")), (F32, float("inf")), (F32, -1.0), (STRING, "1e-5"), (ARRAY, [1]))
-    ),
-    *(
-        (f"tokenizer.ggml.{key}_token_id", value)
-        for key in ("eos", "bos", "padding", "eot")
-        for value in ((I32, -2), (STRING, "</s>"), (F32, 2.0), (ARRAY, [2, 3]))
-    ),
-    ("tokenizer.ggml.eos_token_id", (U32, 264)),
-    *(("general.alignment", value) for value in ((U32, 0), (STRING, "32"), (ARRAY, [32]), (I32, -32), (U64, 2**62))),
+    *((f"llama.{key}", (U32, 0)) for key in ("context_length", "attention.head_count", "attention.key_length")),
+    ("llama.rope.freq_base", (F32, float("nan"))),
+    *((f"tokenizer.ggml.{key}_token_id", (U32, 264)) for key in ("eos", "eot")),
+    *(("general.alignment", value) for value in ((U32, 0), (STRING, "32"), (I32, -32), (U64, 2**62))),
     *(("general.architecture", value) for value in ((U32, 3), (ARRAY, [1]), (STRING, "gemma3"))),
 ]
 
@@ -104,9 +80,8 @@ WRONG = [
 @pytest.mark.parametrize(("key", "value"), WRONG, ids=lambda value: str(value)[:40])
 def test_an_entry_that_no_model_has_is_refused_by_its_name(file, key, value):
     file.write_bytes(build({key: value}))
-    with pytest.raises(
-        UserError, match=rf"model\.gguf: .*{key.split('.')[-1].removeprefix('padding_')}.* (must be|is) "
-    ) as refused:
+    named = key.split(".")[-1]
+    with pytest.raises(UserError, match=rf"model\.gguf: .*{named}") as refused:
         read_config(file)
     assert len(str(refused.value)) < 500
 
@@ -114,7 +89,6 @@ def test_an_entry_that_no_model_has_is_refused_by_its_name(file, key, value):
 HOSTILE = {
     "2^62 entries": build(num_entries=2**62),
     "2^62 tensors": build(num_tensors=2**62),
-    "a million entries": build(num_entries=10**6),
     "a name of 2^62 bytes": build(more=struct.pack("<Q", 2**62), num_entries=len(ENTRIES) + 1),
     "a text of 2^62 bytes": build(more=text("a") + struct.pack("<IQ", STRING, 2**62), num_entries=len(ENTRIES) + 1),
     "2^62 texts": build(more=text("a") + struct.pack("<I", ARRAY) + MANY, num_entries=len(ENTRIES) + 1),
@@ -127,11 +101,9 @@ HOSTILE = {
     "2^31 axes": build(tensors=(tensor("token_embd.weight", axes=2**31),)),
     "no axes": build(tensors=(("token_embd.weight", ()),)),
     "vocabulary of 2^62": build(tensors=(("token_embd.weight", (64, 2**62)),)),
-    "vocabulary of 0": build(tensors=(("token_embd.weight", (64, 0)),)),
     "big-endian": build(version=3 << 24),
     "cut": build()[:-40],
     "empty": b"",
-    "magic alone": MAGIC,
 }
 
 
@@ -147,44 +119,15 @@ def test_counts_and_lengths_are_not_believed(file, data, followed_by):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory_kib < 256 * 1024
 
 
-def test_a_pipe_or_a_folder_is_refused(file):
-    os.mkfifo(file)
-    with pytest.raises(UserError, match=r"model\.gguf: "):
-        read_config(file)
-    file.unlink()
-    file.mkdir()
-    with pytest.raises(UserError, match=r"model\.gguf: "):
-        read_config(file)
-
-
-def place_of(data, name, axes):
-    """Where the type and the offset of a tensor stand."""
-    return data.index(text(name)) + len(text(name)) + 4 + 8 * axes
-
-
-def edited(source, file, name, axes, **fields):
-    data = bytearray(source.read_bytes())
-    place = place_of(data, name, axes)
+@pytest.mark.parametrize(
+    "fields", [{"offset": 0}, {"offset": 10**9}, {"offset": 2**63}, {"type_id": 77}, {"type_id": 2**31}, {"type_id": 0}]
+)
+def test_tensors_that_overlap_or_end_outside_are_refused(write_gguf, llama, tmp_path, file, fields):
+    data, name = bytearray(write_gguf(llama, tmp_path / "sound.gguf").read_bytes()), text("blk.1.attn_q.weight")
+    place = data.index(name) + len(name) + 4 + 8 * 2  # behind the name, the number of axes and the axes
     type_id, offset = struct.unpack_from("<IQ", data, place)
     struct.pack_into("<IQ", data, place, fields.get("type_id", type_id), fields.get("offset", offset))
     file.write_bytes(data)
-    return file
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"offset": 0}, "begins inside"),
-        ({"offset": 10**9}, "cut short inside"),
-        ({"offset": 2**63}, "cut short inside"),
-        ({"type_id": 77}, "unknown quantisation type 77"),
-        ({"type_id": 2**31}, "unknown quantisation type 2147483648"),
-        ({"type_id": 0}, "begins inside|cut short inside"),
-    ],
-)
-def test_tensors_that_overlap_or_end_outside_are_refused(write_gguf, llama, tmp_path, file, fields, message):
-    source = write_gguf(llama, tmp_path / "sound.gguf")
-    edited(source, file, "blk.1.attn_q.weight", 2, **fields)
-    with pytest.raises(UserError, match=rf"model\.gguf: .*({message})"):
+    with pytest.raises(UserError, match=r"model\.gguf: "):
         import_gguf(file, tmp_path / "out")
     assert not (tmp_path / "out").exists()

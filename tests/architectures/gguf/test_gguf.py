@@ -10,21 +10,18 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from architectures.errors import UserError
-from architectures.gguf_format import gguf_config, read_gguf_header, shortest_decimal
+from architectures.gguf_format import read_gguf_header
 from architectures.gguf_import import import_gguf
-from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
+from tests.architectures.conftest import FAMILY_SETTINGS, LLAMA, perturb
 
 IDS = torch.arange(3, 35)[None]
 VARIANTS = {
-    "llama": {"rms_norm_eps": 1e-5, "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0}},
+    "llama": LLAMA,
     "qwen2": {"tie_word_embeddings": False},
     "qwen3": {"head_dim": 128},  # the only width transformers' own GGUF import takes
 }
-BIASED = {  # transformers drops these biases from a GGUF file, so the original is the only judge
-    "llama": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False},
-    "qwen3": {"head_dim": 32, "attention_bias": True},
-}
+BIASED = ("llama", "qwen3")  # transformers drops these biases from a GGUF file: the original is the only judge
 Q8, Q4_1, F32 = (gguf.GGMLQuantizationType[name] for name in ("Q8_0", "Q4_1", "F32"))
 
 
@@ -35,7 +32,7 @@ def logits(folder: Path, **options) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
-def source(request, make_checkpoint, perturb):
+def source(request, make_checkpoint):
     return perturb(make_checkpoint(model_type=request.param, **VARIANTS[request.param]))
 
 
@@ -48,10 +45,10 @@ def require_same_model(imported: Path, original: Path) -> None:
 
 @pytest.mark.parametrize(
     ("family", "settings"),
-    [*VARIANTS.items(), *BIASED.items()],
+    [*VARIANTS.items(), *((name, FAMILY_SETTINGS[name]) for name in BIASED)],
     ids=[*VARIANTS, *(f"{name} biased" for name in BIASED)],
 )
-def test_an_unquantised_file_gives_the_original_back(write_gguf, make_checkpoint, perturb, tmp_path, family, settings):
+def test_an_unquantised_file_gives_the_original_back(write_gguf, make_checkpoint, tmp_path, family, settings):
     source = perturb(make_checkpoint(model_type=family, **settings))
     import_gguf(write_gguf(source, tmp_path / "model.gguf", matrices=F32), tmp_path / "out")
     require_same_model(tmp_path / "out", source)
@@ -74,11 +71,6 @@ def test_the_folder_keeps_no_trace_of_its_past(write_gguf, llama, tmp_path):
     for name, text in texts.items():
         for word in ("quantization", "gguf", "Tiny Model", "_name_or_path", "is_local", str(tmp_path)):
             assert word not in text, name
-    config = read_config(tmp_path / "out")
-    assert (config["rms_norm_eps"], config["dtype"]) == (1e-05, "float32")
-    assert config["rope_parameters"] == {"rope_type": "default", "rope_theta": 100000.0}
-    assert config["architectures"] == ["LlamaForCausalLM"]
-    assert (config["bos_token_id"], config["eos_token_id"], config["pad_token_id"]) == (1, 2, 0)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     model.save_pretrained(tmp_path / "again")
     require_same_model(tmp_path / "again", tmp_path / "out")
@@ -101,11 +93,6 @@ def test_the_weights_can_be_written_narrower(write_gguf, llama, tmp_path):
     wide, narrow = (load_file(tmp_path / out / "model.safetensors") for out in ("wide", "narrow"))
     assert all(torch.equal(narrow[name], wide[name].bfloat16()) for name in wide)
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "narrow", dtype="auto").dtype == torch.bfloat16
-
-
-def test_the_header_alone_gives_the_shape(write_gguf, source, tmp_path):
-    file = write_gguf(source, tmp_path / "model.gguf")
-    assert Shape.from_config(gguf_config(file, read_gguf_header(file))) == Shape.from_config(read_config(source))
 
 
 def test_our_header_agrees_with_the_gguf_package(write_gguf, llama, tmp_path):
@@ -156,12 +143,5 @@ def test_llama_3_rotary_factors_become_llama_3_settings(write_gguf, make_checkpo
     require_same_model(tmp_path / "out", source)
 
     file = write_gguf(source, tmp_path / "odd.gguf", tensors={"rope_freqs.weight": factors * np.float32(1.5)})
-    with pytest.raises(UserError, match=r"rope_freqs\.weight holds rotary factors other than Llama 3's"):
+    with pytest.raises(UserError, match=r"rope_freqs\.weight"):
         import_gguf(file, tmp_path / "odd")
-
-
-def test_shortest_decimals():
-    for value in (1e-5, 1e-6, 5e-6, 10000.0, 500000.0, 1000000.0, 0.1):
-        assert shortest_decimal(float(np.float32(value))) == value
-    odd = float(np.float32(1.00001e-5))
-    assert np.float32(shortest_decimal(odd)) == np.float32(odd) != np.float32(1e-5)

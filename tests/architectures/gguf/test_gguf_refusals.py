@@ -1,6 +1,5 @@
 """GGUF files that are refused, before anything is written: nothing unknown is dropped, and nothing is guessed."""
 
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -25,25 +24,15 @@ def test_another_family_is_refused_from_its_header_alone(write_gguf, llama, tmp_
     header = read_gguf_header(file)
     file.write_bytes(file.read_bytes()[: header.data_start])  # no tensor to be read
 
-    refused(
-        file, tmp_path / "out", r"general\.architecture is 'gemma3', not of the LLaMA family\. .*llama, qwen2, qwen3"
-    )
+    refused(file, tmp_path / "out", "gemma3")
     with pytest.raises(UserError, match="gemma3"):
         read_config(file)
 
 
 def test_a_word_splitting_that_is_not_rebuilt_is_refused(write_gguf, llama, tmp_path, monkeypatch):
-    refused(write_gguf(llama, tmp_path / "model.gguf", splitting="klingon"), tmp_path / "out", "pre=klingon, a way")
+    refused(write_gguf(llama, tmp_path / "model.gguf", splitting="klingon"), tmp_path / "out", "klingon")
     monkeypatch.setattr(gguf_import_module, "known_splittings", lambda: {"klingon": ""})
     import_gguf(tmp_path / "model.gguf", tmp_path / "out")
-
-
-@pytest.mark.parametrize("data", [None, b"GGUF", b"PK" + bytes(100), b"GGUF" + struct.pack(">I", 3) + bytes(100)])
-def test_what_is_no_gguf_is_refused(tmp_path, data):
-    file = tmp_path / "model.gguf"
-    if data is not None:
-        file.write_bytes(data)
-    refused(file, tmp_path / "out", r"model\.gguf")
 
 
 def test_a_missing_or_unknown_tensor_is_named(write_gguf, llama, tmp_path):
@@ -76,15 +65,3 @@ def test_harmless_entries_are_accepted(write_gguf, llama, tmp_path):
     metadata = {"llama.rope.scaling.type": "none", "llama.vocab_size": 264, "llama.rope.dimension_count": 16}
     file = write_gguf(llama, tmp_path / "model.gguf", metadata=metadata)
     assert Shape.from_config(read_config(file)) == Shape.from_config(read_config(llama))
-
-
-def test_only_an_earlier_import_is_replaced(write_gguf, llama, tmp_path):
-    file = write_gguf(llama, tmp_path / "model.gguf")
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "thesis.tex").touch()
-    with pytest.raises(UserError, match=r"exists, is not empty and holds no manifest\.json"):
-        import_gguf(file, tmp_path / "out")
-    (tmp_path / "out" / "thesis.tex").unlink()
-    import_gguf(file, tmp_path / "out")
-    import_gguf(file, tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["out"]

@@ -1,15 +1,11 @@
 """The tokenizer and the stop tokens a GGUF file carries come along, special tokens added where llama.cpp adds them."""
 
 import json
-from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
 
-from architectures.gguf_format import GgufHeader
-from architectures.gguf_import import import_gguf, require_known_splitting, write_generation_config
-
-SMOLLM2 = Path(__file__).parents[3] / "models" / "SmolLM2-135M-Instruct"
+from architectures.gguf_import import import_gguf
 
 
 def test_tokenizer_template_and_generation_settings_come_along(write_gguf, llama, tmp_path):
@@ -56,23 +52,6 @@ def test_sentencepiece_text_begins_with_its_token_unless_the_file_says_not(write
 
 
 @pytest.mark.parametrize(
-    ("end_of_text", "end_of_turn", "stops"),
-    [(None, None, None), (2, None, 2), (2, 2, 2), (2, 7, [2, 7]), (None, 7, 7), (0, 7, [0, 7])],
-)
-def test_generation_stops_at_the_end_of_the_text_and_of_the_turn(tmp_path, end_of_text, end_of_turn, stops):
-    metadata = {} if end_of_turn is None else {"tokenizer.ggml.eot_token_id": end_of_turn}
-    entries = {} if end_of_text is None else {"eos_token_id": end_of_text}
-    write_generation_config(GgufHeader(metadata, tensors={}, data_start=0), entries, tmp_path)
-    assert json.loads((tmp_path / "generation_config.json").read_text()).get("eos_token_id") == stops
-
-
-def test_a_word_splitting_matters_to_byte_level_tokenizers_alone(tmp_path):
-    """Sentencepiece splits no words, whatever the file says beside it."""
-    for model in ({"tokenizer.ggml.model": "llama"}, {}):
-        require_known_splitting(tmp_path, GgufHeader({**model, "tokenizer.ggml.pre": "klingon"}, {}, 0))
-
-
-@pytest.mark.parametrize(
     ("splitting", "words"),
     [("smollm", ["1", "0", "ĊĊ", "2", ",", "Ġ", "5"]), ("gpt-2", ["10", "Ċ", "Ċ", "2", ",", "Ġ5"])],
 )
@@ -80,11 +59,3 @@ def test_where_digits_stand_apart_the_spaces_before_them_stay_together(write_ggu
     import_gguf(write_gguf(llama, tmp_path / "model.gguf", splitting=splitting), tmp_path / "out")
     backend = AutoTokenizer.from_pretrained(tmp_path / "out").backend_tokenizer
     assert [word for word, _ in backend.pre_tokenizer.pre_tokenize_str("10\n\n2, 5")] == words
-
-
-@pytest.mark.real
-def test_smollm2_reads_an_empty_line_before_a_number_as_one_token():
-    if not SMOLLM2.is_dir():
-        pytest.skip(f"{SMOLLM2} is not there; `make test` makes it")
-    tokenizer = AutoTokenizer.from_pretrained(SMOLLM2)
-    assert tokenizer("10\n\n2, 5").input_ids == [33, 32, 1116, 34, 28, 216, 37]

@@ -12,17 +12,16 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from architectures.errors import UserError
-from architectures.gguf_export import export_gguf, neighbouring_pairs, quantisation, rope_factors
+from architectures.gguf_export import export_gguf
 from architectures.gguf_format import read_gguf_header
-from architectures.gguf_import import import_gguf, rotary_halves
+from architectures.gguf_import import import_gguf
 from architectures.pruning.prune import prune_checkpoint
-from architectures.pruning.selection import plan_pruning
-from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 from eval.models.loading import load_model
+from tests.architectures.conftest import perturb
+from tests.architectures.cuts import IDS, plan_for
 
-IDS = torch.arange(3, 35)[None]
 LLAMA_3 = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -45,11 +44,12 @@ MODELS = {
     "olmo2": {"tie_word_embeddings": False, "rms_norm_eps": 1e-6},
     "granite": {"attention_bias": True, "mlp_bias": True, "head_dim": 32, **SCALES},
 }
+YARN = {"factor": 4.0, "original_max_position_embeddings": 512}
 KINDS = {"f16": "F16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
 
 
 @pytest.fixture(scope="module")
-def source(make_checkpoint, perturb, with_merges):
+def source(make_checkpoint, with_merges):
     """source(name) -> folder of a random model, made once."""
     made: dict[str, Path] = {}
 
@@ -105,37 +105,24 @@ def test_the_header_says_what_engines_must_not_guess(source, tmp_path):
     export_gguf(source("qwen3"), tmp_path / "m.gguf", "q4_0", name="my draft")
     header = read_gguf_header(tmp_path / "m.gguf")
 
-    said = {key: value for key, value in header.metadata.items() if key.startswith(("general.", "qwen3."))}
-    expected = {
-        "general.architecture": "qwen3",
-        "general.type": "model",
-        "general.name": "my draft",
-        "general.file_type": 2,
-        "general.quantization_version": 2,
-        "qwen3.vocab_size": 264,
-        "qwen3.context_length": 2048,
-        "qwen3.embedding_length": 64,
-        "qwen3.block_count": 4,
-        "qwen3.feed_forward_length": 128,
-        "qwen3.attention.head_count": 6,
-        "qwen3.attention.head_count_kv": 3,
-        "qwen3.attention.key_length": 32,
-        "qwen3.attention.value_length": 32,
-        "qwen3.attention.layer_norm_rms_epsilon": pytest.approx(1e-6),
-        "qwen3.rope.dimension_count": 32,
-        "qwen3.rope.freq_base": 10000.0,
-    }
-    assert said == expected
+    assert (
+        header.metadata.items()
+        >= {
+            "general.type": "model",
+            "general.name": "my draft",
+            "general.file_type": 2,
+            "general.quantization_version": 2,
+            "qwen3.attention.value_length": 32,
+            "qwen3.rope.dimension_count": 32,
+        }.items()
+    )
 
 
 @pytest.mark.parametrize(
     ("rope", "entries"),
     [
         ({"rope_type": "linear", "factor": 4.0}, {"type": "linear", "factor": 4.0}),
-        (
-            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512},
-            {"type": "yarn", "factor": 4.0, "original_context_length": 512},
-        ),
+        ({"rope_type": "yarn", **YARN}, {"type": "yarn", "factor": 4.0, "original_context_length": 512}),
     ],
 )
 def test_scaled_positions_are_entries(make_checkpoint, with_merges, tmp_path, rope, entries):
@@ -144,20 +131,6 @@ def test_scaled_positions_are_entries(make_checkpoint, with_merges, tmp_path, ro
     metadata = read_gguf_header(tmp_path / "m.gguf").metadata
     found = {key.removeprefix("llama.rope.scaling."): value for key, value in metadata.items() if ".scaling." in key}
     assert found == entries
-
-
-def test_factors_are_of_llama_3_alone():
-    assert rope_factors({"rope_type": "default", "rope_theta": 10000.0}, 64) is None
-    factors = rope_factors(LLAMA_3, 64)
-    assert (factors.dtype, factors.shape, factors.min(), factors.max()) == (np.float32, (32,), 1.0, 8.0)
-    assert (np.diff(factors) >= 0).all()
-
-
-def test_the_row_orders_undo_each_other():
-    weight = torch.randn(6 * 32, 5)
-    for tensor in (weight, weight[:, 0]):
-        assert torch.equal(rotary_halves(neighbouring_pairs(tensor, 6), 6), tensor)
-    assert not torch.equal(neighbouring_pairs(weight, 6), weight)
 
 
 def test_rows_that_are_no_whole_blocks_are_f16_and_named(make_checkpoint, with_merges, tmp_path):
@@ -171,16 +144,9 @@ def test_rows_that_are_no_whole_blocks_are_f16_and_named(make_checkpoint, with_m
     assert types["blk.0.attn_norm.weight"] == gguf.GGMLQuantizationType.F32
 
 
-def test_the_head_is_kept_wider_than_q4():
-    kinds = gguf.GGMLQuantizationType
-    assert quantisation((64, 64), "q4_0", is_head=True) == kinds.Q8_0
-    assert quantisation((64, 64), "q4_0", is_head=False) == kinds.Q4_0
-
-
 def test_a_small_head_is_grown(source, tmp_path):
     target, ids = source("llama"), (1, 2, *range(10, 200, 3))
-    shape = Shape.from_config(read_config(target))
-    plan = plan_pruning(shape, ArchitectureConfig(layers=2, method="first_last")).with_vocabulary(ids)
+    plan = plan_for(target, layers=2).with_vocabulary(ids)
     prune_checkpoint(target, plan, tmp_path / "draft", origin={"from": "a test"})
     before = sorted(path.name for path in (tmp_path / "draft").iterdir())
 

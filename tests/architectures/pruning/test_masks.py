@@ -104,17 +104,6 @@ def test_gates_depend_on_seed_and_step_and_on_nothing_else():
     assert not torch.equal(one.neurons_LF, there.sampled(7).neurons_LF)
 
 
-def test_gates_without_noise_reach_zero_and_one():
-    assert middle(torch.tensor([-2.5, 0.0, 2.5])).tolist() == [0.0, 0.5, 1.0]
-
-
-def test_a_head_is_open_where_its_group_and_its_place_in_it_are():
-    masks = scattered()
-    gates = masks.expected()
-    expected_LN = middle(masks.log_alpha["groups"])[:, :, None] * middle(masks.log_alpha["heads"])
-    assert torch.equal(gates.heads_LN, expected_LN.reshape(6, 8))
-
-
 def test_the_gap_counts_gates_or_32nds_and_its_target_moves_linearly():
     masks = scattered()
     layers = float(open_probability(masks.log_alpha["layers"]).sum())
@@ -207,19 +196,6 @@ def test_every_kept_group_keeps_the_same_number_of_heads(heads, kv_heads):
         assert len(kept) == heads
         assert sorted(set(groups)) == list(plan.kv_heads[layer] if plan.kv_heads else range(4))
         assert {groups.count(group) for group in groups} == {heads // kv_heads}
-
-
-def test_final_gates_are_closed_exactly_where_the_plan_removes():
-    masks = scattered()
-    with torch.no_grad():
-        for values in masks.log_alpha.values():
-            values.add_(20)  # all open: only the plan closes any
-    plan, gates = plan_from_masks(masks), masks.final()
-    assert gates.layers_L.nonzero()[:, 0].tolist() == list(plan.source_layers)
-    assert gates.channels_H.nonzero()[:, 0].tolist() == list(plan.channels or ())
-    for place, layer in enumerate(plan.source_layers):
-        assert gates.heads_LN[layer].nonzero()[:, 0].tolist() == list((plan.heads or ())[place])
-        assert gates.neurons_LF[layer].nonzero()[:, 0].tolist() == list((plan.neurons or ())[place])
 
 
 def test_no_kept_part_is_dead_where_training_did_not_decide():

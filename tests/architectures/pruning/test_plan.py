@@ -9,8 +9,7 @@ import pytest
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
-from architectures.files.reading import MIB
-from architectures.pruning.plan import PruningPlan, load_plan
+from architectures.pruning.plan import load_plan
 from architectures.pruning.selection import Scores, needed_scores, plan_pruning
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import NAMED_SHAPES, Shape
@@ -66,36 +65,6 @@ def test_evenly_spaced_gaps_differ_by_at_most_one():
         kept = layers(LLAMA_7B, num_layers, "evenly_spaced")
         gaps = {b - a for a, b in pairwise(kept)}
         assert max(gaps) - min(gaps) <= 1
-
-
-def test_a_single_layer_is_the_first():
-    assert layers(SMOLLM2, 1, "first_last") == layers(SMOLLM2, 1, "evenly_spaced") == (0,)
-
-
-def test_only_the_depth_changes():
-    plan = plan_pruning(SMOLLM2, ArchitectureConfig(layers=6, method="first_last"))
-
-    assert plan.source == SMOLLM2
-    assert (plan.draft.layers, plan.method) == (6, "first_last")
-    assert {**vars(plan.draft), "layers": 30} == vars(SMOLLM2)
-
-
-def test_a_named_shape_gives_its_depth_and_keeps_the_targets_vocabulary():
-    target = Shape(**{**vars(LLAMA_7B), "vocab": 32016, "tied": True})
-
-    plan = plan_pruning(target, ArchitectureConfig(shape="wide-796m", method="first_last"))
-
-    assert plan.source_layers == (0, 1, 2, 3, 31)
-    assert (plan.draft.layers, plan.draft.vocab, plan.draft.tied) == (5, 32016, True)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_json_round_trip(method):
-    config = ArchitectureConfig(layers=6, intermediate=700, heads=6, hidden=288, method=method)
-    plan = plan_pruning(SMOLLM2, config, random_scores(SMOLLM2), target="abc")
-
-    assert PruningPlan.from_json(plan.to_json()) == plan
-    assert json.loads(plan.to_json())["source_layers"] == list(plan.source_layers)
 
 
 def test_block_influence_keeps_the_layers_that_turn_the_stream_most():
@@ -191,45 +160,27 @@ def test_scores_are_asked_for_only_where_something_is_cut():
 
 
 def test_a_plan_for_another_target_is_refused(tmp_path):
-    target = make_target(tmp_path / "target")
-    plan = write_plan(file := tmp_path / "plan.json", target=fingerprint_checkpoint(target))
-
+    target, file = tmp_path / "target", tmp_path / "plan.json"
+    target.mkdir()
+    (target / "model.safetensors").write_bytes(bytes(8))
+    config = ArchitectureConfig(layers=6, method="first_last")
+    plan = plan_pruning(SMOLLM2, config, target=fingerprint_checkpoint(target))
+    file.write_text(plan.to_json())
     assert load_plan(file, SMOLLM2, target=target) == load_plan(file, SMOLLM2, target=None) == plan
-    (target / "model.safetensors").write_bytes(bytes(8 * MIB - 1) + b"1")
+    (target / "model.safetensors").write_bytes(bytes(7) + b"1")
     this = fingerprint_checkpoint(target)
-    both = rf"another target \(fingerprint {plan.target[:12]}, 30 layers\) than this one \({this[:12]}, 30"
-    with pytest.raises(UserError, match=both):
+    with pytest.raises(UserError, match=f"{plan.target[:12]}.*{this[:12]}"):
         load_plan(file, SMOLLM2, target=target)
-    with pytest.raises(UserError, match="made for another target"):
+    with pytest.raises(UserError, match="another target"):
         load_plan(file, replace(SMOLLM2, layers=31), target=None)
 
 
-def make_target(folder):
-    """A folder with a weight file larger than the samples of the older kind of fingerprint."""
-    folder.mkdir()
-    (folder / "model.safetensors").write_bytes(bytes(8 * MIB))
-    return folder
-
-
-def write_plan(file, *, target):
-    plan = plan_pruning(SMOLLM2, ArchitectureConfig(layers=6, method="first_last"), target=target)
-    file.write_text(plan.to_json())
-    return plan
-
-
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "Invalid JSON"),
-        ("[]", "Input should be .*object"),
-        ("{}", "source_layers: .*required"),
-        ("[" * 100_000, "recursion limit exceeded"),
-        ('{"source_layers": [' + "9" * 5000 + "]}", "Invalid JSON: number out of range"),
-    ],
+    "text", ["", "[]", "{}", "[" * 100_000, '{"source_layers": [' + "9" * 5000 + "]}"], ids=lambda text: text[:20]
 )
-def test_a_file_that_is_no_plan_is_refused(tmp_path, text, message):
+def test_a_file_that_is_no_plan_is_refused(tmp_path, text):
     (tmp_path / "plan.json").write_text(text)
-    with pytest.raises(UserError, match=rf"not a plan\.json that widedraft wrote: .*{message}"):
+    with pytest.raises(UserError, match=r"plan\.json"):
         load_plan(tmp_path / "plan.json", SMOLLM2, target=None)
 
 
@@ -241,40 +192,32 @@ def full_plan():
 
 
 @pytest.mark.parametrize(
-    ("edit", "message"),
+    ("edit", "named"),
     [
-        (lambda plan: plan.update(source_layers=["a", 1]), "source_layers.0: Input should be a valid integer, got 'a'"),
-        (lambda plan: plan.update(source_layers=[0, 4]), "source_layers must be from 0 to 3, got 4"),
-        (lambda plan: plan.update(source_layers=[0, -1]), "source_layers must be from 0 to 3, got -1"),
-        (lambda plan: plan.update(source_layers=[0, 0]), "source_layers must hold 2 different numbers"),
-        (lambda plan: plan.update(source_layers=[0]), "source_layers must hold 2 different numbers, got 1"),
-        (
-            lambda plan: plan["draft"].update(layers=10**12),
-            r"draft\.layers must be > 0 and at most the source's 4, got",
-        ),
-        (lambda plan: plan["draft"].update(hidden=0), r"draft\.hidden must be > 0"),
-        (lambda plan: plan["draft"].update(head_dim=7), "draft must differ from source in its sizes alone"),
-        (lambda plan: plan["draft"].update(vocab=0), r"draft\.vocab must be > 0, got 0"),
-        (lambda plan: plan["neurons"].pop(), "neurons must have one list for each of 2 layers, got 1"),
-        (lambda plan: plan["neurons"][1].pop(), r"neurons\.1 must hold 96 different numbers"),
-        (lambda plan: plan.update(neurons=None), "neurons must be given where 96 of 128 are kept"),
-        (lambda plan: plan["heads"][0].__setitem__(0, 99), r"heads\.0 must be from 0 to 3, got 99"),
-        (lambda plan: plan.update(channels=None), "channels must be given where 32 of 64 are kept"),
-        (lambda plan: plan["channels"].__setitem__(0, 10**12), "channels must be from 0 to 63"),
-        (lambda plan: plan.update(merged_layers=[[9]]), "merged_layers must have one list for each of 2 layers"),
+        (lambda plan: plan.update(source_layers=["a", 1]), r"source_layers\.0.*'a'"),
+        (lambda plan: plan.update(source_layers=[0, 4]), "source_layers .* 4"),
+        (lambda plan: plan.update(source_layers=[0, -1]), "source_layers .* -1"),
+        (lambda plan: plan.update(source_layers=[0, 0]), "source_layers"),
+        (lambda plan: plan.update(source_layers=[0]), "source_layers"),
+        (lambda plan: plan["draft"].update(layers=10**12), r"draft\.layers"),
+        (lambda plan: plan["draft"].update(hidden=0), r"draft\.hidden"),
+        (lambda plan: plan["draft"].update(head_dim=7), "draft must differ"),
+        (lambda plan: plan["draft"].update(vocab=0), r"draft\.vocab"),
+        (lambda plan: plan["neurons"].pop(), "neurons"),
+        (lambda plan: plan["neurons"][1].pop(), r"neurons\.1"),
+        (lambda plan: plan.update(neurons=None), "neurons .* 96 of 128"),
+        (lambda plan: plan["heads"][0].__setitem__(0, 99), r"heads\.0 .* 99"),
+        (lambda plan: plan.update(channels=None), "channels .* 32 of 64"),
+        (lambda plan: plan["channels"].__setitem__(0, 10**12), "channels"),
+        (lambda plan: plan.update(merged_layers=[[9]]), "merged_layers"),
     ],
 )
-def test_a_plan_that_cannot_be_cut_by_is_refused(tmp_path, edit, message):
+def test_a_plan_that_cannot_be_cut_by_is_refused(tmp_path, edit, named):
     plan = full_plan()
     record = json.loads(plan.to_json())
-    (tmp_path / "plan.json").write_text(json.dumps(record))
-    assert load_plan(tmp_path / "plan.json", plan.source, target=None) == plan
-    grown = plan.with_vocab(104)
-    (tmp_path / "plan.json").write_text(grown.to_json())
-    assert load_plan(tmp_path / "plan.json", plan.source, target=None) == grown
     edit(record)
     (tmp_path / "plan.json").write_text(json.dumps(record))
-    with pytest.raises(UserError, match=rf"plan\.json: .*{message}.*Name a plan\.json as"):
+    with pytest.raises(UserError, match=rf"plan\.json: .*{named}"):
         load_plan(tmp_path / "plan.json", plan.source, target=None)
 
 
@@ -286,6 +229,7 @@ def test_every_plan_that_is_made_can_be_read(tmp_path, method):
         {"layers": 4, "heads": 2},
         {"layers": 3, "intermediate": 64, "kv_heads": 1, "heads": 2},
     ):
-        plan = plan_pruning(source, ArchitectureConfig(method=method, **config), random_scores(source))
-        (tmp_path / "plan.json").write_text(plan.to_json())
-        assert load_plan(tmp_path / "plan.json", source, target=None) == plan
+        made = plan_pruning(source, ArchitectureConfig(method=method, **config), random_scores(source))
+        for plan in (made, made.with_vocab(104)):
+            (tmp_path / "plan.json").write_text(plan.to_json())
+            assert load_plan(tmp_path / "plan.json", source, target=None) == plan

@@ -7,15 +7,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from architectures.errors import UserError
 from architectures.pruning.plan import PruningPlan, broken_laws
 from architectures.pruning.prune import prune_checkpoint
-from architectures.pruning.selection import needed_scores, plan_pruning
+from architectures.pruning.selection import needed_scores
 from architectures.shapes.section import ArchitectureConfig
-from architectures.shapes.shape import Shape
-from architectures.targets.target import read_config
+from tests.architectures.cuts import load, plan_for, pruned, shape_of
 
 KINDS = [(tied, gated) for tied in (True, False) for gated in (True, False)]
 READ, SAID = torch.arange(3, 35)[None], torch.tensor([[0, 7, 9, 11, 9, 200]])
@@ -27,30 +26,9 @@ def target(request, make_translator) -> Path:
     return make_translator(tied=tied, gated=gated)
 
 
-def shape_of(folder: Path) -> Shape:
-    return Shape.from_config(read_config(folder))
-
-
-def plan_for(folder: Path, **architecture) -> PruningPlan:
-    wanted = ArchitectureConfig.model_validate({"method": "first_last", **architecture})
-    return plan_pruning(shape_of(folder), wanted, seed=3)
-
-
 def logits(model: PreTrainedModel) -> Tensor:
     with torch.inference_mode():
         return model.eval()(input_ids=READ, decoder_input_ids=SAID, use_cache=False).logits
-
-
-def load(folder: Path) -> PreTrainedModel:
-    return AutoModelForSeq2SeqLM.from_pretrained(folder, dtype="auto")
-
-
-def pruned(folder: Path, plan: PruningPlan, out: Path) -> PreTrainedModel:
-    prune_checkpoint(folder, plan, out)
-    draft = load(out)
-    assert shape_of(out) == plan.draft
-    assert draft.num_parameters() == plan.draft.parameters()
-    return draft
 
 
 def cut_by_hand(folder: Path, plan: PruningPlan) -> PreTrainedModel:
@@ -117,12 +95,6 @@ def test_a_plan_from_a_file_is_held_to_the_encoder_that_is_there(target):
     assert broken_laws(plan) == []
     assert broken_laws(replace(plan, encoder_layers=(0, 3))) == ["encoder_layers must be from 0 to 2, got 3"]
     assert broken_laws(replace(plan, encoder_layers=())) != []
-
-
-def test_a_plan_says_what_is_kept_of_the_encoder(target):
-    assert plan_for(target, layers=2).summary() == "keeps layers 0, 3 of 0 to 3, the whole encoder"
-    words = "keeps layers 0, 3 of 0 to 3, encoder layer 0 of 0 to 2"
-    assert plan_for(target, layers=2, encoder_layers=1).summary() == words
 
 
 def test_a_target_without_an_encoder_has_no_blocks_of_one_to_keep(tiny_target):

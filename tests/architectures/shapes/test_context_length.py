@@ -29,8 +29,6 @@ def test_of_an_entry_that_is_absent_transformers_default_is_taken(name):
         ({"model_type": "gpt2", "n_positions": 128, "n_ctx": 64}, 128),  # its table has n_positions rows
         ({"model_type": "opt", "max_position_embeddings": 30}, 30),  # of 32 rows
         ({"model_type": "bloom", "seq_length": 2048}, None),  # ALiBi
-        ({"model_type": "gpt_neox", "max_position_embeddings": 50}, 50),
-        ({"model_type": "t5", "n_positions": 512, "relative_attention_num_buckets": 32}, None),
         ({"model_type": "mpt", "max_seq_len": 2048, "attn_config": {"alibi": True}}, None),
         ({"model_type": "mpt", "max_seq_len": 2048, "attn_config": {"alibi": False}}, 2048),
         ({"model_type": "falcon", "max_position_embeddings": 2048, "alibi": True}, None),
@@ -45,31 +43,21 @@ def test_the_entry_is_the_familys(config, expected):
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0], "factor": 32.0}
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+LINEAR = {"rope_type": "linear", "factor": 8}
 SCALED = {  # config entries -> tokens; the first column of each type's line in context_length's docstring
     "none": ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, 4096),
     "linear": ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 16384),
     "linear of transformers 5": ({"rope_parameters": {"rope_type": "linear", "factor": 2}}, 8192),
     "dynamic": ({"rope_scaling": {"rope_type": "dynamic", "factor": 1.5}}, 6144),
-    "yarn": (
-        {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}},
-        4096,
-    ),
+    "yarn": ({"rope_scaling": YARN}, 4096),
     "yarn of an entry not raised": ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, 16384),
-    "yarn, original beside it": (
-        {
-            "original_max_position_embeddings": 2048,
-            "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024},
-        },
-        8192,
-    ),
+    "yarn, original beside it": ({"original_max_position_embeddings": 2048, "rope_scaling": YARN}, 8192),
     "llama3": ({"rope_scaling": {**LLAMA3, "original_max_position_embeddings": 1024}}, 4096),
     "longrope": ({"original_max_position_embeddings": 512, "rope_scaling": LONGROPE}, 4096),
     "su": ({"rope_scaling": {**LONGROPE, "rope_type": "su"}}, 4096),
     "gemma 3": ({"model_type": "gemma3_text", "rope_scaling": {"rope_type": "linear", "factor": 8.0}}, 4096),
-    "by type of layer": (
-        {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8}, "sliding_attention": None}},
-        32768,
-    ),
+    "by type of layer": ({"rope_parameters": {"full_attention": LINEAR, "sliding_attention": None}}, 32768),
     "null": ({"rope_scaling": None, "rope_parameters": None}, 4096),
 }
 
@@ -88,30 +76,17 @@ def test_what_transformers_makes_of_a_config_says_the_same(name):
 
 
 @pytest.mark.parametrize(
-    ("entries", "message"),
+    ("entries", "named"),
     [
-        ({"max_position_embeddings": 0}, "max_position_embeddings must be a whole number > 0.*, got 0. Take"),
-        ({"max_position_embeddings": -1}, "max_position_embeddings must be a whole number > 0.*, got -1. Take"),
-        ({"rope_scaling": {"type": "linear", "factor": "four"}}, "factor of the rotary scaling 'linear' must be"),
-        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor of the rotary scaling 'linear' must be"),
-        ({"rope_scaling": {"type": "dynamic", "factor": float("nan")}}, "must be a number > 0, got nan"),
-        ({"rope_scaling": "linear"}, "rope_scaling must be a section, got 'linear'"),
-        ({"model_type": "falcon", "max_position_embeddings": -3}, "must be a whole number > 0.*, got -3"),
-        (
-            {"rope_scaling": {"type": "yarn", "factor": 2, "original_max_position_embeddings": -5}},
-            "original_max_position_embeddings must be a whole number > 0.*, got -5",
-        ),
+        ({"max_position_embeddings": 0}, "max_position_embeddings .* 0"),
+        ({"rope_scaling": {"type": "linear", "factor": "four"}}, "factor"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor"),
+        ({"rope_scaling": {"type": "dynamic", "factor": float("nan")}}, "nan"),
+        ({"rope_scaling": "linear"}, "rope_scaling"),
+        ({"model_type": "falcon", "max_position_embeddings": -3}, "-3"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2, "original_max_position_embeddings": -5}}, "-5"),
     ],
 )
-def test_what_is_no_length_is_refused(entries, message):
-    with pytest.raises(UserError, match=f"^here: .*{message}"):
+def test_what_is_no_length_is_refused(entries, named):
+    with pytest.raises(UserError, match=f"^here: .*{named}"):
         context_length({**LLAMA, **entries}, where="here")
-
-
-def test_where_the_number_comes_from_is_said():
-    plain = context_length(LLAMA, where="")
-    scaled = context_length({**LLAMA, "rope_scaling": {"type": "linear", "factor": 4.0}}, where="")
-    assert plain is not None
-    assert scaled is not None
-    assert plain.origin == "max_position_embeddings is 4096"
-    assert scaled.origin == "max_position_embeddings is 4096, times 4 by its rotary scaling 'linear' is 16384"

@@ -46,92 +46,51 @@ def test_key_value_heads_follow_the_heads():
 
 
 @pytest.mark.parametrize(
-    ("source", "architecture", "message"),
+    ("source", "architecture", "named"),
     [
-        (SMOLLM2, {"layers": 31}, r"^architecture exceeds the target in layers 31 \(target 30\)\."),
-        (
-            SMOLLM2,
-            {"hidden": 640, "intermediate": 2000},
-            r"exceeds the target in hidden 640 \(target 576\), intermediate 2000 \(target 1536\)\. .* smaller sizes",
-        ),
-        (
-            LLAMA_3,
-            {"shape": "wide-796m"},
-            r"^architecture\.shape=wide-796m exceeds the target in kv_heads 32",
-        ),
-        (LLAMA_3, {"shape": "wide-829m"}, r"heads 64 wide, the target 128\. A head is kept or removed, never narrowed"),
-        (LLAMA_3, {"heads": 14}, r"architecture\.heads=14 is no multiple of 4, .* or give architecture\.kv_heads too"),
-        (SMOLLM2, {"heads": "0.5x"}, r"architecture\.heads=0\.5x of the target's 9 is 4\.5\. Heads come whole"),
-        (SMOLLM2, {"kv_heads": 2}, r"9 heads cannot share 2 key/value heads evenly"),
-        (
-            SMOLLM2,
-            {"kv_heads": 1},
-            r"9 query heads for each key/value head, the target has 3\. Heads can only be",
-        ),
-        (SMOLLM2, {"hidden": 500}, r"hidden 500 is no multiple of 9 heads, which transformers refuses; 495 would do"),
-        (SMOLLM2, {"hidden": "0.05x"}, r"architecture\.hidden=0\.05x of the target's 576 is 28\.8, less than 32"),
-        (replace(SMOLLM2, head_dim=63), {"layers": 2}, r"head_dim 63 is odd"),
-        (
-            SMOLLM2,
-            {"hidden": 288, "width_method": "flap"},
-            r"\(hidden 288 of 576\), .*flap has no scores",
-        ),
-        (
-            replace(SMOLLM2, family="opt", kv_heads=9),
-            {"hidden": 288},
-            r"hidden; of opt targets only layers can be",
-        ),
+        (SMOLLM2, {"layers": 31}, r"layers 31 \(target 30\)"),
+        (SMOLLM2, {"hidden": 640, "intermediate": 2000}, r"hidden 640 \(target 576\), intermediate 2000"),
+        (LLAMA_3, {"shape": "wide-796m"}, "kv_heads 32"),
+        (LLAMA_3, {"shape": "wide-829m"}, "heads 64 wide"),
+        (LLAMA_3, {"heads": 14}, r"architecture\.heads=14 .*architecture\.kv_heads"),
+        (SMOLLM2, {"heads": "0.5x"}, r"architecture\.heads=0\.5x"),
+        (SMOLLM2, {"kv_heads": 2}, "9 heads .* 2 key/value"),
+        (SMOLLM2, {"kv_heads": 1}, "9 query heads"),
+        (SMOLLM2, {"hidden": 500}, "hidden 500 .* 495"),
+        (SMOLLM2, {"hidden": "0.05x"}, r"architecture\.hidden=0\.05x"),
+        (replace(SMOLLM2, head_dim=63), {"layers": 2}, "head_dim 63"),
+        (SMOLLM2, {"hidden": 288, "width_method": "flap"}, "hidden 288 .*flap"),
+        (replace(SMOLLM2, family="opt", kv_heads=9), {"hidden": 288}, "hidden; of opt"),
     ],
 )
-def test_a_shape_that_cannot_be_is_refused_with_the_reason(source, architecture, message):
-    with pytest.raises(UserError, match=message):
+def test_a_shape_that_cannot_be_is_refused_with_the_reason(source, architecture, named):
+    with pytest.raises(UserError, match=named):
         cut(source, **architecture)
 
 
-@pytest.mark.parametrize("value", [0, -1, "0x", "0.0x", "1.5x", "x", "half", "2", True, "0.5"])
-def test_a_size_is_a_count_or_a_share(value):
-    with pytest.raises(ValidationError, match=r"must be a whole number > 0, or a share|Input should be"):
-        ArchitectureConfig(layers=value)
-
-
 @pytest.mark.parametrize(
-    "pair",
+    "given",
     [
+        *({"layers": value} for value in (0, -1, "0x", "0.0x", "1.5x", "x", "half", "2", True, "0.5")),
+        *({"stages": stages} for stages in ([8], [8, 8], [5, 8], [8, 0])),
+        {},
         {"shape": "wide-796m", "layers": 3},
         {"plan": "p", "hidden": 3},
         {"shape": "wide-796m", "plan": "p"},
         {"stages": [3, 2], "layers": 2},
         {"stages": [3, 2], "plan": "p"},
+        {"stages": [16, 8], "shape": "wide-796m"},
+        {"plan": "p.json", "method": "merge"},
+        {"plan": "p.json", "width_method": "flap"},
     ],
+    ids=str,
 )
-def test_the_shape_is_said_once(pair):
-    with pytest.raises(ValidationError, match=r"must hold one of them, got \w+=.+ and \w+=.+\. Keep one"):
-        ArchitectureConfig(**pair)
-
-
-def test_something_must_be_said():
-    with pytest.raises(ValidationError, match="must hold shape, plan, stages or a size"):
-        ArchitectureConfig()
+def test_no_size_or_more_than_one_way_to_give_them_is_refused(given):
+    with pytest.raises(ValidationError):
+        ArchitectureConfig(**given)
 
 
 def test_stages_say_the_layers():
     assert cut(SMOLLM2, stages=[16, 8, 5]) == replace(SMOLLM2, layers=5)
     assert cut(SMOLLM2, stages=[16, 8], intermediate=768) == replace(SMOLLM2, layers=8, intermediate=768)
     assert cut(LLAMA_7B, stages=[16, 5], shape="wide-796m").layers == 5
-
-
-@pytest.mark.parametrize("stages", [[8], [8, 8], [5, 8], [8, 0]])
-def test_stages_fall(stages):
-    with pytest.raises(ValidationError, match=r"must fall from stage to stage and stay > 0|at least 2 items"):
-        ArchitectureConfig(stages=stages)
-
-
-def test_stages_end_in_the_named_shape():
-    with pytest.raises(ValidationError, match=r"stages that end in the 5 layers of wide-796m, got \[16, 8\]"):
-        ArchitectureConfig(stages=[16, 8], shape="wide-796m")
-
-
-@pytest.mark.parametrize("given", [{"method": "merge"}, {"width_method": "flap"}])
-def test_a_plan_leaves_nothing_to_choose(given):
-    with pytest.raises(ValidationError, match=f"must leave out {next(iter(given))} with plan: p.json, which does not"):
-        ArchitectureConfig(plan="p.json", **given)

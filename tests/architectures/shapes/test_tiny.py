@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from math import gcd
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from architectures.families import FAMILIES
 from architectures.shapes.requested_shape import draft_shape
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import NAMED_SHAPES, Shape
-from architectures.shapes.tiny import head_divisor, shrunk, tiny_config, tiny_shapes
+from architectures.shapes.tiny import tiny_config, tiny_shapes
 from architectures.targets.known_targets import KNOWN_CONFIGS
 from architectures.targets.target import read_config
 
@@ -63,30 +62,6 @@ def test_every_size_is_divided_where_hidden_and_heads_part_ways():
     target, small = tiny_shapes(LLAMA, [draft])
     assert (target.hidden, small.hidden, small.heads, small.head_dim) == (32, 20, 2, 16)
     assert small.hidden % small.heads == 0
-
-
-@pytest.mark.parametrize(
-    ("counts", "divisor"),
-    [
-        ([(32, 32)], 16), ([(32, 8)], 8), ([(28, 4)], 4), ([(9, 3)], 3), ([(32, 32), (20, 20)], 4), ([(7, 7)], 1),
-        ([(1, 1)], 1),
-    ],
-)  # fmt: skip
-def test_heads_are_divided_alike_and_two_are_left(counts, divisor):
-    shapes = [replace(LLAMA, heads=heads, kv_heads=kv_heads) for heads, kv_heads in counts]
-    assert head_divisor(shapes) == divisor
-    assert gcd(*(count for pair in counts for count in pair)) % divisor == 0
-
-
-def test_what_is_smaller_stays_smaller():
-    assert shrunk([5, 8, 16, 32], 4, least=2) == {5: 2, 8: 3, 16: 4, 32: 8}
-    assert shrunk([1, 32], 4, least=2) == {1: 1, 32: 8}
-    assert shrunk([2560, 4096], 32, step=40) == {2560: 80, 4096: 120}
-    assert shrunk([100, 101], 50, step=4) == {100: 4, 101: 8}
-
-
-def test_a_small_target_keeps_its_layers():
-    assert tiny_shapes(replace(LLAMA, layers=6))[0].layers == 6
 
 
 def test_rotary_factors_for_every_pair_are_left_out_and_others_stay():

@@ -1,11 +1,9 @@
 """Words about a failure of the hub: which may pass, and none that is a token."""
 
-import json
-
 import pytest
 from huggingface_hub import errors
 
-from architectures.targets.hub_failures import explain_failure, first_cause, without_token
+from architectures.targets.hub_failures import first_cause, without_token
 
 
 @pytest.mark.parametrize(
@@ -29,13 +27,3 @@ def test_what_wraps_a_failure_is_seen_through():
     wrapped = RuntimeError("Error while uploading")
     wrapped.__cause__ = network
     assert first_cause(wrapped) is network
-
-
-def test_a_page_that_is_no_json_is_reported():
-    error = json.JSONDecodeError("Expecting value", "<html>", 0)
-    assert explain_failure(error).reason == "what answers there is no hub."
-
-
-def test_a_failure_without_words_has_its_name():
-    assert explain_failure(OSError()).reason == "OSError."
-    assert explain_failure(ValueError("one\n- two")).reason == "one - two."

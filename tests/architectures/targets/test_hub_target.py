@@ -13,7 +13,7 @@ import pytest
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.checkpoints.manifest import write_manifest
 from architectures.errors import UserError
-from architectures.targets.target import config_at_hand, read_remote_config, resolve_checkpoint
+from architectures.targets.target import read_remote_config, resolve_checkpoint
 from distill.run.artifact import ARTIFACTS, Artifact
 from tests.hub.clients import READER, STRANGER, WRITER, log_in, served
 from tests.hub.faults import Fault
@@ -97,15 +97,6 @@ def test_a_download_that_is_cut_goes_on_where_it_broke_off(hub, model, cut_after
     assert hub.faults.are_over
 
 
-def test_an_interrupted_fetch_goes_on_with_the_files_that_are_missing(hub, model):
-    read_remote_config("org/model", "main")
-    hub.faults.plan("download", Fault(cut_after_bytes=0), times=6)
-    assert "RemoteProtocolError" in refused()
-    hub.requests.clear()
-    assert (resolve_checkpoint("org/model") / "model.safetensors").read_bytes() == WEIGHTS
-    assert hub.requests.count("download") == 1
-
-
 def test_a_short_file_is_refused_and_fetched_anew(hub, model):
     read_remote_config("org/model", "main")
     hub.faults.plan("download", Fault(spoils=lambda content: content[:-5]))
@@ -125,13 +116,6 @@ def test_a_gated_model_says_where_to_ask(hub, model, monkeypatch, token, status)
     assert (resolve_checkpoint("org/model") / "config.json").read_bytes() == CONFIG
 
 
-def test_who_is_unknown_is_told_to_log_in(hub, model, monkeypatch):
-    log_in(monkeypatch, STRANGER)
-    message = refused()
-    assert "401" in message
-    assert "HF_TOKEN" in message
-
-
 @pytest.mark.parametrize(("token", "status"), [(None, 401), (READER, 404)])
 def test_a_model_that_is_not_there_or_private_is_named(hub, model, monkeypatch, token, status):
     model.private = True
@@ -141,11 +125,6 @@ def test_a_model_that_is_not_there_or_private_is_named(hub, model, monkeypatch, 
         assert message.startswith(f"{name} (revision main): ")
         assert f"({status}: Repository not found)" in message
         assert "og in" in message
-
-
-def test_a_revision_that_is_not_there_is_named(hub, model):
-    assert "(revision v9)" in (message := refused(revision="v9"))
-    assert "404" in message
 
 
 @pytest.mark.parametrize("status", [429, 500])
@@ -161,12 +140,6 @@ def test_a_hub_that_fails_later_leaves_what_was_fetched(hub, model):
     folder = resolve_checkpoint("org/model")
     hub.faults.plan("info", Fault(status=500))
     assert resolve_checkpoint("org/model") == folder
-
-
-def test_a_config_alone_is_no_model_when_the_hub_is_gone(hub, model):
-    assert config_at_hand("org/model", "main") == (json.loads(CONFIG), True)
-    hub.faults.plan("info", Fault(status=500))
-    assert "(500: on purpose)" in refused()
 
 
 @pytest.mark.parametrize("token", ["hf_écrit0123456789", "hf_writer\x010123456789"])

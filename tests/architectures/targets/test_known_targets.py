@@ -9,7 +9,6 @@ import pytest
 import widedraft
 from architectures.errors import UserError
 from architectures.shapes.shape import Shape
-from architectures.targets import target
 from architectures.targets.known_targets import KNOWN_CONFIGS, known_config
 from architectures.targets.target import config_at_hand, read_config
 
@@ -54,9 +53,7 @@ def test_parameters_are_the_published_ones():
 
 def test_llama_1_was_made_for_half_the_context_of_llama_2():
     """ "LLaMA" (arXiv 2302.13971) trains on 2,048 tokens, "Llama 2" (arXiv 2307.09288, table 1) on 4,096."""
-    one, two = (known_config(name, "main") for name in ("huggyllama/llama-7b", "meta-llama/Llama-2-7b-hf"))
-    assert one is not None
-    assert two is not None
+    one, two = (KNOWN_CONFIGS[name] for name in ("huggyllama/llama-7b", "meta-llama/Llama-2-7b-hf"))
     differing = {key: (one[key], two[key]) for key in one if one[key] != two[key]}
     assert differing == {"max_position_embeddings": (2048, 4096), "rms_norm_eps": (1e-6, 1e-5)}
 
@@ -84,10 +81,6 @@ def test_a_local_folder_of_a_known_name_is_read(cache, tiny_target, tmp_path, mo
     Path("Qwen").mkdir()
     Path(QWEN).symlink_to(tiny_target)
     assert config_at_hand(QWEN, "main") == (read_config(tiny_target), True)
-
-
-def test_the_real_hub_cache_is_asked_as_it_wants_to_be():
-    assert target.cached_config("widedraft-tests/no-such-model", "main") is None
 
 
 def test_shapes_of_a_known_target_need_no_network(cache, capsys):

@@ -1,21 +1,12 @@
 """What is left out says why: too little memory, too little time; and without bfloat16 everything is float32."""
 
-import time
-from pathlib import Path
-
 import pytest
 import torch
 
 from benchmarks.gpu import machine, stage
-from benchmarks.gpu.stage import Setting, SkippedError, attempt, attempt_rows, lack_of_memory, lack_of_time, number_type
+from benchmarks.gpu.stage import SkippedError, attempt_rows, lack_of_memory, number_type
 
 GIB = 2**30
-
-
-@pytest.fixture
-def setting(tmp_path):
-    folders = dict.fromkeys(("target", "prompts", "work", "out"), Path(tmp_path))
-    return Setting(torch.device("cpu"), "tiny", **folders, deadline_s=time.monotonic() + 60)
 
 
 def test_memory_is_asked_for_with_a_tenth_to_spare(setting, monkeypatch):
@@ -24,11 +15,6 @@ def test_memory_is_asked_for_with_a_tenth_to_spare(setting, monkeypatch):
     assert lack_of_memory(setting, 9 * GIB + 1, "a cell") == "a cell takes 9.0 GiB, and cpu has 10.0 GiB free"
     monkeypatch.setattr(stage, "free_bytes", lambda _device: None)
     assert lack_of_memory(setting, 10**15, "a cell") is None
-
-
-def test_time_is_asked_for(setting):
-    assert lack_of_time(setting, 50, "a cell") is None
-    assert lack_of_time(setting, 70, "a cell") == "a cell takes about 70 s, and 60 s are left"
 
 
 def test_without_bfloat16_numbers_are_float32(setting, monkeypatch):
@@ -60,7 +46,3 @@ def test_what_was_measured_before_an_error_is_kept(error, outcome):
         raise error
 
     assert list(attempt_rows({"cell": 1}, measure)) == [{"cell": 1, "ms": 2.0}, {"cell": 1} | outcome]
-
-
-def test_a_measurement_is_told_with_its_cell():
-    assert attempt({"cell": 1}, lambda: {"ms": 2.0}) == {"cell": 1, "ms": 2.0}

@@ -144,16 +144,8 @@ def test_every_vllm_item_runs_in_vllm_on_a_cpu(tmp_path):
     """`make test-engines`: versions, step costs, and a real pair whose accepted tokens are those of replay."""
     if PYTHON not in os.environ or not TARGET.is_dir():
         pytest.skip(f"{PYTHON} names no Python, or {TARGET} is not there: make test-engines")
-    words = [
-        "--size",
-        "tiny",
-        "--target",
-        str(TARGET),
-        "--out",
-        str(tmp_path / "out"),
-        "--keep",
-        str(tmp_path / "keep"),
-    ]
+    folders = {"target": TARGET, "out": tmp_path / "out", "keep": tmp_path / "keep"}
+    words = ["--size", "tiny", *(word for name in folders for word in (f"--{name}", str(folders[name])))]
     assert main([*words, "--only", "vllm", "vllm_steps", "vllm_pair"]) == 0
     [file] = (tmp_path / "out").glob("*.json")
     stages = json.loads(file.read_text())["stages"]

@@ -1,29 +1,20 @@
 """Which engines are started and measured, and what follows from their step times."""
 
 import json
-import time
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.gpu import vllm_steps
-from benchmarks.gpu.stage import Setting, SkippedError
 from benchmarks.gpu.vllm_engine import EngineError
-from benchmarks.gpu.vllm_steps import FULL, NO_DRAFT, PLAIN, TINY, Case, engine_bytes, engine_kwargs, measure, rows
-from benchmarks.gpu.vllm_table import ALPHAS, DOC, break_even, costs, main, section
+from benchmarks.gpu.vllm_steps import FULL, NO_DRAFT, PLAIN, TINY, Case, engine_bytes, measure, rows
+from benchmarks.gpu.vllm_table import ALPHAS, DOC, break_even, costs, main
 from eval.speedup import iid_tau
 
 GIB = 2**30
 FACTS = {"vllm": "0.25.1", "start_s": 1.0}
-
-
-@pytest.fixture
-def setting(tmp_path):
-    folders = dict.fromkeys(("target", "prompts", "work", "out"), Path(tmp_path))
-    return Setting(torch.device("cpu"), "tiny", **folders, deadline_s=time.monotonic() + 600)
 
 
 @pytest.fixture
@@ -93,13 +84,6 @@ def test_waves_hold_what_fits_into_memory_and_no_more_engines_than_allowed(setti
         assert [len(wave) for wave in waves] == counts
 
 
-def test_what_no_time_is_left_for_is_skipped(setting, waves):
-    late = replace(setting, deadline_s=time.monotonic() + 10)
-    found = list(measure([Case(PLAIN, 0), Case("wide", 2)], TINY, late))
-    assert [row["case"] for row in found if "skipped" in row] == ["plain k=0", "wide k=2"]
-    assert waves == []
-
-
 def test_measured_cases_are_not_measured_again(setting, waves):
     measured = [{"case": "wide k=2", "batch": batch, "step_ms": 1.0} for batch in TINY.batches]
     measured += [{"case": "wide k=1", "batch": 1, "step_ms": 1.0}, {"case": "wide k=1", "dropped": "wrong"}]
@@ -110,24 +94,6 @@ def test_measured_cases_are_not_measured_again(setting, waves):
     measured += [{"case": "wide k=1", "batch": 2, "step_ms": 1.0}]
     (setting.work / "vllm_steps.json").write_text(json.dumps(measured))
     assert list(rows(setting)) == waves == []
-
-
-def test_without_vllm_the_item_is_skipped(setting, monkeypatch):
-    monkeypatch.setenv("WIDEDRAFT_VLLM", "/bin/false")
-    with pytest.raises(SkippedError, match="/bin/false"):
-        next(rows(setting))
-
-
-def test_kwargs_of_an_engine_on_a_gpu(on_gpu):
-    kwargs = engine_kwargs(Case("wide-796m", 3), FULL, on_gpu)
-    assert (kwargs["load_format"], kwargs["dtype"], kwargs["enforce_eager"]) == ("dummy", "bfloat16", False)
-    speculative = kwargs["speculative_config"]
-    assert (speculative["method"], speculative["num_speculative_tokens"]) == ("draft_model", 3)
-    assert speculative["synthetic_acceptance_rates"] == [0, 0, 0]
-    assert (Path(speculative["model"]) / "config.json").is_file()
-    checked = engine_kwargs(Case("wide-796m", 3, 0.5), FULL, on_gpu)["speculative_config"]
-    assert checked["synthetic_acceptance_rates"] == [0.5, 0.25, 0.125]
-    assert "speculative_config" not in engine_kwargs(Case(PLAIN, 0), FULL, on_gpu)
 
 
 def test_an_engine_of_llama_7b_is_estimated_as_measured(on_gpu):
@@ -168,36 +134,6 @@ def test_costs_compare_what_one_run_measured():
 @pytest.mark.parametrize(("ratio", "k", "alpha"), [(1.0, 3, 0.0), (2.0, 1, None), (4.1, 3, None), (1.5, 1, 0.5)])
 def test_break_even(ratio, k, alpha):
     assert break_even(ratio, k) == (alpha if alpha is None else pytest.approx(alpha))
-
-
-def test_a_section_has_costs_and_the_measured_check():
-    checked = {"draft": "wide-796m", "k": 3, "alpha": 0.7, "batch": 1, "step_ms": 7.0, "tokens_per_s": 500.0}
-    checked |= {"run": "2026-11-26T23:45"}
-    stage = {
-        "rows": [
-            *step_rows(),
-            checked | {"tokens_per_step": 2.5, "step_ms_range": [1, 1]},
-            {"case": "x", "skipped": "y"},
-        ],
-        "provenance": {"created": "2026-11-26T23:00:00"},
-    }
-    steps = [
-        {"shape": shape, "how": "captured", "batch": 1, "context": 128, "tokens": tokens, "median_ms": ms}
-        for shape, tokens, ms in (
-            ("llama-7b", 1, 7.0),
-            ("llama-7b", 4, 8.0),
-            ("wide-796m", 1, 0.7),
-            ("wide-796m", 2, 0.8),
-        )
-    ]
-    record = {"device": "Some GPU", "torch": "2.11.0", "stages": {"vllm_steps": stage, "steps": {"rows": steps}}}
-    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section(record).splitlines() if "|" in line]
-    [cost, even, speed, check] = [line for line in cells if line[0] == "wide-796m"]
-    assert cost[1:4] == ["5", "1", "4"]
-    assert cost[-6:] == ["0.5", "0.5", "0.125", "7", "0.7", "0.1"]
-    assert len(even) == 4
-    assert len(speed) == 2 + len(ALPHAS)
-    assert check[1:] == ["3", "0.7", "1", "2.5", "2", f"{iid_tau(0.7, 3) * 4 / 6.8:.3g}"]
 
 
 def test_the_page_is_what_the_files_of_devices_have(tmp_path, monkeypatch):

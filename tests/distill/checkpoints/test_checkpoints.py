@@ -38,10 +38,6 @@ def test_oldest_first_by_batch_then_epoch_and_nothing_else(tmp_path):
     assert find_checkpoints(tmp_path / "absent") == []
 
 
-def test_a_whole_file_is_intact(tmp_path):
-    assert damage(*write(tmp_path, "ep0-ba1-rank0.pt")) is None
-
-
 @pytest.mark.parametrize("kept_bytes", [0, 100, 3000, -1])
 def test_a_file_cut_short_is_damaged(tmp_path, kept_bytes):
     (path,) = write(tmp_path, "ep0-ba1-rank0.pt")
@@ -78,14 +74,6 @@ def test_a_failed_write_leaves_neither_the_file_nor_a_part_of_it(tmp_path, monke
     with pytest.raises(OSError, match="No space left"):
         distill.checkpoints.writer.write_checkpoint({}, tmp_path / "ep0-ba1-rank0.pt")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_folder_that_composer_makes_for_uploads_is_removed(tmp_path):
-    writer = distill.checkpoints.writer.CheckpointWriter(tmp_path, save_interval="1ba", num_to_keep=1)
-    uploads = Path(writer.tmp_dir_for_symlink.name)
-    assert uploads.is_dir()
-    writer.close(None, None)
-    assert not uploads.exists()
 
 
 def test_so_many_are_kept_and_latest_points_to_the_newest(make_run):
@@ -128,25 +116,19 @@ def test_the_best_is_saved_when_it_happens_stays_and_is_exported(make_run, evalu
     assert best(recipe) == exported(recipe) == "ep0-ba2-rank0.pt"
 
 
-def test_of_equal_ones_the_later_is_the_best(make_run, evaluations):
-    recipe = make_run(eval_interval="2ba")
-    evaluations(1.0, 1.2, 1.2, 1.1)
+@pytest.mark.parametrize(
+    ("intervals", "values", "expected"),
+    [
+        ({"eval_interval": "2ba"}, (1.0, 1.2, 1.2, 1.1), "ep1-ba4-rank0.pt"),  # of equal ones the later
+        ({"eval_interval": "4ba"}, (1.0, 1.2, 1.3), "ep1-ba6-rank0.pt"),  # behind the last checkpoint
+        ({"eval_interval": "1ep", "save_interval": "4ba"}, (1.0, 1.5, 1.2), "ep1-ba3-rank0.pt"),  # though none was due
+    ],
+)
+def test_the_best_of_every_evaluation_is_exported(make_run, evaluations, intervals, values, expected):
+    recipe = make_run(**intervals)
+    evaluations(*values)
     train(recipe)
-    assert best(recipe) == "ep1-ba4-rank0.pt"
-
-
-def test_the_evaluation_behind_the_last_checkpoint_counts(make_run, evaluations):
-    recipe = make_run(eval_interval="4ba")
-    evaluations(1.0, 1.2, 1.3)
-    train(recipe)
-    assert best(recipe) == exported(recipe) == "ep1-ba6-rank0.pt"
-
-
-def test_the_best_at_an_epochs_end_is_saved_though_none_was_due(make_run, evaluations):
-    recipe = make_run(eval_interval="1ep", save_interval="4ba")
-    evaluations(1.0, 1.5, 1.2)
-    train(recipe)
-    assert best(recipe) == exported(recipe) == "ep1-ba3-rank0.pt"
+    assert best(recipe) == exported(recipe) == expected
 
 
 def test_a_later_session_knows_the_best(make_run, evaluations):

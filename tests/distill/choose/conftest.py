@@ -1,7 +1,5 @@
 """A recipe of a tiny target, and step times in which its depths differ."""
 
-import json
-
 import pytest
 
 import widedraft
@@ -9,21 +7,16 @@ from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 from distill.choose import search
 from distill.recipe.recipe import load_recipe
+from tests.distill.recipe_files import write_recipe
 from tests.distill.run.test_progressive import TINY
 from tests.eval.records import latency
 
 
 @pytest.fixture
 def recipe_file(tiny_target, tmp_path):
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"What comes after {i}?"}) + "\n" for i in range(6)))
-    file = tmp_path / "recipe.yaml"
-    file.write_text(
-        f"run_name: tiny\nrun_dir: {tmp_path / 'out'}\ntarget: {{path: {tiny_target}, dtype: float32}}\n"
-        f"architecture: {{method: first_last, layers: 3, intermediate: 96, width_method: random}}\n"
-        f"data: {{prompts: [{{path: {prompts}}}], num_eval_prompts: 2}}\n"
-    )
-    return file
+    cut = "{method: first_last, layers: 3, intermediate: 96, width_method: random}"
+    data = "data: {{prompts: [{{path: {prompts}}}], num_eval_prompts: 2}}\n"
+    return write_recipe(tmp_path, tiny_target, cut, data, num_prompts=6, run="out")
 
 
 @pytest.fixture

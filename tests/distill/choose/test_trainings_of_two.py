@@ -18,18 +18,6 @@ from tests.sharing import by_processes
 LAYERS = (1, 2, 3)
 
 
-@pytest.fixture
-def recipe(tiny_target, tmp_path) -> Path:
-    prompts, file = tmp_path / "prompts.jsonl", tmp_path / "recipe.yaml"
-    prompts.write_text("".join(json.dumps({"prompt": f"What comes after {i}?"}) + "\n" for i in range(6)))
-    file.write_text(
-        f"run_name: tiny\nrun_dir: {tmp_path / 'run'}\ntarget: {{path: {tiny_target}, dtype: float32}}\n"
-        f"architecture: {{layers: 2, method: first_last}}\ndata: {{prompts: [{{path: {prompts}}}]}}\n"
-        "eval: {dtype: float32}\n"
-    )
-    return file
-
-
 def measured_steps(_recipe, _target, candidates, settings):
     """Step times of models so small say nothing."""
     times = {one.name: ({1: 4.0, 2: 6.0, 3: 8.0}[one.shape.layers],) * 2 for one in candidates}
@@ -63,7 +51,7 @@ def trained(monkeypatch, trainings_begin_at_once, fatal) -> list[str]:
 
 def found(recipe: Path) -> tuple[dict[str, bytes], object]:
     """Weights of all candidates, and their acceptance."""
-    folder = recipe.parent / "run" / "choose" / "2ba"
+    folder = recipe.parent / "out" / "choose" / "2ba"
     weights = {path.parent.parent.name: path.read_bytes() for path in folder.glob("*/draft/model.safetensors")}
     return weights, json.loads((folder / "eval" / "scorecard.json").read_text())["acceptance"]
 
@@ -73,31 +61,33 @@ def choose_by_two(recipe: Path, *words: str, layers: tuple[int, ...] = LAYERS, l
     by_processes(2, lambda share: choose(recipe, [*TINY, *words], settings, share))
 
 
-def test_a_lost_process_costs_the_training_it_was_at(recipe, trained, fatal):
+def test_a_lost_process_costs_the_training_it_was_at(recipe_file, trained, fatal):
     fatal.append(2)
     with pytest.raises(MemoryError):
-        choose_by_two(recipe)
+        choose_by_two(recipe_file)
     assert len(trained) == 2
     ended = trained[0]
     trained.clear()
-    choose_by_two(recipe)
+    choose_by_two(recipe_file)
     assert sorted(trained) == sorted(f"{layers}-layers" for layers in LAYERS if f"{layers}-layers" != ended)
-    resumed = found(recipe)
-    (recipe.parent / "run").rename(recipe.parent / "resumed")
+    resumed = found(recipe_file)
+    (recipe_file.parent / "out").rename(recipe_file.parent / "resumed")
     trained.clear()
-    choose_by_two(recipe)
+    choose_by_two(recipe_file)
     assert len(trained) == 3
-    assert found(recipe) == resumed
+    assert found(recipe_file) == resumed
 
 
 @pytest.mark.usefixtures("trained")
-def test_longer_trainings_go_on_from_sharded_checkpoints(recipe, monkeypatch):
+def test_longer_trainings_go_on_from_sharded_checkpoints(recipe_file, monkeypatch):
     """As from whole ones, which test_search.py sees; those of the shorter training stay."""
     monkeypatch.setattr(search, "in_play", list)
     words = ("distill.checkpoints=sharded", "distill.save_num_checkpoints_to_keep=1")
-    choose_by_two(recipe, *words, layers=(1, 2), longest="4ba")
+    choose_by_two(recipe_file, *words, layers=(1, 2), longest="4ba")
     for layers in (1, 2):
-        shorter, longer = (recipe.parent / "run" / "choose" / length / f"{layers}-layers" for length in ("2ba", "4ba"))
+        shorter, longer = (
+            recipe_file.parent / "out" / "choose" / length / f"{layers}-layers" for length in ("2ba", "4ba")
+        )
         lines = (longer / "logs" / "metrics.jsonl").read_text().splitlines()
         assert min(json.loads(line)["batch"] for line in lines) >= 2
         assert [path.name for path in find_checkpoints(shorter / "checkpoints")] == ["ep1-ba2"]

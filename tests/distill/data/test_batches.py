@@ -9,8 +9,8 @@ from itertools import chain, islice
 import pytest
 import torch
 
-from distill.data.batches import AnswerDataset, Example, LengthCounts, collate, join_turns
-from distill.training.batches import build_dataspec, count_tokens, cut_padding
+from distill.data.batches import AnswerDataset, Example, LengthCounts, collate
+from distill.training.batches import build_dataspec, cut_padding
 from eval.answers.traces import Trace
 
 
@@ -39,34 +39,11 @@ def test_a_batch_in_full():
     assert batch["next_ids"].tolist() == [[101, 150, 151, 152], [201, 202, 250, 0]]
 
 
-def test_each_kept_position_predicts_one_answer_token():
-    traces = [trace(4, 5), trace(1, 7), trace(9, 1)]
-    batch = collate(list(AnswerDataset(traces, max_seq_len=100)))
-    for row, one in enumerate(traces):
-        whole = [*one.prompt_ids, *one.answer_ids]
-        predicted = [whole[position + 1] for position in batch["keep"][row].nonzero().flatten().tolist()]
-        assert predicted == list(one.answer_ids)
-        assert batch["next_ids"][row][batch["keep"][row]].tolist() == predicted
-
-
 def test_answers_are_cut_to_max_seq_len_and_counted():
     cut = dataset((2, 3), (4, 6), (8, 5), (9, 5), max_seq_len=8)
     assert cut.counts == LengthCounts(answers=2, answer_tokens=3 + 4, cut=1, left_out=2)
     assert [len(example.input_ids) for example in cut] == [4, 7]
     assert collate([cut[1]])["keep"].sum() == 4
-
-
-def test_nothing_is_cut_where_everything_fits():
-    assert dataset((4, 4), (7, 1), max_seq_len=8).counts == LengthCounts(answers=2, answer_tokens=5, cut=0, left_out=0)
-
-
-def test_an_empty_answer_set_counts_zero():
-    assert dataset((9, 1), max_seq_len=8).counts == LengthCounts(answers=0, answer_tokens=0, cut=0, left_out=1)
-
-
-def test_tokens_are_counted_without_padding():
-    counts = count_tokens(collate(list(dataset((2, 3), (3, 1)))))
-    assert counts == {"total": 4 + 3, "loss_generating": 3 + 1}
 
 
 def test_padding_common_to_all_rows_is_cut():
@@ -124,12 +101,6 @@ def test_tasks_stay_with_their_examples():
         dataclasses.replace(trace, source=f"{name}.jsonl:1") for name, trace in zip("ba", CHAT[:1] * 2, strict=True)
     )
     assert [one.task for one in AnswerDataset.of_conversations([first, second], max_seq_len=9)] == [1, 0]
-
-
-def test_one_answer_alone_is_joined_to_nothing():
-    examples = list(dataset((2, 3), (3, 1), (2, 1)))
-    assert join_turns(examples) == examples
-    assert join_turns([]) == []
 
 
 def batches(shuffle: bool, seed: int = 17, epoch: int = 0) -> list[list[int]]:

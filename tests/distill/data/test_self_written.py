@@ -17,10 +17,8 @@ from distill.data.self_written import (
     UserTurn,
     Writer,
     find_user_turn,
-    special_ids,
     write_own_prompts,
 )
-from eval.decoding.texts import DRAWS
 from eval.models.loading import load_tokenizer
 from tests.sharing import by_processes
 
@@ -96,26 +94,14 @@ def test_seed_and_candidate_decide_what_is_written_not_the_batch(asking_target, 
 
 
 def test_a_target_that_repeats_itself(asking_target, tmp_path):
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError, match=r"wrote only 5 .* in 84 .*data\.self_written_prompts=20"):
         write_own_prompts(asking_target, 20, tmp_path, SETTINGS)
-    assert f"{asking_target}: wrote only 5 distinct prompts in 84 attempts, fewer than" in str(refusal.value)
-    assert "data.self_written_prompts=20" in str(refusal.value)
 
 
 def test_changed_settings_are_refused(asking_target, tmp_path):
     write_own_prompts(asking_target, 2, tmp_path, SETTINGS)
-    with pytest.raises(UserError, match="its self-written answers were made with other settings: seed was 3, is 4"):
+    with pytest.raises(UserError, match="seed was 3, is 4"):
         write_own_prompts(asking_target, 2, tmp_path, dataclasses.replace(SETTINGS, seed=4))
-
-
-def test_prompts_drawn_otherwise_are_refused(asking_target, tmp_path):
-    write_own_prompts(asking_target, 2, tmp_path, SETTINGS)
-    path = tmp_path / "settings.json"
-    claims = json.loads(path.read_text())
-    assert claims[NAME]["settings"].pop("draws") == DRAWS
-    path.write_text(json.dumps(claims))
-    with pytest.raises(UserError, match="its self-written answers were made with other settings: draws was null, is "):
-        write_own_prompts(asking_target, 2, tmp_path, SETTINGS)
 
 
 def test_another_target_or_template_is_refused(asking_target, tmp_path):
@@ -136,8 +122,9 @@ def writer(asking_target) -> Writer:
 
 
 def test_what_ends_an_answer_ends_a_prompt_too(writer):
-    assert {row["prompt"] for row in writer.write(range(4))} <= set(KNOWN)
-    assert writer.write(range(4))
+    found = {row["prompt"] for row in writer.write(range(4))}
+    assert found
+    assert found <= set(KNOWN)
 
 
 def test_candidates_stay_in_order_whichever_ends_first(writer):
@@ -149,11 +136,6 @@ def test_candidates_stay_in_order_whichever_ends_first(writer):
 def test_a_candidate_that_the_limit_cut_off_is_not_used(writer):
     writer.settings = dataclasses.replace(SETTINGS, max_new_tokens=12)  # what it knows has 13 characters or more
     assert writer.write(range(8)) == []
-
-
-def test_the_target_writes_in_the_dtype_asked_for(writer):
-    writer.settings = dataclasses.replace(SETTINGS, dtype="bfloat16")
-    assert writer.model.dtype == torch.bfloat16
 
 
 def test_a_target_without_a_chat_template(asking_target, make_checkpoint, tmp_path):
@@ -193,19 +175,14 @@ def test_user_turn_is_found_in_the_template(tiny_target, template, opening, endi
     assert turn.stop_ids <= {tokenizer.convert_tokens_to_ids("<|im_end|>")}
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{{ messages[0]['content'] }}!",
-        "hello",
-        "a {{ messages[0]['content'] }} {{ messages[0]['content'] }}",
-        "a {{ messages[0]['content'] }}\n",
-    ],
-)
+SAID = "{{ messages[0]['content'] }}"
+
+
+@pytest.mark.parametrize("template", [f"{SAID}!", "hello", f"a {SAID} {SAID}", f"a {SAID}\n"])
 def test_template_that_hides_the_user_turn(tiny_target, template):
     tokenizer = load_tokenizer(tiny_target)
     tokenizer.chat_template = template
-    with pytest.raises(UserError, match="does not show where the user's text begins and ends"):
+    with pytest.raises(UserError, match=str(tiny_target)):
         find_user_turn(tokenizer, tiny_target)
 
 
@@ -230,15 +207,10 @@ def test_which_candidates_are_usable(tiny_target, text, stopped, expected):
     assert writer.read([*ids, 2] if stopped else ids, stopped=stopped) == expected
 
 
-def test_special_ids(tiny_target):
-    assert special_ids(load_tokenizer(tiny_target)) == {0, 1, 2}
-
-
 def test_same_words_in_other_case_and_spacing_count_once(tiny_target, tmp_path):
     path = tmp_path / "shard.jsonl"
-    path.write_text(
-        "".join(json.dumps({"prompt": text}) + "\n" for text in ("Why so?  Tell", "why so? tell", "why not?"))
-    )
+    said = ("Why so?  Tell", "why so? tell", "why not?")
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in said))
     writer = Writer(tiny_target, load_tokenizer(tiny_target), UserTurn([1], frozenset(), "x"), SETTINGS)
     assert list(self_written.distinct_texts(writer, [path], 3)) == ["Why so?  Tell", "why not?"]
 
@@ -248,20 +220,20 @@ def test_prompts_are_no_longer_than_the_context_leaves_behind_the_opening(make_c
     assert self_written.within_context(target, SETTINGS, opening=6).max_new_tokens == 24
     long_enough = dataclasses.replace(SETTINGS, max_new_tokens=20)
     assert self_written.within_context(target, long_enough, opening=6) == long_enough
-    with pytest.raises(UserError, match="max_position_embeddings is 30, and its chat template opens a prompt with 30"):
+    with pytest.raises(UserError, match="max_position_embeddings is 30"):
         self_written.within_context(target, SETTINGS, opening=30)
 
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_several_processes_write_the_prompts_and_the_shards_of_one(asking_target, tmp_path, count):
     alone = write_own_prompts(asking_target, 5, tmp_path / "alone", SETTINGS)
-    together = by_processes(
-        count, lambda share: write_own_prompts(asking_target, 5, tmp_path / "together", SETTINGS, share)
+    out = tmp_path / "together"
+    assert (
+        by_processes(count, lambda share: write_own_prompts(asking_target, 5, out, SETTINGS, share)) == [alone] * count
     )
-    assert together == [alone] * count
     files = shard_bytes(tmp_path / "alone")
     assert len(files) >= 2
-    assert shard_bytes(tmp_path / "together") == files
+    assert shard_bytes(out) == files
 
 
 def test_no_process_writes_a_shard_ahead_of_what_is_known_to_be_needed(asking_target, tmp_path):

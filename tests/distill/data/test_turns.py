@@ -18,7 +18,6 @@ from distill.data.batches import AnswerDataset, Example
 from distill.data.conversations import Conversation
 from distill.data.given import traces_of
 from distill.data.turns import Renderer
-from eval.answers.traces import Trace
 from eval.models.loading import load_model, stop_token_ids
 from eval.prompts import render_prompt
 
@@ -62,13 +61,6 @@ LLAMA3 = (
     " + '<|eot_id|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"
 )
-MISTRAL = (
-    "{{ bos_token }}"
-    + REFUSE_SYSTEM
-    + EACH
-    + "{% if message.role == 'user' %}{{ '[INST] ' + message.content + ' [/INST]' }}"
-    "{% else %}{{ ' ' + message.content + eos_token }}{% endif %}{% endfor %}"
-)
 GEMMA = (
     "{{ bos_token }}"
     + REFUSE_SYSTEM
@@ -76,14 +68,6 @@ GEMMA = (
     + "{% set role = 'model' if message.role == 'assistant' else message.role %}"
     "{{ '<start_of_turn>' + role + '\\n' + message.content | trim + '<end_of_turn>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"
-)
-PHI3 = (
-    EACH + "{{ '<|' + message.role + '|>\\n' + message.content + '<|end|>\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% else %}{{ eos_token }}{% endif %}"
-)
-ZEPHYR = (
-    EACH + "{{ '<|' + message.role + '|>\\n' + message.content + eos_token + '\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
 )
 VICUNA = (
     "{{ bos_token }}" + EACH + "{% if message.role == 'system' %}{{ message.content + ' ' }}"
@@ -117,7 +101,6 @@ class Kind:
 CHATML_TOKENS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 KINDS = {
     "smollm2": Kind(chatml("You are SmolLM."), CHATML_TOKENS, ("<|im_end|>",), "<|im_end|>"),
-    "qwen2": Kind(chatml("You are helpful."), CHATML_TOKENS, ("<|im_end|>", "<|endoftext|>"), "<|im_end|>"),
     "llama2": Kind(LLAMA2, ("<s>", "</s>"), ("</s>",), " </s>", "<s>", "</s>", num_bos=lambda users: users),
     "llama3": Kind(
         LLAMA3,
@@ -127,7 +110,6 @@ KINDS = {
         "<|begin_of_text|>",
         "<|eot_id|>",
     ),
-    "mistral": Kind(MISTRAL, ("<s>", "</s>"), ("</s>",), "</s>", "<s>", "</s>", knows_system=False),
     "gemma": Kind(
         GEMMA,
         ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"),
@@ -137,14 +119,6 @@ KINDS = {
         "<eos>",
         knows_system=False,
     ),
-    "phi3": Kind(
-        PHI3,
-        ("<s>", "<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
-        ("<|endoftext|>", "<|assistant|>", "<|end|>"),
-        "<|end|>",
-        eos="<|endoftext|>",
-    ),
-    "zephyr": Kind(ZEPHYR, ("<s>", "</s>"), ("</s>",), "</s>", eos="</s>"),
     "vicuna": Kind(VICUNA, ("<s>", "</s>"), ("</s>",), "</s>", "<s>", "</s>"),
 }
 THINKING = Kind(QWEN3, (*CHATML_TOKENS, "<think>", "</think>"), ("<|im_end|>", "<|endoftext|>"), "<|im_end|>")
@@ -220,8 +194,7 @@ def test_what_is_learned_is_what_the_assistant_said_and_its_end(renderer, kind, 
     messages = TALKS[name]
     read = renderer(kind)
     if not kind.knows_system and messages[0]["role"] == "system":
-        message = r"^f\.jsonl:1: .*refuses a conversation of the roles system, user: System role not supported"
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(UserError, match=r"^f\.jsonl:1: .*System role not supported"):
             sequences(read, messages)
         return
     said = [message["content"] for message in messages if message["role"] == "assistant"]
@@ -271,65 +244,22 @@ def test_thinking_that_history_drops_splits_the_conversation(renderer):
         assert [f"answer {each}" in rest for each in range(3)] == [each < number for each in range(3)]
 
 
-def test_thinking_that_the_template_leaves_empty_is_not_learned(renderer):
-    read = renderer(THINKING)
-    examples = sequences(read, TALKS["three turns"])
-    assert [learned(read, example) for example in examples] == [
-        ["uno-1<|im_end|>"],
-        ["dos-2<|im_end|>"],
-        ["tres-3<|im_end|>"],
-    ]
-    assert all(unlearned(read, example).endswith("assistant\n<think>\n\n</think>\n\n") for example in examples)
+THINKS = CHATML_OPENING.replace("assistant\\n", "assistant\\n<think>\\n")
+UNFIT = {
+    "a stop token inside": (KINDS["smollm2"], talk("a", "b", "c", "d<|im_end|>e"), r"messages\[3\]\.content"),
+    "no stop token": (Kind(chatml("x"), CHATML_TOKENS, ("<|endoftext|>",), ""), talk("a", "b"), "eos_token_id"),
+    "another opening": (
+        Kind(f"{EACH}{CHATML_TURN}{{% endfor %}}{THINKS}", CHATML_TOKENS, ("<|im_end|>",), ""),
+        talk("a", "b"),
+        "assistant",
+    ),
+}
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_one_given_answer_is_the_example_of_the_same_written_one(renderer, kind):
-    read = renderer(kind)
-    messages = talk("Why?", "Because.")
-    opened = render_prompt(read.tokenizer, messages[:1])
-    written = f"{' ' if kind.template in (LLAMA2, MISTRAL, VICUNA) else ''}Because.{kind.closing}"
-    ids = read.tokenizer(written, add_special_tokens=False)["input_ids"]
-    space = len(written) - len(written.lstrip())  # a token of its own only where tokens are bytes: the template's
-    trace = Trace(0, "f.jsonl:1", messages[:1], (*opened, *ids[:space]), tuple(ids[space:]), "Because.", "stop")
-    assert sequences(read, messages) == list(AnswerDataset([trace], max_seq_len=10_000))
-
-
-def test_a_conversation_is_cut_at_its_end(renderer):
-    read = renderer(KINDS["smollm2"])
-    (whole,) = sequences(read, TALKS["three turns"])
-    first, second, third = whole.spans
-    for max_seq_len in range(first[0] + 2, len(tokens(whole))):
-        (cut,) = sequences(read, TALKS["three turns"], max_seq_len=max_seq_len)
-        assert len(tokens(cut)) <= max_seq_len
-        assert tokens(cut) == tokens(whole)[: len(tokens(cut))]
-        kept = [span for span in whole.spans if span[0] + 2 <= max_seq_len]
-        assert cut.spans == (*kept[:-1], (kept[-1][0], min(kept[-1][1], max_seq_len - 1)))
-    assert sequences(read, TALKS["three turns"], max_seq_len=first[0] + 1) == []
-    assert (second[0] > first[1], third[0] > second[1]) == (True, True)
-
-
-def test_an_answer_with_a_stop_token_inside_is_refused(renderer):
-    message = r"f\.jsonl:1: messages\[3\]\.content holds '<\|im_end\|>', which ends an answer of this target"
-    with pytest.raises(UserError, match=message):
-        sequences(renderer(KINDS["smollm2"]), talk("a", "b", "c", "d<|im_end|>e"))
-
-
-def test_a_template_that_ends_turns_without_a_stop_token_is_refused(renderer):
-    kind = Kind(chatml("x"), CHATML_TOKENS, ("<|endoftext|>",), "")
-    message = (
-        r"f\.jsonl:1: messages\[1\]: the chat template ends it with .*<\|im_end\|>\\n', without a stop token of "
-        r"the target \('<\|endoftext\|>'\)\. Name the right ones as eos_token_id in .*generation_config\.json"
-    )
-    with pytest.raises(UserError, match=message):
-        sequences(renderer(kind), TALKS["one turn"])
-
-
-def test_a_template_that_does_not_continue_its_own_opening_is_refused(renderer):
-    opening = CHATML_OPENING.replace("assistant\\n", "assistant\\n<think>\\n")
-    kind = Kind(f"{EACH}{CHATML_TURN}{{% endfor %}}{opening}", CHATML_TOKENS, ("<|im_end|>",), "")
-    message = "its chat template opens the assistant's turn with .*nothing says what of that is the answer"
-    with pytest.raises(UserError, match=message):
-        sequences(renderer(kind), TALKS["one turn"])
+@pytest.mark.parametrize(("kind", "messages", "named"), UNFIT.values(), ids=UNFIT)
+def test_an_answer_that_does_not_end_or_begin_as_the_target_s_do_is_refused(renderer, kind, messages, named):
+    with pytest.raises(UserError, match=named):
+        sequences(renderer(kind), messages)
 
 
 def test_a_row_that_the_template_shows_otherwise_is_refused(renderer):
@@ -337,24 +267,21 @@ def test_a_row_that_the_template_shows_otherwise_is_refused(renderer):
     kind = Kind(f"{EACH}{shouting}{{% endfor %}}{CHATML_OPENING}", CHATML_TOKENS, ("<|im_end|>",), "")
     read = renderer(kind)
     assert sequences(read, talk("a", "b"))
-    with pytest.raises(UserError, match=r"^f\.jsonl:1: messages\[1\]: the chat template does not continue its opening"):
+    with pytest.raises(UserError, match=r"^f\.jsonl:1: messages\[1\]"):
         sequences(read, talk("a", "no"))
 
 
 def test_a_tokenizer_without_a_template_is_refused(tmp_path):
     folder = write_target(tmp_path, KINDS["smollm2"])
     (folder / "chat_template.jinja").unlink()
-    message = r"its tokenizer has no chat template, .*or set data\.answers to written, and the target answers\.$"
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=r"data\.answers"):
         Renderer(folder)
 
 
 def test_stop_tokens_are_those_of_the_loaded_target(make_checkpoint):
     folder = make_checkpoint(seed=1)
-    assert stop_ids(folder) == stop_token_ids(load_model(folder, dtype="float32", device="cpu")) == {2}
     (folder / "generation_config.json").unlink()
     assert stop_ids(folder) == stop_token_ids(load_model(folder, dtype="float32", device="cpu")) == {2}
-    GenerationConfig(eos_token_id=[5, 2]).save_pretrained(folder)
-    assert stop_ids(folder) == stop_token_ids(load_model(folder, dtype="float32", device="cpu")) == {2, 5}
-    GenerationConfig().save_pretrained(folder)
-    assert stop_ids(folder) == stop_token_ids(load_model(folder, dtype="float32", device="cpu"))
+    for ends in ([5, 2], 2, None):
+        GenerationConfig(eos_token_id=ends).save_pretrained(folder)
+        assert stop_ids(folder) == stop_token_ids(load_model(folder, dtype="float32", device="cpu"))

@@ -8,11 +8,9 @@ import pytest
 import widedraft
 from architectures.checkpoints.manifest import flat
 from architectures.errors import UserError
-from architectures.shapes.shape import Shape
-from architectures.targets.target import read_config
 from distill.check import planned_shapes
 from distill.data.conversations import load_conversations
-from distill.debug.files import begin_debug, byte_tokenizer, prompts, write_tiny
+from distill.debug.files import begin_debug, byte_tokenizer, prompts
 from distill.debug.recipe import debug_recipe, replaced, tiny_run
 from distill.recipe.recipe import Recipe, load_recipe
 from eval.prompts import load_prompts, render_prompt
@@ -83,18 +81,6 @@ def test_nothing_of_the_real_run_is_read_or_written():
     assert small.architecture.calibration.text == "runs/real-debug/prompts.jsonl"
 
 
-def test_the_run_is_short():
-    small = shrink(make({"layers": 5}, distill={"max_duration": "9_000_000tok", "scheduler": {"t_warmup": "1e5tok"}}))
-    assert small.distill.max_duration == "6ba"
-    assert small.distill.scheduler.t_warmup == "0.2dur"
-    assert small.distill.global_train_batch_size == 8
-    assert small.distill.device_train_microbatch_size == "auto"
-    assert (small.data.max_seq_len, small.data.max_new_tokens, small.data.num_eval_prompts) == (128, 16, 4)
-    assert (small.eval.num_prompts, small.eval.max_new_tokens, small.eval.latency_repeats) == (4, 8, 2)
-    assert small.eval.lookaheads == (1, 2, 3)
-    assert small.eval.latency_batch_sizes == (1, 4)
-
-
 def test_shares_names_and_plans_become_numbers():
     for architecture in ({"layers": "0.5x", "hidden": "0.5x", "heads": 16}, {"shape": "deep-1.3b"}):
         small = shrink(make(architecture)).architecture
@@ -150,15 +136,9 @@ def test_a_student_on_text_stays_on_text():
     assert (small.train_on, small.max_duration) == ("text", "6ba")
 
 
-def test_self_written_prompts_alone_stay_self_written():
-    small = shrink(make({"layers": 5}, data={"self_written_prompts": 500}))
-    assert small.data.self_written_prompts == 12
-    assert small.data.prompts == ()
-
-
-def test_no_answers_are_taken_from_runs_of_the_real_target():
+def test_self_written_prompts_alone_stay_so_and_no_answers_are_taken_from_the_real_target():
     small = shrink(make({"layers": 5}, data={"self_written_prompts": 500, "answers_from": ["runs/a/data"]}))
-    assert small.data.answers_from == ()
+    assert (small.data.self_written_prompts, small.data.prompts, small.data.answers_from) == (12, (), ())
 
 
 def test_given_answers_stay_given(tmp_path, monkeypatch):
@@ -231,15 +211,6 @@ def test_files_are_the_same_each_time_and_weights_are_not_made_again(recipe_file
     assert sorted(file for file in run.rglob("*") if file.is_file()) == files
 
 
-def test_another_shape_gets_other_weights(tmp_path, tiny_target):
-    config = read_config(tiny_target)
-    for layers in (3, 2):
-        write_tiny(tmp_path / "t", {**config, "num_hidden_layers": layers}, weights=True)
-    from transformers import AutoModelForCausalLM
-
-    assert len(AutoModelForCausalLM.from_pretrained(tmp_path / "t").model.layers) == 2
-
-
 def test_check_makes_no_weights_and_loads_no_torch(recipe_file, capsys):
     import subprocess
     import sys
@@ -268,12 +239,6 @@ def test_an_unknown_target_is_refused_with_the_remedy(recipe_file, capsys):
     assert not Path("runs").exists()
 
 
-def test_a_pair_without_a_recipe_has_nothing_to_shrink(capsys):
-    pair = ["--target", "a", "--draft", "b", "--prompts", "c"]
-    assert widedraft.main(["eval", *pair, "--debug"]) == 2
-    assert "--debug" in capsys.readouterr().err
-
-
 def test_prompts_and_tokenizer_of_a_debug_run():
     tokenizer = byte_tokenizer()
     assert len(set(prompts())) == len(prompts()) == 24
@@ -288,13 +253,4 @@ def test_prompts_and_tokenizer_of_a_debug_run():
         len(tokenizer.apply_chat_template([{"role": "user", "content": text}], return_dict=False)) for text in prompts()
     )
     assert longest < 112 - 16
-    assert Shape.from_config(
-        {
-            "model_type": "llama",
-            "hidden_size": 32,
-            "intermediate_size": 8,
-            "num_attention_heads": 2,
-            "num_hidden_layers": 1,
-            "vocab_size": 264,
-        }
-    ).vocab >= len(tokenizer)
+    assert len(tokenizer) <= 264

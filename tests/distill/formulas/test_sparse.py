@@ -56,11 +56,6 @@ def test_top_k_equals_the_definition(logits, k):
     )
 
 
-def test_everything_kept_is_the_full_kl(logits):
-    student_AV, teacher_AV = logits
-    torch.testing.assert_close(top_k_kl(student_AV, *keep(teacher_AV, VOCAB)), full_kl(*logits))
-
-
 @pytest.mark.parametrize("k", KEPT)
 def test_between_zero_and_the_full_kl_and_growing_with_k(k):
     generator = torch.Generator().manual_seed(k)
@@ -109,11 +104,13 @@ def test_gradient_is_the_closed_form(logits, k):
     torch.testing.assert_close(student_AV.grad, expected_AV.float(), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["top_k", "samples"])
-def test_gradient_equals_finite_differences(logits, name):
+KINDS = pytest.mark.parametrize("names", [("ids", "log_probs", "log_tail"), ("ids",)], ids=["top_k", "samples"])
+
+
+@KINDS
+def test_gradient_equals_finite_differences(logits, names):
     student_AV, teacher_AV = logits
-    rows = dict(zip(("ids", "log_probs", "log_tail"), keep(teacher_AV, 4), strict=True))
-    rows = rows if name == "top_k" else {"ids": rows["ids"]}
+    rows = dict(zip(names, keep(teacher_AV, 4), strict=False))
     student_AV = student_AV.clone().requires_grad_()
     kept_forward_kl(student_AV, rows).sum().backward()
     assert student_AV.grad is not None
@@ -161,15 +158,6 @@ def test_cross_entropy_counts_a_token_as_often_as_it_was_drawn(logits):
     torch.testing.assert_close(sampled_cross_entropy(student_AV, ids_AS), expected_A)
 
 
-def test_the_minimum_of_the_cross_entropy_is_the_entropy_of_the_draws():
-    ids_AS = torch.tensor([[0, 0, 0, 1]])
-    shares_V = torch.tensor([0.75, 0.25])
-    entropy = -(shares_V * shares_V.log()).sum()
-    torch.testing.assert_close(sampled_cross_entropy(shares_V.log()[None], ids_AS)[0], entropy)
-    for shift in (-0.5, 0.5):
-        assert sampled_cross_entropy(shares_V.log()[None] + torch.tensor([shift, 0.0]), ids_AS)[0] > entropy
-
-
 @pytest.mark.parametrize("k", KEPT)
 def test_alpha_lies_between_its_bounds(k):
     generator = torch.Generator().manual_seed(k)
@@ -185,15 +173,12 @@ def test_alpha_lies_between_its_bounds(k):
     torch.testing.assert_close(greatest_A - least_A, torch.minimum(log_tail_A.exp(), tail_q_A), rtol=1e-3, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", ["top_k", "samples"])
-def test_chunks_of_rows_give_what_all_rows_give(logits, name):
+@KINDS
+def test_chunks_of_rows_give_what_all_rows_give(logits, names):
     student_AV, teacher_AV = logits
-    rows = dict(zip(("ids", "log_probs", "log_tail"), keep(teacher_AV, 4), strict=True))
-    rows = rows if name == "top_k" else {"ids": rows["ids"]}
+    rows = dict(zip(names, keep(teacher_AV, 4), strict=False))
     chunks = [slice(0, 2), slice(2, 3), slice(3, NUM_TOKENS)]
-    whole_A = (
-        top_k_kl(student_AV, **rename(rows)) if name == "top_k" else sampled_cross_entropy(student_AV, rows["ids"])
-    )
+    whole_A = kept_forward_kl(student_AV, rows)
     parts = [kept_forward_kl(student_AV[part], {name: kept[part] for name, kept in rows.items()}) for part in chunks]
     assert torch.equal(torch.cat(parts), whole_A)
 
@@ -201,10 +186,6 @@ def test_chunks_of_rows_give_what_all_rows_give(logits, name):
 def test_another_temperature_than_the_caches_is_refused(logits):
     with pytest.raises(ValueError, match=r"temperature must be 1, at which the cache was written, got 2\.0"):
         kept_forward_kl(logits[0], {"ids": torch.zeros(NUM_TOKENS, 1, dtype=torch.int64)}, temperature=2.0)
-
-
-def rename(rows):
-    return {"ids_AK": rows["ids"], "log_probs_AK": rows["log_probs"], "log_tail_A": rows["log_tail"]}
 
 
 def test_rounded_logits_are_computed_in_float32(logits):
@@ -227,13 +208,9 @@ def test_no_row_is_no_loss_and_no_gradient_reaches_the_cache(logits):
 def test_rows_that_do_not_belong_together_are_refused(logits):
     student_AV, teacher_AV = logits
     ids_AK, log_probs_AK, log_tail_A = keep(teacher_AV, 4)
-    with pytest.raises(ValueError, match=r"\[answer tokens, kept\], got \(7, 11\) and \(3, 4\)"):
+    with pytest.raises(ValueError, match=r"got \(7, 11\) and \(3, 4\)"):
         top_k_kl(student_AV, ids_AK[:3], log_probs_AK[:3], log_tail_A[:3])
-    with pytest.raises(ValueError, match=r"\[answer tokens, kept\], got \(7, 11\) and \(3, 4\)"):
-        sampled_cross_entropy(student_AV, ids_AK[:3])
-    with pytest.raises(ValueError, match=r"\[answer tokens, kept\], got \(7, 11\) and \(7,\)"):
+    with pytest.raises(ValueError, match=r"got \(7, 11\) and \(7,\)"):
         sampled_cross_entropy(student_AV, ids_AK[:, 0])
     with pytest.raises(ValueError, match=r"got \(7, 4\), \(7, 3\) and \(7,\)"):
         alpha_bounds(student_AV, ids_AK, log_probs_AK[:, :3], log_tail_A)
-    with pytest.raises(ValueError, match=r"got \(7, 4\), \(7, 4\) and \(3,\)"):
-        alpha_bounds(student_AV, ids_AK, log_probs_AK, log_tail_A[:3])

@@ -11,7 +11,7 @@ from tests.hub.server import HubStandIn
 DRAFT = {
     "config.json": b'{"model_type": "llama"}\n',
     "README.md": b"---\nlicense: apache-2.0\n---\n# A draft\n",
-    "model-00001-of-00002.safetensors": bytes(range(256)) * 1000,  # goes in four parts
+    "model-00001-of-00002.safetensors": bytes(range(256)) * 1000,
     "model-00002-of-00002.safetensors": b"a little",
     "plots/acceptance.png": b"\x89PNG",
     "empty.txt": b"",

@@ -12,7 +12,7 @@ import torch
 from distill.formulas.dense import forward_kl
 from distill.formulas.losses import LOSSES, LossTerm, Objective
 from distill.losses import chunked
-from distill.losses.chunked import Head, chunked_sum, chunks, map_rows, plain_sum, sum_of_rows
+from distill.losses.chunked import Head, chunked_sum, map_rows, plain_sum, sum_of_rows
 from distill.recipe.sections.training import CHUNK_ENTRIES, chunk_size
 from tests.pretended_gpu import pretended_gpu
 
@@ -117,12 +117,6 @@ def test_chunks_take_less_memory_than_whole_logits(gpu, dtype):
         peaks[name] = torch.cuda.max_memory_allocated() - before
     assert peaks["plain"] > 2 * 4 * 2_048 * 32_000
     assert peaks["chunked"] < peaks["plain"] / 3
-
-
-def test_a_sum_of_losses_works_in_chunks():
-    terms = [LossTerm(name="lk_hybrid", decay=1.0), LossTerm(name="cross_entropy", weight=0.25)]
-    problems = [Problem(11, terms=terms) for _ in range(2)]
-    assert_same(problems[0].chunked(4), problems[1].plain())
 
 
 def test_nothing_kept_gives_zero_and_zero_gradients():
@@ -252,13 +246,6 @@ def test_maps_follow_autocast_as_losses_do():
         expected = problem.head.logits(problem.hidden)
     assert found.dtype == torch.bfloat16
     assert torch.equal(found, expected)
-
-
-def test_chunks_cover_every_row_once():
-    for num_tokens in range(9):
-        covered = [row for rows in chunks(num_tokens, 3) for row in range(num_tokens)[rows]]
-        assert covered == list(range(num_tokens))
-    assert list(chunks(0, 3)) == [slice(0, 0)]
 
 
 def test_few_tokens_take_the_plain_path_and_many_the_chunks(monkeypatch):

@@ -50,6 +50,12 @@ def make_online(make_run: Callable[..., Any], stream_files: list[Path]) -> Calla
     return make
 
 
+def records(recipe: Any, name: str = "records.jsonl") -> list[dict[str, Any]]:
+    """What was logged of each served request."""
+    lines = (Path(recipe.run_dir) / "online" / name).read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
 def answer_the_stream(recipe: Any, stream_files: list[Path]) -> None:
     """Give the recorded answers the places of the stream's rows."""
     from eval.answers.shards import shard_paths, write_shard

@@ -1,18 +1,11 @@
 """Two processes that share a stream learn what one learns."""
 
-import json
-from pathlib import Path
-
 import pytest
 
 from distill.train import train
 from tests.distill.after_training import metrics, relative_difference, weights
+from tests.distill.online.conftest import records
 from tests.distill.test_distributed import attempt, train_by
-
-
-def lines(recipe):
-    text = (Path(recipe.run_dir) / "online" / "records.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
 
 
 @pytest.mark.parametrize("positions", ["rejected", "all"])
@@ -25,7 +18,7 @@ def test_two_processes_equal_one(pair, make_online, positions):
     train(alone)
     train_by(pair, together)
     assert relative_difference(weights(alone), weights(together)) < 1e-5
-    found, expected = lines(together), lines(alone)
+    found, expected = records(together), records(alone)
     assert [line["request"] for line in found] == [line["request"] for line in expected]
     assert [line["alpha"] for line in found] == pytest.approx([line["alpha"] for line in expected], abs=1e-4)
     last = [logged[max(logged)] for logged in (metrics(alone), metrics(together))]

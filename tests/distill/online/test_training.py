@@ -1,8 +1,6 @@
 """Learning from requests as a training: what is learned, logged, taken back, and continued."""
 
-import json
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,14 +20,9 @@ from eval.acceptance.estimates import Resampling
 from eval.acceptance.replay import answer_logits
 from eval.models.loading import load_model
 from tests.distill.after_training import assert_equal, last_state, metrics, relative_difference, weights
-from tests.distill.online.conftest import NUM_REQUESTS
+from tests.distill.online.conftest import NUM_REQUESTS, records
 
 PAIR = {"update_interval": 2}
-
-
-def records(recipe, name="records.jsonl"):
-    lines = (Path(recipe.run_dir) / "online" / name).read_text().splitlines()
-    return [json.loads(line) for line in lines]
 
 
 def test_a_stream_is_learned_from_its_first_request_to_its_last(make_online):
@@ -119,29 +112,6 @@ def test_an_encoder_decoder_learns_where_it_was_wrong(make_online, make_translat
         torch.testing.assert_close(head.logits(served.hidden_AH), expected, rtol=1e-3, atol=1e-4)
     assert count
     assert metrics(recipe)[0]["loss/train/total"] == pytest.approx(total / count, rel=1e-4)
-
-
-def test_a_draft_that_is_the_target_has_nothing_to_learn(make_online, tiny_target):
-    """No mistake in a whole interval: a loss of 0, and the weights stay."""
-    recipe = make_online(init=tiny_target, online={"answers": "live"}, global_train_batch_size=2, max_duration="2ba")
-    before = weights_of(tiny_target)
-    train(recipe)
-    assert {line["alpha"] for line in records(recipe)} == {1.0}
-    assert metrics(recipe)[0]["loss/train/total"] == 0
-    assert relative_difference({k.removeprefix("student.lm."): v for k, v in weights(recipe).items()}, before) < 1e-6
-
-
-def weights_of(folder):
-    return load_model(folder, dtype="float32", device="cpu").state_dict()
-
-
-def test_a_batch_fills_up_with_requests_of_before(make_online):
-    recipe = make_online(global_train_batch_size=4, online={"buffer_size": 4})
-    train(recipe)
-    tokens = [record["time/token"] for _, record in sorted(metrics(recipe).items()) if "time/token" in record]
-    steps = [b - a for a, b in pairwise(tokens)]
-    assert len(steps) >= NUM_REQUESTS // 2 - 1
-    assert steps[1] > steps[0]  # two requests, then four
 
 
 def test_resumed_equals_uninterrupted(make_online, stopped):

@@ -4,7 +4,6 @@ import pytest
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
-from distill.recipe.recipe import load_recipe, save_recipe
 from eval.engines.certificate import (
     Certificate,
     Counted,
@@ -71,10 +70,3 @@ def test_a_certificate_of_other_models_is_refused(run, prints, tmp_path, role):
     write_certificate(tmp_path / "given", certificate(holds=True), **{**prints, role: "another"})
     with pytest.raises(UserError, match=f"is of another {role} than is published"):
         write_dry(run, tmp_path / "out", certificates=(tmp_path / "given",))
-
-
-def test_of_a_packed_target_the_card_states_the_bits(run, tmp_path):
-    recipe = load_recipe(run / "recipe.yaml", ["target.bits=4"])
-    save_recipe(recipe, run / "recipe.yaml")
-    write_dry(run, tmp_path / "out")
-    assert "| target | quantized to 4 bits" in (tmp_path / "out" / "README.md").read_text()

@@ -67,11 +67,6 @@ def test_no_token_is_in_what_is_pushed_or_printed(hub, run, capsys):
     assert not [path for path, file in files.items() if WRITER.encode() in file.content]
 
 
-def test_a_branch_is_made(hub, run):
-    assert push(run, "--revision", "trial") == 0
-    assert "trial" in hub.store.repositories["org/draft"].branches
-
-
 def with_push(run, **keys):
     recipe = load_recipe(run / "recipe.yaml", [f"run_dir={run}"])
     values = recipe.model_dump(mode="json")

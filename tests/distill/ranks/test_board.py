@@ -60,12 +60,6 @@ def test_values_are_exchanged_whatever_their_size(stores, monkeypatch):
     assert values == [["of 0", "of 1"]] * 2
 
 
-def test_the_store_takes_no_value_larger_than_a_piece(stores):
-    mine, theirs = stores.boards()
-    value = bytes(3 * boards.PIECE_BYTES)
-    assert both(lambda: mine.put("large", value), lambda: theirs.get("large"))[1] == value
-
-
 def test_who_waits_hears_of_a_mistake(stores):
     mine, theirs = stores.boards()
     theirs.tell_mistake("data.seed must be 1.")

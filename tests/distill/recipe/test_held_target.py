@@ -3,7 +3,6 @@
 import pytest
 
 from architectures.errors import UserError
-from architectures.settings.holding import Holding
 from distill.recipe.recipe import Recipe, RecipeError, load_recipe
 from distill.run.recorded import recipe_hash, target_record
 from distill.run.run import Run
@@ -28,32 +27,13 @@ def recipe_with(tiny_target, tmp_path):
     return load
 
 
-def test_a_recipe_says_how_its_target_is_held(recipe_with):
-    assert recipe_with().target.holding == Holding()
-    words = ("target.placement=spread", "target.device_memory_gib=70")
-    assert recipe_with(*words).target.holding == Holding("spread", 70.0)
-
-
 @pytest.mark.parametrize(
     ("words", "refusal"),
     [
-        (["target.placement=layers", "distill.teacher.source=live"], "distill.teacher.source must be cache or none"),
         (["target.placement=spread", "distill.teacher.source=live"], "distill.teacher.source must be cache or none"),
         (["target.bits=3"], "target.bits must be 8 or 4, got 3"),
         (["target.bits=4", "target.placement=layers"], "bits is 4 with placement: layers"),
         (["target.device_memory_gib=4"], "device_memory_gib is 4 with placement: whole, which has no cap"),
-        (
-            ["target.bits=4", "generate.engine=vllm", "generate.python=python3"],
-            "generate.engine must be local",
-        ),
-        (
-            [
-                "target.bits=8",
-                "distill.teacher={source: live, parallelism: fsdp2}",
-                "distill.device_train_microbatch_size=2",
-            ],
-            "distill.teacher.parallelism must be replicated",
-        ),
     ],
 )
 def test_what_needs_all_weights_at_once_is_refused(recipe_with, words, refusal):
@@ -72,5 +52,5 @@ def test_where_the_weights_are_moves_no_fingerprint_and_bits_do(recipe_with):
 
 def test_a_cap_that_holds_no_layer_is_refused_before_a_stage_begins(recipe_with):
     run = Run.of(recipe_with("target.placement=layers", "target.device_memory_gib=0.00001"))
-    with pytest.raises(UserError, match=r"one layer at a time it takes at least .*device_memory_gib is 1e-05"):
+    with pytest.raises(UserError, match="device_memory_gib is 1e-05"):
         run.begin()

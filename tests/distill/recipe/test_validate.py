@@ -15,6 +15,7 @@ BASE = {
     "data": {"self_written_prompts": 100},
 }
 TEXT = {"domains": [{"name": "all", "path": "a.txt"}]}
+REFERENCES = {"domains": [{"name": "all", "path": "a.txt", "reference_loss_nats": 2.0}]}
 ON_TEXT = {"train_on": "text", "max_duration": "9ba", "eval_interval": "3ba", "save_interval": "3ba"}
 MASKS = {"layers": 2, "method": "learned_masks"}
 CACHE, TOP_K, NONE = {"source": "cache"}, {"source": "cache", "contents": "top_k"}, {"source": "none"}
@@ -65,6 +66,7 @@ def broken(**sections) -> list[str]:
         ({"distill": {**ON_TEXT, "max_duration": "1ep"}, "text": TEXT}, ["distill.max_duration"]),
         ({"distill": {**ON_TEXT, "samples": {"source": "student"}}, "text": TEXT}, ["distill.samples.source"]),
         ({"distill": {**ON_TEXT, "teacher": NONE}, "text": TEXT}, ["text.mixture.rule"]),
+        ({"distill": {**ON_TEXT, "teacher": NONE}, "text": REFERENCES}, []),
         ({"distill": {**ON_TEXT, "scheduler": {"t_warmup": "1ep"}}, "text": TEXT}, ["distill.scheduler.t_warmup"]),
         ({"distill": ON_TEXT, "text": TEXT, "architecture": {"layers": 2, "vocabulary": {"size": 99}}},
          ["architecture.vocabulary.from"]),
@@ -101,6 +103,11 @@ def broken(**sections) -> list[str]:
         ({"distill": {**ONLINE, "packing": True}}, ["distill.packing"]),
         ({"distill": {**ONLINE, "global_train_batch_size": 2}}, ["distill.online.update_interval"]),
         ({"distill": {**ONLINE, "max_duration": "9tok"}}, ["distill.max_duration"]),
+        ({"distill": {**ONLINE, "parallelism": "fsdp2", "device_train_microbatch_size": 1}}, ["distill.parallelism"]),
+        ({"distill": ONLINE, "architecture": {"layers": 2, "vocabulary": {"size": 9, "from": "answers"}}},
+         ["architecture.vocabulary.from"]),
+        ({"distill": ONLINE, "data": {"prompts": [{"path": "p.jsonl"}], "answers": "given", "self_written_prompts": 0}},
+         ["data.answers"]),
     ],
 )  # fmt: skip
 def test_what_breaks_a_rule_is_reported_under_the_key_to_change(sections, keys):

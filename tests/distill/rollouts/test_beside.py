@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from distill.formulas.losses import LOSSES
 from distill.recipe.sections.training import SamplesConfig
 from distill.rollouts import STUDENT_TOKENS
 from distill.run.run import Run
@@ -22,23 +23,8 @@ from tests.distill.conftest import MAX_SEQ_LEN
 from tests.distill.small_heads import VOCAB, cut_draft
 from tests.distill.two_processes import train_by
 
-ALL_LOSSES = [
-    {"name": name, "weight": 0.1}
-    for name in (
-        "forward_kl",
-        "reverse_kl",
-        "kl_mixture",
-        "jensen_shannon",
-        "skewed_forward_kl",
-        "skewed_reverse_kl",
-        "total_variation",
-        "negative_log_acceptance",
-        "lk_hybrid",
-        "cross_entropy",
-    )
-]
 BESIDE = {
-    "all losses": {"loss": ALL_LOSSES},
+    "all losses": {"loss": [{"name": name, "weight": 0.1} for name in LOSSES]},
     "temperature": {"loss": "forward_kl", "temperature": 2.0},
     "packing": {"packing": True},
     "micro-batches": {"device_train_microbatch_size": 1},

@@ -1,7 +1,6 @@
 """Trainings on answers that are written anew: what is learned, what is counted, and that nothing else decides it."""
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,17 +11,14 @@ import distill.training.trainer
 from distill.data.batches import Example, collate
 from distill.formulas.dense import forward_kl
 from distill.recipe.sections.training import SamplesConfig
-from distill.rollouts import STUDENT_TOKENS, TEACHER_TOKENS, Generation, examples_of
+from distill.rollouts import STUDENT_TOKENS, TEACHER_TOKENS, examples_of
 from distill.run.run import Run
 from distill.train import read_answers, train
 from distill.training.trainer import answer_training, build_model
-from eval.answers.traces import read_traces
-from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
 from eval.models.loading import load_model
 from tests.distill.after_training import assert_equal, last_state, mean_gradients, metrics, relative_difference
-from tests.distill.small_heads import cut_draft
 from tests.distill.two_processes import train_by
 
 UPDATE_RTOL = 1e-5  # of the norm: float32 sums in another order
@@ -75,15 +71,6 @@ def started(make_run):
     run = Run.of(recipe)
     train_set, _ = read_answers(run)
     return recipe, build_model(run, eval_tasks=()), collate(train_set.examples[:4])
-
-
-def test_a_training_that_writes_nothing_has_nothing_that_would(started):
-    recipe, model, _ = started
-    train_set, _ = read_answers(Run.of(recipe))
-    data, callbacks = answer_training(Run.of(recipe), model, train_set, batch_size=4)
-    assert callbacks == []
-    batch = next(iter(data.dataloader))
-    assert data.batch_transforms(batch) is batch
 
 
 @pytest.mark.parametrize("source", ["mix_request", "mix_token"])
@@ -202,13 +189,6 @@ def test_resumed_equals_uninterrupted_bit_for_bit(make_run, stopped, samples):
     assert told[0] == told[1]
 
 
-@pytest.mark.parametrize("cut", [{"device_train_microbatch_size": 1}, {"packing": True}], ids=str)
-def test_how_a_batch_is_cut_up_does_not_change_what_is_learned(make_run, cut):
-    settings = {"max_duration": "1ba", "gradient_clipping": None, "samples": BOTH, **DRAWN}
-    whole, other = trained(make_run, "whole", **settings), trained(make_run, "other", **settings, **cut)
-    assert relative_difference(mean_gradients(whole), mean_gradients(other)) < UPDATE_RTOL
-
-
 @pytest.mark.parametrize("samples", [STUDENT, {"source": "mix_request"}, BOTH], ids=str)
 def test_two_processes_learn_and_count_what_one_does(pair, make_run, samples):
     settings = {"max_duration": "2ba", "device_train_microbatch_size": 1, **DRAWN}
@@ -218,14 +198,6 @@ def test_two_processes_learn_and_count_what_one_does(pair, make_run, samples):
     for name in (TEACHER_TOKENS, STUDENT_TOKENS):
         assert [metrics(alone)[batch][name] for batch in (0, 1)] == [metrics(together)[batch][name] for batch in (0, 1)]
     assert relative_difference(mean_gradients(alone), mean_gradients(together)) < UPDATE_RTOL
-
-
-def test_a_small_head_writes_what_it_can_say(make_run, tiny_target, tmp_path):
-    init = cut_draft(tiny_target, tmp_path / "small")
-    recipe = trained(make_run, "run", init=init, samples=STUDENT)
-    assert metrics(recipe)[1][STUDENT_TOKENS] > 0
-    assert (Path(recipe.run_dir) / "draft").is_dir()
-    assert len(read_traces(Path(recipe.run_dir) / "data", "train")) == 10
 
 
 def test_a_conversation_keeps_the_answers_before_the_new_one(started):
@@ -243,22 +215,3 @@ def test_a_conversation_keeps_the_answers_before_the_new_one(started):
         assert len(example.input_ids) + 1 <= 30
     assert logged.metrics[TEACHER_TOKENS] == kept
     assert logged.metrics[STUDENT_TOKENS] == sum(example.num_kept for example in new) - kept
-
-
-def test_another_batch_draws_others(started):
-    """Of the same sequences, as in a second epoch."""
-    recipe, model, batch = started
-    rollouts, _ = rollouts_of(recipe, model, **STUDENT, temperature=1.0)
-    first = examples_of(rollouts.replace_responses(batch))
-    assert examples_of(rollouts.replace_responses(batch)) == first
-    rollouts.state.timestamp.batch.value += 1
-    assert examples_of(rollouts.replace_responses(batch)) != first
-
-
-def test_each_chooses_tokens_as_the_recipe_has_it(started):
-    recipe, model, _ = started
-    data = recipe.data.model_copy(update={"top_p": 0.9, "max_new_tokens": 5})
-    rollouts, _ = rollouts_of(recipe.model_copy(update={"data": data}), model, temperature=0.7, source="mix_token")
-    assert rollouts.generation == Generation(Sampling(0.7, 0.9), frozenset({2}), model.vocab_size)
-    assert (rollouts.max_new_tokens, rollouts.max_seq_len) == (5, 30)
-    assert (rollouts.student, rollouts.teacher) == (model.student.lm, model.teacher.model.lm)

@@ -113,14 +113,6 @@ def test_each_artifact_names_what_changed(run_of, artifact, before, after, chang
     assert any(line.startswith(f"  + {key}: ") for line in lines)
 
 
-def test_the_command_that_makes_it_again_is_named(run_of):
-    run = run_of()
-    run.record(run.init, prune_inputs(run))
-    changed = run_of("architecture.layers=3")
-    with pytest.raises(UserError, match="`widedraft prune RECIPE`"):
-        changed.init.refuse_changed(prune_inputs(changed))
-
-
 def test_what_is_made_again_says_why(run_of, capsys):
     run, changed = run_of(), run_of("seed=3", "data.temperature=0.5")
     assert run.data.is_current(generate_inputs(run))

@@ -74,11 +74,6 @@ def test_a_gguf_target_is_imported_once(recipe, tmp_path):
     assert {stage.recipe.target.path for stage in stages} == {str(tmp_path / "out" / "target")}
 
 
-def test_without_stages_there_is_one_run(recipe):
-    architecture = recipe.architecture.model_copy(update={"stages": None, "layers": 1})
-    assert list(earlier_stages(Run.of(recipe.model_copy(update={"architecture": architecture})))) == []
-
-
 def test_the_answers_are_shared_by_a_link_that_moves_with_the_run(recipe, tmp_path):
     (tmp_path / "out" / "data").mkdir(parents=True)
     stage = next(iter(earlier_stages(Run.of(recipe))))
@@ -91,7 +86,7 @@ def test_the_answers_are_shared_by_a_link_that_moves_with_the_run(recipe, tmp_pa
 
 
 def test_the_last_stage_waits_for_the_one_before(recipe):
-    with pytest.raises(UserError, match=r"stage-2/draft: not finished\. `widedraft run RECIPE` makes one stage after"):
+    with pytest.raises(UserError, match="stage-2/draft: not finished"):
         cut_from(Run.of(recipe))
 
 

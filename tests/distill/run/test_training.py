@@ -15,13 +15,12 @@ import torch
 from architectures.checkpoints.manifest import changed_inputs, read_manifest, write_manifest
 from architectures.errors import UserError
 from architectures.shapes.section import ArchitectureConfig
-from distill.recipe.recipe import load_recipe, save_recipe
+from distill.recipe.recipe import save_recipe
 from distill.recipe.sections.export import PushConfig
 from distill.recipe.sections.training import DistillConfig, OptimizerConfig, SamplesConfig, SchedulerConfig
 from distill.run import stage_inputs
 from distill.run.run import Run
 from distill.run.stage_inputs import (
-    asked_inputs,
     begin_training,
     draft_inputs,
     eval_inputs,
@@ -30,7 +29,6 @@ from distill.run.stage_inputs import (
     refuse_orphaned_training,
     require_training_inputs,
     sources_as_input,
-    training_inputs,
 )
 from distill.stages.processes import distill_stage
 from distill.stages.running import export_stage
@@ -83,11 +81,6 @@ def test_a_training_continues_under_keys_that_leave_its_weights_alone(make_run):
     for key, value in LEAVES_THEM.items():
         assert getattr(recipe.distill, key) != value, key
         require_training_inputs(Run.of(changed(recipe, f"distill.{key}", value)))
-
-
-def test_a_training_continues_with_its_teacher_in_shards(make_run):
-    recipe = make_run()
-    begin_training(Run.of(recipe))
     sharded = recipe.distill.teacher.model_copy(update={"parallelism": "fsdp2"})
     require_training_inputs(Run.of(changed(recipe, "distill.teacher", sharded)))
 
@@ -103,13 +96,6 @@ def test_a_training_does_not_continue_under_any_other_key(make_run):
     # (of requests: test_a_training_on_requests_does_not_continue_on_others)
     others = {"teacher", "train_on", "unknown_inputs", "mode", "online"}
     assert {*CHANGES_WEIGHTS, *LEAVES_THEM, *others} == set(DistillConfig.model_fields)
-
-
-def test_unknown_inputs_are_among_what_a_training_is_made_from(make_run):
-    recipe = make_run()
-    for share in (0.0, 0.2):
-        made = training_inputs(Run.of(changed(recipe, "distill.unknown_inputs", share)))
-        assert made["distill"]["unknown_inputs"] == share
 
 
 @pytest.mark.parametrize(
@@ -145,14 +131,9 @@ def test_a_training_does_not_continue_from_another_init_or_other_answers(make_ru
     ("inputs_of", "key", "value", "named"),
     [
         (prune_inputs, "target.dtype", "bfloat16", ["target.dtype"]),
-        (prune_inputs, "architecture", ArchitectureConfig(layers=3, method="first_last"), ["architecture"]),
         (prune_inputs, "seed", 5, []),
         (generate_inputs, "target.dtype", "bfloat16", ["target.dtype"]),
-        (generate_inputs, "data.temperature", 0.5, ["data"]),
-        (generate_inputs, "seed", 5, ["seed"]),
         (generate_inputs, "distill.temperature", 2.0, []),
-        (eval_inputs, "eval.num_prompts", 3, ["eval"]),
-        (eval_inputs, "eval.tasks", (PromptSource(path="some.jsonl"),), ["prompts"]),
         (eval_inputs, "seed", 5, ["seed"]),
         (eval_inputs, "distill.temperature", 2.0, []),
     ],
@@ -163,16 +144,6 @@ def test_what_a_changed_key_makes_again(make_run, inputs_of, key, value, named):
     shutil.copytree(run.init.path, run.draft.path)
     manifest = {"inputs": inputs_of(run)}
     assert changed_inputs(manifest, inputs_of(Run.of(changed(recipe, key, value)))) == named
-
-
-def test_answers_of_a_training_on_text_are_others_and_those_of_answers_what_they_were(make_run, tmp_path):
-    """Of a training on text held-out prompts alone are answered."""
-    (tmp_path / "t.txt").write_text("a b c")
-    text = {"domains": [{"name": "d", "path": str(tmp_path / "t.txt")}]}
-    on_text = make_run(train_on="text", text=text, max_duration="6ba", eval_interval="3ba")
-    on_answers = asked_inputs(make_run("answers"))
-    assert {**on_answers, "distill.train_on": "text"} == asked_inputs(on_text)
-    assert "distill.train_on" not in on_answers
 
 
 @pytest.mark.parametrize("keys", [{"name": "rows"}, {"task": "gsm8k", "name": "rows"}])
@@ -286,9 +257,3 @@ def test_a_failed_training_ends_the_command_with_its_exit_code(make_run, launch)
     with pytest.raises(SystemExit) as stopped:
         launch(make_run())
     assert stopped.value.code == 7
-
-
-def test_a_stage_leaves_the_recipe_it_ran_with(make_run, tmp_path):
-    recipe = make_run()
-    Run.of(recipe).begin()
-    assert load_recipe(Path(recipe.run_dir) / "recipe.yaml") == recipe

@@ -1,13 +1,11 @@
 """A draft is cut out of a target that is not whole in memory: scores, plan and weights are the whole one's."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from architectures.errors import UserError
 from distill.check import check_recipe
-from distill.recipe.recipe import Recipe
 from distill.run.run import Run
 from distill.stages.running import prune_stage
 from tests.conftest import hide_gpus
@@ -30,27 +28,6 @@ def _same_kernels(monkeypatch):
         monkeypatch.setattr(f"{module}.slow_type", lambda: None)
 
 
-@pytest.fixture
-def recipe_of(tiny_target, tmp_path):
-    """A recipe in a run folder of its own, of a target that is held so."""
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"What comes after {i}?"}) + "\n" for i in range(20)))
-
-    def of(name, target, **architecture):
-        return Recipe.model_validate(
-            {
-                "run_name": name,
-                "run_dir": str(tmp_path / name),
-                "target": {"path": str(tiny_target), "dtype": "float32", **target},
-                "architecture": {**architecture, "calibration": {"tokens": 64}},
-                "data": {"prompts": [{"path": str(prompts)}], "num_eval_prompts": 2},
-                "distill": {"teacher": {"source": "cache"}},
-            }
-        )
-
-    return of
-
-
 def made(folder: Path) -> dict[str, bytes]:
     """What a run's stage wrote, but for what tells when and where."""
     told = {"manifest.json", "recipe.yaml"}
@@ -58,26 +35,26 @@ def made(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("width_method", ["activation", "flap", "magnitude"])
-def test_the_draft_and_the_scores_have_the_bytes_of_the_whole_targets(recipe_of, tmp_path, width_method):
+def test_the_draft_and_the_scores_have_the_bytes_of_the_whole_targets(make_recipe, tmp_path, width_method):
     hidden = {} if width_method == "flap" else {"hidden": 48}  # flap has no scores of channels
     wanted = {**NARROW, **hidden, "method": "block_influence", "width_method": width_method}
     for name, target in {"whole": WHOLE, "layers": LAYERS, "spread": SPREAD}.items():
-        prune_stage(Run.of(recipe_of(name, target, **wanted)))
+        prune_stage(Run.of(make_recipe(name, target, **wanted)))
     whole = made(tmp_path / "whole")
     assert {"scores/scores.safetensors", "init/model.safetensors", "init/plan.json"} <= whole.keys()
     assert made(tmp_path / "layers") == whole == made(tmp_path / "spread")
 
 
-def test_several_processes_leave_it_to_the_first(recipe_of, tmp_path):
+def test_several_processes_leave_it_to_the_first(make_recipe, tmp_path):
     wanted = {**NARROW, "method": "block_influence"}
-    prune_stage(Run.of(recipe_of("alone", LAYERS, **wanted)))
-    by_processes(2, lambda share: prune_stage(Run.of(recipe_of("two", LAYERS, **wanted), share)))
+    prune_stage(Run.of(make_recipe("alone", LAYERS, **wanted)))
+    by_processes(2, lambda share: prune_stage(Run.of(make_recipe("two", LAYERS, **wanted), share)))
     assert made(tmp_path / "two") == made(tmp_path / "alone")
 
 
-def test_a_target_half_on_the_disk_loses_its_layers_in_the_same_order(recipe_of, tmp_path):
+def test_a_target_half_on_the_disk_loses_its_layers_in_the_same_order(make_recipe, tmp_path):
     for name, target in {"whole": WHOLE, "spread": SPREAD}.items():
-        prune_stage(Run.of(recipe_of(name, target, layers=2, method="greedy")))
+        prune_stage(Run.of(make_recipe(name, target, layers=2, method="greedy")))
     assert made(tmp_path / "spread") == made(tmp_path / "whole")
 
 
@@ -89,8 +66,8 @@ def test_a_target_half_on_the_disk_loses_its_layers_in_the_same_order(recipe_of,
         (SPREAD, "merge", r"target\.placement is spread: architecture\.method merge"),
     ],
 )
-def test_orders_that_need_all_weights_are_refused_and_told_by_check(recipe_of, tmp_path, target, method, why):
-    recipe = recipe_of("refused", target, layers=2, method=method)
+def test_orders_that_need_all_weights_are_refused_and_told_by_check(make_recipe, tmp_path, target, method, why):
+    recipe = make_recipe("refused", target, layers=2, method=method)
     with pytest.raises(UserError, match=why):
         check_recipe(recipe)
     with pytest.raises(UserError, match=rf"{why}.*Take block_influence"):
@@ -98,10 +75,10 @@ def test_orders_that_need_all_weights_are_refused_and_told_by_check(recipe_of, t
     assert not (tmp_path / "refused" / "init").exists()
 
 
-def test_an_order_that_was_found_elsewhere_serves(recipe_of, tmp_path):
+def test_an_order_that_was_found_elsewhere_serves(make_recipe, tmp_path):
     scores = str(tmp_path / "scores")
-    prune_stage(Run.of(recipe_of("whole", WHOLE, layers=2, method="merge", scores=scores)))
-    recipe = recipe_of("layers", LAYERS, layers=2, method="merge", scores=scores)
+    prune_stage(Run.of(make_recipe("whole", WHOLE, layers=2, method="merge", scores=scores)))
+    recipe = make_recipe("layers", LAYERS, layers=2, method="merge", scores=scores)
     check_recipe(recipe)
     prune_stage(Run.of(recipe))
     assert made(tmp_path / "layers") == made(tmp_path / "whole")

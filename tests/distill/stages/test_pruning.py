@@ -27,45 +27,8 @@ FIRST_LAST = {"method": "first_last"}  # looks at no text
 
 
 @pytest.fixture
-def make_recipe(tiny_target, tmp_path):
-    """A recipe of this architecture, whose prompts hold enough text to calibrate on."""
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"What comes after {i}?"}) + "\n" for i in range(20)))
-
-    def make(**architecture) -> Recipe:
-        calibration = {"tokens": 64, **architecture.pop("calibration", {})}
-        return Recipe.model_validate(
-            {
-                "run_name": "r",
-                "run_dir": str(tmp_path / "run"),
-                "target": {"path": str(tiny_target), "dtype": "float32"},
-                "architecture": {
-                    **({} if "plan" in architecture else FIRST_LAST),
-                    **architecture,
-                    "calibration": calibration,
-                },
-                "data": {"prompts": [{"path": str(prompts)}], "num_eval_prompts": 2},
-            }
-        )
-
-    return make
-
-
-@pytest.fixture
 def scores_file(tmp_path) -> Path:
     return tmp_path / "run" / "scores" / SCORES_NAME
-
-
-@pytest.mark.parametrize("method", ["block_influence", "greedy", "merge"])
-def test_every_scored_method_makes_a_draft(make_recipe, tmp_path, method):
-    recipe = make_recipe(layers=2, intermediate=96, heads=2, hidden=48, method=method)
-    prune_stage(Run.of(recipe))
-
-    plan = json.loads((tmp_path / "run" / "init" / PLAN_NAME).read_text())
-    shape = Shape.from_config(read_config(tmp_path / "run" / "init"))
-    assert (shape.layers, shape.intermediate, shape.heads, shape.kv_heads, shape.hidden) == (2, 96, 2, 1, 48)
-    assert plan["method"] == method
-    assert plan["target"]
 
 
 @pytest.mark.parametrize("method", ["block_influence", "greedy", "merge"])
@@ -78,6 +41,9 @@ def test_a_target_shows_where_it_runs_what_it_shows_on_the_processor(make_recipe
         prune_stage(Run.of(expected))
     plans = [(Path(each.run_dir) / "init" / PLAN_NAME).read_text() for each in (recipe, expected)]
     assert plans[0] == plans[1]
+    assert json.loads(plans[0])["method"] == method
+    shape = Shape.from_config(read_config(Path(recipe.run_dir) / "init"))
+    assert (shape.layers, shape.intermediate, shape.heads, shape.kv_heads, shape.hidden) == (2, 96, 2, 1, 48)
     ids = torch.arange(3, 40)[None]
     here, there = (load_model(Path(recipe.run_dir) / "init", dtype="float32", device=each) for each in (device, "cpu"))
     torch.testing.assert_close(here(ids.to(device)).logits.cpu(), there(ids).logits, rtol=1e-4, atol=1e-4)
@@ -109,12 +75,12 @@ def test_a_method_that_needs_more_adds_to_the_file(make_recipe, tiny_target, sco
     assert np.array_equal(before["removal_order"], after["removal_order"])
 
 
-def test_other_text_makes_other_scores(make_recipe, tiny_target, scores_file):
-    recipe_plan(Run.of(make_recipe(layers=2, method="block_influence")), tiny_target)
-    before = load_scores(scores_file).arrays["block_influence_L"]
-    recipe_plan(Run.of(make_recipe(layers=2, method="block_influence", calibration={"tokens": 96})), tiny_target)
-
-    assert not np.array_equal(before, load_scores(scores_file).arrays["block_influence_L"])
+def test_other_text_or_another_number_type_makes_other_scores(make_recipe, tiny_target, scores_file):
+    found = []
+    for changed in ({}, {"calibration": {"tokens": 96}}, {"target": {"dtype": "bfloat16"}}):
+        recipe_plan(Run.of(make_recipe(layers=2, method="block_influence", **changed)), tiny_target)
+        found.append(tuple(load_scores(scores_file).arrays["block_influence_L"]))
+    assert len(set(found)) == 3
 
 
 def test_runs_may_share_a_folder_of_scores(make_recipe, tiny_target, tmp_path):
@@ -126,7 +92,7 @@ def test_runs_may_share_a_folder_of_scores(make_recipe, tiny_target, tmp_path):
 
 def test_text_shorter_than_asked_is_refused_with_both_counts(make_recipe, tiny_target, scores_file):
     recipe = make_recipe(layers=2, method="block_influence", calibration={"tokens": 5000})
-    with pytest.raises(UserError, match=r"has \d+ tokens, 4864 are needed .*architecture\.calibration\.text"):
+    with pytest.raises(UserError, match=r"4864 are needed .*architecture\.calibration\.text"):
         recipe_plan(Run.of(recipe), tiny_target)
     assert not scores_file.exists()
 
@@ -152,14 +118,6 @@ def test_what_the_recipe_does_not_look_at_does_not_count(make_recipe, tiny_targe
     other = prune_inputs(Run.of(make_recipe(layers=2, method="greedy", calibration={"tokens": 80})))
     assert other["architecture.calibration"] != scored["architecture.calibration"]
     assert prune_inputs(Run.of(make_recipe(layers=2, method="random")))["seed"] == 17
-
-
-def test_another_number_type_makes_other_scores(make_recipe, tiny_target, capsys):
-    recipe = make_recipe(layers=2, method="block_influence")
-    recipe_plan(Run.of(recipe), tiny_target)
-    target = recipe.target.model_copy(update={"dtype": "bfloat16"})
-    recipe_plan(Run.of(recipe.model_copy(update={"target": target})), tiny_target)
-    assert capsys.readouterr().out.count("computed") == 2
 
 
 def test_another_plan_in_the_same_place_is_noticed(make_recipe, tiny_target, tmp_path):

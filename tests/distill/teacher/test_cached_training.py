@@ -16,7 +16,6 @@ from distill.flops import forward_flops, head_flops
 from distill.formulas.dense import forward_kl
 from distill.formulas.sparse import alpha_bounds, sampled_cross_entropy, top_k_kl
 from distill.metrics import expected_acceptance
-from distill.recipe.sections.teacher import TeacherConfig
 from distill.run.run import Run
 from distill.stages.running import cache_stage
 from distill.teacher_cache import CachedAnswers, TeacherCache, join_rows, rows_in
@@ -148,19 +147,6 @@ def test_a_split_batch_says_what_the_whole_batch_says(cached, teacher, size):
 
 
 @CONTENTS
-def test_microbatches_do_not_change_what_is_learned(cached, teacher):
-    settings = {"max_duration": "2ba"}
-    whole, cut = (
-        cached("whole", teacher, **settings),
-        cached("cut", teacher, device_train_microbatch_size=1, **settings),
-    )
-    train(whole)
-    train(cut)
-    assert values(cut, "loss/train/total") == pytest.approx(values(whole, "loss/train/total"), rel=1e-5)
-    assert greatest_difference(whole, cut) < 1e-5
-
-
-@CONTENTS
 @pytest.mark.parametrize("batch", [2, 5], ids=["first epoch", "second epoch"])
 def test_resumed_equals_uninterrupted_bit_for_bit(cached, stopped, teacher, batch):
     straight, resumed = cached("straight", teacher), cached("resumed", teacher)
@@ -172,29 +158,11 @@ def test_resumed_equals_uninterrupted_bit_for_bit(cached, stopped, teacher, batc
     assert values(resumed, "loss/train/total") == values(straight, "loss/train/total")
 
 
-@pytest.mark.parametrize("teacher", [TOP_K, SAMPLES], ids=["top_k", "samples"])
-def test_held_out_metrics_are_exact_whatever_is_trained_on(make_run, cached, monkeypatch, teacher):
-    live, read = make_run("live", max_duration="1ba"), cached("read", teacher, max_duration="1ba")
-    train(live)
-    monkeypatch.setattr(distill.training.trainer, "load_teacher", refuse_to_load)
-    train(read)
-    first = [metrics(recipe)[0] for recipe in (live, read)]
-    for name in ("alpha", "greedy_match", "tau_5"):
-        assert first[1][f"metrics/eval/{name}"] == pytest.approx(first[0][f"metrics/eval/{name}"], rel=1e-5)
-
-
 def test_a_cache_of_other_answers_is_refused(cached, monkeypatch):
     recipe = cached("run", TOP_K)
     monkeypatch.setattr(distill.train, "read_answers", lambda *given: read_answers(*given)[::-1])
-    with pytest.raises(UserError, match=r"its train rows belong to other answers than those in the data folder"):
+    with pytest.raises(UserError, match="its train rows"):
         train(recipe)
-
-
-def test_a_stale_cache_is_refused_by_name(cached):
-    recipe = cached("run", TOP_K)
-    more = recipe.distill.model_copy(update={"teacher": TeacherConfig(**{**TOP_K, "k": 6})})
-    with pytest.raises(UserError, match=r"teacher_cache was made from another distill\.teacher than"):
-        train(recipe.model_copy(update={"distill": more}))
 
 
 def test_bounds_are_logged_of_the_first_batch_and_after_each_line(cached, monkeypatch):
@@ -213,13 +181,6 @@ def test_bounds_are_logged_of_the_first_batch_and_after_each_line(cached, monkey
     assert log[0]["metrics/train/alpha_high"] == pytest.approx(float(high_A.mean()), rel=1e-5)
     alpha = expected_acceptance(student, live.logits(batch["input_ids"], batch["keep"])).mean()
     assert low_A.mean() < alpha < high_A.mean()
-
-
-def test_bounds_are_of_top_k_alone(cached):
-    for name, teacher in (("hidden", HIDDEN), ("samples", SAMPLES)):
-        recipe = cached(name, teacher, max_duration="1ba")
-        train(recipe)
-        assert not values(recipe, "metrics/train/alpha_low")
 
 
 @CONTENTS
@@ -241,19 +202,13 @@ def narrow(make_checkpoint):
 @pytest.mark.parametrize("teacher", [TOP_K, SAMPLES], ids=["top_k", "samples"])
 def test_entries_beyond_the_students_vocabulary_are_refused(cached, narrow, teacher):
     recipe = cached("run", teacher, init=narrow)
-    message = (
-        r"distill\.teacher\.contents must be hidden when the vocabularies differ: the target has 264 entries, "
-        rf"of which 260 are shared, and {teacher['contents']} was taken of all of them\. Choose another run_name"
-    )
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=r"distill\.teacher\.contents must be hidden"):
         train(recipe)
 
 
 def test_hidden_states_teach_a_student_of_fewer_entries(make_run, cached, narrow):
-    live, read = (
-        make_run("live", init=narrow, max_duration="2ba"),
-        cached("read", HIDDEN, init=narrow, max_duration="2ba"),
-    )
+    settings = {"init": narrow, "max_duration": "2ba"}
+    live, read = make_run("live", **settings), cached("read", HIDDEN, **settings)
     train(live)
     train(read)
     assert values(read, "loss/train/total") == pytest.approx(values(live, "loss/train/total"), rel=LOSS_RTOL)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from distill.recipe.recipe import Recipe, RecipeError, load_recipe, save_recipe
-from distill.recipe.sections.teacher import TeacherConfig, bytes_per_token, id_bytes, kept_of
+from distill.recipe.recipe import load_recipe, save_recipe
+from distill.recipe.sections.teacher import TeacherConfig, bytes_per_token, id_bytes
 
 CACHES = {
     name: TeacherConfig.model_validate({"source": "cache", "contents": name}) for name in ("hidden", "top_k", "samples")
@@ -19,27 +19,6 @@ data: {self_written_prompts: 100}
 """
 
 
-@pytest.fixture
-def load(tmp_path, monkeypatch):
-    """load(line, data=...) -> the recipe of BASE and the line, its fifth."""
-    monkeypatch.chdir(tmp_path)
-
-    def read(line: str, data: str = "self_written_prompts: 100", *, dtype: str = "bfloat16") -> Recipe:
-        base = BASE.replace("self_written_prompts: 100", data).replace("somewhere", f"somewhere, dtype: {dtype}")
-        (tmp_path / "r.yaml").write_text(f"{base}{line}\n", encoding="utf-8")
-        return load_recipe("r.yaml")
-
-    return read
-
-
-def test_the_command_line_changes_a_teacher_key_by_key(tmp_path):
-    (tmp_path / "r.yaml").write_text(f"{BASE}distill: {{teacher: {{source: cache, contents: top_k}}}}\n")
-    found = load_recipe(tmp_path / "r.yaml", ["distill.teacher.k=5"]).distill.teacher
-    assert found == TeacherConfig(source="cache", contents="top_k", k=5)
-    with pytest.raises(RecipeError, match=r"r\.yaml:5: distill\.teacher\.contents "):
-        load_recipe(tmp_path / "r.yaml", ["distill.teacher.source=live"])
-
-
 @pytest.mark.parametrize(
     ("teacher", "loss"),
     [
@@ -50,17 +29,12 @@ def test_the_command_line_changes_a_teacher_key_by_key(tmp_path):
         ("{source: none}", "cross_entropy"),
     ],
 )
-def test_a_recipe_without_a_loss_gets_one_that_its_teacher_serves(load, tmp_path, teacher, loss):
-    recipe = load(f"distill: {{teacher: {teacher}}}")
+def test_a_recipe_without_a_loss_gets_one_that_its_teacher_serves(tmp_path, teacher, loss):
+    (tmp_path / "r.yaml").write_text(f"{BASE}distill: {{teacher: {teacher}}}\n")
+    recipe = load_recipe(tmp_path / "r.yaml")
     assert (recipe.distill.loss, [term.name for term in recipe.distill.terms]) == (loss, [loss])
     save_recipe(recipe, tmp_path / "saved.yaml")
     assert load_recipe(tmp_path / "saved.yaml") == recipe
-
-
-def test_held_out_answers_are_kept_as_hidden_states():
-    for cache in CACHES.values():
-        assert kept_of(cache, "train") == cache
-        assert kept_of(cache, "eval") == CACHES["hidden"]
 
 
 @pytest.mark.parametrize(

@@ -7,20 +7,13 @@ import torch
 
 import distill.training.trainer
 from architectures.checkpoints.manifest import write_manifest
-from architectures.errors import UserError
 from distill.checkpoints.files import BEST_NAME
-from distill.debug.recipe import debug_recipe, tiny_run
 from distill.flops import answers_in, training_flops
 from distill.losses.answer_logits import logits_of
 from distill.metrics import LOOKAHEADS, Known, accept_chance, accept_chance_alone, eval_metrics
 from distill.recipe.recipe import Recipe
-from distill.recipe.sections.teacher import TeacherConfig
-from distill.recipe.sections.text import TextConfig
-from distill.recipe.sections.training import DistillConfig
 from distill.run.run import Run
-from distill.run.stage_inputs import generate_inputs, training_inputs
-from distill.stages.running import cache_stage
-from distill.teacher import AbsentTeacher, CachedTeacher
+from distill.run.stage_inputs import generate_inputs
 from distill.train import read_answers, train
 from distill.training.model import HeldOut
 from distill.training.trainer import build_model
@@ -31,74 +24,6 @@ from tests.distill.after_training import assert_equal, last_state, metrics
 from tests.distill.small_heads import IDS, cut_draft
 
 NONE = {"source": "none"}
-SOURCES = {
-    "live": {},
-    "hidden": {"source": "cache"},
-    "top_k": {"source": "cache", "contents": "top_k"},
-    "samples": {"source": "cache", "contents": "samples"},
-    "none": NONE,
-}
-
-
-def refusal(**settings) -> str | None:
-    """What a recipe with this section `distill` is refused for; None where it is served."""
-    values = {
-        "run_name": "x",
-        "target": {"path": "absent"},
-        "architecture": {"layers": 2},
-        "data": {"self_written_prompts": 9},
-    }
-    try:
-        Recipe.model_validate({**values, "distill": settings})
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"loss": [{"name": "cross_entropy"}, {"name": "forward_kl", "weight": 0.1}]}, "got forward_kl"),
-        ({"temperature": 2.0}, "distill.temperature must be 1 when distill.loss is cross_entropy, got 2.0"),
-    ],
-)
-def test_what_asks_a_teacher_is_refused_without_one(settings, words):
-    assert words in refusal(**{"teacher": NONE, **settings})
-
-
-def test_the_default_loss_is_that_of_the_answers_tokens():
-    assert DistillConfig.model_validate({"teacher": NONE}).loss == "cross_entropy"
-
-
-@pytest.mark.parametrize(
-    ("mixture", "references", "served"),
-    [
-        ("fixed", (None, None), True),
-        ("paper", (2.0, None), False),
-        ("paper", (2.0, 3.0), True),
-        ("code", (None,), False),
-    ],
-)
-def test_a_mixture_that_holds_losses_against_a_teachers_is_refused(mixture, references, served):
-    domains = [
-        {"name": f"d{place}", "path": f"d{place}.txt", "reference_loss_nats": reference}
-        for place, reference in enumerate(references)
-    ]
-    values = {
-        "run_name": "x",
-        "target": {"path": "absent"},
-        "architecture": {"layers": 2},
-        "data": {"self_written_prompts": 9},
-        "distill": {"train_on": "text", "teacher": NONE, "max_duration": "4ba"},
-        "text": {"domains": domains, "mixture": {"rule": mixture}},
-    }
-    if served:
-        assert isinstance(Recipe.model_validate(values).text, TextConfig)
-        return
-    with pytest.raises(ValueError, match=f"text.mixture.rule .* d{references.index(None)} has no reference"):
-        Recipe.model_validate(values)
-    values["distill"]["teacher"] = {}
-    assert Recipe.model_validate(values).distill.teacher == TeacherConfig()
 
 
 def refuse_to_load(*_, **__):
@@ -112,13 +37,13 @@ def no_loading(monkeypatch):
         monkeypatch.setattr(distill.training.trainer, name, refuse_to_load)
 
 
-def test_it_learns_and_chooses_what_a_live_teacher_beside_it_would(make_run, request, capsys):
+def test_it_learns_and_chooses_what_a_live_teacher_beside_it_would(make_run, request):
     """To the last bit: cross_entropy never asks, so that only the evaluations differ, and of these only alpha."""
     beside = make_run("beside", loss="cross_entropy")
     train(beside)
     request.getfixturevalue("no_loading")
     alone = make_run("alone", teacher=NONE)
-    train(alone, Path(alone.run_dir) / "profile")
+    train(alone)
     assert_equal(last_state(beside)["model"], last_state(alone)["model"])
     logs = [metrics(recipe) for recipe in (beside, alone)]
     for batch in (0, 3, 6):
@@ -128,9 +53,6 @@ def test_it_learns_and_chooses_what_a_live_teacher_beside_it_would(make_run, req
     assert not [name for record in logs[1].values() for name in record if "alpha" in name]
     links = [(Path(recipe.run_dir) / "checkpoints" / BEST_NAME).readlink() for recipe in (beside, alone)]
     assert links[0] == links[1]
-    said = capsys.readouterr().err
-    assert "alone/profile" in said
-    assert "teacher" not in said.split("alone/profile")[1]  # names the parts of a step
 
 
 def sampled(recipe: Recipe, temperature: float, top_p: float = 1.0) -> Recipe:
@@ -249,26 +171,6 @@ def test_a_small_head_learns_what_it_can_say_and_is_held_against_all(make_run, t
 
 
 @pytest.mark.usefixtures("no_loading")
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"max_duration": "3ep"},
-        {"max_duration": "8ba", "packing": True},
-        {"max_duration": "8ba", "precision": "amp_bf16"},
-    ],
-    ids=["epochs", "packed", "bfloat16"],
-)
-def test_resumed_in_a_later_epoch_equals_uninterrupted_bit_for_bit(make_run, stopped, settings):
-    straight, resumed = (make_run(name, teacher=NONE, **settings) for name in ("straight", "resumed"))
-    train(straight)
-    with stopped(distill.training.trainer, "build_loggers", 7):
-        train(resumed)
-    train(resumed)
-    assert_equal(last_state(straight)["model"], last_state(resumed)["model"])
-    assert_equal(last_state(straight)["optimizers"], last_state(resumed)["optimizers"])
-
-
-@pytest.mark.usefixtures("no_loading")
 def test_text_is_learned_alone_too(make_run, tmp_path):
     (tmp_path / "a.txt").write_text("abc def ghi jkl " * 200)
     text = {
@@ -283,28 +185,3 @@ def test_text_is_learned_alone_too(make_run, tmp_path):
     log = metrics(recipe)
     assert log[19]["loss/train/total"] < log[0]["loss/train/total"]
     assert "metrics/eval/tau_5" in log[20]
-
-
-def test_there_is_nothing_to_cache(make_run):
-    with pytest.raises(UserError, match=r"distill\.teacher\.source is none: there is nothing to cache"):
-        cache_stage(Run.of(make_run(teacher=NONE)))
-
-
-def test_another_source_does_not_continue_this_training(make_run):
-    alone, beside = make_run("alone", teacher=NONE), make_run("beside", loss="cross_entropy")
-    assert training_inputs(Run.of(alone))["distill"] != training_inputs(Run.of(beside))["distill"]
-
-
-def test_a_debug_run_has_none_either(make_run):
-    from architectures.shapes.shape import Shape
-    from architectures.targets.target import read_config
-
-    recipe = make_run(teacher=NONE)
-    shape = Shape.from_config(read_config(Path(recipe.target.path)))
-    assert debug_recipe(recipe, tiny_run(recipe, shape, shape)).distill.teacher == TeacherConfig(source="none")
-
-
-def test_each_source_builds_its_own(make_run, monkeypatch):
-    monkeypatch.setattr(distill.training.trainer, "load_head", lambda *_, **__: type("Head", (), {"vocab_size": 264})())
-    kinds = {source: type(model_of(make_run(source, teacher=SOURCES[source])).teacher) for source in ("hidden", "none")}
-    assert kinds == {"hidden": CachedTeacher, "none": AbsentTeacher}

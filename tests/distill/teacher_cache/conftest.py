@@ -9,13 +9,14 @@ from distill import teacher_cache
 from distill.data.batches import AnswerDataset
 from distill.recipe.sections.teacher import TeacherConfig
 from distill.teacher_cache import TargetReading, capture_teacher
-from tests.distill.teacher_cache.made import INPUTS, MAX_SEQ_LEN, answers, finish_into, settings_for, with_two_answers
+from tests.distill.conftest import random_answers
+from tests.distill.teacher_cache.made import INPUTS, MAX_SEQ_LEN, finish_into, settings_for, with_two_answers
 
 
 @pytest.fixture(scope="module")
 def examples():
-    sets = {"train": AnswerDataset(answers(10, 1), max_seq_len=MAX_SEQ_LEN)}
-    sets["eval"] = AnswerDataset(answers(4, 2), max_seq_len=MAX_SEQ_LEN)
+    sets = {"train": AnswerDataset(random_answers(10, 1), max_seq_len=MAX_SEQ_LEN)}
+    sets["eval"] = AnswerDataset(random_answers(4, 2), max_seq_len=MAX_SEQ_LEN)
     assert sets["train"].counts.cut
     return {name: [with_two_answers(each) for each in dataset.examples] for name, dataset in sets.items()}
 

@@ -12,7 +12,6 @@ from architectures.checkpoints.manifest import write_manifest
 from distill.data.batches import Example
 from distill.recipe.sections.teacher import TeacherConfig
 from distill.teacher_cache import CaptureSettings, TeacherCache
-from eval.answers.traces import Trace
 
 MAX_SEQ_LEN = 30
 HIDDEN = TeacherConfig(source="cache")
@@ -23,16 +22,6 @@ INPUTS = {"target": "a", "data": "b"}
 
 def settings_for(teacher: TeacherConfig, **changes: Any) -> CaptureSettings:
     return dataclasses.replace(CaptureSettings(teacher, dtype="float32", seed=3, batch_size=3), **changes)
-
-
-def answers(count: int, seed: int) -> list[Trace]:
-    generator = torch.Generator().manual_seed(seed)
-
-    def tokens(longest: int) -> tuple[int, ...]:
-        length = int(torch.randint(1, longest + 1, (), generator=generator))
-        return tuple(torch.randint(3, 259, (length,), generator=generator).tolist())
-
-    return [Trace(i, f"test:{i}", (), tokens(20), tokens(25), "", "stop") for i in range(count)]
 
 
 def with_two_answers(example: Example) -> Example:

@@ -4,15 +4,12 @@ import dataclasses
 import itertools
 import json
 import os
-import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file
-from torch.utils.data import DataLoader
 
 from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
@@ -20,7 +17,7 @@ from architectures.files.atomic import remove_partials
 from distill import cache_files, teacher_cache
 from distill.recipe.sections.teacher import TeacherConfig
 from distill.run.run_folder import LOCK_NAME
-from distill.teacher_cache import TeacherCache, cut_into_shards, join_rows
+from distill.teacher_cache import TeacherCache, cut_into_shards
 from tests.distill.teacher_cache.made import (
     HIDDEN,
     INPUTS,
@@ -37,9 +34,8 @@ def contents_on_disk(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("teacher", [HIDDEN, TOP_K, SAMPLES], ids=lambda teacher: teacher.contents)
-def test_a_token_takes_the_bytes_that_were_estimated(write, examples, teacher, capsys):
+def test_a_token_takes_the_bytes_that_were_estimated(write, examples, teacher):
     folder = write(teacher)
-    said = capsys.readouterr().err
     manifest = read_manifest(folder)
     assert manifest is not None
     for name, split in manifest["splits"].items():
@@ -47,17 +43,14 @@ def test_a_token_takes_the_bytes_that_were_estimated(write, examples, teacher, c
         assert split["answer_tokens"] == num_tokens
         rows = sum(rows.nbytes for file in split["shards"] for rows in load_file(folder / file).values())
         assert rows == num_tokens * split["bytes_per_token"]
-        line = f"{name}: {num_tokens} answer tokens of {len(examples[name])} answers, {split['contents']}, "
-        assert f"{line}{split['bytes_per_token']} bytes a token: " in said
 
 
-def test_a_cache_that_cannot_fit_is_refused_before_a_byte_is_written(write, tmp_path, monkeypatch, capsys):
+def test_a_cache_that_cannot_fit_is_refused_before_a_byte_is_written(write, tmp_path, monkeypatch):
     monkeypatch.setattr(teacher_cache, "free_bytes", lambda _: 1000)
     monkeypatch.setattr(teacher_cache, "load_target", None)
-    with pytest.raises(UserError, match=r"cache: the teacher cache needs 0\.0 MiB, the disk has 0\.0 MiB free\. Make"):
+    with pytest.raises(UserError, match="the disk has"):
         write(HIDDEN)
     assert not (tmp_path / "cache").exists()
-    assert "free" in capsys.readouterr().err
 
 
 def test_a_capture_that_continues_needs_room_for_what_is_missing(write, tmp_path, monkeypatch):
@@ -75,9 +68,7 @@ def test_a_capture_that_continues_needs_room_for_what_is_missing(write, tmp_path
 
 
 def test_more_entries_than_the_vocabulary_has_are_refused(write, tmp_path):
-    with pytest.raises(
-        UserError, match=r"distill\.teacher\.k must be at most the target's vocab_size, got 265 and 264"
-    ):
+    with pytest.raises(UserError, match=r"distill\.teacher\.k must .*265 and 264"):
         write(TeacherConfig(source="cache", contents="top_k", k=265))
     write(TeacherConfig(source="cache", contents="top_k", k=264))
 
@@ -126,7 +117,7 @@ def test_a_killed_capture_ends_in_the_same_bytes(write, tiny_target, examples, t
         killed, whole = tmp_path / name, write(teacher, f"{name}-whole")
         done = ["train-00000.safetensors", "train-00001.safetensors"]
         assert list(contents_on_disk(killed)) == done
-        with pytest.raises(UserError, match=r"holds no finished teacher cache\. Run `widedraft cache RECIPE`"):
+        with pytest.raises(UserError, match="no finished teacher cache"):
             TeacherCache(killed, "train")
         since_ns = [(killed / file).stat().st_mtime_ns for file in done]
         remove_partials(killed, mark=LOCK_NAME)  # as the next owner of the run does
@@ -134,10 +125,8 @@ def test_a_killed_capture_ends_in_the_same_bytes(write, tiny_target, examples, t
         assert contents_on_disk(killed) == contents_on_disk(whole)
         assert [(killed / file).stat().st_mtime_ns for file in done] == since_ns  # continued, not begun again
         assert sorted(path.name for path in killed.iterdir()) == sorted(path.name for path in whole.iterdir())
-        ours, theirs = read_manifest(killed), read_manifest(whole)
-        assert ours is not None
-        assert theirs is not None
-        assert {**ours, "provenance": None} == {**theirs, "provenance": None}
+        ours, theirs = ({**(read_manifest(each) or {}), "provenance": None} for each in (killed, whole))
+        assert ours == theirs
 
 
 def interrupt(monkeypatch, write, teacher=SAMPLES):
@@ -169,8 +158,7 @@ def test_a_part_of_a_cache_from_other_inputs_is_refused_by_name(write, monkeypat
     interrupt(monkeypatch, write)
     before = contents_on_disk(tmp_path / "cache")
     monkeypatch.setitem(INPUTS, "target", "other")
-    expected = r"cache was begun from another target than the recipe now asks for\. Choose another run_name, or delete"
-    with pytest.raises(UserError, match=expected):
+    with pytest.raises(UserError, match="begun from another target than"):
         write(SAMPLES)
     monkeypatch.setitem(INPUTS, "target", "a")
     assert contents_on_disk(tmp_path / "cache") == before
@@ -188,7 +176,7 @@ def test_a_file_that_was_lost_is_found_at_opening_and_written_again(write, tmp_p
         shard.write_bytes(shard.read_bytes()[:-1])
         if damage == "lost":
             shard.unlink()
-        with pytest.raises(UserError, match=rf"{shard.name}: missing, or not as long as it was written; 1 such file"):
+        with pytest.raises(UserError, match=shard.name):
             TeacherCache(folder, "train")
         assert cache_files.ill_sized_files(folder) == [shard.name]
         assert contents_on_disk(write(HIDDEN)) == before
@@ -203,14 +191,6 @@ def test_a_cache_that_is_being_mended_counts_as_unfinished(write, tmp_path, monk
     assert contents_on_disk(write(SAMPLES)) == before
 
 
-def test_a_part_of_a_cache_of_another_format_is_refused(write, tmp_path, monkeypatch):
-    """Its shards may be cut elsewhere."""
-    interrupt(monkeypatch, write)
-    monkeypatch.setattr(cache_files, "FORMAT", "widedraft.teacher_cache/3")
-    with pytest.raises(UserError, match=r"its format is 'widedraft\.teacher_cache/2', this version reads 'widedraft\."):
-        write(SAMPLES)
-
-
 def test_verification_names_every_file_that_is_not_as_it_was_written(write):
     folder = write(SAMPLES)
     assert cache_files.verify_files(folder) == len(contents_on_disk(folder))
@@ -219,7 +199,7 @@ def test_verification_names_every_file_that_is_not_as_it_was_written(write):
         content[-1] ^= 1
         (folder / name).write_bytes(content)
     TeacherCache(folder, "train")  # sizes are right
-    with pytest.raises(UserError, match=r"as they were written: eval-00000\.safetensors, train-00001\.safetensors\. D"):
+    with pytest.raises(UserError, match=r"eval-00000\.safetensors, train-00001\.safetensors"):
         cache_files.verify_files(folder)
 
 
@@ -227,19 +207,17 @@ def test_a_shard_damaged_after_opening_is_named(write):
     cache = TeacherCache(write(HIDDEN), "train")
     shard = cache.folder / cache.files[0]
     shard.write_bytes(b"0" * 100)
-    with pytest.raises(
-        UserError, match=r"train-00000\.safetensors: damaged \(.*\)\. Delete it and run `widedraft cache"
-    ):
+    with pytest.raises(UserError, match=r"train-00000\.safetensors"):
         cache.rows(0)
 
 
 def test_another_format_or_split_is_refused(write):
     folder = write(HIDDEN)
-    with pytest.raises(UserError, match="holds no test answers, but train, eval"):
+    with pytest.raises(UserError, match="no test answers"):
         TeacherCache(folder, "test")
     manifest = folder / "manifest.json"
     manifest.write_text(manifest.read_text().replace("teacher_cache/2", "teacher_cache/0"))
-    with pytest.raises(UserError, match=r"its format is 'widedraft\.teacher_cache/0', this version reads 'widedraft\."):
+    with pytest.raises(UserError, match="teacher_cache/0"):
         TeacherCache(folder, "train")
 
 
@@ -255,41 +233,8 @@ def test_rows_of_other_answers_are_refused(write, examples):
         [dataclasses.replace(first, input_ids=(*first.input_ids[:-1], 3)), *others],
         [*others, first],
     ):
-        with pytest.raises(UserError, match="its train rows belong to other answers than those in the data folder"):
+        with pytest.raises(UserError, match="its train rows"):
             cache.require_examples(changed)
-
-
-def test_manifest_says_what_the_cache_is(write):
-    folder = write(TOP_K)
-    manifest = read_manifest(folder)
-    assert manifest is not None
-    assert sorted(path.name for path in folder.iterdir()) == sorted(["manifest.json", *manifest["files"]])
-    assert (manifest["stage"], manifest["inputs"], manifest["seed"]) == ("cache", INPUTS, 3)
-    assert manifest["splits"]["train"]["k"] == 5
-    assert "k" not in manifest["splits"]["eval"]
-    assert manifest["provenance"]["versions"]["torch"]
-
-
-class Rows(torch.utils.data.Dataset):
-    def __init__(self, cache: TeacherCache):
-        self.cache = cache
-
-    def __len__(self) -> int:
-        return len(self.cache)
-
-    def __getitem__(self, answer: int) -> dict[str, torch.Tensor]:
-        return self.cache.rows(answer)
-
-
-def test_workers_read_what_the_process_itself_reads(write):
-    cache = TeacherCache(write(TOP_K), "train")
-    loader = DataLoader(Rows(cache), batch_size=4, num_workers=1, collate_fn=join_rows, multiprocessing_context="fork")
-    expected = join_rows(read_all(cache))
-    pickled = pickle.dumps(cache)  # as a spawned worker gets it
-    assert len(pickled) < 5000
-    for whole in (join_rows(list(loader)), join_rows(read_all(pickle.loads(pickled)))):
-        assert whole.keys() == expected.keys()
-        assert all(torch.equal(whole[name], expected[name]) for name in whole)
 
 
 def test_reading_leaves_no_file_open(write):

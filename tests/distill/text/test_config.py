@@ -2,51 +2,12 @@
 
 import pytest
 
-from distill.recipe.recipe import Recipe, RecipeError, load_recipe, save_recipe
-
 BASE = """\
 run_name: demo
 target: {path: somewhere}
 architecture: {layers: 2, method: learned_masks}
 data: {self_written_prompts: 100}
 """
-
-
-@pytest.fixture
-def load(tmp_path, monkeypatch):
-    """load(line) -> the recipe of BASE and the line, its fifth."""
-    monkeypatch.chdir(tmp_path)
-
-    def read(line: str) -> Recipe:
-        (tmp_path / "r.yaml").write_text(f"{BASE}{line}\n", encoding="utf-8")
-        return load_recipe("r.yaml")
-
-    return read
-
-
-def test_text_and_learned_masks_go_together(load, tmp_path):
-    with pytest.raises(RecipeError, match=r"text must be given when architecture\.method is learned_masks"):
-        load("")
-    plain = tmp_path / "plain.yaml"
-    plain.write_text(f"{BASE}text: {{domains: [{{name: a, path: a.txt}}]}}\n".replace(", method: learned_masks", ""))
-    with pytest.raises(RecipeError, match="text must be left out"):
-        load_recipe(plain)
-    assert load_recipe(plain, ["distill.train_on=text", "distill.max_duration=9ba"]).text is not None
-    both = load("text: {domains: [{name: a, path: a.txt}]}\ndistill: {train_on: text, max_duration: 9ba}")
-    assert both.distill.train_on == "text"
-
-
-def test_a_domain_needs_a_name_and_a_place(load):
-    text = load("text: {domains: [{name: wiki, path: wiki.txt}, {name: code, dataset: hub/code, weight: 3}]}").text
-    assert text is not None
-    assert [(domain.name, domain.weight) for domain in text.domains] == [("wiki", 1.0), ("code", 3.0)]
-    assert text.mixture.rule == "paper"
-
-
-def test_a_resolved_recipe_loads_back_equal(load, tmp_path):
-    recipe = load("text: {domains: [{name: wiki, path: wiki.jsonl, field: body, reference_loss_nats: 2}]}")
-    save_recipe(recipe, tmp_path / "resolved.yaml")
-    assert load_recipe(tmp_path / "resolved.yaml") == recipe
 
 
 @pytest.mark.parametrize(

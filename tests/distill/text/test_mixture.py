@@ -138,12 +138,6 @@ def test_a_resumed_dataset_equals_an_uninterrupted_one(config, tokenizer, num_be
     assert other.num_used == domains.num_used
 
 
-def test_a_second_iteration_continues_the_first(config, tokenizer):
-    whole = first_texts(text_loader(config(), tokenizer, batch_size=4, seed=1, share=Share())[0], tokenizer, 6)
-    loader, _ = text_loader(config(), tokenizer, batch_size=4, seed=1, share=Share())
-    assert first_texts(loader, tokenizer, 2) + first_texts(loader, tokenizer, 4) == whole
-
-
 def test_reading_leaves_the_random_state_of_training_alone(config, tokenizer):
     torch.manual_seed(0)
     expected = torch.rand(3)
@@ -155,41 +149,23 @@ def test_reading_leaves_the_random_state_of_training_alone(config, tokenizer):
     assert torch.equal(torch.rand(3), expected)
 
 
-CHANGED = {
-    "shorter sequences": (
-        {"max_seq_len": 4},
-        (
-            "text.max_seq_len was 8 when the checkpoint was written, and is 4 now. "
-            "Change it back, or start a run with another run_name."
-        ),
-    ),
-    "fewer held out": ({"num_eval_sequences": 1}, "text.num_eval_sequences was 2 when "),
-}
-
-
-@pytest.mark.parametrize(("keys", "message"), CHANGED.values(), ids=CHANGED)
-def test_a_state_of_sequences_cut_otherwise_is_refused(config, tokenizer, keys, message):
+@pytest.mark.parametrize("key", ["max_seq_len", "num_eval_sequences", "domains"])
+def test_a_state_of_other_sequences_or_domains_is_refused(config, tokenizer, key):
     state = text_loader(config(), tokenizer, batch_size=1, seed=1, share=Share())[1].state_dict()
-    _, domains = text_loader(config(**keys), tokenizer, batch_size=1, seed=1, share=Share())
-    with pytest.raises(UserError) as raised:
-        domains.load_state_dict(state)
-    assert str(raised.value).startswith(message)
-
-
-def test_a_state_of_other_domains_is_refused(config, tokenizer):
-    state = text_loader(config(), tokenizer, batch_size=1, seed=1, share=Share())[1].state_dict()
-    one = config().model_copy(update={"domains": config().domains[:1]})
-    _, domains = text_loader(one, tokenizer, batch_size=1, seed=1, share=Share())
-    with pytest.raises(UserError, match=r"text\.domains was \['a', 'b'\] when .* and is \['a'\] now\."):
+    other = {"max_seq_len": 4, "num_eval_sequences": 1, "domains": config().domains[:1]}[key]
+    text = config().model_copy(update={key: other})
+    _, domains = text_loader(text, tokenizer, batch_size=1, seed=1, share=Share())
+    with pytest.raises(UserError, match=rf"^text\.{key} was"):
         domains.load_state_dict(state)
 
 
 def test_a_short_domain_is_refused_by_both_builders(config, tokenizer):
+    text = config(num_eval_sequences=9)
     for build in (
-        lambda: text_loader(config(num_eval_sequences=9), tokenizer, batch_size=1, seed=1, share=Share()),
-        lambda: text_eval_loaders(config(num_eval_sequences=9), tokenizer, batch_size=1),
+        lambda: text_loader(text, tokenizer, batch_size=1, seed=1, share=Share()),
+        lambda: text_eval_loaders(text, tokenizer, batch_size=1),
     ):
-        with pytest.raises(UserError, match=r"b\.jsonl: text\.domains b holds 9 sequences of 8 tokens, and 9 held out"):
+        with pytest.raises(UserError, match=r"b\.jsonl: text\.domains b"):
             build()
 
 

@@ -65,12 +65,6 @@ def test_a_plain_file_is_one_document_with_its_line_breaks(tokenizer, tmp_path):
     assert tokenizer.decode(list(chain.from_iterable(sequences))) == "one\n\ntwo\nthree f"
 
 
-def test_many_rows_are_read_in_order(tokenizer, tmp_path):
-    texts = numbered(150)
-    sequences = packed(tokenizer, write_rows(tmp_path / "d.jsonl", texts)).take(999)
-    assert [tokenizer.decode(ids[:-1]) for ids in sequences] == texts
-
-
 def test_a_field_of_another_name_and_a_dataset_give_the_same(tokenizer, tmp_path):
     rows = packed(tokenizer, write_rows(tmp_path / "rows.jsonl", numbered(3))).take(9)
     assert (
@@ -123,12 +117,6 @@ def test_each_epoch_holds_every_sequence_once_in_an_order_of_its_own(tokenizer, 
     assert one.epoch == 2
 
 
-def test_the_second_epoch_is_the_first_of_the_next_seed(tokenizer, stream):
-    one = stream(12, seed=3)
-    next_texts(one, tokenizer, 10)
-    assert next_texts(one, tokenizer, 10) == next_texts(stream(12, seed=4), tokenizer, 10)
-
-
 def test_blocks_stay_together(tokenizer, stream):
     texts = next_texts(stream(12, block_size=4), tokenizer, 10)
     assert [sorted(texts[i : i + 4]) for i in (0, 4, 8)] == [numbered(12)[i : i + 4] for i in (2, 6, 10)]
@@ -153,60 +141,25 @@ def test_a_stream_continues_where_its_state_was_taken(tokenizer, stream, num_bef
 def test_a_text_that_is_too_short_is_refused_by_name(tokenizer, tmp_path):
     path = write_rows(tmp_path / "d.jsonl", numbered(5))
     assert len(held_out_sequences(packed(tokenizer, path), count=4)) == 4
-    with pytest.raises(UserError) as raised:
+    with pytest.raises(UserError, match=r"d\.jsonl: text\.domains d"):
         held_out_sequences(packed(tokenizer, path), count=5)
-    assert str(raised.value) == (
-        f"{path}: text.domains d holds 5 sequences of 8 tokens, and 5 held out and one to train on are needed. "
-        "Give more text, or lower text.num_eval_sequences or text.max_seq_len."
-    )
 
 
-@pytest.mark.parametrize("name", ["empty.txt", "empty.jsonl", "blank.txt"])
-def test_an_empty_text_is_refused_by_name(tokenizer, tmp_path, name):
-    (tmp_path / name).write_text("\n" if name == "blank.txt" else "", encoding="utf-8")
-    with pytest.raises(UserError, match=rf"{name}: text.domains d (holds 0 sequences|cannot be read)"):
-        held_out_sequences(packed(tokenizer, tmp_path / name), count=1)
-
-
-REFUSED = {
-    "no such file": (
-        {"path": "absent.txt"},
-        "absent.txt: text.domains d cannot be read (No such file or directory). Looked for ",
-    ),
-    "no such dataset": ({"dataset": "absent_folder"}, "dataset absent_folder, train: text.domains d cannot be read ("),
-    "another field": (
-        {"path": "rows.jsonl", "field": "body"},
-        (
-            "rows.jsonl: row 1 has no text in field 'body', but the fields text. "
-            "Set field of text.domains d to the one with the text."
-        ),
-    ),
-    "a number for a text": (
-        {"path": "rows.jsonl", "field": "text"},
-        (
-            "rows.jsonl: row 2 has no text in field 'text', but the fields text. "
-            "Set field of text.domains d to the one with the text."
-        ),
-    ),
-    "not JSON": ({"path": "broken.jsonl"}, "broken.jsonl:1: is not valid JSON ("),
-}
-
-
-@pytest.mark.parametrize(("source", "message"), REFUSED.values(), ids=REFUSED)
-def test_text_that_cannot_be_read_is_refused_by_name(tokenizer, tmp_path, monkeypatch, source, message):
+@pytest.mark.parametrize(
+    "source", [{"path": "absent.txt"}, {"dataset": "absent"}, {"path": "d.jsonl", "field": "body"}]
+)
+def test_text_that_cannot_be_read_is_refused_by_name(tokenizer, tmp_path, monkeypatch, source):
     monkeypatch.chdir(tmp_path)
-    Path("rows.jsonl").write_text('{"text": "a"}\n{"text": null}\n', encoding="utf-8")
-    Path("broken.jsonl").write_text("hello\n", encoding="utf-8")
-    with pytest.raises(UserError) as raised:
+    write_rows(Path("d.jsonl"), ["a"])
+    with pytest.raises(UserError, match=next(iter(source.values()))):
         PackedText(TextDomain(name="d", **source), tokenizer, max_seq_len=T).take(1)
-    assert str(raised.value).startswith(message)
 
 
 def test_a_row_far_down_is_refused_by_its_number(tokenizer, tmp_path):
     path = write_rows(tmp_path / "d.jsonl", numbered(100))
     with path.open("a", encoding="utf-8") as file:
         file.write('{"text": null}\n')
-    with pytest.raises(UserError, match=r"d\.jsonl: row 101 has no text in field 'text'"):
+    with pytest.raises(UserError, match=r"d\.jsonl: row 101"):
         packed(tokenizer, path).take(999)
 
 
@@ -214,5 +167,5 @@ def test_a_tokenizer_without_an_end_token_is_refused(tiny_target, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(tiny_target)
     tokenizer.eos_token = None
     config = TextConfig(domains=[{"name": "d", "path": "d.txt"}])
-    with pytest.raises(UserError, match=r"the tokenizer has no end-of-sequence token, .*\. Set its eos_token\."):
+    with pytest.raises(UserError, match="eos_token"):
         open_texts(config, tokenizer)

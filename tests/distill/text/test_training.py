@@ -22,7 +22,6 @@ from distill.text.mixture import text_eval_loaders
 from distill.train import train
 from distill.training.text_training import (
     collate_text,
-    positions_in_documents,
     student_losses,
     teacher_losses,
     text_training,
@@ -109,16 +108,6 @@ def test_a_batch_in_full():
         "keep": [[True, True, False, True, True], [False, False, True, True, True]],
         "position_ids": [[0, 1, 2, 0, 1], [0, 0, 0, 1, 2]],
     }
-
-
-def test_positions_begin_again_after_every_end():
-    is_end_BT = torch.rand(50, 9, generator=torch.Generator().manual_seed(1)) < 0.3
-    for is_end_T, found_T in zip(is_end_BT.tolist(), positions_in_documents(is_end_BT).tolist(), strict=True):
-        expected, position = [], 0
-        for is_end in is_end_T:
-            expected.append(position)
-            position = 0 if is_end else position + 1
-        assert found_T == expected
 
 
 @pytest.mark.parametrize("loss", ["forward_kl", "cross_entropy"])
@@ -214,11 +203,6 @@ def test_a_held_out_loss_that_is_no_number_is_said(make_text_run, monkeypatch):
         train(make_text_run())
 
 
-def test_a_reference_of_the_recipe_is_taken(make_text_run, tmp_path):
-    domains = [{"name": "a", "path": str(tmp_path / "a.jsonl"), "reference_loss_nats": 1.25}]
-    assert text_of(make_text_run(text={"domains": domains}))[1].references == [1.25]
-
-
 # Training
 
 
@@ -292,15 +276,6 @@ def assert_same_training(one, other) -> None:
         assert values == pytest.approx(others, rel=1e-4), batch  # after steps of 1e-3 in another order
 
 
-def test_the_seed_decides_what_is_read(make_text_run):
-    recipe = make_text_run()
-    one, same, other = (
-        next(iter(text_of(recipe.model_copy(update={"seed": seed}))[0].dataloader))["input_ids"] for seed in (1, 1, 2)
-    )
-    assert torch.equal(one, same)
-    assert not torch.equal(one, other)
-
-
 @pytest.mark.parametrize("train_on", ["answers", "text"])
 def test_answers_to_train_on_are_written_only_where_they_are(make_run, make_text_run, monkeypatch, train_on):
     asked = []
@@ -340,26 +315,6 @@ def test_another_text_does_not_continue_this_training(make_text_run, tmp_path, s
 )
 def test_shares_of_the_training_are_times(time, max_duration, expected):
     assert without_dur(time, max_duration) == expected
-
-
-@pytest.mark.parametrize("max_duration", ["90tok", "13sp"])
-def test_tokens_and_sequences_are_clocks_too(make_text_run, max_duration):
-    recipe = make_text_run(
-        max_duration=max_duration, scheduler={"t_warmup": "0.1dur"}, eval_interval="0.5dur", save_interval="0.5dur"
-    )
-    train(recipe)
-    assert len([batch for batch, record in metrics(recipe).items() if "metrics/eval/alpha" in record]) == 3
-
-
-def test_the_tokenizer_is_the_students(make_text_run):
-    """Its end token is where documents end."""
-    recipe = make_text_run()
-    data, _, _ = text_of(recipe)
-    batch = next(iter(data.dataloader))
-    end = AutoTokenizer.from_pretrained(recipe.target.path).eos_token_id
-    assert end == EOS
-    assert torch.equal(batch["keep"], batch["input_ids"] != end)
-    assert (batch["input_ids"] == end).any()
 
 
 def test_text_is_learned_as_on_the_processor(make_text_run, device, processor_only):

@@ -13,8 +13,7 @@ from architectures.vocabulary_head import head_ids
 from distill.check import planned_shapes
 from distill.debug.files import begin_debug
 from distill.debug.recipe import debug_recipe, tiny_run
-from distill.recipe.recipe import Recipe, load_recipe, save_recipe
-from distill.run.progressive import earlier_stages, share_answers
+from distill.recipe.recipe import Recipe, load_recipe
 from distill.run.run import Run
 from distill.stages.running import prune_stage
 from eval.models.loading import load_model
@@ -32,8 +31,6 @@ MISTAKES = {
     ("{from: text}", TEXT): "architecture.vocabulary",
     ("{size: 9, from: text}", ""): "text",
     ("{size: 9, from: answers}", TEXT): "text",
-    ("{size: 9}", f"{ON_TEXT}\n{TEXT}"): "architecture.vocabulary.from",
-    ("{size: 0}", ""): "architecture.vocabulary.size",
     ("{from: ''}", ""): "architecture.vocabulary.from",
     ("{size: 9, origin: text}", ""): "architecture.vocabulary.origin",
 }
@@ -46,60 +43,34 @@ def test_what_makes_no_sense_is_reported_at_its_key(mistakes, case):
     assert line.split(" ")[1] == MISTAKES[case]
 
 
-@pytest.mark.parametrize(
-    ("vocabulary", "rest"),
-    [("{size: 9}", ""), ("{size: 9, from: text}", f"{ON_TEXT}\n{TEXT}"), ("{from: ids.json, size: 9}", "")],
-)
-def test_what_makes_sense_is_kept_in_the_saved_recipe(tmp_path, vocabulary, rest):
-    (tmp_path / "r.yaml").write_text(RECIPE.replace("VOCABULARY", vocabulary) + rest)
-    recipe = load_recipe(tmp_path / "r.yaml")
-    save_recipe(recipe, tmp_path / "saved.yaml")
-    assert load_recipe(tmp_path / "saved.yaml") == recipe
-
-
-def shrunk(architecture: dict, **sections) -> Recipe:
-    real = Recipe.model_validate(
+def recipe_of(architecture: dict) -> Recipe:
+    return Recipe.model_validate(
         {
             "run_name": "real",
             "target": {"path": "meta-llama/Llama-2-7b-hf"},
             "architecture": {"layers": 5, **architecture},
             "data": {"prompts": [{"name": "owner/prompts"}]},
-            **sections,
         }
     )
+
+
+def shrunk(architecture: dict) -> Recipe:
+    real = recipe_of(architecture)
     cut = planned_shapes(real)
     return debug_recipe(real, tiny_run(real, cut.target, cut.source))
-
-
-@pytest.mark.parametrize("origin", ["answers", "text"])
-def test_a_debug_run_counts_in_the_same_and_keeps_every_token_but_no_padding(origin):
-    text = {"domains": [{"name": "wiki", "dataset": "owner/wiki"}]} if origin == "text" else None
-    wanted = shrunk({"vocabulary": {"size": 4096, "from": origin}}, text=text).architecture.vocabulary
-    assert wanted is not None
-    assert (wanted.size, wanted.origin) == (259, origin)
 
 
 @pytest.mark.parametrize(("size", "tiny"), [(None, None), (2, 259)])
 def test_a_debug_run_has_a_list_of_its_own(tmp_path, size, tiny):
     (tmp_path / "private.json").write_text("[2, 5, 9]")
     small = shrunk({"vocabulary": {"size": size, "from": str(tmp_path / "private.json")}})
-    assert small.architecture.vocabulary is not None
-    assert (small.architecture.vocabulary.size, small.architecture.vocabulary.origin) == (
-        tiny,
-        "runs/real-debug/ids.json",
-    )
+    wanted = small.architecture.vocabulary
+    assert (wanted.size, wanted.origin) == (tiny, "runs/real-debug/ids.json")
     assert "private" not in json.dumps(small.model_dump(mode="json"))
 
 
 def test_what_a_plan_makes_small_stays_small(tmp_path):
-    whole = Recipe.model_validate(
-        {
-            "run_name": "real",
-            "target": {"path": "meta-llama/Llama-2-7b-hf"},
-            "architecture": {"layers": 16, "method": "first_last"},
-            "data": {"self_written_prompts": 9},
-        }
-    )
+    whole = recipe_of({"layers": 16, "method": "first_last"})
     plan = plan_pruning(planned_shapes(whole).source, whole.architecture, seed=0)
     for name, each in (("small", plan.with_vocabulary(tuple(range(99)))), ("whole", plan)):
         (tmp_path / f"{name}.json").write_text(each.to_json())
@@ -152,11 +123,3 @@ def test_a_source_with_a_small_head_becomes_a_tiny_one_with_a_small_head(debug, 
         assert len(head_ids(load_model(tiny, dtype="float32", device="cpu"))) == 259
         prune_stage(Run.of(again))
         assert read_draft_vocabulary(Path(again.run_dir) / "init").ids == tuple(range(259))
-
-
-def test_every_stage_of_a_run_asks_for_the_same_vocabulary(debug, tmp_path):
-    (tmp_path / "ids.json").write_text("[2, 5, 9]")
-    recipe = debug({"layers": None, "stages": [3, 2], "vocabulary": {"from": "ids.json"}})
-    (first,) = earlier_stages(Run.of(recipe))
-    share_answers(Run.of(recipe), first)
-    assert first.recipe.architecture.vocabulary == recipe.architecture.vocabulary

@@ -34,12 +34,6 @@ def test_coverage_is_unknown_without_responses_of_this_recipe(make_recipe, answe
     assert covered(answered(None)) is None
 
 
-def test_a_list_is_measured_on_the_same_responses(answered, tmp_path):
-    (tmp_path / "ids.json").write_text("[2, 270]")
-    found = covered(answered({"from": str(tmp_path / "ids.json")}))
-    assert found == "50.0% of training responses, 0.0% of held-out responses"
-
-
 def test_ids_of_text_are_known_once_they_were_counted(answered, tmp_path):
     (tmp_path / "t.txt").write_text("word12" * 99)
     text = {"domains": [{"name": "a", "path": str(tmp_path / "t.txt")}], "max_seq_len": 8, "num_eval_sequences": 1}

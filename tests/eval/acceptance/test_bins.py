@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 
 from eval.acceptance.draft_scores import (
-    ENTROPY_EDGES_NATS,
     NO_CATEGORY,
     NO_TASK,
     POSITION_EDGES,
     ReplayedAnswer,
     binnings,
-    nats_labels,
     position_bins,
     token_labels,
 )
@@ -36,15 +34,6 @@ def bin_labels(answers, by, answer):
 def test_positions_and_their_labels(position, label):
     assert token_labels(POSITION_EDGES)[position_bins(5000)[position]] == label
     assert bin_labels([], "output_position", replayed(5000))[position] == label
-
-
-@pytest.mark.parametrize(
-    ("entropy", "label"),
-    [(0.0, "below 0.1"), (0.1, "0.1 to 0.5"), (1.99, "1 to 2"), (2.0, "2 to 4"), (10.0, "4 and more")],
-)
-def test_entropies_and_their_labels(entropy, label):
-    assert bin_labels([], "entropy", replayed(1, entropy=entropy)) == [label]
-    assert len(nats_labels(ENTROPY_EDGES_NATS)) == len(ENTROPY_EDGES_NATS) + 1
 
 
 def test_no_category_overwrites_the_one_before():

@@ -98,8 +98,3 @@ def test_a_drawn_token_that_rounding_puts_outside_a_filter_has_chances():
     assert replayed.rules["rejection"].accept.tolist() == [0, 1, 0]
     assert replayed.rules["exact_sampled_draft"].accept.tolist() == [0, 1, 0]
     assert torch.isneginf(torch.tensor(replayed.target_logp)).all()
-
-
-def test_a_penalty_without_a_prompt_is_refused():
-    with pytest.raises(ValueError, match="got no prompt_ids"):
-        replay_answer(torch.zeros(2, 3), torch.zeros(2, 3), [0, 1], sampling=Sampling(repetition_penalty=1.2))

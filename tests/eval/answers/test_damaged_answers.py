@@ -1,7 +1,6 @@
 """Recorded answers that are damaged, foreign or hostile are refused with file, line, field and value."""
 
 import json
-import os
 import time
 from contextlib import suppress
 
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from architectures.errors import UserError
 from eval.answers.shards import claim_shards, read_claims, write_shard
-from eval.answers.traces import Trace, read_traces
+from eval.answers.traces import read_traces
 from eval.recorded import read_recorded_traces
 
 ROW = {
@@ -35,12 +34,6 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_what_was_written_is_read(folder):
-    first, second = read_traces(folder, "eval")
-    assert first == Trace(0, "p.jsonl:1", ({"role": "user", "content": "why"},), (1, 5), (7, 2), "a", "stop")
-    assert (second.id, second.task) == (3, "gsm8k/1")
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -62,13 +55,6 @@ def test_a_field_that_no_answer_has_is_refused(folder, name, value):
     path = folder / "eval-00000.jsonl"
     path.write_text(json.dumps(ROW) + "\n" + json.dumps({**ROW, "id": 3, name: value}) + "\n")
     with pytest.raises(UserError, match=rf"eval-00000\.jsonl:2: .*{name}.*, got .*Delete this file"):
-        read_traces(folder, "eval")
-
-
-@pytest.mark.parametrize("name", [name for name in ROW if name != "category"])
-def test_a_missing_field_is_named(folder, name):
-    write_shard(folder / "eval-00000.jsonl", [{key: value for key, value in ROW.items() if key != name}])
-    with pytest.raises(UserError, match=rf"eval-00000\.jsonl:1: {name}: Field required"):
         read_traces(folder, "eval")
 
 
@@ -102,18 +88,6 @@ def test_ids_ascend(folder, second):
         read_traces(folder, "eval")
 
 
-def test_a_shard_that_is_a_pipe_or_a_folder_is_refused(folder):
-    shard = folder / "eval-00000.jsonl"
-    shard.unlink()
-    os.mkfifo(shard)
-    with pytest.raises(UserError, match=r"eval-00000\.jsonl: is a pipe, not a file"):
-        read_traces(folder, "eval")
-    shard.unlink()
-    shard.mkdir()
-    with pytest.raises(UserError, match=r"eval-00000\.jsonl: is a folder, not a file"):
-        read_traces(folder, "eval")
-
-
 @pytest.mark.parametrize(
     ("claim", "message"),
     [
@@ -140,10 +114,7 @@ def test_claims_are_read_or_refused(folder, claim, message):
     ("name", "value"),
     [
         ("temperature", "hot"),
-        ("temperature", -1.0),
-        ("temperature", None),
         ("top_p", 0),
-        ("top_p", "a"),
         ("target", 3),
         ("top_k", 0),
         ("min_p", 1),

@@ -6,21 +6,13 @@ import shutil
 import pytest
 
 from architectures.errors import UserError
-from eval.answers.traces import DecodingSettings, read_traces
+from eval.answers.traces import read_traces
 from eval.decoding import generate as answering
 from eval.decoding.generate import write_traces
 from eval.prompts import Prompt
+from tests.eval.answers.test_traces import GREEDY as SETTINGS
 
-GREEDY = DecodingSettings(
-    max_new_tokens=12,
-    temperature=0.0,
-    top_p=1.0,
-    batch_size=3,
-    shard_size=2,
-    max_prompt_len=200,
-    seed=5,
-    dtype="float32",
-)
+GREEDY = dataclasses.replace(SETTINGS, max_new_tokens=12, shard_size=2)
 SAMPLED = dataclasses.replace(GREEDY, temperature=1.0)
 WORDS = ("one", "a longer number two", "3", "four", "the fifth", "6")
 ASKED = [Prompt(f"file.jsonl:{i}", ({"role": "user", "content": text},)) for i, text in enumerate(WORDS, start=1)]

@@ -3,7 +3,7 @@
 import pytest
 
 from architectures.errors import UserError
-from eval.answers.shards import claim_shards, read_shard, shard_lines, write_shard
+from eval.answers.shards import claim_shards, read_shard, write_shard
 
 
 def test_a_setting_that_only_one_of_two_runs_has_is_a_change(tmp_path):
@@ -18,8 +18,3 @@ def test_text_of_any_language_stays_legible_and_comes_back(tmp_path):
     write_shard(path, rows)
     assert "schöne Grüße" in path.read_text(encoding="utf-8")
     assert list(read_shard(path)) == rows
-
-
-def test_no_rows_are_no_shards(tmp_path):
-    assert claim_shards(tmp_path, "eval", {}, num_shards=0) == []
-    assert list(shard_lines(tmp_path, "eval")) == []

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from eval.answers.traces import read_traces
 from eval.decoding import generate as answering
 from eval.decoding.generate import write_traces
 from eval.prompts import Prompt
@@ -65,36 +64,3 @@ def test_earlier_answers_are_taken_by_whoever_writes_their_shard(target, tmp_pat
     by_processes(2, lambda share: write_traces(target, EVERY, together, SMALL, share=share, **how))
     assert files(together) == files(alone)
     assert "train: 5 answers taken from earlier ones" in capsys.readouterr().err
-
-
-def test_a_lost_process_costs_the_shard_it_was_writing(target, tmp_path, monkeypatch):
-    whole, lost = tmp_path / "whole", tmp_path / "lost"
-    write_traces(target, EVERY, whole, SMALL)
-    write = answering.write_shard
-
-    def work(share):
-        def die_in_its_second_shard(path, rows):
-            if path.name == "train-00003.jsonl":
-                raise MemoryError("killed")
-            write(path, rows)
-
-        monkeypatch.setattr(answering, "write_shard", die_in_its_second_shard)
-        write_traces(target, EVERY, lost, SMALL, share=share)
-
-    with pytest.raises(MemoryError):
-        by_processes(2, work)
-    monkeypatch.setattr(answering, "write_shard", write)
-    kept = {path.name: path.stat().st_mtime_ns for path in lost.glob("*.jsonl")}
-    assert "train-00001.jsonl" in kept  # the lost one had written it
-    assert "train-00003.jsonl" not in kept
-    by_processes(3, lambda share: write_traces(target, EVERY, lost, SMALL, share=share))  # another number goes on
-    assert files(lost) == files(whole)
-    assert {name: (lost / name).stat().st_mtime_ns for name in kept} == kept
-
-
-def test_all_read_the_answers_once_the_last_is_written(target, tmp_path):
-    def work(share):
-        write_traces(target, EVERY, tmp_path, SMALL, share=share)
-        return len(read_traces(tmp_path, "train"))
-
-    assert by_processes(3, work) == [len(PROMPTS) + 3] * 3

@@ -1,27 +1,17 @@
 """Ids that a model has no row for are named with their place before a model reads them."""
 
-import json
 from dataclasses import asdict
 
 import pytest
 
 from architectures.errors import UserError
-from eval.answers.shards import claim_shards, require_known_ids, row_location, unknown_id, write_shard
-from eval.answers.traces import DecodingSettings, Trace, read_traces
+from eval.answers.shards import claim_shards, require_known_ids, row_location, write_shard
+from eval.answers.traces import Trace, read_traces
 from eval.decoding.generate import write_traces
 from eval.prompts import Prompt, user_turn
+from tests.eval.answers.test_traces import GREEDY
 
-SETTINGS = DecodingSettings(
-    max_new_tokens=4, temperature=0, top_p=1, batch_size=2, shard_size=2, max_prompt_len=90, seed=1, dtype="float32"
-)
 ASKED = ({"role": "user", "content": "why"},)
-
-
-def test_the_first_unknown_id_is_found():
-    assert unknown_id([0, 9], 10) is None
-    assert unknown_id([], 10) is None
-    assert unknown_id([0, 10, 11], 10) == 10
-    assert unknown_id([3, -2, 11], 10) == -2
 
 
 def test_a_row_is_found_in_its_shard(tmp_path):
@@ -50,14 +40,6 @@ def test_prompts_and_answers_count_and_the_smallest_model_is_named(tmp_path, pro
 def test_a_prompt_whose_tokens_the_target_has_no_rows_for_is_refused_by_row(make_checkpoint, tmp_path):
     target = make_checkpoint(num_hidden_layers=1, vocab_size=258)  # its tokenizer has 259 tokens
     prompts = [Prompt(f"p.jsonl:{n}", (user_turn(text),)) for n, text in ((1, "plain"), (2, "\u00ed"))]
-    write_traces(target, prompts[:1], tmp_path / "known", SETTINGS)
+    write_traces(target, prompts[:1], tmp_path / "known", GREEDY)
     with pytest.raises(UserError, match=rf"^p\.jsonl:2: holds token id 258, .* vocabulary of {target}, vocab_size 258"):
-        write_traces(target, prompts, tmp_path / "unknown", SETTINGS)
-
-
-def test_rows_hold_ids_as_they_were_written(tmp_path):
-    (path,) = claim_shards(tmp_path, "eval", {}, num_shards=1)
-    trace = Trace(0, "p:1", ASKED, (1, 2), (3,), "", "stop")
-    write_shard(path, [asdict(trace)])
-    assert "token_ids" not in json.loads(path.read_text())
-    assert trace.token_ids == (1, 2, 3)
+        write_traces(target, prompts, tmp_path / "unknown", GREEDY)

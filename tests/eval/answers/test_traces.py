@@ -3,9 +3,9 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import DRAWS, Decoded, Limits
 from eval.models.loading import load_model, load_tokenizer
-from eval.prompts import Prompt, drop_too_long, render_prompt
+from eval.prompts import Prompt, render_prompt
 
 ROOT = Path(__file__).parents[3]
 GREEDY = DecodingSettings(
@@ -156,24 +156,10 @@ def test_a_conversation_that_grows_too_long_ends_there(chatty_target, tmp_path):
     ]
 
 
-def test_of_no_prompts_none_is_too_long(chatty_target):
-    assert drop_too_long([], load_tokenizer(chatty_target), 20) == []
-
-
 def test_only_prompts_that_are_too_long(chatty_target, tmp_path):
     with pytest.raises(UserError, match="All 2 prompts are longer than 20 tokens"):
         write_traces(chatty_target, PROMPTS[:2], tmp_path / "out", dataclasses.replace(GREEDY, max_prompt_len=20))
     assert not (tmp_path / "out").exists()
-
-
-def test_last_line_says_how_fast(chatty_target, tmp_path, capsys):
-    start_s = time.monotonic()
-    write_traces(chatty_target, PROMPTS, tmp_path, GREEDY)
-    elapsed_s = time.monotonic() - start_s
-    num_tokens = sum(len(trace.answer_ids) for trace in read_traces(tmp_path, "train"))
-    last_line = capsys.readouterr().err.splitlines()[-1]
-    assert last_line.startswith(f"train: 10 answers, {num_tokens} tokens, ")
-    assert int(last_line.split()[-2]) >= round(num_tokens / elapsed_s)  # its clock starts later than ours
 
 
 def test_finished_answers_load_no_model(chatty_target, tmp_path, capsys, monkeypatch):
@@ -249,9 +235,8 @@ def settings_changes() -> list[Any]:
         "min_p": 0.1,
         "repetition_penalty": 1.1,
     }
-    assert set(values) | {"steps", "holding"} == {
-        field.name for field in dataclasses.fields(DecodingSettings)
-    }  # which are no claim
+    # Where the target is held is no claim.
+    assert {*values, "holding"} == {field.name for field in dataclasses.fields(DecodingSettings)}
     return list(values.items())
 
 
@@ -259,12 +244,8 @@ def settings_changes() -> list[Any]:
 def test_changed_setting_is_refused_with_both_values(chatty_target, tmp_path, name, value):
     write_traces(chatty_target, PROMPTS[:2], tmp_path, SAMPLED)
     old = "null" if name in ("min_p", "repetition_penalty") else json.dumps(getattr(SAMPLED, name))  # left out if none
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError, match=re.escape(f": {name} was {old}, is {json.dumps(value)}. ")):
         write_traces(chatty_target, PROMPTS[:2], tmp_path, dataclasses.replace(SAMPLED, **{name: value}))
-    assert str(refusal.value) == (
-        f"{tmp_path}: its train answers were made with other settings: {name} was {old}, is {json.dumps(value)}. "
-        "Choose another run_name, or delete this folder to make them again."
-    )
 
 
 def test_a_target_in_fewer_bits_is_another_and_one_held_elsewhere_is_not(chatty_target, tmp_path):
@@ -300,15 +281,6 @@ def test_names_in_one_folder_have_their_own_settings(chatty_target, tmp_path):
         write_traces(chatty_target, PROMPTS[:2], tmp_path, SAMPLED, name="eval")
 
 
-def test_settings_say_what_the_answers_came_from(chatty_target, tmp_path):
-    write_traces(chatty_target, PROMPTS[:2], tmp_path, GREEDY)
-    record = json.loads((tmp_path / "settings.json").read_text())["train"]
-    assert record["num_shards"] == 1
-    assert record["versions"]["transformers"]
-    assert record["settings"].items() >= GREEDY.claimed.items()
-    assert {"target", "template", "prompts"} < set(record["settings"])
-
-
 def test_sampled_answers_say_how_random_numbers_were_drawn(chatty_target, tmp_path):
     """So that no folder mixes those of two ways; greedy answers know none."""
     write_traces(chatty_target, PROMPTS[:2], tmp_path, GREEDY, name="eval")
@@ -320,16 +292,3 @@ def test_sampled_answers_say_how_random_numbers_were_drawn(chatty_target, tmp_pa
     path.write_text(json.dumps(claims))
     with pytest.raises(UserError, match="train answers were made with other settings: draws was null, is "):
         write_traces(chatty_target, PROMPTS[:2], tmp_path, SAMPLED)
-
-
-def test_damaged_files_are_named(chatty_target, tmp_path):
-    write_traces(chatty_target, PROMPTS[:2], tmp_path, GREEDY)
-    with pytest.raises(UserError, match="holds no eval answers"):
-        read_traces(tmp_path, "eval")
-    shard = tmp_path / "train-00000.jsonl"
-    shard.write_text(shard.read_text()[:-20])
-    with pytest.raises(UserError, match=r"train-00000\.jsonl:2: Invalid JSON: EOF"):
-        read_traces(tmp_path, "train")
-    (tmp_path / "settings.json").write_text("{")
-    with pytest.raises(UserError, match=r"settings\.json: is not valid JSON"):
-        read_traces(tmp_path, "train")

@@ -11,24 +11,19 @@ import weakref
 import pytest
 import torch
 
-from architectures.families import FAMILIES
 from eval.answers.traces import DecodingSettings, read_traces
 from eval.decoding import cuda_graphs as captured
 from eval.decoding import generate as answering
 from eval.decoding.cuda_graphs import BatchSteps, answer_opener, bytes_per_slot
 from eval.decoding.generate import write_traces
 from eval.decoding.kv_cache import ForwardSequencer, RowSequencer, open_sequencer
-from eval.decoding.speculative import plain_decode
-from eval.decoding.texts import Limits
 from eval.models.loading import load_model
 from eval.prompts import Prompt, user_turn
-from tests.architectures.conftest import FAMILY_SETTINGS, perturb_vectors
 from tests.eval.decoding.stand_ins import watched_maker
 from tests.pretended_gpu import pretended_gpu
 
 OPT = {"model_type": "opt", "ffn_dim": 96, "word_embed_proj_dim": 64}
 DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}
-BY_ROWS = [name for name, of in FAMILIES.items() if of.by_rows]
 GREEDY = DecodingSettings(
     max_new_tokens=10,
     temperature=0.0,
@@ -98,18 +93,6 @@ def test_texts_are_the_eager_ones(target, tmp_path, maker, settings):
     assert len({shape[0] for shape in maker.made}) > 1
 
 
-@pytest.mark.parametrize("family", BY_ROWS)
-def test_every_family_decoded_in_rows_answers_as_by_eager_steps(make_checkpoint, tmp_path, maker, family):
-    settings = {**FAMILY_SETTINGS[family], "num_hidden_layers": 2}
-    if family == "smollm3":
-        settings["no_rope_layers"] = [1, 0]
-    folder = stopped_by_many(perturb_vectors(make_checkpoint(seed=3, model_type=family, **settings)))
-    for steps in ("eager", "captured"):
-        answers(folder, tmp_path, GREEDY, steps, prompts=ASKED[:4])
-    require_the_same(tmp_path)
-    assert maker.fed
-
-
 def test_captures_of_one_batch_are_freed_before_those_of_the_next_are_made(target, tmp_path, monkeypatch):
     """And kept where the next one has the same shape."""
     maker, alive, most = capturing("itself", monkeypatch), weakref.WeakSet(), []
@@ -129,11 +112,6 @@ def test_captures_of_one_batch_are_freed_before_those_of_the_next_are_made(targe
     assert len(most) >= 3
     assert set(most) == {1}
     assert sum(fed == (3, 1, False) for fed in maker.fed) > sum(made == (3, 1, False) for made in maker.made)
-
-
-def test_batches_of_one_shape_are_captured_once(target, tmp_path, maker):
-    answers(target, tmp_path, dataclasses.replace(GREEDY, batch_size=1), "captured", prompts=[*ASKED[:3], ASKED[4]])
-    assert maker.made == [(1, 1, False)]
 
 
 def test_steps_are_captured_on_a_gpu_and_nowhere_else(target, maker, capsys):
@@ -173,12 +151,6 @@ def test_a_cache_that_is_too_large_for_what_is_free_is_said_once_and_grows(targe
     assert "2 rows of 256 tokens take a cache of 0.0 GiB" in line
 
 
-def test_what_a_slot_takes_is_what_a_cache_takes(target):
-    model = load_model(target, dtype="float32", device="cpu")
-    config = model.config
-    assert bytes_per_slot(model) == 2 * 2 * config.num_key_value_heads * config.head_dim * 4
-
-
 def test_answers_on_a_device_are_those_of_eager_steps(target, tmp_path, device, monkeypatch):
     """float32, token for token: batches of several sizes, a real graph on a GPU."""
     if device == "cpu":
@@ -189,13 +161,3 @@ def test_answers_on_a_device_are_those_of_eager_steps(target, tmp_path, device, 
     for steps in ("eager", "captured"):
         answers(target, tmp_path, GREEDY, steps)
     require_the_same(tmp_path)
-
-
-def test_the_loop_itself_takes_them(target, maker):
-    """As self-written prompts do: sampled rows that all begin alike."""
-    model = load_model(target, dtype="float32", device="cpu")
-    wanted = {"limits": Limits(8, frozenset({2})), "sampling": answering.sampling_of(SAMPLED), "row_seeds": [4, 5, 6]}
-    plain = plain_decode(model, [[5, 6]] * 3, **wanted)
-    found = plain_decode(model, [[5, 6]] * 3, **wanted, opener=maker.opener())
-    assert [text.token_ids for text in found] == [text.token_ids for text in plain]
-    assert maker.made == [(3, 1, False)]

@@ -8,12 +8,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from architectures.errors import UserError
 from architectures.families import FAMILIES
-from eval.decoding.cuda_graphs import CapturedSteps, Capturer, CudaRecorder
+from eval.decoding.cuda_graphs import Capturer, CudaRecorder
 from eval.decoding.kv_cache import RowCache, Sight, forward
-from eval.decoding.speculative import plain_decode
-from eval.decoding.texts import Limits
 from tests.conftest import TINY_SHAPE
 from tests.eval.decoding.small_heads import WITHOUT_WINDOW
 from widedraft import main
@@ -72,11 +69,6 @@ def test_a_step_reads_nothing_back_and_copies_nothing_to_its_device(family, atte
 def test_a_cache_is_at_most_a_quarter_longer_than_its_texts(needed, capacity):
     assert Capturer(CudaRecorder).capacity(needed) == capacity
     assert capacity == 256 or capacity <= 1.25 * needed
-
-
-def test_on_a_processor_it_is_refused(target, prompts):
-    with pytest.raises(UserError, match=r"--capture needs a GPU, and the models are on cpu: .* Use --compile, which"):
-        plain_decode(target, prompts[:1], limits=Limits(2), opener=CapturedSteps())
 
 
 @pytest.mark.parametrize("command", ["verify", "benchmark", "benchmark --grid"])

@@ -88,16 +88,6 @@ def test_the_target_as_its_own_draft_keeps_all_it_proposes(target, prompts, midd
     assert {one.proposed for one in drafted} >= {0, lookahead}
 
 
-def test_a_draft_that_is_never_sure_proposes_nothing(target, noisy_draft, prompts):
-    decoded = speculative_decode(
-        target, noisy_draft, prompts, limits=LIMITS, speculation=Speculation(4, draft_p_min=1.0)
-    )
-    plain = plain_decode(target, prompts, limits=LIMITS)
-    assert [text.token_ids for text in decoded] == [text.token_ids for text in plain]
-    assert all(one.proposed == 0 for text in decoded for one in text.rounds)
-    assert [len(text.rounds) for text in decoded] == [len(text.token_ids) for text in plain]
-
-
 @pytest.mark.parametrize("change", [{"adaptive": True, "draft_p_min": 0.5}, {"draft_p_min": 1.1}])
 def test_thresholds_that_mean_nothing_are_rejected(change):
     with pytest.raises(ValueError, match="draft_p_min"):

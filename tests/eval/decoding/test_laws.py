@@ -52,20 +52,6 @@ def test_plain_sampling_writes_the_targets_texts(small_pair):
     require_same_law([text.token_ids for text in decoded], text_chances(target, Sampling(0.7)))
 
 
-def test_an_adaptive_lookahead_writes_the_targets_texts(small_pair):
-    target, draft = small_pair
-    decoded = speculative_decode(
-        target,
-        draft,
-        [(1,)] * ROWS,
-        limits=Limits(4),
-        speculation=Speculation(1, adaptive=True),
-        sampling=Sampling(0.7),
-        row_seeds=range(ROWS),
-    )
-    require_same_law([text.token_ids for text in decoded], text_chances(target, Sampling(0.7)))
-
-
 def test_the_lossy_rule_does_not(small_pair):
     with pytest.raises(AssertionError, match="that these texts are the target's"):
         law_sampled_texts_are_the_targets(*small_pair, rule="typical")
@@ -165,20 +151,6 @@ def test_an_encoder_decoder_decodes_by_the_same_laws(translators, prompts):
         law_greedy_text_is_the_targets(target, draft, prompts[:5], Limits(16, stop))
     law_the_target_accepts_its_own_proposals(target, prompts[:3])
     law_exact_rules_write_what_plain_sampling_writes(target, draft, prompts[:5], "exact_greedy_draft", Sampling(20.0))
-
-
-def test_the_text_of_an_encoder_decoder_is_that_of_generate(translators, prompts):
-    target, draft = translators
-    for prompt in prompts[1:4]:
-        [decoded] = speculative_decode(target, draft, [prompt], limits=Limits(16))
-        ids = target.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=16, eos_token_id=-1)
-        assert list(decoded.token_ids) == ids[0, 1:].tolist()
-
-
-def test_families_that_read_one_text_take_any_number_of_prompts(make_checkpoint, prompts):
-    opt = {"model_type": "opt", "ffn_dim": 128, "word_embed_proj_dim": 64}
-    target, draft = (load_model(make_checkpoint(seed=seed, **opt), dtype="float32", device="cpu") for seed in (1, 2))
-    law_greedy_text_is_the_targets(target, draft, prompts, Limits(12, frozenset({2})))
 
 
 def test_a_family_that_takes_rows_drafts_for_one_that_does_not(make_checkpoint, target, prompts):

@@ -5,7 +5,7 @@ import pytest
 from eval.decoding.acceptance import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, REJECTION
 from eval.decoding.ngram import LookupFirst, NgramLookup
 from eval.decoding.sampling import Sampling
-from eval.decoding.speculative import plain_decode, speculative_decode
+from eval.decoding.speculative import speculative_decode
 from eval.decoding.texts import Limits, Speculation
 from eval.models.loading import load_model
 from tests.eval.decoding.laws import (
@@ -16,14 +16,7 @@ from tests.eval.decoding.laws import (
     law_sampled_texts_are_the_targets,
 )
 
-ALWAYS, OFTEN, NEVER = LookupFirst(1, 3), LookupFirst(2, 5), LookupFirst(99, 3)
-
-
-def test_a_match_has_exactly_size_n_tokens():
-    ids = [1, 2, 3, 9, 1, 2, 3]
-    assert LookupFirst(3, 2).continuation(ids, 9) == [9, 1]
-    assert LookupFirst(3, 5).continuation(ids, 1) == [9]
-    assert LookupFirst(4, 5).continuation(ids, 9) == []
+ALWAYS, OFTEN = LookupFirst(1, 3), LookupFirst(2, 5)
 
 
 @pytest.mark.parametrize("sizes", [(0, 3), (2, 0)])
@@ -65,18 +58,6 @@ def test_sampled_text_is_what_plain_sampling_writes(small_pair, rule, policy):
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), WARM])
-def test_lookup_without_a_match_changes_nothing(target, noisy_draft, prompts, sampling):
-    how = {"limits": Limits(24), "sampling": sampling, "row_seeds": range(len(prompts))}
-    without, never = (
-        speculative_decode(target, noisy_draft, prompts, lookup_first=each, **how) for each in (None, NEVER)
-    )
-    assert [text.token_ids for text in without] == [text.token_ids for text in never]
-    assert [[(one.start, one.accepted) for one in text.rounds] for text in without] == [
-        [(one.start, one.accepted) for one in text.rounds] for text in never
-    ]
-
-
-@pytest.mark.parametrize("sampling", [Sampling(), WARM])
 def test_rounds_say_who_proposed(small_pair, sampling):
     """And the draft goes on as it would without: what it never read it reads before it proposes again."""
     target, draft = small_pair
@@ -93,15 +74,3 @@ def test_rounds_say_who_proposed(small_pair, sampling):
         assert one.proposed == (len(expected) or min(2, room))
         assert one.lookahead == (5 if one.looked_up else 2)
     assert {one.looked_up for one in text.rounds} == {False, True}
-
-
-def test_the_target_as_its_own_draft_keeps_what_it_proposes_after_looking_up(target, prompts):
-    """It would not, had it lost its place in the text."""
-    decoded = speculative_decode(
-        target, target, prompts, limits=Limits(60), speculation=Speculation(3), lookup_first=OFTEN
-    )
-    plain = plain_decode(target, prompts, limits=Limits(60))
-    assert [text.token_ids for text in decoded] == [text.token_ids for text in plain]
-    drafted = [one for text in decoded for one in text.rounds if not one.looked_up]
-    assert all(one.accepted == one.proposed for one in drafted)
-    assert any(one.looked_up for text in decoded for one in text.rounds)

@@ -11,7 +11,6 @@ from eval.decoding.speculative import speculative_decode
 from eval.decoding.texts import Limits, Speculation
 from tests.eval.decoding.laws import (
     WARM,
-    law_exact_rules_write_what_plain_sampling_writes,
     law_greedy_text_is_the_targets,
     law_rows_do_not_feel_each_other,
     law_sampled_texts_are_the_targets,
@@ -35,21 +34,6 @@ def test_it_is_its_definition(ids, longest, count):
     assert NgramLookup(longest).continuation(ids, count) == brute_force(ids, longest, count)
 
 
-@pytest.mark.parametrize(
-    ("ids", "found"),
-    [
-        ([1, 2, 3, 9, 1, 2, 3], [9, 1, 2, 3]),
-        ([1, 2, 3, 9, 7, 2, 3, 8, 1, 2, 3], [9, 7, 2, 3]),  # a longer run wins over a later one
-        ([3, 8, 3, 9, 3], [9, 3]),  # of equal runs the later
-        ([5, 5], [5]),
-        ([1, 2, 3, 4], []),
-        ([1], []),
-    ],
-)
-def test_what_it_finds(ids, found):
-    assert LOOKUP.continuation(ids, 4) == found
-
-
 def test_a_run_has_at_least_one_token():
     with pytest.raises(ValueError, match="got 1 and 0"):
         NgramLookup(0)
@@ -67,10 +51,6 @@ def test_greedy_text_is_the_targets(target, prompts, lookahead):
 @pytest.mark.parametrize("sampling", [Sampling(), WARM, Sampling(0.0, repetition_penalty=1.4)])
 def test_rows_do_not_feel_each_other(target, prompts, sampling):
     law_rows_do_not_feel_each_other(target, LOOKUP, prompts, sampling)
-
-
-def test_sampled_text_is_what_plain_sampling_writes(small_pair):
-    law_exact_rules_write_what_plain_sampling_writes(small_pair[0], LOOKUP, [(1, 2, 1), (3,)], EXACT_GREEDY_DRAFT)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), WARM])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from eval.decoding.sampling import Sampling, distribution, invert_cumulative
-from eval.decoding.speculative import Wanted, decode_steps, finished, first_tokens, plain_decode
+from eval.decoding.speculative import Wanted, decode_steps, first_tokens, plain_decode
 from eval.decoding.texts import DRAWS, Limits, Seeds, stream
 from eval.models.loading import load_model
 
@@ -67,20 +67,6 @@ def test_greedy_batch_equals_transformers_row_by_row(model, stop_ids):
     assert len({len(answer) for answer in ours}) >= 3  # rows left the batch at different steps
 
 
-def test_answers_end_at_the_first_stop_token_and_contain_it(model, stop_ids):
-    for free, stopped in zip(decode(model, PROMPTS), decode(model, PROMPTS, stop_ids=stop_ids), strict=True):
-        first_stop = next((place for place, token in enumerate(free) if token in stop_ids), len(free))
-        assert stopped == free[: first_stop + 1]
-
-
-def test_texts_come_as_they_end(model, stop_ids):
-    wanted = Wanted(PROMPTS, Limits(24, stop_ids), GREEDY)
-    ended = list(finished(decode_steps([model], wanted)))
-    lengths = [len(text.token_ids) for _, text in ended]
-    assert lengths == sorted(lengths)
-    assert sorted(place for place, _ in ended) == list(range(len(PROMPTS)))
-
-
 def test_a_step_feeds_one_token_of_every_unfinished_row(model, stop_ids):
     shapes = []
     hook = model.register_forward_pre_hook(
@@ -91,10 +77,6 @@ def test_a_step_feeds_one_token_of_every_unfinished_row(model, stop_ids):
     steps = [(sum(length > step for length in lengths), 1) for step in range(max(lengths))]
     prompts_read = [] if model.config.is_encoder_decoder else [(len(PROMPTS), max(map(len, PROMPTS)) - 1)]
     assert shapes == [*prompts_read, *steps]
-
-
-def test_one_new_token(model):
-    assert [len(ids) for ids in decode(model, PROMPTS, max_new_tokens=1)] == [1] * len(PROMPTS)
 
 
 @pytest.mark.parametrize("sampling", [SAMPLED, Sampling(temperature=1.5)])
@@ -119,11 +101,6 @@ def test_a_sampled_row_is_the_plain_loop_over_its_draws(model):
             logits_1V = model(**encoder_reads, **{read_as(model): torch.tensor([text])}).logits[:, -1]
             text.append(int(invert_cumulative(distribution(logits_1V, SAMPLED), draw[None])))
     assert decode(model, PROMPTS[2:3], sampling=SAMPLED, seeds=[13]) == [text[begins:]]
-
-
-def test_temperature_near_zero_is_greedy(model):
-    cold = decode(model, PROMPTS, sampling=Sampling(temperature=1e-4), seeds=range(len(PROMPTS)))
-    assert cold == decode(model, PROMPTS)
 
 
 def test_draws_are_those_their_name_stands_for():

@@ -13,10 +13,7 @@ from eval.decoding.acceptance import (
     RULES,
     Draws,
     Proposal,
-    accept_chances,
-    judge_exact,
     judge_typical,
-    leading,
     residual,
 )
 from eval.decoding.sampling import invert_cumulative
@@ -121,42 +118,10 @@ def test_the_lossy_rule_is_lossy():
         law_texts_are_the_targets("typical")
 
 
-@pytest.mark.parametrize(
-    ("rule", "expected"),
-    [("rejection", 0.90), ("exact_sampled_draft", 0.47), ("exact_greedy_draft", 0.60)],
-)
-def test_one_draft_has_another_alpha_by_every_rule(rule, expected):
-    """evaluation example of sgl-project/sglang#10308: p = (.6, .2, .1, .1), q = (.7, .2, .05, .05)."""
-    p_V, q_V = torch.tensor([0.6, 0.2, 0.1, 0.1]), torch.tensor([0.7, 0.2, 0.05, 0.05])
-    count = 100_000
-    generator = torch.Generator().manual_seed(0)
-    draws = torch.rand(4, count, generator=generator)
-    q_NV = q_V.expand(count, -1)
-    tokens_N = q_NV.argmax(dim=-1) if rule == "exact_greedy_draft" else invert_cumulative(q_NV, draws[0])
-    proposal = Proposal(tokens_N[:, None], q_NV[:, None], torch.ones(count, dtype=torch.int64))
-    verdict = RULES[rule](p_V.expand(count, 2, -1), proposal, Draws(draws[1][:, None], draws[2:].T))
-    assert verdict.accepted_B.double().mean().item() == pytest.approx(expected, abs=0.006)  # four standard errors
-
-
-def test_equal_distributions_accept_everything():
-    p_NV = torch.rand(50, VOCAB).softmax(dim=-1)
-    tokens_NK = invert_cumulative(p_NV, torch.rand(50))[:, None]
-    proposal = Proposal(tokens_NK, p_NV[:, None], torch.ones(50, dtype=torch.int64))
-    target = torch.stack([p_NV, p_NV], dim=1)
-    draws = Draws(torch.rand(50, 1), torch.rand(50, 2))
-    assert (accept_chances(target, proposal) == 1).all()
-    assert (RULES["rejection"](target, proposal, draws).accepted_B == 1).all()
-
-
 def test_nothing_left_of_the_residual_is_the_target_itself():
     """gpt-fast has no guard there: p = q within rounding gives 0 / 0."""
     p_BV = torch.tensor([[0.5, 0.5], [0.25, 0.75]])
     assert residual(p_BV, torch.tensor([[0.5, 0.5], [0.75, 0.25]])).tolist() == [[0.5, 0.5], [0.0, 0.5]]
-
-
-def test_rows_count_only_their_own_tokens():
-    kept_BK = torch.tensor([[True, True, True], [True, False, True], [True, True, True]])
-    assert leading(kept_BK, torch.tensor([3, 3, 1])).tolist() == [3, 1, 1]
 
 
 def test_a_row_that_proposed_less_draws_its_bonus_from_the_target():
@@ -166,19 +131,6 @@ def test_a_row_that_proposed_less_draws_its_bonus_from_the_target():
     proposal = Proposal(torch.tensor([[1, 0]]), filling, torch.tensor([1]))
     verdict = RULES["rejection"](target, proposal, Draws(torch.tensor([[0.5, 0.5]]), torch.full((1, 3), 0.5)))
     assert (verdict.accepted_B.item(), verdict.next_B.item()) == (1, 0)
-
-
-def test_exact_rules_emit_what_the_target_draws():
-    """The text is that of plain sampling with the same draws, whatever is proposed."""
-    generator = torch.Generator().manual_seed(1)
-    target = torch.rand(200, 4, VOCAB, generator=generator).softmax(dim=-1)
-    draws = Draws(torch.empty(200, 3), torch.rand(200, 4, generator=generator))
-    own_NJ = invert_cumulative(target.flatten(0, 1), draws.target_BJ.flatten()).view(200, 4)
-    proposal = Proposal(torch.randint(VOCAB, (200, 3), generator=generator), None, torch.full((200,), 3))
-    verdict = judge_exact(target, proposal, draws)
-    for row, accepted in enumerate(verdict.accepted_B.tolist()):
-        assert proposal.tokens_BK[row, :accepted].tolist() == own_NJ[row, :accepted].tolist()
-        assert verdict.next_B[row] == own_NJ[row, accepted]
 
 
 def test_the_typical_rule_keeps_what_is_likely_for_its_entropy():

@@ -86,20 +86,6 @@ def test_sampled_frequencies_match_the_probabilities(temperature, top_p):
     assert (num_kept < 12) == (top_p < 1)
 
 
-def test_tokens_after_the_one_that_reaches_top_p_are_left_out():
-    draws_B = torch.linspace(0, 1 - 2**-24, 40)
-    logits_BV = torch.tensor([0.3, 0.2, 0.1, 0.0]).expand(40, -1)  # chances 0.29, 0.26, 0.24, 0.21
-    assert set(drawn(logits_BV, draws_B, Sampling(1.0, top_p=0.5)).tolist()) == {0, 1}
-
-
-@pytest.mark.parametrize("top_p", [1.0, 0.9])
-def test_half_precision_logits_are_sampled_in_float32(top_p):
-    logits_BV = torch.randn(500, 50, generator=torch.Generator().manual_seed(0)).bfloat16()
-    draws_B = uniform_draws([0], 500)[0]
-    sampling = Sampling(1.0, top_p)
-    assert drawn(logits_BV, draws_B, sampling).equal(drawn(logits_BV.float(), draws_B, sampling))
-
-
 def test_the_least_and_the_greatest_draw_fall_on_possible_tokens():
     logits_BV = torch.tensor([[-torch.inf, 1.0, 2.0, -torch.inf]] * 2)
     draws_B = torch.tensor([0.0, 1 - 2**-24])

@@ -10,7 +10,6 @@ from eval.decoding.kv_cache import (
     TextSequencer,
     TranslationSequencer,
     open_sequencer,
-    positions_of,
     takes_rows,
 )
 from eval.models.loading import load_model
@@ -133,40 +132,11 @@ def test_rows_that_only_go_on_read_as_each_alone(model_of, family):
         torch.testing.assert_close(logits[0], expected[row][[19, 0, 8][row]], **CLOSE)
 
 
-def test_rows_that_only_go_on_do_not_go_back(model_of):
-    sequencer = open_sequencer(model_of("bloom"), [[5, 6], [7]], capacity=4, vocab_size=VOCAB, goes_back=False)
-    fed(sequencer, [[5, 6], [7]], [0, 0], left=False)
-    with pytest.raises(AssertionError, match=r"rows of \[2, 1\] tokens, told to go on at \(1, 1\)"):
-        fed(sequencer, [[6], [8]], [1, 1], left=False)
-    with pytest.raises(AssertionError, match=r"rows fed \(2, 1\) tokens each, and only the first may be filled"):
-        fed(sequencer, [[6, 7], [8]], [2, 1], left=False)
-
-
-def test_rows_without_filling_need_no_mask(model_of):
-    """So that one text alone is decoded as fast as without rows."""
-    model, masks = model_of("opt", **ONE_BY_ONE["opt"]), []
-    model.register_forward_pre_hook(
-        lambda _module, _args, kwargs: masks.append(kwargs["attention_mask"]), with_kwargs=True
-    )
-    for prompts in ([[5, 6, 7]], [[5, 6, 7], [8]]):
-        sequencer = open_sequencer(model, prompts, capacity=8, vocab_size=VOCAB, goes_back=False)
-        fed(sequencer, prompts, [0] * len(prompts), left=False)
-        fed(sequencer, [[9]] * len(prompts), [len(ids) for ids in prompts], left=False)
-    assert masks[:2] == [None, None]
-    assert [mask.tolist() for mask in masks[2:]] == [[[1, 1, 1], [0, 0, 1]], [[1, 1, 1, 1], [0, 0, 1, 1]]]
-
-
 @pytest.mark.parametrize(("capacity", "kind"), [(6, RowSequencer), (7, ForwardSequencer)])
 def test_what_a_window_forgets_is_not_kept_where_nothing_goes_back(model_of, capacity, kind):
     model = model_of("mistral", sliding_window=6)
     assert isinstance(open_sequencer(model, [[5]], capacity=capacity, vocab_size=VOCAB, goes_back=False), kind)
     assert isinstance(open_sequencer(model, [[5]], capacity=capacity, vocab_size=VOCAB), RowSequencer)
-
-
-def test_who_reads_many_texts_at_a_time(model_of, translators):
-    models = [model_of("llama"), model_of("bloom"), translators[0]]
-    assert [takes_rows(model) for model in models] == [True, False, False]
-    assert [takes_rows(model, goes_back=False) for model in models] == [True, True, True]
 
 
 def test_a_window_in_a_family_that_reads_one_text_is_refused(model_of):
@@ -205,9 +175,3 @@ def test_rows_take_an_eighth_more_room_than_they_fill_and_none_beyond_their_limi
         assert position + 1 <= size <= min(150, (position + 1) * 9 // 8)
         sizes.append(size)
     assert sum(set(sizes)) < 10 * 150  # slots moved in all, by a cache that grew 150 times 11,325
-
-
-def test_positions_stand_where_the_tokens_do():
-    spans = [(7, 3), (0, 1), (4, 0)]
-    assert positions_of(spans, 3, left=True).tolist() == [[7, 8, 9], [0, -1, -1], [-1, -1, -1]]
-    assert positions_of(spans, 3, left=False).tolist() == [[7, 8, 9], [-1, -1, 0], [-1, -1, -1]]

@@ -9,12 +9,12 @@ from architectures.errors import UserError
 from eval.decoding import acceptance as rules
 from eval.decoding import speculative as batch
 from eval.decoding import speculative as batch_rounds
-from eval.decoding.acceptance import LOSSLESS, RULES, residual
-from eval.decoding.kv_cache import ForwardSequencer, TextSequencer, open_sequencer
+from eval.decoding.acceptance import RULES, residual
+from eval.decoding.kv_cache import open_sequencer
 from eval.decoding.sampling import Sampling, distribution, invert_cumulative
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
-from tests.eval.decoding.laws import law_greedy_text_is_the_targets, law_rows_do_not_feel_each_other
+from tests.eval.decoding.laws import law_greedy_text_is_the_targets
 from tests.eval.decoding.small_heads import model_of, noisy, sizes_of_drafting, spread_out, with_head_of
 from tests.eval.decoding.stand_ins import watched_maker
 from tests.families import DECODER_ONLY
@@ -106,11 +106,6 @@ def test_greedy_text_is_the_targets(family):
     assert said - set(KEPT), "the target says nothing the draft cannot: the test is empty"
 
 
-@pytest.mark.parametrize("rule", LOSSLESS)
-def test_rows_of_a_batch_do_not_feel_each_other(rule):
-    law_rows_do_not_feel_each_other(*trio("llama")[:2], PROMPTS, SAMPLINGS["all"], rule)
-
-
 @pytest.mark.parametrize("rule", ["rejection", "exact_sampled_draft"])
 @pytest.mark.parametrize("sampling", ["greedy", "all"])
 def test_a_draft_of_more_ids_than_its_target_says_the_shared_ones(rule, sampling):
@@ -136,24 +131,6 @@ def test_a_target_of_some_ids_is_refused():
     ):
         with pytest.raises(ValueError, match="a target must be able to say every one"):
             decode()
-
-
-def test_it_drafts_for_an_encoder_decoder(translators):
-    """A draft of a decoder alone reads what was said; the texts are the target's."""
-    law_greedy_text_is_the_targets(translators[0], trio("llama")[1], PROMPTS, Limits(8), lookahead=3)
-
-
-@pytest.mark.parametrize(("family", "kind"), [("bloom", TextSequencer), ("bloom", ForwardSequencer)])
-def test_other_sequencers_say_as_many_columns_as_there_are_rows(family, kind):
-    _, draft, reference = trio(family)
-    said = []
-    for model in (draft, reference):
-        sequencer = open_sequencer(model, [[5, 6]], capacity=4, vocab_size=VOCAB, goes_back=kind is TextSequencer)
-        assert isinstance(sequencer, kind)
-        with torch.inference_mode():
-            said.append(sequencer.feed(torch.tensor([[5, 6]]), [(0, 2)], whole=False)[0, 0])
-    assert said[0].shape == (len(KEPT),)
-    assert torch.equal(said[0], said[1][torch.tensor(KEPT)])
 
 
 @pytest.mark.parametrize("sampling", [one for one in SAMPLINGS.values() if not one.is_greedy])

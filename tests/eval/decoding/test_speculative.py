@@ -45,11 +45,6 @@ def replayed_counts(target, draft, prompt, answer, lookahead):
     return replay_counts(replay.rules["exact_greedy_draft"].accept, lookahead=lookahead)
 
 
-def test_plain_greedy_text_is_that_of_generate(target, prompts):
-    for prompt in prompts:
-        assert plain(target, prompt) == generated(target, prompt, eos_token_id=-1)
-
-
 @pytest.mark.parametrize("lookahead", range(1, 9))
 def test_text_is_the_targets_and_counts_are_the_replays(target, noisy_draft, prompts, lookahead):
     accepted = rejected = 0
@@ -65,20 +60,6 @@ def test_text_is_the_targets_and_counts_are_the_replays(target, noisy_draft, pro
     assert rejected > 20
 
 
-def test_a_random_draft_changes_nothing_but_the_number_of_rounds(target, random_draft, prompts):
-    for prompt in prompts:
-        assert speculate(target, random_draft, prompt, 4).token_ids == plain(target, prompt)
-
-
-@pytest.mark.parametrize("lookahead", [1, 3, 8])
-def test_the_target_as_its_own_draft_accepts_everything(target, prompts, lookahead):
-    for prompt in prompts:
-        decoded = speculate(target, target, prompt, lookahead)
-        assert all(one.accepted == one.proposed for one in decoded.rounds)
-        assert all(one.proposed == min(lookahead, LENGTH - one.start - 1) for one in decoded.rounds)
-        assert decoded.token_ids == plain(target, prompt)
-
-
 def test_nothing_of_a_draft_that_is_always_wrong_counts_as_accepted(target_folder, target, prompts):
     def shift(_module, _inputs, output):
         output.logits = output.logits.roll(1, dims=-1)
@@ -90,16 +71,6 @@ def test_nothing_of_a_draft_that_is_always_wrong_counts_as_accepted(target_folde
         decoded = speculate(target, shifted, prompt, 4)
         assert decoded.token_ids == plain(target, prompt)
         assert tau(count_trace(trace_of(decoded), num_tokens=LENGTH, lookahead=4)) == 1
-
-
-@pytest.mark.parametrize("lookahead", [2, 5])
-def test_text_is_that_of_transformers_assisted_generation(target, noisy_draft, prompts, lookahead):
-    noisy_draft.generation_config.num_assistant_tokens = lookahead
-    noisy_draft.generation_config.num_assistant_tokens_schedule = "constant"
-    noisy_draft.generation_config.assistant_confidence_threshold = 0.0
-    for prompt in prompts[2:5]:
-        assisted = generated(target, prompt, assistant_model=noisy_draft, eos_token_id=-1)
-        assert speculate(target, noisy_draft, prompt, lookahead).token_ids == assisted
 
 
 @pytest.mark.parametrize("position", range(14))
@@ -173,17 +144,6 @@ def test_rounds_go_on_to_the_end_of_the_text_and_hold_their_times(target, noisy_
     spent_s = sum(one.draft_s + one.verify_s for one in decoded.rounds)
     assert 0 < spent_s <= decoded.decode_s
     assert decoded.prefill_s > 0
-
-
-def test_half_precision_decodes_too(target_folder, noisy_folder, prompts):
-    target, draft = (load_model(folder, dtype="bfloat16", device="cpu") for folder in (target_folder, noisy_folder))
-    assert len(speculate(target, draft, prompts[3], 4).token_ids) == LENGTH
-
-
-def test_models_without_grouped_queries_or_tied_embeddings_decode_too(make_checkpoint, prompts):
-    overrides = {"num_key_value_heads": 4, "tie_word_embeddings": False}
-    models = [load_model(make_checkpoint(seed=seed, **overrides), dtype="float32", device="cpu") for seed in (5, 6)]
-    assert speculate(*models, prompts[2], 3).token_ids == plain(models[0], prompts[2])
 
 
 def test_nonsense_is_refused(target):

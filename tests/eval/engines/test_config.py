@@ -19,16 +19,6 @@ def recipe(tmp_path):
     return tmp_path / "a.yaml"
 
 
-def refused(recipe, *words):
-    with pytest.raises(RecipeError) as raised:
-        load_recipe(recipe, words)
-    return str(raised.value)
-
-
-def test_widedraft_decodes_unless_told_otherwise(recipe):
-    assert load_recipe(recipe).generate.is_local
-
-
 def test_addresses_are_those_of_servers(recipe):
     words = ("generate.engine=endpoint", "generate.urls=[http://a:1/v1/,https://b]")
     assert load_recipe(recipe, words).generate.urls == ("http://a:1", "https://b")
@@ -38,20 +28,15 @@ def test_addresses_are_those_of_servers(recipe):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("generate.engine=endpoint",), "generate.urls must be given when generate.engine is endpoint."),
-        (("generate.engine=vllm",), "generate.python must be given when generate.engine is vllm."),
-        ((HERE,), "generate.urls must be left out when generate.engine is local"),
-        (
-            ("generate.engine=endpoint", HERE, "generate.tensor_parallel=2"),
-            "generate.tensor_parallel must be left out when generate.engine is endpoint",
-        ),
-        (
-            ("generate.engine=vllm", "generate.python=p", "generate.model=t"),
-            "generate.model must be left out when generate.engine is vllm",
-        ),
-        (("generate.engine=endpoint", "generate.urls=[localhost:8000]"), "must be the address of a server, as "),
+        (("generate.engine=endpoint",), "generate.urls must be given"),
+        (("generate.engine=vllm",), "generate.python must be given"),
+        ((HERE,), "generate.urls must be left out"),
+        (("generate.engine=endpoint", HERE, "generate.tensor_parallel=2"), "generate.tensor_parallel"),
+        (("generate.engine=vllm", "generate.python=p", "generate.model=t"), "generate.model"),
+        (("generate.engine=endpoint", "generate.urls=[localhost:8000]"), "generate.urls"),
         (("generate.engine=endpoint", "generate.urls=[http://key@a:8000]"), "OPENAI_API_KEY"),
     ],
 )
 def test_what_does_not_go_together_is_refused(recipe, words, told):
-    assert told in refused(recipe, *words)
+    with pytest.raises(RecipeError, match=told):
+        load_recipe(recipe, words)

@@ -14,7 +14,7 @@ from eval.engines.certificate import (
     read_certificates,
     write_certificate,
 )
-from eval.engines.certify import print_certificate, speed_of
+from eval.engines.certify import speed_of
 from eval.engines.findings import find, find_ties
 
 PROMPTS = [(1, 2, 3, number) for number in range(24)]
@@ -146,13 +146,6 @@ def test_files_of_another_model_break_a_law_though_the_counts_agree(run):
     assert [
         one.law for one in find(run, PROMPTS, pooled([COUNTED] * 24), differing=("tokenizer",)) if not one.holds
     ] == ["files"]
-
-
-def test_every_law_and_the_speed_are_printed(certificate, capsys):
-    print_certificate(certificate)
-    printed = capsys.readouterr().out
-    assert printed.count("  ok ") == 6
-    assert "speedup 2.00x [2.00, 2.00]: 32.0 tokens/s without, 64.0 with" in printed
 
 
 # Near-ties

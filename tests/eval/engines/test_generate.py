@@ -9,26 +9,18 @@ import pytest
 
 from architectures.errors import UserError
 from architectures.sharing import ALONE, Share
-from eval.answers.traces import DecodingSettings, read_traces
+from eval.answers.traces import read_traces
 from eval.decoding.generate import write_traces
 from eval.engines import generate, openai_client
 from eval.engines.config import GenerateConfig
 from eval.engines.generate import engine_part, responses_by
 from eval.engines.vllm_generate import worker_environment
 from eval.prompts import Prompt
+from tests.eval.answers.test_traces import GREEDY
 from tests.eval.engines.fake_server import FakeServer, served
 from tests.sharing import by_processes
 
-SETTINGS = DecodingSettings(
-    max_new_tokens=8,
-    temperature=0.0,
-    top_p=1.0,
-    batch_size=4,
-    shard_size=3,
-    max_prompt_len=200,
-    seed=5,
-    dtype="float32",
-)
+SETTINGS = replace(GREEDY, max_new_tokens=8, batch_size=4, shard_size=3)
 SAMPLED = replace(SETTINGS, temperature=1.0, top_p=0.9, max_new_tokens=24)
 SYSTEM = {"role": "system", "content": "Be short."}
 PROMPTS = [

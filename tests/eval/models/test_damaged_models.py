@@ -40,10 +40,6 @@ def copy(tiny_target, tmp_path):
     return Path(shutil.copytree(tiny_target, tmp_path / "copy"))
 
 
-def edit_json(path, **changes):
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
 def open_folder(folder):
     """What check, generate and eval do with a target before they use it."""
     Shape.from_config(read_config(folder), where=str(folder / "config.json"))
@@ -76,21 +72,14 @@ def test_no_entry_of_a_config_is_believed_that_no_model_has(copy):
 
 
 LAST_OF = ["model.embed_tokens.weight", "model.norm.weight", "model.layers.3.mlp.up_proj.weight"]
+READ = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
+NAMES = [*READ, "special_tokens_map.json", "added_tokens.json", "model.safetensors.index.json"]
 BOMBS = {"deep": "[" * 100_000, "deep object": '{"a":' * 100_000, "digits": "9" * 5000, "cut": "{", "list": "[]"}
 
 
 @pytest.mark.parametrize("text", BOMBS.values(), ids=BOMBS)
 @pytest.mark.parametrize(
-    "name",
-    [
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "model.safetensors.index.json",
-    ],
+    "name", [*READ, "special_tokens_map.json", "added_tokens.json", "model.safetensors.index.json"]
 )
 def test_json_that_is_no_such_file_is_refused(copy, name, text):
     (copy / name).write_text(text)
@@ -100,7 +89,7 @@ def test_json_that_is_no_such_file_is_refused(copy, name, text):
     assert len(str(refused.value)) < 1000
 
 
-@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("name", READ)
 def test_pipes_are_not_waited_on(copy, name):
     (copy / name).unlink()
     os.mkfifo(copy / name)
@@ -188,23 +177,15 @@ def overlapping(header, name):
 
 DAMAGES = {
     "empty": lambda file: file.write_bytes(b""),
-    "cut in the length": lambda file: file.write_bytes(file.read_bytes()[:5]),
     "cut in the header": lambda file: file.write_bytes(file.read_bytes()[:100]),
     "cut in the data": lambda file: file.write_bytes(file.read_bytes()[:-1]),
     "header of 10^9 bytes": rewritten(lambda header, name: None, length=10**9),
-    "header beyond the file": rewritten(lambda header, name: None, length=10**6),
-    "header of 2^64 - 1 bytes": rewritten(lambda header, name: None, length=2**64 - 1),
     "header is no JSON": rewritten(lambda header, name: b"x" * 64),
     "deep header": rewritten(lambda header, name: b"[" * 100_000),
-    "list for header": rewritten(lambda header, name: b"[]"),
     "overlapping": rewritten(overlapping),
-    "offsets reversed": rewritten(lambda header, name: header[name]["data_offsets"].reverse()),
     "offsets of 10^18": rewritten(lambda header, name: header[name].update(data_offsets=[10**18, 10**18 + 4])),
     "negative offsets": rewritten(lambda header, name: header[name].update(data_offsets=[-4, 0])),
-    "unknown type": rewritten(lambda header, name: header[name].update(dtype="F33")),
     "another type": rewritten(lambda header, name: header[name].update(dtype="I32")),
-    "no size": rewritten(lambda header, name: header[name].update(shape=[])),
-    "size of 0": rewritten(lambda header, name: header[name].update(shape=[0], data_offsets=[0, 0])),
     "size of 2^63": rewritten(lambda header, name: header[name].update(shape=[2**63, 2])),
     "2 GB of nothing": sparse,
     "a folder": lambda file: (file.unlink(), file.mkdir()),
@@ -223,9 +204,7 @@ def test_damaged_safetensors_are_refused(copy, damage):
 
 @settings(max_examples=60, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    name=st.sampled_from(
-        ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"]
-    ),
+    name=st.sampled_from([*READ, "model.safetensors"]),
     place=st.floats(0, 1, exclude_max=True),
     insert=st.binary(max_size=4),
     remove=st.integers(0, 40),

@@ -12,12 +12,10 @@ from architectures.errors import UserError
 from eval.models.loading import (
     load_model,
     load_tokenizer,
-    refuse_incomplete,
     require_positions,
     require_same_tokenizer,
     shared_vocab_size,
     stop_token_ids,
-    vocabulary_difference,
 )
 
 
@@ -44,24 +42,6 @@ def test_model_is_in_eval_mode_and_holds_the_files_tensors(tiny_target):
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in stored.items())
 
 
-def test_dtype_is_the_one_asked_for(tiny_target):
-    assert load_model(tiny_target, dtype="bfloat16", device="cpu").dtype is torch.bfloat16
-
-
-@pytest.mark.parametrize("is_terminal", [False, True])
-def test_loading_shows_its_bar_in_a_terminal_alone(tiny_target, is_terminal, capsys, monkeypatch):
-    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
-    load_model(tiny_target, dtype="float32", device="cpu")
-    assert ("Loading weights" in capsys.readouterr().err) is is_terminal
-
-
-@pytest.mark.parametrize("settings", ["{", "[2]", '{"eos_token_id": "</s>"}'])
-def test_generation_settings_that_cannot_be_read_are_refused(copy, settings):
-    (copy / "generation_config.json").write_text(settings)
-    with pytest.raises(UserError, match=r"copy/generation_config\.json: "):
-        load_model(copy, dtype="float32", device="cpu")
-
-
 def test_stop_tokens_come_from_the_generation_config(copy):
     assert stop_token_ids(load_model(copy, dtype="float32", device="cpu")) == {2}
     edit_json(copy / "generation_config.json", eos_token_id=[2, 7])
@@ -78,52 +58,13 @@ def test_a_model_without_a_stop_token_never_stops(make_checkpoint):
     assert stop_token_ids(model) == frozenset()
 
 
-def cut_in_half(folder):
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def remove_weights(folder):
-    (folder / "model.safetensors").unlink()
-
-
-@pytest.mark.parametrize("damage", [cut_in_half, remove_weights])
-def test_unreadable_weights_are_refused(copy, damage):
-    damage(copy)
-    with pytest.raises(UserError, match=r"weights could not be read .* missing or cut short") as caught:
-        load_model(copy, dtype="float32")
-    assert str(copy) in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def drop_shard(folder):
-    sorted(folder.glob("*.safetensors"))[1].unlink()
-
-
-def cut_shard(folder):
-    path = sorted(folder.glob("*.safetensors"))[1]
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def break_index(folder):
-    (folder / "model.safetensors.index.json").write_text("{")
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (drop_shard, "weights could not be read"),
-        (cut_shard, "weights could not be read"),
-        (break_index, r"model\.safetensors\.index\.json: is not valid JSON"),
-    ],
-)
-def test_a_damaged_shard_is_refused(copy, damage, message):
+def test_a_missing_shard_is_refused(copy):
     model = load_model(copy, dtype="float32", device="cpu")
     (copy / "model.safetensors").unlink()
     model.save_pretrained(copy, max_shard_size="300KB")
     assert load_model(copy, dtype="float32", device="cpu").num_parameters() == model.num_parameters()
-    damage(copy)
-    with pytest.raises(UserError, match=message):
+    sorted(copy.glob("*.safetensors"))[1].unlink()
+    with pytest.raises(UserError, match=str(copy)):
         load_model(copy, dtype="float32")
 
 
@@ -158,19 +99,6 @@ def test_no_tensor_is_ever_random_or_ignored(copy, edit, message):
         load_model(copy, dtype="float32")
 
 
-def test_long_lists_of_tensors_are_cut(copy):
-    edit_json(copy / "config.json", num_hidden_layers=6)
-    with pytest.raises(UserError, match=r"18 tensors are missing .*, \.\.\.\. config\.json") as caught:
-        load_model(copy, dtype="float32")
-    assert str(caught.value).count("model.layers.") == 5
-
-
-def test_lists_of_five_tensors_are_whole():
-    report = {"missing_keys": list("edcba"), "unexpected_keys": [], "mismatched_keys": []}
-    with pytest.raises(UserError, match=r"5 tensors are missing from its weights: a, b, c, d, e\. config"):
-        refuse_incomplete(Path("folder"), report)
-
-
 def test_pickled_weights_are_not_opened(copy):
     torch.save(load_file(copy / "model.safetensors"), copy / "pytorch_model.bin")
     (copy / "model.safetensors").unlink()
@@ -198,20 +126,6 @@ def test_a_folder_without_config_is_refused(tmp_path):
         load_tokenizer(tmp_path)
 
 
-@pytest.mark.parametrize("text", [None, "{", "{}"])
-def test_an_unreadable_tokenizer_is_refused(copy, text):
-    (copy / "tokenizer.json").unlink()
-    if text is not None:
-        (copy / "tokenizer.json").write_text(text)
-    with pytest.raises(UserError, match="tokenizer could not be read") as caught:
-        load_tokenizer(copy)
-    assert str(copy) in str(caught.value)
-
-
-def test_one_tokenizer_is_accepted(tiny_target, tiny_draft):
-    require_same_tokenizer(tiny_target, tiny_draft)
-
-
 def test_a_swapped_token_is_refused_by_name(tiny_target, copy):
     record = json.loads((copy / "tokenizer.json").read_text())
     vocab = record["model"]["vocab"]
@@ -230,21 +144,10 @@ def test_an_added_token_is_refused_by_name(tiny_target, copy):
         require_same_tokenizer(tiny_target, copy)
 
 
-def test_the_first_differing_token_is_the_one_with_the_smallest_id():
-    assert "'z' is 5 here and 1 in the target" in vocabulary_difference(
-        {"z": 1, "b": 2, "a": 5}, {"z": 5, "b": 2, "a": 1}
-    )
-
-
-def test_another_beginning_token_is_refused(tiny_target, copy):
-    edit_json(copy / "tokenizer_config.json", bos_token="<|pad|>")
-    with pytest.raises(UserError, match=r"bos_token_id is 0 but the target .* has 1"):
-        require_same_tokenizer(tiny_target, copy)
-
-
-def test_another_stop_token_is_refused(tiny_target, copy):
-    edit_json(copy / "tokenizer_config.json", eos_token="<|pad|>")
-    with pytest.raises(UserError, match=r"eos_token_id is 0 but the target .* has 2"):
+@pytest.mark.parametrize("token", ["bos_token", "eos_token"])
+def test_another_beginning_or_stop_token_is_refused(tiny_target, copy, token):
+    edit_json(copy / "tokenizer_config.json", **{token: "<|pad|>"})
+    with pytest.raises(UserError, match=f"{token}_id is 0"):
         require_same_tokenizer(tiny_target, copy)
 
 
@@ -263,9 +166,3 @@ def test_a_model_without_rows_for_its_tokens_is_refused(tiny_target, make_checkp
         with pytest.raises(UserError, match=r"vocab_size is 258 but its tokenizer has tokens up to id 258") as caught:
             require_same_tokenizer(*pair)
         assert str(caught.value).startswith(f"{small}: ")
-
-
-def test_an_unreadable_config_is_refused_when_tokenizers_are_compared(tiny_target, copy):
-    edit_json(copy / "config.json", model_type="nonesuch")
-    with pytest.raises(UserError, match=r"config\.json: could not be read"):
-        require_same_tokenizer(tiny_target, copy)

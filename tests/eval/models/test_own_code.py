@@ -81,13 +81,6 @@ def test_an_architecture_that_transformers_knows_is_opened_with_its_own_code(pla
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("command", ["verify", "benchmark", "benchmark --grid"])
-def test_commands_on_a_pair_refuse_it(own_model, tiny_draft, mark, capsys, command):
-    assert widedraft.main([*command.split(), "--target", str(own_model), "--draft", str(tiny_draft)]) == 2
-    assert FACT in capsys.readouterr().err
-    assert not mark.exists()
-
-
 def test_a_recipes_target_is_refused(own_model, mark, capsys, tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(

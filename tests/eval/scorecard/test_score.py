@@ -20,7 +20,7 @@ from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
 from eval.latency import step_bytes
 from eval.models.loading import load_model
-from eval.prompts import Prompt, tasks_record
+from eval.prompts import Prompt
 from eval.scorecard import score_drafts, typical_context
 from eval.scorecard_schema import read_scorecard
 
@@ -155,15 +155,6 @@ def test_bins_share_out_all_tokens_and_rounds(scorecard):
         assert [one.bin for one in row.bins[1].bins] == ["arithmetic", "without a category"]
 
 
-def test_tasks_are_recorded_with_version_and_hash(scorecard):
-    recorded = scorecard.prompts.tasks
-    assert [entry.model_dump() for entry in recorded] == tasks_record(PROMPTS)
-    assert [(entry.task, entry.version, entry.prompts) for entry in recorded] == [
-        (None, None, 4),
-        ("gsm8k", 1, 1),
-    ]
-
-
 def test_every_lookahead_up_to_sixteen_comes_from_the_one_pass(target_folder, noisy_folder, tmp_path):
     settings = config(lookaheads=tuple(range(1, 17)), temperatures=(0.0,), live_prompts=2)
     scorecard = score_drafts(target_folder, {"draft": noisy_folder}, PROMPTS[:2], settings, tmp_path, seed=1)
@@ -227,21 +218,8 @@ def test_origins_are_recorded(scorecard, target_folder):
 
     assert scorecard.target.fingerprint == fingerprint_checkpoint(target_folder)
     assert [(row.draft, row.layers) for row in scorecard.drafts] == [("undistilled", 2), ("draft", 4)]
-    assert scorecard.target.hidden == 64
     stored = load_file(target_folder / "model.safetensors")  # tied embeddings once
     assert scorecard.target.parameters == sum(tensor.numel() for tensor in stored.values())
-    assert scorecard.latency.repeats == 3
-    assert scorecard.settings.threads == 1
-    assert scorecard.settings.seed == 17
-    assert scorecard.settings.dtype == scorecard.target.dtype == "float32"
-    assert scorecard.provenance.hardware.cores > 0
-
-
-def test_everything_but_times_is_repeatable(scored, target_folder, noisy_folder, tiny_draft, tmp_path):
-    drafts = {"undistilled": tiny_draft, "draft": noisy_folder}
-    again = score_drafts(target_folder, drafts, PROMPTS, config(), tmp_path, seed=17)
-    for name in set(vars(again)) - set(TIMED):
-        assert getattr(again, name) == getattr(scored[1], name), name
 
 
 def test_a_rerun_reads_the_recorded_answers(scored, target_folder, noisy_folder, tmp_path, monkeypatch):
@@ -305,12 +283,6 @@ def test_long_prompts_are_left_out_and_counted(target_folder, noisy_folder, tmp_
     counted = {key: getattr(scorecard.prompts, key) for key in ("given", "taken", "too_long", "scored")}
     assert counted == {"given": 6, "taken": 4, "too_long": 1, "scored": 3}
     assert scorecard.prompts.sources == ("p.jsonl:1", "p.jsonl:2", "p.jsonl:3")
-
-
-def test_no_prompt_short_enough_is_an_error_and_leaves_no_scorecard(target_folder, noisy_folder, tmp_path):
-    with pytest.raises(UserError, match="longer than 100 tokens"):
-        score_drafts(target_folder, {"draft": noisy_folder}, [ask("a" * 200)], config(), tmp_path, seed=1)
-    assert not list(tmp_path.rglob("scorecard*"))
 
 
 def test_one_prompt_has_no_intervals_and_the_scorecard_says_so(target_folder, noisy_folder, tmp_path):

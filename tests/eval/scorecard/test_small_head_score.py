@@ -132,14 +132,6 @@ def test_a_draft_that_says_everything_has_no_coverage(scored):
         assert {one.coverage is not None for one in parts} == {row.draft == "draft"}
 
 
-def test_the_page_tells_coverage_beside_acceptance(scored, rows):
-    out, _ = scored
-    page = (out / "scorecard.md").read_text()
-    value, (low, high) = rows[0.0].coverage.value, rows[0.0].coverage.interval
-    assert f"| {value:.3f} [{low:.3f}, {high:.3f}] |" in page
-    assert f"| {len(SAID)} tokens |" in page
-
-
 def test_a_draft_without_its_target_has_the_same_coverage(scored, rows, small_head_folder, tmp_path):
     out, _ = scored
     recording = read_recorded_traces(answers_folder(out, 0.0), small_head_folder)

@@ -12,7 +12,6 @@ from architectures.settings.holding import Holding
 from eval.models.loading import load_model
 from eval.targets import calibration
 from eval.targets.calibration import access_to
-from eval.targets.layered import layers_of
 from eval.targets.loading import load_target
 from eval.targets.passes import cut_into_blocks
 from tests.conftest import hide_gpus
@@ -79,9 +78,3 @@ def test_a_target_half_on_the_disk_has_the_scores_and_the_order_of_one_in_memory
     whole, half = load_model(target_folder, dtype="float32"), load_target(target_folder, dtype="float32", holding=HALF)
     assert "disk" in half.hf_device_map.values()
     assert removal_order(half, IDS_ST) == removal_order(whole, IDS_ST)
-
-
-def test_no_part_stays_in_memory(target_folder):
-    model = load_target(target_folder, dtype="float32", holding=LAYERS)
-    activation_scores(model, IDS_ST, access=access_to(model, target_folder))
-    assert not layers_of(model).absent

@@ -6,7 +6,7 @@ import os
 import resource
 import subprocess
 import sys
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,6 @@ from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 from eval.acceptance.replay import answer_logits
 from eval.models.loading import load_model
-from eval.targets import shell
 from eval.targets.calibration import access_to
 from eval.targets.loading import load_target
 
@@ -128,14 +127,6 @@ def test_a_cap_that_kills_the_whole_target_lets_the_one_in_layers_say_the_same(l
     assert layered.stdout.strip() == str(whole_digests(large_target))
 
 
-def test_a_cap_that_fits_nothing_is_refused_and_not_run_into(large_target):
-    refused = capped(large_target, "layers", 8)
-    assert refused.returncode != 0
-    assert "one layer at a time it takes at least" in refused.stderr
-    assert "can be taken here" in refused.stderr
-    assert "Raise target.device_memory_gib" in refused.stderr
-
-
 def test_a_draft_is_cut_out_of_it_under_such_a_cap(large_target, tmp_path):
     killed = capped(large_target, "whole", CUT_CAP_MIB, str(tmp_path / "none"), script=CUT)
     assert "an't allocate memory" in killed.stderr or "annot allocate memory" in killed.stderr
@@ -148,10 +139,3 @@ def test_a_draft_is_cut_out_of_it_under_such_a_cap(large_target, tmp_path):
         {path.name: path.read_bytes() for path in (tmp_path / placement).iterdir()} for placement in ("layers", "whole")
     )
     assert ours == theirs
-
-
-def test_weights_get_no_memory_even_before_accelerate_takes_it_back(make_checkpoint, monkeypatch):
-    monkeypatch.setattr(shell, "init_empty_weights", lambda *, include_buffers: nullcontext(include_buffers))
-    model = shell.without_weights(make_checkpoint(), dtype="float32")
-    assert all(parameter.is_meta for parameter in model.parameters() if parameter.dim() > 1)
-    assert not any(buffer.is_meta for buffer in model.buffers())

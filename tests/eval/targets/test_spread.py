@@ -44,17 +44,3 @@ def test_several_processes_would_each_take_all_devices(target_folder, monkeypatc
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match=r"target\.placement is spread, and there are 2 processes: each would take all"):
         spread(target_folder)
-
-
-@pytest.mark.parametrize(
-    ("holding", "mistake"),
-    [
-        (Holding(device_memory_gib=1), "device_memory_gib is 1 with placement: whole, which has no cap"),
-        (Holding("layers", bits=8), "bits is 8 with placement: layers"),
-        (Holding("spread", 1), None),
-        (Holding(bits=4), None),
-    ],
-)
-def test_what_does_not_go_together_is_told(holding, mistake):
-    assert (holding.mistake or "").startswith(mistake or "")
-    assert (holding.mistake is None) == (mistake is None)

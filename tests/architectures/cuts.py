@@ -1,0 +1,53 @@
+"""Drafts of random checkpoints: the shape of a folder, a plan for it, and what its model computes."""
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
+
+from architectures.pruning.plan import PruningPlan
+from architectures.pruning.prune import prune_checkpoint
+from architectures.pruning.selection import plan_pruning
+from architectures.shapes.section import ArchitectureConfig
+from architectures.shapes.shape import Shape
+from architectures.targets.target import read_config
+
+IDS = torch.arange(3, 35)[None]
+
+
+def shape_of(folder: Path) -> Shape:
+    return Shape.from_config(read_config(folder))
+
+
+def write_config(folder: Path, without: Collection[str] = (), **entries: Any) -> None:
+    """Change a folder's config.json."""
+    kept = {key: value for key, value in read_config(folder).items() if key not in without}
+    (folder / "config.json").write_text(json.dumps(kept | entries))
+
+
+def plan_for(folder: Path, **architecture: Any) -> PruningPlan:
+    wanted = {"method": "first_last", "width_method": "random", **architecture}
+    return plan_pruning(shape_of(folder), ArchitectureConfig.model_validate(wanted), seed=3)
+
+
+def load(folder: Path) -> PreTrainedModel:
+    opens = AutoModelForSeq2SeqLM if shape_of(folder).encoder_layers else AutoModelForCausalLM
+    return opens.from_pretrained(folder, dtype="auto").eval()
+
+
+def pruned(folder: Path, plan: PruningPlan, out: Path) -> PreTrainedModel:
+    """The draft of a plan: it has the shape and the parameters that the plan foretells."""
+    prune_checkpoint(folder, plan, out)
+    draft = load(out)
+    assert shape_of(out) == plan.draft
+    assert draft.num_parameters() == plan.draft.parameters()
+    return draft
+
+
+def logits(model: PreTrainedModel) -> Tensor:
+    with torch.inference_mode():
+        return model.eval()(IDS, use_cache=False).logits
