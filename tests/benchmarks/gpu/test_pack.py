@@ -1,12 +1,19 @@
 """What travels arrives whole or not at all, fits, and keeps its code for Hopper."""
 
+import json
+import os
+import re
 import struct
+import subprocess
+import tarfile
+from pathlib import Path
 
 import pytest
 
 from benchmarks.gpu import pack
-from benchmarks.gpu.pack import compress, divide, main, only_hopper, requirements, strip_vllm
+from benchmarks.gpu.pack import BrokenError, compress, divide, main, only_hopper, requirements, strip_vllm
 
+TORCH_2_11 = "WIDEDRAFT_TORCH_2_11"  # environment variable: a Python without vLLM
 CONTENT = bytes(range(256)) * 9 + b"!"
 
 
@@ -35,10 +42,25 @@ def receive(carry, keep) -> int:
     return main(["receive", "--carry", str(carry), "--keep", str(keep)])
 
 
+def test_calls_are_full_but_not_too_full(packed):
+    sizes = [sum(path.stat().st_size for path in folder.glob("*.[0-9]")) for folder in sorted(packed.iterdir())]
+    assert len(sizes) >= 3
+    assert set(sizes[:-1]) == {1000}
+    assert sizes[-1] <= 1000
+
+
 def test_what_arrives_is_what_was_packed(packed, keep):
     assert receive(packed, keep) == 0
     assert (keep / "target.gguf").read_bytes() == CONTENT
     assert (keep / "site" / "package" / "code.py").read_text() == "x = 1\n"
+
+
+def test_receiving_again_changes_nothing(packed, keep):
+    assert receive(packed, keep) == 0
+    file = keep / "site" / "package" / "code.py"
+    file.write_text("changed\n")
+    assert receive(packed, keep) == 0
+    assert file.read_text() == "changed\n"
 
 
 def test_a_piece_that_was_cut_off_is_received_again(packed, keep):
@@ -48,6 +70,14 @@ def test_a_piece_that_was_cut_off_is_received_again(packed, keep):
     (keep / "carried" / "target.gguf.0").write_bytes(b"short")
     assert receive(packed, keep) == 0
     assert (keep / "target.gguf").read_bytes() == CONTENT
+
+
+def test_a_new_pack_replaces_the_old_one(packed, keep, tmp_path):
+    assert receive(packed, keep) == 0
+    (tmp_path / "target.gguf").write_bytes(CONTENT[::-1])
+    divide([tmp_path / "ours.tar.xz", tmp_path / "target.gguf"], packed)
+    assert receive(packed, keep) == 0
+    assert (keep / "target.gguf").read_bytes() == CONTENT[::-1]
 
 
 @pytest.mark.parametrize("backwards", [False, True])
@@ -129,3 +159,62 @@ def test_every_package_has_one_version(listed):
 def test_both_lists_agree_where_they_overlap():
     ours, vllm = (dict(line.split("==") for line in requirements(listed)) for listed in ("wheels.txt", "vllm.txt"))
     assert {name: ours[name] for name in ours.keys() & vllm.keys()} == {name: vllm[name] for name in ours.keys() & vllm}
+
+
+def test_a_package_without_a_version_is_named(monkeypatch, tmp_path):
+    (tmp_path / "own.txt").write_text("# a comment\npydantic\nno-such-package\n")
+    monkeypatch.setattr(pack, "__file__", str(tmp_path / "pack.py"))
+    with pytest.raises(BrokenError, match=r"no-such-package.*own\.txt"):
+        requirements("own.txt")
+
+
+def test_an_archive_is_the_same_each_time(tmp_path):
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "a.py").write_text("a\n")
+    compress(site, tmp_path / "1.tar.xz")
+    (site / "a.py").touch()
+    compress(site, tmp_path / "2.tar.xz")
+    assert (tmp_path / "1.tar.xz").read_bytes() == (tmp_path / "2.tar.xz").read_bytes()
+    with tarfile.open(tmp_path / "1.tar.xz") as tar:
+        assert {member.name for member in tar.getmembers()} == {".", "./a.py"}
+
+
+def test_every_call_knows_all_pieces(packed):
+    manifests = [json.loads((folder / "manifest.json").read_text()) for folder in packed.iterdir()]
+    assert all(manifest == manifests[0] for manifest in manifests)
+    assert {piece["archive"] for piece in manifests[0]} == {"ours.tar.xz", "target.gguf"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_stripped_vllm_is_enough_without_a_gpu(tmp_path):
+    """Imports and engine arguments, from .carry/ and a Python 3.12 with torch 2.11 and transformers."""
+    if TORCH_2_11 not in os.environ or not pack.CARRY.is_dir():
+        pytest.skip(f"{TORCH_2_11} names no Python, or .carry is not packed")
+    python, keep, work = os.environ[TORCH_2_11], tmp_path / "keep", tmp_path / "work"
+    words = ["-m", "benchmarks.gpu.pack", "receive", "--carry", pack.CARRY, "--keep", keep]
+    subprocess.run([python, *words], cwd=pack.ROOT, check=True)
+    site = keep / "site"
+    environment = os.environ | {"PYTHONPATH": f"{pack.ROOT}:{site}", "LD_LIBRARY_PATH": str(libcuda(site, tmp_path))}
+    environment |= {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    probe = [python, "-m", "tests.benchmarks.gpu.hopper_probe", str(work)]
+    done = subprocess.run(probe, cwd=pack.ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["cudagraph_mode"] == {"plain": "FULL_AND_PIECEWISE", "wide-796m": "FULL_AND_PIECEWISE"}
+    assert all(file.startswith(f"{site}/vllm/") for file in found["files"])
+    libraries = {Path(file).name.partition(".")[0] for file in found["files"] if ".so" in file}
+    assert libraries >= {"_C_stable_libtorch", "_vllm_fa3_C"}
+
+
+def libcuda(site: Path, folder: Path) -> Path:
+    """A folder with a driver library that has every function that vLLM's libraries name, and does nothing."""
+    libraries = [str(path) for path in (site / "vllm").rglob("*.so")]
+    listed = subprocess.run(["nm", "-D", "--undefined-only", *libraries], capture_output=True, text=True, check=True)
+    names = set(re.findall(r"\b(cu[A-Z]\w+)$", listed.stdout, flags=re.MULTILINE))
+    source = folder / "libcuda.c"
+    source.write_text("".join(f"int {name}(void) {{ return 100; }}\n" for name in names))
+    library = ["-shared", "-w", "-Wl,-soname,libcuda.so.1", "-o", folder / "libcuda.so.1"]
+    subprocess.run(["gcc", *library, source], check=True)
+    return folder

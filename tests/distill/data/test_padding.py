@@ -12,7 +12,7 @@ from distill.data.packing import balanced_layout, cheapest_layout
 from distill.losses.answer_logits import AnswerLogits
 from distill.train import train
 from distill.training.batches import cut_padding, padding_multiple
-from tests.architectures.conftest import FAMILY_SETTINGS, perturb_vectors
+from tests.architectures.conftest import FAMILY_SETTINGS, perturb
 from tests.distill.data.test_packing import LENGTHS, batch_of, build, loss_and_gradient, rows_computed
 
 
@@ -20,7 +20,7 @@ from tests.distill.data.test_packing import LENGTHS, batch_of, build, loss_and_g
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])  # full attention, a window, both
 def test_padding_changes_neither_loss_nor_gradients(make_checkpoint, family, packing):
     settings = {**FAMILY_SETTINGS[family], "num_hidden_layers": 2}
-    folders = [perturb_vectors(make_checkpoint(seed=seed, model_type=family, **settings)) for seed in (1, 2)]
+    folders = [perturb(make_checkpoint(seed=seed, model_type=family, **settings)) for seed in (1, 2)]
     batch = batch_of()
     in_float64 = partial(build, *folders, dtype="float64")  # what differs is no rounding
     loss, gradient = loss_and_gradient(in_float64(packing=False), batch, 3)

@@ -15,7 +15,7 @@ from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits, row_seed
 from eval.models.loading import load_model, shared_vocab_size
-from tests.architectures.conftest import FAMILY_SETTINGS, perturb_vectors
+from tests.architectures.conftest import FAMILY_SETTINGS, perturb
 
 PROMPT = (5, 9, 200, 31)
 
@@ -96,7 +96,7 @@ def test_replayed_sampled_answers_accept_tokens_as_often_as_their_probability(pa
 
 @pytest.mark.parametrize("family", sorted(FAMILY_SETTINGS))
 def test_every_family_serves_with_its_states(make_checkpoint, family):
-    folder = perturb_vectors(make_checkpoint(seed=3, model_type=family, **FAMILY_SETTINGS[family]))
+    folder = perturb(make_checkpoint(seed=3, model_type=family, **FAMILY_SETTINGS[family]))
     model = load_model(folder, dtype="float32", device="cpu")
     served = serve(model, deepcopy(model), Sampling(0.0))
     expected_AV = answer_logits(model, PROMPT, served.answer_ids)

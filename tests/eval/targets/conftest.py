@@ -4,7 +4,7 @@ import pytest
 
 from architectures.families import FAMILIES
 from architectures.settings.holding import Holding
-from tests.architectures.conftest import FAMILY_SETTINGS, perturb_vectors
+from tests.architectures.conftest import FAMILY_SETTINGS, perturb
 
 LAYERS = Holding("layers")
 
@@ -25,7 +25,7 @@ def held_family(make_checkpoint, make_translator):
         if name not in made:
             is_translator = FAMILIES[name].encoder is not None
             settings = {} if is_translator else {"model_type": name, **FAMILY_SETTINGS.get(name, {})}
-            made[name] = perturb_vectors((make_translator if is_translator else make_checkpoint)(**settings))
+            made[name] = perturb((make_translator if is_translator else make_checkpoint)(**settings))
         return made[name]
 
     return of
