@@ -219,23 +219,6 @@ def test_time_of_the_chain_is_per_step(monkeypatch, target, noisy_draft):
     assert steps[Kind("draft", 1)]() == 4.0 / CHAIN_LENGTH
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-def test_every_row_of_a_batch_is_fed_the_same(target, noisy_draft, batch):
-    steps = decoding_steps({TARGET: target, "draft": noisy_draft}, Setting(CONTEXT, batch), [3])
-    shapes = []
-    hooks = [
-        model.register_forward_pre_hook(
-            lambda _module, _args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
-        )
-        for model in (target, noisy_draft)
-    ]
-    for step in steps.values():
-        step()
-    for hook in hooks:
-        hook.remove()
-    assert shapes == [(batch, 1), (batch, 4), *[(batch, 1)] * CHAIN_LENGTH, (batch, 2)]
-
-
 def test_prefill_reads_the_whole_context_anew(target):
     [(kind, step)] = prefill_steps({"target": target}, Setting(CONTEXT, 2)).items()
     assert kind == Kind("target", len(CONTEXT), is_prefill=True)

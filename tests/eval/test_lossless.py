@@ -224,14 +224,6 @@ def test_p_values_hold_their_level_and_power_is_what_is_said(rule):
     assert sound[0].power(0.0, level) == pytest.approx(level)
 
 
-def test_more_tokens_find_smaller_faults_and_none_finds_nothing():
-    few, many = (runs_of(0.0, REJECTION, count, runs=1)[0].min_detectable(MIN_P) for count in (400, 4000))
-    assert few > 2 * many
-    p, q = two_distributions()
-    nothing = evidence(p, q, [0], [Round(0, 1, 0, 0, 1, 0, 0)], REJECTION)
-    assert (nothing.p_value, nothing.min_detectable(MIN_P)) == (1.0, None)
-
-
 def test_a_draft_that_is_the_target_but_for_rounding_shows_nothing():
     p, _ = two_distributions(count=300)
     q = p * (1 + 1e-6 * torch.randn(p.shape, generator=torch.Generator().manual_seed(2)))

@@ -16,7 +16,6 @@ from eval.near_ties import (
     TextTies,
     excess_p,
     judge_ties,
-    read_all,
     shortfalls,
     stepwise_logits,
 )
@@ -108,19 +107,6 @@ def test_step_by_step_the_target_reads_what_it_reads_at_once(make_checkpoint, ma
             stepwise_logits(model, prompt, prompts[4], width=width),
         )
         torch.testing.assert_close(stepwise, whole, rtol=1e-4, atol=1e-4)
-
-
-def test_a_text_of_argmaxes_is_read_once(target, prompts):
-    prompt = prompts[4] * 2  # so long that reading it at once rounds otherwise than step by step
-    ids = [int(answer_logits(target, prompt, [0])[0].argmax())]
-    [read] = read_all(target, [(prompt, ids)], widths=(1,))
-    assert (read.own, read.others, read.short) == (NOBODY, (), ())
-    wrong = [(ids[0] + 1) % 259]
-    first, second = read_all(target, [(prompt, ids), (prompt, wrong)], widths=(1, 2))
-    assert (len(first.others), len(second.others)) == (2, 2)
-    assert second.own == {(ids[0], wrong[0])}
-    assert second.noise > 0
-    assert len(second.short) == 1
 
 
 def test_a_near_tie_is_no_larger_than_readings_differ():

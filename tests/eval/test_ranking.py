@@ -75,14 +75,6 @@ def test_the_same_prompts_are_drawn_for_all_drafts():
     assert found[1].interval[1] > found[0].interval[0]
 
 
-def test_times_that_are_not_known_well_leave_doubt():
-    sure = ranked({"a": (4.0, [5, 5]), "b": (4.1, [5, 5])})
-    unsure = ranked({"a": (4.0, [5, 5]), "b": (4.1, [5, 5])}, wide_ms=1.0)
-    assert [one.first_share for one in sure] == [1.0, 0.0]
-    assert 0.3 < unsure[1].first_share < 0.6
-    assert unsure[0].speedup == sure[0].speedup
-
-
 def test_drawn_times_have_the_interval_of_their_median():
     _, latency = rows_and_steps({"a": (30.0, [5]), "b": (30.0, [5])}, wide_ms=2.0)
     drawn = drawn_times(latency, Resampling(confidence=0.9, num_resamples=4000, seed=1))

@@ -15,9 +15,9 @@ from eval.acceptance.replay_drafts import answers_folder
 from eval.config import EvalConfig
 from eval.prompts import Prompt
 from eval.recorded import read_recorded_traces, score_recording
-from eval.report import by_batch, read_runs, write_page, write_report
+from eval.report import read_runs, write_page, write_report
 from eval.scorecard import score_drafts
-from eval.scorecard_tables import between_runs, differences, interval, scored_drafts
+from eval.scorecard_tables import between_runs, differences, interval
 
 CONFIG = EvalConfig(
     max_new_tokens=24,
@@ -121,15 +121,6 @@ def test_the_difference_between_runs_is_the_one_within_a_scorecard(scored):
     [within] = differences({"noisy": noisy}).rows[:1]
     [between] = between_runs("tiny", "noisy", tiny, noisy)[:1]
     assert between[1:] == within[1:]
-
-
-def test_speedups_at_other_batches_come_from_the_grid_next_to_the_scorecard(scored):
-    [run] = read_runs([scored / "noisy"])
-    table = by_batch(scored_drafts({"noisy": run.card}), {"noisy": run})
-    assert {row[2] for row in table.rows} == {1, 2}
-    assert {row[0] for row in table.rows} == {"draft"}
-    without = replace(run, grid=None)
-    assert by_batch(scored_drafts({"noisy": run.card}), {"noisy": without}).rows == []
 
 
 def test_recorded_responses_have_a_report_without_speeds(recorded, tmp_path):

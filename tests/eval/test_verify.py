@@ -1,6 +1,5 @@
 """`widedraft verify` from the command line: its three modes, every option, and coloured output."""
 
-import io
 import json
 import re
 import subprocess
@@ -8,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 import widedraft
 from architectures.settings.flags import flag_of
@@ -17,14 +15,12 @@ from eval import pair as pairs
 from eval.decoding import acceptance as rules
 from eval.decoding import cuda_graphs as captured
 from eval.decoding import cuda_graphs as compiled
-from eval.decoding.sampling import Sampling
-from eval.decoding.speculative import Emitted, decode_steps, plain_decode, speculative_decode
+from eval.decoding.speculative import Emitted, decode_steps, speculative_decode
 from eval.decoding.texts import Limits, Speculation
-from eval.lossless import Verification
 from eval.models.loading import load_model
 from eval.pair import load_pair, prompts_of
 from eval.prompts import Prompt, user_turn
-from eval.side_by_side import show, spans, writers_of
+from eval.side_by_side import spans, writers_of
 from eval.targets import loading as targets
 from tests.eval.decoding.stand_ins import watched_maker
 
@@ -217,22 +213,6 @@ def test_typed_prompts_are_shown(target_folder, noisy_folder):
     )
     assert done.returncode == 0, done.stderr
     assert re.findall("^> (.*)$", done.stdout, re.MULTILINE) == ["first", "second"]
-
-
-def shown(pair, **console):
-    out = io.StringIO()
-    wanted = Verification(Limits(30), Speculation(3), Sampling())
-    show(pair, [PROMPT], wanted, Console(file=out, width=100, **console))
-    return out.getvalue()
-
-
-def test_without_a_terminal_marks_replace_colours(pair):
-    text = shown(pair)
-    [plain] = plain_decode(pair.target, [pair.rendered(PROMPT)], limits=Limits(30))
-    assert pair.tokenizer.decode(list(plain.token_ids)).split("\n")[0][:20] in text
-    assert text.count(": 30 tokens, ") == 2
-    assert "[correction by the target]" in text
-    assert "\x1b" not in text
 
 
 def test_every_token_has_its_writer():

@@ -2,7 +2,6 @@
 
 import copy
 import os
-import pickle
 from pathlib import Path
 
 import pytest
@@ -122,18 +121,6 @@ def test_weights_that_have_changed_are_packed_again(change):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(found, again)
     assert not torch.allclose(found, before)
-
-
-def test_a_layer_goes_into_a_file_without_its_packed_weights():
-    layer = nn.Linear(64, 64)
-    quicken_products(layer)
-    with torch.inference_mode():
-        layer(torch.ones(1, 64))
-    content = pickle.dumps(layer)
-    assert len(content) < 2 * layer.weight.nbytes
-    opened = pickle.loads(content)
-    with torch.inference_mode():
-        assert torch.equal(opened(torch.ones(2, 64)), layer(torch.ones(2, 64)))
 
 
 def test_a_copy_multiplies_by_its_own_weights():

@@ -12,7 +12,6 @@ from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.settings.holding import Holding
 from eval.acceptance.replay import answer_logits
-from eval.decoding.cuda_graphs import CannotMakeError, require_fixed_shapes
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
 from eval.models.loading import load_model
@@ -134,11 +133,6 @@ def test_a_weight_that_is_no_number_is_named_when_it_is_read(target_folder, tmp_
     with pytest.raises(UserError, match=r"model\.safetensors: model\.layers\.2\.mlp\.up_proj\.weight holds NaN or inf"):
         list(run_passes(model, passes_of(model)))
     assert not layers_of(model).absent  # nothing stays loaded behind an error
-
-
-def test_its_steps_are_neither_captured_nor_compiled(target_folder):
-    with pytest.raises(CannotMakeError, match="its layers are read from the disk each time they run"):
-        require_fixed_shapes(in_layers(target_folder), "--capture")
 
 
 @pytest.mark.parametrize("holding", [LAYERS, Holding("spread", device_memory_gib=0.00045)], ids=["layers", "spread"])
