@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from distill.recipe.recipe import load_recipe, save_recipe
-from distill.recipe.sections.teacher import TeacherConfig, bytes_per_token, id_bytes
+from distill.recipe.sections.teacher import TeacherConfig, bytes_per_token
 
 CACHES = {
     name: TeacherConfig.model_validate({"source": "cache", "contents": name}) for name in ("hidden", "top_k", "samples")
@@ -52,10 +52,6 @@ def test_bytes_of_a_token(teacher, vocab, dtype, expected):
     sizes = {"hidden": 4096, "rows": vocab, "dtype": dtype}
     assert bytes_per_token(teacher, "train", **sizes) == expected
     assert bytes_per_token(teacher, "eval", **sizes) == (16384 if dtype == "float32" else 8192)
-
-
-def test_the_smallest_type_that_holds_every_id():
-    assert [id_bytes(vocab) for vocab in (256, 257, 65536, 65537, 2**20)] == [1, 2, 2, 4, 4]
 
 
 @pytest.mark.parametrize(("hidden", "vocab"), [(576, 49152), (4096, 32000), (4096, 128256), (3584, 152064)])

@@ -18,7 +18,7 @@ from distill.check import planned_shapes
 from distill.recipe.recipe import save_recipe
 from distill.run.progressive import earlier_stages, share_answers
 from distill.run.run import Run
-from distill.run.stage_inputs import begin_training, mask_inputs, prune_inputs, require_training_inputs
+from distill.run.stage_inputs import mask_inputs, prune_inputs
 from distill.stages import running as stages
 from distill.stages.running import prune_stage, run_all
 from eval.models.loading import load_model
@@ -128,19 +128,6 @@ def test_a_cut_is_current_until_what_its_ids_come_from_changes(answered, list_of
     assert named({"size": 261, "from": "text"}, text=text) == ["architecture.vocabulary"]
     shutil.rmtree(tmp_path / "run" / "data")
     assert named(COUNTED, seed=18) == ["architecture.vocabulary"]  # other answers
-
-
-def test_a_changed_size_orphans_no_training(answered):
-    recipe = answered()
-    prune_stage(Run.of(recipe))
-    require_training_inputs(Run.of(recipe))
-    begin_training(Run.of(recipe))
-    other = answered({"size": 262})
-    with pytest.raises(UserError, match=r"init was made from another architecture\.vocabulary than"):
-        require_training_inputs(Run.of(other))
-    with pytest.raises(UserError, match=r"init would change, but .*checkpoints was trained from it"):
-        prune_stage(Run.of(other))
-    require_training_inputs(Run.of(recipe))
 
 
 def test_a_list_is_what_the_draft_says(make_recipe, list_of):
