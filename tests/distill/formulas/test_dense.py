@@ -244,6 +244,15 @@ def test_bounds(logits):
     assert skewed_reverse_kl(*far, skew=0.25).item() == pytest.approx(-math.log(0.25))
 
 
+def test_jensen_shannon_is_no_weighted_sum_of_two_kl(logits):
+    """That sum, called "jsd" elsewhere, has no bound and is kl_mixture; the divergence with a mixture has ln 2."""
+    far = (torch.tensor([[50.0, 0.0]]), torch.tensor([[0.0, 50.0]]))
+    assert kl_mixture(*far).item() == pytest.approx(0.9 * 50 + 0.1 * 50)
+    assert jensen_shannon(*far).item() == pytest.approx(math.log(2))
+    torch.testing.assert_close(jensen_shannon(*logits), jensen_shannon(*reversed(logits)))
+    assert "jsd" not in COMPARED
+
+
 def test_losses_of_acceptance_are_those_of_the_metric(logits):
     accepted = expected_acceptance(*logits)
     torch.testing.assert_close(total_variation(*logits), 1 - accepted)

@@ -21,6 +21,7 @@ from distill.recipe.sections.training import DistillConfig, OptimizerConfig, Sam
 from distill.run import stage_inputs
 from distill.run.run import Run
 from distill.run.stage_inputs import (
+    asked_inputs,
     begin_training,
     draft_inputs,
     eval_inputs,
@@ -144,6 +145,16 @@ def test_what_a_changed_key_makes_again(make_run, inputs_of, key, value, named):
     shutil.copytree(run.init.path, run.draft.path)
     manifest = {"inputs": inputs_of(run)}
     assert changed_inputs(manifest, inputs_of(Run.of(changed(recipe, key, value)))) == named
+
+
+def test_answers_of_a_training_on_text_are_others_and_those_of_answers_what_they_were(make_run, tmp_path):
+    """Of a training on text held-out prompts alone are answered."""
+    (tmp_path / "t.txt").write_text("a b c")
+    text = {"domains": [{"name": "d", "path": str(tmp_path / "t.txt")}]}
+    on_text = make_run(train_on="text", text=text, max_duration="6ba", eval_interval="3ba")
+    on_answers = asked_inputs(make_run("answers"))
+    assert {**on_answers, "distill.train_on": "text"} == asked_inputs(on_text)
+    assert "distill.train_on" not in on_answers
 
 
 @pytest.mark.parametrize("keys", [{"name": "rows"}, {"task": "gsm8k", "name": "rows"}])

@@ -211,3 +211,11 @@ def test_earlier_cuts_of_a_run_share_its_cache(recipe):
     cache_stage(Run.of(earlier))  # current: its inputs are the same
     assert cache_of(earlier).is_symlink()
     assert cache_of(earlier).resolve() == cache_of(recipe).resolve()
+
+
+def test_a_cache_may_be_shared_before_it_is_made(recipe):
+    earlier = stage_recipe(Run.of(changed(recipe, "architecture", layers=None, stages=[3, 2])), 3, None)
+    share_answers(Run.of(recipe), Run.of(earlier))
+    share_answers(Run.of(recipe), Run.of(earlier))  # a run that was interrupted in between
+    cache_stage(Run.of(recipe))
+    assert read_manifest(cache_of(earlier)) == read_manifest(cache_of(recipe))
