@@ -71,7 +71,8 @@ WRONG = [  # values as such are config.json's, which are tried one by one in fam
     ),
     *((f"llama.{key}", (U32, 0)) for key in ("context_length", "attention.head_count", "attention.key_length")),
     ("llama.rope.freq_base", (F32, float("nan"))),
-    *((f"tokenizer.ggml.{key}_token_id", (U32, 264)) for key in ("eos", "eot")),
+    ("tokenizer.ggml.eos_token_id", (U32, 264)),
+    ("tokenizer.ggml.eot_token_id", (STRING, "</s>")),
     *(("general.alignment", value) for value in ((U32, 0), (STRING, "32"), (I32, -32), (U64, 2**62))),
     *(("general.architecture", value) for value in ((U32, 3), (ARRAY, [1]), (STRING, "gemma3"))),
 ]
