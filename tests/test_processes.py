@@ -1,7 +1,5 @@
-"""Forked programs are processes: their words, environment, folder, pipes, signals and exit codes."""
+"""Forked programs are processes: their words, environment, folder, pipes and exit codes."""
 
-import os
-import signal
 import subprocess
 import sys
 
@@ -41,21 +39,6 @@ def test_it_ends_as_a_started_one_does(start, code, expected, said, tmp_path):
         found = process.communicate("asked\n", timeout=60)
     assert process.returncode == expected
     assert found == said
-
-
-def test_it_can_be_interrupted_waited_for_and_killed_with_its_group():
-    lines = ["import time", "try:", "    print('here')", "    time.sleep(60)"]
-    loop = "\n".join([*lines, "except KeyboardInterrupt:", "    print('on')", "    time.sleep(60)"])
-    with Warm([*PYTHON, loop], stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "here\n"
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(0.1)
-        process.send_signal(signal.SIGINT)
-        assert process.stdout.readline() == "on\n"
-        assert process.poll() is None
-        os.killpg(process.pid, signal.SIGKILL)
-        assert process.wait(30) == -signal.SIGKILL
 
 
 def test_nothing_of_the_tests_reaches_it_and_modules_run_as_themselves(monkeypatch, warm):

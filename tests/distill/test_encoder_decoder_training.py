@@ -153,14 +153,6 @@ def test_a_cached_teacher_teaches_what_the_live_one_does(make_translation_run):
         torch.testing.assert_close(last_state(cached)["model"][name], tensor, rtol=1e-3, atol=1e-4)
 
 
-def test_cached_entries_teach_too(make_translation_run):
-    teacher = {"source": "cache", "contents": "top_k", "k": 8}
-    recipe = make_translation_run("run", teacher=teacher, max_duration="3ba")
-    cache_stage(Run.of(recipe))
-    train(recipe)
-    assert metrics(recipe)[2]["loss/train/total"] > 0
-
-
 @pytest.mark.parametrize("source", ["student", "mix_request", "mix_token"])
 def test_answers_can_be_the_students_own(make_translation_run, source):
     recipe = make_translation_run("run", samples={"source": source}, max_duration="2ba")

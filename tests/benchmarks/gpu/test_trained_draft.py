@@ -12,13 +12,11 @@ from benchmarks.gpu import trained_draft
 from benchmarks.gpu.stage import Setting, SkippedError
 from benchmarks.gpu.trained_draft import (
     TRAINING,
-    TimedBatches,
 )
 from eval.answers.traces import read_traces
 
 pytestmark = pytest.mark.usefixtures("trainings_begin_at_once")
 PROMPTS = Path(__file__).parents[3] / "recipes" / "prompts" / "quickstart.jsonl"
-MANY = {"prompts": 10, "answers": 10, "answer_tokens": 100}
 FULL, TINY = TRAINING["full"], TRAINING["tiny"]
 
 
@@ -66,17 +64,3 @@ def test_a_broken_target_skips_the_item(setting, tmp_path):
     (target / "config.json").write_text('{"vocab_size": 264}')
     with pytest.raises(SkippedError, match=str(target)):
         trained_draft.trained_draft(replace(setting, target=target, work=tmp_path / "work"), TINY)
-
-
-def test_what_answers_took_too_long_is_taken_off_training(setting, tmp_path, monkeypatch):
-    """Seconds of a clock that only the stages move: 120 in all, 70 of them gone when the batches are planned."""
-    clock, planned = iter([0.0, 50.0, 60.0, 70.0, 130.0]), []
-    monkeypatch.setattr(trained_draft.time, "monotonic", lambda: next(clock))
-    for name in ("prune_stage", "generate_stage", "cache_if_asked", "train", "free_memory"):
-        monkeypatch.setattr(trained_draft, name, lambda *_: None)
-    monkeypatch.setattr(trained_draft, "time_batches", lambda *_: TimedBatches(0.5, 5))
-    monkeypatch.setattr(trained_draft, "read_manifest", lambda _: {"counts": {"train": MANY}})
-    monkeypatch.setattr(trained_draft, "batches_within", lambda seconds, _: planned.append(seconds) or 1)
-    row = trained_draft.train_now(replace(setting, work=tmp_path), replace(FULL, self_written=()))
-    assert planned == [50.0]
-    assert (row["prune_s"], row["generate_s"], row["train_s"], row["seconds"]) == (10, 50, 70, 130)

@@ -66,8 +66,6 @@ ROWS: list[tuple[str, dict[str, Any], Any]] = [  # task, row, what is asked: mes
     ("alpaca", {"instruction": "Sum up.", "input": "1 2", "output": "3"}, (user("Sum up.\n\n1 2"), (), None)),
     ("alpaca", {"instruction": "Sum up.", "input": ""}, (user("Sum up."), (), None)),
     ("finance_alpaca", {"instruction": "Sum up.", "input": "1 2", "output": "3"}, (user("Sum up.\n\n1 2"), (), None)),
-    ("finance_alpaca", {"instruction": "Sum up.", "input": None}, (user("Sum up."), (), None)),
-    ("finance_alpaca", {"instruction": "Sum up."}, (user("Sum up."), (), None)),
     ("cnn_dailymail", {"article": "News.", "highlights": "N."}, (user("summarize: News."), (), None)),
     ("xsum", {"document": "News.", "summary": "N."}, (user("summarize: News."), (), None)),
     ("c4", {"text": "One.\nTwo.", "url": "u", "timestamp": "t"}, (text("One.\nTwo."), (), None)),
