@@ -105,6 +105,19 @@ def asked_for(words: Sequence[str], rest: Sequence[Any]) -> tuple[dict[str, Any]
     return told, [own if given == -1 else given for own, given in enumerate((stdin, stdout, stderr))], pipes
 
 
+def run(
+    words: Sequence[str | os.PathLike[str]], *, stdin: str | None = None, check: bool = False, **more: Any
+) -> subprocess.CompletedProcess[str]:
+    """subprocess.run of a Python program, its output captured as text."""
+    pipes = {"stdin": subprocess.PIPE} if stdin is not None else {}
+    with Warm(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **pipes, **more) as process:
+        out, err = process.communicate(stdin)
+    completed = subprocess.CompletedProcess(process.args, process.returncode, out, err)
+    if check:
+        assert completed.returncode == 0, err
+    return completed
+
+
 def serve(listening: int) -> None:
     """Fork for each request, until whoever asks has gone."""
     forget_the_tests(keep={listening})
