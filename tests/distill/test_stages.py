@@ -151,14 +151,6 @@ def test_a_longer_training_continues(run, capfd):
     assert [name for name in before if before[name] != after[name]] == ["draft", "eval"]
 
 
-def test_stages_ask_for_the_one_before(run, tmp_path, capfd):
-    arguments, _ = run
-    elsewhere = [*arguments, f"run_dir={tmp_path / 'empty'}"]
-    for stage, missing in {"distill": "widedraft prune", "eval": "widedraft prune", "export": "distill"}.items():
-        assert widedraft.main([stage, *elsewhere]) == 2
-        assert missing in capfd.readouterr().err
-
-
 def test_held_out_prompts_keep_their_categories_and_tasks(tmp_path):
     from types import SimpleNamespace
 

@@ -118,12 +118,6 @@ def test_num_prompts_reads_the_first_rows_and_nothing_after_them(write_rows):
         load(path, num_prompts=3)
 
 
-def test_byte_order_mark_is_no_part_of_the_first_row(tmp_path):
-    path = tmp_path / "bom.jsonl"
-    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n{"prompt": "b"}\r\n')
-    assert len(load(str(path))) == 2
-
-
 @pytest.mark.parametrize(
     ("row", "complaint"),
     [
