@@ -116,7 +116,7 @@ DAMAGE = {
     "a narrower head": (edit_head(lambda head: head[:, :-1].clone()), r"another shape .*lm_head\.weight"),
     "a head of NaN": (edit_head(lambda head: head * torch.nan), r"lm_head\.weight holds NaN"),
     "a head of whole numbers": (edit_head(lambda head: head.int()), r"lm_head\.weight has dtype I32"),
-    "no entry": (edit_config(head_vocab_size=...), r"which ids .*config\.json has no head_"),
+    "no entry": (edit_config(head_vocab_size=...), r"config\.json has no head_vocab_size"),
     "an entry of all ids": (edit_config(head_vocab_size=264), "head_vocab_size must be below the 264 ids there are"),
     "a tied head": (edit_config(tie_word_embeddings=True), "head_vocab_size is .* and tie_word_embeddings true"),
     "a family that is not cut": (edit_config(model_type="cohere"), "cohere"),
@@ -135,7 +135,7 @@ def test_a_head_that_is_not_what_the_files_say_is_refused(copy, damage):
 def test_ids_beside_a_whole_head_are_refused(tiny_target, small_head_folder, tmp_path):
     folder = Path(shutil.copytree(tiny_target, tmp_path / "whole"))
     shutil.copyfile(small_head_folder / DRAFT_VOCABULARY_NAME, folder / DRAFT_VOCABULARY_NAME)
-    with pytest.raises(UserError, match=r"config\.json has no head_vocab_size, which means that it says all"):
+    with pytest.raises(UserError, match=r"config\.json has no head_vocab_size"):
         load_model(folder, dtype="float32", device="cpu")
 
 
