@@ -77,14 +77,14 @@ def test_processes_with_different_recipes_are_refused(recipe, tmp_path):
     """And nothing is written; of the training alone as well."""
     (tmp_path / "other.py").write_text(
         "import os, sys\n"
-        "other = ['data.batch_size=2', 'seed=5'] if os.environ['RANK'] == '1' else []\n"
+        "other = ['data.batch_size=3', 'seed=5'] if os.environ['RANK'] == '1' else []\n"
         "import distill.process.own_packages\n"
         "from distill.train import main as train\n"
         "import widedraft\n"
         "command, *words = sys.argv[1:]\n"
         "sys.exit(train([*words, *other]) if command == 'train' else widedraft.main([command, *words, *other]))\n"
     )
-    message = "process 0 and process 1 of 2 do not have the same recipe: data.batch_size is 48 and 2; seed is 17 and 5."
+    message = "process 0 and process 1 of 2 do not have the same recipe: data.batch_size is 2 and 3; seed is 17 and 5."
     for words in (["generate", str(recipe)], ["train", str(recipe)]):
         refused = launch(*words, program=(str(tmp_path / "other.py"),))
         assert refused.returncode == 2, refused.stderr
@@ -136,18 +136,18 @@ def test_candidates_are_trained_by_one_process_each(recipe, tmp_path):
 
 LOSING_ONE = """
 import os, signal, sys
-from eval.decoding import generate as state_keeper
+from eval.decoding import generate
 import widedraft
 
-write, written = state_keeper.write_text, []
+write, written = generate.write_shard, []
 
-def die(content, path):
+def die(path, rows):
     if os.environ["RANK"] == sys.argv[1] and len(written) == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     written.append(path)
-    write(content, path)
+    write(path, rows)
 
-state_keeper.write_text = die
+generate.write_shard = die
 sys.exit(widedraft.main(sys.argv[2:]))
 """
 

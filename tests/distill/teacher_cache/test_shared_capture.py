@@ -47,6 +47,7 @@ def test_several_processes_write_the_cache_of_one(write, shared, name, count):
 
 
 def test_shards_of_a_lost_process_are_kept(write, shared, tmp_path, monkeypatch):
+    monkeypatch.setattr(teacher_cache, "MAX_SHARD_TOKENS", 25)  # at least four shards
     alone, write_tensors = write(TEACHERS["top_k"], "alone"), teacher_cache.write_tensors
 
     def stop(tensors, path):
