@@ -15,7 +15,7 @@ from tests.distill.recipe_files import write_recipe
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = """
-data: {{prompts: [{{path: {prompts}}}], num_eval_prompts: 4, max_new_tokens: 8, max_seq_len: 128, batch_size: 2,
+data: {{prompts: [{{path: {prompts}}}], num_eval_prompts: 4, max_new_tokens: 8, max_seq_len: 128, batch_size: 1,
   temperature: 1.0}}
 distill: {{max_duration: 2ep, global_train_batch_size: 4, precision: fp32, scheduler: {{t_warmup: 1ba}},
   teacher: {{source: cache}}}}
@@ -84,7 +84,7 @@ def test_processes_with_different_recipes_are_refused(recipe, tmp_path):
         "command, *words = sys.argv[1:]\n"
         "sys.exit(train([*words, *other]) if command == 'train' else widedraft.main([command, *words, *other]))\n"
     )
-    message = "process 0 and process 1 of 2 do not have the same recipe: data.batch_size is 2 and 3; seed is 17 and 5."
+    message = "process 0 and process 1 of 2 do not have the same recipe: data.batch_size is 1 and 3; seed is 17 and 5."
     for words in (["generate", str(recipe)], ["train", str(recipe)]):
         refused = launch(*words, program=(str(tmp_path / "other.py"),))
         assert refused.returncode == 2, refused.stderr
