@@ -35,13 +35,6 @@ ASKED = (
 PROMPTS = [Prompt(source, ({"role": "user", "content": text},), category=category) for source, text, category in ASKED]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _intervals_of_three_prompts():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("eval.scorecard.CONFIDENCE", 0.75)
-        yield
-
-
 @pytest.fixture(scope="session")
 def scored(target_folder, noisy_folder, tiny_draft, tmp_path_factory):
     """Runs of one target: `noisy` with `tiny` as its baseline, and `tiny` alone; not to be changed."""
@@ -50,7 +43,9 @@ def scored(target_folder, noisy_folder, tiny_draft, tmp_path_factory):
         ("noisy", {"undistilled": tiny_draft, "draft": noisy_folder}),
         ("tiny", {"draft": tiny_draft}),
     ):
-        score_drafts(target_folder, models, PROMPTS, CONFIG, runs / name / "eval", seed=17)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("eval.scorecard.CONFIDENCE", 0.75)  # three prompts are enough for an interval
+            score_drafts(target_folder, models, PROMPTS, CONFIG, runs / name / "eval", seed=17)
     return runs
 
 

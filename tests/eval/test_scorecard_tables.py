@@ -12,7 +12,7 @@ from eval.scorecard_tables import (
     scored_drafts,
     timing_warnings,
 )
-from tests.eval.test_report import _intervals_of_three_prompts, scored  # noqa: F401  # fixtures
+from tests.eval.test_report import scored  # noqa: F401  # a fixture
 
 QUIET = StepEvidence(
     threads=2,
