@@ -29,9 +29,8 @@ import torch
 from torch import Tensor
 
 from architectures.checkpoints.manifest import provenance
-from distill.formulas.losses import build_objective
+from distill.formulas.losses import build_objective, chunk_size
 from distill.losses.chunked import Head, chunked_sum, plain_sum, rows_at_a_time
-from distill.recipe.sections.training import chunk_size
 
 PEERS = {"liger": "liger_kernel", "trl": "trl"}
 BYTES_OF_PLAIN = {"forward_kl": 24, "jensen_shannon": 48}  # per token and entry, about; decides only what is tried

@@ -18,7 +18,7 @@ def require_own_answers(run: Run) -> None:
 def write_cache(run: Run, finish: Finish) -> str:
     """Let the teacher read the answers; continues an interrupted capture."""
     with signals_kept():
-        from distill.teacher_cache import CaptureSettings, TargetReading, capture_teacher
+        from distill.teacher_cache import CaptureSettings, capture_teacher
         from distill.train import read_split
 
     recipe, teacher = run.recipe, require_cached_teacher(run.recipe.distill.teacher)
@@ -39,7 +39,6 @@ def write_cache(run: Run, finish: Finish) -> str:
         {name: answers.examples for name, answers in read.items()},
         run.teacher_cache.path,
         settings,
-        source=TargetReading(run.target, settings),
         inputs=cache_inputs(run),
         share=run.share,
         finish=partial(finish, dtype=dtype, max_seq_len=recipe.data.max_seq_len),

@@ -22,14 +22,14 @@ from architectures.shapes.shape import DTYPE_BYTES, Shape
 from architectures.tables import plural
 from distill.data.conversations import Conversation, load_conversations
 from distill.flops import forward_flops, head_flops, training_flops
-from distill.formulas.losses import Knowledge
+from distill.formulas.losses import GPU_CHUNKS, Knowledge, chunk_size
 from distill.recipe.recipe import Recipe
 from distill.recipe.sections.teacher import (
     bytes_per_token,
     teacher_dtype,
 )
 from distill.recipe.sections.times import split_time
-from distill.recipe.sections.training import GPU_CHUNKS, DistillConfig, chunk_size
+from distill.recipe.sections.training import DistillConfig
 from distill.run.recorded import target_record
 from distill.run.run import Run
 from distill.run.stage_inputs import asked_inputs

@@ -432,7 +432,6 @@ def capture_teacher(
     out: Path,
     settings: CaptureSettings,
     *,
-    source: "TargetReading",
     inputs: Mapping[str, str],
     finish: Callable[..., None],
     share: Share = ALONE,
@@ -444,7 +443,6 @@ def capture_teacher(
         answers: The examples of each split, in the order their rows are asked for.
         out: The cache's folder.
         settings: How the teacher is read.
-        source: Of its states.
         inputs: Named fingerprints of everything the rows depend on.
         finish: Called with what the manifest says of the cache; writes it.
         share: This process's part of the files.
@@ -455,11 +453,11 @@ def capture_teacher(
     """
     splits = plan_splits(target, answers, settings)
     present = share.lead(lambda: begin(out, inputs, splits))
-    capturer = Capturer(source, settings)
+    reading = TargetReading(target, settings)
     written: dict[str, FileRecord] = {}
     for split in splits:
         missing = share.mine([shard for shard in split.shards if shard.file not in present])
-        written |= write_shards(split, missing, capturer, out, share)
+        written |= write_shards(split, missing, reading, out, share)
     files = {name: record for each in share.exchange(written) for name, record in each.items()}
     if share.leads:
         files |= {name: record_file(out / name) for name in present if name not in files}
@@ -524,47 +522,8 @@ def say_size(splits: Sequence[Split], present_bytes: int, out: Path) -> None:
         )
 
 
-class Capturer:
-    """What a cache keeps, made of the teacher's states."""
-
-    def __init__(self, source: "TargetReading", settings: CaptureSettings):
-        self.source = source
-        self.settings = settings
-
-    @cached_property
-    def head(self) -> Head:
-        """The teacher's output head, of the ids that kept entries are of."""
-        head, ids = self.source.head(), self.settings.ids
-        if ids is None:
-            return head
-        rows = self.settings.rows_among(head.vocab_size)
-        return head.rows_of(torch.tensor(ids[:rows], device=head.weight_VH.device))
-
-    def read(self, split: Split, answers: Sequence[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        """The rows of some answers, in any order."""
-        for answer, hidden_AH in self.source.states(split, answers):
-            yield answer, {name: rows.cpu() for name, rows in self.rows(split, answer, hidden_AH).items()}
-
-    @torch.inference_mode()
-    def rows(self, split: Split, answer: int, hidden_AH: Tensor) -> dict[str, Tensor]:
-        """What the cache keeps of one answer."""
-        kept = split.kept
-        if kept.contents == "hidden":
-            return {"hidden": hidden_AH}
-        device = self.head.weight_VH.device
-        chunks = hidden_AH.to(device).split(ROWS_AT_ONCE)
-        if kept.contents == "top_k":
-            return join_rows([top_k_rows(self.head.logits(chunk), kept.k) for chunk in chunks])
-        seed = derive_seed(self.settings.seed, f"teacher_cache/{split.name}", answer)
-        uniform_AS = uniform_numbers(len(hidden_AH), kept.num_samples, seed=seed).to(device)
-        draws = uniform_AS.split(ROWS_AT_ONCE)
-        return join_rows(
-            [sampled_rows(self.head.logits(chunk), draw) for chunk, draw in zip(chunks, draws, strict=True)]
-        )
-
-
 def write_shards(
-    split: Split, missing: Sequence[Shard], capturer: Capturer, out: Path, share: Share = ALONE
+    split: Split, missing: Sequence[Shard], reading: "TargetReading", out: Path, share: Share = ALONE
 ) -> dict[str, FileRecord]:
     """Write this process's missing shards of a split under a progress bar; their sizes and checksums by name.
 
@@ -575,7 +534,7 @@ def write_shards(
     num_tokens = sum(split.examples[answer].num_kept for shard in missing for answer in shard.answers)
     start_s = time.monotonic()
     for _ in track(
-        write_each(split, missing, capturer, out, files),
+        write_each(split, missing, reading, out, files),
         description=f"teacher of {split.name}{share.words}",
         total=num_answers,
         works=lambda answer: len(split.examples[answer].input_ids),
@@ -593,12 +552,12 @@ def write_shards(
 
 
 def write_each(
-    split: Split, missing: Sequence[Shard], capturer: Capturer, out: Path, files: dict[str, FileRecord]
+    split: Split, missing: Sequence[Shard], reading: "TargetReading", out: Path, files: dict[str, FileRecord]
 ) -> Iterator[int]:
     """Yield each answer that was read; its shard is written when it is complete."""
     for shard in missing:
         rows: dict[int, dict[str, Tensor]] = {}
-        for answer, kept in capturer.read(split, shard.answers):
+        for answer, kept in reading.read(split, shard.answers):
             rows[answer] = kept
             yield answer
         content = join_rows([rows[answer] for answer in shard.answers])
@@ -623,7 +582,7 @@ def describe(split: Split, settings: CaptureSettings) -> dict[str, Any]:
 
 
 class TargetReading:
-    """The teacher reads the answers; it is loaded when it is first asked."""
+    """The teacher reads responses, and gives the rows that a cache keeps of them; loaded when it is first needed."""
 
     def __init__(self, target: Path, settings: CaptureSettings):
         self.target = target
@@ -637,11 +596,39 @@ class TargetReading:
     def reads(self) -> AnswerLogits:
         return AnswerLogits(self.lm)
 
+    @cached_property
     def head(self) -> Head:
-        """The teacher's output head; of a teacher that is not whole it is read for itself."""
-        if self.settings.holding.placement != "whole":
-            return load_head(self.target, dtype=self.settings.dtype, device=default_device())
-        return head_of(self.lm)
+        """The teacher's output head, of the ids that kept entries are of; of a teacher that is not whole read alone."""
+        if self.settings.holding.placement == "whole":
+            head = head_of(self.lm)
+        else:
+            head = load_head(self.target, dtype=self.settings.dtype, device=default_device())
+        if self.settings.ids is None:
+            return head
+        rows = self.settings.rows_among(head.vocab_size)
+        return head.rows_of(torch.tensor(self.settings.ids[:rows], device=head.weight_VH.device))
+
+    def read(self, split: Split, answers: Sequence[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
+        """The rows of some answers, in any order."""
+        for answer, hidden_AH in self.states(split, answers):
+            yield answer, {name: rows.cpu() for name, rows in self.rows(split, answer, hidden_AH).items()}
+
+    @torch.inference_mode()
+    def rows(self, split: Split, answer: int, hidden_AH: Tensor) -> dict[str, Tensor]:
+        """What the cache keeps of one answer."""
+        kept = split.kept
+        if kept.contents == "hidden":
+            return {"hidden": hidden_AH}
+        device = self.head.weight_VH.device
+        chunks = hidden_AH.to(device).split(ROWS_AT_ONCE)
+        if kept.contents == "top_k":
+            return join_rows([top_k_rows(self.head.logits(chunk), kept.k) for chunk in chunks])
+        seed = derive_seed(self.settings.seed, f"teacher_cache/{split.name}", answer)
+        uniform_AS = uniform_numbers(len(hidden_AH), kept.num_samples, seed=seed).to(device)
+        draws = uniform_AS.split(ROWS_AT_ONCE)
+        return join_rows(
+            [sampled_rows(self.head.logits(chunk), draw) for chunk, draw in zip(chunks, draws, strict=True)]
+        )
 
     def states(self, split: Split, answers: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
         """hidden_AH of each of some answers, in the order of their lengths, so that a batch holds little padding."""

@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     # What a teacher outputs for some rows: its logits_CV, or what a cache kept of each row instead.
     TeacherOutput: TypeAlias = Tensor | Mapping[str, Tensor]
 
+# Logits entries of a chunk of a loss. 2**23 of them, with their probabilities and gradients, are 200 MB. With 2**24 the
+# peak at 8,192 tokens from 32,000 entries was 0.136 of the plain path's, where an eighth is asked for; time is the same
+# (benchmarks/loss.py).
+CHUNK_ENTRIES = 2**23
+MIN_CHUNK_TOKENS = 256  # below, each pass over the head's weight and its gradient serves too few tokens
+GPU_CHUNKS = 4  # such chunks at a time: on an H200 8,192 tokens took 25 ms from 32,000 entries, and 40.5 by single ones
 OpenFraction = Annotated[float, Field(gt=0, lt=1)]
 Formula: TypeAlias = Callable[..., "Tensor"]
 
@@ -171,3 +177,8 @@ class Objective:
 def build_objective(loss: str | Sequence[LossTerm], *, temperature: float) -> Objective:
     """The objective of a recipe's distill.loss at its temperature."""
     return Objective(loss_terms(loss), temperature)
+
+
+def chunk_size(vocab_size: int) -> int:
+    """Tokens whose logits exist at a time while a loss is computed on a CPU; a GPU takes GPU_CHUNKS times as many."""
+    return max(MIN_CHUNK_TOKENS, CHUNK_ENTRIES // vocab_size)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-from distill.recipe.sections.training import GPU_CHUNKS, chunk_size
+from distill.formulas.losses import GPU_CHUNKS, chunk_size
 
 FunctionOfRows = Callable[[Tensor, slice], Tensor]
 GRADIENT_DTYPES = (

@@ -31,8 +31,8 @@ from distill.estimate import (
     trainings,
 )
 from distill.flops import forward_flops
+from distill.formulas.losses import chunk_size
 from distill.recipe.recipe import Recipe
-from distill.recipe.sections.training import chunk_size
 
 LLAMA = NAMED_SHAPES["llama-7b"].shape
 DRAFT = draft_shape(LLAMA, ArchitectureConfig(shape="wide-796m"))

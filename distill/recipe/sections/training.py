@@ -13,12 +13,6 @@ from distill.recipe.sections.online import OnlineConfig
 from distill.recipe.sections.teacher import TeacherConfig
 from distill.recipe.sections.times import Duration, Interval, Warmup
 
-# Logits entries of a chunk of a loss. 2**23 of them, with their probabilities and gradients, are 200 MB. With 2**24 the
-# peak at 8,192 tokens from 32,000 entries was 0.136 of the plain path's, where an eighth is asked for; time is the same
-# (benchmarks/loss.py).
-CHUNK_ENTRIES = 2**23
-MIN_CHUNK_TOKENS = 256  # below, each pass over the head's weight and its gradient serves too few tokens
-GPU_CHUNKS = 4  # such chunks at a time: on an H200 8,192 tokens took 25 ms from 32,000 entries, and 40.5 by single ones
 TIED_AND_FROZEN = (
     "distill.freeze_input_embeddings must be left out of a draft whose output head is its input embedding: the head "
     "would not be trained either. Leave it out, or give architecture.vocabulary a size, which makes the head a matrix "
@@ -77,11 +71,6 @@ class SchedulerConfig(Section):
                 "A constant learning rate ends at lr."
             )
         return alpha_f
-
-
-def chunk_size(vocab_size: int) -> int:
-    """Tokens whose logits exist at a time while a loss is computed on a CPU; a GPU takes GPU_CHUNKS times as many."""
-    return max(MIN_CHUNK_TOKENS, CHUNK_ENTRIES // vocab_size)
 
 
 class SamplesConfig(Section):

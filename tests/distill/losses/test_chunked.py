@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from distill.formulas.dense import forward_kl
-from distill.formulas.losses import LOSSES, LossTerm, Objective
+from distill.formulas.losses import CHUNK_ENTRIES, LOSSES, LossTerm, Objective, chunk_size
 from distill.losses import chunked
 from distill.losses.chunked import Head, chunked_sum, map_rows, plain_sum, sum_of_rows
-from distill.recipe.sections.training import CHUNK_ENTRIES, chunk_size
 from tests.pretended_gpu import pretended_gpu
 
 H, V, TEACHER_H = 12, 37, 9

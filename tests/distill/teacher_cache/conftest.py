@@ -8,7 +8,7 @@ import pytest
 from distill import teacher_cache
 from distill.data.batches import AnswerDataset
 from distill.recipe.sections.teacher import TeacherConfig
-from distill.teacher_cache import TargetReading, capture_teacher
+from distill.teacher_cache import capture_teacher
 from tests.distill.conftest import random_answers
 from tests.distill.teacher_cache.made import INPUTS, MAX_SEQ_LEN, finish_into, settings_for, with_two_answers
 
@@ -28,8 +28,8 @@ def write(tiny_target, examples, tmp_path, monkeypatch):
 
     def write(teacher: TeacherConfig, name: str = "cache", *, target: Path = tiny_target, **changes: Any) -> Path:
         settings = settings_for(teacher, **changes)
-        source, finish = TargetReading(target, settings), finish_into(tmp_path / name, seed=settings.seed)
-        capture_teacher(target, examples, tmp_path / name, settings, source=source, inputs=INPUTS, finish=finish)
+        finish = finish_into(tmp_path / name, seed=settings.seed)
+        capture_teacher(target, examples, tmp_path / name, settings, inputs=INPUTS, finish=finish)
         return tmp_path / name
 
     return write

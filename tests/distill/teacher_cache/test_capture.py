@@ -98,8 +98,7 @@ for out, teacher in runs.items():  # a child each: importing torch twice would t
     if child == 0:
         cache = TeacherConfig.model_validate(teacher)
         settings = teacher_cache.CaptureSettings(cache, dtype="float32", seed=3, batch_size=3)
-        source = teacher_cache.TargetReading(Path(target), settings)
-        how = {"source": source, "inputs": inputs, "finish": None}
+        how = {"inputs": inputs, "finish": None}
         teacher_cache.capture_teacher(Path(target), examples, Path(out), settings, **how)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
 """

@@ -158,8 +158,7 @@ def test_two_answers_alike_have_draws_of_their_own(tiny_target, examples, tmp_pa
     longest = max(examples["train"], key=lambda example: example.num_kept)
     twins = {"train": [longest, longest]}
     settings = settings_for(SAMPLES)
-    source = TargetReading(tiny_target, settings)
-    how = {"source": source, "inputs": INPUTS, "finish": finish_into(tmp_path)}
+    how = {"inputs": INPUTS, "finish": finish_into(tmp_path)}
     capture_teacher(tiny_target, twins, tmp_path, settings, **how)
     first, second = read_all(TeacherCache(tmp_path, "train"))
     assert not torch.equal(first["ids"], second["ids"])

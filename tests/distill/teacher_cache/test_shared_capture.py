@@ -4,7 +4,7 @@ import pytest
 
 from architectures.checkpoints.manifest import read_manifest
 from distill import teacher_cache
-from distill.teacher_cache import TargetReading, capture_teacher
+from distill.teacher_cache import capture_teacher
 from tests.distill.teacher_cache.made import HIDDEN, INPUTS, SAMPLES, TOP_K, finish_into, settings_for
 from tests.sharing import by_processes
 
@@ -19,8 +19,8 @@ def shared(write, tiny_target, examples, tmp_path):
         out, settings = tmp_path / name, settings_for(teacher)
 
         def capture_share(share):
-            source, finish = TargetReading(tiny_target, settings), finish_into(out, seed=settings.seed)
-            how = {"source": source, "inputs": INPUTS, "finish": finish, "share": share}
+            finish = finish_into(out, seed=settings.seed)
+            how = {"inputs": INPUTS, "finish": finish, "share": share}
             capture_teacher(tiny_target, examples, out, settings, **how)
 
         by_processes(count, capture_share)
