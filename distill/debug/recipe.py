@@ -5,6 +5,7 @@ scores, plans) is replaced by files that distill/debug/files.py writes into the 
 elsewhere is left out. Everything else stays what the recipe says: method, loss, precision, parallelism, number types.
 """
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -160,5 +161,9 @@ def at_most(value: Any, bound: int) -> Any:
 def replaced(before: Recipe, after: Recipe) -> list[str]:
     """Every value that differs between two recipes, one line each: "data.max_seq_len: 2048 -> 128"."""
     old, new = (flat(recipe.to_save()) for recipe in (before, after))
-    keys = dict.fromkeys([*old, *new])
-    return [masked(f"{key}: {old.get(key)} -> {new.get(key)}") for key in keys if old.get(key) != new.get(key)]
+    values = {key: (old.get(key), new.get(key)) for key in [*old, *new]}
+    return [
+        masked(f"{key}: {' -> '.join(each if isinstance(each, str) else json.dumps(each) for each in pair)}")
+        for key, pair in values.items()
+        if pair[0] != pair[1]
+    ]

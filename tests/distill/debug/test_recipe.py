@@ -177,7 +177,7 @@ def test_every_value_that_changed_is_named():
     real = make({"shape": "wide-796m"})
     small = shrink(real)
     lines = replaced(real, small)
-    assert "architecture.shape: wide-796m -> None" in lines
+    assert "architecture.shape: wide-796m -> null" in lines
     assert "data.max_seq_len: 1024 -> 128" in lines
     changed = {line.split(": ")[0] for line in lines}
     old, new = (flat(recipe.model_dump(mode="json")) for recipe in (real, small))
