@@ -136,18 +136,25 @@ def noted_shares(path: Path) -> Iterator[None]:
     """A training writes down, as it begins, which share of its model's parameters this process holds."""
     from composer import Trainer
 
-    evaluate = Trainer.eval
+    evaluate, fit = Trainer.eval, Trainer.fit
 
-    def noted(trainer: Any, *args: Any, **settings: Any) -> None:
+    def note(trainer: Any) -> None:
+        if path.exists():  # the first evaluation leaves the head gathered
+            return
         held = [
             (getattr(each, "to_local", lambda each=each: each)(), each) for each in trainer.state.model.parameters()
         ]
-        share = sum(part.numel() for part, _ in held) / sum(each.numel() for _, each in held)
-        if not path.exists():  # the first evaluation leaves the head gathered
-            path.write_text(str(share))
+        path.write_text(str(sum(part.numel() for part, _ in held) / sum(each.numel() for _, each in held)))
+
+    def noted_evaluation(trainer: Any, *args: Any, **settings: Any) -> None:
+        note(trainer)
         evaluate(trainer, *args, **settings)
 
-    with patch.object(Trainer, "eval", noted):
+    def noted_fit(trainer: Any, *args: Any, **settings: Any) -> None:
+        note(trainer)  # learned masks are trained without an evaluation
+        fit(trainer, *args, **settings)
+
+    with patch.object(Trainer, "eval", noted_evaluation), patch.object(Trainer, "fit", noted_fit):
         yield
 
 
