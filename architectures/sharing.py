@@ -5,8 +5,8 @@ what comes of the units is put together in their order: so the outcome is that o
 """
 
 import pickle
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 Unit = TypeVar("Unit")
 Made = TypeVar("Made")
@@ -64,10 +64,11 @@ class Share:
         """The value of every process, in their order; all wait until all have come here."""
         if self.board is None:
             return [value]
-        step = self._next_step()
-        own = f"{step}/{self.index}"
+        self._step += 1
+        own = f"{self._step}/{self.index}"
         self.board.put(own, pickle.dumps(value))
-        values = [read(self.board, f"{step}/{index}") for index in range(self.count)]
+        # Nobody but processes of this very command writes there.
+        values = [pickle.loads(self.board.get(f"{self._step}/{index}")) for index in range(self.count)]  # noqa: S301
         if self._left:
             self.board.drop(self._left)  # all have read it who have come to this step
         self._left = own
@@ -81,46 +82,10 @@ class Share:
         """What the first process decides, for all of them; the others wait meanwhile."""
         return self.exchange(decide() if self.leads else None)[0]  # pyright: ignore[reportReturnType]
 
-    def gather(self, units: Sequence[Unit], make: Callable[[Unit], Made]) -> list[Made]:
-        """What is made of each unit, in their order, on every process."""
-        return self.together([make(unit) for unit in self.mine(units)])
-
     def together(self, made: Sequence[Made]) -> list[Made]:
         """What every process made of its units, in the order of all units, on every process."""
         parts = self.exchange(list(made))
         return [parts[number % self.count][number // self.count] for number in range(sum(map(len, parts)))]
-
-    def in_order(self, units: Sequence[Unit], make: Callable[[Unit], Made]) -> Iterator[Made]:
-        """What is made of each unit, in their order, on the first process; on the others nothing, once theirs are made.
-
-        Values go to the first process one by one: it holds those alone that it has not come to yet.
-        """
-        step = self._next_step()
-        for number, unit in enumerate(units):
-            name = f"{step}/{number}"
-            if number % self.count == self.index:
-                made = make(unit)
-                if self.leads:
-                    yield made
-                else:
-                    self._board.put(name, pickle.dumps(made))
-            elif self.leads:
-                yield read(self._board, name)
-                self._board.drop(name)
-
-    @property
-    def _board(self) -> Board:
-        assert self.board is not None
-        return self.board
-
-    def _next_step(self) -> int:
-        self._step += 1
-        return self._step
-
-
-def read(board: Board, name: str) -> Any:
-    """A value that another process of this very command has left."""
-    return pickle.loads(board.get(name))  # noqa: S301  # nobody else's is ever there
 
 
 ALONE = Share()

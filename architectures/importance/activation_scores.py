@@ -9,11 +9,10 @@ Shape suffixes used in this file:
     N = query heads, K = key/value heads, D = head width, Q = N x D, X = inputs of a linear layer
 """
 
-import json
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,19 +24,16 @@ from transformers import PreTrainedModel
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.families.family import Family, Part
-from architectures.kept import Kept
 from architectures.progress.track import track
 from architectures.pruning.slicing import READERS
 from architectures.reading import read_text
 from architectures.shapes.shape import Shape
-from architectures.sharing import ALONE, Share
 
 COUNTED_AXES = {"hidden", "intermediate", "query", "key_value"}  # of matrices, for the magnitude scores
 ROWS_AT_ONCE = 1024  # of a matrix in float64
 FLOAT64_BYTES = 8
 COPIES = 4  # in float64, of what is looked at: itself, its squares, its sizes, and what sums of them pass through
-KEPT_NAME, BATCHES = "activations", "batches"  # of the sums so far, and of how many batches they are
-Read = TypeVar("Read")
+
 WeightOf = Callable[[str], Tensor]  # a parameter, by its name in the model
 
 
@@ -68,7 +64,7 @@ class Watch:
     """A model whose activations are summed up within `hooks`.
 
     Attributes:
-        sums: So far. Others may take their place between two readings.
+        sums: So far.
     """
 
     def __init__(self, model: PreTrainedModel, family: Family, shape: Shape) -> None:
@@ -207,8 +203,6 @@ def activation_scores(
     ids_ST: Tensor,
     *,
     batch_size: int = 1,
-    share: Share = ALONE,
-    kept: Kept | None = None,
     access: Access | None = None,
 ) -> dict[str, NDArray[np.float64]]:
     """The scores of `architectures.pruning.selection`, but for the two orders of layers.
@@ -226,11 +220,6 @@ def activation_scores(
         model: Of a known family, with its head; left as it was.
         ids_ST: Calibration text.
         batch_size: Sequences at once. No score depends on it.
-        share: This process's part of the batches. The first process alone is given scores: those of one process, to the
-            last bit, as the sums of batches are added up in the order of these. Texts that are read together are the
-            work of one process.
-        kept: Where the sums so far are, and go now and then, so that an interrupted pass goes on behind them; texts
-            that are read together have none until all have been read.
         access: To the model; None of one that is whole on one device.
 
     Raises:
@@ -241,12 +230,11 @@ def activation_scores(
     watch, batches = Watch(model, family, shape), ids_ST.to(model.device).split(batch_size)
     with evaluating(model), torch.inference_mode():
         with watch.hooks():
-            if held.read_together is None:
-                sums = sums_in_turn(watch, batches, share, kept)
-            else:
-                sums = sums_together(watch, batches, held.read_together)
-        if not share.leads:
-            return {}
+            readings = [Reading(ids_BT) for ids_BT in batches]
+            read = map(watch.read, readings) if held.read_together is None else held.read_together(watch, readings)
+            for _ in track(read, description="Scores of the target's parts", total=len(readings)):
+                pass
+        sums = watch.sums
         influence_L = torch.stack([sums["influence", layer] for layer in range(shape.layers)])
         scores = {"block_influence_L": influence_L / sums["tokens", 0]}  # an encoder has read some of the text
         if family.width:
@@ -254,46 +242,6 @@ def activation_scores(
             scores |= flap_scores(held.weight_of, family, shape, sums, num_tokens=ids_ST.numel())
             scores |= magnitude_scores(held.weight_of, family, shape)
         return {name: require_finite(name, values, model.dtype) for name, values in scores.items()}
-
-
-def sums_in_turn(watch: Watch, batches: Sequence[Tensor], share: Share, kept: Kept | None) -> Sums:
-    """Sums over batches that are read one after the other; of several processes to the first."""
-    device = watch.model.device
-
-    def sums_so_far() -> tuple[int, Sums]:
-        """How many batches an interrupted pass has read, and the sums over them."""
-        arrays = kept.read(KEPT_NAME) if kept is not None else None
-        if arrays is None:
-            return 0, Sums()
-        count = int(arrays.pop(BATCHES))
-        return count, Sums({tuple(json.loads(key)): torch.from_numpy(arrays[key]).to(device) for key in arrays})
-
-    num_read, total = share.lead(sums_so_far)
-
-    def sums_of(ids_BT: Tensor) -> Sums:
-        watch.sums = Sums()
-        watch.read(Reading(ids_BT))
-        return watch.sums if share.leads else Sums({name: value.cpu() for name, value in watch.sums.items()})
-
-    read = tracked(share.in_order(batches[num_read:], sums_of), len(batches) - num_read)
-    for count, each in enumerate(read, start=num_read + 1):
-        for name, value in each.items():
-            total.add(name, value.to(device))
-        if kept is not None and kept.is_due:
-            arrays = {json.dumps(name): value.cpu().numpy() for name, value in total.items()}
-            kept.write(KEPT_NAME, {**arrays, BATCHES: np.array(count)})
-    return total
-
-
-def sums_together(watch: Watch, batches: Sequence[Tensor], read_together: ReadTogether) -> Sums:
-    """Likewise, of batches that go through one layer after another together: each is added to every sum in its turn."""
-    for _ in tracked(read_together(watch, [Reading(ids_BT) for ids_BT in batches]), len(batches)):
-        pass
-    return watch.sums
-
-
-def tracked(read: Iterable[Read], total: int) -> Iterator[Read]:
-    return track(read, description="Scores of the target's parts", total=total)
 
 
 def require_finite(name: str, values: Tensor, dtype: torch.dtype) -> NDArray[np.float64]:

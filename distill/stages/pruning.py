@@ -14,7 +14,6 @@ from architectures.checkpoints.manifest import changed_inputs
 from architectures.pruning.plan import PLAN_NAME, PruningPlan, load_plan
 from architectures.pruning.selection import Scores, needed_scores, plan_pruning
 from architectures.settings.holding import WHOLE, Placement
-from architectures.sharing import ALONE
 from architectures.vocabulary import VocabularyConfig
 from distill.recipe.validate import refuse_orders
 from distill.run.progressive import cut_from
@@ -24,8 +23,6 @@ from distill.vocabulary import OutputIds, choose_output_ids, with_output_ids
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from architectures.kept import Kept
 
 
 def weights_and_plan(run: Run) -> tuple[Path, PruningPlan, dict[str, Any]]:
@@ -86,7 +83,6 @@ def recipe_plan(run: Run, source: Path) -> PruningPlan:
 
 def scores_of(run: Run, source: Path, needed: set[str]) -> Scores:
     """The scores a plan needs: those of the scores folder, and those missing there, computed and added."""
-    from architectures.kept import Kept, remove_kept
     from architectures.pruning.selection import SCORES_NAME, load_scores, save_scores
 
     inputs, file, share = scores_inputs(run, source), run.scores.path / SCORES_NAME, run.share
@@ -100,12 +96,10 @@ def scores_of(run: Run, source: Path, needed: set[str]) -> Scores:
     missing = needed - known.arrays.keys()
     if missing:
         refuse_orders(placement_of(run, source), missing)
-        kept = Kept(run.scores.path / "parts", inputs)
-        computed = compute_scores(run, source, missing, kept)
+        computed = compute_scores(run, source, missing)
         if share.leads:
             save_scores(file, {**known.arrays, **computed})
             run.record(run.scores, inputs)
-            remove_kept(kept.folder)
         known = share.lead(lambda: load_scores(file))
     print(f"   {file}: {'computed' if missing else 'up to date'} ({', '.join(sorted(needed))})", flush=True)
     return known
@@ -116,14 +110,13 @@ def placement_of(run: Run, source: Path) -> Placement:
     return run.recipe.target.placement if source == run.target else "whole"
 
 
-def compute_scores(run: Run, source: Path, missing: set[str], kept: "Kept") -> dict[str, Any]:
+def compute_scores(run: Run, source: Path, missing: set[str]) -> dict[str, Any]:
     """The missing scores, and all others that the same pass over the text gives; of several processes to the first.
 
     Args:
         run: Whose recipe says of which text.
         source: Folder of the model.
         missing: Names of scores.
-        kept: What an interrupted computation found, and what this one finds.
     """
     import numpy as np
 
@@ -133,18 +126,17 @@ def compute_scores(run: Run, source: Path, missing: set[str], kept: "Kept") -> d
     from eval.targets.loading import load_target
 
     ids_ST, share, wanted = calibration_ids(run, source), run.share, run.recipe.target
-    is_layered = placement_of(run, source) == "layers"
-    if is_layered and not share.leads:  # what is read from the disk once serves all texts
+    orders = {"removal_order": removal_order, "merge_order": merge_order}
+    searches = {name: orders[name] for name in orders if name in missing}
+    if not searches and not share.leads:  # one pass over the text is the work of one process
         return {}
-    share = ALONE if is_layered else share
     holding = replace(wanted.holding, bits=None) if source == run.target else WHOLE
     model = load_target(source, dtype=wanted.dtype, holding=holding)
     ids_ST = ids_ST.to(model.device)
-    searches, how = {"removal_order": removal_order, "merge_order": merge_order}, {"share": share, "kept": kept}
-    scores = {name: np.array(search(model, ids_ST, **how)) for name, search in searches.items() if name in missing}
-    if missing <= searches.keys():
+    scores = {name: np.array(search(model, ids_ST, share)) for name, search in searches.items()}
+    if missing <= scores.keys() or not share.leads:
         return scores
-    return {**scores, **activation_scores(model, ids_ST, access=access_to(model, source), **how)}
+    return {**scores, **activation_scores(model, ids_ST, access=access_to(model, source))}
 
 
 def calibration_ids(run: Run, source: Path) -> "Tensor":

@@ -18,17 +18,10 @@ def test_every_unit_is_made_once_and_all_are_given_to_all_in_order(count, units)
     made = []
 
     def work(share: Share) -> list[int]:
-        return share.gather(range(units), lambda unit: made.append(unit) or unit**2)
+        return share.together([made.append(unit) or unit**2 for unit in share.mine(range(units))])
 
     assert of(count, work) == [[unit**2 for unit in range(units)]] * count
     assert sorted(made) == list(range(units))
-
-
-@pytest.mark.parametrize("count", COUNTS)
-def test_the_first_alone_is_given_what_is_made_in_order(count):
-    first, *others = of(count, lambda share: list(share.in_order("abcde", str.upper)))
-    assert first == list("ABCDE")
-    assert others == [[]] * (count - 1)
 
 
 def test_the_first_decides_once_for_all():
@@ -60,7 +53,6 @@ def test_what_all_have_read_is_forgotten():
     def work(share: Share) -> None:
         for _ in range(20):
             share.exchange("value")
-            list(share.in_order("abc", str.upper))
         boards.append(share.board)
 
     by_processes(3, work)

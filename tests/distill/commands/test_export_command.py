@@ -1,6 +1,5 @@
-"""`widedraft export`: of a recipe or of any checkpoint; the folder computes what was trained, or there is none."""
+"""`widedraft export`: of a recipe or of any checkpoint."""
 
-import json
 import shutil
 
 import pytest
@@ -10,7 +9,6 @@ from transformers import AutoModelForCausalLM
 
 import widedraft
 from architectures.checkpoints.manifest import read_manifest
-from architectures.errors import UserError
 from architectures.gguf_import import import_gguf
 from architectures.targets.target import read_config
 from distill import export
@@ -36,12 +34,10 @@ def words(trained, out, *more):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_any_checkpoint_becomes_a_folder_that_is_compared(trained, tmp_path, capsys, dtype):
+def test_any_checkpoint_becomes_a_folder(trained, tmp_path, dtype):
     out = tmp_path / "draft"
     assert widedraft.main(words(trained, out, "--dtype", dtype)) == 0
 
-    said = capsys.readouterr().out
-    assert f"{out}: loaded again, 16 positions of 264 logits in {dtype}: equal to those of the checkpoint's" in said
     saved = torch.load(trained[0])["state"]["model"]
     for name, tensor in load_file(out / "model.safetensors").items():
         assert torch.equal(tensor, saved[f"student.lm.{name}"].to(getattr(torch, dtype))), name
@@ -73,46 +69,6 @@ def test_a_refused_gguf_leaves_the_draft(trained, make_checkpoint, tmp_path, cap
     assert "has no merges" in capsys.readouterr().err
     assert read_manifest(tmp_path / "draft") is not None
     assert not list((tmp_path / "draft").glob("*gguf*"))
-
-
-@pytest.mark.parametrize("broken", ["a weight", "the config"])
-def test_a_folder_that_computes_something_else_is_not_kept(trained, tmp_path, monkeypatch, broken):
-    load = export.load_model
-
-    def load_wrong(folder, **options):
-        if folder != trained[1]:
-            path = folder / "config.json"
-            config = json.loads(path.read_text())
-            if broken == "the config":
-                path.write_text(json.dumps(config | {"rms_norm_eps": 0.1}))
-        model = load(folder, **options)
-        if folder != trained[1] and broken == "a weight":
-            model.get_parameter("model.layers.1.mlp.up_proj.weight").data[3, 5] += 1
-        return model
-
-    monkeypatch.setattr(export, "load_model", load_wrong)
-    with pytest.raises(UserError, match=r"draft: loaded again, its logits differ by .* from those of the checkpoint's"):
-        export_any(*trained[:2], tmp_path / "draft", target=trained[2], dtype="float32")
-    assert not list(tmp_path.glob("draft*"))
-
-
-def test_sums_in_another_order_are_told_and_let_pass(tmp_path):
-    ours = torch.tensor([[1.0, 2.0]])
-    told = export.verdict(ours, ours + 1e-6, dtype="float32", out=tmp_path)
-    assert told.startswith("within 9.5e-07 of those of the checkpoint's student (largest 2)")
-    with pytest.raises(UserError, match=r"differ by 0\.001"):
-        export.verdict(ours, ours + 1e-3, dtype="float32", out=tmp_path)
-    with pytest.raises(UserError, match="differ by nan"):
-        export.verdict(ours, ours * torch.nan, dtype="float32", out=tmp_path)
-
-
-@pytest.mark.parametrize(("dtype", "share"), [("float32", 1e-5), ("bfloat16", 2**-6), ("float16", 2**-9)])
-def test_logits_may_differ_by_the_order_of_sums_of_their_number_type(tmp_path, dtype, share):
-    """Of the largest logit: some units in the last place of float32, four of 16-bit numbers."""
-    ours = torch.tensor([[1.0, -8.0]], dtype=torch.float64)
-    assert export.verdict(ours, ours + 0.9 * share * 8, dtype=dtype, out=tmp_path).startswith("within")
-    with pytest.raises(UserError, match="its logits differ"):
-        export.verdict(ours, ours + 1.1 * share * 8, dtype=dtype, out=tmp_path)
 
 
 @pytest.mark.parametrize(
