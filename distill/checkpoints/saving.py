@@ -1,23 +1,19 @@
-"""Sharded checkpoints, written while training goes on, and read back by any number of processes.
+"""Sharded checkpoints: every process writes its own shards, and any number of processes reads them back.
 
-Each process copies its shards of weights and moments to host memory and writes its own file in a thread of its own
-(torch.distributed.checkpoint.async_save). Composer's own sharded checkpoints are not used: it waits for them, writes
-them under their final name, pickles whatever is no tensor, and on reading restores of that only the keys that a fresh
-trainer has, which leaves out the history of a mixture, say (composer/utils/checkpoint.py, mosaicml 0.32.1).
+Composer's own sharded checkpoints are not used: it writes them under their final name, pickles whatever is no tensor,
+and on reading restores of that only the keys that a fresh trainer has, which leaves out the history of a mixture, say
+(composer/utils/checkpoint.py, mosaicml 0.32.1).
 """
 
 import shutil
 import warnings
 from collections.abc import Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from composer import State
 from composer.utils import dist, reproducibility
-from torch import distributed
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
@@ -28,7 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from architectures.errors import UserError
 from architectures.files.atomic import partial_path, replacing
@@ -42,15 +38,6 @@ from distill.checkpoints.folders import (
     missing_shard,
     read_metadata,
 )
-
-
-@dataclass(frozen=True)
-class Writing:
-    """A checkpoint that is being written, and the name it gets when all of it is there."""
-
-    path: Path
-    partial: Path
-    future: Future[Any]
 
 
 class DiskErrors(FileSystemWriter):
@@ -67,31 +54,50 @@ class DiskErrors(FileSystemWriter):
             raise OSError(cause.errno, cause.strerror) from error
 
 
-def writers_group() -> distributed.ProcessGroup | None:
-    """A group for the writing threads, whose messages must not meet those of training; all processes call this."""
-    return distributed.new_group(backend="gloo") if distributed.is_initialized() else None
-
-
-def begin_writing(state: State, path: Path, group: distributed.ProcessGroup | None) -> Writing:
-    """Copy what a checkpoint holds and begin to write it; all processes call this.
-
-    Args:
-        state: Of the trainer, between two batches.
-        path: The folder that appears when all of it is written.
-        group: As writers_group made it.
+def save_shards(state: State, path: Path) -> None:
+    """Write a checkpoint into a folder that gets its name when all of it is there; all processes call this.
 
     Raises:
-        UserError: On all processes, if the disk refuses already.
+        UserError: On all processes, if a disk refused, or the machines do not share one.
     """
-    partial = agreed(str(partial_path(path)) if dist.get_global_rank() == 0 else None)
+    is_first = dist.get_global_rank() == 0
+    partial = Path(agreed(str(partial_path(path)) if is_first else None))
     tensors, beside = tensors_and_rest(state)
     contents = {"state": {**rest_of(state), OPTIMISER: beside}, "rng": reproducibility.get_rng_state()}
-    problem = write_rest(contents, Path(partial), path) if dist.get_global_rank() == 0 else None
-    if (problem := agreed(problem)) is not None:
+    failure: BaseException | None = None
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=OF_NO_CONCERN)
+            save(tensors, storage_writer=DiskErrors(partial))
+        if is_first:
+            with replacing(partial / STATE_NAME) as file:
+                torch.save(contents, file)
+    except (CheckpointException, OSError, RuntimeError) as error:
+        failure = error
+    problem = agreed(named_or_removed(partial, path, failure) if is_first else None)
+    if problem is not None:
         raise UserError(problem)
-    warnings.filterwarnings("ignore", message=OF_NO_CONCERN)
-    future = async_save(tensors, storage_writer=DiskErrors(partial), process_group=group)
-    return Writing(path, Path(partial), cast("Future[Any]", future))
+
+
+def named_or_removed(partial: Path, path: Path, failure: BaseException | None) -> str | None:
+    """Give a written folder its name, or remove it and return the problem in words."""
+    if failure is None:
+        problem = missing_shard(partial, read_metadata(partial))
+        if problem is None:
+            shutil.rmtree(path, ignore_errors=True)  # found damaged on resuming
+            partial.rename(path)
+            return None
+        shutil.rmtree(partial, ignore_errors=True)
+        return (
+            f"{path}: {problem.split(';')[0]} where rank 0 looks for it. Put the run folder on a disk that all "
+            "machines share, or choose distill.checkpoints=whole, which rank 0 writes alone."
+        )
+    shutil.rmtree(partial, ignore_errors=True)
+    errors = [each[0] for each in failure.failures.values()] if isinstance(failure, CheckpointException) else [failure]
+    cause = next(filter(None, map(disk_error, errors)), None)
+    if cause is None:
+        raise failure
+    return explain_write_failure(cause, path)
 
 
 def agreed(value: Any) -> Any:
@@ -120,65 +126,6 @@ def rest_of(state: State) -> dict[str, Any]:
         return state.state_dict()
     finally:
         state.serialized_attributes = attributes
-
-
-def write_rest(contents: Mapping[str, Any], partial: Path, path: Path) -> str | None:
-    """Write what is no shard; the problem in words if the disk refused."""
-    try:
-        with replacing(partial / STATE_NAME) as file:
-            torch.save(contents, file)
-    except (OSError, RuntimeError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        cause = disk_error(error)
-        if cause is None:
-            raise
-        return explain_write_failure(cause, path)
-    return None
-
-
-def is_written(writing: Writing, state: State) -> bool:
-    """Whether all processes are done with it, well or not; all of them call this and hear the same."""
-    done = state.device.tensor_to_device(torch.tensor([int(writing.future.done())]))
-    dist.all_reduce(done, reduce_operation="MIN")
-    return bool(done.item())
-
-
-def finish_writing(writing: Writing) -> str | None:
-    """Give a written checkpoint its name, by rank 0 alone; the problem in words if there was one.
-
-    Raises:
-        Exception: Whatever it was that no disk did.
-    """
-    error = writing.future.exception()
-    if error is None:
-        return publish(writing)
-    shutil.rmtree(writing.partial, ignore_errors=True)
-    cause = first_disk_error(error)
-    if cause is None:
-        raise error
-    return explain_write_failure(cause, writing.path)
-
-
-def publish(writing: Writing) -> str | None:
-    """The rename; refused where a shard is not there, as on machines that each have a disk of their own."""
-    problem = missing_shard(writing.partial, read_metadata(writing.partial))
-    if problem is not None:
-        shutil.rmtree(writing.partial, ignore_errors=True)
-        return (
-            f"{writing.path}: {problem.split(';')[0]} where rank 0 looks for it. Put the run folder on a disk that all "
-            "machines share, or choose distill.checkpoints=whole, which rank 0 writes alone."
-        )
-    if writing.path.exists():  # found damaged on resuming
-        shutil.rmtree(writing.path)
-    writing.partial.rename(writing.path)
-    return None
-
-
-def first_disk_error(error: BaseException) -> OSError | None:
-    """What the disk of any process said."""
-    if not isinstance(error, CheckpointException):
-        return disk_error(error)
-    return next(filter(None, (disk_error(failure[0]) for failure in error.failures.values())), None)
 
 
 def read_into(state: State, folder: Path, beside: Mapping[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Callable
-from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import torch
 from composer import Logger, State, Time
 from composer.callbacks import CheckpointSaver
 from composer.utils import dist, format_name_with_dist_and_time, reproducibility
-from torch import distributed
 
 from architectures.checkpoints.manifest import MANIFEST_NAME
 from architectures.errors import UserError
@@ -25,7 +23,7 @@ from distill.checkpoints.files import (
     find_checkpoints,
     training_time,
 )
-from distill.checkpoints.saving import Writing, agreed, begin_writing, finish_writing, is_written, writers_group
+from distill.checkpoints.saving import save_shards
 
 
 class CheckpointWriter(CheckpointSaver):
@@ -39,8 +37,7 @@ class CheckpointWriter(CheckpointSaver):
         save_interval: Time between two, as a Composer time string; the end of training is always saved.
         num_to_keep: The newest so many stay. One more exists while it is written, so a failed write costs none.
         best_by: Name of the metric of evaluations that makes a checkpoint the best when it is highest; None for none.
-        sharded: Whether each process writes its own shards, while training goes on. A checkpoint then has its name
-            from the end of the batch in which the last process is done; one that fails ends the training there.
+        sharded: Whether each process writes its own shards.
         continues: Puts a trainer where a sharded checkpoint was written, which Composer does for files alone.
     """
 
@@ -65,8 +62,7 @@ class CheckpointWriter(CheckpointSaver):
             overwrite=True,  # only files found damaged on resuming are ever in the way
         )
         self.best_by, self.sharded, self.continues = best_by, sharded, continues
-        self.group: distributed.ProcessGroup | None = None
-        self.writing: Writing | None = None
+
         self.best_value = float("-inf")
         self.best_batch = -1
 
@@ -80,26 +76,10 @@ class CheckpointWriter(CheckpointSaver):
         super().fit_start(state, logger)
         if dist.get_global_rank() == 0:
             remove_partials(Path(self.folder), mark=MANIFEST_NAME)
-        self.group = writers_group() if self.sharded else None
-
-    def batch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
-        """Name what has been written meanwhile."""
-        if self.writing is not None and is_written(self.writing, state):
-            self.settle()
-
-    def fit_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
-        """Wait for what is being written."""
-        self.settle()
 
     def close(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
-        """Remove the folder that the base class makes for uploads; keep what was all but written when training failed.
-
-        No process waits for another here, which may be gone.
-        """
+        """Remove the folder that the base class makes for uploads; no process waits for another, which may be gone."""
         self.tmp_dir_for_symlink.cleanup()
-        writing, self.writing = self.writing, None
-        if writing is not None and writing.future.exception() is None and dist.get_global_rank() == 0:
-            self._name(writing)
 
     def eval_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
         """Remember an evaluation no worse than any before; what is not trained yet does not count."""
@@ -144,9 +124,10 @@ class CheckpointWriter(CheckpointSaver):
         """Write one file from rank 0, or begin to write a folder. All ranks call this, for their shards."""
         self.last_checkpoint_batch = state.timestamp.batch
         if self.sharded:
-            self.settle()
-            name = format_name_with_dist_and_time(FOLDER_NAME, state.run_name, state.timestamp)
-            self.writing = begin_writing(state, Path(self.folder) / name, self.group)
+            folder = Path(self.folder) / format_name_with_dist_and_time(FOLDER_NAME, state.run_name, state.timestamp)
+            save_shards(state, folder)
+            if dist.get_global_rank() == 0:
+                self._is_there(folder)
             return
         path = Path(self.filename.format(state))
         contents = {"state": state.state_dict(), "rng": reproducibility.get_rng_state()}
@@ -166,27 +147,6 @@ class CheckpointWriter(CheckpointSaver):
             return explain_write_failure(cause, path)
         self._is_there(path)
         return None
-
-    def settle(self) -> None:
-        """Wait until all processes have written what they began, and name it.
-
-        Raises:
-            UserError: On all processes, if the disk of one refused.
-        """
-        writing, self.writing = self.writing, None
-        if writing is None:
-            return
-        wait([writing.future])
-        problem = agreed(self._name(writing) if dist.get_global_rank() == 0 else None)
-        if problem is not None:
-            raise UserError(problem)
-
-    def _name(self, writing: Writing) -> str | None:
-        """Give what was written its name; the problem in words if there was one."""
-        problem = finish_writing(writing)
-        if problem is None:
-            self._is_there(writing.path)
-        return problem
 
     def _is_there(self, path: Path) -> None:
         """Point `latest` at a new checkpoint and remove the oldest."""

@@ -117,7 +117,7 @@ def test_works_as_assistant_with_the_targets_exact_greedy_text(trained, tiny_tar
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
-        ({"num_hidden_layers": 3}, r"lacks model\.layers\.2\.input_layernorm\.weight, .* and 4 more"),
+        ({"num_hidden_layers": 3}, r"model\.layers\.2\.input_layernorm\.weight"),
         ({"num_hidden_layers": 1}, r"model\.layers\.1\."),
         ({"num_hidden_layers": 2, "intermediate_size": 96}, r"model\.layers\.0\.mlp\.down_proj"),
     ],

@@ -164,7 +164,7 @@ class DistillConfig(Section):
     checkpoints: Literal["whole", "sharded"] = Field(
         default="whole",
         description="whole: one file, which process 0 gathers and writes while all wait. sharded: a folder, in which "
-        "each process writes its own part while training goes on. Either is continued by any number of processes.",
+        "each process writes its own part. Either is continued by any number of processes.",
     )
     autoresume: bool = Field(default=True, description="Whether to continue from the newest intact checkpoint.")
     parallelism: Literal["ddp", "fsdp2", "hsdp"] = Field(

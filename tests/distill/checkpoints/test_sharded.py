@@ -6,7 +6,6 @@ import pickle
 import shutil
 import warnings
 from pathlib import Path
-from threading import Event
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ from architectures.errors import UserError
 from distill.checkpoints.files import BEST_NAME, damage, find_checkpoints, newest_intact_checkpoint
 from distill.checkpoints.folders import METADATA_NAME, CheckedReader, read_metadata
 from distill.checkpoints.reading import read_model
-from distill.checkpoints.saving import DiskErrors
 from distill.checkpoints.trust import TRUST, VALIDATION_VARIABLE
 from distill.export import export_any, saved_models
 from distill.metrics import PooledOverAnswers
@@ -26,7 +24,6 @@ from distill.run.recorded import recipe_hash
 from distill.run.run import Run
 from distill.run.stage_inputs import training_inputs
 from distill.train import train
-from distill.training.model import DistillModel
 from tests.distill.after_training import Touch, assert_equal, file_size_limit, in_a_pickle, last_state, metrics, plant
 
 
@@ -227,7 +224,7 @@ def test_resumes_before_a_missing_shard_and_leaves_no_half(make_run, capsys):
 
 
 def test_a_full_disk_costs_no_checkpoint(make_run):
-    """It is said at the end of the batch in which it is known."""
+
     recipe = make_run(checkpoints="sharded", max_duration="2ba")
     train(recipe)
     folder = folder_of(recipe)
@@ -242,30 +239,7 @@ def test_a_full_disk_costs_no_checkpoint(make_run):
     assert names(recipe) == ["ep0-ba2", "ep0-ba3"]
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(make_run, monkeypatch):
-    """The first write ends only after the third batch has begun; its checkpoint appears then, whole."""
-    recipe = make_run(checkpoints="sharded", max_duration="4ba", save_interval="2ba", eval_interval="4ba")
-    may_end, seen = Event(), []
-    write, loss = DiskErrors.write_data, DistillModel.loss
-
-    def late(self, plan, planner):
-        assert may_end.wait(60)
-        return write(self, plan, planner)
-
-    def told(model, outputs, batch):
-        seen.append(names(recipe))
-        if len(seen) == 3:
-            may_end.set()
-        return loss(model, outputs, batch)
-
-    monkeypatch.setattr(DiskErrors, "write_data", late)
-    monkeypatch.setattr(DistillModel, "loss", told)
-    train(changed(recipe))
-    assert seen[2] == []
-    assert names(recipe) == ["ep0-ba2", "ep1-ba4"]
-
-
-def test_what_was_being_written_when_training_failed_is_kept(make_run, stopped):
+def test_what_was_written_when_training_failed_is_kept(make_run, stopped):
     recipe = make_run(checkpoints="sharded", save_interval="2ba")
     with stopped(distill.training.trainer, "build_loggers", 3):
         train(recipe)
