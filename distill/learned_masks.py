@@ -57,7 +57,6 @@ from distill.sharding import parallelism_config, recompute_layers
 from distill.teacher import Teacher, TeacherRows, load_sharded_teacher, load_teacher, without_weights
 from distill.text.dynamic_loading import DynamicLoading, RandomStateOnResume, held_out_losses, reference_losses
 from distill.text.mixture import text_eval_loaders, text_loader
-from distill.text.streams import Share
 from distill.training.trainer import DIST_TIMEOUT_S, device_batch_size, microbatch_size, newest_for_all, training_device
 from eval.models.loading import load_model, load_tokenizer, require_rows
 
@@ -262,9 +261,9 @@ def build_text(run: Run, model: MaskModel) -> tuple[DataSpec, DynamicLoading]:
     recipe, text, tokenizer = run.recipe, run.recipe.text, load_tokenizer(run.target)
     assert text is not None  # a recipe with learned masks has text
     size = device_batch_size(recipe.architecture.masks)
-    share = Share.of_all()
-    loader, domains = text_loader(text, tokenizer, batch_size=size, seed=recipe.seed, share=share)
-    held_out = text_eval_loaders(text, tokenizer, batch_size=1, share=share)
+    place = {"rank": dist.get_global_rank(), "size": dist.get_world_size()}
+    loader, domains = text_loader(text, tokenizer, batch_size=size, seed=recipe.seed, **place)
+    held_out = text_eval_loaders(text, tokenizer, batch_size=1)
 
     def measured(read: AnswerLogits) -> dict[str, float]:
         device = next(read.parameters()).device

@@ -209,10 +209,9 @@ def id_counts_in_text(text: TextConfig, target: Path, *, seed: int) -> IdCounts:
         UserError: If a text cannot be read, or is too short.
     """
     from distill.text.mixture import text_loader
-    from distill.text.streams import Share
     from eval.models.loading import load_tokenizer
 
-    _, sequences = text_loader(text, load_tokenizer(target), batch_size=1, seed=seed, share=Share())
+    _, sequences = text_loader(text, load_tokenizer(target), batch_size=1, seed=seed)
     counts: IdCounts = {name: Counter() for name in sequences.names}
     for number, sample in enumerate(sequences, start=1):
         counts[sequences.names[int(sample["domain"])]].update(cast("Tensor", sample["input_ids"]).tolist())

@@ -16,7 +16,7 @@ github.com/princeton-nlp/LLM-Shearing (commit b87218b, update_type "doremi"). Th
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from composer.utils import dist
@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from architectures.errors import UserError
 from distill.recipe.sections.text import TextConfig
-from distill.text.streams import DomainStream, Share, held_out_sequences, open_texts
+from distill.text.streams import DomainStream, held_out_sequences, open_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -87,7 +87,8 @@ class MixedDomains(IterableDataset[Sample]):
         weights: Share of each, adding up to 1.
         seed: Of the draws.
         fingerprint: What the streams were cut with; a state with another is refused.
-        share: Of the processes that draw together.
+        rank: Of this process among those that draw together.
+        size: How many there are.
     """
 
     def __init__(
@@ -97,9 +98,10 @@ class MixedDomains(IterableDataset[Sample]):
         *,
         seed: int,
         fingerprint: Mapping[str, int],
-        share: Share,
+        rank: int = 0,
+        size: int = 1,
     ):
-        self.share = share
+        self.rank, self.size = rank, size
         self.streams = dict(streams)
         self.names = tuple(self.streams)
         self.weights = list(weights)
@@ -116,7 +118,7 @@ class MixedDomains(IterableDataset[Sample]):
         if (worker := get_worker_info()) is not None:
             raise ValueError(f"num_workers must be 0, got {worker.num_workers}: new weights do not reach workers.")
         while True:
-            yield [self._draw() for _ in range(self.share.size)][self.share.rank]
+            yield [self._draw() for _ in range(self.size)][self.rank]
 
     def set_weights(self, weights: Sequence[float]) -> None:
         """The share of each domain from the next sequence on."""
@@ -165,26 +167,14 @@ class MixedDomains(IterableDataset[Sample]):
         return {"input_ids": torch.tensor(self.streams[name].next_sequence()), "domain": domain}
 
 
-class HeldOut(Dataset[Sample]):
-    """The held-out sequences of one domain."""
-
-    def __init__(self, sequences: Sequence[Sequence[int]], domain: int):
-        self.samples: list[Sample] = [{"input_ids": torch.tensor(ids), "domain": domain} for ids in sequences]
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> Sample:
-        return self.samples[index]
-
-
 def text_loader(
     config: TextConfig,
     tokenizer: "PreTrainedTokenizerBase",
     *,
     batch_size: int,
     seed: int,
-    share: Share,
+    rank: int = 0,
+    size: int = 1,
     collate: Collate | None = None,
 ) -> tuple[DataLoader[Any], MixedDomains]:
     """Batches {"input_ids": ids_BT, "domain": domain_B} without end for this process, and the dataset they come from.
@@ -192,18 +182,19 @@ def text_loader(
     Args:
         batch_size: Sequences per batch of this process.
         seed: Of the draws and of the order within each domain.
-        share: Of the processes that read the text together.
+        rank: Of this process among those that share the batches.
+        size: How many there are.
         collate: Makes other batches of the same sequences.
 
     Raises:
         UserError: If the text of a domain cannot be read, or is too short.
     """
-    texts = open_texts(config, tokenizer, share)
+    texts = open_texts(config, tokenizer)
     for text in texts.values():
         held_out_sequences(text, count=config.num_eval_sequences)
     streams = {name: DomainStream(text, seed=seed, block_size=SHUFFLE_BLOCK) for name, text in texts.items()}
     fingerprint = {key: getattr(config, key) for key in ("max_seq_len", "num_eval_sequences")}
-    dataset = MixedDomains(streams, initial_weights(config), seed=seed, fingerprint=fingerprint, share=share)
+    dataset = MixedDomains(streams, initial_weights(config), seed=seed, fingerprint=fingerprint, rank=rank, size=size)
     # A generator of its own: without one, every new iterator would draw from torch's, which dropout and masks use.
     generator = torch.Generator()
     return DataLoader(dataset, batch_size=batch_size, collate_fn=collate, generator=generator), dataset
@@ -215,7 +206,6 @@ def text_eval_loaders(
     *,
     batch_size: int,
     collate: Collate | None = None,
-    share: Share | None = None,
 ) -> dict[str, DataLoader[Any]]:
     """Batches of each domain's held-out sequences, in order, by its name: this process's share of them.
 
@@ -225,8 +215,9 @@ def text_eval_loaders(
         UserError: If the text of a domain cannot be read, or is too short.
     """
     loaders = {}
-    for domain, (name, text) in enumerate(open_texts(config, tokenizer, share).items()):
-        dataset = HeldOut(held_out_sequences(text, count=config.num_eval_sequences), domain)
+    for domain, (name, text) in enumerate(open_texts(config, tokenizer).items()):
+        sequences = held_out_sequences(text, count=config.num_eval_sequences)
+        dataset = cast("Dataset[Sample]", [{"input_ids": torch.tensor(ids), "domain": domain} for ids in sequences])
         sampler = dist.get_sampler(dataset, shuffle=False)
         generator = torch.Generator()
         loaders[name] = DataLoader(

@@ -4,8 +4,8 @@ A plain text file is one document. Each row of JSON lines or of a `datasets` spl
 own special tokens, followed by its end-of-sequence token. Documents follow each other without a gap and are cut every
 max_seq_len tokens; the rest at the end of the text is not used.
 
-All processes of a training read the same rows and each tokenizes every size-th chunk of them, so the sequences do not
-depend on the number of processes: `split_dataset_by_node` would give each process another text.
+All processes of a training read the same text, so the sequences do not depend on the number of processes:
+`split_dataset_by_node` would give each process another one.
 
 Shape suffixes used in this file:
     N = sequences, T = tokens per sequence
@@ -13,17 +13,15 @@ Shape suffixes used in this file:
 
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from composer.utils import dist
-from torch import distributed
 
 from architectures.errors import UserError
 from architectures.files.reading import looked_for, parse_json, require_regular
@@ -34,47 +32,9 @@ if TYPE_CHECKING:
     from datasets import IterableDataset
     from transformers import PreTrainedTokenizerBase
 
-Args = ParamSpec("Args")
-Result = TypeVar("Result")
 IDS = np.int32
+READER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="text")  # of blocks, ahead of training
 ROWS_PER_CHUNK = 64  # enough that a call of the tokenizer costs nothing, few enough that little is read ahead
-
-
-class Share:
-    """One process among those that read a text.
-
-    Text is read by one thread in the order of the calls, so that all processes exchange tokens in the same order
-    whatever else they do.
-
-    Args:
-        rank: Of this process.
-        size: How many there are.
-        exchange: Returns every process's value in the order of ranks; all of them call it.
-    """
-
-    def __init__(self, rank: int = 0, size: int = 1, exchange: Callable[[Any], list[Any]] | None = None):
-        self.rank, self.size = rank, size
-        self.exchange = exchange or (lambda own: [own])
-        self.reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="text")
-
-    @classmethod
-    def of_all(cls) -> "Share":
-        """Of all processes of a training, which all call this; their messages do not meet those of training."""
-        size = dist.get_world_size()
-        if size == 1:
-            return cls()
-        group = distributed.new_group(backend="gloo")
-
-        def exchange(own: Any) -> list[Any]:
-            values = [None] * size
-            distributed.all_gather_object(values, own, group=group)
-            return values
-
-        return cls(dist.get_global_rank(), size, exchange)
-
-    def ahead(self, work: Callable[Args, Result], *args: Args.args, **settings: Args.kwargs) -> "Future[Result]":
-        """Begin to read."""
-        return self.reader.submit(work, *args, **settings)
 
 
 @dataclass(frozen=True)
@@ -92,19 +52,15 @@ class PackedText:
     Args:
         domain: Where the text is.
         max_seq_len: Tokens of every sequence.
-        share: Of the processes that read it together, which all take the same from it.
 
     Raises:
         UserError: If the text cannot be opened.
     """
 
-    def __init__(
-        self, domain: TextDomain, tokenizer: "PreTrainedTokenizerBase", *, max_seq_len: int, share: Share | None = None
-    ):
+    def __init__(self, domain: TextDomain, tokenizer: "PreTrainedTokenizerBase", *, max_seq_len: int):
         self.domain, self.tokenizer, self.max_seq_len = domain, tokenizer, max_seq_len
-        self.share = share or Share()
         self.rows = open_rows(domain)
-        self.go_now(Position(0, deepcopy(self.rows.state_dict()), 0))
+        self.go_to(Position(0, deepcopy(self.rows.state_dict()), 0))
 
     def position(self) -> Position:
         """Where the next sequence begins."""
@@ -114,17 +70,6 @@ class PackedText:
 
     def go_to(self, position: Position) -> None:
         """Continue from a position in this text."""
-        self.share.ahead(self.go_now, position).result()
-
-    def take(self, count: int) -> list[list[int]]:
-        """The next sequences; fewer than `count` only where the text ends.
-
-        Raises:
-            UserError: If a row cannot be read or has no text.
-        """
-        return self.share.ahead(self.take_now, count).result().tolist()
-
-    def go_now(self, position: Position) -> None:
         self.next_chunk, self.offset = position.chunk, position.offset
         self.state = position.rows  # of `datasets`, before the next chunk
         self.rows.load_state_dict(deepcopy(position.rows))
@@ -132,10 +77,18 @@ class PackedText:
         self.chunks: deque[tuple[int, dict[str, Any], np.ndarray]] = deque()
         self.has_ended = False
 
-    def take_now(self, count: int) -> np.ndarray:
-        """ids_NT of the next sequences."""
+    def take(self, count: int) -> list[list[int]]:
+        """The next sequences; fewer than `count` only where the text ends.
+
+        Raises:
+            UserError: If a row cannot be read or has no text.
+        """
+        return self.take_array(count).tolist()
+
+    def take_array(self, count: int) -> np.ndarray:
+        """The same as ids_NT."""
         while not self.has_ended and self._num_tokens() < count * self.max_seq_len:
-            self._read_chunks()
+            self._read_chunk()
         count = min(count, self._num_tokens() // self.max_seq_len)
         tokens = count * self.max_seq_len
         parts: list[np.ndarray] = [np.empty(0, IDS)]
@@ -151,32 +104,18 @@ class PackedText:
     def _num_tokens(self) -> int:
         return sum(len(ids) for _, _, ids in self.chunks) - self.offset
 
-    def _read_chunks(self) -> None:
-        """A chunk for each process: all read the rows of all, and each tokenizes its own."""
-        read, own, problem = [], None, None
-        for rank in range(self.share.size):
-            try:
-                rows = list(islice(self.iterator, ROWS_PER_CHUNK))
-                if rows and rank == self.share.rank:
-                    own = np.array(self._tokenize(rows, first_row=self.next_chunk * ROWS_PER_CHUNK + 1), IDS)
-            except read_errors() as error:
-                problem = str(unreadable(self.domain, error))
-                break
-            except UserError as error:
-                problem = str(error)
-                break
-            if not rows:
-                self.has_ended = True
-                break
-            read.append((self.next_chunk, self.state))
-            self.next_chunk, self.state = self.next_chunk + 1, deepcopy(self.rows.state_dict())
-        values = self.share.exchange((own, problem))
-        for _, each in values:
-            if each is not None:
-                raise UserError(each)
-        self.chunks.extend((*place, ids) for place, (ids, _) in zip(read, values, strict=False))
-        while self.chunks and not len(self.chunks[0][2]):  # rows without a token
-            self.chunks.popleft()
+    def _read_chunk(self) -> None:
+        try:
+            rows = list(islice(self.iterator, ROWS_PER_CHUNK))
+        except read_errors() as error:
+            raise unreadable(self.domain, error) from error
+        if not rows:
+            self.has_ended = True
+            return
+        ids = np.array(self._tokenize(rows, first_row=self.next_chunk * ROWS_PER_CHUNK + 1), IDS)
+        if len(ids):
+            self.chunks.append((self.next_chunk, self.state, ids))
+        self.next_chunk, self.state = self.next_chunk + 1, deepcopy(self.rows.state_dict())
 
     def _tokenize(self, rows: Sequence[Mapping[str, Any]], *, first_row: int) -> list[int]:
         """The tokens of a chunk of rows.
@@ -223,7 +162,7 @@ class DomainStream:
         self.text, self.seed, self.block_size = text, seed, block_size
         self.start = text.position()
         self.epoch = self.block_number = 0
-        self.ahead = text.share.ahead(self._read_block)
+        self.ahead = READER.submit(self._read_block)
         self._next_block()
 
     def next_sequence(self) -> list[int]:
@@ -249,17 +188,17 @@ class DomainStream:
         self.ahead.result()
         self.epoch, self.block_number = state["epoch"], state["block_number"]
         self.text.go_to(Position(**state["position"]))
-        self.ahead = self.text.share.ahead(self._read_block)
+        self.ahead = READER.submit(self._read_block)
         self._next_block()
         self.offset = state["offset"]
 
     def _read_block(self) -> tuple[Position, np.ndarray]:
         """The next block of the text, from its start again where it has ended; and where the block begins."""
-        begin, block_NT = self.text.position(), self.text.take_now(self.block_size)
+        begin, block_NT = self.text.position(), self.text.take_array(self.block_size)
         if len(block_NT):
             return begin, block_NT
-        self.text.go_now(self.start)
-        return self.start, self.text.take_now(self.block_size)
+        self.text.go_to(self.start)
+        return self.start, self.text.take_array(self.block_size)
 
     def _next_block(self) -> None:
         begin, self.block_NT = self.ahead.result()
@@ -267,7 +206,7 @@ class DomainStream:
             self.epoch, self.block_number = self.epoch + 1, 0
         self.block_start, self.offset = begin, 0
         self.order = np.random.default_rng([self.seed + self.epoch, self.block_number]).permutation(len(self.block_NT))
-        self.ahead = self.text.share.ahead(self._read_block)
+        self.ahead = READER.submit(self._read_block)
 
 
 def open_rows(domain: TextDomain) -> "IterableDataset":
@@ -335,10 +274,8 @@ def held_out_sequences(text: PackedText, *, count: int) -> list[list[int]]:
     return held_out
 
 
-def open_texts(
-    config: TextConfig, tokenizer: "PreTrainedTokenizerBase", share: Share | None = None
-) -> dict[str, PackedText]:
-    """The text of every domain, by its name, read together with the other processes of a share.
+def open_texts(config: TextConfig, tokenizer: "PreTrainedTokenizerBase") -> dict[str, PackedText]:
+    """The text of every domain, by its name.
 
     Raises:
         UserError: If a text cannot be opened, or the tokenizer has no end token to end documents with.
@@ -348,8 +285,4 @@ def open_texts(
             f"{tokenizer.name_or_path}: the tokenizer has no end-of-sequence token, which ends every document. "
             "Set its eos_token."
         )
-    share = share or Share()
-    return {
-        domain.name: PackedText(domain, tokenizer, max_seq_len=config.max_seq_len, share=share)
-        for domain in config.domains
-    }
+    return {domain.name: PackedText(domain, tokenizer, max_seq_len=config.max_seq_len) for domain in config.domains}

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import torch
 from composer import Callback, DataSpec, State
+from composer.utils import dist
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -30,7 +31,6 @@ from distill.run.run import Run
 from distill.teacher import AbsentTeacher, TeacherRows
 from distill.text.dynamic_loading import DynamicLoading, RandomStateOnResume, held_out_loss, reference_losses
 from distill.text.mixture import MixedDomains, text_eval_loaders, text_loader
-from distill.text.streams import Share
 from distill.training.batches import count_tokens, cut_padding, split_batch
 from distill.training.model import Batch, DistillModel
 from eval.models.loading import load_tokenizer
@@ -57,9 +57,14 @@ def text_training(
     config, text, tokenizer = run.recipe.distill, run.recipe.text, load_tokenizer(run.init.path)
     assert text is not None  # whoever trains on text has some
     end_id = cast("int", tokenizer.eos_token_id)
-    together = {"collate": partial(collate_text, end_id=end_id), "share": Share.of_all()}
-    loader, domains = text_loader(text, tokenizer, batch_size=batch_size, seed=run.recipe.seed, **together)
-    held_out = text_eval_loaders(text, tokenizer, batch_size=config.device_eval_batch_size, **together)
+    collate, place = (
+        partial(collate_text, end_id=end_id),
+        {"rank": dist.get_global_rank(), "size": dist.get_world_size()},
+    )
+    loader, domains = text_loader(
+        text, tokenizer, batch_size=batch_size, seed=run.recipe.seed, collate=collate, **place
+    )
+    held_out = text_eval_loaders(text, tokenizer, batch_size=config.device_eval_batch_size, collate=collate)
 
     mixture = build_mixture(text, model, domains, held_out, max_duration=config.max_duration, device=device)
     data = DataSpec(

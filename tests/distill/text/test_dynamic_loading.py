@@ -22,7 +22,6 @@ from distill.text.dynamic_loading import (
     reference_losses,
 )
 from distill.text.mixture import text_eval_loaders, text_loader
-from distill.text.streams import Share
 
 VOCABULARY = 264
 CPU = torch.device("cpu")
@@ -71,7 +70,7 @@ def trained(config, tokenizer):
 
     def train(max_duration: str, **mixture):
         text, model, logger = config(**mixture), TinyModel(), InMemoryLogger()
-        loader, domains = text_loader(text, tokenizer, batch_size=4, seed=1, share=Share())
+        loader, domains = text_loader(text, tokenizer, batch_size=4, seed=1)
         held_out = text_eval_loaders(text, tokenizer, batch_size=2)
         loading = DynamicLoading(
             domains,

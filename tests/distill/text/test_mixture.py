@@ -11,8 +11,6 @@ from transformers import AutoTokenizer
 from architectures.errors import UserError
 from distill.recipe.sections.text import TextConfig
 from distill.text.mixture import text_eval_loaders, text_loader
-from distill.text.streams import Share
-from tests.distill.text.shares import by_all
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +45,7 @@ def first_texts(loader, tokenizer, num_batches: int) -> list[str]:
 
 
 def test_a_batch_in_full(config, tokenizer):
-    loader, domains = text_loader(config(), tokenizer, batch_size=3, seed=1, share=Share())
+    loader, domains = text_loader(config(), tokenizer, batch_size=3, seed=1)
     batch = next(iter(loader))
     assert set(batch) == {"input_ids", "domain"}
     assert batch["input_ids"].shape == (3, 8)
@@ -67,7 +65,7 @@ def test_held_out_batches_are_the_first_rows_of_their_domain(config, tokenizer):
 
 
 def test_nothing_held_out_is_trained_on_over_many_epochs(config, tokenizer):
-    loader, domains = text_loader(config(), tokenizer, batch_size=10, seed=1, share=Share())
+    loader, domains = text_loader(config(), tokenizer, batch_size=10, seed=1)
     seen = Counter(first_texts(loader, tokenizer, 20))
     assert set(seen) == {f"a {i:05d}" for i in range(2, 20)} | {f"b {i:05d}" for i in range(2, 9)}
     assert sum(count for text, count in seen.items() if text[0] == "b") == domains.num_used["b"]
@@ -75,7 +73,7 @@ def test_nothing_held_out_is_trained_on_over_many_epochs(config, tokenizer):
 
 
 def test_the_share_of_sequences_follows_the_weights(config, tokenizer):
-    loader, domains = text_loader(config(weights=(3, 1)), tokenizer, batch_size=100, seed=5, share=Share())
+    loader, domains = text_loader(config(weights=(3, 1)), tokenizer, batch_size=100, seed=5)
     assert domains.weights == [0.75, 0.25]
     batches = iter(loader)
     for weights in ([0.75, 0.25], [0.1, 0.9]):
@@ -88,7 +86,7 @@ def test_the_share_of_sequences_follows_the_weights(config, tokenizer):
 
 
 def test_new_weights_reach_the_very_next_sequence(config, tokenizer):
-    loader, domains = text_loader(config(), tokenizer, batch_size=4, seed=1, share=Share())
+    loader, domains = text_loader(config(), tokenizer, batch_size=4, seed=1)
     batches = iter(loader)
     for weights in ([1.0, 0.0], [0.0, 1.0], [1.0, 0.0]):
         next(batches)
@@ -98,8 +96,7 @@ def test_new_weights_reach_the_very_next_sequence(config, tokenizer):
 
 def test_the_seed_decides(config, tokenizer):
     one, same, other = (
-        first_texts(text_loader(config(), tokenizer, batch_size=4, seed=seed, share=Share())[0], tokenizer, 5)
-        for seed in (1, 1, 2)
+        first_texts(text_loader(config(), tokenizer, batch_size=4, seed=seed)[0], tokenizer, 5) for seed in (1, 1, 2)
     )
     assert one == same != other
 
@@ -107,14 +104,14 @@ def test_the_seed_decides(config, tokenizer):
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_processes_share_the_batch_of_one(config, tokenizer, world_size):
     text = config()
-    alone, domains = text_loader(text, tokenizer, batch_size=2 * world_size, seed=1, share=Share())
+    alone, domains = text_loader(text, tokenizer, batch_size=2 * world_size, seed=1)
     whole = [texts_of(batch, tokenizer) for batch in islice(alone, 6)]
 
-    def read(share: Share):
-        loader, dataset = text_loader(text, tokenizer, batch_size=2, seed=1, share=share)
+    def read(rank: int):
+        loader, dataset = text_loader(text, tokenizer, batch_size=2, seed=1, rank=rank, size=world_size)
         return [texts_of(batch, tokenizer) for batch in islice(loader, 6)], dataset.state_dict()
 
-    parts, states = zip(*by_all(world_size, read), strict=True)
+    parts, states = zip(*map(read, range(world_size)), strict=True)
     for step, batch in enumerate(whole):
         assert [part[step] for part in parts] == [batch[rank::world_size] for rank in range(world_size)]
     for state in states:  # and every process stands where one alone stands
@@ -124,13 +121,13 @@ def test_processes_share_the_batch_of_one(config, tokenizer, world_size):
 
 @pytest.mark.parametrize("num_before", [0, 1, 3, 8])
 def test_a_resumed_dataset_equals_an_uninterrupted_one(config, tokenizer, num_before):
-    loader, domains = text_loader(config(weights=(2, 1)), tokenizer, batch_size=5, seed=1, share=Share())
+    loader, domains = text_loader(config(weights=(2, 1)), tokenizer, batch_size=5, seed=1)
     batches = iter(loader)
     list(islice(batches, num_before))
     domains.set_weights([0.2, 0.8])
     state = domains.state_dict()
     after = list(chain.from_iterable(texts_of(batch, tokenizer) for batch in islice(batches, 10)))
-    resumed, other = text_loader(config(weights=(2, 1)), tokenizer, batch_size=5, seed=1, share=Share())
+    resumed, other = text_loader(config(weights=(2, 1)), tokenizer, batch_size=5, seed=1)
     first_texts(resumed, tokenizer, 2)
     other.load_state_dict(state)
     assert other.weights == [0.2, 0.8]
@@ -142,7 +139,7 @@ def test_reading_leaves_the_random_state_of_training_alone(config, tokenizer):
     torch.manual_seed(0)
     expected = torch.rand(3)
     torch.manual_seed(0)
-    loader, _ = text_loader(config(), tokenizer, batch_size=4, seed=1, share=Share())
+    loader, _ = text_loader(config(), tokenizer, batch_size=4, seed=1)
     first_texts(loader, tokenizer, 3)
     for held_out in text_eval_loaders(config(), tokenizer, batch_size=2).values():
         first_texts(held_out, tokenizer, 9)
@@ -151,10 +148,10 @@ def test_reading_leaves_the_random_state_of_training_alone(config, tokenizer):
 
 @pytest.mark.parametrize("key", ["max_seq_len", "num_eval_sequences", "domains"])
 def test_a_state_of_other_sequences_or_domains_is_refused(config, tokenizer, key):
-    state = text_loader(config(), tokenizer, batch_size=1, seed=1, share=Share())[1].state_dict()
+    state = text_loader(config(), tokenizer, batch_size=1, seed=1)[1].state_dict()
     other = {"max_seq_len": 4, "num_eval_sequences": 1, "domains": config().domains[:1]}[key]
     text = config().model_copy(update={key: other})
-    _, domains = text_loader(text, tokenizer, batch_size=1, seed=1, share=Share())
+    _, domains = text_loader(text, tokenizer, batch_size=1, seed=1)
     with pytest.raises(UserError, match=rf"^text\.{key} was"):
         domains.load_state_dict(state)
 
@@ -162,7 +159,7 @@ def test_a_state_of_other_sequences_or_domains_is_refused(config, tokenizer, key
 def test_a_short_domain_is_refused_by_both_builders(config, tokenizer):
     text = config(num_eval_sequences=9)
     for build in (
-        lambda: text_loader(text, tokenizer, batch_size=1, seed=1, share=Share()),
+        lambda: text_loader(text, tokenizer, batch_size=1, seed=1),
         lambda: text_eval_loaders(text, tokenizer, batch_size=1),
     ):
         with pytest.raises(UserError, match=r"b\.jsonl: text\.domains b"):
@@ -170,7 +167,7 @@ def test_a_short_domain_is_refused_by_both_builders(config, tokenizer):
 
 
 def test_other_worker_processes_are_refused(config, tokenizer):
-    _, domains = text_loader(config(), tokenizer, batch_size=1, seed=1, share=Share())
+    _, domains = text_loader(config(), tokenizer, batch_size=1, seed=1)
     loader = torch.utils.data.DataLoader(domains, num_workers=1)
     with pytest.raises(ValueError, match="num_workers must be 0"):
         next(iter(loader))
