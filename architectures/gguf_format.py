@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.families.config_entries import CONFIG, require_config
+from architectures.families.config_entries import mistake_in, require_config
 from architectures.families.family import Gguf
-from architectures.files.entry_kinds import shown, whole
-from architectures.files.reading import require_regular
+from architectures.files.reading import require_regular, shown
 from architectures.shapes.shape import Shape
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ MOST_TENSORS, MOST_ENTRIES, MOST_AXES, MOST_NAME_BYTES = 100_000, 10_000, 4, 65_
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 STRING, ARRAY = 8, 9
-ALIGNMENT = whole("a whole number > 0 and <= 65,536", ge=1, le=65_536)
+MAX_ALIGNMENT = 65_536
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
 CONFIG_KEYS = {
@@ -109,8 +108,8 @@ def parse_header(data: mmap.mmap, file: Path) -> GgufHeader:
         sizes = [cursor.scalar("Q") for _ in range(num_axes)]
         tensors[name] = GgufTensor(tuple(reversed(sizes)), cursor.scalar("I"), cursor.scalar("Q"))
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
-    if not ALIGNMENT.fits(alignment):
-        raise UserError(f"{file}: general.alignment {ALIGNMENT.mistake(alignment)}. Fetch the file again.")
+    if type(alignment) is not int or not 0 < alignment <= MAX_ALIGNMENT:
+        raise UserError(f"{file}: general.alignment is {shown(alignment)}. Fetch the file again.")
     return GgufHeader(metadata, tensors, data_start=-(-cursor.position // alignment) * alignment)
 
 
@@ -246,8 +245,8 @@ def refuse_entries(
     kinds = {f"{prefix}{key}": name for key, name in names.items()}
     kinds |= {f"tokenizer.ggml.{key}": name for key, name in (TOKEN_KEYS | END_OF_TURN).items()}
     for key, name in kinds.items():
-        if key in metadata and not CONFIG[name].fits(metadata[key]):
-            raise UserError(f"{file}: {key} {CONFIG[name].mistake(metadata[key])}. Fetch the file again.")
+        if key in metadata and (mistake := mistake_in({name: metadata[key]})) is not None:
+            raise UserError(f"{file}: {key}: {mistake}. Fetch the file again.")
 
 
 def shortest_decimal(stored: float) -> float:

@@ -20,8 +20,7 @@ from architectures.checkpoints.fingerprint import TOKENIZER_SETTINGS
 from architectures.checkpoints.generation_settings import SPECIAL_IDS, read_generation_settings
 from architectures.errors import UserError
 from architectures.files.atomic import write_text
-from architectures.files.entry_kinds import shown
-from architectures.files.reading import looked_for, parsed, read_json_object, read_text
+from architectures.files.reading import looked_for, parsed, read_json_object, read_text, shown
 from architectures.files.section import Section
 from architectures.shapes.shape import CONFIG_KEY, Shape
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from pydantic import Field, TypeAdapter
 
 from architectures.errors import UserError
-from architectures.files.entry_kinds import TokenId
+from architectures.families.config_entries import TokenId
 from architectures.files.reading import parsed
 from architectures.pruning.plan import PruningPlan
 from architectures.vocabulary import (

@@ -15,17 +15,16 @@ from functools import cache
 from math import prod
 from mmap import mmap
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from architectures.errors import UserError
 from architectures.files.atomic import write_json
-from architectures.files.entry_kinds import Kind
-from architectures.files.reading import read_json_object
+from architectures.files.reading import checked, read_json_object
 from architectures.progress.track import track
 
 SINGLE_NAME = "model.safetensors"
@@ -34,7 +33,7 @@ INDEX_NAME = "model.safetensors.index.json"
 LENGTH_BYTES = 8  # of the length of a header, with which a file begins
 MAX_SHARD_BYTES = 5 * 10**9  # as transformers' save_pretrained cut them for years; the hub takes any size
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-INDEX = Kind("an object that names a file for each tensor", Annotated[dict[str, str], Field(min_length=1)])
+INDEX = TypeAdapter(Annotated[dict[str, str], Field(min_length=1)])  # the file of each tensor
 DTYPE_CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
@@ -147,11 +146,8 @@ def read_index(folder: Path) -> dict[str, str]:
     path = folder / INDEX_NAME
     if not path.exists():
         return {}
-    weight_map: Any = read_json_object(path, "Fetch the checkpoint again.").get("weight_map")
-    if not INDEX.fits(weight_map):
-        raise UserError(
-            f"{path}: not a safetensors index: weight_map {INDEX.mistake(weight_map)}. Fetch the checkpoint again."
-        )
+    index = read_json_object(path, "Fetch the checkpoint again.")
+    weight_map = checked(INDEX, index.get("weight_map"), f"{path}: weight_map", "Fetch the checkpoint again.")
     for tensor, name in weight_map.items():
         if "\0" in name or Path(name).name != name or not name.endswith(".safetensors"):
             raise UserError(

@@ -4,42 +4,24 @@ Every reader of these files asks here first, before transformers opens them. An 
 transformers, which checks the types of its own. No torch.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.files.entry_kinds import (
-    EPSILON,
-    FLAG,
-    LONGEST,
-    NOT_NEGATIVE,
-    OBJECT,
-    PART,
-    POSITIONS,
-    POSITIVE,
-    ROPE,
-    ROPE_BASE,
-    SHARE,
-    TEXT,
-    TOKEN,
-    Activation,
-    Attention,
-    Kind,
-    LayerType,
-    NumberType,
-    Schedule,
-    TokenId,
-    count,
-    number,
-    one_of,
-    whole,
-)
+from architectures.files.reading import first_mistake, shown
 
-Rotates = Literal[0, 1]
-LAYERS, HEADS, WIDTH = count(10_000), count(2**16), count(2**24)
-ACTIVATION = one_of(Activation)
+LONGEST = 2**31 - 1  # positions, and ids
 TEXT_PARTS = ("text_config", "decoder", "generator")  # where transformers looks for the decoder of a larger model
+# Names that transformers has in ACT2FN and ROPE_INIT_FUNCTIONS, and those of rotary types that it maps to these.
+ACTIVATIONS = (
+    "gelu gelu_10 gelu_fast gelu_new gelu_python gelu_pytorch_tanh gelu_python_tanh gelu_accurate hardswish laplace "
+    "leaky_relu linear mish quick_gelu relu relu2 relu6 sigmoid silu sqrtsoftplus swish tanh prelu xielu"
+)
+ROPE_TYPES = "default linear dynamic yarn longrope llama3 proportional su mrope"
 ROPE_NEEDS = {  # settings that transformers takes to be there
     "linear": ("factor",),
     "dynamic": ("factor",),
@@ -48,111 +30,141 @@ ROPE_NEEDS = {  # settings that transformers takes to be there
     "longrope": ("short_factor", "long_factor"),
 }
 
+Layers, Heads, Width, Positions = (Annotated[int, Field(ge=1, le=most)] for most in (10_000, 2**16, 2**24, LONGEST))
+TokenId = Annotated[int, Field(ge=0, le=LONGEST)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Part = Annotated[float, Field(gt=0, le=1)]
+RopeBase = Annotated[float, Field(gt=1, allow_inf_nan=False)]
+NotNegative = Annotated[int, Field(ge=0)]
+Object = dict[str, Any]
+Activation = Literal[tuple(ACTIVATIONS.split())]  # pyright: ignore[reportInvalidTypeForm]
+Dtype = Literal["float64", "float32", "bfloat16", "float16"]
+LayerType = Literal["full_attention", "sliding_attention", "chunked_attention", "linear_attention"]
 
-def kinds(*names: str, of: Kind) -> dict[str, Kind]:
-    """Several entries of one kind."""
-    return dict.fromkeys(names, of)
+
+def typed(kinds: Mapping[str, Any], *, or_null: bool = False) -> dict[str, Any]:
+    """The kind of every entry, from names in groups of one kind."""
+    return {name: kind | None if or_null else kind for names, kind in kinds.items() for name in names.split()}
 
 
 TOKEN_IDS = {
-    "eos_token_id": TOKEN.or_list().or_null(),
-    "bos_token_id": TOKEN.or_null(),
-    "pad_token_id": whole("a token id or -1", ge=-1, le=LONGEST).or_null(),
+    "eos_token_id": TokenId | list[TokenId] | None,
+    "bos_token_id": TokenId | None,
+    "pad_token_id": Annotated[int, Field(ge=-1, le=LONGEST)] | None,
 }
-CONFIG: dict[str, Kind] = {
-    "model_type": TEXT,
-    "architectures": Kind("a list of class names, or null", list[str] | None),
-    **kinds("relative_attention_num_buckets", of=LAYERS),
-    **kinds("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers", of=LAYERS),
-    "num_decoder_layers": LAYERS.or_null(),
-    "sliding_window_pattern": LAYERS,
-    "max_window_layers": whole("a whole number >= 0", ge=0),
-    **kinds("hidden_size", "n_embd", "d_model", "d_ff", "intermediate_size", "ffn_dim", "vocab_size", of=WIDTH),
-    "head_vocab_size": WIDTH,  # of ours: rows of a small output head
-    **kinds("n_inner", "word_embed_proj_dim", of=WIDTH.or_null()),
-    **kinds("num_attention_heads", "n_head", "num_heads", of=HEADS),
-    **kinds("num_key_value_heads", "head_dim", "d_kv", of=HEADS.or_null()),
-    **kinds("max_position_embeddings", "n_positions", "original_max_position_embeddings", of=POSITIONS),
-    **kinds("max_seq_len", "n_ctx", "seq_length", "max_sequence_length", of=POSITIONS),
-    "sliding_window": POSITIONS.or_null(),
-    **kinds("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", of=EPSILON),
-    **kinds("rope_theta", "rope_local_base_freq", of=ROPE_BASE),
-    **kinds("rope_parameters", "rope_scaling", of=OBJECT.or_null()),
-    **kinds("partial_rotary_factor", "rotary_pct", of=PART),
-    **kinds("final_logit_softcapping", "attn_logit_softcapping", of=POSITIVE.or_null()),
-    "query_pre_attn_scalar": POSITIVE,
-    **kinds("initializer_range", "init_std", of=SHARE),
-    **kinds("attention_dropout", "hidden_dropout", "dropout", "layerdrop", of=SHARE.or_null()),
-    **kinds("resid_pdrop", "embd_pdrop", "attn_pdrop", "classifier_dropout", of=SHARE.or_null()),
-    **kinds("hidden_act", "activation_function", of=ACTIVATION),
-    "hidden_activation": ACTIVATION.or_null(),
-    **kinds("dtype", "torch_dtype", of=one_of(NumberType).or_null()),
-    **kinds("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling", of=POSITIVE),
-    "no_rope_layers": Kind("a list of 1 (with rotary positions) and 0 for each layer, or null", list[Rotates] | None),
-    "no_rope_layer_interval": LAYERS,
-    "multi_query": FLAG,
-    "layer_types": Kind("a list with the kind of each layer, as full_attention, or null", list[LayerType] | None),
-    **kinds("quantization_config", "id2label", "label2id", *TEXT_PARTS, of=OBJECT.or_null()),
-    "num_labels": WIDTH,
-    "return_dict": Kind("true", Literal[True]),
-    **kinds("_attn_implementation", "attn_implementation", of=one_of(Attention).or_null()),
-    **kinds("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "scale_attn_weights", of=FLAG),
-    **kinds("is_encoder_decoder", "is_decoder", "add_cross_attention", "use_parallel_residual", of=FLAG),
-    "scale_decoder_outputs": FLAG,
-    "feed_forward_proj": TEXT,
-    "dropout_rate": SHARE,
+CONFIG = {
+    **typed(
+        {
+            "model_type feed_forward_proj": str,
+            "num_hidden_layers n_layer num_layers encoder_layers decoder_layers": Layers,
+            "relative_attention_num_buckets sliding_window_pattern no_rope_layer_interval": Layers,
+            "max_window_layers": NotNegative,
+            "hidden_size n_embd d_model d_ff intermediate_size ffn_dim vocab_size num_labels": Width,
+            "head_vocab_size": Width,  # of ours: rows of a small output head
+            "num_attention_heads n_head num_heads": Heads,
+            "max_position_embeddings n_positions original_max_position_embeddings": Positions,
+            "max_seq_len n_ctx seq_length max_sequence_length": Positions,
+            "rms_norm_eps layer_norm_eps layer_norm_epsilon": Annotated[float, Field(gt=0, lt=1)],
+            "rope_theta rope_local_base_freq": RopeBase,
+            "partial_rotary_factor rotary_pct": Part,
+            "initializer_range init_std dropout_rate": Share,
+            "hidden_act activation_function": Activation,
+            "embedding_multiplier attention_multiplier residual_multiplier logits_scaling": Positive,
+            "query_pre_attn_scalar": Positive,
+            "tie_word_embeddings attention_bias mlp_bias use_sliding_window scale_attn_weights multi_query": bool,
+            "is_encoder_decoder is_decoder add_cross_attention use_parallel_residual scale_decoder_outputs": bool,
+            "return_dict": Literal[True],
+        }
+    ),
+    **typed(
+        {
+            "architectures": list[str],
+            "num_decoder_layers": Layers,
+            "n_inner word_embed_proj_dim": Width,
+            "num_key_value_heads head_dim d_kv": Heads,
+            "sliding_window": Positions,
+            "final_logit_softcapping attn_logit_softcapping": Positive,
+            "attention_dropout hidden_dropout dropout layerdrop": Share,
+            "resid_pdrop embd_pdrop attn_pdrop classifier_dropout": Share,
+            "hidden_activation": Activation,
+            "dtype torch_dtype": Dtype,
+            "no_rope_layers": list[Literal[0, 1]],
+            "layer_types": list[LayerType],
+            "rope_parameters rope_scaling quantization_config id2label label2id text_config decoder generator": Object,
+            "_attn_implementation attn_implementation": Literal[
+                "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"
+            ],
+        },
+        or_null=True,
+    ),
     **TOKEN_IDS,
 }
-GENERATION: dict[str, Kind] = {
-    name: kind.or_null()
-    for name, kind in {
-        **kinds("max_length", "max_new_tokens", "num_beams", "num_return_sequences", of=POSITIONS),
-        **kinds("num_assistant_tokens", "prompt_lookup_num_tokens", "max_matching_ngram_size", of=POSITIONS),
-        **kinds("min_length", "min_new_tokens", "no_repeat_ngram_size", of=whole("a whole number >= 0", ge=0)),
-        "top_k": whole("a whole number >= -1", ge=-1),
-        **kinds("top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", of=SHARE),
-        "assistant_confidence_threshold": SHARE,
-        "temperature": NOT_NEGATIVE,
-        **kinds("repetition_penalty", "encoder_repetition_penalty", "max_time", of=POSITIVE),
-        "length_penalty": number("a number"),
-        "num_assistant_tokens_schedule": one_of(Schedule),
-        **kinds("do_sample", "use_cache", "renormalize_logits", "output_attentions", "output_hidden_states", of=FLAG),
-        **kinds("suppress_tokens", "begin_suppress_tokens", of=Kind("a list of token ids", list[TokenId])),
-        **kinds("forced_bos_token_id", "forced_eos_token_id", "decoder_start_token_id", of=TOKEN.or_list()),
-    }.items()
-} | TOKEN_IDS
+GENERATION = {
+    **typed(
+        {
+            "max_length max_new_tokens num_beams num_return_sequences num_assistant_tokens": Positions,
+            "prompt_lookup_num_tokens max_matching_ngram_size": Positions,
+            "min_length min_new_tokens no_repeat_ngram_size": NotNegative,
+            "top_k": Annotated[int, Field(ge=-1)],
+            "top_p min_p typical_p epsilon_cutoff eta_cutoff assistant_confidence_threshold": Share,
+            "temperature": Annotated[float, Field(ge=0, allow_inf_nan=False)],
+            "repetition_penalty encoder_repetition_penalty max_time": Positive,
+            "length_penalty": Annotated[float, Field(allow_inf_nan=False)],
+            "num_assistant_tokens_schedule": Literal["heuristic", "heuristic_transient", "constant"],
+            "do_sample use_cache renormalize_logits output_attentions output_hidden_states": bool,
+            "suppress_tokens begin_suppress_tokens": list[TokenId],
+            "forced_bos_token_id forced_eos_token_id decoder_start_token_id": TokenId | list[TokenId],
+        },
+        or_null=True,
+    ),
+    **TOKEN_IDS,
+}
+ROPE = typed(
+    {
+        "rope_type type": Literal[tuple(ROPE_TYPES.split())],  # pyright: ignore[reportInvalidTypeForm]
+        "rope_theta": RopeBase,
+        "factor": Annotated[float, Field(ge=1, allow_inf_nan=False)] | None,
+        "low_freq_factor high_freq_factor": Positive,
+        "original_max_position_embeddings": Positions,
+        "attention_factor beta_fast beta_slow": Positive | None,
+        "partial_rotary_factor": Part,
+        "short_factor long_factor": list[Positive],
+    }
+)
+OF_CONFIG, OF_GENERATION, OF_ROPE = (
+    TypeAdapter(TypedDict("Entries", kinds, total=False))  # pyright: ignore[reportArgumentType]
+    for kinds in (GENERATION | CONFIG, GENERATION, ROPE)
+)
+
+
+def mistake_in(entries: Mapping[str, Any], form: TypeAdapter[Any] = OF_CONFIG) -> str | None:
+    """The first entry that is not of its kind, why, and its value; nothing is converted to fit."""
+    try:
+        form.validate_python(dict(entries), strict=True)
+    except ValidationError as error:
+        return first_mistake(error)
+    return None
 
 
 def require_config(config: Mapping[str, Any], where: str) -> None:
     """Raise UserError naming the first entry of a config.json that is of another kind or contradicts another.
 
     Args:
-        config: What the file holds.
-        where: The file; begins the message.
+        config: The whole of it; a model of images and text keeps its decoder in a part of its own.
+        where: The file.
     """
-    require_part(config, where, "")
-    for name in TEXT_PARTS:
-        if config.get(name) is not None:
-            require_part(config[name], where, f"{name}.")
-
-
-def require_part(config: Mapping[str, Any], where: str, prefix: str) -> None:
-    """The same of the whole config or of one model in it."""
-    require_entries(config, GENERATION | CONFIG, where, prefix)
-    for mistake in contradictions(config):
-        raise UserError(f"{where}: {prefix}{mistake}. {remedy(where)}")
+    for part in ("", *(name for name in TEXT_PARTS if config.get(name) is not None)):
+        entries = config[part] if part else config
+        mistake = mistake_in(entries) or contradiction(entries)
+        if mistake is not None:
+            raise UserError(f"{where}: {part + '.' if part else ''}{mistake}. {remedy(where)}")
 
 
 def require_generation_config(config: Mapping[str, Any], where: str) -> None:
     """Raise UserError naming the first entry of a generation_config.json that is of another kind."""
-    require_entries(config, GENERATION, where, "")
-
-
-def require_entries(config: Mapping[str, Any], known: Mapping[str, Kind], where: str, prefix: str) -> None:
-    """Raise UserError naming the first entry that is not of its kind."""
-    for name, value in config.items():
-        if name in known and not known[name].fits(value):
-            raise UserError(f"{where}: {prefix}{name} {known[name].mistake(value)}. {remedy(where)}")
+    if (mistake := mistake_in(config, OF_GENERATION)) is not None:
+        raise UserError(f"{where}: {mistake}. {remedy(where)}")
 
 
 def remedy(where: str) -> str:
@@ -160,59 +172,38 @@ def remedy(where: str) -> str:
     return f"Take the {where.rpartition('/')[2]} the checkpoint came with."
 
 
-def contradictions(config: Mapping[str, Any]) -> Iterator[str]:
-    """Entries that do not fit each other, in words."""
+def contradiction(config: Mapping[str, Any]) -> str | None:
+    """The first entry that does not fit another, in words."""
     vocab_size, layers = config.get("vocab_size"), config.get("num_hidden_layers")
     for name in ("eos_token_id", "pad_token_id"):
-        for token in listed(config.get(name)):
-            if vocab_size is not None and token >= vocab_size:
-                yield f"{name} is {token}, but vocab_size is {vocab_size}: the model cannot say or read it"
+        value = config.get(name)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if vocab_size is not None and any(token >= vocab_size for token in ids):
+            return f"{name} is {value}, but vocab_size is {vocab_size}: the model cannot output or read it"
     for name in ("layer_types", "no_rope_layers"):
         if config.get(name) is not None and layers is not None and len(config[name]) != layers:
-            yield f"{name} has {len(config[name])} entries for {layers} layers"
-    if windowed(config) and not has_window(config):
-        yield "layers have sliding_attention, but sliding_window or use_sliding_window says that there is no window"
-    for name in ("rope_parameters", "rope_scaling"):
-        yield from rope_mistakes(name, config.get(name) or {})
-
-
-def windowed(config: Mapping[str, Any]) -> bool:
-    """Whether some layers look back a part of the way alone."""
-    family = FAMILIES.get(config.get("model_type", ""))
-    layer_types = config.get("layer_types")
-    if layer_types is None:
-        return family is not None and family.window_pattern is not None
-    return "sliding_attention" in layer_types
-
-
-def has_window(config: Mapping[str, Any]) -> bool:
-    """Whether it is said how far, or left to transformers; Qwen has a switch besides, off where it is absent."""
-    family = FAMILIES.get(config.get("model_type", ""))
+            return f"{name} has {len(config[name])} entries for {layers} layers"
+    # Layers that look back a part of the way need a width; Qwen has a switch for it, off where it is absent.
+    family, layer_types = FAMILIES.get(config.get("model_type", "")), config.get("layer_types")
+    by_pattern = family is not None and family.window_pattern is not None
     switched_on = family is None or family.window_layers is None or config.get("use_sliding_window", False)
-    return switched_on and config.get("sliding_window", 1) is not None
-
-
-def listed(value: Any) -> Iterable[int]:
-    """An entry that may be one id, several, or none."""
-    return [] if value is None else value if isinstance(value, list) else [value]
+    is_windowed = by_pattern if layer_types is None else "sliding_attention" in layer_types
+    if is_windowed and not (switched_on and config.get("sliding_window", 1) is not None):
+        return "layers have sliding_attention, but sliding_window or use_sliding_window switch it off"
+    mistakes = (rope_mistakes(name, config.get(name) or {}) for name in ("rope_parameters", "rope_scaling"))
+    return next((mistake for each in mistakes for mistake in each), None)
 
 
 def rope_mistakes(name: str, settings: Mapping[str, Any]) -> Iterator[str]:
     """What is wrong with rotary settings, of which there may be one for each layer type."""
     by_type = {f"{name}.{key}": value for key, value in settings.items() if isinstance(value, dict)}
     for key, entry in {name: settings, **by_type}.items():
-        if not ROPE.fits(entry):
-            yield f"{key} {ROPE.mistake(entry)}"
+        if (mistake := mistake_in(entry, OF_ROPE)) is not None:
+            yield f"{key}.{mistake}"
     for key, entry in (by_type or {name: settings}).items():
-        yield from rope_needs(key, entry)
-
-
-def rope_needs(name: str, settings: Mapping[str, Any]) -> Iterator[str]:
-    """What a rotary type needs and does not have."""
-    rope_type = settings.get("rope_type", settings.get("type", "default"))
-    missing = [need for need in ROPE_NEEDS.get(rope_type, ()) if settings.get(need) is None]
-    if missing:
-        yield f"{name} has rope_type {rope_type} but no {missing[0]}"
-    elif rope_type == "llama3" and settings["low_freq_factor"] >= settings["high_freq_factor"]:
-        low, high = settings["low_freq_factor"], settings["high_freq_factor"]
-        yield f"{name} must have low_freq_factor < high_freq_factor, got {low:g} and {high:g}"
+        rope_type = entry.get("rope_type", entry.get("type", "default"))
+        missing = [need for need in ROPE_NEEDS.get(rope_type, ()) if entry.get(need) is None]
+        if missing:
+            yield f"{key} has rope_type {rope_type} but no {missing[0]}"
+        elif rope_type == "llama3" and entry["low_freq_factor"] >= entry["high_freq_factor"]:
+            yield f"{key} must have low_freq_factor < high_freq_factor, got {shown(entry)}"

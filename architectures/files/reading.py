@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from architectures.errors import UserError
-from architectures.files.entry_kinds import shown
 from architectures.shipped import shipped_words
 
 Value = TypeVar("Value")
 WITHOUT_VALUE = ("missing", "json_invalid")  # mistakes of which the value is all that is around them
 MIB = 1 << 20
+MAX_CHARS_SHOWN = 60
 JSON_MIB = 64  # config, index, manifest, scorecard: the largest index of a sharded checkpoint has some 5 MB
 
 
@@ -143,6 +143,12 @@ def parsed(form: TypeAdapter[Value], text: str | bytes, where: str, remedy: str)
 def checked(form: TypeAdapter[Value], value: Any, where: str, remedy: str) -> Value:
     """What a JSON value that was read already holds; errors as for `parsed`."""
     return parsed(form, json.dumps(value), where, remedy)
+
+
+def shown(value: Any) -> str:
+    """A value as a message shows it."""
+    text = repr(value)
+    return text if len(text) <= MAX_CHARS_SHOWN else f"{text[:MAX_CHARS_SHOWN]}…"
 
 
 def first_mistake(error: ValidationError) -> str:

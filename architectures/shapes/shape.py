@@ -10,7 +10,7 @@ from typing import Any
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES, family_of
-from architectures.families.config_entries import CONFIG
+from architectures.families.config_entries import mistake_in
 from architectures.families.family import EMBEDDING_ROLES, Family, Part
 from architectures.families.rotary import LLAMA
 
@@ -241,9 +241,10 @@ def head_width(config: Mapping[str, Any], family: Family, hidden: int, heads: in
 
 def required(config: Mapping[str, Any], key: str, where: str) -> int:
     """A positive whole number that config must hold."""
-    value, kind = config.get(key), CONFIG[key]
-    if value is None or not kind.fits(value):
-        raise UserError(f"{where}: {key} {kind.mistake(value)}. Take the config.json the checkpoint came with.")
+    value = config.get(key)
+    mistake = f"{key} is missing" if value is None else mistake_in({key: value})
+    if mistake is not None:
+        raise UserError(f"{where}: {mistake}. Take the config.json the checkpoint came with.")
     return value
 
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from architectures.errors import UserError
-from architectures.files.entry_kinds import TokenId, shown
-from architectures.files.reading import parsed
+from architectures.families.config_entries import TokenId
+from architectures.files.reading import parsed, shown
 from architectures.settings.holding import WHOLE, Holding
 from eval.answers.shards import REWRITTEN, lines_of, shard_lines
 from eval.prompts import Message, Prompt

@@ -2,7 +2,6 @@
 
 import json
 from contextlib import suppress
-from typing import get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,8 +10,14 @@ from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from architectures.errors import UserError
-from architectures.families.config_entries import CONFIG, GENERATION, require_config, require_generation_config
-from architectures.files.entry_kinds import Activation, RopeType
+from architectures.families.config_entries import (
+    ACTIVATIONS,
+    CONFIG,
+    GENERATION,
+    ROPE_TYPES,
+    require_config,
+    require_generation_config,
+)
 from architectures.targets.known_targets import KNOWN_CONFIGS
 from architectures.targets.target import read_config
 
@@ -107,8 +112,8 @@ def test_published_configs_are_accepted(name):
 
 
 def test_names_are_those_that_transformers_knows():
-    assert set(get_args(Activation)) == set(ACT2FN)
-    assert set(ROPE_INIT_FUNCTIONS) | {"default"} <= set(get_args(RopeType))
+    assert set(ACTIVATIONS.split()) == set(ACT2FN)
+    assert set(ROPE_INIT_FUNCTIONS) | {"default"} <= set(ROPE_TYPES.split())
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_what_transformers_makes_of_a_config_says_the_same(name):
 @pytest.mark.parametrize(
     ("entries", "named"),
     [
-        ({"max_position_embeddings": 0}, "max_position_embeddings .* 0"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings.* 0"),
         ({"rope_scaling": {"type": "linear", "factor": "four"}}, "factor"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor"),
         ({"rope_scaling": {"type": "dynamic", "factor": float("nan")}}, "nan"),
