@@ -11,13 +11,12 @@ from architectures.families.config_entries import require_config
 from architectures.files.reading import looked_for, read_json_object
 from architectures.gguf_format import gguf_config, read_gguf_header
 from architectures.shipped import packaged_target
-from architectures.targets.hub_failures import explain_failure
+from architectures.targets.hub_failures import HUB_HINT, hub_failure
 from architectures.targets.known_targets import known_config
 from architectures.vocabulary import refuse_small_head
 
 REMEDY = "Fetch the checkpoint again."
 LOCAL_REMEDY = "Give a Hugging Face folder, a hub id (owner/name) or a .gguf file."
-GENERAL_REMEDY = "Check the name, log in for a gated model, or give a local folder or a .gguf file."
 WEIGHTS_AND_WORDS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model", "*.txt"]
 NOT_HERE = "not on this machine: sizes are from widedraft's own table; access, weights and tokenizer are unchecked"
 TERMS = ["README.md", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*"]  # which go with a draft that is published
@@ -148,8 +147,8 @@ def fetch(repo_id: str, revision: str, files: list[str]) -> Path:
     try:
         return Path(snapshot_download(repo_id, revision=revision, allow_patterns=files))
     except (OSError, network_error, ValueError) as error:  # the hub's own errors are OSErrors too
-        failure = explain_failure(error)
+        failure = hub_failure(error)
     raise UserError(  # out of the except block: the hub's errors carry their request, with the token
         f"{repo_id} (revision {revision}): not a local folder ({Path(repo_id).absolute()}), and not to be had from the "
-        f"hub: {failure.reason} {failure.remedy or GENERAL_REMEDY}"
+        f"hub: {failure} {HUB_HINT}"
     )

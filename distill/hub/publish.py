@@ -28,7 +28,7 @@ from architectures.files.reading import read_json_object
 from architectures.pruning.plan import PLAN_NAME
 from architectures.settings.recipe_command import command_of
 from architectures.shapes.context_length import context_length, has_scaled_positions
-from architectures.targets.hub_failures import REMEDIES, STALE, explain_failure
+from architectures.targets.hub_failures import HUB_HINT, hub_failure
 from architectures.targets.target import read_config
 from architectures.vocabulary import CONFIG_KEY, DRAFT_VOCABULARY_NAME
 from distill.hub.card import write_card
@@ -49,12 +49,6 @@ WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 UNPUBLISHED_STAGES = ("mask_checkpoints", "scores")
 # A path from the root or the home of this machine; what follows a letter, a colon or a slash is no such path.
 OWN_PATH = re.compile(r"(?<![\w:/.])(?:~[\w.-]*)?/(?:[^/\s:'\",;]+/)*([^/\s:'\",;]+)/?")
-WRITE_REMEDIES = {
-    **REMEDIES,
-    403: "Use a token that may write there, or name a repository of an owner for whom you may write.",
-    404: "Check the repository's name, and that the token may see it.",
-    **dict.fromkeys(STALE, "Somebody else commits there: push again when that has ended."),
-}
 
 
 def push_run(settings: PushSettings) -> str:
@@ -373,6 +367,6 @@ def push_folder(folder: Path, repo_id: str, *, public: bool = False, revision: s
     except (network_error, OSError, ValueError, RuntimeError) as error:
         if isinstance(error, UserError):
             raise
-        failure = explain_failure(error, WRITE_REMEDIES)
+        failure = hub_failure(error)
     # Raised here, where no context is left whose request would show the token.
-    raise UserError(f"{repo_id}: not pushed: {failure.reason} {failure.remedy or 'Fix that, and push again.'}")
+    raise UserError(f"{repo_id}: not pushed: {failure} {HUB_HINT}")

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -18,8 +18,8 @@ from distill.ranks.joining import is_launched
 from distill.recipe.recipe import load_recipe
 from distill.run.run import Run
 from distill.run.run_folder import held
-from distill.run.stage import Finish, Stage, carry_out
 from distill.run.stage_inputs import draft_inputs, mask_inputs, require_training_inputs
+from distill.stages.table import carry_out
 
 NOT_LAUNCHED = {  # the environment of a single process
     **dict.fromkeys(("RANK", "LOCAL_RANK", "NODE_RANK"), "0"),
@@ -31,10 +31,7 @@ def mask_stage(recipe_path: Path, overrides: Sequence[str], share: Share = ALONE
     """Train learned masks into <run>/masks; UserError if masks are there that were made from something else."""
     run = Run.of(load_recipe(recipe_path, overrides), share)
 
-    def train(_: Run, __: Finish) -> None:
-        run_training(recipe_path, overrides, share)
-
-    carry_out(Stage(lambda run: run.masks, mask_inputs, train, changed="refuse"), run)
+    carry_out(run, run.masks, mask_inputs, lambda *_: run_training(recipe_path, overrides, share), changed="refuse")
 
 
 def distill_stage(recipe_path: Path, overrides: Sequence[str], *options: str, share: Share = ALONE) -> None:
@@ -75,44 +72,30 @@ def run_training(recipe_path: Path, overrides: Sequence[str], share: Share = ALO
         share: This process's part: one of as many as a launcher started, or all of it, on this process's device where
             a launcher started others beside it.
     """
-    if share.count == 1 and is_launched():
-        end_if_failed(train_beside(recipe_path, overrides, {**NOT_LAUNCHED, **own_device()}))
-        return
-    if share.count == 1:
-        command, locks = training_command(recipe_path, overrides), tuple(held.values())
-        completed = subprocess.run(command, env=training_environment(), pass_fds=locks, check=False)
-        end_if_failed(completed.returncode)
-        return
-    end_if_failed(train_beside(recipe_path, overrides, share.lead(meeting_place)))
-    share.meet()
-
-
-def train_beside(recipe_path: Path, overrides: Sequence[str], changes: Mapping[str, str]) -> int:
-    """The exit code of a training process of this one's own, which ends with this one.
-
-    Args:
-        recipe_path: The recipe.
-        overrides: Its key=value words.
-        changes: In the environment.
-    """
-    free_device_memory()
-    words, locks = training_words(recipe_path, overrides), tuple(held.values())
-    environment = {**training_environment(), **changes}
-    with subprocess.Popen([sys.executable, *words], env=environment, pass_fds=locks) as training:
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}  # a user's own eval.py in the working folder must not hide ours
+    command = training_command(recipe_path, overrides)
+    if share.count > 1:
+        environment |= share.lead(meeting_place)
+    elif is_launched():
+        environment |= {**NOT_LAUNCHED, **own_device()}
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()  # what this process holds of its GPU for nothing
+    with subprocess.Popen(command, env=environment, pass_fds=tuple(held.values())) as training:
         before = signal.signal(signal.SIGTERM, lambda *_: training.terminate())  # it says what that means
         try:
-            return training.wait()
+            code = training.wait()
+        except BaseException:
+            training.kill()
+            raise
         finally:
             signal.signal(signal.SIGTERM, before)
-
-
-def end_if_failed(code: int) -> None:
-    """End this process as a training process ended, which has said why: by its exit code, or by its signal."""
-    if code < 0:
+    if code < 0:  # ended by a signal, as this process ends now
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     if code != 0:
         sys.exit(code)
+    share.meet()
 
 
 def meeting_place() -> dict[str, str]:
@@ -134,28 +117,10 @@ def own_device() -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": names[torch.cuda.current_device()]}
 
 
-def free_device_memory() -> None:
-    """Give back what this process holds of its GPU for nothing, so that a training may have it."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
 def training_command(recipe_path: Path, overrides: Sequence[str]) -> list[str]:
-    """The command that trains: one process per GPU through Composer's launcher, or one process."""
+    """One process for each GPU through Composer's launcher, unless a launcher has started this process; else one."""
     import torch
 
-    words = training_words(recipe_path, overrides)
-    if torch.cuda.device_count() > 1:
-        return [sys.executable, "-m", "composer", "-n", str(torch.cuda.device_count()), *words]
-    return [sys.executable, *words]
-
-
-def training_words(recipe_path: Path, overrides: Sequence[str]) -> list[str]:
-    """What Python is told, to train."""
-    return ["-m", "distill.train", str(recipe_path), *overrides]
-
-
-def training_environment() -> dict[str, str]:
-    """This environment, with the working folder off the import path: a user's own eval.py must not hide ours."""
-    return {**os.environ, "PYTHONSAFEPATH": "1"}
+    several = torch.cuda.device_count() > 1 and not is_launched()
+    launcher = ["composer", "-n", str(torch.cuda.device_count()), "-m"] if several else []
+    return [sys.executable, "-m", *launcher, "distill.train", str(recipe_path), *overrides]

@@ -6,24 +6,31 @@ Finished stages of the same inputs are left as they are, so an interrupted run c
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from architectures.errors import UserError
 from architectures.settings.recipe_command import command_of
 from architectures.sharing import ALONE, Share
-from distill.cache_files import verify_files
-from distill.cache_stage import require_cached_teacher
+from distill.cache_files import is_whole, verify_files
 from distill.check import check_recipe
 from distill.recipe.recipe import load_recipe
 from distill.run.progressive import earlier_stages, share_answers
 from distill.run.run import Run
 from distill.run.run_folder import owned_run
-from distill.run.stage import carry_out
-from distill.run.stage_inputs import counts_answers
+from distill.run.stage_inputs import cache_inputs, counts_answers, eval_inputs, generate_inputs, prune_inputs
 from distill.stages.processes import distill_stage, mask_stage
-from distill.stages.table import CACHE, GENERATE, PRUNE, SCORE, eval_prompts, read_scorecard, write_answers
+from distill.stages.table import (
+    carry_out,
+    cut_draft,
+    eval_prompts,
+    read_scorecard,
+    require_cached_teacher,
+    score_draft,
+    use_best_lookahead,
+    write_answers,
+    write_cache,
+)
 from eval.answers.shards import EVERY_FILE, Part
 
 
@@ -104,7 +111,7 @@ def print_outcome(run: Run) -> None:
 
 def prune_stage(run: Run) -> None:
     """Cut <run>/init out of the target."""
-    carry_out(PRUNE, run)
+    carry_out(run, run.init, prune_inputs, cut_draft)
 
 
 def generate_stage(run: Run, part: Part = EVERY_FILE) -> None:
@@ -118,7 +125,7 @@ def generate_stage(run: Run, part: Part = EVERY_FILE) -> None:
             "--shard: not beside data.self_written_prompts: which prompts there are is known once one job has written "
             "them all. Leave --shard out."
         )
-    carry_out(replace(GENERATE, make=partial(write_answers, part=part)), run)
+    carry_out(run, run.data, generate_inputs, partial(write_answers, part=part))
 
 
 def cache_stage(run: Run) -> None:
@@ -129,7 +136,15 @@ def cache_stage(run: Run) -> None:
             from something else, or entries of a small vocabulary are asked for before a draft was cut.
     """
     require_cached_teacher(run.recipe.distill.teacher)
-    carry_out(CACHE, run)
+    carry_out(
+        run,
+        run.teacher_cache,
+        cache_inputs,
+        write_cache,
+        require=lambda: run.data.require(generate_inputs(run)),
+        is_incomplete=lambda: not is_whole(run.teacher_cache.path),
+        changed="refuse",
+    )
 
 
 def verify_cache_stage(run: Run) -> None:
@@ -158,7 +173,16 @@ def comparison_stage(run: Run) -> None:
 
 def eval_stage(run: Run) -> None:
     """Score <run>/draft and the undistilled <run>/init against the target, into <run>/eval."""
-    carry_out(SCORE, run)
+    drafts = (run.init, run.draft)
+    carry_out(
+        run,
+        run.eval,
+        eval_inputs,
+        score_draft,
+        require=lambda: [draft.require_finished() for draft in drafts],
+        changed="replace",  # scoring costs minutes, not hours
+    )
+    run.share.lead(lambda: use_best_lookahead(run))
 
 
 def export_stage(run: Run) -> None:

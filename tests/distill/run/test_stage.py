@@ -2,7 +2,6 @@
 
 import ast
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from architectures.errors import UserError
 from distill.run.artifact import ARTIFACTS
 from distill.run.recorded import recipe_hash
 from distill.run.run import Run
-from distill.run.stage import Stage, carry_out
+from distill.stages.table import carry_out
 
 ROOT = Path(__file__).parents[3]
 
@@ -29,10 +28,10 @@ def made(run) -> list[str]:
 
 
 @pytest.fixture
-def stage(made) -> Callable[..., Stage]:
-    """stage(input, **attributes) -> a stage that makes a scorecard of one input."""
+def stage(run, made) -> Callable[..., None]:
+    """stage(input, **attributes) carries out a stage that makes a scorecard of one input."""
 
-    def make(fingerprint: str, **attributes) -> Stage:
+    def make(fingerprint: str, **attributes) -> None:
         def write(run: Run, finish) -> str:
             made.append(fingerprint)
             run.eval.path.mkdir(exist_ok=True)
@@ -40,14 +39,14 @@ def stage(made) -> Callable[..., Stage]:
             finish(figures=3)
             return "made"
 
-        return Stage(lambda run: run.eval, lambda _: {"prompts": fingerprint}, write, **attributes)
+        carry_out(run, run.eval, lambda _: {"prompts": fingerprint}, write, **attributes)
 
     return make
 
 
 def test_what_is_current_is_left_and_what_changed_is_made_again(run, stage, made, capsys):
     for fingerprint in ("a", "a", "b"):
-        carry_out(stage(fingerprint), run)
+        stage(fingerprint)
     assert made == ["a", "b"]
     printed = capsys.readouterr().out
     assert (printed.count("up to date"), printed.count("eval: changed")) == (1, 1)
@@ -56,38 +55,34 @@ def test_what_is_current_is_left_and_what_changed_is_made_again(run, stage, made
 
 def test_what_is_replaced_leaves_nothing_behind(run, stage):
     for fingerprint in ("a", "b"):
-        carry_out(stage(fingerprint, changed="replace"), run)
+        stage(fingerprint, changed="replace")
     assert {path.name for path in run.eval.path.iterdir()} == {"b", "manifest.json"}
 
 
 def test_what_may_not_be_made_again_is_refused_by_the_input_that_changed(run, stage, made):
-    carry_out(stage("a", changed="refuse"), run)
-    carry_out(stage("a", changed="refuse"), run)
+    stage("a", changed="refuse")
+    stage("a", changed="refuse")
     with pytest.raises(UserError, match="eval was made from another prompts than"):
-        carry_out(stage("b", changed="refuse"), run)
+        stage("b", changed="refuse")
     assert made == ["a"]
 
 
 def test_what_is_incomplete_is_made_though_its_inputs_are_the_same_but_not_from_others(run, stage, made):
-    carry_out(stage("a"), run)
-    carry_out(stage("a", is_incomplete=lambda _: True), run)
+    stage("a")
+    stage("a", is_incomplete=lambda: True)
     with pytest.raises(UserError):
-        carry_out(stage("b", is_incomplete=lambda _: True, changed="refuse"), run)
+        stage("b", is_incomplete=lambda: True, changed="refuse")
     assert made == ["a", "a"]
 
 
-def test_what_a_stage_requires_comes_before_and_what_follows_comes_each_time(run, stage, made):
-    each_time = stage("a", afterwards=lambda _: made.append("afterwards"))
-    carry_out(each_time, run)
-    carry_out(each_time, run)
-    assert made == ["a", "afterwards", "afterwards"]
+def test_what_a_stage_requires_comes_before(run, stage, made):
     with pytest.raises(UserError, match="draft: not there yet"):
-        carry_out(replace(each_time, require=lambda run: run.draft.require_finished()), run)
-    assert len(made) == 3
+        stage("a", require=run.draft.require_finished)
+    assert made == []
 
 
 def test_a_manifest_says_what_its_kind_carries_behind_what_its_stage_says(run, stage):
-    carry_out(stage("a"), run)
+    stage("a")
     manifest = read_manifest(run.eval.path)
     assert manifest is not None
     assert list(manifest) == ["stage", "inputs", "figures", "recipe", "provenance"]
