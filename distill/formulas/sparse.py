@@ -57,11 +57,18 @@ def top_k_kl(student_logits_AV: Tensor, ids_AK: Tensor, log_probs_AK: Tensor, lo
 
     Returns:
         loss_A, float32; zero where the K + 1 probabilities agree, and never below zero by more than rounding.
-
-    Raises:
-        ValueError: If the shapes do not belong together.
     """
-    log_q_AO, log_p_AO = outcomes(student_logits_AV, ids_AK, log_probs_AK, log_tail_A)
+    import torch  # recipes, which name this loss, are read without it
+
+    # One reduction over the vocabulary, of the tokens not kept: their mass is summed, and not taken as the rest of 1,
+    # which float32 would round to zero for a sure student.
+    logits_AV = student_logits_AV.float()
+    lowest = torch.finfo(torch.float32).min  # as a logit: probability 0, but unlike -inf with a gradient that is no NaN
+    rest_A = logits_AV.scatter(-1, ids_AK, lowest).logsumexp(dim=-1)
+    log_q_AO = torch.cat([logits_AV.gather(-1, ids_AK), rest_A[:, None]], dim=-1).log_softmax(dim=-1)
+    # The teacher's K + 1 outcomes are normalised together: a cache rounds them, and their sum is 1 only up to that.
+    teacher_AO = torch.cat([log_probs_AK.float(), log_tail_A.float()[:, None]], dim=-1)
+    log_p_AO = teacher_AO.detach().log_softmax(dim=-1)
     p_AO = log_p_AO.exp()
     return (p_AO * (log_p_AO - log_q_AO)).where(p_AO > 0, 0.0).sum(dim=-1)  # 0 log 0 = 0
 
@@ -81,69 +88,6 @@ def sampled_cross_entropy(student_logits_AV: Tensor, ids_AS: Tensor) -> Tensor:
 
     Returns:
         loss_A, float32; at least the entropy of the draws themselves.
-
-    Raises:
-        ValueError: If the shapes do not belong together.
     """
-    require_rows(student_logits_AV, ids_AS)
     logits_AV = student_logits_AV.float()
     return logits_AV.logsumexp(dim=-1) - logits_AV.gather(-1, ids_AS).mean(dim=-1)
-
-
-def alpha_bounds(
-    student_logits_AV: Tensor, ids_AK: Tensor, log_probs_AK: Tensor, log_tail_A: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The least and the greatest alpha = Σ min(p, q) that a top-k row allows, at temperature 1.
-
-    The K tokens are known to give Σ_K min(p, q); the others give between nothing and the smaller of both tails.
-
-    Args:
-        student_logits_AV: Any float dtype; computed in float32.
-        ids_AK: Distinct tokens, int64.
-        log_probs_AK: Of the teacher at these tokens.
-        log_tail_A: Log of the mass the teacher gives to all other tokens.
-
-    Returns:
-        least_A and greatest_A, float32, in [0, 1] up to rounding.
-
-    Raises:
-        ValueError: If the shapes do not belong together.
-    """
-    log_q_AO, log_p_AO = outcomes(student_logits_AV, ids_AK, log_probs_AK, log_tail_A)
-    overlap_AO = log_q_AO.minimum(log_p_AO).exp()
-    return overlap_AO[:, :-1].sum(dim=-1), overlap_AO.sum(dim=-1)
-
-
-def outcomes(
-    student_logits_AV: Tensor, ids_AK: Tensor, log_probs_AK: Tensor, log_tail_A: Tensor
-) -> tuple[Tensor, Tensor]:
-    """log_q_AO and log_p_AO of student and teacher: K tokens, and last "any other".
-
-    One reduction over the vocabulary, of the tokens not kept: their mass is summed, and not taken as the rest of 1,
-    which float32 would round to zero for a sure student. The teacher's K + 1 outcomes are normalised together, because
-    a cache rounds them and their sum is 1 only up to that.
-    """
-    import torch  # recipes, which name this loss, are read without it
-
-    require_rows(student_logits_AV, ids_AK)
-    if log_probs_AK.shape != ids_AK.shape or log_tail_A.shape != ids_AK.shape[:1]:
-        raise ValueError(
-            "ids, log-probabilities and tails of one cache must have shapes [A, K], [A, K] and [A], got "
-            f"{tuple(ids_AK.shape)}, {tuple(log_probs_AK.shape)} and {tuple(log_tail_A.shape)}."
-        )
-    logits_AV = student_logits_AV.float()
-    kept_AK = logits_AV.gather(-1, ids_AK)
-    lowest = torch.finfo(torch.float32).min  # as a logit: probability 0, but unlike -inf with a gradient that is no NaN
-    rest_A = logits_AV.scatter(-1, ids_AK, lowest).logsumexp(dim=-1)
-    student_AO = torch.cat([kept_AK, rest_A[:, None]], dim=-1)
-    teacher_AO = torch.cat([log_probs_AK.float(), log_tail_A.float()[:, None]], dim=-1)
-    return student_AO.log_softmax(dim=-1), teacher_AO.detach().log_softmax(dim=-1)
-
-
-def require_rows(student_logits_AV: Tensor, ids_AK: Tensor) -> None:
-    """Raise ValueError unless there is one row of ids, of at most V, for each row of logits."""
-    if student_logits_AV.dim() != 2 or ids_AK.dim() != 2 or len(student_logits_AV) != len(ids_AK):
-        raise ValueError(
-            "student logits and the teacher's ids must have shapes [answer tokens, vocab] and [answer tokens, kept], "
-            f"got {tuple(student_logits_AV.shape)} and {tuple(ids_AK.shape)}."
-        )

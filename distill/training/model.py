@@ -6,7 +6,7 @@ Shape suffixes used in this file:
     A = positions that predict an answer token, of all sequences of a batch; C = some of these
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -88,7 +88,6 @@ class DistillModel(ComposerModel):
         self.held_out = held_out
         self.cpu_bfloat16 = cpu_bfloat16
         self.shape = Shape.from_config(student.lm.config.to_dict())
-        self.watch: Callable[[Tensor, Any], None] | None = None  # sees the student's logits and what the teacher says
         self.clock = PhaseClock(on_gpu=torch.cuda.is_available())  # StepTimes names all phases but the teacher's
         self.vocab_size = min(vocab_size_of(student.lm), teacher.vocab_size)
         ids_K = head_ids(student.lm)
@@ -197,8 +196,6 @@ class DistillModel(ComposerModel):
             if teacher is not None:
                 with self.teacher_time():
                     output = teacher.outputs(rows)
-                if self.watch is not None:
-                    self.watch(student_CK.detach(), output)
             return self.objective(student_CK, output, token_ids_A[rows])
 
         return sum_of_rows(hidden_AH, head.narrowed(self.rows), loss_of_rows)

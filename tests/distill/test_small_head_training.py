@@ -143,14 +143,6 @@ def test_resumed_equals_uninterrupted_bit_for_bit(small_run, stopped, teacher):
     assert_equal(last_state(straight)["optimizers"], last_state(resumed)["optimizers"])
 
 
-def test_bounds_of_kept_entries_say_what_they_are_of(small_run):
-    recipe = small_run(teacher=TOP_K, **SHORT)
-    train(recipe)
-    log = metrics(recipe)[0]
-    assert 0 <= log["metrics/train/kept_alpha_low"] <= log["metrics/train/kept_alpha_high"] <= 1
-    assert not any("train/alpha" in name for record in metrics(recipe).values() for name in record)
-
-
 def of_text(tmp_path, make_run, small_init, letters):
     """A training on a text of these letters; the tiny tokenizer has a token for each byte."""
     path = tmp_path / "text.txt"

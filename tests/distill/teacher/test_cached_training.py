@@ -14,13 +14,12 @@ import distill.training.trainer
 from architectures.errors import UserError
 from distill.flops import forward_flops, head_flops
 from distill.formulas.dense import forward_kl
-from distill.formulas.sparse import alpha_bounds, sampled_cross_entropy, top_k_kl
-from distill.metrics import expected_acceptance
+from distill.formulas.sparse import sampled_cross_entropy, top_k_kl
 from distill.run.run import Run
 from distill.stages.running import cache_stage
 from distill.teacher_cache import CachedAnswers, TeacherCache, join_rows, rows_in
 from distill.train import read_answers, train
-from distill.training.batches import build_dataspec, cut_padding, split_batch
+from distill.training.batches import cut_padding, split_batch
 from distill.training.trainer import build_model
 from tests.distill.after_training import metrics, weights
 
@@ -103,8 +102,6 @@ def test_every_entry_teaches_what_the_live_teacher_teaches(make_run, cached):
     train(read)
     assert values(read, "loss/train/total") == pytest.approx(values(live, "loss/train/total"), rel=HALF_RTOL)
     assert values(read, "metrics/eval/alpha") == pytest.approx(values(live, "metrics/eval/alpha"), rel=HALF_RTOL)
-    low, high = (values(read, f"metrics/train/{name}") for name in ("alpha_low", "alpha_high"))
-    assert low == pytest.approx(high, abs=1e-5)
 
 
 @CONTENTS
@@ -163,24 +160,6 @@ def test_a_cache_of_other_answers_is_refused(cached, monkeypatch):
     monkeypatch.setattr(distill.train, "read_answers", lambda *given: read_answers(*given)[::-1])
     with pytest.raises(UserError, match="its train rows"):
         train(recipe)
-
-
-def test_bounds_are_logged_of_the_first_batch_and_after_each_line(cached, monkeypatch):
-    monkeypatch.setattr(distill.training.trainer, "CONSOLE_INTERVAL", "3ba")
-    recipe = cached("run", TOP_K, device_train_microbatch_size=1)
-    train(recipe)
-    log = metrics(recipe)
-    assert [batch for batch in log if "metrics/train/alpha_low" in log[batch]] == [0, 3]
-    model, data = model_of(recipe), build_dataspec(answers_of(recipe), device_batch_size=4, shuffle=True, seed=17)
-    batch = next(iter(data.dataloader))
-    rows = rows_in(batch)
-    live = distill.training.trainer.load_teacher(Path(recipe.target.path), dtype="float32", device="cpu")
-    student = model.student(batch["input_ids"], batch["keep"], lambda hidden, head: head.logits(hidden))
-    low_A, high_A = alpha_bounds(student, rows["ids"], rows["log_probs"], rows["log_tail"])
-    assert log[0]["metrics/train/alpha_low"] == pytest.approx(float(low_A.mean()), rel=1e-5)
-    assert log[0]["metrics/train/alpha_high"] == pytest.approx(float(high_A.mean()), rel=1e-5)
-    alpha = expected_acceptance(student, live.logits(batch["input_ids"], batch["keep"])).mean()
-    assert low_A.mean() < alpha < high_A.mean()
 
 
 @CONTENTS
