@@ -1,7 +1,6 @@
 """What plan.json holds: where every part of a draft comes from, and what makes such a plan valid. No torch."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -106,68 +105,37 @@ def load_plan(file: Path, source: Shape, *, target: Path | None) -> PruningPlan:
             f"{file}: made for another target (fingerprint {made_for}, {plan.source.layers} layers) than this one "
             f"({this}, {source.layers} layers). Make a plan for this target, or name the other one."
         )
-    for mistake in broken_laws(plan):
-        raise UserError(f"{file}: {mistake}. {REMEDY}")
+    if (name := wrong_field(plan)) is not None:
+        raise UserError(f"{file}: {name} does not fit the sizes of source and draft. {REMEDY}")
     return plan
 
 
-def broken_laws(plan: PruningPlan) -> list[str]:
-    """Reasons why no target can be pruned by a plan."""
-    mistake = broken_sizes(plan) or broken_vocabulary(plan)
-    return list(broken_lists(plan)) if mistake is None else [mistake]
-
-
-def broken_sizes(plan: PruningPlan) -> str | None:
-    """Sizes of the draft are at most the source's, and nothing else differs."""
-    source, draft = plan.source, plan.draft
-    names = ("layers", *WIDTHS, *(("encoder_layers",) if source.encoder_layers else ()))
-    for name in names:
-        kept, of = getattr(draft, name), getattr(source, name)
-        if not 0 < kept <= of:
-            return f"draft.{name} must be > 0 and at most the source's {of}, got {kept}"
-    if draft.vocab < 1:  # that of the target, which may have more rows than the source, or fewer
-        return f"draft.vocab must be > 0, got {draft.vocab}"
-    uncut = draft if plan.vocabulary is None else replace(draft, head_vocab=source.head_vocab, tied=source.tied)
-    if replace(uncut, vocab=source.vocab, **{name: getattr(source, name) for name in names}) != source:
-        return "draft must differ from source in its sizes alone"
+def wrong_field(plan: PruningPlan) -> str | None:
+    """The first field that does not fit the sizes of source and draft, by which no target can be pruned."""
+    source, draft, ids = plan.source, plan.draft, plan.vocabulary
+    sizes = {name: getattr(source, name) for name in ("layers", "encoder_layers", *WIDTHS)}
+    head = {} if ids is None else {"head_vocab": source.head_vocab, "tied": source.tied}
+    fits = all(0 < getattr(draft, name) <= of for name, of in sizes.items() if of)
+    if not fits or draft.vocab < 1 or replace(draft, vocab=source.vocab, **sizes, **head) != source:
+        return "draft"
+    if ids is not None and (
+        source.head_vocab or draft.tied or draft.head_vocab != len(ids) or broken_law(ids, draft.vocab) is not None
+    ):
+        return "vocabulary"
+    merged = {layer for each in plan.merged_layers for layer in each}
+    if len(plan.merged_layers) not in (0, draft.layers) or not merged <= {*range(source.layers)}:
+        return "merged_layers"
+    lists = {  # how many, of which size each, out of how many
+        "source_layers": ((plan.source_layers,), 1, draft.layers, source.layers),
+        "encoder_layers": ((plan.encoder_layers,), 1, draft.encoder_layers, source.encoder_layers),
+        "neurons": (plan.neurons, draft.layers, draft.intermediate, source.intermediate),
+        "heads": (plan.heads, draft.layers, draft.heads, source.heads),
+        "kv_heads": (plan.kv_heads, draft.layers, draft.kv_heads, source.kv_heads),
+        "channels": (plan.channels and (plan.channels,), 1, draft.hidden, source.hidden),
+    }
+    for name, (choices, count, kept, of) in lists.items():
+        given = () if choices is None else choices
+        chosen = all(len(each) == kept == len({*each} & {*range(of)}) for each in given)
+        if not chosen or (kept != of if choices is None else len(given) != count):
+            return name
     return None
-
-
-def broken_vocabulary(plan: PruningPlan) -> str | None:
-    """The ids that the output head keeps are as many as its rows."""
-    if plan.vocabulary is None:
-        return None
-    if plan.source.head_vocab:
-        return f"vocabulary must be left out: the source's head outputs {plan.source.head_vocab} ids only"
-    if plan.draft.tied or plan.draft.head_vocab != len(plan.vocabulary):
-        return f"draft must be untied, with a head_vocab of the {len(plan.vocabulary)} ids in vocabulary"
-    mistake = broken_law(plan.vocabulary, plan.draft.vocab)
-    return None if mistake is None else f"vocabulary: {mistake}"
-
-
-def broken_lists(plan: PruningPlan) -> Iterator[str]:
-    """Lists of parts hold as many different numbers as the draft has, all of them the source's."""
-    source, draft = plan.source, plan.draft
-    lists = [
-        ("source_layers", plan.source_layers, draft.layers, source.layers),
-        ("encoder_layers", plan.encoder_layers, draft.encoder_layers, source.encoder_layers),
-    ]
-    if plan.merged_layers and len(plan.merged_layers) != draft.layers:
-        yield f"merged_layers must have one list for each of {draft.layers} layers, got {len(plan.merged_layers)}"
-    lists += [(f"merged_layers.{i}", each, len(each), source.layers) for i, each in enumerate(plan.merged_layers)]
-    for name, size in (("neurons", "intermediate"), ("heads", "heads"), ("kv_heads", "kv_heads")):
-        choices, kept, of = getattr(plan, name), getattr(draft, size), getattr(source, size)
-        if choices is None and kept != of:
-            yield f"{name} must be given where {kept} of {of} are kept"
-        if choices is not None and len(choices) != draft.layers:
-            yield f"{name} must have one list for each of {draft.layers} layers, got {len(choices)}"
-        lists += [(f"{name}.{index}", choice, kept, of) for index, choice in enumerate(choices or ())]
-    if (plan.channels is None) != (draft.hidden == source.hidden):
-        yield f"channels must be given where {draft.hidden} of {source.hidden} are kept, and only there"
-    elif plan.channels is not None:
-        lists.append(("channels", plan.channels, draft.hidden, source.hidden))
-    for name, choice, kept, of in lists:
-        if len(choice) != kept or len(set(choice)) != kept:
-            yield f"{name} must hold {kept} different numbers, got {len(choice)}, {len(set(choice))} of them different"
-        elif outside := [number for number in choice if not 0 <= number < of]:
-            yield f"{name} must be from 0 to {of - 1}, got {outside[0]}"
