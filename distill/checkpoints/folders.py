@@ -37,7 +37,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.serialization import _get_layout
 
 from architectures.errors import UserError
-from distill.checkpoints.trust import are_trusted, code_found, zip_damage
+from distill.checkpoints.trust import UNREADABLE, are_trusted, code_found, zip_damage
 
 METADATA_NAME = ".metadata"
 SHARD_PATTERN = re.compile(r"__\d+_\d+\.distcp")
@@ -60,19 +60,6 @@ ALLOWED: dict[tuple[str, str], Any] = {
     ("pathlib", "PosixPath"): pathlib.PosixPath,  # where it was written
     ("pathlib._local", "PosixPath"): pathlib.PosixPath,  # Python 3.13 calls it so
 }
-# What an unpickler raises on bytes that no pickler wrote.
-UNREADABLE = (
-    pickle.UnpicklingError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    LookupError,
-    EOFError,
-    ArithmeticError,
-    ImportError,
-    MemoryError,
-    RuntimeError,
-)
 STATE_NAME = "state.pt"
 # What torch warns of, also in its thread: that there is one process, and of a call of its own.
 OF_NO_CONCERN = "torch.distributed is (disabled|unavailable)|TypedStorage is deprecated"
@@ -134,16 +121,15 @@ def require_tensors(read: Any, path: Path) -> None:
         UnreadableMetadata: If it is no metadata, or its parts are not what they should be.
         UserError: If it tells of values that would be unpickled, or of files elsewhere.
     """
-    if not isinstance(read, Metadata):
+    entries, places = getattr(read, "state_dict_metadata", None), getattr(read, "storage_data", None)
+    if not (isinstance(read, Metadata) and isinstance(entries, Mapping) and isinstance(places, Mapping)):
         raise UnreadableMetadata(f"{METADATA_NAME} holds no description of a checkpoint")
-    if not (isinstance(read.state_dict_metadata, Mapping) and isinstance(read.storage_data, Mapping)):
-        raise UnreadableMetadata(f"{METADATA_NAME} lists no tensors")
     for name, said in read.state_dict_metadata.items():
         if not isinstance(said, TensorStorageMetadata):
             raise code_found(path, f"holds {str(name)!r}, which is no tensor")
     for index, place in read.storage_data.items():
         if not (isinstance(index, MetadataIndex) and isinstance(place, _StorageInfo)):
-            raise UnreadableMetadata(f"{METADATA_NAME} does not say where its tensors are")
+            raise UnreadableMetadata(f"{METADATA_NAME} holds no description of a checkpoint")
         if not SHARD_PATTERN.fullmatch(str(place.relative_path)):
             raise code_found(path, f"names the file {str(place.relative_path)!r}")
 
@@ -161,15 +147,20 @@ def folder_damage(folder: Path) -> str | None:
         metadata = read_metadata(folder)
     except UnreadableMetadata as problem:
         return str(problem)
-    return missing_shard(folder, metadata) or state_damage(folder) or wrong_byte(folder, metadata)
-
-
-def state_damage(folder: Path) -> str | None:
-    """The same of what is no shard."""
-    path = folder / STATE_NAME
-    with path.open("rb") as file:
-        problem = zip_damage(file, path.stat().st_size)
-    return None if problem is None else f"its {STATE_NAME}: {problem}"
+    if (problem := missing_shard(folder, metadata)) is not None:
+        return problem
+    with (folder / STATE_NAME).open("rb") as file:
+        problem = zip_damage(file, (folder / STATE_NAME).stat().st_size)
+    if problem is not None:
+        return f"its {STATE_NAME}: {problem}"
+    # The first piece of a tensor whose bytes are not those that were written
+    for index, place in metadata.storage_data.items():
+        with (folder / place.relative_path).open("rb") as file:
+            file.seek(place.offset)
+            problem = zip_damage(io.BytesIO(file.read(place.length)), place.length)
+        if problem is not None:
+            return f"{index.fqn} in its shard {place.relative_path}: {problem}"
+    return None
 
 
 def missing_shard(folder: Path, metadata: Metadata) -> str | None:
@@ -183,17 +174,6 @@ def missing_shard(folder: Path, metadata: Metadata) -> str | None:
             return f"its shard {name} is missing; copy it back, or delete the folder"
         if path.stat().st_size < size:
             return f"its shard {name} has {path.stat().st_size} of {size} bytes; copy it again, or delete the folder"
-    return None
-
-
-def wrong_byte(folder: Path, metadata: Metadata) -> str | None:
-    """The first piece of a tensor whose bytes are not those that were written."""
-    for index, place in metadata.storage_data.items():
-        with (folder / place.relative_path).open("rb") as file:
-            file.seek(place.offset)
-            problem = zip_damage(io.BytesIO(file.read(place.length)), place.length)
-        if problem is not None:
-            return f"{index.fqn} in its shard {place.relative_path}: {problem}"
     return None
 
 

@@ -4,8 +4,6 @@ Composer reads checkpoints without such a list. It also evaluates the descriptio
 that a checkpoint names (State._apply_required_algorithms, mosaicml 0.32.1), so those are refused as well.
 """
 
-import pickle
-import struct
 import warnings
 from collections.abc import Iterator, Set
 from datetime import timedelta
@@ -22,7 +20,7 @@ from torch.torch_version import TorchVersion
 from architectures.errors import UserError
 from distill.callbacks import GradientNorm
 from distill.checkpoints.folders import MODEL, STATE_NAME, read_tensors
-from distill.checkpoints.trust import are_trusted, code_found
+from distill.checkpoints.trust import UNREADABLE, are_trusted, code_found
 from distill.data.unknown_inputs import UnknownInputs
 
 # Beside tensors and plain values: times, the version of torch, and numpy's arrays in random states and metrics.
@@ -39,21 +37,6 @@ ALLOWED: list[Any] = [
     _reconstruct,
 ]
 OWN_ALGORITHMS = (GradientNorm.__qualname__, UnknownInputs.__qualname__)
-# What torch's restricted unpickler raises on bytes that no pickler wrote.
-UNREADABLE = (
-    pickle.UnpicklingError,
-    RuntimeError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    LookupError,
-    EOFError,
-    AssertionError,
-    ArithmeticError,
-    ImportError,
-    MemoryError,
-    struct.error,
-)
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -62,14 +45,10 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         UserError: If it holds anything but what a training here saves, unless checkpoints are trusted.
     """
-    if not path.is_dir():
-        saved = read_file(path)
-        if not are_trusted():
-            refuse_other_contents(saved, path, {"model"})
-        return saved
-    saved = read_file(path / STATE_NAME)
+    file, parts = (path / STATE_NAME, set()) if path.is_dir() else (path, {"model"})
+    saved = read_file(file)
     if not are_trusted():
-        refuse_other_contents(saved, path / STATE_NAME, set())
+        refuse_other_contents(saved, file, parts)
     return saved
 
 

@@ -6,6 +6,7 @@ starts, so one `--trust-checkpoints` holds for all of them; our own reads look a
 """
 
 import os
+import pickle
 import struct
 import zipfile
 import zlib
@@ -17,6 +18,12 @@ from architectures.errors import UserError
 
 # What zipfile raises on bytes that no archiver wrote: also for encrypted entries and unknown compressions.
 NOT_A_ZIP = (zipfile.BadZipFile, zlib.error, struct.error, NotImplementedError, RuntimeError, EOFError, ValueError)
+# What unpicklers raise on bytes that no pickler wrote.
+UNREADABLE = (
+    pickle.UnpicklingError,
+    *(ValueError, TypeError, AttributeError, LookupError, EOFError, AssertionError, ArithmeticError),
+    *(ImportError, MemoryError, RuntimeError, struct.error),
+)
 VALIDATION_VARIABLE = "CHECKPOINT_VALIDATION_FUNCTION"
 REFUSE_CODE = "distill.checkpoints.reading.is_free_of_code"
 TRUST = "distill.checkpoints.reading.is_trusted"
