@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+from gguf import GGML_QUANT_SIZES, MODEL_ARCH_NAMES, GGMLQuantizationType, dequantize, get_tensor_name_map
 from tokenizers import pre_tokenizers
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
@@ -29,7 +29,6 @@ from architectures.checkpoints.weights import TensorInfo, require_replaceable, w
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.families.family import Gguf
-from architectures.families.rotary import GGUF_LAYER, GGUF_OUTSIDE
 from architectures.files.atomic import staged_folder
 from architectures.gguf_format import ARCHITECTURES, TOKEN_KEYS, GgufHeader, GgufTensor, gguf_config, read_gguf_header
 from architectures.shapes.shape import Shape, checkpoint_tensors
@@ -79,15 +78,11 @@ def import_gguf(file: Path, out: Path, *, dtype: str = "float32") -> None:
 
 def gguf_names(shape: Shape) -> dict[str, str]:
     """Hugging Face name -> GGUF name of every tensor of the checkpoint."""
-    family = FAMILIES[shape.family]
-    modules = {part.name: GGUF_OUTSIDE[role] for role, part in family.outside.items()}
-    for layer in range(shape.layers):
-        modules |= {family.layer_module(layer, role): f"blk.{layer}.{GGUF_LAYER[role]}" for role in family.layer}
-    names = {}
-    for name in checkpoint_tensors(shape):
-        module, kind = name.rsplit(".", 1)
-        names[name] = f"{modules[module]}.{kind}"
-    return names
+    gguf = FAMILIES[shape.family].gguf
+    assert gguf is not None, "families that llama.cpp has not are refused before"
+    architecture = next(each for each, name in MODEL_ARCH_NAMES.items() if name == gguf.name)
+    known = get_tensor_name_map(architecture, shape.layers)
+    return {name: str(known.get_name(name, (".weight", ".bias"))) for name in checkpoint_tensors(shape)}
 
 
 def require_gguf_tensors(file: Path, header: GgufHeader, expected: Mapping[str, tuple[int, ...]]) -> None:

@@ -219,20 +219,3 @@ GRANITE = Family(
         rope_factors=True,
     ),
 )
-
-GGUF_LAYER = {
-    "attention_norm": "attn_norm",
-    "query": "attn_q",
-    "key": "attn_k",
-    "value": "attn_v",
-    "attention_output": "attn_output",
-    "attention_post_norm": "post_attention_norm",
-    "ffn_post_norm": "post_ffw_norm",
-    "query_norm": "attn_q_norm",
-    "key_norm": "attn_k_norm",
-    "ffn_norm": "ffn_norm",
-    "ffn_gate": "ffn_gate",
-    "ffn_up": "ffn_up",
-    "ffn_down": "ffn_down",
-}
-GGUF_OUTSIDE = {"embedding": "token_embd", "final_norm": "output_norm", "head": "output"}

@@ -26,16 +26,11 @@ LLAMA_2_7B = {
 }
 LLAMA_7B = {**LLAMA_2_7B, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6}
 LLAMA_3_1_8B = {
-    "model_type": "llama",
-    "hidden_size": 4096,
+    **LLAMA_2_7B,
     "intermediate_size": 14336,
     "max_position_embeddings": 131072,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
     "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-5,
     "rope_theta": 500000.0,
-    "tie_word_embeddings": False,
     "vocab_size": 128256,
 }
 LLAMA_3_2_1B = {
@@ -47,17 +42,12 @@ LLAMA_3_2_1B = {
     "tie_word_embeddings": True,
 }
 MISTRAL_7B = {
+    **LLAMA_2_7B,
     "model_type": "mistral",
-    "hidden_size": 4096,
     "intermediate_size": 14336,
     "max_position_embeddings": 32768,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
     "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-5,
     "sliding_window": None,
-    "tie_word_embeddings": False,
-    "vocab_size": 32000,
 }
 QWEN_2_5_7B = {
     "model_type": "qwen2",

@@ -5,7 +5,6 @@ Shape suffixes used in this file:
 """
 
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -388,7 +387,7 @@ def request_training(
     else:
         own = journal.folder / RECIPE_NAME  # that of the run may be of another command, with other overrides
         save_recipe(recipe, own)
-        requests = LiveRequests(own, journal, yields=not (online.waits or torch.cuda.is_available()))
+        requests = LiveRequests(own, journal)
 
     # The length of the training: the whole stream, unless it is in batches.
     max_duration = recipe.distill.max_duration
@@ -451,7 +450,7 @@ def serve_stream(run: Run, draft: Path) -> Iterator[Served]:
     if online.answers == "live":
         server = open_server(run, draft, rank=0)
         for request in requests_of(run, first=0, world=1):
-            yield server.serve(request, updates=0, since_s=time.monotonic())
+            yield server.serve(request, updates=0)
         return
     recorded, device = recorded_stream(run), default_device()
     dtype = teacher_dtype(recipe.target.dtype, recipe.distill.precision)

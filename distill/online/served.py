@@ -56,7 +56,6 @@ class RequestRecord:
         proposed: Drafted tokens.
         accepted: Of those.
         seconds: From the request to its last token; null where responses are replayed.
-        wait_s: Of those, before its first verification step; null where responses are replayed.
         answer_ids: The response.
     """
 
@@ -69,7 +68,6 @@ class RequestRecord:
     proposed: int
     accepted: int
     seconds: float | None
-    wait_s: float | None
     answer_ids: tuple[int, ...]
 
 
@@ -341,7 +339,6 @@ class DraftReplay:
             proposed=sum(proposed for _, proposed, _ in steps),
             accepted=sum(accepted for _, _, accepted in steps),
             seconds=None,
-            wait_s=None,
             answer_ids=recorded.answer_ids,
         )
         mistakes = tuple(start + accepted for start, proposed, accepted in steps if accepted < proposed)

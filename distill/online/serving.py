@@ -115,13 +115,12 @@ class Server:
             self.draft, head_of(self.target), vocab_size, self.sampling, self.lookahead, self.seed
         )
 
-    def serve(self, request: OnlineRequest, *, updates: int, since_s: float) -> Served:
+    def serve(self, request: OnlineRequest, *, updates: int) -> Served:
         """The response to a request, and how the draft did.
 
         Args:
             request: As token ids.
             updates: That the draft has had.
-            since_s: When the request came, by time.monotonic().
         """
         begin_s = time.monotonic()
         limits = Limits(request.max_new_tokens, self.stop_ids)
@@ -150,8 +149,7 @@ class Server:
             rounds=len(rounds),
             proposed=sum(each.proposed for each in rounds),
             accepted=sum(each.accepted for each in rounds),
-            seconds=end_s - since_s,
-            wait_s=begin_s - since_s,
+            seconds=end_s - begin_s,
             answer_ids=tuple(token_ids),
         )
         return Served(record, request.prompt_ids, tuple(mistakes), hidden_AH)
@@ -247,7 +245,6 @@ class LiveRequests:
     Attributes:
         recipe: File of the recipe, with all values.
         journal: Of this process.
-        yields: Whether this process leaves the cores to it.
         process: That serves; None until there is a draft to serve with.
         served: Requests that it has served.
         ended: Whether the stream has.
@@ -255,7 +252,6 @@ class LiveRequests:
 
     recipe: Path
     journal: Journal
-    yields: bool
     process: subprocess.Popen[str] | None = None
     served: int = field(init=False)
     ended: bool = False
@@ -296,8 +292,6 @@ class LiveRequests:
                 text=True,
                 bufsize=1,
             )
-            if self.yields:
-                yield_cores()
         elif not self.ended:
             assert self.process.stdin is not None
             try:
@@ -322,10 +316,9 @@ def serve(recipe: Recipe, folder: Path, draft: PublishedDraft, *, rank: int, wor
     inbox = DraftInbox(open_server(run, run.init.path, rank=rank), draft, waits=online.waits, own=journal.own)
     served = journal.num_served()
     for request in requests_of(run, first=journal.request(served), world=world):
-        since_s = time.monotonic()
         with inbox.serving:
             updates = inbox.newest_for(served)
-            journal.write(inbox.server.serve(request, updates=updates, since_s=since_s))
+            journal.write(inbox.server.serve(request, updates=updates))
         served += 1
         print("served", flush=True)
     print("ended", flush=True)
@@ -342,16 +335,3 @@ def main(words: list[str]) -> int:
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
-
-
-def yield_cores() -> None:
-    """From now on the threads of this process run on cores that would be idle else.
-
-    Linux gives a thread of the policy SCHED_IDLE a core that nobody else wants, and takes it back at once. Processes
-    that were started before keep their own policy; those that are started later inherit this one.
-    """
-    if not hasattr(os, "SCHED_IDLE"):
-        print("This system knows no SCHED_IDLE: what runs beside takes turns with this process.", file=sys.stderr)
-        return
-    for thread in Path("/proc/self/task").iterdir():
-        os.sched_setscheduler(int(thread.name), os.SCHED_IDLE, os.sched_param(0))

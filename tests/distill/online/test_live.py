@@ -27,7 +27,7 @@ def lines(recipe):
     """Records without what the clock says."""
     text = (Path(recipe.run_dir) / "online" / "rank0" / "records.jsonl").read_text()
     return [
-        {key: value for key, value in json.loads(line).items() if key not in ("seconds", "wait_s")}
+        {key: value for key, value in json.loads(line).items() if key != "seconds"}
         for line in text.splitlines()
         if line.endswith("}")
     ]
@@ -136,7 +136,7 @@ def test_a_process_that_ended_without_a_word_is_told(tmp_path, code):
     process = subprocess.Popen(
         [sys.executable, "-c", words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     )
-    requests = LiveRequests(Path("r.yaml"), Journal(tmp_path, 0, 1, 2), yields=False, process=process)
+    requests = LiveRequests(Path("r.yaml"), Journal(tmp_path, 0, 1, 2), process=process)
     with process, pytest.raises(UserError, match=rf"r\.yaml: .*\({code}\)"):
         requests.take(0)
 

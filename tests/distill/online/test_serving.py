@@ -33,7 +33,7 @@ def pair(tiny_target, make_checkpoint):
 
 def serve(target, draft, sampling, *, request=3, lookahead=3):
     server = Server(target, draft, lookahead, sampling, frozenset({2}), 17)
-    return server.serve(OnlineRequest(request, "letters", PROMPT, 20), updates=4, since_s=0.0)
+    return server.serve(OnlineRequest(request, "letters", PROMPT, 20), updates=4)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(0.9, top_p=0.95)], ids=["greedy", "sampled"])
@@ -77,7 +77,7 @@ def test_a_replay_of_the_answer_says_what_serving_said(pair, lookahead):
     again = replay.serve(Recorded(3, "letters", PROMPT, served.answer_ids, served.hidden_AH), updates=4)
     assert again.mistakes == served.mistakes
     record = served.record
-    assert again.record == replace(record, alpha=pytest.approx(record.alpha), seconds=None, wait_s=None)
+    assert again.record == replace(record, alpha=pytest.approx(record.alpha), seconds=None)
 
 
 def test_replayed_sampled_answers_accept_tokens_as_often_as_their_probability(pair):
@@ -107,7 +107,7 @@ def test_every_family_serves_with_its_states(make_checkpoint, family):
 def test_a_request_is_learned_at_its_own_positions():
     """By hand: prompt 5 9 200, answer 40 41 42, a mistake at 41; it is predicted where 40 stands, and nowhere else."""
     hidden_AH = torch.arange(12.0).view(3, 4)
-    fields = {"tokens": 3, "rounds": 2, "proposed": 2, "accepted": 1, "seconds": None, "wait_s": None}
+    fields = {"tokens": 3, "rounds": 2, "proposed": 2, "accepted": 1, "seconds": None}
     record = RequestRecord(request=0, source="a", updates=0, alpha=0.5, answer_ids=(40, 41, 42), **fields)
     served = Served(record, (5, 9, 200), (1,), hidden_AH)
     wrong, every = served.example("rejected"), served.example("all")

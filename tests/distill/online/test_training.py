@@ -216,10 +216,10 @@ def test_drafts_that_do_not_learn_are_compared_on_the_same_stream(make_online, a
     recipe = make_online(online={"answers": answers, "baselines": ["init"]}, max_duration="1ba")
     train(recipe)
     run = Run.of(recipe)
-    static = [replace(each.record, seconds=None, wait_s=None) for each in serve_stream(run, run.init.path)]
+    static = [replace(each.record, seconds=None) for each in serve_stream(run, run.init.path)]
     learned = read_records(run.folder / "online" / "records.jsonl")
     assert len(static) == NUM_REQUESTS
-    assert static[:2] == [replace(each, seconds=None, wait_s=None) for each in learned][:2]
+    assert static[:2] == [replace(each, seconds=None) for each in learned][:2]
     table = compare_on_stream(run).read_text()
     assert [line.split("|")[2].strip() for line in table.splitlines() if line.startswith("| first")] == [
         "init",
@@ -231,7 +231,7 @@ def test_a_comparison_pools_the_last_requests_of_each_source():
     """Of 40 requests, 5 of each source are the last quarter: gains by hand."""
     resampling = Resampling(0.95, 200, 1)
     fields = {"updates": 0, "tokens": 4, "rounds": 2, "proposed": 4, "accepted": 2}
-    fields |= {"seconds": None, "wait_s": None, "answer_ids": (1, 2, 3, 4)}
+    fields |= {"seconds": None, "answer_ids": (1, 2, 3, 4)}
     static = [RequestRecord(request=n, source="ab"[n // 20], alpha=0.1, **fields) for n in range(40)]
     online = [replace(each, alpha=0.4 if each.request % 20 >= 15 else 0.0) for each in static]
     rows = comparison({"static": static, "online": online}, resampling).rows
