@@ -2,8 +2,8 @@
 
 import json
 import shutil
-import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +31,7 @@ from distill.run.stage_inputs import (
     require_training_inputs,
     sources_as_input,
 )
+from distill.stages import processes
 from distill.stages.processes import distill_stage
 from distill.stages.running import export_stage
 from distill.stages.table import eval_prompts
@@ -211,16 +212,16 @@ def launch(monkeypatch):
     """launch(recipe) -> the commands and environments a distill stage starts; each ends with `launch.code`."""
     started: list[Any] = []
 
-    def run(command, *, env, check, pass_fds):
+    def start(command, *, env, pass_fds):
         started.append((command, env))
-        return SimpleNamespace(returncode=launch.code)
+        return nullcontext(SimpleNamespace(wait=lambda: launch.code))
 
     def launch(recipe):
         path = Path(recipe.run_dir) / "recipe.yaml"
         save_recipe(recipe, path)
         started.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(subprocess, "run", run)
+            patch.setattr(processes, "subprocess", SimpleNamespace(Popen=start))
             distill_stage(path, ["distill.progress_bar=false"])
         return started.copy()
 
