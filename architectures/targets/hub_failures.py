@@ -40,7 +40,8 @@ def hub_failure(error: BaseException) -> str:
         return "what answers at HF_ENDPOINT is no hub."
     if isinstance(error, UnicodeError):  # names the characters of a header, which may be the token's
         return "a name or HF_TOKEN holds characters that no request may."
-    return f"{' '.join(without_token(str(error)).split()).rstrip('.') or type(error).__name__}."
+    text = without_token(str(error)).strip() or type(error).__name__
+    return (text.splitlines()[0] if isinstance(error, OSError) else " ".join(text.split())).rstrip(".") + "."
 
 
 def without_token(text: str) -> str:
