@@ -1,6 +1,6 @@
 """`widedraft check`: every mistake of a recipe at once, and what a run makes and costs. No torch, no weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,17 +20,14 @@ from architectures.targets.target import NOT_HERE, cached_config, config_at_hand
 from architectures.vocabulary import (
     CONFIG_KEY,
     COUNTED,
-    DRAFT_VOCABULARY_NAME,
     TOKENIZER,
-    coverage,
-    ids_by_count,
     list_file,
-    read_draft_vocabulary,
     read_list,
     read_tokens,
     refuse_small_head,
     with_asked_head,
 )
+from distill.data.conversations import load_conversations
 from distill.data.held_out import distinct
 from distill.data.longest_texts import refuse_long_texts
 from distill.estimate import (
@@ -42,18 +39,12 @@ from distill.estimate import (
     Rows,
     Work,
     disk_bytes,
+    expected_steps,
     expected_work,
     find_device,
     finished_counts,
-    read_prompts,
-    read_rows,
-    scored_prompts,
-    stage_needs,
+    stage_memory,
     stage_seconds,
-    trained_lengths,
-    training_memory,
-    training_steps,
-    trainings,
 )
 from distill.hub.push import refuse_unpublishable
 from distill.recipe.recipe import Recipe
@@ -62,13 +53,27 @@ from distill.recipe.sections.training import TIED_AND_FROZEN, missing_package
 from distill.recipe.validate import refuse_orders, refuse_unfit
 from distill.run.run import Run
 from distill.run.run_folder import require_run_folder
-from distill.vocabulary import id_counts_in, listed_ids, pooled
+from distill.vocabulary import listed_ids
+from eval.prompts import load_prompts
 from eval.targets.layer_memory import refuse_asked_cap
+from eval.tasks import PromptSource
 
 Row = tuple[str, str]
 Value = TypeVar("Value")
 
-MAX_COUNTED_TOKENS = 2_000_000  # for coverage: a second's reading
+SMALLER_TARGET = "target.placement: layers, or target.bits"
+SMALLER_TRAINING = (
+    "distill.parallelism: fsdp2, distill.activation_checkpointing: true, distill.teacher.parallelism: fsdp2, a smaller "
+    "distill.device_train_microbatch_size, or more processes"
+)
+REMEDIES = {  # of what a device cannot hold
+    "prune": "target.placement: layers, or architecture.method: first_last",
+    "generate": f"{SMALLER_TARGET}, or a smaller data.batch_size",
+    "cache": SMALLER_TARGET,
+    "masks": SMALLER_TRAINING,
+    "distill": SMALLER_TRAINING,
+    "eval": f"{SMALLER_TARGET}, or a smaller eval.batch_size",
+}
 
 # --- shapes of a run, from config files only -----------------------------------------------------------------------
 
@@ -145,103 +150,102 @@ def check_recipe(
     """
     problems: list[str] = []
 
-    def attempt(step: Callable[[], Value]) -> Value | None:
-        """What a step returns; None, and its message among the problems, if the user has to mend something."""
+    def attempt(step: Callable[..., Value], *args: object, **options: object) -> Value | None:
+        """What a step returns; None, and its message among the problems, if the user has to fix something."""
         try:
-            return step()
+            return step(*args, **options)
         except UserError as error:
             problems.append(str(error))
             return None
 
     # Everything that can be read is read; what is wrong is collected.
-    on = attempt(lambda: find_device(device))
-    attempt(lambda: require_run_folder(Run.of(recipe)))
-    attempt(lambda: refuse_unpublishable(recipe))
-    shapes = attempt(lambda: planned_shapes(recipe))
-    sources = [attempt(partial(read_rows, source, recipe)) for source in recipe.data.prompts]
+    run = Run.of(recipe)
+    on = attempt(find_device, device)
+    attempt(require_run_folder, run)
+    attempt(refuse_unpublishable, recipe)
+    shapes = attempt(planned_shapes, recipe)
+    sources = [attempt(read_rows, source, given=recipe.data.answers == "given") for source in recipe.data.prompts]
     for source in recipe.eval.tasks:
-        attempt(partial(read_prompts, source))
-    counts = attempt(lambda: finished_counts(recipe))
-    encode, covered, engines = None, None, None
+        attempt(read_rows, source)
+    counts = attempt(finished_counts, recipe)
+    encode, engines = None, None
     if shapes is not None:
-        encode = encoder_at_hand(Run.of(recipe))
-        for refuse in refusals_of(recipe, shapes, sources, is_generated=counts is not None):
-            attempt(refuse)
-        engines = attempt(lambda: engine_rows(recipe, shapes.draft))
-        covered = attempt(lambda: coverage_words(Run.of(recipe), shapes.target.vocab))
-    work = None if problems else attempt(lambda: expected_work(recipe, sources, counts, encode))
+        encode = encoder_at_hand(run)
+        for rule in rules(recipe, shapes):
+            attempt(rule)
+        if counts is None:
+            attempt(refuse_few_prompts, recipe, sources)
+        engines = attempt(engine_rows, recipe, shapes.draft)
+    work = None if problems else attempt(expected_work, recipe, sources, counts, encode)
     if problems or shapes is None or work is None:
         raise UserError("\n".join(problems))
 
     # What one device cannot hold is refused, at as many processes as a machine has where nobody says how many.
     on_gpu = on is not None and on.is_gpu
     gib = device_gib or (None if on is None else on.memory_gib)
-    needs = partial(stage_needs, recipe, shapes, on_gpu=on_gpu)
-    for need in needs(processes=processes or PROCESSES_PER_MACHINE):
-        if gib is not None and need.size_bytes > gib * GIB:
-            among = plural(processes or PROCESSES_PER_MACHINE, "process", "processes")
-            problems.append(
-                f"{need.stage}: one of {among} needs {need.size_bytes / GIB:.1f} GiB, and a device has {gib:g} GiB. "
-                f"Use {need.remedy}."
+    among = processes or PROCESSES_PER_MACHINE
+    needed = stage_memory(recipe, shapes, processes=among, on_gpu=on_gpu)
+    too_large = {stage: size for stage, parts in needed.items() if gib and (size := sum(parts.values()) / GIB) > gib}
+    if too_large:
+        one_of = f"one of {plural(among, 'process', 'processes')}"
+        raise UserError(
+            "\n".join(
+                f"{stage}: {one_of} needs {size:.1f} GiB, and a device has {gib:g} GiB. Use {REMEDIES[stage]}."
+                for stage, size in too_large.items()
             )
-    if problems:
-        raise UserError("\n".join(problems))
+        )
 
+    memory = stage_memory(recipe, shapes, processes=processes or 1, on_gpu=on_gpu)
+    limit, free = "" if gib is None else f" of {gib:g}", free_bytes(Path(recipe.run_dir)) / GIB
     not_checked = [f"{path}: {NOT_HERE}. {packaged_words(path)}".rstrip(" .") for path in shapes.unread]
     unopened = [str(named.name) for named, rows in zip(recipe.data.prompts, sources, strict=True) if rows is None]
     not_checked += [f"data set {name}: opened by generate" for name in unopened if counts is None]
+    wanted = recipe.architecture
+    source = [] if wanted.source is None else [("cut out of", f"{wanted.source}: {shape_words(shapes.source)}")]
     return [
-        ("run", f"{recipe.run_name}, in {recipe.run_dir}"),
-        *shape_rows(recipe, shapes),
-        *([] if covered is None else [("coverage", covered)]),
+        ("target", f"{recipe.target.path}: {shape_words(shapes.target)}"),
+        *source,
+        ("draft", shape_words(shapes.draft, wanted.shape)),
+        ("pruned by", shapes.how),
         *(engines or []),
-        *memory_rows(recipe, shapes, needs(processes=processes or 1), processes or 1, gib, on_gpu=on_gpu),
-        disk_row(recipe, shapes, work),
+        *((f"memory, {stage}", in_gib(parts, limit)) for stage, parts in memory.items()),
+        ("disk", in_gib(disk_bytes(recipe, shapes, work), f" of {free:.0f} free")),
         *work_rows(recipe, work),
-        *hour_rows(recipe, shapes, work, on, is_counted=encode is not None),
+        ("hours", hours(recipe, shapes, work, on)),
         *(("not checked", words) for words in not_checked),
     ]
 
 
-def refusals_of(
-    recipe: Recipe, shapes: PlannedShapes, sources: Sequence[Rows | None], *, is_generated: bool
-) -> list[Callable[[], None]]:
+def read_rows(source: PromptSource, *, given: bool = False) -> Rows | None:
+    """The prompts of a file, or its conversations with their responses; None of a data set, which takes too long."""
+    if source.path is None:
+        return None
+    return load_conversations([source]) if given else load_prompts([source])
+
+
+def rules(recipe: Recipe, shapes: PlannedShapes) -> list[Callable[[], object]]:
     """Each raises UserError for one thing that would fail in a later stage, some of them hours after the start."""
-    target, draft, run = shapes.target, shapes.draft, Run.of(recipe)
+    target, draft, run, wanted = shapes.target, shapes.draft, Run.of(recipe), recipe.architecture
     held = {"dtype": recipe.target.dtype, "holding": recipe.target.holding}
-    entries = {"vocab": target.vocab, "rows": draft.head_rows}
-    found: list[Callable[[], None]] = [
-        lambda: refuse_unfit(recipe, target.family),
-        lambda: refuse_asked_cap(recipe.target.path, target, **held),
-        lambda: refuse_due_orders(run, shapes.source),
-        lambda: refuse_k_beyond(recipe.distill.teacher, **entries),
-        lambda: refuse_texts_beyond(recipe, shapes),
-        lambda: refuse_missing_packages(recipe),
-        lambda: refuse_foreign_list(recipe, target.vocab),
+    of_target, of_source = shapes.lengths
+    lengths = {recipe.target.path: of_target}, {wanted.source or recipe.target.path: of_source}
+    found: list[Callable[[], object]] = [
+        partial(refuse_unfit, recipe, target.family),
+        partial(refuse_asked_cap, recipe.target.path, target, **held),
+        partial(refuse_k_beyond, recipe.distill.teacher, vocab=target.vocab, rows=draft.head_rows),
+        partial(refuse_long_texts, recipe, *lengths),
+        partial(refuse_missing_packages, recipe),
+        partial(refuse_foreign_list, run, target.vocab),
     ]
+    if wanted.plan is None and wanted.source is None and not (run.scores.is_finished or run.init.is_finished):
+        found.append(partial(refuse_orders, recipe.target.placement, needed_scores(shapes.source, wanted)))
     if recipe.distill.freeze_input_embeddings and draft.tied:
-        found.append(lambda: refuse(TIED_AND_FROZEN))
-    if not is_generated:
-        found.append(lambda: refuse_few_prompts(recipe, sources))
+        found.append(partial(refuse, TIED_AND_FROZEN))
     return found
 
 
 def refuse(message: str) -> None:
     raise UserError(message)
-
-
-def refuse_due_orders(run: Run, source: Shape) -> None:
-    """Raise UserError if an order of layers is still to be found that needs the whole target in memory."""
-    wanted = run.recipe.architecture
-    if wanted.plan is None and wanted.source is None and not (run.scores.is_finished or run.init.is_finished):
-        refuse_orders(run.recipe.target.placement, needed_scores(source, wanted))
-
-
-def refuse_texts_beyond(recipe: Recipe, shapes: PlannedShapes) -> None:
-    """Raise UserError if a sequence may be longer than the target, or what the draft is cut from, was made for."""
-    of_target, of_source = shapes.lengths
-    source = recipe.architecture.source or recipe.target.path
-    refuse_long_texts(recipe, {recipe.target.path: of_target}, {source: of_source})
 
 
 def refuse_missing_packages(recipe: Recipe) -> None:
@@ -252,17 +256,19 @@ def refuse_missing_packages(recipe: Recipe) -> None:
             raise UserError("\n".join(problems))
 
 
-def refuse_foreign_list(recipe: Recipe, vocab_size: int) -> None:
-    """Raise UserError for a list of token ids with one that the target has no row for."""
-    wanted = recipe.architecture.vocabulary
+def refuse_foreign_list(run: Run, vocab_size: int) -> None:
+    """Raise UserError for a list of token ids that is not of the target's vocabulary, or not of its tokenizer."""
+    wanted = run.recipe.architecture.vocabulary
     if wanted is None or wanted.origin in COUNTED:
         return
     beyond = [number for number in read_list(wanted.origin, wanted.size) if number >= vocab_size]
     if beyond:
         raise UserError(
-            f"{list_file(wanted.origin)}: holds {beyond[0]}, which is beyond the vocabulary of {recipe.target.path}, "
-            f"vocab_size {vocab_size}. Name a list that was made with its tokenizer."
+            f"{list_file(wanted.origin)}: holds {beyond[0]}, which is beyond the vocabulary of "
+            f"{run.recipe.target.path}, vocab_size {vocab_size}. Name a list that was made with its tokenizer."
         )
+    if (folder := tokenizer_folder(run)) is not None:
+        listed_ids(wanted, read_tokens(folder, vocab_size), folder)
 
 
 def refuse_few_prompts(recipe: Recipe, sources: Sequence[Rows | None]) -> None:
@@ -313,18 +319,6 @@ def planned_pair(recipe: Recipe, draft: Shape) -> Pair:
 # --- rows ----------------------------------------------------------------------------------------------------------
 
 
-def shape_rows(recipe: Recipe, shapes: PlannedShapes) -> list[Row]:
-    """Target and draft, with true and nominal sizes."""
-    wanted = recipe.architecture
-    source = [] if wanted.source is None else [("cut out of", f"{wanted.source}: {shape_words(shapes.source)}")]
-    return [
-        ("target", f"{recipe.target.path}: {shape_words(shapes.target)}"),
-        *source,
-        ("draft", shape_words(shapes.draft, wanted.shape)),
-        ("pruned by", shapes.how),
-    ]
-
-
 def shape_words(shape: Shape, name: str | None = None) -> str:
     """All sizes of a shape, its true parameters, and the nominal size it was published under."""
     head = f", {shape.head_vocab} in the output head" if shape.head_vocab else ""
@@ -361,34 +355,6 @@ def engine_rows(recipe: Recipe, draft: Shape) -> list[Row]:
     ]
 
 
-def coverage_words(run: Run, vocab_size: int) -> str | None:
-    """Share of generated tokens that a reduced vocabulary covers; None for a whole head.
-
-    Raises:
-        UserError: If the list is none of this target's, or the size cannot be had.
-    """
-    wanted, folder = run.recipe.architecture.vocabulary, tokenizer_folder(run)
-    if wanted is None:
-        return None
-    if folder is None:
-        return "unknown: the target's tokenizer is not here"
-    tokens = read_tokens(folder, vocab_size)
-    ids = None if wanted.origin in COUNTED else listed_ids(wanted, tokens, folder)
-    if finished_counts(run.recipe) is None:
-        return "unknown until responses are generated"
-    trained, held_out = (
-        pooled(id_counts_in(run.data.path, split, most_tokens=MAX_COUNTED_TOKENS)) for split in ("train", "eval")
-    )
-    if wanted.origin == "answers":
-        assert wanted.size is not None  # of counts the recipe gives it
-        ids = ids_by_count(trained, tokens, wanted.size)
-    elif ids is None and (run.init.path / DRAFT_VOCABULARY_NAME).is_file():  # counting text takes too long here
-        ids = read_draft_vocabulary(run.init.path).ids
-    if ids is None:
-        return "unknown until the draft is pruned"
-    return f"{coverage(ids, trained):.1%} of training responses, {coverage(ids, held_out):.1%} of held-out responses"
-
-
 def tokenizer_folder(run: Run) -> Path | None:
     """The directory with the target's tokenizer, if it can be read without fetching or importing anything."""
     path, revision = run.recipe.target.path, run.recipe.target.revision
@@ -408,66 +374,39 @@ def encoder_at_hand(run: Run) -> Encode | None:
     return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def memory_rows(
-    recipe: Recipe, shapes: PlannedShapes, needs: Sequence, processes: int, gib: float | None, *, on_gpu: bool
-) -> list[Row]:
-    """What one process holds in every stage, and the parts of the trainings."""
-    limit = "" if gib is None else f" of {gib:g}"
-    rows = [(f"memory, {need.stage}", f"{need.size_bytes / GIB:.2f}{limit} GiB") for need in needs]
-    for training in trainings(recipe, shapes, on_gpu=on_gpu):
-        parts = training_memory(training, processes)
-        each = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items())
-        auto = "; auto may take a smaller micro-batch" if training.microbatch is None else ""
-        rows.append((f"  parts, {training.stage}", f"{each} GiB, in one of {processes}{auto}"))
-    return rows
-
-
-def disk_row(recipe: Recipe, shapes: PlannedShapes, work: Work) -> Row:
-    parts = disk_bytes(recipe, shapes, work)
+def in_gib(parts: Mapping[str, int], limit: str) -> str:
+    """A sum of bytes, and its parts."""
     each = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items())
-    free = free_bytes(Path(recipe.run_dir)) / GIB
-    return "disk", f"at most {sum(parts.values()) / GIB:.2f} GiB of {free:.0f} free: {each}"
+    return f"{sum(parts.values()) / GIB:.2f}{limit} GiB: {each}"
 
 
 def work_rows(recipe: Recipe, work: Work) -> list[Row]:
-    """Prompts, steps, epochs and the loss."""
+    """Prompts and steps."""
     config, bound = recipe.distill, "at most " if work.is_bound else ""
     prompts = "unknown until generate opens the data set" if work.prompts is None else f"{bound}{work.prompts:,}"
-    rows = [("prompts", f"{prompts}, {recipe.data.num_eval_prompts} held out; {scored_prompts(recipe)} scored")]
+    rows = [("prompts", f"{prompts}, {recipe.data.num_eval_prompts} held out")]
     if recipe.architecture.method == "learned_masks":
         masks = recipe.architecture.masks
         rows.append(("mask steps", f"{masks.max_duration} of {masks.global_train_batch_size} sequences"))
-    on_text = config.train_on == "text"
-    sequence = trained_lengths(recipe)[0] if on_text else work.sequence_tokens
-    length = training_steps(config, None if on_text else work.sequences, sequence)
+    length, sequence, _ = expected_steps(recipe, work)
     if config.online is not None:
-        rows.append(("steps", f"{config.online.steps_per_update} after every {config.online.update_interval} requests"))
+        steps = f"{config.online.steps_per_update} after every {config.online.update_interval} requests"
     elif length is None:
-        rows.append(("steps", f"unknown ({config.max_duration})"))
+        steps = f"unknown ({config.max_duration})"
     else:
         epochs = "" if length.epochs is None else f", {length.epochs:.3g} epochs"
-        batch = config.global_train_batch_size
-        rows.append(("steps", f"{bound}{length.steps:,} of {batch} sequences ({config.max_duration}){epochs}"))
-        rows.append(("tokens", f"{bound}{length.sequences * sequence:,}, {sequence:,} a sequence"))
-    if recipe.architecture.stages is not None:
-        rows.append(("stages", f"{len(recipe.architecture.stages)}, each of these steps"))
-    terms = (term.name if term.weight == 1 else f"{term.weight:g} x {term.name}" for term in config.terms)
-    temperature = f", temperature {config.temperature:g}" if config.temperature != 1 else ""
-    return [*rows, ("loss", f"{' + '.join(terms)}{temperature}")]
+        size = f"{config.global_train_batch_size} sequences of {sequence:,} tokens"
+        steps = f"{bound}{length.steps:,} of {size} ({config.max_duration}){epochs}"
+    return [*rows, ("steps", steps)]
 
 
-def hour_rows(
-    recipe: Recipe, shapes: PlannedShapes, work: Work, device: Device | None, *, is_counted: bool
-) -> list[Row]:
-    """Hours of each stage on one device, and of all."""
+def hours(recipe: Recipe, shapes: PlannedShapes, work: Work, device: Device | None) -> str:
+    """Hours of the long stages on one device."""
     if device is None:
-        return [("hours", "unknown: this device was not measured; --device NAME computes those of another")]
+        return "unknown: this device was not measured; --device NAME computes those of another"
     seconds = stage_seconds(recipe, shapes, work, device)
     if not seconds:
-        return [("hours", f"unknown: no training in {recipe.distill.precision} was measured on {device.name}")]
-    stages = ", ".join(
-        f"{name} {'unknown' if each is None else f'{each / 3600:.2g}'}" for name, each in seconds.items()
-    )
+        return f"unknown: no training in {recipe.distill.precision} was measured on {device.name}"
+    stages = ", ".join(f"{name} {'unknown' if s is None else f'{s / 3600:.2g}'}" for name, s in seconds.items())
     total = sum(each or 0.0 for each in seconds.values()) / 3600
-    counted = "" if is_counted else "; prompts taken as long as allowed"
-    return [("hours", f"{total:.2g}: {stages}; one {device.name}, {device.source}{counted}")]
+    return f"{total:.2g}: {stages}; one {device.name}, {device.source}"

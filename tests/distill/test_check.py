@@ -76,12 +76,12 @@ def test_a_published_target_and_its_nominal_sizes_come_from_the_table(checked):
 @pytest.mark.parametrize(
     ("overrides", "steps"),
     [
-        ((), "3 of 4 sequences (1ep), 1 epochs"),
-        (("distill.max_duration=5ba",), "5 of 4 sequences (5ba), 1.8 epochs"),
-        (("data.prompts=[{name: openai/gsm8k}]",), "unknown (1ep)"),
+        ((), (3, "(1ep), 1 epochs")),
+        (("distill.max_duration=5ba",), (5, "(5ba), 1.8 epochs")),
+        (("data.prompts=[{name: openai/gsm8k}]",), ("unknown", "(1ep)")),
         (
             ("data.prompts=[{name: openai/gsm8k, num_prompts: 90}, {path: prompts.jsonl}]",),
-            "at most 25 of 4 sequences (1ep), 1 epochs",
+            ("at most 25", "(1ep), 1 epochs"),
         ),
         (
             (
@@ -89,12 +89,15 @@ def test_a_published_target_and_its_nominal_sizes_come_from_the_table(checked):
                 "distill.max_duration=30ba",
                 "text={domains: [{name: wiki, path: wiki.txt}], max_seq_len: 64}",
             ),
-            "30 of 4 sequences (30ba)",
+            (30, "of 4 sequences of 63 tokens (30ba)"),
         ),
     ],
 )
 def test_steps(checked, overrides, steps):
-    assert checked(*overrides)["steps"] == steps
+    begin, end = steps
+    found = checked(*overrides)["steps"]
+    assert found.startswith(f"{begin} ")
+    assert found.endswith(end)
 
 
 def test_tokens_are_counted_by_the_tokenizer_and_by_finished_responses(checked, tiny_target):
@@ -103,19 +106,18 @@ def test_tokens_are_counted_by_the_tokenizer_and_by_finished_responses(checked, 
     tokenizer = AutoTokenizer.from_pretrained(tiny_target)
     texts = [f"Count to {number}." for number in range(12)]
     prompt = round(sum(len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts) / 12)
-    assert checked()["tokens"].endswith(f", {prompt + 40} a sequence")  # responses of 40 tokens, the most there may be
+    assert f"of {prompt + 40} tokens" in checked()["steps"]  # responses of 40 tokens, the most there may be
     finish_data({"prompts": 12, "train": {"answers": 9, "answer_tokens": 180}})
     rows = checked()
-    assert rows["tokens"] == f"{9 * (prompt + 20)}, {prompt + 20} a sequence"
-    assert rows["steps"].startswith("3 of 4 sequences")
-    assert checked("data.temperature=1")["tokens"].endswith(f", {prompt + 40} a sequence")
+    assert rows["steps"].startswith(f"3 of 4 sequences of {prompt + 20} tokens")
+    assert f"of {prompt + 40} tokens" in checked("data.temperature=1")["steps"]
 
 
 def test_given_conversations_are_counted_whole(checked):
     turns = [{"role": role, "content": "x"} for role in ("user", "assistant") * 3]
     rows = [{"messages": turns}, *({"prompt": f"{number}", "answer": "y"} for number in range(9))]
     Path("prompts.jsonl").write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
-    assert checked("data.answers=given")["steps"].startswith("2 of 4 sequences (1ep)")
+    assert checked("data.answers=given")["steps"].startswith("2 of 4 sequences")
     write_prompts(3)
     with pytest.raises(UserError, match=r"prompts\.jsonl:1: has no answer"):
         checked("data.answers=given")
@@ -177,7 +179,7 @@ def test_what_a_device_cannot_hold_is_refused(checked):
     dtypes = ("target.dtype=bfloat16", "distill.precision=amp_bf16", "eval.dtype=bfloat16")
     words = ("target.path=meta-llama/Llama-2-7b-hf", "architecture={shape: wide-796m}", "data.max_seq_len=100", *dtypes)
     rows = checked(*words, device="nvidia-h100-80gb-hbm3")
-    assert rows["memory, generate"].endswith(" of 79.1 GiB")
+    assert " of 79.1 GiB: target 12.55" in rows["memory, generate"]
     assert "one NVIDIA H100 80GB HBM3" in rows["hours"]
     with pytest.raises(UserError) as raised:
         checked(*words, device_gib=20)
@@ -195,7 +197,6 @@ def test_what_a_device_cannot_hold_is_refused(checked):
         "distill.max_duration=999999999999999e15ep",
         "distill.global_train_batch_size=999999999999999999",
         "data.prompts[0].num_prompts=999999999999999999",
-        "distill.save_num_checkpoints_to_keep=999999999999999999",
     ],
 )
 def test_the_largest_numbers_a_recipe_may_hold(checked, word):

@@ -17,18 +17,16 @@ from distill.estimate import (
     Device,
     PlannedShapes,
     Steps,
-    Training,
     Work,
     disk_bytes,
     find_device,
     layer_bytes_per_token,
     matrix_parameters,
-    stage_needs,
+    stage_memory,
     stage_seconds,
     step_seconds,
     training_memory,
     training_steps,
-    trainings,
 )
 from distill.flops import forward_flops
 from distill.formulas.losses import chunk_size
@@ -37,17 +35,6 @@ from distill.recipe.recipe import Recipe
 LLAMA = NAMED_SHAPES["llama-7b"].shape
 DRAFT = draft_shape(LLAMA, ArchitectureConfig(shape="wide-796m"))
 SHAPES = PlannedShapes(LLAMA, LLAMA, DRAFT, "", (None, None))
-WIDE = Training(
-    stage="distill",
-    student=DRAFT,
-    teacher=LLAMA,
-    teacher_dtype="bfloat16",
-    precision="amp_bf16",
-    batch=64,
-    microbatch=4,
-    seq_len=2048,
-    loss_tokens=512,
-)
 B, T = 3, 50
 SIZES = {"hidden_size": 96, "intermediate_size": 176, "num_attention_heads": 8, "head_dim": 16, "vocab_size": 300}
 
@@ -65,7 +52,13 @@ def recipe_of(distill=None, **sections) -> Recipe:
     return Recipe.model_validate({**values, **sections})
 
 
-def kept_bytes(model, shape: Shape, precision: str, *, gated: bool = False, packing: bool = False) -> int:
+def wide(data=None, **distill) -> Recipe:
+    settings = {"global_train_batch_size": 64, "device_train_microbatch_size": 4, **distill}
+    lengths = {"self_written_prompts": 100, "num_eval_prompts": 4, "max_seq_len": 2048, "max_new_tokens": 512}
+    return recipe_of(settings, data={**lengths, **(data or {})})
+
+
+def kept_bytes(model, shape: Shape, precision: str, *, masks: bool = False) -> int:
     """Bytes of the distinct storages a forward pass of the layers keeps, of those with a row per token."""
     found = {}
 
@@ -75,63 +68,61 @@ def kept_bytes(model, shape: Shape, precision: str, *, gated: bool = False, pack
         return tensor
 
     gates = nullcontext()
-    if gated:
+    if masks:
         half = replace(shape, hidden=48, intermediate=88, heads=4, kv_heads=4)
         gates = masked(model, Masks(shape, half, seed=0).sampled(0), shape)
     bfloat16 = torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "amp_bf16")
     with saved_tensors_hooks(note, lambda tensor: tensor), bfloat16, gates:
         ids_BT = torch.arange(B * T).view(B, T)
-        positions_BT = (torch.arange(T) % 20).expand(B, T) if packing else None
-        states = model.base_model(input_ids=ids_BT, position_ids=positions_BT, use_cache=False)
+        states = model.base_model(input_ids=ids_BT, use_cache=False)
         hidden = states.last_hidden_state
     assert hidden.requires_grad
     return sum(count for count, _ in found.values())
 
 
 @pytest.mark.parametrize("precision", ["amp_bf16", "fp32"])
-@pytest.mark.parametrize(
-    ("family", "kv_heads", "how"),
-    [("llama", 8, {}), ("llama", 8, {"gated": True}), ("qwen2", 8, {}), ("llama", 2, {"packing": True})],
-)
-def test_a_layer_keeps_what_torch_counts(family, kv_heads, how, precision):
+@pytest.mark.parametrize(("family", "masks"), [("llama", False), ("llama", True), ("qwen2", False)])
+def test_a_layer_keeps_what_torch_counts(family, masks, precision):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     counts = []
     for layers in (1, 3):  # of two layers more: embedding, rotary tables and last norm cancel
-        config = AutoConfig.for_model(family, **SIZES, num_key_value_heads=kv_heads, num_hidden_layers=layers)
+        config = AutoConfig.for_model(family, **SIZES, num_key_value_heads=8, num_hidden_layers=layers)
         shape = Shape.from_config(config.to_dict())
-        counts.append(kept_bytes(AutoModelForCausalLM.from_config(config), shape, precision, **how))
-    training = replace(WIDE, student=shape, precision=precision, seq_len=T, **how)
+        counts.append(kept_bytes(AutoModelForCausalLM.from_config(config), shape, precision, masks=masks))
     kept = (counts[1] - counts[0]) / 2 / (B * T)
     statistics = 2 * 4 + 4 * 8  # of two norms, and of attention for each head: not in the estimate
-    assert kept - statistics == pytest.approx(layer_bytes_per_token(training), abs=1)
+    assert kept - statistics == pytest.approx(layer_bytes_per_token(shape, precision, masks=masks), abs=1)
 
 
 def test_parts_of_a_training():
-    found = training_memory(WIDE, 1)
+    found = training_memory(wide(), SHAPES)
     assert found["weights"] + found["gradients"] + found["moments"] == 16 * DRAFT.parameters()
     assert found["teacher"] == 2 * LLAMA.parameters()
     assert found["bfloat16 matrices"] == 2 * matrix_parameters(DRAFT)
     assert matrix_parameters(DRAFT) == DRAFT.parameters() - 32000 * 4096 - 11 * 4096  # all but embedding and norms
-    assert found["activations"] == 4 * 2048 * (5 * layer_bytes_per_token(WIDE) + 8 * 4096)
+    per_layer = layer_bytes_per_token(DRAFT, "amp_bf16")
+    assert found["activations"] == 4 * 2048 * (5 * per_layer + 8 * 4096)
     assert found["logits and loss"] == chunk_size(32000) * 32000 * 24 + 4 * 32000 * 4096
-    assert training_memory(replace(WIDE, microbatch=1, loss_tokens=9), 1)["logits and loss"] == 9 * 32000 * 24
-    recomputed = training_memory(replace(WIDE, recomputed=True), 1)["activations"]
-    assert recomputed == 4 * 2048 * (5 * 4 * 4096 + layer_bytes_per_token(WIDE) + 8 * 4096)
+    short = training_memory(wide({"max_new_tokens": 9}, device_train_microbatch_size=1), SHAPES)
+    assert short["logits and loss"] == 9 * 32000 * 24
+    recomputed = training_memory(wide(activation_checkpointing=True), SHAPES)["activations"]
+    assert recomputed == 4 * 2048 * (5 * 4 * 4096 + per_layer + 8 * 4096)
 
 
 def test_processes_divide_what_fsdp2_shards_and_copy_the_rest():
-    one, eight = training_memory(WIDE, 1), training_memory(WIDE, 8)
+    one, eight = (training_memory(wide(), SHAPES, processes=count) for count in (1, 8))
     assert eight.pop("DDP buckets") == 4 * DRAFT.parameters()
     assert eight == one
-    sharded = replace(WIDE, sharded=True, teacher_sharded=True)
-    one, eight = training_memory(sharded, 1), training_memory(sharded, 8)
+    sharded = wide(parallelism="fsdp2", teacher={"parallelism": "fsdp2"})
+    one, eight = (training_memory(sharded, SHAPES, processes=count) for count in (1, 8))
     for name in ("weights", "gradients", "moments", "teacher"):
         assert eight[name] == one[name] // 8
     of_student = 4 * (DRAFT.parameters() - 3 * DRAFT.parameters_per_layer())
     assert one["gathered by FSDP2"] == of_student
     assert eight["gathered by FSDP2"] == of_student + 2 * (LLAMA.parameters() - 30 * LLAMA.parameters_per_layer())
-    assert training_memory(replace(sharded, shard_degree=2), 8)["weights"] == one["weights"] // 2
+    pairs = wide(parallelism="hsdp", shard_degree=2)
+    assert training_memory(pairs, SHAPES, processes=8)["weights"] == one["weights"] // 2
 
 
 @pytest.mark.parametrize(
@@ -143,8 +134,8 @@ def test_processes_divide_what_fsdp2_shards_and_copy_the_rest():
     ],
 )
 def test_what_is_held_of_a_teacher(distill, teacher):
-    [training] = trainings(recipe_of({**distill, "global_train_batch_size": 16}), SHAPES, on_gpu=False)
-    assert training_memory(training, 1).get("teacher") == teacher
+    found = training_memory(recipe_of({**distill, "global_train_batch_size": 16}), SHAPES)
+    assert found.get("teacher") == teacher
 
 
 def test_learned_masks_train_the_whole_target_beside_its_frozen_self():
@@ -153,40 +144,37 @@ def test_learned_masks_train_the_whole_target_beside_its_frozen_self():
         architecture={"shape": "wide-1.3b", "method": "learned_masks"},
         text={"domains": [{"name": "wiki", "path": "wiki.txt"}], "max_seq_len": 4096},
     )
-    training, distillation = trainings(recipe, SHAPES, on_gpu=False)
-    found = training_memory(training, 1)
+    found = training_memory(recipe, SHAPES, "masks")
     assert found["weights"] == 4 * LLAMA.parameters()
     assert found["teacher"] == 2 * LLAMA.parameters()
     assert found["logits and loss"] == chunk_size(32000) * 32000 * 32 + 4 * 32000 * 4096
-    assert (distillation.student, distillation.gated) == (DRAFT, False)
+    assert list(stage_memory(recipe, SHAPES, processes=1, on_gpu=False)) == ["generate", "masks", "distill", "eval"]
 
 
 def test_frozen_embeddings_have_neither_gradients_nor_moments():
-    frozen = training_memory(replace(WIDE, frozen_embeddings=True), 1)
+    frozen = training_memory(wide(freeze_input_embeddings=True), SHAPES)
     assert frozen["weights"] == 4 * DRAFT.parameters()
     assert frozen["gradients"] == 4 * (DRAFT.parameters() - 32000 * 4096)
 
 
 def test_needs_of_every_stage():
     recipe = recipe_of({"global_train_batch_size": 16}, eval={"dtype": "bfloat16", "batch_size": 8})
-    needs = {need.stage: need for need in stage_needs(recipe, SHAPES, processes=1, on_gpu=True)}
+    needs = stage_memory(recipe, SHAPES, processes=1, on_gpu=True)
     assert list(needs) == ["generate", "distill", "eval"]
     kv = LLAMA.kv_bytes_per_token("bfloat16")
-    assert needs["generate"].size_bytes == 2 * LLAMA.parameters() + recipe.data.batch_size * 1024 * kv
-    assert needs["eval"].size_bytes == 2 * LLAMA.parameters() + 4 * DRAFT.parameters() + 8 * 1024 * kv
-    [training] = trainings(recipe, SHAPES, on_gpu=True)
-    smallest = training_memory(replace(training, microbatch=1), 1)  # to which auto goes down
-    assert needs["distill"].size_bytes == sum(smallest.values())
+    assert sum(needs["generate"].values()) == 2 * LLAMA.parameters() + recipe.data.batch_size * 1024 * kv
+    assert sum(needs["eval"].values()) == 2 * LLAMA.parameters() + 4 * DRAFT.parameters() + 8 * 1024 * kv
+    smallest = recipe_of({"global_train_batch_size": 16, "device_train_microbatch_size": 1})
+    assert needs["distill"] == training_memory(smallest, SHAPES, on_gpu=True)  # to which auto goes down
     held = {"target": {"path": "absent", "placement": "layers"}, "data": {"self_written_prompts": 9, "batch_size": 1}}
     layers = recipe_of({"teacher": {"source": "none"}}, **held)
-    [generate, *_] = stage_needs(layers, SHAPES, processes=1, on_gpu=False)
-    assert generate.size_bytes < LLAMA.weight_bytes(layers.target.dtype)
+    generate = stage_memory(layers, SHAPES, processes=1, on_gpu=False)["generate"]
+    assert sum(generate.values()) < LLAMA.weight_bytes(layers.target.dtype)
 
 
 def test_disk_of_a_run():
-    recipe = recipe_of({"save_num_checkpoints_to_keep": 3, "teacher": {"source": "cache"}})
-    found = disk_bytes(recipe, SHAPES, Work(100, 96, 500, 55))
-    assert found["checkpoints"] == 4 * 12 * DRAFT.parameters()
+    found = disk_bytes(recipe_of({"teacher": {"source": "cache"}}), SHAPES, Work(100, 96, 500, 55))
+    assert found["checkpoints"] == 3 * 12 * DRAFT.parameters()
     assert found["teacher cache"] == (96 * 55 + 4 * 256) * 4096 * 2
     assert found["responses"] == 100 * 1024 * 12
 
@@ -224,17 +212,16 @@ def test_a_decoding_step_takes_the_longest_of_launches_bytes_and_products():
 
 
 def test_hours_follow_counts_and_speeds():
-    recipe = recipe_of({"max_duration": "2ep", "global_train_batch_size": 8, "eval_interval": "1dur"})
+    recipe = recipe_of({"max_duration": "2ep", "global_train_batch_size": 8})
     work = Work(100, 96, 300, 100)
     seconds = stage_seconds(recipe, SHAPES, work, FLAT)
-    assert list(seconds) == ["generate", "distill", "eval"]
+    assert list(seconds) == ["generate", "distill"]
     step = step_seconds(FLAT, LLAMA, "bfloat16", batch=48, context=350)
     read = 100 * forward_flops(LLAMA, [(300, 1)]) / 1e14
     assert seconds["generate"] == pytest.approx(3 * 100 * step + read)  # 100 prompts in batches of 48
     sequence = [(400, 100)]
     trained = 192 * (3 * forward_flops(DRAFT, sequence) + forward_flops(LLAMA, sequence))
-    evaluated = 2 * 4 * (forward_flops(DRAFT, sequence) + forward_flops(LLAMA, sequence))
-    assert seconds["distill"] == pytest.approx((trained + evaluated) / 1e14)
+    assert seconds["distill"] == pytest.approx(trained / 1e14)
     unknown = stage_seconds(recipe, SHAPES, replace(work, prompts=None, sequences=None), FLAT)
     assert (unknown["generate"], unknown["distill"]) == (None, None)
     assert stage_seconds(recipe, SHAPES, work, replace(FLAT, train_flops_per_s={})) == {}
