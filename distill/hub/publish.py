@@ -7,7 +7,7 @@ loads, small-head/ what widedraft decodes with, and own-tokenizer/ what vLLM dec
 import re
 import shutil
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -32,7 +32,7 @@ from architectures.targets.hub_failures import HUB_HINT, hub_failure
 from architectures.targets.target import read_config
 from architectures.vocabulary import CONFIG_KEY, DRAFT_VOCABULARY_NAME
 from distill.hub.card import write_card
-from distill.hub.licences import Terms, refuse_unlicensed, terms_of
+from distill.hub.licences import terms_of
 from distill.hub.push import PushSettings, base_model_of
 from distill.hub.serving import OWN_TOKENIZER, SMALL_HEAD, servings_of
 from distill.recipe.recipe import RESOLVED, load_recipe
@@ -61,9 +61,7 @@ def push_run(settings: PushSettings) -> str:
         folder = Path(scratch) / "repository"
         lay_out(settings, folder)
         message = f"Draft of run {settings.run.name}, by widedraft"
-        return push_folder(
-            folder, settings.repo_id, public=settings.public, revision=settings.revision, message=message
-        )
+        return push_folder(folder, settings.repo_id, public=settings.public, message=message)
 
 
 def dry_run(settings: PushSettings, out: Path) -> list[Path]:
@@ -87,15 +85,23 @@ def lay_out(settings: PushSettings, out: Path) -> None:
     """
     run = finished_run(settings.run)
     recipe, draft, target, name = run.recipe, run.draft.path, run.target, settings.repo_id.rpartition("/")[2]
-    scored = scorecard_of(run, settings.allow)
+    scored = scorecard_of(run, unscored=settings.unscored)
     card = None if scored is None or not isinstance(scored.card, Scorecard) else scored.card
 
     # What may be published, and under which licence.
     base_model = base_model_of(recipe.target, settings.base_model)
-    terms = terms_of(target, base_model, settings.license)
-    refuse_unlicensed(terms, name, public=settings.public)
-    if "misleading-name" not in settings.allow:
-        refuse_misleading_name(settings.repo_id)
+    terms = terms_of(target, settings.license)
+    if settings.public and terms.licence is None:
+        raise UserError(
+            "--public: the target's licence is not known, and a draft is published under it. Name it with --license "
+            "(an identifier of the hub, such as apache-2.0), or leave out --public."
+        )
+    if settings.public and not name.startswith(terms.name_begins):
+        raise UserError(
+            f"--repo-id: the licence {terms.licence} demands that the name begins with {terms.name_begins!r}, got "
+            f"{name!r}. Choose such a name, or leave out --public."
+        )
+    refuse_misleading_name(settings.repo_id)
 
     # The draft in every form, with its certificates.
     out.mkdir(parents=True, exist_ok=True)
@@ -104,6 +110,10 @@ def lay_out(settings: PushSettings, out: Path) -> None:
     own = [draft] if (draft / CERTIFICATE_NAME).is_file() else []
     certificates = [*own, *settings.certificates]
     put_certificates(out, target, certificates)
+    for path in terms.files:
+        shutil.copyfile(path, out / path.name)
+    if terms.notice and not any(path.name.startswith("NOTICE") for path in terms.files):
+        write_text(terms.notice + "\n", out / "NOTICE")
 
     # Scorecard, report, recipe and provenance, without prompts, secrets and folders of this machine.
     names = {recipe.target.path: base_model or target.name, str(target): base_model or target.name}
@@ -114,7 +124,6 @@ def lay_out(settings: PushSettings, out: Path) -> None:
         write_record(shown, out / ACCEPTANCE_NAME)
         write_page([scored], out / "report.html")
     write_provenance(run, out, names)
-    write_terms(terms, out)
 
     write_card(
         out,
@@ -156,29 +165,27 @@ def finished_run(folder: Path) -> Run:
     return run
 
 
-def scorecard_of(run: Run, allowed: Collection[str]) -> ScoredRun | None:
+def scorecard_of(run: Run, *, unscored: bool) -> ScoredRun | None:
     """The scorecard of the run's draft as it is now.
 
     Raises:
-        UserError: If there is none, or it is of another draft or target, unless that is allowed.
+        UserError: If there is none, unless that is allowed, or it is of another draft or target.
     """
     path = run.eval.path / CARD_NAME
     if not path.is_file():
-        if "unscored" in allowed:
+        if unscored:
             return None
         raise UserError(
-            f"{run.folder}: has no scorecard. Run {command_of('eval')} first, or publish without (--allow unscored)."
+            f"{run.folder}: has no scorecard. Run {command_of('eval')} first, or publish without (--unscored)."
         )
     scored = read_run(path)
     assert isinstance(scored.card, Scorecard), "a run scores with its target"
-    of_card = {"draft": scored.card.drafts[-1].fingerprint, "target": scored.card.target.fingerprint}
-    today = {"draft": fingerprint_checkpoint(run.draft.path), "target": fingerprint_checkpoint(run.target)}
-    changed = [name for name, fingerprint in of_card.items() if fingerprint != today[name]]
-    if changed and "stale" not in allowed:
-        raise UserError(
-            f"{path}: is of another {' and '.join(changed)} than is there now. Run {command_of('eval')} again, or "
-            "publish it all the same (--allow stale)."
-        )
+    for name, model, folder in (
+        ("draft", scored.card.drafts[-1], run.draft.path),
+        ("target", scored.card.target, run.target),
+    ):
+        if model.fingerprint != fingerprint_checkpoint(folder):
+            raise UserError(f"{path}: is of another {name} than is there now. Run {command_of('eval')} again.")
     return scored
 
 
@@ -331,18 +338,10 @@ def is_secret(key: str, value: Any) -> bool:
     return is_text and masked(f"{key}={value}").endswith(f"={MASK}")
 
 
-def write_terms(terms: Terms, out: Path) -> None:
-    """The target's licence files, and a notice that its licence prescribes if it has none of its own."""
-    for path in terms.files:
-        shutil.copyfile(path, out / path.name)
-    if terms.demand.notice and not any(path.name.startswith("NOTICE") for path in terms.files):
-        write_text(terms.demand.notice + "\n", out / "NOTICE")
+def push_folder(folder: Path, repo_id: str, *, public: bool = False, message: str) -> str:
+    """Make a hub repository exactly a folder, in one commit; its page, and whether it is private.
 
-
-def push_folder(folder: Path, repo_id: str, *, public: bool = False, revision: str | None = None, message: str) -> str:
-    """Make a revision of a hub repository exactly a folder, in one commit; its page, and whether it is private.
-
-    Repository and branch are made if need be. Files of an earlier push that are no longer in the folder are deleted;
+    The repository is made if need be. Files of an earlier push that are no longer in the folder are deleted;
     nothing is committed if nothing differs. Endpoint and token are those huggingface_hub finds in the environment.
 
     Raises:
@@ -358,11 +357,7 @@ def push_folder(folder: Path, repo_id: str, *, public: bool = False, revision: s
         is_private = bool(api.model_info(repo_id).private)
         if not public and not is_private:
             raise UserError(f"{repo_id}: is public. Push to another name, or allow that with --public.")
-        if revision is not None:
-            api.create_branch(repo_id, branch=revision, exist_ok=True)
-        commit = api.upload_folder(
-            repo_id=repo_id, folder_path=folder, commit_message=message, revision=revision, delete_patterns="*"
-        )
+        commit = api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=message, delete_patterns="*")
         return f"{masked(commit.commit_url)}, {'private' if is_private else 'public'}"
     except (network_error, OSError, ValueError, RuntimeError) as error:
         if isinstance(error, UserError):

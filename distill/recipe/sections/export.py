@@ -12,7 +12,7 @@ from architectures.shapes.serving import TensorParallel
 
 
 class PushConfig(Section):
-    """Where the finished draft is published; `widedraft push` has the same options."""
+    """Where the finished draft is published; `widedraft push` has more options."""
 
     repo_id: Annotated[str, Flag(metavar="ORG/NAME")] = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$",
@@ -21,15 +21,6 @@ class PushConfig(Section):
         description="The repository; it is made if it is not there.",
     )
     public: Annotated[bool, Flag(absent="private")] = Field(default=False, description="Whether everybody may see it.")
-    revision: Annotated[str | None, Flag(metavar="BRANCH", absent="main")] = Field(
-        default=None, min_length=1, description="Branch to push to; null is main."
-    )
-    base_model: Annotated[str | None, Flag(metavar="ORG/NAME", absent="target.path")] = Field(
-        default=None, min_length=1, description="The target's hub id, or none; null takes target.path if it is one."
-    )
-    license: Annotated[str | None, Flag(metavar="ID", absent="what is known of the target")] = Field(
-        default=None, min_length=1, description="The hub's identifier; null takes what is known of the target."
-    )
 
 
 class ExportConfig(Section):

@@ -20,8 +20,8 @@ def push(folder: Path, **options) -> str:
     return push_folder(folder, "org/name", **{"message": "a draft", **options})
 
 
-def contents(hub, revision: str = "main") -> dict[str, bytes]:
-    files = hub.store.repositories["org/name"].files_at(revision)
+def contents(hub) -> dict[str, bytes]:
+    files = hub.store.repositories["org/name"].files_at("main")
     return {path: file.content for path, file in files.items() if path != ".gitattributes"}
 
 
@@ -54,12 +54,6 @@ def test_a_public_repository_is_made_only_if_asked_for(hub, draft):
     assert push(draft, public=True).endswith("public")
     with pytest.raises(UserError, match="org/name"):
         push(draft)
-
-
-def test_another_branch_is_made(hub, draft):
-    push(draft, revision="q8")
-    assert contents(hub, "q8") == DRAFT
-    assert contents(hub) == {}
 
 
 @pytest.mark.parametrize("token", [READER, "hf_strangerstrangerstranger"])

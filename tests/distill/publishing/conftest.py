@@ -77,4 +77,6 @@ def run(finished, tmp_path):
 
 def write_dry(run: Path, out: Path, **settings) -> list[Path]:
     """What a dry run of a push writes."""
-    return dry_run(PushSettings(run=run, **{"repo_id": "org/draft", "base_model": BASE, **settings}), out)
+    return dry_run(
+        PushSettings(run=run, **{"repo_id": "org/draft", "base_model": BASE, "license": "apache-2.0", **settings}), out
+    )

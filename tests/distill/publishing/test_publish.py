@@ -13,8 +13,8 @@ from architectures.checkpoints.generation_settings import read_generation_settin
 from architectures.errors import UserError
 from architectures.files.atomic import write_json
 from architectures.targets.target import read_config
-from distill.hub.licences import terms_of
-from distill.hub.publish import fit_context, lay_out_small_head, write_terms
+from distill.hub.publish import fit_context, lay_out_small_head
+from distill.recipe.recipe import load_recipe, save_recipe
 from eval.report import read_run
 from tests.distill.publishing.conftest import BASE, write_dry
 
@@ -120,10 +120,6 @@ def refusal(capsys, *given):
     return capsys.readouterr().err
 
 
-def without_scorecard(run):
-    shutil.rmtree(run / "eval")
-
-
 def with_another_draft(run):
     config = json.loads((run / "draft" / "config.json").read_text())
     (run / "draft" / "config.json").write_text(json.dumps({**config, "initializer_range": 0.3}))
@@ -137,22 +133,22 @@ def with_another_target(run):
     path.with_name("examples.json").unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize(
-    ("change", "allowed"),
-    [(without_scorecard, "unscored"), (with_another_draft, "stale"), (with_another_target, "stale")],
-)
-def test_a_run_without_its_own_scorecard_goes_only_when_told_to(run, tmp_path, capsys, change, allowed):
-    change(run)
-    assert f"--allow {allowed}" in refusal(capsys, *words(run, "--dry-run", tmp_path / "out"))
+def test_a_run_without_a_scorecard_goes_only_when_told_to(run, tmp_path, capsys):
+    shutil.rmtree(run / "eval")
+    assert "--unscored" in refusal(capsys, *words(run, "--dry-run", tmp_path / "out"))
     assert not (tmp_path / "out").exists()
-    assert widedraft.main(words(run, "--dry-run", tmp_path / "out", "--allow", allowed)) == 0
+    assert widedraft.main(words(run, "--dry-run", tmp_path / "out", "--unscored")) == 0
 
 
-def test_a_name_that_misleads_vllm_goes_only_when_told_to(run, tmp_path, capsys):
-    part = "eagle3"
-    given = ["push", run, "--repo-id", f"org/my-{part}x", "--base-model", BASE, "--dry-run", tmp_path / "out"]
-    assert part in refusal(capsys, *given)
-    assert widedraft.main([*map(str, given), "--allow", "misleading-name"]) == 0
+@pytest.mark.parametrize(("change", "name"), [(with_another_draft, "draft"), (with_another_target, "target")])
+def test_a_scorecard_of_another_model_is_refused(run, tmp_path, capsys, change, name):
+    change(run)
+    assert f"is of another {name}" in refusal(capsys, *words(run, "--dry-run", tmp_path / "out"))
+
+
+def test_a_name_that_misleads_vllm_is_refused(run, tmp_path, capsys):
+    given = ["push", run, "--repo-id", "org/my-eagle3x", "--base-model", BASE, "--dry-run", tmp_path / "out"]
+    assert "eagle3" in refusal(capsys, *given)
 
 
 def test_an_unknown_licence_is_private_alone(run, tmp_path, capsys):
@@ -164,7 +160,7 @@ def test_an_unknown_licence_is_private_alone(run, tmp_path, capsys):
 
 
 def test_the_licence_of_llama_asks_for_a_name_a_notice_and_words(run, tmp_path, capsys):
-    llama = ["--base-model", "meta-llama/Llama-3.2-1B", "--dry-run", tmp_path / "out", "--public"]
+    llama = ["--base-model", "none", "--license", "llama3.2", "--dry-run", tmp_path / "out", "--public"]
     assert "begins with 'Llama'" in refusal(capsys, "push", run, "--repo-id", "org/draft", *llama)
     assert widedraft.main(["push", str(run), "--repo-id", "org/Llama-draft", *map(str, llama)]) == 0
     assert "Llama 3.2 Community License" in (tmp_path / "out" / "NOTICE").read_text()
@@ -183,7 +179,8 @@ def test_another_tokenizer_than_the_targets_and_remote_code_are_never_published(
     run, tmp_path, capsys, name, change, named
 ):
     (run / "draft" / name).write_text(change((run / "draft" / name).read_text()))
-    assert named in refusal(capsys, *words(run, "--dry-run", tmp_path / "out", "--allow", "stale"))
+    shutil.rmtree(run / "eval")
+    assert named in refusal(capsys, *words(run, "--dry-run", tmp_path / "out", "--unscored"))
 
 
 def test_a_folder_with_other_files_is_left_alone(run, tmp_path, capsys):
@@ -232,13 +229,15 @@ def test_a_shorter_draft_of_scaled_positions_is_refused(make_checkpoint):
         fit_context(draft, target)
 
 
-def test_the_targets_own_notice_is_not_written_over(tmp_path):
-    (tmp_path / "target").mkdir()
-    (tmp_path / "target" / "NOTICE").write_text("theirs")
-    (tmp_path / "target" / "USE_POLICY.md").write_text("policy")
-    write_terms(terms_of(tmp_path / "target", "meta-llama/Llama-3.2-1B", None), tmp_path)
-    assert (tmp_path / "NOTICE").read_text() == "theirs"
-    assert (tmp_path / "USE_POLICY.md").read_text() == "policy"
+def test_the_targets_own_notice_is_not_written_over(run, published_target, tmp_path):
+    target = shutil.copytree(published_target, tmp_path / "target")
+    (target / "NOTICE").write_text("theirs")
+    (target / "USE_POLICY.md").write_text("policy")
+    recipe = load_recipe(run / "recipe.yaml", [f"target.path={target}"])
+    save_recipe(recipe, run / "recipe.yaml")
+    write_dry(run, tmp_path / "out", license="llama3.2")
+    assert (tmp_path / "out" / "NOTICE").read_text() == "theirs"
+    assert (tmp_path / "out" / "USE_POLICY.md").read_text() == "policy"
 
 
 def test_a_small_head_whose_tokenizer_cannot_be_cut_goes_without_that_form(finished, tmp_path):

@@ -12,10 +12,8 @@ import widedraft
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
 from distill.check import check_recipe
-from distill.hub.push import refuse_unpublishable
 from distill.recipe.recipe import load_recipe, save_recipe
-from distill.run.run import Run
-from distill.stages.running import push_stage, run_all
+from distill.stages.running import run_all
 from tests.distill.publishing.conftest import BASE, write_dry
 from tests.hub.clients import HUBS_OWN_WARNING, WRITER, served
 
@@ -29,7 +27,9 @@ def hub(monkeypatch, tmp_path):
 
 
 def push(run, *more):
-    return widedraft.main(["push", str(run), "--repo-id", "org/draft", "--base-model", BASE, *more])
+    return widedraft.main(
+        ["push", str(run), "--repo-id", "org/draft", "--base-model", BASE, "--license", "apache-2.0", *more]
+    )
 
 
 def test_what_is_pulled_back_is_what_a_dry_run_writes_and_generates_as_the_source(hub, run, tmp_path, capsys):
@@ -67,28 +67,9 @@ def test_no_token_is_in_what_is_pushed_or_printed(hub, run, capsys):
     assert not [path for path, file in files.items() if WRITER.encode() in file.content]
 
 
-def with_push(run, **keys):
-    recipe = load_recipe(run / "recipe.yaml", [f"run_dir={run}"])
-    values = recipe.model_dump(mode="json")
-    values["distill"]["push_to_hub"] = {"repo_id": "org/draft", **keys}
-    return type(recipe).model_validate(values)
-
-
-def test_a_recipe_publishes_what_it_scored(hub, run):
-    push_stage(Run.of(with_push(run, base_model=BASE)))
-    assert "README.md" in hub.store.repositories["org/draft"].files_at("main")
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({}, "base-model"),
-        ({"repo_id": "org/my-eagle3", "base_model": BASE}, "eagle3"),
-        ({"base_model": "none", "public": True}, "licence of a target without a hub id is not known"),
-    ],
-)
-def test_what_would_be_refused_at_the_end_is_refused_at_the_beginning(run, keys, message):
-    recipe = with_push(run, **keys)
+@pytest.mark.parametrize(("repo_id", "message"), [("org/draft", "base-model"), ("org/my-eagle3", "eagle3")])
+def test_what_would_be_refused_at_the_end_is_refused_at_the_beginning(run, repo_id, message):
+    recipe = load_recipe(run / "recipe.yaml", [f"run_dir={run}", f"distill.push_to_hub.repo_id={repo_id}"])
     with pytest.raises(UserError, match=message):
         check_recipe(recipe)
     save_recipe(recipe, run / "recipe.yaml")
@@ -132,7 +113,3 @@ def test_a_target_on_the_hub_at_a_pinned_revision_goes_the_whole_way(hub, publis
     assert "base_model: org/target" in card
     assert "license: apache-2.0" in card
     assert not hub.store.repositories["org/draft"].private
-
-
-def test_a_licence_that_is_named_is_enough_for_a_target_without_a_hub_id(run):
-    refuse_unpublishable(with_push(run, base_model="none", public=True, license="mit"))
