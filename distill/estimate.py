@@ -537,10 +537,10 @@ def distill_seconds(
     seconds = length.sequences * each / flops_per_s
 
     # On-policy samples: the student generates in every step anew.
-    if config.samples.source != "teacher":
+    if config.samples != "teacher":
         place = {"batch": config.global_train_batch_size, "context": work.prompt_tokens + data.max_new_tokens // 2}
         one_step = step_seconds(device, draft, "float32", **place)
-        if config.samples.source == "mix_token":
+        if config.samples == "mix_token":
             one_step += step_seconds(device, target, recipe.target.dtype, **place)
         seconds += length.steps * data.max_new_tokens * one_step
     return seconds * len(recipe.architecture.stages or [draft])

@@ -364,9 +364,7 @@ class MaskReport(ConsoleReport):
 
 def build_mask_loggers(run: Run) -> list[LoggerDestination]:
     """The console and a file; where distillation reports to is for distillation."""
-    config = run.recipe.distill
-    report = MaskReport(show_bar=config.progress_bar)
-    return [report, MetricsFile(str(run.logs / "masks.jsonl"))]
+    return [MaskReport(), MetricsFile(str(run.logs / "masks.jsonl"))]
 
 
 # --- what comes of it -----------------------------------------------------------------------------------------------

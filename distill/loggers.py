@@ -39,7 +39,7 @@ def build_loggers(config: DistillConfig, log_folder: Path, run_name: str) -> lis
         "wandb": {"name": run_name},
         "mlflow": {"run_name": run_name},
     }
-    loggers: list[LoggerDestination] = [ConsoleReport(show_bar=config.progress_bar)]
+    loggers: list[LoggerDestination] = [ConsoleReport()]
     for name, arguments in config.loggers.items():
         assert isinstance(arguments, Mapping)
         loggers.append(build_logger(name, {**defaults[name], **arguments}))
@@ -104,17 +104,15 @@ class ConsoleReport(LoggerDestination):
     """Progress, loss and held-out acceptance on stderr, rank 0 only.
 
     Composer's progress bar has neither the loss nor intervals, and its console logger prints every metric on a line.
-
-    Args:
-        show_bar: Show one bar with the time left if stderr is a terminal.
+    In a terminal there is one bar with the time left.
     """
 
-    def __init__(self, *, show_bar: bool):
+    def __init__(self) -> None:
         self.console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=dist.get_global_rank() != 0)
         self.is_due = create_interval_scheduler(CONSOLE_INTERVAL, checkpoint_events=False)
         columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-        with_bar = show_bar and self.console.is_terminal
-        self.bar = Progress(*columns, TimeRemainingColumn(), console=self.console) if with_bar else None
+        in_terminal = self.console.is_terminal
+        self.bar = Progress(*columns, TimeRemainingColumn(), console=self.console) if in_terminal else None
         self.latest: dict[str, float] = {}
         self.start_s, self.start_fraction, self.start_tokens, self.start_training_s = time.monotonic(), 0.0, 0, 0.0
 

@@ -45,7 +45,7 @@ from architectures.settings.flags import read_settings
 from architectures.settings.recipe_command import command_of
 from architectures.targets.target import read_config
 from architectures.vocabulary import CONFIG_KEY, DRAFT_VOCABULARY_NAME, read_draft_vocabulary
-from distill.checkpoints.files import chosen_checkpoint, find_checkpoints
+from distill.checkpoints.files import chosen_checkpoint
 from distill.checkpoints.trust import TrustCheckpoints, trust_checkpoints
 from distill.data.batches import AnswerDataset
 from distill.debug.files import begin_debug
@@ -143,8 +143,8 @@ def train_owned(run: Run, profile: Path | None) -> None:
     require_training_inputs(run)
     require_fitting_readers(run)
     join_other_processes(config)
-    checkpoint = find_resume_point(run)
-    if config.train_on == "text" or config.mode == "online":
+    checkpoint = newest_for_all(run.checkpoints.path)
+    if config.train_on == "text" or config.online is not None:
         train_set, eval_set = None, read_split(run, "eval")
     else:
         train_set, eval_set = read_answers(run)
@@ -197,23 +197,6 @@ def join_other_processes(config: DistillConfig) -> None:
     """Meet the other ranks, if there are any."""
     if dist.get_world_size() > 1 or config.parallelism != "ddp" or config.teacher.is_sharded:
         dist.initialize_dist(training_device(), timeout=DIST_TIMEOUT_S)
-
-
-def find_resume_point(run: Run) -> Path | None:
-    """The newest intact checkpoint, chosen by rank 0 for all; None to start from the beginning.
-
-    Raises:
-        UserError: If there are checkpoints and the recipe says not to resume.
-    """
-    folder = run.checkpoints.path
-    if not run.recipe.distill.autoresume:
-        if find_checkpoints(folder):
-            raise UserError(
-                f"{folder}: holds checkpoints of an earlier training, and distill.autoresume is false. "
-                "Set it to true to continue that training, choose another run_name, or delete the folder."
-            )
-        return None
-    return newest_for_all(folder)
 
 
 def read_answers(run: Run) -> tuple[AnswerDataset, AnswerDataset]:

@@ -257,7 +257,6 @@ def recipe_of(setting: Setting, training: Training, *, self_written: int) -> Rec
         "device_eval_batch_size": training.trained_together,
         "eval_interval": "1dur",
         "save_interval": "1dur",
-        "progress_bar": False,
     }
     values["eval"] |= {"max_new_tokens": training.max_new_tokens}  # nothing is scored by it
     return Recipe.model_validate(values)

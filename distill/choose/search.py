@@ -44,11 +44,7 @@ REPEATS = 20  # of timed steps
 SURE = 0.975  # share of draws of the step times
 RIVAL_SHARE = 0.025  # of the draws that name a rival: one of two equal drafts wins fewer in 5 % of runs
 RECORD_NAME = "choice.json"
-TRIAL = (
-    "distill.eval_interval=1dur",
-    "distill.save_interval=1dur",
-    "distill.autoresume=true",
-)
+TRIAL = ("distill.eval_interval=1dur", "distill.save_interval=1dur")
 
 
 def choose(path: Path, overrides: Sequence[str], settings: ChooseSettings, share: Share = ALONE) -> None:

@@ -84,7 +84,7 @@ def debug_recipe(recipe: Recipe, tiny: TinyRun) -> Recipe:
         source = {"path": str(run / TEXT), "dataset": None, "config": None, "split": "train", "field": "text"}
         values["text"]["domains"] = [{**domain, **source} for domain in values["text"]["domains"]]
         values["text"] |= {"max_seq_len": 32, "num_eval_sequences": 2}
-        values["text"]["mixture"]["update_interval"] = "2ba"
+        values["text"]["update_interval"] = "2ba"
 
     shrink_training(values["distill"], run)
 
@@ -137,7 +137,7 @@ def shrink_training(distill: Values, run: Path) -> None:
     if distill["online"] is not None:  # two updates or so
         online = distill["online"]
         distill["max_duration"] = "1ep"
-        online |= {"update_interval": 8, "buffer_size": 16}
+        online["update_interval"] = 8
         online["stream"] = {"sources": built_in(online["stream"]["sources"], run)}
 
 

@@ -64,6 +64,7 @@ from eval.stream import open_stream
 
 FOLDER, RECORDS, TABLE = "online", "records.jsonl", "comparison.md"  # in the run directory
 NEEDED_CHECKPOINTS = 2  # the newest, and the one that is taken where it is damaged
+BUFFER_SIZE = 256  # newest requests that each process keeps, to fill up batches with
 GUARD_INTERVAL = 4  # updates between two tests of the draft against the last good one
 GUARD_LEVEL = 0.001  # probability that one test rolls back a draft that is as good
 COMPARED_SHARE = 0.25  # of each source's requests, the last ones
@@ -73,7 +74,7 @@ Batch = dict[str, Tensor]
 class RequestFeed(IterableDataset[Batch]):
     """One batch for each optimiser step; the requests before an update are served while its first batch is waited for.
 
-    A batch has all new requests, and others of the newest `buffer_size`. It ends with the last whole interval of the
+    A batch has all new requests, and others of the newest BUFFER_SIZE. It ends with the last whole interval of the
     stream, on all processes at once. Its position is in checkpoints.
 
     Args:
@@ -88,7 +89,6 @@ class RequestFeed(IterableDataset[Batch]):
     ) -> None:
         self.requests = requests
         self.journal = requests.journal
-        self.buffer_size = online.buffer_size
         self.positions: Positions = online.positions
         self.steps = online.steps_per_update
         self.seed = seed
@@ -116,7 +116,7 @@ class RequestFeed(IterableDataset[Batch]):
 
     def first_kept(self, updates: int) -> int:
         """The oldest request in the buffer after so many updates, as an index among this process's requests."""
-        return max(0, updates * self.journal.own - self.buffer_size)
+        return max(0, updates * self.journal.own - BUFFER_SIZE)
 
     def draw_old(self, update: int) -> list[int]:
         """Requests of the buffer that fill up this step's batch; fewer if there are no more."""
@@ -205,14 +205,12 @@ class Guard:
     Args:
         replay: Of the draft that learns.
         optimizer: That moves it.
-        compares: False rolls back only what is not finite.
     """
 
-    def __init__(self, replay: DraftReplay, optimizer: Optimizer, *, compares: bool) -> None:
+    def __init__(self, replay: DraftReplay, optimizer: Optimizer) -> None:
         self.replay = replay
         self.draft = replay.draft
         self.optimizer = optimizer
-        self.compares = compares
         self.served_by: list[float] = []  # alpha of the drafts that served, a request each, since the last good one
         self.good_would: list[float] = []  # alpha of the good draft on the same
 
@@ -225,7 +223,7 @@ class Guard:
     def watch(self, interval: Sequence[Served]) -> None:
         """Compare on requests that were served by later drafts than the good one, before they are learned."""
         later = [served for served in interval if served.record.updates > self.good_updates]
-        if not self.compares or not later:
+        if not later:
             return
         newest = {name: weight.clone() for name, weight in trained_weights(self.draft).items()}
         restore_weights(self.draft, self.good_weights)
@@ -238,7 +236,7 @@ class Guard:
         if not all(bool(torch.isfinite(weight).all()) for weight in trained_weights(self.draft).values()):
             self.roll_back()
             return "its weights are not finite"
-        if not self.compares or updates % GUARD_INTERVAL:
+        if updates % GUARD_INTERVAL:
             return None
         served_by, good_would = gathered(self.served_by), gathered(self.good_would)
         self.served_by, self.good_would = [], []
@@ -403,7 +401,7 @@ def request_training(
             raise UserError(TOO_SHORT)
 
     feed = RequestFeed(requests, online, seed=recipe.seed, batch_size=batch_size)
-    guard = Guard(replay, optimizer, compares=online.guard)
+    guard = Guard(replay, optimizer)
     data = DataSpec(
         DataLoader(feed, batch_size=None),
         split_batch=split_batch,  # pyright: ignore[reportArgumentType]  # as in distill/training/batches.py

@@ -15,7 +15,6 @@ from architectures.settings.holding import Placement
 from distill.formulas.losses import Knowledge
 from distill.recipe.sections.teacher import TeacherConfig
 from distill.recipe.sections.times import split_time
-from distill.recipe.sections.training import SamplesConfig
 
 Recipe: TypeAlias = Any  # distill.recipe.recipe.Recipe, which imports this module
 Broken: TypeAlias = Iterator[tuple[str, str]]
@@ -25,7 +24,7 @@ WARMUP_UNITS = {"ep": ("ep", "ba", "dur"), "ba": ("ep", "ba", "dur"), "sp": ("sp
 NOT_ONLINE = {  # keys of distill that online mode leaves as they are, and why
     "train_on": ("answers", "the responses to requests are learned"),
     "unknown_inputs": (0.0, "the serving draft reads every token id"),
-    "samples": (SamplesConfig(), "the target generates the responses"),
+    "samples": ("teacher", "the target generates the responses"),
     "packing": (False, "each request is a row of its own"),
     "parallelism": ("ddp", "each process hands its whole draft to its server"),
 }
@@ -61,7 +60,7 @@ def target_rules(recipe: Recipe) -> Broken:
         if architecture.method == "learned_masks":
             yield ("architecture.method", f"must not be learned_masks {when}: masks train all weights.")
         if distill.online is not None:
-            yield ("distill.mode", f"must be offline {when}, got online: each token would load all weights.")
+            yield ("distill.online", f"must be left out {when}: each token would load all weights.")
         elif teacher.source == "live":
             yield (
                 "distill.teacher.source",
@@ -135,40 +134,38 @@ def training_rules(recipe: Recipe) -> Broken:
             )
 
     # Responses that the student generates while it trains
-    if samples.source != "teacher":
+    if samples != "teacher":
         if on_text:
-            yield ("distill.samples.source", "must be teacher when distill.train_on is text.")
+            yield ("distill.samples", "must be teacher when distill.train_on is text.")
         elif teacher.source != "live":
             yield (
-                "distill.samples.source",
+                "distill.samples",
                 (
-                    f"must be teacher when distill.teacher.source is {teacher.source}, got {samples.source}: only a "
+                    f"must be teacher when distill.teacher.source is {teacher.source}, got {samples}: only a "
                     "live teacher scores new responses."
                 ),
             )
         elif all(term.loss.needs is Knowledge.TOKENS for term in terms):
             yield (
-                "distill.samples.source",
+                "distill.samples",
                 (
-                    f"must be teacher when distill.loss is {terms[0].name}, got {samples.source}: it would learn "
+                    f"must be teacher when distill.loss is {terms[0].name}, got {samples}: it would learn "
                     "its own tokens."
                 ),
             )
-        if samples.source == "mix_token" and teacher.is_sharded:
+        if samples == "mix_token" and teacher.is_sharded:
             yield (
-                "distill.samples.source",
+                "distill.samples",
                 "must be student or mix_request when distill.teacher.parallelism is fsdp2.",
             )
         if distill.parallelism != "ddp":
             yield (
                 "distill.parallelism",
                 (
-                    f"must be ddp when distill.samples.source is {samples.source}, got {distill.parallelism}: a token "
+                    f"must be ddp when distill.samples is {samples}, got {distill.parallelism}: a token "
                     "would gather the shards."
                 ),
             )
-    if samples.source in ("teacher", "student") and samples.probability is not None:
-        yield ("distill.samples.probability", f"must be left out when distill.samples.source is {samples.source}.")
 
     # Batches and shards
     size, batch = distill.device_train_microbatch_size, distill.global_train_batch_size
@@ -208,26 +205,21 @@ def training_rules(recipe: Recipe) -> Broken:
 def online_rules(recipe: Recipe) -> Broken:
     """Rules of learning from requests while they are served."""
     distill, online = recipe.distill, recipe.distill.online
-    if distill.mode == "offline":
-        if online is not None:
-            yield "distill.online", "must be left out when distill.mode is offline. Set distill.mode to online."
-        return
     if online is None:
-        yield "distill.online", "must be given when distill.mode is online: its stream names the requests."
         return
     for name, (wanted, why) in NOT_ONLINE.items():
         if getattr(distill, name) != wanted:
-            yield (f"distill.{name}", f"must be left out when distill.mode is online: {why}.")
+            yield (f"distill.{name}", f"must be left out with distill.online: {why}.")
     if not distill.teacher.is_cache or distill.teacher.contents != "hidden":
         yield (
             "distill.teacher",
             (
-                "must have source cache and contents hidden when distill.mode is online: the target's "
+                "must have source cache and contents hidden with distill.online: the target's "
                 "hidden states are kept while it serves."
             ),
         )
     if recipe.data.answers == "given":
-        yield ("data.answers", "must be written when distill.mode is online, got given.")
+        yield ("data.answers", "must be written with distill.online, got given.")
     if distill.global_train_batch_size < online.update_interval:
         yield (
             "distill.online.update_interval",
@@ -239,7 +231,7 @@ def online_rules(recipe: Recipe) -> Broken:
     if distill.max_duration != "1ep" and not distill.max_duration.endswith("ba"):
         yield (
             "distill.max_duration",
-            f"must be in ba, or 1ep for the whole stream, when distill.mode is online, got {distill.max_duration}.",
+            f"must be in ba, or 1ep for the whole stream, with distill.online, got {distill.max_duration}.",
         )
 
 
@@ -259,12 +251,12 @@ def input_rules(recipe: Recipe) -> Broken:
         yield ("text", f"must be left out unless {' or '.join(readers)}.")
     if text is not None and distill.train_on == "text" and distill.teacher.source == "none":
         lacking = [domain.name for domain in text.domains if domain.reference_loss_nats is None]
-        if lacking and text.mixture.rule != "fixed":
+        if lacking and text.mixture != "fixed":
             yield (
-                "text.mixture.rule",
+                "text.mixture",
                 (
                     f"must be fixed when distill.teacher.source is none and {', '.join(lacking)} has no "
-                    f"reference_loss_nats, got {text.mixture.rule}."
+                    f"reference_loss_nats, got {text.mixture}."
                 ),
             )
 

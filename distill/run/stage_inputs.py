@@ -38,13 +38,11 @@ RESUMABLE_KEYS = frozenset(  # a continued training may change these
         "save_interval",
         "save_num_checkpoints_to_keep",
         "checkpoints",
-        "autoresume",
         "parallelism",
         "shard_degree",
         "activation_checkpointing",
         "loggers",
         "push_to_hub",
-        "progress_bar",
     )
 )
 

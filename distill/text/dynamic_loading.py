@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from architectures.errors import UserError
-from distill.recipe.sections.text import MixtureConfig, TextConfig
+from distill.recipe.sections.text import TextConfig
 from distill.text.mixture import RULES, MixedDomains
 
 Losses = Mapping[str, float]
@@ -42,18 +42,17 @@ class DynamicLoading(Callback):
         domains: MixedDomains,
         measure: Callable[[State], Losses],
         *,
-        config: MixtureConfig,
+        rule: str,
+        update_interval: str,
         references: Losses,
         rates: str,
     ):
         self.domains = domains
         self.measure = measure
-        self.config = config
+        self.rule = rule
         self.references = [references[name] for name in domains.names]
         self.rates = rates
-        self.is_due = create_interval_scheduler(
-            config.update_interval, include_end_of_training=False, checkpoint_events=False
-        )
+        self.is_due = create_interval_scheduler(update_interval, include_end_of_training=False, checkpoint_events=False)
         self.history: list[dict[str, Any]] = []  # of every update: batch, losses, and the weights after it
 
     def batch_end(self, state: State, logger: Logger) -> None:
@@ -69,7 +68,7 @@ class DynamicLoading(Callback):
         """
         names, batch = self.domains.names, int(state.timestamp.batch)
         losses = finite_losses(self.measure(state), names, batch=batch, rates=self.rates)
-        agreed = [RULES[self.config.rule](self.domains.weights, losses, self.references)]
+        agreed = [RULES[self.rule](self.domains.weights, losses, self.references)]
         dist.broadcast_object_list(agreed, src=0)
         weights = agreed[0]
         self.domains.set_weights(weights)
@@ -146,7 +145,7 @@ def reference_losses(config: TextConfig, measure: Callable[[], Losses]) -> dict[
         Nats per token; infinite where the recipe gives none and the rule is fixed.
     """
     given = {domain.name: domain.reference_loss_nats for domain in config.domains}
-    if config.mixture.rule == "fixed":  # which holds losses against nothing
+    if config.mixture == "fixed":  # which holds losses against nothing
         return {name: math.inf if loss is None else loss for name, loss in given.items()}
     measured = measure() if None in given.values() else {}
     return {name: measured[name] if loss is None else loss for name, loss in given.items()}

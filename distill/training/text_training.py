@@ -101,11 +101,11 @@ def build_mixture(
         model.train()
         return losses
 
-    interval = without_dur(text.mixture.update_interval, max_duration)
     return DynamicLoading(
         domains,
         measure_student,
-        config=text.mixture.model_copy(update={"update_interval": interval}),
+        rule=text.mixture,
+        update_interval=without_dur(text.update_interval, max_duration),
         references=reference_losses(text, lambda: measure(teacher_losses)),
         rates=RATES,
     )

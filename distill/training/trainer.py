@@ -67,6 +67,7 @@ from distill.training.text_training import text_training, without_dur
 from eval.decoding.sampling import Sampling
 from eval.models.loading import load_model, stop_token_ids
 
+MIXED_PROBABILITY = 0.5  # that the student generates the sequence, or the token, of mixed samples
 DIST_TIMEOUT_S = 1800.0  # the other ranks wait while rank 0 writes a checkpoint of many gigabytes
 
 
@@ -237,7 +238,7 @@ def build_trainer(
             GradientNorm(
                 checkpoints,
                 config.gradient_clipping,
-                passes_over=config.mode == "online",
+                passes_over=config.online is not None,
             ),
         ],
         device=training_device(),
@@ -320,17 +321,17 @@ def answer_training(
     samples, data, seed = run.recipe.distill.samples, run.recipe.data, run.recipe.seed
     widths, student = Widths.of(run.recipe), model.student.lm
     build = partial(build_dataspec, train_set, device_batch_size=batch_size, shuffle=True, seed=seed, widths=widths)
-    if samples.source == "teacher":
+    if samples == "teacher":
         return build(), []
     teacher = None
-    if samples.source == "mix_token":
+    if samples == "mix_token":
         assert isinstance(model.teacher, Teacher), "recipes in which it generates have a live one"
         teacher = model.teacher.model.lm
     rollouts = Rollouts(
         student,
         teacher,
         Generation(Sampling(data.temperature, data.top_p), stop_token_ids(student), model.vocab_size),
-        probability=samples.student_probability,
+        probability=1.0 if samples == "student" else MIXED_PROBABILITY,
         max_new_tokens=data.max_new_tokens,
         max_seq_len=data.max_seq_len,
         seed=seed,
@@ -344,7 +345,7 @@ def training_data(
 ) -> tuple[DataSpec, list[Callback], str]:
     """This process's batches of responses, of requests, or of text; what feeds them; max_duration, never in epochs."""
     config, size = run.recipe.distill, device_batch_size(run.recipe.distill)
-    if config.mode == "online":
+    if config.online is not None:
         return request_training(run, model, optimizer, batch_size=size)
     if train_set is not None:
         spec, callbacks = answer_training(run, model, train_set, batch_size=size)
@@ -355,7 +356,7 @@ def training_data(
 
 def interval(time: str, config: DistillConfig, max_duration: str) -> str:
     """A time as Composer takes it: text and requests have no length, of which it could take a share."""
-    has_length = config.train_on == "answers" and config.mode == "offline"
+    has_length = config.train_on == "answers" and config.online is None
     return time if has_length else without_dur(time, max_duration)
 
 
@@ -377,7 +378,7 @@ def build_optimizer(config: OptimizerConfig, model: DistillModel) -> torch.optim
     a CPU where the draft is one layer and so mostly embeddings.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return torch.optim.AdamW(trained, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True)
+    return torch.optim.AdamW(trained, lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True)
 
 
 def build_scheduler(config: SchedulerConfig) -> ComposerScheduler:

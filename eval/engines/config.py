@@ -11,7 +11,7 @@ from architectures.shapes.serving import TensorParallel
 AnswerEngine = Literal["local", "vllm", "endpoint"]
 READ_BY = {
     **dict.fromkeys(("urls", "model"), ("endpoint",)),
-    **dict.fromkeys(("python", "tensor_parallel", "gpu_memory_utilization"), ("vllm",)),
+    **dict.fromkeys(("python", "tensor_parallel"), ("vllm",)),
     "concurrency": ("vllm", "endpoint"),
 }
 URL = re.compile(r"https?://[^/\s@?#]+(/[^\s@?#]*)?")
@@ -41,9 +41,6 @@ class GenerateConfig(Section):
     )
     python: str | None = Field(default=None, min_length=1, description="Python of the environment that has vLLM.")
     tensor_parallel: TensorParallel = Field(default=1, description="Devices over which vLLM divides the target.")
-    gpu_memory_utilization: float = Field(
-        default=0.7, gt=0, lt=1, description="Share of a GPU's memory for vLLM; the agreement check needs the rest."
-    )
     concurrency: int = Field(
         default=64, ge=1, le=4096, description="Requests in flight, of all processes together if they ask servers."
     )

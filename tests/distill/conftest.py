@@ -164,10 +164,9 @@ def make_masks(tmp_path: Path, tiny_target: Path, monkeypatch: pytest.MonkeyPatc
                 "domains": [{"name": "letters", "path": str(text)}],
                 "max_seq_len": 24,
                 "num_eval_sequences": 2,
-                "mixture": {"update_interval": update_interval},
+                "update_interval": update_interval,
             },
             distill={
-                "progress_bar": False,
                 "device_train_microbatch_size": 4,
                 "precision": "fp32",
                 **(distill or {}),

@@ -155,7 +155,7 @@ def test_a_cached_teacher_teaches_what_the_live_one_does(make_translation_run):
 
 @pytest.mark.parametrize("source", ["student", "mix_request", "mix_token"])
 def test_answers_can_be_the_students_own(make_translation_run, source):
-    recipe = make_translation_run("run", samples={"source": source}, max_duration="2ba")
+    recipe = make_translation_run("run", samples=source, max_duration="2ba")
     train(recipe)
     logged = metrics(recipe)[1]
     assert logged["samples/student_tokens"] > 0

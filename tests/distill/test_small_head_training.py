@@ -151,7 +151,7 @@ def of_text(tmp_path, make_run, small_init, letters):
         "domains": [{"name": "letters", "path": str(path)}],
         "max_seq_len": 24,
         "num_eval_sequences": 2,
-        "mixture": {"update_interval": "1ba"},
+        "update_interval": "1ba",
     }
     return make_run(init=small_init, train_on="text", text=text, eval_interval="1ba", **SHORT)
 

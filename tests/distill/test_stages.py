@@ -25,7 +25,6 @@ TINY = (
     "distill.precision=fp32",
     "distill.loss=forward_kl",  # by which so short a training gets better from checkpoint to checkpoint
     "distill.global_train_batch_size=4",
-    "distill.progress_bar=false",
     "eval.max_new_tokens=12",
     "eval.lookaheads=[1,2]",
     "eval.latency_repeats=2",

@@ -122,7 +122,7 @@ def test_the_teacher_runs_in_the_targets_dtype_unless_all_is_float32(make_run, p
 
 
 def test_gradients_are_clipped_before_the_step(make_run):
-    settings = {"max_duration": "1ba", "optimizer": {"lr": 1e-3, "betas": [0.9, 0.95]}}
+    settings = {"max_duration": "1ba", "optimizer": {"lr": 1e-3}}
     free, clipped = (
         make_run("free", gradient_clipping=None, **settings),
         make_run("clipped", gradient_clipping=0.01, **settings),

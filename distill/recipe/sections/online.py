@@ -6,7 +6,7 @@ distributions of wrong tokens are kept; here the target's hidden states are, of 
 
 from typing import Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field
 
 from architectures.files.section import Section
 from architectures.settings.kinds import Lookahead
@@ -23,22 +23,13 @@ class OnlineConfig(Section):
     )
     stream: StreamConfig = Field(description="Which requests come, and in which order.")
     lookahead: Lookahead = 4
-    update_interval: int = Field(default=8, ge=1, description="Requests between two updates, over all processes.")
+    update_interval: int = Field(
+        default=8, ge=1, le=256, description="Requests between two updates, over all processes."
+    )
     steps_per_update: int = Field(default=3, ge=1, description="Optimiser steps of an update.")
     positions: Literal["rejected", "all"] = Field(
         default="all",
         description="What is learned of an answer: all tokens, or those in whose place the draft had proposed another.",
-    )
-    buffer_size: int = Field(
-        default=256,
-        ge=1,
-        description="Requests that each process keeps. A step learns from the newest, and fills up "
-        "distill.global_train_batch_size with others that are kept.",
-    )
-    guard: bool = Field(
-        default=True,
-        description="Roll back a draft that got worse: every 4 updates it is tested against the last good one. Weights "
-        "that are not finite are rolled back in any case.",
     )
     baselines: tuple[str, ...] = Field(
         default=(),
@@ -51,14 +42,3 @@ class OnlineConfig(Section):
     def waits(self) -> bool:
         """Whether a request waits for the update before it: unless it comes from a file that grows."""
         return not self.stream.follow
-
-    @field_validator("buffer_size")
-    @classmethod
-    def _holds_an_interval(cls, size: int, info: ValidationInfo) -> int:
-        interval = info.data.get("update_interval")
-        if interval is not None and size < interval:
-            raise ValueError(
-                f"must be at least distill.online.update_interval, got {size} and {interval}: what is learned next "
-                "must be kept until then."
-            )
-        return size

@@ -76,18 +76,6 @@ def is_plain_text(path: str) -> bool:
     return not Path(path).name.endswith(JSON_SUFFIXES)
 
 
-class MixtureConfig(Section):
-    """How the share of each domain follows the held-out losses."""
-
-    rule: Literal["fixed", "paper", "code"] = Field(
-        default="paper",
-        description="fixed leaves the weights; paper and code are dynamic batch loading as published and as released.",
-    )
-    update_interval: UpdateInterval = Field(
-        default="50ba", description="Time between two measurements of the held-out losses, each with an update."
-    )
-
-
 class TextConfig(Section):
     """Text in domains, packed into sequences of one length."""
 
@@ -100,7 +88,14 @@ class TextConfig(Section):
     num_eval_sequences: int = Field(
         default=64, ge=1, description="First sequences of each domain, held out of training for its loss."
     )
-    mixture: MixtureConfig = Field(default=MixtureConfig())
+    mixture: Literal["fixed", "paper", "code"] = Field(
+        default="paper",
+        description="How the share of each domain follows the held-out losses: fixed leaves the weights; paper and "
+        "code are dynamic batch loading as published and as released.",
+    )
+    update_interval: UpdateInterval = Field(
+        default="50ba", description="Time between two measurements of the held-out losses, each with an update."
+    )
 
     @field_validator("domains")
     @classmethod

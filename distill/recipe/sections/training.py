@@ -34,14 +34,10 @@ def missing_package(name: str) -> str | None:
     )
 
 
-Beta = Annotated[float, Field(ge=0, lt=1)]
-
-
 class OptimizerConfig(Section):
-    """PyTorch's AdamW, fused into one pass."""
+    """PyTorch's AdamW, fused into one pass, with betas 0.9 and 0.95."""
 
     lr: float = Field(default=1e-3, gt=0, description="Peak learning rate.")
-    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.95), strict=False, description="Decay of the two moments.")
     weight_decay: float = Field(
         default=0.0,
         ge=0,
@@ -73,37 +69,9 @@ class SchedulerConfig(Section):
         return alpha_f
 
 
-class SamplesConfig(Section):
-    """Who generates the responses that the student is trained on, by the sampling of `data`."""
-
-    source: Literal["teacher", "student", "mix_request", "mix_token"] = Field(
-        default="teacher",
-        description="teacher takes the responses of section data; student generates each again while it trains; "
-        "mix_request tosses a coin for every sequence, mix_token for every token, of which the teacher generates the "
-        "others live.",
-    )
-    probability: float | None = Field(
-        default=None,
-        ge=0,
-        le=1,
-        description="Probability of a mix that the student generates the sequence, or the token; null is 0.5.",
-    )
-
-    @property
-    def student_probability(self) -> float:
-        """That the student generates."""
-        if self.source in ("teacher", "student"):
-            return float(self.source == "student")
-        return 0.5 if self.probability is None else self.probability
-
-
 class DistillConfig(Section):
     """How the student learns from its teacher. Times are Composer time strings: ep, ba, sp, tok, dur."""
 
-    mode: Literal["offline", "online"] = Field(
-        default="offline",
-        description="Whether the student learns from answers that are there, or from requests as they are answered.",
-    )
     train_on: Literal["answers", "text"] = Field(
         default="answers",
         description="What the student reads while it learns: the target's answers, or the text of section text, every "
@@ -130,7 +98,12 @@ class DistillConfig(Section):
         "there is none.",
     )
     temperature: float = Field(default=1.0, gt=0, description="Divides the logits of teacher and student in the loss.")
-    samples: SamplesConfig = Field(default=SamplesConfig())
+    samples: Literal["teacher", "student", "mix_request", "mix_token"] = Field(
+        default="teacher",
+        description="Who generates the responses that the student is trained on, by the sampling of `data`. teacher "
+        "takes the responses of section data; student generates each again while it trains; mix_request tosses a fair "
+        "coin for every sequence, mix_token for every token, of which the teacher generates the others live.",
+    )
     max_duration: Duration = Field(default="1ep", description="Length of training.")
     global_train_batch_size: int = Field(default=8, ge=1, description="Sequences per step over all processes.")
     device_train_microbatch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
@@ -166,7 +139,6 @@ class DistillConfig(Section):
         description="whole: one file, which process 0 gathers and writes while all wait. sharded: a folder, in which "
         "each process writes its own part. Either is continued by any number of processes.",
     )
-    autoresume: bool = Field(default=True, description="Whether to continue from the newest intact checkpoint.")
     parallelism: Literal["ddp", "fsdp2", "hsdp"] = Field(
         default="ddp",
         description="Whether each process holds the whole student (ddp) or a shard of it: of all processes (fsdp2), or "
@@ -188,10 +160,9 @@ class DistillConfig(Section):
     push_to_hub: PushConfig | None = Field(
         default=None, description="`widedraft run` publishes the draft there once it is scored; null keeps it here."
     )
-    progress_bar: bool = Field(default=True, description="Whether to show a bar with the time left.")
-
     online: OnlineConfig | None = Field(
-        default=None, description="Requests, what is learned of them, and when; with distill.mode online."
+        default=None,
+        description="Requests, what is learned of them, and when; null learns from responses that are there.",
     )
 
     @field_validator("loss")

@@ -221,14 +221,6 @@ def test_a_finished_training_is_exported_and_left_alone(make_run, capsys):
     assert (Path(recipe.run_dir) / "draft" / "model.safetensors").is_file()
 
 
-def test_refuses_to_train_over_checkpoints_it_may_not_resume_from(make_run):
-    recipe = make_run(max_duration="1ba")
-    train(recipe)
-    stubborn = recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"autoresume": False})})
-    with pytest.raises(UserError, match=r"checkpoints: holds checkpoints .* distill\.autoresume is false"):
-        train(stubborn)
-
-
 def test_a_full_disk_costs_no_checkpoint(make_run):
     recipe = make_run(max_duration="2ba")
     train(recipe)

@@ -100,7 +100,7 @@ def test_nothing_is_trained_where_nothing_can_pay_or_nothing_was_asked(run_choos
 @pytest.mark.usefixtures("step_times", "training_here")
 def test_a_search_that_was_stopped_goes_on_where_it_was(run_choose, tmp_path, capsys, monkeypatch):
     """The second training stops the first time; the first one's drafts and scorecard are then as they were."""
-    words = ("distill.autoresume=false", "--layers", 1, 2, "--duration", "2ba", "--longest", "4ba")
+    words = ("--layers", 1, 2, "--duration", "2ba", "--longest", "4ba")
     scored = []
 
     def stopped(target, found, *rest, **named):

@@ -13,7 +13,7 @@ from distill.stages.running import cache_stage
 from tests.distill.conftest import NUM_TRAIN, random_answers
 
 NUM_REQUESTS = NUM_TRAIN
-SETTINGS = {"lookahead": 3, "update_interval": 2, "guard": False, "positions": "rejected", "steps_per_update": 1}
+SETTINGS = {"lookahead": 3, "update_interval": 2, "positions": "rejected", "steps_per_update": 1}
 
 
 @pytest.fixture
@@ -33,7 +33,6 @@ def make_online(make_run: Callable[..., Any], stream_files: list[Path]) -> Calla
     def make(name: str = "run", online: dict[str, Any] | None = None, **distill: Any) -> Any:
         stream = {"sources": [{"path": str(path)} for path in stream_files]}
         settings = {
-            "mode": "online",
             "online": {"answers": "recorded", "stream": stream, **SETTINGS, **(online or {})},
             "teacher": {"source": "cache"},
             "max_duration": "1ep",

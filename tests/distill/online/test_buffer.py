@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import pytest
+
 from distill.online.learning import RequestFeed
 from distill.online.served import Journal
 from distill.recipe.sections.online import OnlineConfig
@@ -14,11 +16,14 @@ class Requests:
     journal: Journal
 
 
-def feed_of(tmp_path, *, batches, batch_size, size=6, seed=3):
+@pytest.fixture(autouse=True)
+def six_kept(monkeypatch):
+    monkeypatch.setattr("distill.online.learning.BUFFER_SIZE", 6)
+
+
+def feed_of(tmp_path, *, batches, batch_size, seed=3):
     stream = {"sources": [{"path": "x.jsonl"}]}
-    online = OnlineConfig.model_validate(
-        {"stream": stream, "update_interval": 2, "buffer_size": size, "steps_per_update": 1}
-    )
+    online = OnlineConfig.model_validate({"stream": stream, "update_interval": 2, "steps_per_update": 1})
     feed = RequestFeed(Requests(Journal(tmp_path, 0, 1, 2)), online, seed=seed, batch_size=batch_size)
     feed.batches = batches
     return feed

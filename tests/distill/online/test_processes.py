@@ -12,8 +12,7 @@ from tests.distill.test_distributed import attempt, train_by
 def test_two_processes_equal_one(pair, make_online, positions):
     """The same requests in each update, gradients weighted by what they teach, records in the order of the stream."""
     alone, together = (
-        make_online(name, online={"positions": positions, "guard": True}, global_train_batch_size=2)
-        for name in ("alone", "together")
+        make_online(name, online={"positions": positions}, global_train_batch_size=2) for name in ("alone", "together")
     )
     train(alone)
     train_by(pair, together)

@@ -116,7 +116,7 @@ def test_an_encoder_decoder_learns_where_it_was_wrong(make_online, make_translat
 
 def test_resumed_equals_uninterrupted(make_online, stopped):
     """Weights, moments and records, bit for bit; stopped between two steps of one update."""
-    online = {"steps_per_update": 2, "buffer_size": 4}
+    online = {"steps_per_update": 2}
     straight, resumed = (make_online(name, online=online, save_interval="1ba") for name in ("straight", "resumed"))
     train(straight)
     with stopped(distill.training.trainer, "build_loggers", 6):
@@ -150,7 +150,7 @@ def test_a_step_that_is_no_number_is_passed_over(make_online, monkeypatch, capsy
 def test_weights_that_are_no_numbers_are_taken_back():
     draft = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(draft.parameters(), lr=0.1)
-    guard = Guard(SimpleNamespace(draft=draft), optimizer, compares=False)
+    guard = Guard(SimpleNamespace(draft=draft), optimizer)
     guard.begin(7)
     good = draft.weight.detach().clone()
     with torch.no_grad():
@@ -170,7 +170,7 @@ def test_a_draft_that_got_worse_is_taken_back(make_online, monkeypatch, capsys):
 
     monkeypatch.setattr(distill.online.learning, "is_worse", is_worse)
     monkeypatch.setattr(distill.online.learning, "GUARD_INTERVAL", 2)
-    settings = {"online": {"guard": True}, "global_train_batch_size": 2, "data_temperature": 1.0}
+    settings = {"global_train_batch_size": 2, "data_temperature": 1.0}
     recipe = make_online("back", **settings, max_duration="4ba")
     train(recipe)
     assert "update 4" in capsys.readouterr().err
@@ -245,7 +245,7 @@ def test_a_comparison_pools_the_last_requests_of_each_source():
     assert again[4] == "0.000 [0.000, 0.000]"
 
 
-@pytest.mark.parametrize("change", [{"positions": "all"}, {"lookahead": 5}, {"guard": True}])
+@pytest.mark.parametrize("change", [{"positions": "all"}, {"lookahead": 5}])
 def test_a_training_on_requests_does_not_continue_on_others(make_online, change):
     recipe = make_online(max_duration="2ba")
     train(recipe)

@@ -22,7 +22,7 @@ CACHE, TOP_K, NONE = {"source": "cache"}, {"source": "cache", "contents": "top_k
 SHARDED = {"source": "live", "parallelism": "fsdp2"}
 VLLM = {"engine": "vllm", "python": "python3"}
 STREAM = {"stream": {"sources": [{"path": "requests.jsonl"}]}}
-ONLINE = {"mode": "online", "online": STREAM, "teacher": CACHE}
+ONLINE = {"online": STREAM, "teacher": CACHE}
 
 
 def broken(**sections) -> list[str]:
@@ -53,7 +53,7 @@ def broken(**sections) -> list[str]:
         ({"target": {"bits": 4}, "generate": VLLM}, ["generate.engine"]),
         ({"target": {"placement": "layers"}}, ["distill.teacher.source"]),
         ({"target": {"placement": "layers"}, "distill": {"teacher": CACHE}}, []),
-        ({"target": {"placement": "layers"}, "distill": ONLINE}, ["distill.mode"]),
+        ({"target": {"placement": "layers"}, "distill": ONLINE}, ["distill.online"]),
         ({"target": {"placement": "spread"}, "distill": {"teacher": NONE}, "architecture": MASKS, "text": TEXT},
          ["architecture.method"]),
         # text
@@ -64,8 +64,8 @@ def broken(**sections) -> list[str]:
         ({"distill": ON_TEXT, "text": TEXT}, []),
         ({"distill": {**ON_TEXT, "teacher": CACHE}, "text": TEXT}, ["distill.teacher.source"]),
         ({"distill": {**ON_TEXT, "max_duration": "1ep"}, "text": TEXT}, ["distill.max_duration"]),
-        ({"distill": {**ON_TEXT, "samples": {"source": "student"}}, "text": TEXT}, ["distill.samples.source"]),
-        ({"distill": {**ON_TEXT, "teacher": NONE}, "text": TEXT}, ["text.mixture.rule"]),
+        ({"distill": {**ON_TEXT, "samples": "student"}, "text": TEXT}, ["distill.samples"]),
+        ({"distill": {**ON_TEXT, "teacher": NONE}, "text": TEXT}, ["text.mixture"]),
         ({"distill": {**ON_TEXT, "teacher": NONE}, "text": REFERENCES}, []),
         ({"distill": {**ON_TEXT, "scheduler": {"t_warmup": "1ep"}}, "text": TEXT}, ["distill.scheduler.t_warmup"]),
         ({"distill": ON_TEXT, "text": TEXT, "architecture": {"layers": 2, "vocabulary": {"size": 99}}},
@@ -82,14 +82,13 @@ def broken(**sections) -> list[str]:
           "architecture": {"layers": 2, "vocabulary": {"size": 99}}}, ["distill.freeze_input_embeddings"]),
         ({"distill": {"teacher": TOP_K, "temperature": 2.0}}, ["distill.temperature"]),
         ({"distill": {"loss": "cross_entropy", "temperature": 2.0}}, ["distill.temperature"]),
-        ({"distill": {"samples": {"source": "student"}, "teacher": CACHE}}, ["distill.samples.source"]),
-        ({"distill": {"samples": {"source": "student"}, "teacher": NONE}}, ["distill.samples.source"]),
-        ({"distill": {"samples": {"source": "student"}, "loss": "cross_entropy"}}, ["distill.samples.source"]),
-        ({"distill": {"samples": {"source": "mix_token"}, "teacher": SHARDED, "device_train_microbatch_size": 1}},
-         ["distill.samples.source"]),
-        ({"distill": {"samples": {"source": "student"}, "parallelism": "fsdp2", "device_train_microbatch_size": 1}},
+        ({"distill": {"samples": "student", "teacher": CACHE}}, ["distill.samples"]),
+        ({"distill": {"samples": "student", "teacher": NONE}}, ["distill.samples"]),
+        ({"distill": {"samples": "student", "loss": "cross_entropy"}}, ["distill.samples"]),
+        ({"distill": {"samples": "mix_token", "teacher": SHARDED, "device_train_microbatch_size": 1}},
+         ["distill.samples"]),
+        ({"distill": {"samples": "student", "parallelism": "fsdp2", "device_train_microbatch_size": 1}},
          ["distill.parallelism"]),
-        ({"distill": {"samples": {"source": "student", "probability": 0.5}}}, ["distill.samples.probability"]),
         ({"distill": {"device_train_microbatch_size": 99}}, ["distill.device_train_microbatch_size"]),
         ({"distill": {"teacher": SHARDED}}, ["distill.device_train_microbatch_size"]),
         ({"distill": {"parallelism": "fsdp2"}}, ["distill.parallelism"]),
@@ -97,8 +96,7 @@ def broken(**sections) -> list[str]:
         ({"distill": {"max_duration": "9tok", "scheduler": {"t_warmup": "1ba"}}}, ["distill.scheduler.t_warmup"]),
         # requests
         ({"distill": ONLINE}, []),
-        ({"distill": {"online": STREAM}}, ["distill.online"]),
-        ({"distill": {"mode": "online"}}, ["distill.online"]),
+        ({"distill": {"online": STREAM}}, ["distill.teacher"]),
         ({"distill": {**ONLINE, "teacher": TOP_K}}, ["distill.teacher"]),
         ({"distill": {**ONLINE, "packing": True}}, ["distill.packing"]),
         ({"distill": {**ONLINE, "global_train_batch_size": 2}}, ["distill.online.update_interval"]),

@@ -8,7 +8,6 @@ from dataclasses import asdict, replace
 import pytest
 
 from distill.formulas.losses import LOSSES
-from distill.recipe.sections.training import SamplesConfig
 from distill.rollouts import STUDENT_TOKENS
 from distill.run.run import Run
 from distill.train import train
@@ -61,7 +60,7 @@ def test_the_update_is_that_of_a_training_on_the_same_answers(make_run, tiny_tar
     ours, theirs = (make_run(name, **settings) for name in ("written", "given"))
     ours, theirs = (
         recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"unknown_inputs": share, **more})})
-        for recipe, more in ((ours, {"samples": SamplesConfig(source="student")}), (theirs, {}))
+        for recipe, more in ((ours, {"samples": "student"}), (theirs, {}))
     )
     answered_by_the_student(theirs)
     train(ours)
@@ -72,7 +71,7 @@ def test_the_update_is_that_of_a_training_on_the_same_answers(make_run, tiny_tar
 
 
 def test_a_teacher_in_shards_scores_what_the_student_writes(pair, make_run):
-    settings = {**ONE_STEP, "device_train_microbatch_size": 1, "samples": {"source": "student"}}
+    settings = {**ONE_STEP, "device_train_microbatch_size": 1, "samples": "student"}
     alone, together = make_run("alone", **settings), make_run("together", **settings, teacher={"parallelism": "fsdp2"})
     train(alone)
     train_by(pair, together)

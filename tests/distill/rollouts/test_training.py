@@ -10,7 +10,6 @@ from composer.devices import DeviceCPU
 import distill.training.trainer
 from distill.data.batches import Example, collate
 from distill.formulas.dense import forward_kl
-from distill.recipe.sections.training import SamplesConfig
 from distill.rollouts import STUDENT_TOKENS, TEACHER_TOKENS, examples_of
 from distill.run.run import Run
 from distill.train import read_answers, train
@@ -22,8 +21,8 @@ from tests.distill.after_training import assert_equal, last_state, mean_gradient
 from tests.distill.two_processes import train_by
 
 UPDATE_RTOL = 1e-5  # of the norm: float32 sums in another order
-STUDENT = {"source": "student"}
-BOTH = {"source": "mix_token", "probability": 0.5}
+SAMPLES = ["student", "mix_request", "mix_token"]
+PROBABILITY = "distill.training.trainer.MIXED_PROBABILITY"
 DRAWN = {"data_temperature": 1.0}
 
 
@@ -52,9 +51,9 @@ class Logged:
         self.metrics |= metrics
 
 
-def rollouts_of(recipe, model, *, temperature=None, **samples):
+def rollouts_of(recipe, model, *, temperature=None, samples="student"):
     """The callback at the start of a training, and what it logs."""
-    distill = recipe.distill.model_copy(update={"samples": SamplesConfig(**samples)})
+    distill = recipe.distill.model_copy(update={"samples": samples})
     data = recipe.data if temperature is None else recipe.data.model_copy(update={"temperature": temperature})
     run = Run.of(recipe.model_copy(update={"distill": distill, "data": data}))
     train_set, _ = read_answers(run)
@@ -74,18 +73,20 @@ def started(make_run):
 
 
 @pytest.mark.parametrize("source", ["mix_request", "mix_token"])
-def test_at_probability_0_the_training_is_that_of_the_teachers_answers(make_run, source):
+def test_at_probability_0_the_training_is_that_of_the_teachers_answers(make_run, monkeypatch, source):
+    monkeypatch.setattr(PROBABILITY, 0.0)
     plain = trained(make_run, "plain")
-    mixed = trained(make_run, "mixed", samples={"source": source, "probability": 0.0})
+    mixed = trained(make_run, "mixed", samples=source)
     assert_same(plain, mixed)
     assert metrics(mixed)[1][STUDENT_TOKENS] == 0
     assert not any(name.startswith("samples/") for line in metrics(plain).values() for name in line)
 
 
 @pytest.mark.parametrize("source", ["mix_request", "mix_token"])
-def test_at_probability_1_the_training_is_that_of_the_students_answers(make_run, source):
-    alone = trained(make_run, "alone", samples=STUDENT)
-    mixed = trained(make_run, "mixed", samples={"source": source, "probability": 1.0})
+def test_at_probability_1_the_training_is_that_of_the_students_answers(make_run, monkeypatch, source):
+    monkeypatch.setattr(PROBABILITY, 1.0)
+    alone = trained(make_run, "alone", samples="student")
+    mixed = trained(make_run, "mixed", samples=source)
     assert_same(alone, mixed)
     assert_equal(metrics(alone)[1][STUDENT_TOKENS], metrics(mixed)[1][STUDENT_TOKENS])
     assert metrics(alone)[1][TEACHER_TOKENS] == 0 < metrics(alone)[1][STUDENT_TOKENS]
@@ -94,7 +95,7 @@ def test_at_probability_1_the_training_is_that_of_the_students_answers(make_run,
 def test_the_teacher_scores_the_new_tokens_at_their_own_positions(started, tiny_target):
     """By hand: the student's greedy text, and KL(teacher || student) at every token of it and nowhere else."""
     recipe, model, batch = started
-    rollouts, _ = rollouts_of(recipe, model, **STUDENT)
+    rollouts, _ = rollouts_of(recipe, model)
     rewritten = rollouts.replace_responses(batch)
     student, teacher = model.student.lm, load_model(tiny_target, dtype="float32", device="cpu")
     total, count = 0.0, 0
@@ -124,7 +125,7 @@ def build_objective_of(recipe, model, loss):
 
 def test_answers_are_those_of_the_weights_of_the_moment(started):
     recipe, model, batch = started
-    rollouts, _ = rollouts_of(recipe, model, **STUDENT)
+    rollouts, _ = rollouts_of(recipe, model)
     before = rollouts.replace_responses(batch)
     assert torch.equal(rollouts.replace_responses(batch)["next_ids"], before["next_ids"])
     model.train()
@@ -141,7 +142,7 @@ def test_a_training_mode_with_dropout_is_left_while_it_writes(make_checkpoint, m
     recipe = make_run(init=init)
     model = build_model(Run.of(recipe), eval_tasks=())
     train_set, _ = read_answers(Run.of(recipe))
-    rollouts, _ = rollouts_of(recipe, model, **STUDENT)
+    rollouts, _ = rollouts_of(recipe, model)
     batch, state = collate(train_set.examples[:3]), torch.get_rng_state()
     model.train()
     while_training = rollouts.replace_responses(batch)
@@ -150,12 +151,12 @@ def test_a_training_mode_with_dropout_is_left_while_it_writes(make_checkpoint, m
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("samples", [STUDENT, {"source": "mix_request"}, BOTH], ids=str)
+@pytest.mark.parametrize("samples", SAMPLES)
 def test_the_shares_of_two_processes_are_written_as_by_one(started, samples):
     recipe, model, batch = started
-    whole, counted = rollouts_of(recipe, model, temperature=1.0, **samples)
+    whole, counted = rollouts_of(recipe, model, temperature=1.0, samples=samples)
     together = examples_of(whole.replace_responses(batch))
-    shares = [rollouts_of(recipe, model, temperature=1.0, **samples) for _ in range(2)]
+    shares = [rollouts_of(recipe, model, temperature=1.0, samples=samples) for _ in range(2)]
     parts = [
         examples_of(one.replace_responses({name: each[rank::2] for name, each in batch.items()}))
         for rank, (one, _) in enumerate(shares)
@@ -167,7 +168,7 @@ def test_the_shares_of_two_processes_are_written_as_by_one(started, samples):
 
 def test_what_is_counted_is_what_is_trained_on(make_run):
     """One token a sequence: an epoch has as many as sequences, and Composer's clock counts prompts alone."""
-    recipe = trained(make_run, "run", max_duration="4ba", samples=STUDENT, data_max_new_tokens=1)
+    recipe = trained(make_run, "run", max_duration="4ba", samples="student", data_max_new_tokens=1)
     train_set, _ = read_answers(Run.of(recipe))
     lines, prompts = metrics(recipe), [example.spans[0][0] + 1 for example in train_set.examples]
     assert [lines[batch][STUDENT_TOKENS] for batch in range(3)] == [4, 8, len(prompts)]
@@ -175,7 +176,7 @@ def test_what_is_counted_is_what_is_trained_on(make_run):
     assert lines[2]["step/rollouts_s"] > 0
 
 
-@pytest.mark.parametrize("samples", [{"source": "mix_request", "probability": 0.9}, BOTH], ids=str)
+@pytest.mark.parametrize("samples", SAMPLES[1:])
 def test_resumed_equals_uninterrupted_bit_for_bit(make_run, stopped, samples):
     settings = {"max_duration": "3ba", "eval_interval": "1dur", "samples": samples, **DRAWN}
     straight, resumed = make_run("straight", **settings), make_run("resumed", **settings)
@@ -189,7 +190,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(make_run, stopped, samples):
     assert told[0] == told[1]
 
 
-@pytest.mark.parametrize("samples", [STUDENT, {"source": "mix_request"}, BOTH], ids=str)
+@pytest.mark.parametrize("samples", SAMPLES)
 def test_two_processes_learn_and_count_what_one_does(pair, make_run, samples):
     settings = {"max_duration": "2ba", "device_train_microbatch_size": 1, **DRAWN}
     alone, together = (make_run(name, samples=samples, **settings) for name in ("alone", "together"))
@@ -205,7 +206,7 @@ def test_a_conversation_keeps_the_answers_before_the_new_one(started):
     recipe, model, _ = started
     turns = Example(tuple(range(5, 24)), 24, ((1, 4), (7, 9), (14, 19)))
     batch = collate([turns, replace(turns, last_id=25), replace(turns, last_id=26)])
-    rollouts, logged = rollouts_of(recipe, model, **STUDENT)
+    rollouts, logged = rollouts_of(recipe, model)
     new = examples_of(rollouts.replace_responses(batch))
     kept = sum(end - first for example in new for first, end in example.spans[:-1])
     for before, example in zip(examples_of(batch), new, strict=True):

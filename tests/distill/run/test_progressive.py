@@ -18,7 +18,6 @@ TINY = (
     "data.max_seq_len=128",
     "distill.precision=fp32",
     "distill.global_train_batch_size=4",
-    "distill.progress_bar=false",
     "distill.scheduler.t_warmup=0ba",
     "eval.max_new_tokens=8",
     "eval.lookaheads=[1]",

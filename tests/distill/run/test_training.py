@@ -17,7 +17,7 @@ from architectures.errors import UserError
 from architectures.shapes.section import ArchitectureConfig
 from distill.recipe.recipe import save_recipe
 from distill.recipe.sections.export import PushConfig
-from distill.recipe.sections.training import DistillConfig, OptimizerConfig, SamplesConfig, SchedulerConfig
+from distill.recipe.sections.training import DistillConfig, OptimizerConfig, SchedulerConfig
 from distill.run import stage_inputs
 from distill.run.run import Run
 from distill.run.stage_inputs import (
@@ -45,7 +45,7 @@ CHANGES_WEIGHTS: dict[str, Any] = {
     "temperature": 2.0,
     "global_train_batch_size": 8,
     "precision": "amp_bf16",
-    "samples": SamplesConfig(source="student"),
+    "samples": "student",
     "optimizer": OptimizerConfig(lr=0.5),
     "scheduler": SchedulerConfig(t_warmup="2ba"),
     "gradient_clipping": None,
@@ -58,14 +58,12 @@ LEAVES_THEM: dict[str, Any] = {
     "eval_interval": "7ba",
     "save_interval": "7ba",
     "save_num_checkpoints_to_keep": 7,
-    "autoresume": False,
     "parallelism": "fsdp2",
     "shard_degree": 2,
     "activation_checkpointing": True,
     "checkpoints": "sharded",
     "loggers": {},
     "push_to_hub": PushConfig(repo_id="org/name"),
-    "progress_bar": False,
 }
 
 
@@ -96,7 +94,7 @@ def test_a_training_does_not_continue_under_any_other_key(make_run):
     # a cached teacher is asked for its cache first, and text for answers that are held out alone; unknown_inputs needs
     # a small head (tests/distill/test_unknown_training.py)
     # (of requests: test_a_training_on_requests_does_not_continue_on_others)
-    others = {"teacher", "train_on", "unknown_inputs", "mode", "online"}
+    others = {"teacher", "train_on", "unknown_inputs", "online"}
     assert {*CHANGES_WEIGHTS, *LEAVES_THEM, *others} == set(DistillConfig.model_fields)
 
 
@@ -222,7 +220,7 @@ def launch(monkeypatch):
         started.clear()
         with monkeypatch.context() as patch:
             patch.setattr(processes, "subprocess", SimpleNamespace(Popen=start))
-            distill_stage(path, ["distill.progress_bar=false"])
+            distill_stage(path, ["seed=17"])
         return started.copy()
 
     launch.code = 0
@@ -259,7 +257,7 @@ def test_training_is_launched_once_per_gpu(make_run, launch, monkeypatch, num_gp
     recipe = make_run()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
     [(command, environment)] = launch(recipe)
-    words = [f"{recipe.run_dir}/recipe.yaml", "distill.progress_bar=false"]
+    words = [f"{recipe.run_dir}/recipe.yaml", "seed=17"]
     assert command == [sys.executable, *launcher, "-m", "distill.train", *words]
     assert environment["PYTHONSAFEPATH"] == "1"  # an eval.py in the working folder must not hide ours
 

@@ -177,7 +177,7 @@ def test_text_is_learned_alone_too(make_run, tmp_path):
         "domains": [{"name": "a", "path": str(tmp_path / "a.txt")}],
         "max_seq_len": 12,
         "num_eval_sequences": 2,
-        "mixture": {"rule": "fixed"},
+        "mixture": "fixed",
     }
     settings = {"train_on": "text", "max_duration": "20ba", "eval_interval": "10ba", "save_interval": "10ba"}
     recipe = make_run(text=text, teacher=NONE, **settings)

@@ -24,8 +24,8 @@ data: {self_written_prompts: 100}
         ("text: {domains: [{path: a.txt}]}", "text.domains[0].name"),
         ("text: {domains: [{name: a, path: a.txt, weight: 0}]}", "text.domains[0].weight"),
         ("text: {domains: [{name: a, path: a.txt, reference_loss_nats: -1}]}", "text.domains[0].reference_loss_nats"),
-        ("text: {domains: [{name: a, path: a.txt}], mixture: {rule: bandit}}", "text.mixture.rule"),
-        ("text: {domains: [{name: a, path: a.txt}], mixture: {update_interval: 1ep}}", "text.mixture.update_interval"),
+        ("text: {domains: [{name: a, path: a.txt}], mixture: bandit}", "text.mixture"),
+        ("text: {domains: [{name: a, path: a.txt}], update_interval: 1ep}", "text.update_interval"),
         ("text: {domains: [{name: a, path: a.txt, reference_loss: 2}]}", "text.domains[0].reference_loss"),
     ],
 )

@@ -14,7 +14,7 @@ from composer.utils import dist
 from transformers import AutoTokenizer
 
 import distill.text.dynamic_loading
-from distill.recipe.sections.text import MixtureConfig, TextConfig
+from distill.recipe.sections.text import TextConfig
 from distill.text.dynamic_loading import (
     DynamicLoading,
     held_out_losses,
@@ -58,8 +58,8 @@ def config(tmp_path):
             {"name": "a", "path": str(tmp_path / "a.jsonl"), "reference_loss_nats": 2.0},
             {"name": "b", "path": str(tmp_path / "b.jsonl"), "reference_loss_nats": 1.7},
         ]
-        mixture = {"rule": "paper", "update_interval": "2ba", **mixture}
-        return TextConfig(domains=domains, max_seq_len=8, num_eval_sequences=3, mixture=mixture)
+        settings = {"max_seq_len": 8, "num_eval_sequences": 3, "update_interval": "2ba", **mixture}
+        return TextConfig(domains=domains, **settings)
 
     return make
 
@@ -75,7 +75,8 @@ def trained(config, tokenizer):
         loading = DynamicLoading(
             domains,
             lambda _: held_out_losses(model.net, held_out, device=CPU),
-            config=text.mixture,
+            rule=text.mixture,
+            update_interval=text.update_interval,
             references=reference_losses(text, dict),
             rates="distill.lr",
         )
@@ -185,5 +186,5 @@ def test_references_are_measured_only_where_the_recipe_gives_none(config):
     first, second = given.domains
     partly = given.model_copy(update={"domains": (first, second.model_copy(update={"reference_loss_nats": None}))})
     assert reference_losses(partly, lambda: {"a": 1.0, "b": 2.0}) == {"a": 2.0, "b": 2.0}
-    fixed = partly.model_copy(update={"mixture": MixtureConfig(rule="fixed")})
+    fixed = partly.model_copy(update={"mixture": "fixed"})
     assert reference_losses(fixed, never) == {"a": 2.0, "b": math.inf}

@@ -50,13 +50,13 @@ def make_text_run(make_run, tmp_path):
         texts = ("".join(generator.choices(letters, k=generator.randint(1, 9))) for _ in range(count))
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
 
-    def make(name: str = "run", *, text=None, mixture=None, **settings):
+    def make(name: str = "run", *, text=None, **settings):
         domains = [{"name": name, "path": str(tmp_path / f"{name}.jsonl")} for name in "ab"]
         section = {
             "domains": domains,
             "max_seq_len": T,
             "num_eval_sequences": 3,
-            "mixture": {"rule": "paper", "update_interval": "2ba", **(mixture or {})},
+            "update_interval": "2ba",
             **(text or {}),
         }
         return make_run(
@@ -171,14 +171,14 @@ def test_held_out_losses_are_those_of_isolated_documents(make_text_run):
 
 
 def test_the_mixture_follows_the_students_losses_above_the_teachers(make_text_run):
-    _, mixture, model = text_of(make_text_run(mixture={"rule": "code"}))
+    _, mixture, model = text_of(make_text_run(text={"mixture": "code"}))
     losses = mixture.measure(None)
     assert model.training
     assert list(losses) == ["a", "b"]
     assert min(losses.values()) > 1  # a random model of 256 bytes
     teacher = mixture.references
     assert all(reference not in losses.values() for reference in teacher)
-    fixed = text_of(make_text_run("fixed", mixture={"rule": "fixed"}))[1]
+    fixed = text_of(make_text_run("fixed", text={"mixture": "fixed"}))[1]
     assert fixed.references == [float("inf")] * 2
 
 
@@ -208,7 +208,7 @@ def test_a_held_out_loss_that_is_no_number_is_said(make_text_run, monkeypatch):
 
 def test_learns_the_teacher_on_text_and_leaves_a_draft(make_text_run):
     recipe = make_text_run(
-        max_duration="40ba", save_interval="1dur", eval_interval="0.5dur", mixture={"update_interval": "0.25dur"}
+        max_duration="40ba", save_interval="1dur", eval_interval="0.5dur", text={"update_interval": "0.25dur"}
     )
     train(recipe)
     log = metrics(recipe)

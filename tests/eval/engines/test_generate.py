@@ -196,7 +196,7 @@ def vllm(tmp_path, monkeypatch, target_folder, own_folder):
     def config(max_batches=100, **changes):
         prepared = {"responses": responses, "max_batches": max_batches}
         (tmp_path / "prepared.json").write_text(json.dumps(prepared))
-        return GenerateConfig(engine="vllm", python=sys.executable, gpu_memory_utilization=0.5, **changes)
+        return GenerateConfig(engine="vllm", python=sys.executable, **changes)
 
     return config
 
@@ -205,7 +205,7 @@ def test_vllm_generates_the_bytes_of_our_own_decoding(target_folder, tmp_path, o
     loaded = tmp_path / "prepared.loaded"
     write(target_folder, tmp_path / "out", vllm())
     assert shards(tmp_path / "out") == own
-    settings = {"dtype": "float32", "max_num_seqs": 64, "tensor_parallel_size": 1, "gpu_memory_utilization": 0.5}
+    settings = {"dtype": "float32", "max_num_seqs": 64, "tensor_parallel_size": 1, "gpu_memory_utilization": 0.7}
     settings |= {"max_model_len": 208, "model": str(target_folder.resolve()), "generation_config": "vllm"}
     assert settings.items() <= json.loads(loaded.read_text()).items()
     loaded.unlink()
