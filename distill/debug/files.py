@@ -14,22 +14,11 @@ from architectures.errors import UserError
 from architectures.files.atomic import write_text
 from architectures.shapes.shape import Shape
 from architectures.shapes.tiny import BOS_ID, EOS_ID, HEAD_VOCAB, PAD_ID, tiny_config
-from architectures.targets.target import config_at_hand, is_gguf, read_config
+from architectures.targets.target import config_at_hand, read_config
 from architectures.vocabulary import CONFIG_KEY, COUNTED, DraftVocabulary, write_draft_vocabulary
-from distill.debug.recipe import (
-    IDS,
-    PROMPTS,
-    SOURCE,
-    TARGET,
-    TEXT,
-    TinyRun,
-    debug_recipe,
-    replaced,
-    text_fields,
-    tiny_run,
-)
+from distill.debug.recipe import IDS, PROMPTS, SOURCE, TARGET, TEXT, debug_recipe, text_fields, tiny_run
 from distill.process.exits import say_once
-from distill.recipe.recipe import Recipe, load_recipe, save_recipe
+from distill.recipe.recipe import load_recipe, save_recipe
 from distill.run.run import Run
 from distill.run.run_folder import owned_run
 
@@ -45,7 +34,7 @@ THINGS = ("river", "loaf of bread", "bicycle", "violin", "garden", "snowy day")
 
 
 def begin_debug(recipe_path: Path, overrides: Sequence[str], *, weights: bool = True) -> Path:
-    """Write a recipe's debug run, say on stderr what it replaces, and return the recipe to go on with.
+    """Write a recipe's debug run with all it reads, say so on stderr, and return the recipe to go on with.
 
     Args:
         recipe_path: The real recipe.
@@ -56,44 +45,32 @@ def begin_debug(recipe_path: Path, overrides: Sequence[str], *, weights: bool = 
         UserError: If the recipe is wrong, or the target is neither here nor one whose config.json we know.
     """
     recipe = load_recipe(recipe_path, overrides)
-    config, source_config = debug_configs(recipe)
-    path = recipe.architecture.source or recipe.target.path
-    tiny = tiny_run(
-        recipe, Shape.from_config(config, where=recipe.target.path), Shape.from_config(source_config, where=path)
-    )
+    config = config_for_debug("target.path", recipe.target.path, recipe.target.revision)
+    named = recipe.architecture.source_at
+    source_config = config if named is None else config_for_debug("architecture.source", *named)
+    tiny = tiny_run(recipe, Shape.from_config(config), Shape.from_config(source_config))
     small = debug_recipe(recipe, tiny)
-    announce(recipe, small)
-    run = Run.of(small)
-    with owned_run(run):
-        write_debug(run, tiny, config, source_config, weights=weights)
-    return run.recipe_file
-
-
-def write_debug(
-    debug: Run, tiny: TinyRun, config: Mapping[str, Any], source_config: Mapping[str, Any], *, weights: bool
-) -> None:
-    """Everything a debug run reads, and its recipe."""
-    small, run = debug.recipe, debug.folder
+    debug = Run.of(small)
+    run = debug.folder
+    say_once(
+        f"--debug: {recipe.run_name} as a run of minutes in {run}, of a tiny random target of its family. Nothing it "
+        f"makes is of use; {debug.recipe_file} has the small values."
+    )
     rows = [
         {"prompt": prompt, "answer": f"{prompt} Think of it.", **dict.fromkeys(text_fields(small), prompt)}
         for prompt in prompts()
     ]
-    write_text("".join(f"{dumps(row)}\n" for row in rows), run / PROMPTS)
-    write_text("\n\n".join(prompts()), run / TEXT)
-    wanted = small.architecture.vocabulary
-    if wanted is not None and wanted.origin not in COUNTED:
-        write_text(dumps([*reversed(range(HEAD_VOCAB))]), run / IDS)
-    write_tiny(run / TARGET, tiny_config(config, tiny.target), weights=weights)
-    if small.architecture.source is not None:
-        write_tiny(run / SOURCE, tiny_config(source_config, tiny.source), weights=weights)
-    save_recipe(small, debug.recipe_file)
-
-
-def debug_configs(recipe: Recipe) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The configs of the target, and of what the draft is cut out of."""
-    config = config_for_debug("target.path", recipe.target.path, recipe.target.revision)
-    source = recipe.architecture.source_at
-    return config, config if source is None else config_for_debug("architecture.source", *source)
+    with owned_run(debug):
+        write_text("".join(f"{dumps(row)}\n" for row in rows), run / PROMPTS)
+        write_text("\n\n".join(prompts()), run / TEXT)
+        wanted = small.architecture.vocabulary
+        if wanted is not None and wanted.origin not in COUNTED:
+            write_text(dumps([*reversed(range(HEAD_VOCAB))]), run / IDS)
+        write_tiny(run / TARGET, tiny_config(config, tiny.target), weights=weights)
+        if named is not None:
+            write_tiny(run / SOURCE, tiny_config(source_config, tiny.source), weights=weights)
+        save_recipe(small, debug.recipe_file)
+    return debug.recipe_file
 
 
 def config_for_debug(key: str, path: str, revision: str) -> Mapping[str, Any]:
@@ -101,21 +78,9 @@ def config_for_debug(key: str, path: str, revision: str) -> Mapping[str, Any]:
     try:
         return config_at_hand(path, revision)[0]
     except UserError as error:
-        hint = (
-            f" A debug run needs the family and proportions of the real one: set {key} to a folder with its config.json"
-        )
-        gguf = "" if is_gguf(path) else ", or to a hub id listed in architectures/targets/known_targets.py"
-        raise UserError(f"{key}: {error}{hint}{gguf}.") from error
-
-
-def announce(recipe: Recipe, small: Recipe) -> None:
-    """Say that this is a debug run, and everything that is not as the recipe says."""
-    lines = [
-        f"--debug: {recipe.run_name} as a run of minutes in {small.run_dir}, of a tiny random target of its family.",
-        "Nothing it makes is of use. Replaced:",
-        *(f"  {line}" for line in replaced(recipe, small)),
-    ]
-    say_once("\n".join(lines))
+        raise UserError(
+            f"{key}: {error} A debug run needs a folder with its config.json, or a known hub id."
+        ) from error
 
 
 def prompts() -> list[str]:
@@ -147,7 +112,8 @@ def write_tiny_weights(folder: Path) -> None:
         torch.manual_seed(SEED)
         opens = model_class(folder, encoder_decoder=False)
         model = opens.from_config(config, dtype=torch.float32, trust_remote_code=False)
-        if model.get_output_embeddings().weight is model.get_input_embeddings().weight and not is_tied(folder):
+        is_tied = Shape.from_config(read_config(folder), where=str(folder / "config.json")).tied
+        if model.get_output_embeddings().weight is model.get_input_embeddings().weight and not is_tied:
             own_V = torch.randn_like(model.get_input_embeddings().weight)  # transformers ties them whatever the config
             model.get_output_embeddings().weight = torch.nn.Parameter(own_V)
     if (head_rows := getattr(config, CONFIG_KEY, 0)) > 0:
@@ -157,11 +123,6 @@ def write_tiny_weights(folder: Path) -> None:
         model.save_pretrained(scratch)
         for name in ("generation_config.json", WEIGHTS_NAME):
             (Path(scratch) / name).replace(folder / name)
-
-
-def is_tied(folder: Path) -> bool:
-    """Whether a folder's config.json makes the head its embedding."""
-    return Shape.from_config(read_config(folder), where=str(folder / "config.json")).tied
 
 
 def byte_tokenizer() -> Any:

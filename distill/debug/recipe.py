@@ -5,13 +5,10 @@ scores, plans) is replaced by files that distill/debug/files.py writes into the 
 elsewhere is left out. Everything else stays what the recipe says: method, loss, precision, parallelism, number types.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from architectures.checkpoints.manifest import flat
-from architectures.files.masked_words import masked
 from architectures.shapes.section import SIZES
 from architectures.shapes.shape import Shape
 from architectures.shapes.tiny import HEAD_VOCAB, tiny_shapes
@@ -156,14 +153,3 @@ def text_fields(recipe: Recipe) -> list[str]:
 def at_most(value: Any, bound: int) -> Any:
     """A number within a bound; anything else, such as auto, as it is."""
     return min(value, bound) if isinstance(value, int) else value
-
-
-def replaced(before: Recipe, after: Recipe) -> list[str]:
-    """Every value that differs between two recipes, one line each: "data.max_seq_len: 2048 -> 128"."""
-    old, new = (flat(recipe.to_save()) for recipe in (before, after))
-    values = {key: (old.get(key), new.get(key)) for key in [*old, *new]}
-    return [
-        masked(f"{key}: {' -> '.join(each if isinstance(each, str) else json.dumps(each) for each in pair)}")
-        for key, pair in values.items()
-        if pair[0] != pair[1]
-    ]

@@ -1,1 +1,1 @@
-"""Recipes that came with this installation: listed, copied with their prompts, and a target out of its package."""
+"""A shipped recipe's target out of its package."""

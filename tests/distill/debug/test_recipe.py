@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 
 import widedraft
-from architectures.checkpoints.manifest import flat
 from architectures.errors import UserError
 from distill.check import planned_shapes
 from distill.data.conversations import load_conversations
 from distill.debug.files import begin_debug, byte_tokenizer, prompts
-from distill.debug.recipe import debug_recipe, replaced, tiny_run
+from distill.debug.recipe import debug_recipe, tiny_run
 from distill.recipe.recipe import Recipe, load_recipe
 from eval.prompts import load_prompts, render_prompt
 
@@ -172,18 +171,6 @@ def test_texts_to_continue_stay_texts(tmp_path, monkeypatch):
         assert {prompt.messages[0]["role"] for prompt in found} == {role}
 
 
-def test_every_value_that_changed_is_named():
-    real = make({"shape": "wide-796m"})
-    small = shrink(real)
-    lines = replaced(real, small)
-    assert "architecture.shape: wide-796m -> null" in lines
-    assert "data.max_seq_len: 1024 -> 128" in lines
-    changed = {line.split(": ")[0] for line in lines}
-    old, new = (flat(recipe.model_dump(mode="json")) for recipe in (real, small))
-    assert changed == {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
-    assert "distill.loss" not in changed
-
-
 @pytest.fixture
 def recipe_file(tmp_path, monkeypatch, tiny_target):
     """A recipe of a local target in the working folder."""
@@ -222,7 +209,7 @@ def test_check_makes_no_weights_and_loads_no_torch(recipe_file, capsys):
     command = [sys.executable, "-c", program, "check", "demo.yaml", "--debug"]
     completed = subprocess.run(command, capture_output=True, text=True, check=False)
     assert completed.returncode == 0, completed.stderr
-    assert "demo-debug, in runs/demo-debug" in completed.stdout
+    assert "runs/demo-debug/tiny-target" in completed.stdout
     assert "4 layers" in completed.stdout
     assert completed.stderr.startswith("--debug: demo as a run of minutes in runs/demo-debug")
     assert [file.name for file in Path("runs/demo-debug/tiny-target").iterdir()] == ["config.json"]
@@ -232,7 +219,6 @@ def test_an_unknown_target_is_refused_with_the_remedy(recipe_file, capsys):
     assert widedraft.main(["run", "demo.yaml", "target.path=owner/unknown", "--debug"]) == 2
     message = capsys.readouterr().err
     assert message.startswith("target.path: owner/unknown (revision main): not a local folder")
-    assert "set target.path to a folder with its config.json, or to a hub id listed in" in message
     with pytest.raises(UserError, match=r"^architecture\.source: owner/unknown"):
         begin_debug(recipe_file, ["architecture.source=owner/unknown"])
     assert not Path("runs").exists()
