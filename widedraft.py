@@ -24,7 +24,7 @@ from architectures.settings.flags import Flag, read_settings
 from distill.choose.candidates import ChooseSettings
 from distill.commands import export_command, recipe_commands
 from distill.commands.check_command import CheckSettings, check
-from distill.commands.recipe_commands import GenerateSettings, PruneSettings, RunSettings
+from distill.commands.recipe_commands import GenerateSettings, RunSettings
 from distill.commands.recipes import RecipesSettings, recipes
 from distill.hub.push import PushSettings
 from distill.process.exits import report_user_errors
@@ -125,7 +125,7 @@ STAGES = {
     "prune": Stage(
         recipe_commands.prune,
         "prune the target to the undistilled draft, into <run>/init; learned masks are trained first",
-        PruneSettings,
+        RunSettings,
     ),
     "generate": Stage(recipe_commands.generate, "let the target answer the prompts, into <run>/data", GenerateSettings),
     "cache": Stage(

@@ -45,17 +45,19 @@ class StageSettings(Section):
     processes: Processes = None
 
 
-class GenerateSettings(Section):
+class RunSettings(StageSettings):
+    """The recipe whose stages, trainings among them, are made."""
+
+    trust_checkpoints: TrustCheckpoints = False
+
+
+class GenerateSettings(StageSettings):
     """The recipe whose prompts are answered, and which part of the answers is written."""
 
-    recipe: RecipeFile
-    overrides: Overrides = ()
     shard: Annotated[str | None, Flag(metavar="I/N", absent="all of them")] = Field(
         default=None,
         description="Write every N-th file of answers, from the I-th on; the last of N such jobs joins them.",
     )
-    debug: Debug = False
-    processes: Processes = None
 
     @field_validator("shard")
     @classmethod
@@ -70,26 +72,6 @@ class GenerateSettings(Section):
         return EVERY_FILE if self.shard is None else Part(*map(int, self.shard.split("/")))
 
 
-class RunSettings(Section):
-    """The recipe all of whose stages are made."""
-
-    recipe: RecipeFile
-    overrides: Overrides = ()
-    debug: Debug = False
-    trust_checkpoints: TrustCheckpoints = False
-    processes: Processes = None
-
-
-class PruneSettings(Section):
-    """The recipe whose target is pruned."""
-
-    recipe: RecipeFile
-    overrides: Overrides = ()
-    debug: Debug = False
-    trust_checkpoints: TrustCheckpoints = False
-    processes: Processes = None
-
-
 class DistillSettings(Section):
     """The recipe whose draft is trained."""
 
@@ -100,14 +82,10 @@ class DistillSettings(Section):
     profile: ProfileFolder = None
 
 
-class CacheSettings(Section):
+class CacheSettings(StageSettings):
     """The recipe whose teacher is cached."""
 
-    recipe: RecipeFile
-    overrides: Overrides = ()
-    debug: Debug = False
     verify: bool = Field(default=False, description="Compare the checksums of a finished cache; write nothing.")
-    processes: Processes = None
 
     @model_validator(mode="after")
     def _nothing_to_share_out(self) -> "CacheSettings":
@@ -205,7 +183,7 @@ def choose(settings: ChooseSettings) -> None:
         choose_shape(named.path, named.overrides, settings, named.run.share)
 
 
-def prune(settings: PruneSettings) -> None:
+def prune(settings: RunSettings) -> None:
     """Prune the target to the undistilled draft; learned masks are trained first if the recipe names them."""
     from distill.stages.processes import mask_stage
     from distill.stages.running import prune_stage

@@ -138,7 +138,12 @@ def write_recipes(names: Sequence[str], to: Path, *, with_target: bool) -> None:
     copies = {
         to / FOLDER / file.relative_to(known[names[0]].parent): file for name in names for file in files_of(known[name])
     }
-    taken = [str(path) for path, file in copies.items() if path.exists() and path.read_bytes() != file.read_bytes()]
+    taken = [
+        str(path)
+        for path, file in copies.items()
+        if path.is_dir() or (path.exists() and path.read_bytes() != file.read_bytes())
+    ]
+    taken += [str(folder) for path in copies for folder in path.parents if folder.exists() and not folder.is_dir()]
     if taken:
         raise UserError(
             f"{', '.join(taken)}: there already, and not what came with widedraft. Nothing was written. "

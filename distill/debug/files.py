@@ -48,7 +48,8 @@ def begin_debug(recipe_path: Path, overrides: Sequence[str], *, weights: bool = 
     config = config_for_debug("target.path", recipe.target.path, recipe.target.revision)
     named = recipe.architecture.source_at
     source_config = config if named is None else config_for_debug("architecture.source", *named)
-    tiny = tiny_run(recipe, Shape.from_config(config), Shape.from_config(source_config))
+    shapes = (Shape.from_config(each, where=recipe.target.path) for each in (config, source_config))
+    tiny = tiny_run(recipe, *shapes)
     small = debug_recipe(recipe, tiny)
     debug = Run.of(small)
     run = debug.folder
