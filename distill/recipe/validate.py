@@ -14,6 +14,7 @@ from architectures.pruning.selection import LAYER_SCORES
 from architectures.settings.holding import Placement
 from distill.formulas.losses import Knowledge
 from distill.recipe.sections.teacher import TeacherConfig
+from distill.recipe.sections.text import is_plain_text
 from distill.recipe.sections.times import split_time
 
 Recipe: TypeAlias = Any  # distill.recipe.recipe.Recipe, which imports this module
@@ -33,232 +34,191 @@ SEARCHED = {"whole": set(), "spread": {"merge_order"}, "layers": {"merge_order",
 
 def validate(recipe: Recipe) -> list[tuple[str, str]]:
     """The rules that a recipe breaks."""
-    return [
-        *target_rules(recipe),
-        *training_rules(recipe),
-        *online_rules(recipe),
-        *input_rules(recipe),
-    ]
+    online = online_rules(recipe) if recipe.distill.online is not None else ()
+    return [*data_rules(recipe), *target_rules(recipe), *training_rules(recipe), *online, *text_rules(recipe)]
+
+
+def data_rules(recipe: Recipe) -> Broken:
+    """Rules inside section data."""
+    data, given = recipe.data, recipe.data.answers == "given"
+    if given and not data.prompts:
+        yield "data.answers", "must be written when data.prompts is empty, got given. Name the rows that bring answers."
+    if given and data.answers_from:
+        yield "data.answers_from", "must be left out when data.answers is given: the rows bring answers."
+    if given and data.self_written_prompts:
+        yield "data.self_written_prompts", "must be left out when data.answers is given: such prompts bring no answer."
+    if not given and not data.prompts and not data.self_written_prompts:
+        yield "data.self_written_prompts", "must be > 0 when data.prompts is empty, got 0. Name a source of prompts."
+    if data.max_new_tokens >= data.max_seq_len:
+        yield "data.max_new_tokens", f"must be < data.max_seq_len, got {data.max_new_tokens} and {data.max_seq_len}."
+    if data.temperature == 0 and data.top_p < 1:
+        yield "data.top_p", f"must be 1 when data.temperature is 0, got {data.top_p}: greedy responses do not sample."
 
 
 def target_rules(recipe: Recipe) -> Broken:
     """What a target that is not whole in memory, in fewer bits, or decoded by another engine rules out."""
-    target, architecture, distill = recipe.target, recipe.architecture, recipe.distill
-    teacher: TeacherConfig = distill.teacher
-    engine = recipe.generate.engine
-
+    target, distill, engine = recipe.target, recipe.distill, recipe.generate.engine
+    masks = recipe.architecture.method == "learned_masks"
     if target.bits is not None:
         when = f"when target.bits is {target.bits}"
-        if architecture.method == "learned_masks":
-            yield ("architecture.method", f"must not be learned_masks {when}: masks train the full weights.")
-        if teacher.is_sharded:
-            yield ("distill.teacher.parallelism", f"must be replicated {when}: packed weights are not sharded.")
+        if masks:
+            yield "architecture.method", f"must not be learned_masks {when}: masks train the full weights."
+        if distill.teacher.is_sharded:
+            yield "distill.teacher.parallelism", f"must be replicated {when}: packed weights are not sharded."
         if engine != "local":
-            yield ("generate.engine", f"must be local {when}, got {engine}: it runs the weights unpacked.")
+            yield "generate.engine", f"must be local {when}, got {engine}: it runs the weights unpacked."
     if target.placement != "whole":
         when = f"when target.placement is {target.placement}"
-        if architecture.method == "learned_masks":
-            yield ("architecture.method", f"must not be learned_masks {when}: masks train all weights.")
+        if masks:
+            yield "architecture.method", f"must not be learned_masks {when}: masks train all weights."
         if distill.online is not None:
-            yield ("distill.online", f"must be left out {when}: each token would load all weights.")
-        elif teacher.source == "live":
-            yield (
-                "distill.teacher.source",
-                f"must be cache or none {when}, got live: every batch would load all weights.",
-            )
+            yield "distill.online", f"must be left out {when}: each token would load all weights."
+        elif distill.teacher.source == "live":
+            yield "distill.teacher.source", f"must be cache or none {when}: every batch would load all weights."
 
 
 def training_rules(recipe: Recipe) -> Broken:
     """Rules inside section distill, and with the draft's shape."""
     distill, architecture = recipe.distill, recipe.architecture
     teacher: TeacherConfig = distill.teacher
-    terms, samples = distill.terms, distill.samples
-    told = (
-        f"distill.teacher.contents is {teacher.contents}"
-        if teacher.is_cache
-        else f"distill.teacher.source is {teacher.source}"
-    )
-    on_text = distill.train_on == "text"
+    terms, on_text, is_ddp = distill.terms, distill.train_on == "text", distill.parallelism == "ddp"
+    only_tokens = all(term.loss.needs is Knowledge.TOKENS for term in terms)
+    key, value = ("contents", teacher.contents) if teacher.is_cache else ("source", teacher.source)
+    when = f"when distill.teacher.{key} is {value}"
 
     # What is read
     for name in ("max_duration", "eval_interval", "save_interval"):
         if on_text and split_time(getattr(distill, name))[1] == "ep":
-            yield (f"distill.{name}", "must not be in ep when distill.train_on is text, which has no epochs.")
+            yield f"distill.{name}", "must not be in ep when distill.train_on is text, which has no epochs."
     if on_text and teacher.is_cache:
-        yield ("distill.teacher.source", "must be live or none when distill.train_on is text: a cache is of responses.")
+        yield "distill.teacher.source", "must be live or none when distill.train_on is text: a cache is of responses."
     if distill.unknown_inputs:
         if distill.freeze_input_embeddings:
             yield (
                 "distill.freeze_input_embeddings",
                 "must be false with distill.unknown_inputs, which train a row of it.",
             )
-        if all(getattr(architecture, name) is None for name in ("vocabulary", "source", "plan")):
-            yield (
-                "distill.unknown_inputs",
-                f"must be left out without architecture.vocabulary, got {distill.unknown_inputs}.",
-            )
+        if architecture.vocabulary is None and architecture.source is None and architecture.plan is None:
+            yield "distill.unknown_inputs", f"must be 0 without architecture.vocabulary, got {distill.unknown_inputs}."
     vocabulary = architecture.vocabulary
     if vocabulary is not None and vocabulary.origin == "answers" and not distill.learns_answers:
-        yield (
-            "architecture.vocabulary.from",
-            "must be text or a list when no responses are generated to train on, got answers.",
-        )
+        yield "architecture.vocabulary.from", "must be text or a list when no responses are generated to train on."
 
     # Loss and teacher
-    for name, used in {
+    used = {
         "parallelism": teacher.source == "live",
         "contents": teacher.is_cache,
         "k": teacher.is_cache and teacher.contents == "top_k",
         "num_samples": teacher.is_cache and teacher.contents == "samples",
-    }.items():
+    }
+    for name, is_used in used.items():
         value = getattr(teacher, name)
-        if not used and value != TeacherConfig.model_fields[name].default:
-            yield (f"distill.teacher.{name}", f"must be left out when {told}, got {value}.")
+        if not is_used and value != TeacherConfig.model_fields[name].default:
+            yield f"distill.teacher.{name}", f"must be left out {when}, got {value}."
     for term in terms:
         if term.loss.needs > teacher.tells:
             served = " or ".join(teacher.served_losses)
-            yield (
-                "distill.loss",
-                f"must be {served} when {told}, got {term.name}. {ALL_SERVED}",
-            )
-    if distill.temperature != 1:
-        if all(term.loss.needs is Knowledge.TOKENS for term in terms):
-            yield (
-                "distill.temperature",
-                f"must be 1 when distill.loss is {terms[0].name}, got {distill.temperature}: nothing reads it.",
-            )
-        if teacher.tells is Knowledge.ENTRIES:
-            yield (
-                "distill.temperature",
-                (f"must be 1 when {told}, got {distill.temperature}. {ALL_SERVED}"),
-            )
+            yield "distill.loss", f"must be {served} {when}, got {term.name}. {ALL_SERVED}"
+    if distill.temperature != 1 and only_tokens:
+        yield "distill.temperature", f"must be 1 when distill.loss is {terms[0].name}, got {distill.temperature}."
+    if distill.temperature != 1 and teacher.tells is Knowledge.ENTRIES:
+        yield "distill.temperature", f"must be 1 {when}, got {distill.temperature}. {ALL_SERVED}"
 
     # Responses that the student generates while it trains
-    if samples != "teacher":
+    if distill.samples != "teacher":
         if on_text:
-            yield ("distill.samples", "must be teacher when distill.train_on is text.")
+            yield "distill.samples", "must be teacher when distill.train_on is text."
         elif teacher.source != "live":
+            yield "distill.samples", f"must be teacher {when}: only a live teacher scores new responses."
+        elif only_tokens:
             yield (
                 "distill.samples",
-                (
-                    f"must be teacher when distill.teacher.source is {teacher.source}, got {samples}: only a "
-                    "live teacher scores new responses."
-                ),
+                f"must be teacher when distill.loss is {terms[0].name}: it would learn its own tokens.",
             )
-        elif all(term.loss.needs is Knowledge.TOKENS for term in terms):
-            yield (
-                "distill.samples",
-                (
-                    f"must be teacher when distill.loss is {terms[0].name}, got {samples}: it would learn "
-                    "its own tokens."
-                ),
-            )
-        if samples == "mix_token" and teacher.is_sharded:
-            yield (
-                "distill.samples",
-                "must be student or mix_request when distill.teacher.parallelism is fsdp2.",
-            )
-        if distill.parallelism != "ddp":
-            yield (
-                "distill.parallelism",
-                (
-                    f"must be ddp when distill.samples is {samples}, got {distill.parallelism}: a token "
-                    "would gather the shards."
-                ),
-            )
+        if distill.samples == "mix_token" and teacher.is_sharded:
+            yield "distill.samples", "must be student or mix_request when distill.teacher.parallelism is fsdp2."
+        if not is_ddp:
+            yield "distill.parallelism", f"must be ddp when distill.samples is {distill.samples}."
 
     # Batches and shards
     size, batch = distill.device_train_microbatch_size, distill.global_train_batch_size
-    if isinstance(size, int) and size > batch:
-        yield (
-            "distill.device_train_microbatch_size",
-            f"must be at most distill.global_train_batch_size, got {size} and {batch}.",
-        )
+    if size != "auto" and size > batch:
+        most = f"at most distill.global_train_batch_size, got {size} and {batch}"
+        yield "distill.device_train_microbatch_size", f"must be {most}."
     if size == "auto" and teacher.is_sharded:
-        yield (
-            "distill.device_train_microbatch_size",
-            "must be a number when distill.teacher.parallelism is fsdp2, got auto.",
-        )
-    if distill.parallelism != "ddp" and size == "auto":
-        yield (
-            "distill.parallelism",
-            f"must be ddp when distill.device_train_microbatch_size is auto, got {distill.parallelism}.",
-        )
+        problem = "must be a number when distill.teacher.parallelism is fsdp2, got auto."
+        yield "distill.device_train_microbatch_size", problem
+    if size == "auto" and not is_ddp:
+        yield "distill.parallelism", "must be ddp when distill.device_train_microbatch_size is auto."
     if distill.shard_degree != "auto" and distill.parallelism != "hsdp":
-        yield (
-            "distill.shard_degree",
-            f"must be left out when distill.parallelism is {distill.parallelism}, got {distill.shard_degree}.",
-        )
+        yield "distill.shard_degree", f"must be left out when distill.parallelism is {distill.parallelism}."
 
     # Schedule
-    units = [unit for unit in WARMUP_UNITS[split_time(distill.max_duration)[1]] if not (on_text and unit == "ep")]
-    if split_time(distill.scheduler.t_warmup)[1] not in units:
-        yield (
-            "distill.scheduler.t_warmup",
-            (
-                f"must be in {' or '.join(units)} when distill.max_duration is {distill.max_duration}, got "
-                f"{distill.scheduler.t_warmup}."
-            ),
-        )
+    scheduler, duration = distill.scheduler, distill.max_duration
+    units = [unit for unit in WARMUP_UNITS[split_time(duration)[1]] if not (on_text and unit == "ep")]
+    if split_time(scheduler.t_warmup)[1] not in units:
+        problem = f"must be in {' or '.join(units)} when distill.max_duration is {duration}, got {scheduler.t_warmup}."
+        yield "distill.scheduler.t_warmup", problem
+    if (
+        scheduler.name == "constant_with_warmup"
+        and scheduler.alpha_f != type(scheduler).model_fields["alpha_f"].default
+    ):
+        yield "distill.scheduler.alpha_f", "must be left out of constant_with_warmup, which ends at lr."
 
 
 def online_rules(recipe: Recipe) -> Broken:
     """Rules of learning from requests while they are served."""
     distill, online = recipe.distill, recipe.distill.online
-    if online is None:
-        return
     for name, (wanted, why) in NOT_ONLINE.items():
         if getattr(distill, name) != wanted:
-            yield (f"distill.{name}", f"must be left out with distill.online: {why}.")
+            yield f"distill.{name}", f"must be left out with distill.online: {why}."
     if not distill.teacher.is_cache or distill.teacher.contents != "hidden":
-        yield (
-            "distill.teacher",
-            (
-                "must have source cache and contents hidden with distill.online: the target's "
-                "hidden states are kept while it serves."
-            ),
-        )
+        yield "distill.teacher", "must have source cache and contents hidden with distill.online, which keeps them."
     if recipe.data.answers == "given":
-        yield ("data.answers", "must be written with distill.online, got given.")
+        yield "data.answers", "must be written with distill.online, got given."
     if distill.global_train_batch_size < online.update_interval:
-        yield (
-            "distill.online.update_interval",
-            (
-                f"must be at most distill.global_train_batch_size, got {online.update_interval} and "
-                f"{distill.global_train_batch_size}: a step learns all requests since the last one."
-            ),
-        )
+        most = f"got {online.update_interval} and {distill.global_train_batch_size}: a step learns all new requests"
+        yield "distill.online.update_interval", f"must be at most distill.global_train_batch_size, {most}."
     if distill.max_duration != "1ep" and not distill.max_duration.endswith("ba"):
-        yield (
-            "distill.max_duration",
-            f"must be in ba, or 1ep for the whole stream, with distill.online, got {distill.max_duration}.",
-        )
+        problem = f"must be in ba, or 1ep for the whole stream, with distill.online, got {distill.max_duration}."
+        yield "distill.max_duration", problem
 
 
-def input_rules(recipe: Recipe) -> Broken:
-    """Whether text is there for what reads it, and only then."""
+def text_rules(recipe: Recipe) -> Broken:
+    """Whether text is there for what reads it, and only then; and where its domains come from."""
     text, architecture, distill = recipe.text, recipe.architecture, recipe.distill
+    vocabulary = architecture.vocabulary
     readers = {
         "architecture.method is learned_masks": architecture.method == "learned_masks",
         "distill.train_on is text": distill.train_on == "text",
-        "architecture.vocabulary is from text": architecture.vocabulary is not None
-        and architecture.vocabulary.origin == "text",
+        "architecture.vocabulary is from text": vocabulary is not None and vocabulary.origin == "text",
     }
     reading = [reader for reader, reads in readers.items() if reads]
-    if text is None and reading:
-        yield ("text", f"must be given when {reading[0]}.")
-    if text is not None and not reading:
-        yield ("text", f"must be left out unless {' or '.join(readers)}.")
-    if text is not None and distill.train_on == "text" and distill.teacher.source == "none":
-        lacking = [domain.name for domain in text.domains if domain.reference_loss_nats is None]
-        if lacking and text.mixture != "fixed":
-            yield (
-                "text.mixture",
-                (
-                    f"must be fixed when distill.teacher.source is none and {', '.join(lacking)} has no "
-                    f"reference_loss_nats, got {text.mixture}."
-                ),
-            )
+    if text is None:
+        if reading:
+            yield "text", f"must be given when {reading[0]}."
+        return
+    if not reading:
+        yield "text", f"must be left out unless {' or '.join(readers)}."
+    if not text.domains or len({domain.name for domain in text.domains}) < len(text.domains):
+        yield "text.domains", "must hold at least one domain, each with a name of its own."
+    for number, domain in enumerate(text.domains):
+        key = f"text.domains[{number}]"
+        if (domain.path is None) == (domain.dataset is None):
+            yield f"{key}.dataset", "must be given, or path: one of the two."
+        elif domain.path is not None:
+            if domain.config is not None:
+                yield f"{key}.config", "must be left out with path: a file has no configurations."
+            if domain.split != "train":
+                yield f"{key}.split", "must be left out with path: a file has no splits."
+            if is_plain_text(domain.path) and domain.field != "text":
+                yield f"{key}.field", f"must be left out of plain text, got {domain.field!r} and {domain.path!r}."
+    lacking = [domain.name for domain in text.domains if domain.reference_loss_nats is None]
+    if distill.train_on == "text" and distill.teacher.source == "none" and lacking and text.mixture != "fixed":
+        problem = (
+            f"must be fixed without a teacher and reference_loss_nats of {', '.join(lacking)}, got {text.mixture}."
+        )
+        yield "text.mixture", problem
 
 
 # feature of a family -> the key that requests it, and whether a recipe does

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field
 
 from architectures.files.section import Section
 from architectures.settings.kinds import BatchSize, MaxNewTokens, Temperature
@@ -34,53 +34,6 @@ class DataConfig(Section):
     temperature: Temperature = Field(default=0.0, description="Sampling temperature of the answers; 0 is greedy.")
     top_p: float = Field(default=1.0, gt=0, le=1, description="Probability mass sampled from; 1 keeps everything.")
     batch_size: BatchSize = Field(default=48, description="Prompts answered together.")
-
-    @field_validator("answers")
-    @classmethod
-    def _rows_bring_them(cls, answers: str, info: ValidationInfo) -> str:
-        if answers == "given" and info.data.get("prompts") == ():
-            raise ValueError("must be written when data.prompts is empty, got given. Name the rows that bring answers.")
-        return answers
-
-    @field_validator("answers_from")
-    @classmethod
-    def _only_written_ones(cls, folders: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        if folders and info.data.get("answers") == "given":
-            raise ValueError(
-                f"must be left out when data.answers is given, got {list(folders)}. The rows bring answers."
-            )
-        return folders
-
-    @field_validator("self_written_prompts")
-    @classmethod
-    def _some_source(cls, count: int, info: ValidationInfo) -> int:
-        if count == 0 and info.data.get("prompts") == () and info.data.get("answers") == "written":
-            raise ValueError("must be > 0 when data.prompts is empty, got 0. Name at least one source of prompts.")
-        return count
-
-    @field_validator("self_written_prompts")
-    @classmethod
-    def _only_when_written(cls, count: int, info: ValidationInfo) -> int:
-        if count and info.data.get("answers") == "given":
-            raise ValueError(f"must be left out when data.answers is given, got {count}. Such prompts bring no answer.")
-        return count
-
-    @field_validator("max_new_tokens")
-    @classmethod
-    def _leaves_tokens_for_prompts(cls, max_new_tokens: int, info: ValidationInfo) -> int:
-        max_seq_len = info.data.get("max_seq_len")
-        if max_seq_len is not None and max_new_tokens >= max_seq_len:
-            raise ValueError(
-                f"must be < data.max_seq_len, got {max_new_tokens} and {max_seq_len}. The prompt needs room too."
-            )
-        return max_new_tokens
-
-    @field_validator("top_p")
-    @classmethod
-    def _only_when_sampling(cls, top_p: float, info: ValidationInfo) -> float:
-        if info.data.get("temperature") == 0 and top_p < 1:
-            raise ValueError(f"must be 1 when data.temperature is 0, got {top_p}. Greedy answers do not sample.")
-        return top_p
 
     @property
     def shard_size(self) -> int:

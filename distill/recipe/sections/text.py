@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field
 
 from architectures.files.section import Section
 from distill.recipe.sections.times import FRACTION, WHOLE
@@ -45,31 +45,6 @@ class TextDomain(Section):
         description="Nats per token the model should reach here; null takes those of the model it is made from.",
     )
 
-    @field_validator("dataset")
-    @classmethod
-    def _one_of_path_and_dataset(cls, dataset: str | None, info: ValidationInfo) -> str | None:
-        path = info.data.get("path")
-        if dataset is not None and path is not None:
-            raise ValueError(f"must be left out beside path, got {dataset!r} and {path!r}. Keep one.")
-        if dataset is None and path is None and "path" in info.data:
-            raise ValueError("must be given, or path. Text comes from a file or from a `datasets` name.")
-        return dataset
-
-    @field_validator("config", "split")
-    @classmethod
-    def _only_with_dataset(cls, value: str | None, info: ValidationInfo) -> str | None:
-        if info.data.get("path") is not None and value not in (None, "train"):
-            raise ValueError(f"must be left out beside path, got {value!r}. A file has no configurations or splits.")
-        return value
-
-    @field_validator("field")
-    @classmethod
-    def _only_with_rows(cls, field: str, info: ValidationInfo) -> str:
-        path = info.data.get("path")
-        if path is not None and is_plain_text(path) and field != "text":
-            raise ValueError(f"must be left out beside a plain text file, got {field!r} and {path!r}.")
-        return field
-
 
 def is_plain_text(path: str) -> bool:
     """Whether a file is text as it stands, and not JSON lines."""
@@ -81,7 +56,7 @@ class TextConfig(Section):
 
     domains: tuple[TextDomain, ...] = Field(
         strict=False,
-        json_schema_extra={"minItems": 1},  # min_length would also count the domains that have mistakes of their own
+        json_schema_extra={"minItems": 1},
         description="Where text is read from; each domain has a weight of its own.",
     )
     max_seq_len: int = Field(default=1024, ge=2, description="Tokens of every sequence.")
@@ -96,13 +71,3 @@ class TextConfig(Section):
     update_interval: UpdateInterval = Field(
         default="50ba", description="Time between two measurements of the held-out losses, each with an update."
     )
-
-    @field_validator("domains")
-    @classmethod
-    def _some_with_distinct_names(cls, domains: tuple[TextDomain, ...]) -> tuple[TextDomain, ...]:
-        if not domains:
-            raise ValueError("must hold at least one domain, got []. Name one, or leave text out.")
-        names = [domain.name for domain in domains]
-        if len(set(names)) < len(names):
-            raise ValueError(f"must have a name of its own each, got {', '.join(names)}.")
-        return domains

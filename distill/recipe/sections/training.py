@@ -58,16 +58,6 @@ class SchedulerConfig(Section):
         description="Learning rate at the end as a multiple of lr; constant_with_warmup has none.",
     )
 
-    @field_validator("alpha_f")
-    @classmethod
-    def _constant_has_no_end(cls, alpha_f: float, info: ValidationInfo) -> float:
-        if info.data.get("name") == "constant_with_warmup" and alpha_f != cls.model_fields["alpha_f"].default:
-            raise ValueError(
-                f"must be left out when distill.scheduler.name is constant_with_warmup, got {alpha_f}. "
-                "A constant learning rate ends at lr."
-            )
-        return alpha_f
-
 
 class DistillConfig(Section):
     """How the student learns from its teacher. Times are Composer time strings: ep, ba, sp, tok, dur."""
