@@ -24,7 +24,7 @@ from distill.train import train
 from eval.models.loading import load_model
 from tests.distill.after_training import assert_equal, last_state
 from tests.distill.data.test_packing import SETTINGS, as_one_row, batch_of
-from tests.distill.test_estimate import WIDE
+from tests.distill.test_estimate import SHAPES, wide
 from tests.distill.two_processes import train_by
 from tests.families import ENCODER_DECODER
 
@@ -148,15 +148,10 @@ def test_the_estimate_of_activations_as_measured(again):
         hidden.sum().backward()
 
     step()  # gradients are there
-    told = replace(
-        WIDE,
-        student=Shape.from_config(config.to_dict()),
-        precision="fp32",
-        microbatch=4,
-        seq_len=256,
-        recomputed=again,
-    )
-    assert peak(step) == pytest.approx(training_memory(told, 1)["activations"], rel=0.25)
+    data = {"max_seq_len": 256, "max_new_tokens": 128}
+    recipe = wide(data, precision="fp32", activation_checkpointing=again)
+    shapes = replace(SHAPES, draft=Shape.from_config(config.to_dict()))
+    assert peak(step) == pytest.approx(training_memory(recipe, shapes)["activations"], rel=0.25)
 
 
 @pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
