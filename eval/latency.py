@@ -15,7 +15,7 @@ Shape suffixes used in this file:
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple, cast
@@ -38,9 +38,8 @@ from eval.acceptance.estimates import Estimate, Resampling
 from eval.acceptance.intervals import percentile_bounds
 from eval.decoding.cuda_graphs import FixedSteps, new_opener
 from eval.decoding.kv_cache import Feed, Opener, Sequencer, open_sequencer, takes_rows
-from eval.machine import Started, Step, clock_s, step_by_threads, thread_counts
+from eval.machine import Step, clock_s
 from eval.models.products import bytes_to_pack
-from eval.records.evidence import StepEvidence
 from eval.records.grid import TARGET, GridCell
 from eval.scorecard_schema import DraftSteps, Percentile, ScoredLatency, StepTime, VerifyStep
 from eval.speedup import StepTimes
@@ -182,12 +181,6 @@ def time_chain(held: Held) -> float:
     return (clock_s(device) - start_s) / CHAIN_LENGTH
 
 
-@torch.inference_mode()
-def one_token_step(target: PreTrainedModel, context_ids: Sequence[int], batch: int) -> Step:
-    """The timer of the target's eager step of one token."""
-    return partial(time_step, hold_context(target, Setting(context_ids, batch), [(1, False)]), 1, whole=False)
-
-
 # Timing
 
 
@@ -272,13 +265,11 @@ class Latency:
         context: Tokens in every row of the caches before each step.
         timed: Seconds of every repetition.
         times: Of every kind of step.
-        evidence: What may have disturbed them.
     """
 
     context: int
     timed: Timed
     times: Mapping[Kind, StepTime]
-    evidence: StepEvidence | None = None
 
     @property
     def verify(self) -> dict[int, StepTime]:
@@ -324,7 +315,6 @@ def measure_latency(
     repetitions: Iterable[object],
     resampling: Resampling,
     with_prefill: bool = False,
-    with_evidence: bool = True,
 ) -> Latency:
     """Time every kind of step that decoding with these drafts takes.
 
@@ -335,24 +325,13 @@ def measure_latency(
         repetitions: One item for each of every step; what happens until it comes is not timed.
         resampling: Its confidence is that of percentiles, its seed draws the order of the steps.
         with_prefill: Whether the reading of the context is timed too.
-        with_evidence: Whether the target's step is timed with fewer threads too.
     """
-    steps, started = decoding_steps(models, setting, lookaheads), Started()
+    steps = decoding_steps(models, setting, lookaheads)
     if with_prefill:
         steps |= prefill_steps(models, setting)
     timed = time_together(steps, np.random.default_rng(resampling.seed), repetitions)
-    latency = latency_of(timed, len(setting.context_ids), resampling)
-    if not with_evidence:
-        return latency
-    counts = thread_counts(torch.get_num_threads()) if models[TARGET].device.type == "cpu" else []
-    step = one_token_step(models[TARGET], setting.context_ids, setting.batch)
-    return replace(latency, evidence=started.evidence(step_by_threads(step, counts) if len(counts) > 1 else ()))
-
-
-def latency_of(timed: Timed, context: int, resampling: Resampling) -> Latency:
-    """What was timed, in percentiles."""
     times = {kind: summarise(values, resampling.confidence) for kind, values in timed.seconds.items()}
-    return Latency(context, timed, times)
+    return Latency(len(setting.context_ids), timed, times)
 
 
 def timing_ticks(repeats: int) -> Iterable[int]:
@@ -379,7 +358,6 @@ def scored_latency(latency: Latency, *, batch: int = 1) -> ScoredLatency:
             )
             for name in latency.drafts
         ),
-        evidence=latency.evidence,
     )
 
 
@@ -442,7 +420,6 @@ def measure_grid(
             repetitions=range(grid.repeats),
             resampling=resampling,
             with_prefill=grid.prefill and how == "eager",  # prompts are read by eager steps
-            with_evidence=not cells,
         )
         prefill = {kind.model: time for kind, time in latency.times.items() if kind.is_prefill}
         cells.append(GridCell(**vars(scored_latency(latency, batch=batch)), how=how, prefill=prefill))

@@ -1,26 +1,18 @@
-"""The machine that times are taken on: threads, and what other programs do.
-
-More threads are not always faster: those of small models wait for each other longer than they compute, and where other
-programs run they wait for a core, spinning. So the target's step is timed with several numbers of them.
-"""
+"""The machine that times are taken on: its clock and its threads."""
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-from architectures.progress.processor import ProcessorTimes, contention, processor_times
 from architectures.sharing import Share
-from eval.records.evidence import StepEvidence, ThreadStep
 
 Step = Callable[[], float]  # does its work once and returns the seconds it took
 
 CGROUP = Path("/sys/fs/cgroup")
-VISITS, VISIT_S, MAX_S = 6, 0.05, 20.0  # of every number of threads: turns, seconds of each at least, seconds of all
 
 
 def clock_s(device: torch.device) -> float:
@@ -56,48 +48,6 @@ def usable_cores(cgroup_limit: Path = CGROUP / "cpu.max") -> int:
     return cores
 
 
-@dataclass(frozen=True)
-class Started:
-    """The machine when timing began."""
-
-    times: ProcessorTimes = field(default_factory=processor_times)
-    load_average: float = field(default_factory=lambda: os.getloadavg()[0])
-
-    def evidence(self, by_threads: tuple[ThreadStep, ...]) -> StepEvidence:
-        """What disturbed steps that were timed since then."""
-        meanwhile = contention(self.times, processor_times())
-        return StepEvidence(
-            threads=torch.get_num_threads(),
-            by_threads=by_threads,
-            refused=meanwhile.refused,
-            others=meanwhile.others,
-            load_average=self.load_average,
-        )
-
-
 def share_threads(share: Share) -> int:
     """Threads of this process where several compute at once: no more than each was started with."""
     return default_threads() if share.count == 1 else min(default_threads(), torch.get_num_threads())
-
-
-def thread_counts(most: int) -> list[int]:
-    """One, half of them, and all, each once."""
-    return sorted({1, max(1, most // 2), most})
-
-
-@torch.inference_mode()
-def step_by_threads(step: Step, counts: Sequence[int]) -> tuple[ThreadStep, ...]:
-    """Mean time of a step with each number of threads, in interleaved runs."""
-    seconds: dict[int, list[float]] = {count: [] for count in counts}
-    start_s = time.monotonic()
-    for visit in range(VISITS):
-        if visit > 0 and time.monotonic() - start_s > MAX_S:
-            break
-        for count in counts:
-            with torch_threads(count):
-                step()  # threads are made or woken in it, so it does not count
-                taken = [step()]
-                while sum(taken) < VISIT_S:
-                    taken.append(step())
-                seconds[count] += taken
-    return tuple(ThreadStep(threads=count, ms=1000 * sum(each) / len(each)) for count, each in seconds.items())

@@ -17,7 +17,6 @@ from architectures.files.reading import checked, read_json
 from architectures.settings.holding import Placement
 from eval.acceptance.estimates import Estimate, Resampling
 from eval.config import SamplingConfig
-from eval.records.evidence import StepEvidence
 
 FORMAT, RECORDED_FORMAT = "widedraft.scorecard/4", "widedraft.recorded/2"
 CARD_NAME = "scorecard.json"
@@ -415,7 +414,6 @@ class ScoredLatency(Record):
         target: One token.
         verify: Several tokens, by number of speculative tokens.
         drafts: Each of them.
-        evidence: What the machine did meanwhile.
     """
 
     batch: int
@@ -426,7 +424,6 @@ class ScoredLatency(Record):
     target: StepTime
     verify: Some[VerifyStep]
     drafts: tuple[DraftSteps, ...]
-    evidence: StepEvidence | None = None
 
     @property
     def lookaheads(self) -> list[int]:

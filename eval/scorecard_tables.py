@@ -11,7 +11,6 @@ import numpy as np
 from architectures.tables import Section, Table, facts, terminal
 from eval.acceptance.estimates import paired_ratio_difference, pooled_ratio, sign_flip_p
 from eval.acceptance.intervals import least_units
-from eval.records.evidence import StepEvidence
 from eval.scorecard_schema import AcceptanceRow, HasInterval, Live, RecordedScorecard, Scorecard, ScoredModel, StepTime
 from eval.speedup import predicted_interval
 
@@ -23,8 +22,6 @@ NOTE = (
 
 # Step times that the warnings below call wrong: threads that wait for each other, or for cores that other programs
 # have, slow every step by factors that say nothing of the models.
-FEWER_THREADS_FASTER = 1.25  # times; two equal means of six runs rarely differ by so much
-MAX_CPU_WAIT, MAX_OTHER_CORES = 0.1, 0.5  # share of the CPU time requested; cores that other programs kept busy
 DISTURBED, LOOP_MS = 1.2, 1.0  # a token of plain decoding against its timed step, plus milliseconds of Python
 
 
@@ -486,30 +483,7 @@ def find_warnings(card: Scorecard) -> list[str]:
     if not card.latency.settled:
         repeats = card.latency.warm_up_repeats
         warnings.append(f"Step times had not settled after {repeats} warm-up repetitions. Measure again when idle.")
-    warnings += timing_warnings(card.latency.evidence)
     least = least_units(card.settings.confidence)
     if card.prompts.scored < least:
         warnings.append(f"{card.prompts.scored} scored prompts give no interval; at least {least} do.")
-    return warnings
-
-
-def timing_warnings(evidence: StepEvidence | None) -> list[str]:
-    """Why step times may be those of the machine's load and not of the models; none of what was not measured."""
-    if evidence is None:
-        return []
-    warnings = []
-    by_threads = {step.threads: step.ms for step in evidence.by_threads}
-    own_ms = by_threads.get(evidence.threads)
-    fewer = [threads for threads in by_threads if threads < evidence.threads]
-    best = min(fewer, key=lambda threads: by_threads[threads], default=None)
-    if own_ms is not None and best is not None and own_ms >= FEWER_THREADS_FASTER * by_threads[best]:
-        warnings.append(
-            f"A target step takes {own_ms:.3g} ms with {evidence.threads} threads, {by_threads[best]:.3g} ms with "
-            f"{best}. Measure with OMP_NUM_THREADS={best}."
-        )
-    if (evidence.refused or 0) >= MAX_CPU_WAIT or (evidence.others or 0) >= MAX_OTHER_CORES:
-        warnings.append(
-            f"The machine was busy while steps were timed: {evidence.refused or 0:.0%} of the CPU time spent waiting, "
-            f"other programs on {evidence.others or 0:.1f} cores. Measure again when it is idle."
-        )
     return warnings

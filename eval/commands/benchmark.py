@@ -270,8 +270,6 @@ def resampling_of(settings: BenchmarkSettings) -> "Resampling":
 
 def benchmark_page(record: "BenchmarkFile") -> TableSection:
     """Every method, then what the best of each decides."""
-    from eval.scorecard_tables import timing_warnings
-
     settings = record.settings
     title = (
         f"Batch {settings.batch}, {settings.sampling.words_at(settings.temperature)}, {settings.prompts} prompts, "
@@ -280,7 +278,6 @@ def benchmark_page(record: "BenchmarkFile") -> TableSection:
     columns = ("method", "k", "tokens/s", "speedup", "without prefill", "predicted", "acceptance length", "step ms")
     best_columns = ("at its best k", "k", "over", "speedup", "decision")
     blocks = [
-        *timing_warnings(record.steps.evidence),
         Table(columns, [method_cells(row) for row in record.rows], "Wall clock; step ms: draft + verify + rest"),
         Table(best_columns, [comparison_cells(row) for row in record.best], "Best of each, in the same runs"),
     ]
@@ -380,9 +377,7 @@ def target_and_drafts(settings: BenchmarkSettings) -> tuple[dict[str, "PreTraine
 
 def grid_page(record: "GridFile") -> list[Block]:
     """Every cell with its steps, and what each draft costs."""
-    from eval.scorecard_tables import timing_warnings
-
-    return [*timing_warnings(record.cells[0].evidence), f"Taken on {record.where}.", *map(cell_section, record.cells)]
+    return [f"Taken on {record.where}.", *map(cell_section, record.cells)]
 
 
 def cell_section(cell: "GridCell") -> TableSection:

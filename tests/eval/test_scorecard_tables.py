@@ -1,26 +1,14 @@
 """Tables and warnings of scorecards."""
 
-from dataclasses import replace
-
 import pytest
 
-from eval.records.evidence import StepEvidence, ThreadStep
 from eval.report import read_runs
 from eval.scorecard_tables import (
     find_warnings,
     results,
     scored_drafts,
-    timing_warnings,
 )
 from tests.eval.test_report import scored  # noqa: F401  # a fixture
-
-QUIET = StepEvidence(
-    threads=2,
-    by_threads=(ThreadStep(threads=1, ms=60.0), ThreadStep(threads=2, ms=40.0)),
-    refused=0.01,
-    others=0.02,
-    load_average=0.1,
-)
 
 
 def changed(record, **changes):
@@ -31,7 +19,7 @@ def changed(record, **changes):
 @pytest.fixture(scope="module")
 def card(scored):  # noqa: F811
     [run] = read_runs([scored / "noisy"])
-    return changed(run.card, latency=changed(run.card.latency, evidence=QUIET, settled=True))
+    return changed(run.card, latency=changed(run.card.latency, settled=True))
 
 
 def test_every_acceptance_method_has_its_row(card):
@@ -39,23 +27,6 @@ def test_every_acceptance_method_has_its_row(card):
     expected = [method.rule for row in card.acceptance for method in (row, *row.other_rules)]
     assert sorted(row[2] for row in table.rows) == sorted(expected)
     assert len(results(scored_drafts({"run": card}), all_methods=False).rows) == len(card.acceptance)
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({}, []),
-        ({"by_threads": (ThreadStep(threads=1, ms=1.5), ThreadStep(threads=2, ms=105.0))}, ["OMP_NUM_THREADS=1"]),
-        ({"by_threads": (ThreadStep(threads=2, ms=40.0), ThreadStep(threads=4, ms=10.0))}, []),
-        ({"refused": 0.4}, ["40%"]),
-        ({"others": 1.9}, ["1.9 cores"]),
-        ({"refused": None, "others": None}, []),
-    ],
-)
-def test_step_times_of_a_busy_machine_are_warned_of(changes, named):
-    warnings = timing_warnings(replace(QUIET, **changes))
-    assert len(warnings) == len(named)
-    assert all(name in warning for name, warning in zip(named, warnings, strict=True))
 
 
 def undisturbed(card):
