@@ -200,7 +200,7 @@ def check_accuracy(
             pair.target, pair.draft, some, limits=limits, speculation=speculation, opener=opener
         )
 
-    outcome = compare_answers(pair, benchmark, prompts, plain, drafted, width=speculation.most + 1)
+    outcome = compare_answers(pair, benchmark, prompts, plain, drafted, width=speculation.lookahead + 1)
     num_cut = sum(not text.stopped for text in plain)
     detail = f"{outcome.summary}; truncated at {limits.max_new_tokens} tokens {num_cut}; {accepted_of(drafted)}"
     return Finding(benchmark.name, outcome.holds, detail)

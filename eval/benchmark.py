@@ -190,7 +190,7 @@ def run_assisted(
     config = draft.generation_config
     assert config is not None
     config.num_assistant_tokens = lookahead
-    config.num_assistant_tokens_schedule = "heuristic" if setup.speculation.adaptive else "constant"
+    config.num_assistant_tokens_schedule = "constant"
     config.assistant_confidence_threshold = setup.speculation.draft_p_min
     sampling, chosen = setup.sampling, {"do_sample": False}
     if not sampling.is_greedy:
@@ -335,7 +335,7 @@ class MethodRow:
         decode_speedup: Prefill left out; null where that is not measured separately.
         acceptance_length: Mean tokens per verification step; null without any.
         step_ms: Where a verification step's time goes.
-        predicted: decode_speedup that step times predict for these steps, of drafts with a constant k; else null.
+        predicted: decode_speedup that step times predict for these steps, of drafts that propose k tokens always; else null.
     """
 
     method: str
@@ -380,7 +380,6 @@ class BenchmarkSettings:
     sampling: SamplingConfig
     repeats: int
     how: How
-    adaptive: bool
     draft_p_min: float
     lookup_first: LookupFirst | None
     confidence: float
@@ -431,7 +430,7 @@ def method_row(
     assert whole_plain is not None
     decode, decode_plain = columns(runs, method, "decode_s"), columns(runs, plain, "decode_s")
     predicted = None
-    if method.kind == DRAFT and not speculation.adaptive and speculation.draft_p_min == 0:
+    if method.kind == DRAFT and speculation.draft_p_min == 0:
         alone = [run for repeat in runs[plain] for run in repeat.values()]
         predicted = prediction(method, own, alone, latency, resampling)
     return MethodRow(

@@ -103,7 +103,7 @@ def check_greedy_text(models: Models, prompts: Prompts, wanted: Verification) ->
     plain = plain_decode(target, prompts, limits=wanted.limits, opener=wanted.opener)
     same = sum(text.token_ids == own.token_ids for text, own in zip(decoded, plain, strict=True))
     texts = [(prompt, text.token_ids) for prompt, text in zip(prompts, decoded, strict=True)]
-    judged = judge_ties(read_all(target, texts, widths=(1, wanted.speculation.most + 1)))
+    judged = judge_ties(read_all(target, texts, widths=(1, wanted.speculation.lookahead + 1)))
     detail = f"{same} of {len(prompts)} texts equal plain decoding; {accepted_of(decoded)}; {judged.summary}"
     is_honest = judged.too_far == 0 and judged.p_value >= MIN_P
     return Finding("greedy text", is_honest and (same == len(prompts) or target.dtype != torch.float32), detail)

@@ -85,10 +85,6 @@ DraftPMin = Annotated[
         "--spec-draft-p-min; 0 never stops early.",
     ),
 ]
-Adaptive = Annotated[
-    bool,
-    Field(description="Propose 2 tokens more after a round that kept everything, and 1 less after any other."),
-]
 Temperature = Annotated[float, Field(ge=0, le=MOST, description="Sampling temperature; 0 is greedy.")]
 TopP = Annotated[
     float, Field(gt=0, le=1, description="Probability mass of the likeliest tokens that are sampled from; 1 is all.")

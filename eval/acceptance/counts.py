@@ -91,7 +91,7 @@ def count_trace(rounds: Iterable[tuple[int, int]], *, num_tokens: int, lookahead
 
 
 def count_proposals(rounds: Iterable[tuple[int, int, int]], *, num_tokens: int, most: int) -> Counts:
-    """Counts of rounds that happened and differ in how many tokens they proposed, as with an adaptive lookahead.
+    """Counts of rounds that happened and differ in how many tokens they proposed, as where a draft stops early.
 
     Args:
         rounds: Start, number of proposed and number of accepted tokens of each round. What was proposed behind the end

@@ -46,7 +46,7 @@ GRID_REPEATS = 30
 
 GRID_ONLY = ("batch_sizes", "contexts")
 WALL_CLOCK_ONLY = (
-    *("num_prompts", "max_new_tokens", "batch_size", "adaptive", "draft_p_min", "temperature", "top_p", "top_k"),
+    *("num_prompts", "max_new_tokens", "batch_size", "draft_p_min", "temperature", "top_p", "top_k"),
     *("min_p", "repetition_penalty", "assisted", "ngram_size_n", "ngram_size_m", "profile"),
 )
 
@@ -247,7 +247,6 @@ def measure(
             sampling=settings.sampling_config,
             repeats=settings.num_repeats,
             how=settings.how,
-            adaptive=settings.adaptive,
             draft_p_min=settings.draft_p_min,
             lookup_first=setup.lookup_first,
             confidence=resampling.confidence,

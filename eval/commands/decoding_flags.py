@@ -8,7 +8,6 @@ from pydantic import model_validator
 from architectures.errors import UserError
 from architectures.files.section import Section
 from architectures.settings.kinds import (
-    Adaptive,
     Capture,
     Compile,
     DraftPMin,
@@ -35,7 +34,6 @@ class DecodingFlags(Section):
 
     target: Target
     prompts: PromptWords = ()
-    adaptive: Adaptive = False
     draft_p_min: DraftPMin = 0.0
     top_p: TopP = 1.0
     top_k: TopK = None
@@ -48,10 +46,6 @@ class DecodingFlags(Section):
 
     @model_validator(mode="after")
     def _one_way_of_each(self) -> "DecodingFlags":
-        if self.adaptive and self.draft_p_min > 0:
-            raise UserError(
-                "--adaptive and --draft-p-min exclude each other: both change the number of tokens. Keep one."
-            )
         if self.compile and self.capture:
             raise UserError(
                 "--compile and --capture both make the steps beforehand, and each step is run in one way only. Leave "
@@ -82,7 +76,7 @@ class DecodingFlags(Section):
         """How a draft is used, with so many tokens a step at most."""
         from eval.decoding.texts import Speculation
 
-        return Speculation(lookahead, adaptive=self.adaptive, draft_p_min=self.draft_p_min)
+        return Speculation(lookahead, draft_p_min=self.draft_p_min)
 
     def new_opener(self) -> "Opener":
         """One for all calls: what it has compiled or captured it keeps."""

@@ -1,6 +1,6 @@
 """Acceptance rules: which of the tokens a draft proposed the target keeps, and the token it adds.
 
-Three are lossless, whatever the draft: the text is distributed as the target's own.
+All are lossless, whatever the draft: the text is distributed as the target's own.
 
     rejection            x ~ q is kept with chance min(1, p(x) / q(x)); the token after the first that is not kept comes
                          from (p - q)+ normalised, the one after all from p. Leviathan et al. 2023, algorithm 1 (arXiv
@@ -8,12 +8,7 @@ Three are lossless, whatever the draft: the text is distributed as the target's 
     exact_sampled_draft  x ~ q is kept if it is the token the target draws; that token is emitted in any case.
     exact_greedy_draft   the same with x = argmax q: what vLLM and SGLang do by default.
 
-One is lossy and named so wherever it is printed:
-
-    typical              x is kept if p(x) > min(epsilon, delta e^(-H(p))), with epsilon = 0.3 and delta = 0.6;
-                         H in nats. Cai et al. 2024, "Medusa", sec. 2.3.1 (arXiv 2401.10774).
-
-At temperature 0 the lossless rules are one: a proposed token is kept if it is the target's argmax.
+At temperature 0 they are one: a proposed token is kept if it is the target's argmax.
 
 Shape suffixes used in this file:
     B = rows, K = tokens proposed in a round, the longest row's; J = K + 1, V = vocabulary, S = output ids of the draft
@@ -29,7 +24,6 @@ from eval.decoding.sampling import invert_cumulative
 
 REJECTION, EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT = "rejection", "exact_greedy_draft", "exact_sampled_draft"
 LOSSLESS = (REJECTION, EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT)
-TYPICAL_EPSILON, TYPICAL_DELTA = 0.3, 0.6
 
 
 @dataclass(frozen=True)
@@ -106,20 +100,10 @@ def judge_exact(target_BJV: Tensor, proposal: Proposal, draws: Draws) -> Verdict
     return follow(drawn.view(rows, steps), proposal)
 
 
-def judge_typical(target_BJV: Tensor, proposal: Proposal, draws: Draws) -> Verdict:
-    """Lossy: keeps what the target finds likely enough; the added token is the target's own draw."""
-    target_BKV = target_BJV[:, :-1]
-    entropy_BK = torch.special.entr(target_BKV).sum(dim=-1)
-    least_BK = (TYPICAL_DELTA * (-entropy_BK).exp()).clamp(max=TYPICAL_EPSILON)
-    accepted_B = leading(chance_of(target_BKV, proposal.tokens_BK) > least_BK, proposal.counts_B)
-    return Verdict(accepted_B, invert_cumulative(row_at(target_BJV, accepted_B), at(draws.target_BJ, accepted_B)))
-
-
 RULES: dict[str, Rule] = {
     REJECTION: judge_rejection,
     EXACT_GREEDY_DRAFT: judge_exact,
     EXACT_SAMPLED_DRAFT: judge_exact,
-    "typical": judge_typical,
 }
 
 

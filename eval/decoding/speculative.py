@@ -81,10 +81,11 @@ class Wanted:
         """What the target is fed again and again, and what the draft is; with a confidence threshold any number."""
         if self.speculation is None:
             return ([(1, False)],)
-        widths = {self.speculation.lookahead + 1, self.speculation.most + 1}
-        if self.draft_p_min > 0:
-            widths |= set(range(1, self.speculation.lookahead + 1))
-        return [(width, True) for width in sorted(widths)], [(1, False), (2, False)]
+        widest = self.speculation.lookahead + 1
+        return [(width, True) for width in range(1 if self.draft_p_min > 0 else widest, widest + 1)], [
+            (1, False),
+            (2, False),
+        ]
 
     @property
     def goes_back(self) -> bool:
@@ -109,8 +110,8 @@ class Streams:
     @classmethod
     def of(cls, wanted: Wanted, seeds: Seeds, row_seeds: Sequence[int], device: torch.device) -> "Streams":
         """Each text's numbers depend on the stream's seed and its own alone."""
-        most = wanted.speculation.most if wanted.speculation else 0
-        count = wanted.limits.max_new_tokens + most + 1
+        lookahead = wanted.speculation.lookahead if wanted.speculation else 0
+        count = wanted.limits.max_new_tokens + lookahead + 1
         return cls(*(stream(seed, row_seeds, count, device) for seed in (seeds.draft, seeds.accept, seeds.target)))
 
 
@@ -206,8 +207,7 @@ class Batch:
             raise ValueError(f"{models[0].name_or_path}: says some ids alone; a target must be able to say every one.")
         self.wanted, self.streams, self.device = wanted, streams, models[0].device
         self.vocab_size = shared_vocab_size(*models) if wanted.target_vocab is None else wanted.target_vocab
-        lookahead = wanted.speculation.lookahead if wanted.speculation else 0
-        self.texts = [Text(index, first_tokens(models[0], wanted.prompts[index]), lookahead) for index in indices]
+        self.texts = [Text(index, first_tokens(models[0], wanted.prompts[index])) for index in indices]
         sequencers = [
             self.sequencer_of(opener, model, feeds)
             for model, feeds in zip(models, wanted.feeds, strict=False)  # alone: no draft
@@ -336,7 +336,9 @@ class Rounds:
     """
 
     def __init__(self, batch: Batch) -> None:
+        assert batch.wanted.speculation is not None
         self.batch, self.wanted, self.streams = batch, batch.wanted, batch.streams
+        self.speculation = batch.wanted.speculation
         self.part: Callable[[str], AbstractContextManager[Any]] = nullcontext  # record_function names parts in a trace
 
     @property
@@ -371,8 +373,7 @@ class Rounds:
         if self.batch.drafter is None:
             return Turn(Proposal.nothing(len(lookups), self.batch.device), lookups), [len(ids) for ids in lookups]
         asked = [
-            0 if ids else min(text.lookahead, limit)
-            for text, ids, limit in zip(self.texts, lookups, limits, strict=True)
+            0 if ids else min(self.speculation.lookahead, limit) for ids, limit in zip(lookups, limits, strict=True)
         ]
         drafted, counts = self.propose(asked)
         return Turn(drafted, lookups), [len(ids) or count for ids, count in zip(lookups, counts, strict=True)]
@@ -380,7 +381,7 @@ class Rounds:
     def look_up(self, text: Text, limit: int) -> list[int]:
         """What followed the last tokens of a text where they stood before, as far as that is asked."""
         if self.wanted.lookup is not None:
-            return self.wanted.lookup.continuation(text.everything(), min(text.lookahead, limit))
+            return self.wanted.lookup.continuation(text.everything(), min(self.speculation.lookahead, limit))
         if self.wanted.lookup_first is None:
             return []
         return self.wanted.lookup_first.continuation(text.everything(), limit)
@@ -395,16 +396,13 @@ class Rounds:
         looked_up: bool,
     ) -> Emitted:
         """Add a round to a text."""
-        speculation, start, proposed = self.wanted.speculation, len(text.emitted), len(proposed_ids)
-        assert speculation is not None
+        start, proposed = len(text.emitted), len(proposed_ids)
         kept = text.extend(token_ids, self.wanted.limits)
         copied = self.wanted.lookup_first if looked_up else None
-        asked = text.lookahead if copied is None else copied.size_m
+        asked = self.speculation.lookahead if copied is None else copied.size_m
         round_ = Round(start, asked, proposed, kept - 1, len(self.texts), *seconds, looked_up)
         text.rounds.append(round_)
         text.missing = text.missing + kept if looked_up else int(round_.is_behind)
-        if copied is None:  # what was looked up says nothing of a draft
-            text.lookahead = speculation.after(round_, text.lookahead)
         corrected = kept == len(token_ids) <= proposed  # not so where a proposed stop token was kept
         rejected = proposed_ids[kept - 1] if corrected else None
         return Emitted(text.index, tuple(token_ids[:kept]), round_.accepted, rejected)

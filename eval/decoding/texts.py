@@ -62,7 +62,6 @@ class Seeds:
         return cls(3 * seed, 3 * seed + 1, 3 * seed + 2)
 
 
-MOST_LOOKAHEAD = 16  # tokens an adaptive lookahead grows to
 DRAWS = "torch.rand by SeedSequence((stream, row))"  # how `stream` draws; folders of sampled texts claim it
 
 
@@ -102,15 +101,12 @@ class Speculation:
 
     Attributes:
         lookahead: Tokens proposed per round, fewer where the text is to end before.
-        adaptive: Whether a text's lookahead grows by 2 after a round that kept everything, up to MOST_LOOKAHEAD, and
-            shrinks by 1 after any other, down to 1 ("heuristic" of transformers' generation config).
         rule: One of eval.decoding.acceptance.RULES.
         draft_p_min: The draft's confidence (its largest probability at temperature 1) below which it proposes no
             more in this step, in [0, 1]: llama.cpp's `--spec-draft-p-min`; 0 never ends a step early.
     """
 
     lookahead: int = 4
-    adaptive: bool = False
     rule: str = LOSSLESS[0]
     draft_p_min: float = 0.0
 
@@ -121,19 +117,6 @@ class Speculation:
             raise ValueError(f"rule must be one of {', '.join(RULES)}, got {self.rule!r}.")
         if not 0 <= self.draft_p_min <= 1:
             raise ValueError(f"draft_p_min must be in [0, 1], got {self.draft_p_min:g}.")
-        if self.adaptive and self.draft_p_min > 0:
-            raise ValueError("adaptive and draft_p_min both change the number of tokens: choose one.")
-
-    def after(self, round_: Round, lookahead: int) -> int:
-        """The lookahead of a text after a round."""
-        if not self.adaptive:
-            return lookahead
-        return min(MOST_LOOKAHEAD, lookahead + 2) if round_.accepted == round_.proposed else max(1, lookahead - 1)
-
-    @property
-    def most(self) -> int:
-        """The longest lookahead there can be."""
-        return max(self.lookahead, MOST_LOOKAHEAD) if self.adaptive else self.lookahead
 
 
 @dataclass(frozen=True)
@@ -169,14 +152,12 @@ class Text:
         emitted: What was decided.
         rounds: The trace.
         missing: Tokens but the last that were emitted and never went through the draft.
-        lookahead: Tokens the draft may propose next.
         stopped: Whether a stop token or string was emitted.
         logp: As of Decoded.
     """
 
     index: int
     context: tuple[int, ...]
-    lookahead: int = 0
     emitted: list[int] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     missing: int = 0

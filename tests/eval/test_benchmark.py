@@ -212,8 +212,8 @@ def test_few_groups_have_no_interval_however_often_they_are_repeated(groups, has
         assert (speedup.interval is not None) == has_interval
 
 
-@pytest.mark.parametrize("speculation", [Speculation(adaptive=True), Speculation(draft_p_min=0.3)])
-def test_nothing_is_predicted_of_steps_whose_length_varies(speculation):
+def test_nothing_is_predicted_of_steps_whose_length_varies():
+    speculation = Speculation(draft_p_min=0.3)
     runs = {PLAIN_METHOD: [{0: taken(10, 0.4)}], Method(DRAFT, 4, NAME): [{0: batch_of(4, [[4, 0]])}]}
     assert method_row(Method(DRAFT, 4, NAME), runs, Steps(), RESAMPLING, speculation).predicted is None
 
@@ -309,7 +309,6 @@ def test_several_drafts_take_their_turns(target_folder, noisy_folder, tmp_path):
     [
         (("--lookaheads", 2, 2), "--lookaheads"),
         (("--assisted", "--batch-size", 2), "--assisted"),
-        (("--adaptive", "--draft-p-min", 0.5), "--adaptive"),
         (("--contexts", 8), "--contexts"),
         (("--out", "."), "--out"),
         (("--profile", "x", "--max-new-tokens", 3), "--profile"),

@@ -108,7 +108,7 @@ USUAL = {
 }
 DECODED: dict[str, list] = {}  # what each mode decodes if no option is given
 EVERYWHERE = {"target": "NOISY", "draft": "TARGET", "lookahead": 2, "seed": 4, "dtype": "bfloat16", "num-prompts": 1,
-              "max-new-tokens": 5, "adaptive": None, "draft-p-min": 0.2,
+              "max-new-tokens": 5, "draft-p-min": 0.2,
               "compile": None, "capture": None}  # fmt: skip
 SAMPLED = {"temperature": 0.3, "top-p": 0.3, "top-k": 2, "min-p": 0.5, "repetition-penalty": 3}
 OPTIONS = {  # each with a value that must change what is decoded, or how; None for a flag
@@ -140,7 +140,6 @@ def test_every_option_is_among_those_tried():
 @pytest.mark.parametrize(
     ("words", "flag"),
     [
-        (("--adaptive", "--draft-p-min", "0.2"), "--adaptive"),
         (("--compile", "--capture"), "--compile"),
         (("--target-bits", "4", "--target-placement", "layers"), "--target-placement"),
         (("--target-placement", "layers", "--capture"), "--capture"),

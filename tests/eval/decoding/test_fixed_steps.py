@@ -52,20 +52,14 @@ def test_fewer_tokens_than_a_step_takes_are_filled_up(target, prompts, maker):
     assert {shape[1] for shape in maker.fed} == {4}
 
 
-@pytest.mark.parametrize(
-    ("speculation", "rows"), [(Speculation(3, adaptive=True), 2), (Speculation(2, draft_p_min=0.02), 1)]
-)
-def test_rounds_of_several_widths_are_verified_by_steps_of_their_own(
-    target, noisy_draft, prompts, maker, speculation, rows
-):
-    wanted = {"limits": Limits(30), "speculation": speculation}
-    decoded = speculative_decode(target, noisy_draft, prompts[:rows], **wanted, opener=maker.opener())
-    eager = speculative_decode(target, noisy_draft, prompts[:rows], **wanted)
+def test_rounds_of_several_widths_are_verified_by_steps_of_their_own(target, noisy_draft, prompts, maker):
+    wanted = {"limits": Limits(30), "speculation": Speculation(2, draft_p_min=0.02)}
+    decoded = speculative_decode(target, noisy_draft, prompts[:1], **wanted, opener=maker.opener())
+    eager = speculative_decode(target, noisy_draft, prompts[:1], **wanted)
     assert [one.token_ids for one in decoded] == [one.token_ids for one in eager]
     proposed = {1 + one.proposed for one in decoded[0].rounds}
-    widths = {4, 17} if speculation.adaptive else proposed
     assert len(proposed) > 1
-    assert {tokens for _, tokens, whole in maker.fed if whole} == widths
+    assert {tokens for _, tokens, whole in maker.fed if whole} == proposed
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0.8), Sampling(1.3, top_p=0.9, repetition_penalty=1.3)])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from eval.decoding.acceptance import LOSSLESS
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode
-from eval.decoding.texts import MOST_LOOKAHEAD, Limits, Seeds, Speculation
+from eval.decoding.texts import Limits, Seeds, Speculation
 from eval.models.loading import load_model
 from tests.eval.decoding.laws import (
     ROWS,
@@ -50,11 +50,6 @@ def test_plain_sampling_writes_the_targets_texts(small_pair):
     target, _ = small_pair
     decoded = plain_decode(target, [(1,)] * ROWS, limits=Limits(4), sampling=Sampling(0.7), row_seeds=range(ROWS))
     require_same_law([text.token_ids for text in decoded], text_chances(target, Sampling(0.7)))
-
-
-def test_the_lossy_rule_does_not(small_pair):
-    with pytest.raises(AssertionError, match="that these texts are the target's"):
-        law_sampled_texts_are_the_targets(*small_pair, rule="typical")
 
 
 @pytest.mark.parametrize("rule", ["exact_sampled_draft", "exact_greedy_draft"])
@@ -113,14 +108,6 @@ def test_streams_are_apart(small_pair):
     assert written["draft", "exact_sampled_draft"] == written["same", "exact_sampled_draft"]
     assert written["accept", "exact_sampled_draft"] == written["same", "exact_sampled_draft"]
     assert written["target", "exact_sampled_draft"] != written["same", "exact_sampled_draft"]
-
-
-def test_an_adaptive_lookahead_grows_and_shrinks(target, random_draft, prompts):
-    speculation = Speculation(4, adaptive=True)
-    [grown] = speculative_decode(target, target, prompts[:1], limits=Limits(90), speculation=speculation)
-    assert [one.proposed for one in grown.rounds[:8]] == [4, 6, 8, 10, 12, 14, MOST_LOOKAHEAD, 12]
-    [shrunk] = speculative_decode(target, random_draft, prompts[:1], limits=Limits(9), speculation=speculation)
-    assert [one.proposed for one in shrunk.rounds[:5]] == [4, 3, 2, 1, 1]
 
 
 def test_a_stop_string_ends_the_text_with_the_token_that_completes_it(target, noisy_draft, prompts, target_tokenizer):
