@@ -8,7 +8,6 @@ write as many:
 
     plain               ours against `generate`, batch 1
     speculative         ours against `generate(assistant_model=...)` at the same lookahead, batch 1
-    compiled            both of ours with compiled steps (eval/decoding/cuda_graphs.py), batch 1
     batch               ours, plain and speculative, all prompts at once, against batch 1 of each
 
 transformers' assistant proposes `lookahead` tokens a round, whatever it thinks of them. Reported are seconds a token of
@@ -28,7 +27,6 @@ import torch
 from transformers import PreTrainedModel
 
 from architectures.checkpoints.manifest import git_commit, hardware
-from eval.decoding.cuda_graphs import CompiledSteps
 from eval.decoding.kv_cache import Opener, open_sequencer
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
@@ -103,14 +101,12 @@ def ways_to_decode(
     def theirs(**assistance: Any) -> int:
         return sum(generated(target, ids, options.new_tokens, **assistance) for ids in prompts)
 
-    alone, steps = [[ids] for ids in prompts], CompiledSteps()
+    alone = [[ids] for ids in prompts]
     return {
         "plain, ours": lambda: ours(alone, speculative=False),
         "plain, transformers": theirs,
         "speculative, ours": lambda: ours(alone, speculative=True),
         "speculative, transformers": lambda: theirs(assistant_model=draft),
-        "plain, compiled": lambda: ours(alone, speculative=False, opener=steps),
-        "speculative, compiled": lambda: ours(alone, speculative=True, opener=steps),
         "plain batch, ours": lambda: ours([prompts], speculative=False),
         "speculative batch, ours": lambda: ours([prompts], speculative=True),
     }
@@ -146,11 +142,6 @@ def ratios(seconds: dict[str, float]) -> dict[str, float]:
     return {
         "plain, ours over transformers": seconds["plain, transformers"] / seconds["plain, ours"],
         "speculative, ours over transformers": seconds["speculative, transformers"] / seconds["speculative, ours"],
-        "plain, compiled over transformers": seconds["plain, transformers"] / seconds["plain, compiled"],
-        "speculative, compiled over transformers": (
-            seconds["speculative, transformers"] / seconds["speculative, compiled"]
-        ),
-        "compiled, speculative over plain": seconds["plain, compiled"] / seconds["speculative, compiled"],
         "ours, speculative over plain": seconds["plain, ours"] / seconds["speculative, ours"],
         "plain, batch over batch 1": seconds["plain, ours"] / seconds["plain batch, ours"],
         "speculative, batch over batch 1": seconds["speculative, ours"] / seconds["speculative batch, ours"],

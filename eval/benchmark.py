@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import permutations, product
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from pydantic import FiniteFloat
-from torch.profiler import record_function
 from transformers import PreTrainedModel
 
 from architectures.errors import UserError
@@ -24,14 +22,13 @@ from architectures.vocabulary_head import head_ids
 from eval.acceptance.estimates import Columns, Estimate, Resampling, resampled
 from eval.acceptance.paired_ratios import INTERVALS, paired_ratio_quotient, paired_ratio_quotients
 from eval.config import SamplingConfig
-from eval.decoding.kv_cache import Opener, open_sequencer, takes_rows
+from eval.decoding.kv_cache import Opener, open_sequencer
 from eval.decoding.ngram import LookupFirst, NgramLookup
 from eval.decoding.sampling import Sampling
-from eval.decoding.speculative import GREEDY, SEEDS, Batch, Rounds, Streams, Wanted, plain_decode, speculative_decode
+from eval.decoding.speculative import GREEDY, SEEDS, plain_decode, speculative_decode
 from eval.decoding.texts import Decoded, Limits, Round, Seeds, Speculation, row_seed, stream_seed
 from eval.latency import Latency
 from eval.machine import clock_s
-from eval.profiling import PROFILED_STEPS, Profile, Recording
 from eval.scorecard_schema import ModelIdentity, Provenance, ScoredLatency
 from eval.speedup import predicted_speedup
 
@@ -275,43 +272,6 @@ def columns(runs: Runs, method: Method, part: Literal["whole_s", "decode_s"] = "
     return seconds, [sum(run.tokens for run in unit) for unit in units]
 
 
-@torch.inference_mode()
-def profile_step(
-    setup: Setup, draft: str, lookahead: int, prompts: Prompts, *, row_seeds: Sequence[int], folder: Path
-) -> Profile:
-    """Record a verification step in the middle of sequences, into a folder.
-
-    Prompts that cannot be decoded together are not: the first one is. Without stop tokens every row is there in every
-    step.
-
-    Args:
-        setup: Of the models, as they are measured; its limits allow PROFILED_STEPS whole steps.
-        draft: Its name.
-        lookahead: Tokens it proposes.
-        prompts: One batch.
-        row_seeds: Of each.
-        folder: That takes the files.
-    """
-    models = [setup.target, setup.drafts[draft]]
-    group = prompts if all(takes_rows(model) for model in models) else prompts[:1]
-    speculation = replace(setup.speculation, lookahead=lookahead)
-    wanted = Wanted(group, Limits(setup.limits.max_new_tokens), setup.sampling, speculation)
-    streams = Streams.of(wanted, setup.seeds, row_seeds[: len(group)], setup.target.device)
-    rounds = Rounds(Batch(models, wanted, streams, range(len(group)), setup.opener))
-    rounds.part = record_function
-    for _ in range(PROFILED_STEPS - 2):
-        list(rounds.step())
-    recording = Recording(setup.target.device)
-    recording.start()
-    try:
-        for _ in range(2):  # one warms up the profiler, one is recorded
-            list(rounds.step())
-            recording.step()
-    finally:
-        recording.stop()
-    return recording.written(folder, "verification_step", ("draft", "verify", "accept"))
-
-
 # Figures
 
 
@@ -335,7 +295,7 @@ class MethodRow:
         decode_speedup: Prefill left out; null where that is not measured separately.
         acceptance_length: Mean tokens per verification step; null without any.
         step_ms: Where a verification step's time goes.
-        predicted: decode_speedup that step times predict for these steps, of drafts that propose k tokens always; else null.
+        predicted: decode_speedup that step times predict for these steps; null where their length varies.
     """
 
     method: str

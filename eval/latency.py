@@ -36,7 +36,7 @@ from architectures.shapes.shape import Shape
 from architectures.vocabulary_head import cut_head, head_ids, tokens_of
 from eval.acceptance.estimates import Estimate, Resampling
 from eval.acceptance.intervals import percentile_bounds
-from eval.decoding.cuda_graphs import FixedSteps, new_opener
+from eval.decoding.cuda_graphs import CapturedSteps, new_opener
 from eval.decoding.kv_cache import Feed, Opener, Sequencer, open_sequencer, takes_rows
 from eval.machine import Step, clock_s
 from eval.models.products import bytes_to_pack
@@ -398,13 +398,13 @@ def measure_grid(
 
     Raises:
         UserError: If a model takes one sequence at a time and the grid has larger batches, or its steps cannot be
-            compiled or captured here.
+            captured here.
     """
     require_rows(models, grid.batches)
     ways: list[How] = ["eager"] if grid.how == "eager" else ["eager", grid.how]
     openers: dict[How, Opener] = {how: new_opener(how) for how in ways}
     for opener in openers.values():
-        if isinstance(opener, FixedSteps):
+        if isinstance(opener, CapturedSteps):
             for model in models.values():
                 opener.require(model)
     cells: list[GridCell] = []

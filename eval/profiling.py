@@ -1,4 +1,4 @@
-"""`--profile DIR`: one training step or verification step recorded by torch's profiler, after one that warms it up."""
+"""`--profile DIR`: one training step recorded by torch's profiler, after one that warms it up."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -16,11 +16,10 @@ if TYPE_CHECKING:
     import torch
 
 OPERATIONS = 30  # in the table
-PROFILED_STEPS = 5  # three to warm up, one in which the profiler does, and the one that is recorded
 
 ProfileFolder = Annotated[
     Path | None,
-    Field(description="Record a training step, or a verification step after everything is measured: trace and table."),
+    Field(description="Record a training step: trace and table."),
     Flag(metavar="DIR"),
 ]
 

@@ -67,10 +67,7 @@ class VerifySettings(DecodingFlags):
         if (mistake := self.holding.mistake) is not None:
             raise UserError(f"--target-placement: {mistake}")
         if self.target_placement != "whole" and self.how != "eager":
-            raise UserError(
-                f"--{'compile' if self.compile else 'capture'} makes steps of weights that stay where they are. Leave "
-                "it out, or --target-placement."
-            )
+            raise UserError("--capture needs weights that stay where they are. Leave it out, or --target-placement.")
         if self.accuracy and self.show:
             raise UserError("--accuracy and --show exclude each other. Run the command once for each.")
         unused = ["batch_size"]

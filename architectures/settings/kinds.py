@@ -124,10 +124,9 @@ NumberType = Annotated[
 
 AUTO: Any = "auto"  # validation makes the number type of this machine of it
 
-# Steps run by transformers, by torch.compile, or by CUDA graphs of the eager ones.
-How = Literal["eager", "compiled", "captured"]
-Compile = Annotated[bool, Field(description="Compile the models' steps first: minutes, then faster steps.")]
-Capture = Annotated[bool, Field(description="Capture the models' steps in CUDA graphs first: a GPU, no minutes.")]
+# Steps run by transformers, or by CUDA graphs of the same.
+How = Literal["eager", "captured"]
+Capture = Annotated[bool, Field(description="Capture the models' steps in CUDA graphs first; needs a GPU.")]
 OutFile = Annotated[
     Path | None, Field(description="Write everything as JSON."), AfterValidator(no_folder), Flag(metavar="FILE")
 ]

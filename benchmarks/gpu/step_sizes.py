@@ -64,7 +64,6 @@ SIZES: dict[Size, Sizes] = {
         drafts=("wide-796m", "wide-1.3b", "wide-543m", "wide-290m", "deep-1.3b"),
         cells=(
             Cell("captured", 1, 128),
-            Cell("compiled", 1, 128, only=("wide-796m",)),  # which the first H200 had no time for
             Cell("captured", 1, 1024),
             Cell("captured", 32, 1024),
             Cell("captured", 8, 1024),
@@ -78,7 +77,7 @@ SIZES: dict[Size, Sizes] = {
         equal_share=0.118,  # 796M
         equal_cell=Cell("captured", 1, 128),
         repeats=12,
-        cell_s={"captured": 2, "eager": 3, "compiled": 40},
+        cell_s={"captured": 2, "eager": 3},
     ),
     "laptop": Sizes(
         target=TARGET,
@@ -89,14 +88,13 @@ SIZES: dict[Size, Sizes] = {
             Cell("eager", 1, 1024),
             Cell("captured", 1, 128),
             Cell("eager", 8, 1024),
-            Cell("compiled", 1, 128, only=("6 layers",)),
         ),
         verified={"captured": ALL, "eager": SOME},
         equal=(1, 4, 16),
         equal_share=0.25,
         equal_cell=Cell("eager", 1, 128),
         repeats=8,
-        cell_s={"captured": 5, "eager": 10, "compiled": 60},
+        cell_s={"captured": 5, "eager": 10},
     ),
     "tiny": Sizes(
         target=TARGET,

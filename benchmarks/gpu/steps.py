@@ -22,7 +22,7 @@ from benchmarks.gpu.step_models import equal_models, makers
 from benchmarks.gpu.step_sizes import AIM_CELL, AIM_SHAPE, MOST_WARM_UPS, SIZES, Cell, Sizes
 from eval.acceptance.estimates import Estimate, Resampling
 from eval.acceptance.intervals import percentile_interval
-from eval.decoding.cuda_graphs import FixedSteps, new_opener
+from eval.decoding.cuda_graphs import CapturedSteps, captured_capacity, new_opener
 from eval.decoding.kv_cache import Opener
 from eval.latency import (
     CHAIN_LENGTH,
@@ -74,7 +74,7 @@ class Bench:
     def forget(self) -> None:
         """Give back the caches of the steps that were timed last; no cycles are looked for, which takes as long."""
         for opener in self.openers.values():
-            if isinstance(opener, FixedSteps):
+            if isinstance(opener, CapturedSteps):
                 opener.forget()
         if self.setting.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -116,7 +116,7 @@ def cell_rows(bench: Bench, cell: Cell, name: str) -> Iterator[Row]:
 def lack(bench: Bench, cell: Cell, model: PreTrainedModel) -> str | None:
     """Why the steps of a model are not begun; None where nothing is in the way."""
     opener = bench.step_setting(cell).opener
-    if isinstance(opener, FixedSteps):
+    if isinstance(opener, CapturedSteps):
         try:
             opener.require(model)
         except UserError as error:
@@ -133,7 +133,7 @@ def needed_bytes(model: PreTrainedModel, cell: Cell, opener: Opener) -> int:
     shape = shape_of(model)
     assert shape is not None, "shapes of this bench are of known families"
     slots = cell.context + CHAIN_LENGTH + 1
-    slots = opener.maker.capacity(slots) if isinstance(opener, FixedSteps) else slots + slots // 8
+    slots = captured_capacity(slots) if isinstance(opener, CapturedSteps) else slots + slots // 8
     number = model.dtype.itemsize
     of_a_token = (4 * shape.intermediate + 8 * shape.hidden) * number + slots * (1 + number)
     return cell.batch * (slots * shape.kv_bytes_per_token(dtype_name(model)) + cell.context * of_a_token)

@@ -29,7 +29,6 @@ from architectures.settings.kinds import (
 from architectures.tables import Block, Table, terminal
 from architectures.tables import Section as TableSection
 from eval.commands.decoding_flags import DecodingFlags
-from eval.profiling import PROFILED_STEPS, ProfileFolder, require_profile_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,7 +46,7 @@ GRID_REPEATS = 30
 GRID_ONLY = ("batch_sizes", "contexts")
 WALL_CLOCK_ONLY = (
     *("num_prompts", "max_new_tokens", "batch_size", "draft_p_min", "temperature", "top_p", "top_k"),
-    *("min_p", "repetition_penalty", "assisted", "ngram_size_n", "ngram_size_m", "profile"),
+    *("min_p", "repetition_penalty", "assisted", "ngram_size_n", "ngram_size_m"),
 )
 
 NgramSizeN = Annotated[
@@ -90,7 +89,6 @@ class BenchmarkSettings(DecodingFlags):
     assisted: Annotated[bool, Field(description="Measure transformers' assisted generation too.")] = False
     dtype: NumberType = AUTO
     out: OutFile = None
-    profile: ProfileFolder = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> "BenchmarkSettings":
@@ -110,12 +108,6 @@ class BenchmarkSettings(DecodingFlags):
             raise UserError("--draft: name at least one draft. --grid times a target without any.")
         if self.assisted and self.batch_size > 1:
             raise UserError("--assisted: transformers decodes one prompt at a time. Use --batch-size 1.")
-        needed = PROFILED_STEPS * (self.lookaheads[0] + 1)
-        if self.profile is not None and self.max_new_tokens < needed:
-            raise UserError(
-                f"--profile records verification step {PROFILED_STEPS} with {self.lookaheads[0]} speculative tokens, "
-                f"and --max-new-tokens {self.max_new_tokens} may end before it. Use at least {needed}."
-            )
         return self
 
     @property
@@ -128,8 +120,6 @@ def benchmark(settings: BenchmarkSettings) -> None:
     """Measure, print and perhaps write."""
     from eval.scorecard_schema import write_record
 
-    if settings.profile is not None:
-        require_profile_folder(settings.profile)
     if settings.grid:
         record = measured_grid(settings)
         print(terminal(*grid_page(record)))
@@ -162,8 +152,6 @@ def measured_runs(settings: BenchmarkSettings) -> "BenchmarkFile":
     with torch_threads(None):
         record = measure(settings, setup, pairs, rendered)
         print(terminal(benchmark_page(record)))
-        if settings.profile is not None:
-            profile_first_step(settings, setup, rendered, settings.profile)
     return record
 
 
@@ -221,7 +209,7 @@ def measure(
     any_pair, resampling = next(iter(pairs.values())), resampling_of(settings)
     groups = runs_of.groups_of(prompts, settings.batch_size)
     decoders = runs_of.methods(setup, settings.lookaheads, assisted=settings.assisted)
-    # Steps of each capacity are compiled or captured before clocks run.
+    # Steps of each capacity are captured before clocks run.
     runs_of.warm_up(decoders, groups[:1] if settings.how == "eager" else groups)
     turns = list(product(range(settings.num_repeats), range(len(groups))))
     ticks = track(turns, description="decoding by every method", total=len(turns))
@@ -310,15 +298,6 @@ def decision(interval: tuple[float, float] | None) -> str:
     if interval is None or interval[0] <= 1 <= interval[1]:
         return "not decided"
     return "faster" if interval[0] > 1 else "slower"
-
-
-def profile_first_step(settings: BenchmarkSettings, setup: "Setup", prompts: "Prompts", folder: Path) -> None:
-    """Record a verification step of the first group by the first draft at the first k, and print what came of it."""
-    from eval.benchmark import groups_of, profile_step, row_seeds_of
-
-    groups, draft, lookahead = groups_of(prompts, settings.batch_size), next(iter(setup.drafts)), settings.lookaheads[0]
-    profile = profile_step(setup, draft, lookahead, groups[0], row_seeds=row_seeds_of(groups, 0, 0), folder=folder)
-    print(f"\n{folder}: a verification step with {lookahead} speculative tokens: {profile.describe()}")
 
 
 # Grid

@@ -1,6 +1,5 @@
 """What `verify` and `benchmark` are both told of a target and how it decodes with drafts. Imports torch lazily."""
 
-import sys
 from typing import TYPE_CHECKING
 
 from pydantic import model_validator
@@ -9,7 +8,6 @@ from architectures.errors import UserError
 from architectures.files.section import Section
 from architectures.settings.kinds import (
     Capture,
-    Compile,
     DraftPMin,
     How,
     MinP,
@@ -40,26 +38,18 @@ class DecodingFlags(Section):
     min_p: MinP = 0.0
     repetition_penalty: RepetitionPenalty = 1.0
     target_bits: TargetBits = None
-    compile: Compile = False
     capture: Capture = False
     seed: Seed = 17
 
     @model_validator(mode="after")
     def _one_way_of_each(self) -> "DecodingFlags":
-        if self.compile and self.capture:
-            raise UserError(
-                "--compile and --capture both make the steps beforehand, and each step is run in one way only. Leave "
-                "out --compile for steps that are made in milliseconds, or --capture for faster ones that take minutes."
-            )
         if self.target_bits is not None and self.how != "eager":
-            raise UserError("--target-bits: packed weights are neither compiled nor captured. Leave one of them out.")
+            raise UserError("--target-bits: packed weights are not captured. Leave out --capture.")
         return self
 
     @property
     def how(self) -> How:
         """How the models' steps are run."""
-        if self.compile:
-            return "compiled"
         return "captured" if self.capture else "eager"
 
     @property
@@ -79,9 +69,7 @@ class DecodingFlags(Section):
         return Speculation(lookahead, draft_p_min=self.draft_p_min)
 
     def new_opener(self) -> "Opener":
-        """One for all calls: what it has compiled or captured it keeps."""
+        """One for all calls: what it has captured it keeps."""
         from eval.decoding.cuda_graphs import new_opener
 
-        if self.compile:
-            print("compiling the models' steps, half a minute or so for each shape ...", file=sys.stderr, flush=True)
         return new_opener(self.how)

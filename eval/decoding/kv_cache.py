@@ -4,7 +4,7 @@ Feeding a token at a position forgets whatever stood there and behind it in that
 feeds at an earlier position.
 
     RowSequencer             many rows at once, each with a length of its own
-    FixedSequencer           the same with compiled or captured steps (eval/decoding/cuda_graphs.py)
+    FixedSequencer           the same with captured steps (eval/decoding/cuda_graphs.py)
     TextSequencer            one row, by the cache of transformers: any decoder-only model whose layers see everything
     ForwardSequencer         many rows, by the same: any decoder-only model, but nothing can be taken back
     TranslationSequencer     rows of an encoder-decoder model, prompts encoded once; of several nothing is taken back
@@ -273,7 +273,7 @@ class Sequencer(Protocol):
 
 
 class Opener(Protocol):
-    """Makes sequencers: `open_sequencer`, or an eval.decoding.cuda_graphs.FixedSteps."""
+    """Makes sequencers: `open_sequencer`, or an eval.decoding.cuda_graphs.CapturedSteps."""
 
     def __call__(
         self,
@@ -295,7 +295,7 @@ def open_sequencer(
     *,
     capacity: int,
     vocab_size: int,
-    feeds: Sequence[Feed] = (),  # noqa: ARG001  # of use where steps are made beforehand
+    feeds: Sequence[Feed] = (),  # noqa: ARG001  # of use where steps are captured
     goes_back: bool = True,
 ) -> Sequencer:
     """The sequencer for some prompts, none of which has been read yet.

@@ -16,12 +16,10 @@ Shape suffixes used in this file:
     S = output ids of the draft: all of V, or those of its reduced vocabulary
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -339,7 +337,6 @@ class Rounds:
         assert batch.wanted.speculation is not None
         self.batch, self.wanted, self.streams = batch, batch.wanted, batch.streams
         self.speculation = batch.wanted.speculation
-        self.part: Callable[[str], AbstractContextManager[Any]] = nullcontext  # record_function names parts in a trace
 
     @property
     def texts(self) -> list[Text]:
@@ -349,14 +346,11 @@ class Rounds:
     def step(self) -> Iterator[Emitted]:
         """Propose, verify, and emit what was kept and the target's next token."""
         start_s = clock_s(self.batch.device)
-        with self.part("draft"):
-            turn, counts = self.turn()
+        turn, counts = self.turn()
         drafted_s = clock_s(self.batch.device)
         draws = self.judging_draws(turn.proposal)
-        with self.part("verify"):
-            logits_BJV = self.verify(turn.proposal, counts)
-        with self.part("accept"):
-            verdict = self.judge(logits_BJV, turn, draws)
+        logits_BJV = self.verify(turn.proposal, counts)
+        verdict = self.judge(logits_BJV, turn, draws)
         columns = [verdict.accepted_B[:, None], verdict.next_B[:, None], turn.proposal.tokens_BK]
         ends = torch.cat(columns, dim=1).tolist()
         seconds = (drafted_s - start_s, clock_s(self.batch.device) - drafted_s)
@@ -524,7 +518,7 @@ def speculative_decode(
         seeds: Of the three streams of random numbers.
         row_seeds: One per prompt; its draws depend on this and the seeds alone. `eval.decoding.texts.row_seed` makes
             them. May be left out at temperature 0 only: prompts of two calls that both count from 0 would draw alike.
-        opener: How the models are run: `open_sequencer`, or an eval.decoding.cuda_graphs.FixedSteps.
+        opener: How the models are run: `open_sequencer`, or an eval.decoding.cuda_graphs.CapturedSteps.
         lookup_first: Prompt lookup where it finds a match, in place of a draft that is a model.
 
     Returns:

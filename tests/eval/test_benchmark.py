@@ -27,7 +27,6 @@ from eval.benchmark import (
     method_row,
     methods,
     over_others,
-    profile_step,
     row_seeds_of,
 )
 from eval.commands.benchmark import benchmark_page, default_prompts
@@ -260,13 +259,6 @@ def test_the_defaults_make_enough_groups_at_every_batch(batch):
     assert len(groups) >= max(least_units(0.95), 12 if batch <= 10 else 0)
 
 
-def test_a_profile_names_the_parts_of_a_step(setup, prompts, tmp_path):
-    profile = profile_step(setup, NAME, 3, prompts[:2], row_seeds=[0, 1], folder=tmp_path)
-    assert set(profile.parts_ms) == {"draft", "verify", "accept"}
-    assert all(path.stat().st_size > 0 for path in profile.files)
-    assert {path.name for path in profile.files} == {"verification_step.pt.trace.json.gz", "verification_step.txt"}
-
-
 FEW = ("--num-prompts", 3, "--max-new-tokens", 8, "--lookaheads", 1, 3, "--repeats", 2)
 
 
@@ -311,7 +303,6 @@ def test_several_drafts_take_their_turns(target_folder, noisy_folder, tmp_path):
         (("--assisted", "--batch-size", 2), "--assisted"),
         (("--contexts", 8), "--contexts"),
         (("--out", "."), "--out"),
-        (("--profile", "x", "--max-new-tokens", 3), "--profile"),
         (("--max-new-tokens", 99999), "max_position_embeddings"),
     ],
 )

@@ -15,7 +15,6 @@ from eval import latency as latency_module
 from eval.acceptance.estimates import Resampling
 from eval.acceptance.intervals import least_units
 from eval.decoding import cuda_graphs as captured
-from eval.decoding import cuda_graphs as compiled
 from eval.latency import (
     CHAIN_LENGTH,
     WARM_UP_LIMIT,
@@ -326,15 +325,12 @@ def test_every_cell_has_every_step(cells):
         assert all(step.median_ms > 0 for step in (*cell.steps, *cell.prefill.values()))
 
 
-@pytest.mark.parametrize("how", ["compiled", "captured"])
-def test_cells_of_other_steps_follow_the_eager_ones(target, noisy_draft, monkeypatch, how):
-    maker = watched_maker(how, monkeypatch)
-    monkeypatch.setattr(
-        *{"compiled": (compiled, "CompiledSteps"), "captured": (captured, "CapturedSteps")}[how], maker.opener
-    )
-    grid = Grid(batches=[1, 2], contexts=[8], lookaheads=[3], repeats=2, how=how)
+def test_captured_cells_follow_the_eager_ones(target, noisy_draft, monkeypatch):
+    maker = watched_maker()
+    monkeypatch.setattr(captured, "CapturedSteps", maker.opener)
+    grid = Grid(batches=[1, 2], contexts=[8], lookaheads=[3], repeats=2, how="captured")
     found = measure_grid({TARGET: target, "draft": noisy_draft}, CONTEXT, grid, RESAMPLING)
-    assert [(cell.how, cell.batch) for cell in found] == [("eager", 1), ("eager", 2), (how, 1), (how, 2)]
+    assert [(cell.how, cell.batch) for cell in found] == [("eager", 1), ("eager", 2), ("captured", 1), ("captured", 2)]
     assert {(tokens, whole) for _, tokens, whole in maker.fed} == {(1, False), (2, False), (4, True)}
 
 
@@ -422,8 +418,7 @@ def test_a_grid_of_other_drafts_than_its_models_is_no_grid(target_folder, noisy_
     ("words", "flag"),
     [
         (("--repeats", 5), "--repeats"),
-        (("--target-bits", 8, "--compile"), "--target-bits"),
-        (("--compile", "--capture"), "--compile and --capture"),
+        (("--target-bits", 8, "--capture"), "--target-bits"),
         (("--num-prompts", 5), "--num-prompts"),
         (("--temperature", 0), "--temperature"),
     ],

@@ -14,7 +14,6 @@ from eval import accuracy, lossless, side_by_side
 from eval import pair as pairs
 from eval.decoding import acceptance as rules
 from eval.decoding import cuda_graphs as captured
-from eval.decoding import cuda_graphs as compiled
 from eval.decoding.speculative import Emitted, decode_steps, speculative_decode
 from eval.decoding.texts import Limits, Speculation
 from eval.models.loading import load_model
@@ -109,7 +108,7 @@ USUAL = {
 DECODED: dict[str, list] = {}  # what each mode decodes if no option is given
 EVERYWHERE = {"target": "NOISY", "draft": "TARGET", "lookahead": 2, "seed": 4, "dtype": "bfloat16", "num-prompts": 1,
               "max-new-tokens": 5, "draft-p-min": 0.2,
-              "compile": None, "capture": None}  # fmt: skip
+              "capture": None}  # fmt: skip
 SAMPLED = {"temperature": 0.3, "top-p": 0.3, "top-k": 2, "min-p": 0.5, "repetition-penalty": 3}
 OPTIONS = {  # each with a value that must change what is decoded, or how; None for a flag
     "checks": {**EVERYWHERE, **SAMPLED, "prompts": "QUESTIONS", "samples": 1},
@@ -120,8 +119,7 @@ OPTIONS = {  # each with a value that must change what is decoded, or how; None 
 
 @pytest.mark.parametrize(("mode", "option"), [(mode, option) for mode, given in OPTIONS.items() for option in given])
 def test_no_option_is_accepted_and_ignored(run, questions, target_folder, noisy_folder, monkeypatch, mode, option):
-    monkeypatch.setattr(compiled, "CompiledSteps", watched_maker("compiled", monkeypatch).opener)  # it takes minutes
-    monkeypatch.setattr(captured, "CapturedSteps", watched_maker("captured", monkeypatch).opener)  # it takes a GPU
+    monkeypatch.setattr(captured, "CapturedSteps", watched_maker("captured").opener)  # it takes a GPU
     values = {"NOISY": noisy_folder, "TARGET": target_folder, "QUESTIONS": questions}
     usual = [values.get(word, word) for word in USUAL[mode]]
     value = OPTIONS[mode][option]
@@ -140,7 +138,6 @@ def test_every_option_is_among_those_tried():
 @pytest.mark.parametrize(
     ("words", "flag"),
     [
-        (("--compile", "--capture"), "--compile"),
         (("--target-bits", "4", "--target-placement", "layers"), "--target-placement"),
         (("--target-placement", "layers", "--capture"), "--capture"),
         ((*ACCURACY, *SHOW), "--show"),

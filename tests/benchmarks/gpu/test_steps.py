@@ -62,7 +62,7 @@ def test_the_floor_is_the_bytes_over_the_bandwidth(setting, monkeypatch):
 
 
 def test_captured_steps_by_a_stand_in_come_with_pairs_and_the_aim(setting, sized, monkeypatch):
-    maker = watched_maker("captured", monkeypatch)
+    maker = watched_maker("captured")
     monkeypatch.setattr(captured, "CapturedSteps", maker.opener)
     monkeypatch.setattr(steps, "AIM_SHAPE", "1 layer")
     sized(cells=(AIM_CELL,), pairs=(("2 layers", "1 layer"),), equal_cell=AIM_CELL, verified={"captured": (1, 2, 4)})
@@ -87,7 +87,7 @@ def test_captured_steps_by_a_stand_in_come_with_pairs_and_the_aim(setting, sized
 
 
 def test_the_caches_of_a_cell_are_given_back_before_the_next(setting, sized, monkeypatch):
-    maker = watched_maker("captured", monkeypatch)
+    maker = watched_maker("captured")
     openers = []
     monkeypatch.setattr(captured, "CapturedSteps", lambda: openers.append(maker.opener()) or openers[-1])
     sized(cells=(Cell("captured", 1, 8), Cell("captured", 2, 8)))

@@ -1,25 +1,33 @@
-"""Makers of steps with the slow or absent part replaced, watched: the shapes they made, and those that were fed."""
+"""Captured steps without a GPU, watched: the shapes that were made, and those that were fed."""
 
 from functools import partial
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from eval.decoding import cuda_graphs as compiled
-from eval.decoding.cuda_graphs import Capturer, FixedSteps
-from eval.decoding.kv_cache import forward
+from eval.decoding.cuda_graphs import CapturedSteps
+
+
+class WatchedSteps(CapturedSteps):
+    """Whose steps a Watched makes."""
+
+    def __init__(self, maker, recorder_on):
+        super().__init__(recorder_on)
+        self.maker = maker
+
+    def make(self, model, cache, feed, *, rows):
+        return self.maker.make(super().make, model, cache, feed, rows=rows)
 
 
 class Watched:
-    """An eval.decoding.cuda_graphs.Maker."""
+    """`.opener()` makes an opener; `.made` are the shapes that were captured, `.fed` those that were fed."""
 
-    def __init__(self, maker):
-        self.maker, self.made, self.fed = maker, [], []
-        self.opener = partial(FixedSteps, lambda: self)
-        self.require, self.capacity = maker.require, maker.capacity
+    def __init__(self, recorder_on):
+        self.made, self.fed = [], []
+        self.opener = partial(WatchedSteps, self, recorder_on)
 
-    def make(self, model, cache, feed, *, rows):
-        step = self.maker.make(model, cache, feed, rows=rows)
+    def make(self, capture, model, cache, feed, *, rows):
+        step = capture(model, cache, feed, rows=rows)
         self.made.append((rows, *feed))
 
         def watched(ids_BT, positions_BT):
@@ -65,10 +73,6 @@ def itself(run):
     return run
 
 
-def watched_maker(kind, monkeypatch):
-    """Of compiled or of captured steps, on a processor without a compiler."""
-    if kind != "compiled":
-        return Watched(Capturer(partial(Recorder, traced if kind == "traced" else itself)))
-    monkeypatch.setattr(compiled, "compiled_forward", lambda _model: forward)
-    monkeypatch.setattr(compiled.shutil, "which", lambda name: name)
-    return Watched(compiled.Compiler())
+def watched_maker(kind="captured"):
+    """Of captured steps on a processor; traced ones run none of the Python around them."""
+    return Watched(partial(Recorder, traced if kind == "traced" else itself))

@@ -59,7 +59,7 @@ def maker(monkeypatch):
 
 
 def capturing(kind, monkeypatch):
-    maker = watched_maker(kind, monkeypatch)
+    maker = watched_maker(kind)
     monkeypatch.setattr(captured, "CapturedSteps", maker.opener)
     return maker
 
@@ -98,10 +98,10 @@ def test_captures_of_one_batch_are_freed_before_those_of_the_next_are_made(targe
     maker, alive, most = capturing("itself", monkeypatch), weakref.WeakSet(), []
     make = maker.make
 
-    def counted(model, cache, feed, *, rows):
+    def counted(capture, model, cache, feed, *, rows):
         alive.add(cache)
         most.append(len(alive))
-        return make(model, cache, feed, rows=rows)
+        return make(capture, model, cache, feed, rows=rows)
 
     monkeypatch.setattr(maker, "make", counted)
     gc.disable()  # nothing may wait for a collection

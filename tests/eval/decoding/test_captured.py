@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from architectures.families import FAMILIES
-from eval.decoding.cuda_graphs import Capturer, CudaRecorder
+from eval.decoding.cuda_graphs import CudaRecorder, captured_capacity
 from eval.decoding.kv_cache import RowCache, Sight, forward
 from tests.conftest import TINY_SHAPE
 from tests.eval.decoding.small_heads import WITHOUT_WINDOW
@@ -67,7 +67,7 @@ def test_a_step_reads_nothing_back_and_copies_nothing_to_its_device(family, atte
     ("needed", "capacity"), [(1, 256), (136, 256), (256, 256), (257, 320), (1032, 1280), (4104, 5120), (8192, 8192)]
 )
 def test_a_cache_is_at_most_a_quarter_longer_than_its_texts(needed, capacity):
-    assert Capturer(CudaRecorder).capacity(needed) == capacity
+    assert captured_capacity(needed) == capacity
     assert capacity == 256 or capacity <= 1.25 * needed
 
 
