@@ -1,116 +1,75 @@
 """transformers' own assisted generation, counted by wrapping the class that proposes candidates."""
 
-import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, __version__
+from transformers import PreTrainedModel
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
-from eval.engines.certificate import Counted, EngineRun, TextRun, pooled
 
+class AssistedGeneration:
+    """The target, with a draft or without: an Engine of eval.engines.workers.turns whose prompts are token ids.
 
-@dataclass
-class Tally:
-    """Rounds as they go by: how many tokens each proposed, and how many were kept."""
+    Args:
+        models: By the names that the request has for target and draft.
+        request: As of the workers.
+        draft: Its name; None for the target alone.
+    """
 
-    proposed: list[int] = field(default_factory=list)
-    kept: list[int] = field(default_factory=list)
+    def __init__(self, models: Mapping[str, PreTrainedModel], request: dict[str, Any], draft: str | None) -> None:
+        self.request, self.target = request, models[request["target"]]
+        self.draft = None if draft is None else models[draft]
 
-    def counted(self, lookahead: int) -> Counted:
-        return Counted(
-            rounds=len(self.kept),
-            proposed=sum(self.proposed),
-            accepted=sum(self.kept),
-            by_position=tuple(sum(kept > position for kept in self.kept) for position in range(lookahead)),
-        )
+    def decode(self, prompt_ids: list[int]) -> dict[str, Any]:
+        """One greedy text, its seconds, and the proposed and accepted tokens of every verification step."""
+        ids_BT = torch.tensor([prompt_ids], device=self.target.device)
+        target: Any = self.target
+        settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": self.request["max_new_tokens"]}
+        if self.draft is not None:
+            config: Any = self.draft.generation_config
+            config.num_assistant_tokens, config.num_assistant_tokens_schedule = self.request["lookahead"], "constant"
+            config.assistant_confidence_threshold = 0.0
+            settings["assistant_model"] = self.draft
+        with counted_steps() as (proposed, accepted):
+            start_s = time.perf_counter()
+            text_BT: Tensor = target.generate(ids_BT, attention_mask=torch.ones_like(ids_BT), **settings)
+            elapsed_s = time.perf_counter() - start_s
+        ids = text_BT[0, len(prompt_ids) :].tolist()
+        return {
+            "prompt_ids": prompt_ids,
+            "ids": ids,
+            "elapsed_s": elapsed_s,
+            "proposed": proposed,
+            "accepted": accepted,
+        }
 
-
-def run_transformers(
-    models: tuple[PreTrainedModel, PreTrainedModel],
-    prompts: Sequence[Sequence[int]],
-    *,
-    lookahead: int,
-    max_new_tokens: int,
-    seed: int,
-) -> EngineRun:
-    """Decode every prompt greedily without and with the draft, in turns of a drawn order; then the target by itself."""
-    target, draft = models
-    order = random.Random(seed)  # noqa: S311  # no secret
-    texts = []
-    for prompt in prompts:
-        decoded: dict[bool, tuple[list[int], float, Counted]] = {}
-        for drafted in order.sample([False, True], 2):
-            decoded[drafted] = decode(target, draft if drafted else None, prompt, lookahead, max_new_tokens)
-        texts.append(
-            TextRun(
-                prompt_ids=tuple(prompt),
-                plain_ids=tuple(decoded[False][0]),
-                drafted_ids=tuple(decoded[True][0]),
-                plain_s=decoded[False][1],
-                drafted_s=decoded[True][1],
-                counted=decoded[True][2],
-            )
-        )
-    own = [decode(target, target, prompt, lookahead, max_new_tokens)[2] for prompt in prompts]
-    return EngineRun(
-        engine="transformers",
-        version=__version__,
-        command=f"generate(assistant_model=DRAFT, num_assistant_tokens={lookahead}, do_sample=False)",
-        dtype=str(target.dtype).removeprefix("torch."),
-        lookahead=lookahead,
-        max_new_tokens=max_new_tokens,
-        own=pooled(own),
-        texts=tuple(texts),
-    )
-
-
-def decode(
-    target: PreTrainedModel, draft: PreTrainedModel | None, prompt: Sequence[int], lookahead: int, max_new_tokens: int
-) -> tuple[list[int], float, Counted]:
-    """A text, its seconds and the counters; those are empty without a draft."""
-    ids_BT = torch.tensor([list(prompt)], device=target.device)
-    model: Any = target
-    settings: dict[str, Any] = {
-        "attention_mask": torch.ones_like(ids_BT),
-        "do_sample": False,
-        "max_new_tokens": max_new_tokens,
-    }
-    if draft is not None:
-        proposing: Any = draft.generation_config
-        settings["assistant_model"] = draft
-        proposing.num_assistant_tokens, proposing.num_assistant_tokens_schedule = lookahead, "constant"
-        proposing.assistant_confidence_threshold = 0.0
-    with tallied() as tally:
-        start_s = time.perf_counter()
-        text_BT: Tensor = model.generate(ids_BT, **settings)
-        elapsed_s = time.perf_counter() - start_s
-    return text_BT[0, len(prompt) :].tolist(), elapsed_s, tally.counted(lookahead)
+    def close(self) -> None:
+        """Nothing: the models are the caller's."""
 
 
 @contextmanager
-def tallied() -> Iterator[Tally]:
-    """Count what transformers' candidate generator proposes and is told of, for as long as the block lasts."""
-    tally = Tally()
+def counted_steps() -> Iterator[tuple[list[int], list[int]]]:
+    """The tokens that transformers' candidate generator proposes, and those accepted, of each step in the block."""
+    proposed: list[int] = []
+    accepted: list[int] = []
     kind: Any = AssistedCandidateGenerator
     propose, update = kind.get_candidates, kind.update_candidate_strategy
 
     def get_candidates(self: Any, input_ids: Tensor, **others: Any) -> Any:
         candidates = propose(self, input_ids, **others)
-        tally.proposed.append(candidates[0].shape[1] - input_ids.shape[1])
+        proposed.append(candidates[0].shape[1] - input_ids.shape[1])
         return candidates
 
     def update_candidate_strategy(self: Any, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
-        tally.kept.append(int(num_matches))
+        accepted.append(int(num_matches))
         update(self, input_ids, scores, num_matches)
 
     kind.get_candidates, kind.update_candidate_strategy = get_candidates, update_candidate_strategy
     try:
-        yield tally
+        yield proposed, accepted
     finally:
         kind.get_candidates, kind.update_candidate_strategy = propose, update

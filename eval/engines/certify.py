@@ -6,8 +6,9 @@ runs.
 
 import os
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import Annotated, Any, cast, get_args
 
 from pydantic import Field, model_validator
 
@@ -21,13 +22,7 @@ from architectures.shapes.serving import TensorParallel
 from eval.engines.certificate import Certificate, Engine, EngineRun, Speed
 from eval.tasks import PromptWords
 
-if TYPE_CHECKING:
-    from eval.prompts import Prompt
-
-MARKERS = {  # what is in a folder of an engine's own form, and how that form is made; a file where there is no marker
-    "llama.cpp": ("", "`widedraft export --gguf` writes a draft's"),
-    "openvino": ("openvino_model.xml", "`optimum-cli export openvino --weight-format fp32` writes a model's"),
-}
+FILES = {"llama.cpp": "`widedraft export --gguf`", "openvino": "`optimum-cli export openvino`"}  # what writes theirs
 PACKAGES = {"vllm": "vLLM", "llama.cpp": "xllamacpp", "openvino": "openvino-genai"}
 
 DRY = ("revision", "tensor_parallel")  # options of a dry run only
@@ -90,19 +85,11 @@ class CertifySettings(Section):
             raise UserError(f"--engine must be {' or '.join(get_args(Engine))}, got {self.engine}; or add --dry-run.")
         if self.engine in PACKAGES and self.python is None:
             raise UserError(f"--python must name the Python of an environment that has {PACKAGES[self.engine]}.")
-        return self
-
-    @model_validator(mode="after")
-    def _has_the_engines_files(self) -> "CertifySettings":
-        for name in () if self.dry_run else ("target_file", "draft_file"):
-            path, flag = getattr(self, name), flag_of(name)
-            if self.engine not in MARKERS and path is not None:
-                raise UserError(f"{flag} is for {' and '.join(MARKERS)}, not {self.engine}. Leave it out.")
-            if self.engine in MARKERS:
-                marker, made_by = MARKERS[str(self.engine)]
-                if path is None or not (path / marker).is_file():
-                    kind = f"folder with {marker}" if marker else "file"
-                    raise UserError(f"{flag}: {path or 'nothing'} is no {kind}. {made_by}.")
+        for flag, path in (("--target-file", self.target_file), ("--draft-file", self.draft_file)):
+            if self.engine not in FILES and path is not None:
+                raise UserError(f"{flag} is for {' and '.join(FILES)}, not {self.engine}. Leave it out.")
+            if self.engine in FILES and (path is None or not path.exists()):
+                raise UserError(f"{flag}: {path} does not exist. {FILES[str(self.engine)]} writes it.")
         return self
 
 
@@ -150,35 +137,60 @@ def make_certificate(settings: CertifySettings, target: Path, draft: Path, *, th
     Raises:
         UserError: If the draft has a reduced vocabulary, there are too few prompts, or the engine fails.
     """
+    import transformers
+
     from architectures.checkpoints.manifest import processor_name
     from architectures.checkpoints.target_files import TEMPLATES, TOKENIZERS, bytes_below
     from architectures.targets.target import read_config
     from architectures.vocabulary import CONFIG_KEY
+    from eval.engines.assisted_generation import AssistedGeneration
     from eval.engines.certificate import pooled
+    from eval.engines.external import engine_run, run_external
     from eval.engines.findings import MIN_PROMPTS, differs, find, find_ties, own_tokens, replay_run
+    from eval.engines.workers.turns import decode_all
     from eval.models.loading import load_model, load_tokenizer, stop_token_ids
     from eval.pair import prompts_of
-    from eval.prompts import render_prompt
+    from eval.prompts import TEXT, render_prompt
 
+    # The prompts, all of one kind, as the target's own tokenizer and template render them.
     if CONFIG_KEY in read_config(draft):
         raise UserError(
             f"{draft}: outputs a reduced vocabulary, which no engine loads. Certify a form of it: widedraft export "
             f"{draft} --form whole --to DIR."
         )
     prompts = prompts_of(settings.prompts, settings.num_prompts)
-    if len(prompts) < MIN_PROMPTS:
-        raise UserError(f"--prompts: at least {MIN_PROMPTS} are needed, got {len(prompts)}. Name more files.")
+    raw = {prompt.messages[0]["role"] == TEXT for prompt in prompts}
+    if len(prompts) < MIN_PROMPTS or len(raw) > 1:
+        raise UserError(
+            f"--prompts: {MIN_PROMPTS} prompts are needed, all of them raw texts or none, got {len(prompts)}. Name "
+            "other files."
+        )
     tokenizer, own = load_tokenizer(target), own_tokens(target, draft)
     ids = [render_prompt(tokenizer, prompt.messages) for prompt in prompts]
-    run = run_engine(
-        settings,
-        (target, draft),
-        prompts,
-        ids,
-        has_template=bool(tokenizer.chat_template),
-        maps_tokens=own is not None,
-        threads=threads,
-    )
+
+    # The engine decodes each greedily without and with the draft in turns, and with the target as its own draft.
+    is_chat = bool(tokenizer.chat_template) and raw == {False}
+    role = {} if is_chat else {"role": "user"}
+    request: dict[str, Any] = {
+        "target": str((settings.target_file or target).resolve()),
+        "draft": str((settings.draft_file or draft).resolve()),
+        "conversations": [[{**message, **role} for message in prompt.messages] for prompt in prompts],
+        "is_chat": is_chat,
+        "lookahead": settings.lookahead,
+        "max_new_tokens": settings.max_new_tokens,
+        "max_model_len": max(map(len, ids)) + settings.max_new_tokens + settings.lookahead + 1,
+        "dtype": settings.dtype,
+        "threads": threads,
+        "seed": settings.seed,
+        "draft_settings": {} if own is None else {"use_heterogeneous_vocab": True},
+    }
+    if settings.engine == "transformers":
+        models = {str(each.resolve()): load_model(each, dtype=settings.dtype) for each in (target, draft)}
+        answer = decode_all(partial(AssistedGeneration, models), {**request, "conversations": ids})
+        run = engine_run("transformers", request, {**answer, "version": transformers.__version__})
+    else:
+        assert settings.python is not None  # the settings' own check
+        run = run_external(cast("Engine", settings.engine), settings.python, request)
 
     # Files of another target; texts that part at a near-tie: the target is read only if any part.
     kinds = {"tokenizer": () if own is not None else TOKENIZERS, "chat template": TEMPLATES}
@@ -203,57 +215,6 @@ def make_certificate(settings: CertifySettings, target: Path, draft: Path, *, th
         hardware=f"{processor_name()}, {threads} threads",
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-
-
-def run_engine(
-    settings: CertifySettings,
-    pair: tuple[Path, Path],
-    prompts: "list[Prompt]",
-    ids: list[list[int]],
-    *,
-    has_template: bool,
-    maps_tokens: bool,
-    threads: int,
-) -> EngineRun:
-    """Decode every prompt greedily without and with the draft in turns, and with the target as its own draft.
-
-    Args:
-        settings: Of the command.
-        pair: Folders of target and draft.
-        prompts: Their messages.
-        ids: As the target's own tokenizer and template render them.
-        has_template: Whether the target has a chat template.
-        maps_tokens: Whether the draft has a tokenizer of its own.
-        threads: Of the CPU.
-    """
-    from eval.engines.assisted_generation import run_transformers
-    from eval.engines.external import run_external
-    from eval.models.loading import load_model
-    from eval.prompts import TEXT
-
-    raw = {prompt.messages[0]["role"] == TEXT for prompt in prompts}
-    if len(raw) > 1:
-        raise UserError("--prompts: raw texts and conversations cannot be certified together. Name them one by one.")
-    lengths: dict[str, Any] = {"lookahead": settings.lookahead, "max_new_tokens": settings.max_new_tokens}
-    if settings.engine == "transformers":
-        target, draft = (load_model(folder, dtype=settings.dtype) for folder in pair)
-        return run_transformers((target, draft), ids, **lengths, seed=settings.seed)
-    is_chat = has_template and raw == {False}
-    role = {} if is_chat else {"role": "user"}
-    assert settings.python is not None  # the settings' own check
-    request = {
-        "target": str((settings.target_file or pair[0]).resolve()),
-        "draft": str((settings.draft_file or pair[1]).resolve()),
-        "conversations": [[{**message, **role} for message in prompt.messages] for prompt in prompts],
-        "is_chat": is_chat,
-        **lengths,
-        "max_model_len": max(map(len, ids)) + settings.max_new_tokens + settings.lookahead + 1,
-        "dtype": settings.dtype,
-        "threads": threads,
-        "seed": settings.seed,
-        "draft_settings": {"use_heterogeneous_vocab": True} if maps_tokens else {},
-    }
-    return run_external(settings.engine, settings.python, request)
 
 
 def speed_of(run: EngineRun, seed: int) -> Speed:

@@ -1,4 +1,4 @@
-"""What the worker of every engine does: each prompt plain and drafted in turns, then the target as its own draft.
+"""What every engine does: each prompt plain and drafted in turns, then the target as its own draft.
 
 A neighbour of the scripts that run in an engine's own environment; it imports nothing of this project.
 """
@@ -14,34 +14,25 @@ from typing import Any, Protocol
 class Engine(Protocol):
     """The target in an engine, with a draft or without; it answers one request at a time."""
 
-    def decode(self, messages: list[dict[str, str]]) -> dict[str, Any]:
+    def decode(self, messages: Any) -> dict[str, Any]:
         """One greedy text: prompt_ids, ids, elapsed_s, and the counters as this engine has them."""
         ...
 
     def close(self) -> None: ...
 
 
-OpenEngine = Callable[[dict[str, Any], str | None], Engine]
+OpenEngine = Callable[[dict[str, Any], str | None], Engine]  # of a request and a draft, or None for the target alone
 
 
 def answer_request(open_engine: OpenEngine, *, version: str) -> None:
-    """Read the request that the first argument names, and write the answer to the second.
-
-    Args:
-        open_engine: Called with the request and a draft, or None for the target alone.
-        version: Of the engine.
-    """
+    """Read the request that the first argument names, and write the answer to the second."""
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    answer = {
-        "version": version,
-        "texts": decode_in_turns(open_engine, request),
-        "own": decode_with_itself(open_engine, request),
-    }
+    answer = {"version": version, **decode_all(open_engine, request)}
     Path(sys.argv[2]).write_text(json.dumps(answer), encoding="utf-8")
 
 
-def decode_in_turns(open_engine: OpenEngine, request: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every prompt by both engines, whichever comes first by chance, after one that is not timed."""
+def decode_all(open_engine: OpenEngine, request: dict[str, Any]) -> dict[str, Any]:
+    """Every prompt by both, whichever comes first by chance, after one that is not timed; then the target by itself."""
     engines = {"plain": open_engine(request, None), "drafted": open_engine(request, request["draft"])}
     conversations = request["conversations"]
     for engine in engines.values():
@@ -52,12 +43,7 @@ def decode_in_turns(open_engine: OpenEngine, request: dict[str, Any]) -> list[di
         print(f"{len(texts)} of {len(conversations)} prompts", file=sys.stderr, flush=True)
     for engine in engines.values():
         engine.close()
-    return texts
-
-
-def decode_with_itself(open_engine: OpenEngine, request: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every prompt with the target as its own draft."""
-    engine = open_engine(request, request["target"])
-    texts = [engine.decode(messages) for messages in request["conversations"]]
-    engine.close()
-    return texts
+    itself = open_engine(request, request["target"])
+    own = [itself.decode(messages) for messages in conversations]
+    itself.close()
+    return {"texts": texts, "own": own}
