@@ -1,11 +1,10 @@
 """Wall-clock tokens/s of several ways to decode the same prompts, in interleaved runs, with paired intervals.
 
 Every group of prompts that is decoded together is decoded by every method, in an order drawn anew, again and again.
-Groups are the units of intervals, all repetitions of a group together: repetitions tell nothing of other prompts. Steps
-are timed between the runs, so that what is predicted from them and what is measured meet the same machine.
+Groups are the units of intervals, all repetitions of a group together: repetitions tell nothing of other prompts.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import permutations, product
@@ -17,22 +16,17 @@ from pydantic import FiniteFloat
 from transformers import PreTrainedModel
 
 from architectures.errors import UserError
-from architectures.settings.kinds import How
 from architectures.vocabulary_head import head_ids
-from eval.acceptance.estimates import Columns, Estimate, Resampling, resampled
+from eval.acceptance.estimates import Columns, Estimate, Resampling
 from eval.acceptance.paired_ratios import INTERVALS, paired_ratio_quotient, paired_ratio_quotients
-from eval.config import SamplingConfig
 from eval.decoding.kv_cache import Opener, open_sequencer
 from eval.decoding.ngram import LookupFirst, NgramLookup
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import GREEDY, SEEDS, plain_decode, speculative_decode
 from eval.decoding.texts import Decoded, Limits, Round, Seeds, Speculation, row_seed, stream_seed
-from eval.latency import Latency
 from eval.machine import clock_s
-from eval.scorecard_schema import ModelIdentity, Provenance, ScoredLatency
-from eval.speedup import predicted_speedup
+from eval.scorecard_schema import ModelIdentity, Provenance
 
-FORMAT = "widedraft.benchmark/1"
 PLAIN, DRAFT, LOOKUP = "plain decoding", "draft", "prompt lookup"
 LOOKUP_FIRST, ASSISTED = "lookup first, draft otherwise", "transformers assisted generation"
 
@@ -68,7 +62,6 @@ class Run:
         prefill_s: Seconds to read the prompts; None where that is not measured separately.
         decode_s: Seconds from then to the last token of the last row; None likewise.
         rounds: The verification steps of every row; empty without a draft, and where they are not known.
-        passes: Of the target behind the prompt; None where they are not known.
     """
 
     tokens: int
@@ -76,7 +69,6 @@ class Run:
     prefill_s: float | None = None
     decode_s: float | None = None
     rounds: tuple[tuple[Round, ...], ...] = ()
-    passes: int | None = None
 
 
 Decode = Callable[[Prompts, Sequence[int]], Run]  # prompts decoded together, and a row seed of each
@@ -174,8 +166,7 @@ def run_of(decoded: Sequence[Decoded]) -> Run:
     """What sequences of one batch took together."""
     prefill_s, decode_s = decoded[0].prefill_s, max(each.decode_s for each in decoded)
     tokens = sum(len(each.token_ids) for each in decoded)
-    passes = max(len(each.rounds) or len(each.token_ids) for each in decoded)
-    return Run(tokens, prefill_s + decode_s, prefill_s, decode_s, tuple(each.rounds for each in decoded), passes)
+    return Run(tokens, prefill_s + decode_s, prefill_s, decode_s, tuple(each.rounds for each in decoded))
 
 
 def run_assisted(
@@ -240,27 +231,24 @@ def interleave(
     groups: Sequence[Prompts],
     turns: Iterable[tuple[int, int]],
     rng: np.random.Generator,
-    *,
-    runs: Runs,
-) -> Iterator[None]:
-    """Decode every group by every method, in every repetition; yields after each turn.
+) -> Runs:
+    """Decode every group by every method, in every repetition.
 
     Args:
         decoders: How to decode.
         groups: Prompts that are decoded together.
         turns: Repetition and index of the group, of each turn; every method decodes the group then.
         rng: Draws the order of the methods, for each turn.
-        runs: Where results are kept; complete when the last turn has been taken.
     """
     names = list(decoders)
-    runs.update({name: [] for name in names})
+    runs: Runs = {name: [] for name in names}
     for repeat, index in turns:
         for chosen in rng.permutation(len(names)):
             name = names[chosen]
             if len(runs[name]) <= repeat:
                 runs[name].append({})
             runs[name][repeat][index] = decoders[name](groups[index], row_seeds_of(groups, index, repeat))
-        yield
+    return runs
 
 
 def columns(runs: Runs, method: Method, part: Literal["whole_s", "decode_s"] = "whole_s") -> Columns | None:
@@ -295,7 +283,6 @@ class MethodRow:
         decode_speedup: Prefill left out; null where that is not measured separately.
         acceptance_length: Mean tokens per verification step; null without any.
         step_ms: Where a verification step's time goes.
-        predicted: decode_speedup that step times predict for these steps; null where their length varies.
     """
 
     method: str
@@ -307,7 +294,6 @@ class MethodRow:
     decode_speedup: Estimate | None
     acceptance_length: float | None
     step_ms: StepParts | None
-    predicted: Estimate | None
 
     @property
     def key(self) -> Method:
@@ -330,58 +316,32 @@ class Comparison:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchmarkSettings:
-    """How it was measured."""
-
-    prompts: int
-    max_new_tokens: int
-    batch: int
-    temperature: float
-    sampling: SamplingConfig
-    repeats: int
-    how: How
-    draft_p_min: float
-    lookup_first: LookupFirst | None
-    confidence: float
-    seed: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class BenchmarkFile:
     """What `widedraft benchmark --out` writes.
 
     Attributes:
+        settings: Of the command.
         rows: Every method.
         best: Each method at its best k over plain decoding, and over the other drafts and prompt lookup at theirs.
         groups: Of prompts: the units of intervals.
-        steps: Step times taken between the runs.
     """
 
-    format: Literal["widedraft.benchmark/1"] = FORMAT
+    format: Literal["widedraft.benchmark/2"] = "widedraft.benchmark/2"
     target: ModelIdentity
     drafts: dict[str, ModelIdentity]
-    settings: BenchmarkSettings
+    settings: dict[str, Any]
+    prompts: int
     rows: tuple[MethodRow, ...]
     best: tuple[Comparison, ...]
     groups: int
+    confidence: float
     intervals: str = INTERVALS
-    steps: ScoredLatency
     threads: int
     provenance: Provenance
 
 
-def method_row(
-    method: Method, runs: Runs, latency: Latency, resampling: Resampling, speculation: Speculation
-) -> MethodRow:
-    """One method next to plain decoding.
-
-    Args:
-        method: Which.
-        runs: Of all methods, PLAIN among them.
-        latency: Steps of the target and each draft, measured between the runs.
-        resampling: How intervals are made.
-        speculation: How drafts were used, except for their number of tokens.
-    """
+def method_row(method: Method, runs: Runs, resampling: Resampling) -> MethodRow:
+    """One method next to plain decoding, which is among the runs."""
     plain = Method(PLAIN)
     own = [run for repeat in runs[method] for run in repeat.values()]
     rounds = [round_ for run in own for row in run.rounds for round_ in row]
@@ -389,10 +349,6 @@ def method_row(
     assert whole is not None
     assert whole_plain is not None
     decode, decode_plain = columns(runs, method, "decode_s"), columns(runs, plain, "decode_s")
-    predicted = None
-    if method.kind == DRAFT and speculation.draft_p_min == 0:
-        alone = [run for repeat in runs[plain] for run in repeat.values()]
-        predicted = prediction(method, own, alone, latency, resampling)
     return MethodRow(
         method=method.kind,
         draft=method.draft or None,
@@ -405,55 +361,16 @@ def method_row(
         else paired_ratio_quotient(decode_plain, decode, resampling),
         acceptance_length=sum(run.tokens for run in own) / len(rounds) if rounds else None,
         step_ms=step_parts(own) if rounds else None,
-        predicted=predicted,
     )
 
 
-def longest(run: Run) -> Sequence[Round]:
-    """The verification steps of the row that took most of them: each was taken by all rows that were left."""
-    return max(run.rounds, key=len)
-
-
 def step_parts(runs: Sequence[Run]) -> StepParts:
-    """Where the time of a mean verification step goes."""
-    rounds = [round_ for run in runs for round_ in longest(run)]
+    """Where the time of a mean verification step of a batch goes: its longest row took part in all of them."""
+    rounds = [round_ for run in runs for round_ in max(run.rounds, key=len)]
     draft_s, verify_s = sum(each.draft_s for each in rounds), sum(each.verify_s for each in rounds)
     rest_s = sum(run.decode_s or 0 for run in runs) - draft_s - verify_s
     draft, verify, rest = (1000 * part / len(rounds) for part in (draft_s, verify_s, rest_s))
     return StepParts(draft=draft, verify=verify, rest=rest)
-
-
-def prediction(
-    method: Method, runs: Sequence[Run], plain: Sequence[Run], latency: Latency, resampling: Resampling
-) -> Estimate:
-    """The speedup that step times predict for the verification steps that were taken; the interval is theirs.
-
-    A batch takes verification steps as long as any of its rows is unfinished, and plain steps likewise. So in place of
-    tau stands the tokens of all rows per verification step over those per plain step; with one row that is tau.
-    """
-    worth = tokens_per_pass(runs) / tokens_per_pass(plain)
-    steps = latency.step_times(method.draft)
-    drawn = [
-        predicted_speedup(worth, catch_up_rate(runs), method.lookahead, each)
-        for each in latency.resampled_step_times(method.draft, [method.lookahead], resampling)
-    ]
-    value = predicted_speedup(worth, catch_up_rate(runs), method.lookahead, steps)
-    return resampled(value, drawn, resampling.confidence)
-
-
-def tokens_per_pass(runs: Sequence[Run]) -> float:
-    """Tokens of all rows over passes of the target, each of all rows that were left."""
-    return sum(run.tokens for run in runs) / sum(run.passes or 0 for run in runs)
-
-
-def catch_up_rate(runs: Sequence[Run]) -> float:
-    """Share of the verification steps of batches before which the draft catches up on a token of any row."""
-
-    def catches_up(run: Run, step: int) -> bool:
-        return any(row[step - 1].is_behind for row in run.rounds if len(row) > step)
-
-    caught_up = sum(catches_up(run, step) for run in runs for step in range(1, len(longest(run))))
-    return caught_up / sum(len(longest(run)) for run in runs)
 
 
 def best_of_each(runs: Runs, resampling: Resampling) -> list[Comparison]:

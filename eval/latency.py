@@ -291,20 +291,6 @@ class Latency:
             verify_s={lookahead: time.median_ms / 1000 for lookahead, time in self.verify.items()},
         )
 
-    def resampled_step_times(self, draft: str, lookaheads: Sequence[int], resampling: Resampling) -> list[StepTimes]:
-        """Medians of resampled repetitions, the same for every kind of step: what they share cancels in ratios."""
-        seconds = self.timed.seconds
-        repeats = len(seconds[Kind(TARGET, 1)])
-        rng, shape = np.random.default_rng(resampling.seed), (resampling.num_resamples, repeats)
-        indices_NR = rng.integers(repeats, size=shape)
-        verified = (Kind(TARGET, lookahead + 1) for lookahead in lookaheads)
-        kinds = (Kind(TARGET, 1), Kind(draft, 1), Kind(draft, 2), *verified)
-        medians = [np.median(np.array(seconds[kind])[indices_NR], axis=1).tolist() for kind in kinds]
-        return [
-            StepTimes(target_s, draft_s, draft_two_s, dict(zip(lookaheads, verify_s, strict=True)))
-            for target_s, draft_s, draft_two_s, *verify_s in zip(*medians, strict=True)
-        ]
-
 
 @torch.inference_mode()
 def measure_latency(
@@ -330,8 +316,13 @@ def measure_latency(
     if with_prefill:
         steps |= prefill_steps(models, setting)
     timed = time_together(steps, np.random.default_rng(resampling.seed), repetitions)
+    return latency_of(timed, len(setting.context_ids), resampling)
+
+
+def latency_of(timed: Timed, context: int, resampling: Resampling) -> Latency:
+    """What was timed, in percentiles."""
     times = {kind: summarise(values, resampling.confidence) for kind, values in timed.seconds.items()}
-    return Latency(len(setting.context_ids), timed, times)
+    return Latency(context, timed, times)
 
 
 def timing_ticks(repeats: int) -> Iterable[int]:

@@ -1,7 +1,6 @@
 """`widedraft benchmark`: its settings, and what it does. Imports torch only when it runs."""
 
 import sys
-from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -34,12 +33,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from eval.acceptance.estimates import Resampling
-    from eval.benchmark import BenchmarkFile, Comparison, MethodRow, Prompts, Setup
-    from eval.pair import LoadedPair
+    from eval.benchmark import BenchmarkFile
     from eval.records.grid import GridCell, GridFile
-    from eval.scorecard_schema import StepTime
 
-STEP_REPEATS = 100  # of every step at least, shared out between the interleaved runs
 GROUPS, MIN_PROMPTS = 12, 16  # by default; so many show a true 1.2x nearly always (docs/scoring.md)
 GRID_REPEATS = 30
 
@@ -118,13 +114,11 @@ class BenchmarkSettings(DecodingFlags):
 
 def benchmark(settings: BenchmarkSettings) -> None:
     """Measure, print and perhaps write."""
+    from eval.records.grid import GridFile
     from eval.scorecard_schema import write_record
 
-    if settings.grid:
-        record = measured_grid(settings)
-        print(terminal(*grid_page(record)))
-    else:
-        record = measured_runs(settings)
+    record = measured_grid(settings) if settings.grid else measured_runs(settings)
+    print(terminal(*(grid_page(record) if isinstance(record, GridFile) else [benchmark_page(record)])))
     if settings.out is not None:
         write_record(record, settings.out)
         print(f"\n{settings.out}: all numbers")
@@ -134,13 +128,31 @@ def benchmark(settings: BenchmarkSettings) -> None:
 
 
 def measured_runs(settings: BenchmarkSettings) -> "BenchmarkFile":
-    """Decode prompts by every method in interleaved runs; prints the page."""
+    """Decode prompts by every method in interleaved runs."""
+    import numpy as np
+    import torch
+
+    from architectures.progress.track import track
+    from eval import benchmark as runs_of
+    from eval.acceptance.intervals import least_units
+    from eval.decoding.ngram import LookupFirst
+    from eval.decoding.texts import Limits, Seeds
     from eval.machine import torch_threads
     from eval.pair import load_pairs, prompts_of
+    from eval.scorecard_schema import Provenance
 
-    count = settings.num_prompts or default_prompts(settings.batch_size)
-    prompts = prompts_of(settings.prompts, count)
-    warn_of_few_groups(settings, len(prompts))
+    # Prompts, in groups that are decoded together; too few decide nothing, which is said before minutes are spent.
+    prompts = prompts_of(settings.prompts, settings.num_prompts or default_prompts(settings.batch_size))
+    resampling = resampling_of(settings)
+    least, num_groups = least_units(resampling.confidence), -(-len(prompts) // settings.batch_size)
+    if num_groups < least:
+        print(
+            f"No intervals: {len(prompts)} prompts at --batch-size {settings.batch_size} are {num_groups} group(s), "
+            f"and {least} are needed. Use at least {least * settings.batch_size} (--num-prompts, --prompts).",
+            file=sys.stderr,
+        )
+
+    # Models, and every method to decode with them.
     holding = Holding(bits=settings.target_bits)
     loaded = load_pairs(settings.target, settings.draft, dtype=settings.dtype, holding=holding)
     names = [f"draft {draft}" for draft in settings.draft] if len(settings.draft) > 1 else ["draft"]
@@ -148,105 +160,43 @@ def measured_runs(settings: BenchmarkSettings) -> "BenchmarkFile":
     rendered = [loaded[0].rendered(prompt) for prompt in prompts]
     for pair in loaded:
         pair.require_context(rendered, settings.max_new_tokens)
-    setup = setup_of(settings, pairs)
+    setup = runs_of.Setup(
+        loaded[0].target,
+        {name: pair.draft for name, pair in pairs.items()},
+        Limits(settings.max_new_tokens, loaded[0].stop_ids),
+        settings.sampling(settings.temperature),
+        Seeds.of(settings.seed),
+        settings.new_opener(),
+        settings.speculation(settings.lookaheads[0]),
+        None if settings.ngram_size_n is None else LookupFirst(settings.ngram_size_n, settings.ngram_size_m),
+    )
+    groups = runs_of.groups_of(rendered, settings.batch_size)
+    decoders = runs_of.methods(setup, settings.lookaheads, assisted=settings.assisted)
+
+    # Interleaved runs; steps of each capacity are captured before clocks run.
     with torch_threads(None):
-        record = measure(settings, setup, pairs, rendered)
-        print(terminal(benchmark_page(record)))
-    return record
+        runs_of.warm_up(decoders, groups[:1] if settings.how == "eager" else groups)
+        turns = list(product(range(settings.num_repeats), range(len(groups))))
+        ticks = track(turns, description="decoding by every method", total=len(turns))
+        runs = runs_of.interleave(decoders, groups, ticks, np.random.default_rng(settings.seed))
+        best = runs_of.best_of_each(runs, resampling)
+        return runs_of.BenchmarkFile(
+            target=loaded[0].identities()[0],
+            drafts={name: pair.draft_identity() for name, pair in pairs.items()},
+            settings=settings.model_dump(mode="json"),
+            prompts=len(prompts),
+            rows=tuple(runs_of.method_row(method, runs, resampling) for method in runs),
+            best=(*best, *runs_of.over_others(best, runs, resampling)),
+            groups=len(groups),
+            confidence=resampling.confidence,
+            threads=torch.get_num_threads(),
+            provenance=Provenance.of_this_process(),
+        )
 
 
 def default_prompts(batch: int) -> int:
     """How many are taken where --num-prompts is not given."""
     return max(GROUPS * batch, MIN_PROMPTS)
-
-
-def warn_of_few_groups(settings: BenchmarkSettings, num_prompts: int) -> None:
-    """Say before minutes are spent that they will decide nothing."""
-    from eval.acceptance.estimates import CONFIDENCE
-    from eval.acceptance.intervals import least_units
-
-    groups, least = -(-num_prompts // settings.batch_size), least_units(CONFIDENCE)
-    if groups < least:
-        print(
-            f"No intervals: {num_prompts} prompts at --batch-size {settings.batch_size} are {groups} group(s), and "
-            f"{least} are needed. Use at least {least * settings.batch_size} prompts (--num-prompts, --prompts).",
-            file=sys.stderr,
-        )
-
-
-def setup_of(settings: BenchmarkSettings, pairs: Mapping[str, "LoadedPair"]) -> "Setup":
-    from eval.benchmark import Setup
-    from eval.decoding.ngram import LookupFirst
-    from eval.decoding.texts import Limits, Seeds
-
-    any_pair = next(iter(pairs.values()))
-    size_n = settings.ngram_size_n
-    return Setup(
-        any_pair.target,
-        {name: pair.draft for name, pair in pairs.items()},
-        Limits(settings.max_new_tokens, any_pair.stop_ids),
-        settings.sampling(settings.temperature),
-        Seeds.of(settings.seed),
-        settings.new_opener(),
-        settings.speculation(settings.lookaheads[0]),
-        None if size_n is None else LookupFirst(size_n, settings.ngram_size_m),
-    )
-
-
-def measure(
-    settings: BenchmarkSettings, setup: "Setup", pairs: Mapping[str, "LoadedPair"], prompts: "Prompts"
-) -> "BenchmarkFile":
-    """Interleaved runs of every method, with steps timed in between, in the middle of the sequences."""
-    import numpy as np
-    import torch
-
-    from architectures.progress.track import track
-    from eval import benchmark as runs_of
-    from eval.latency import Setting, measure_latency, repeated, scored_latency
-    from eval.records.grid import TARGET
-    from eval.scorecard_schema import Provenance
-
-    any_pair, resampling = next(iter(pairs.values())), resampling_of(settings)
-    groups = runs_of.groups_of(prompts, settings.batch_size)
-    decoders = runs_of.methods(setup, settings.lookaheads, assisted=settings.assisted)
-    # Steps of each capacity are captured before clocks run.
-    runs_of.warm_up(decoders, groups[:1] if settings.how == "eager" else groups)
-    turns = list(product(range(settings.num_repeats), range(len(groups))))
-    ticks = track(turns, description="decoding by every method", total=len(turns))
-    runs: runs_of.Runs = {}
-    pauses = runs_of.interleave(decoders, groups, ticks, np.random.default_rng(settings.seed), runs=runs)
-    latency = measure_latency(
-        {TARGET: setup.target, **setup.drafts},
-        Setting(repeated(groups[0][0], len(groups[0][0]) + settings.max_new_tokens // 2), len(groups[0]), setup.opener),
-        lookaheads=settings.lookaheads,
-        repetitions=(pause for pause in pauses for _ in range(-(-STEP_REPEATS // len(turns)))),
-        resampling=resampling,
-    )
-    best = runs_of.best_of_each(runs, resampling)
-    target, _ = any_pair.identities()
-    return runs_of.BenchmarkFile(
-        target=target,
-        drafts={name: pair.draft_identity() for name, pair in pairs.items()},
-        settings=runs_of.BenchmarkSettings(
-            prompts=len(prompts),
-            max_new_tokens=settings.max_new_tokens,
-            batch=settings.batch_size,
-            temperature=settings.temperature,
-            sampling=settings.sampling_config,
-            repeats=settings.num_repeats,
-            how=settings.how,
-            draft_p_min=settings.draft_p_min,
-            lookup_first=setup.lookup_first,
-            confidence=resampling.confidence,
-            seed=settings.seed,
-        ),
-        rows=tuple(runs_of.method_row(method, runs, latency, resampling, setup.speculation) for method in runs),
-        best=(*best, *runs_of.over_others(best, runs, resampling)),
-        groups=len(groups),
-        steps=scored_latency(latency, batch=len(groups[0])),
-        threads=torch.get_num_threads(),
-        provenance=Provenance.of_this_process(),
-    )
 
 
 def resampling_of(settings: BenchmarkSettings) -> "Resampling":
@@ -257,40 +207,34 @@ def resampling_of(settings: BenchmarkSettings) -> "Resampling":
 
 def benchmark_page(record: "BenchmarkFile") -> TableSection:
     """Every method, then what the best of each decides."""
-    settings = record.settings
-    title = (
-        f"Batch {settings.batch}, {settings.sampling.words_at(settings.temperature)}, {settings.prompts} prompts, "
-        f"{settings.repeats} repetition(s), {settings.how} steps"
-    )
-    columns = ("method", "k", "tokens/s", "speedup", "without prefill", "predicted", "acceptance length", "step ms")
-    best_columns = ("at its best k", "k", "over", "speedup", "decision")
-    blocks = [
-        Table(columns, [method_cells(row) for row in record.rows], "Wall clock; step ms: draft + verify + rest"),
-        Table(best_columns, [comparison_cells(row) for row in record.best], "Best of each, in the same runs"),
-    ]
-    return TableSection(title, blocks)
-
-
-def method_cells(row: "MethodRow") -> tuple[str, ...]:
-    from eval.scorecard_tables import times
-
-    return (
-        row.key.label,
-        str(row.lookahead or ""),
-        f"{row.tokens_per_s:.1f}",
-        times(row.speedup),
-        "" if row.decode_speedup is None else times(row.decode_speedup),
-        "" if row.predicted is None else times(row.predicted),
-        "" if row.acceptance_length is None else f"{row.acceptance_length:.2f}",
-        "" if row.step_ms is None else " + ".join(f"{ms:.1f}" for ms in vars(row.step_ms).values()),
-    )
-
-
-def comparison_cells(row: "Comparison") -> tuple[str, ...]:
     from eval.benchmark import method_of
     from eval.scorecard_tables import times
 
-    return (method_of(row).label, str(row.lookahead), row.over, times(row.speedup), decision(row.speedup.interval))
+    settings = record.settings
+    title = f"Batch {settings['batch_size']}, temperature {settings['temperature']:g}, {record.prompts} prompts"
+    columns = ("method", "k", "tokens/s", "speedup", "without prefill", "acceptance length", "step ms")
+    best_columns = ("at its best k", "k", "over", "speedup", "decision")
+    rows = [
+        (
+            row.key.label,
+            str(row.lookahead or ""),
+            f"{row.tokens_per_s:.1f}",
+            times(row.speedup),
+            "" if row.decode_speedup is None else times(row.decode_speedup),
+            "" if row.acceptance_length is None else f"{row.acceptance_length:.2f}",
+            "" if row.step_ms is None else " + ".join(f"{ms:.1f}" for ms in vars(row.step_ms).values()),
+        )
+        for row in record.rows
+    ]
+    best = [
+        (method_of(row).label, str(row.lookahead), row.over, times(row.speedup), decision(row.speedup.interval))
+        for row in record.best
+    ]
+    blocks = [
+        Table(columns, rows, "Wall clock; step ms: draft + verify + rest"),
+        Table(best_columns, best, "Best of each, in the same runs"),
+    ]
+    return TableSection(title, blocks)
 
 
 def decision(interval: tuple[float, float] | None) -> str:
@@ -360,21 +304,24 @@ def grid_page(record: "GridFile") -> list[Block]:
 
 def cell_section(cell: "GridCell") -> TableSection:
     """The steps of one cell."""
-    title = f"Batch {cell.batch}, {cell.context_tokens} tokens of context, {cell.how} steps"
-    rows = [step_cells("target, 1 token", cell.target)]
-    rows += [step_cells(f"target, {step.lookahead + 1} tokens (verify)", step) for step in cell.verify]
-    for draft in cell.drafts:
-        rows.append(step_cells(f"{draft.draft}, 1 token", draft.one_token))
-        rows.append(step_cells(f"{draft.draft}, 2 tokens", draft.two_tokens))
-    rows += [step_cells(f"{name}, prefill", step) for name, step in cell.prefill.items()]
-    costs = [f"Cost ratio of {draft.draft}: {draft.cost_ratio:.3f}." for draft in cell.drafts]
-    unsettled = [] if cell.settled else ["Times had not settled: the machine was doing other work."]
-    return TableSection(title, [Table(("step", "median ms", "p10", "p90", "p99"), rows), *costs, *unsettled])
-
-
-def step_cells(name: str, step: "StepTime") -> Sequence[str]:
-    """One row of a cell's table."""
     from eval.scorecard_tables import interval
 
-    p99 = "" if step.p99_ms is None else f"{step.p99_ms.value:.2f}"
-    return name, interval(step.p50_ms, 2), f"{step.p10_ms.value:.2f}", f"{step.p90_ms.value:.2f}", p99
+    steps = [("target, 1 token", cell.target)]
+    steps += [(f"target, {step.lookahead + 1} tokens (verify)", step) for step in cell.verify]
+    for draft in cell.drafts:
+        steps += [(f"{draft.draft}, 1 token", draft.one_token), (f"{draft.draft}, 2 tokens", draft.two_tokens)]
+    steps += [(f"{name}, prefill", step) for name, step in cell.prefill.items()]
+    rows = [
+        (
+            name,
+            interval(step.p50_ms, 2),
+            f"{step.p10_ms.value:.2f}",
+            f"{step.p90_ms.value:.2f}",
+            "" if step.p99_ms is None else f"{step.p99_ms.value:.2f}",
+        )
+        for name, step in steps
+    ]
+    costs = [f"Cost ratio of {draft.draft}: {draft.cost_ratio:.3f}." for draft in cell.drafts]
+    unsettled = [] if cell.settled else ["Times had not settled: the machine was doing other work."]
+    title = f"Batch {cell.batch}, {cell.context_tokens} tokens of context, {cell.how} steps"
+    return TableSection(title, [Table(("step", "median ms", "p10", "p90", "p99"), rows), *costs, *unsettled])

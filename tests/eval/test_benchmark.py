@@ -33,15 +33,13 @@ from eval.commands.benchmark import benchmark_page, default_prompts
 from eval.decoding.ngram import LookupFirst
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
-from eval.decoding.texts import Limits, Round, Seeds, Speculation
+from eval.decoding.texts import Limits, Seeds
 from eval.pair import PROMPTS
-from eval.speedup import StepTimes
 
 NAME = "draft"
 RESAMPLING = Resampling(confidence=0.9, num_resamples=300, seed=17)
 LIMITS = Limits(24)
 WARM = Sampling(1.0)
-STEPS = StepTimes(target_s=0.040, draft_s=0.004, draft_two_s=0.006, verify_s={1: 0.044, 4: 0.050})
 PLAIN_METHOD = Method(PLAIN)
 
 
@@ -65,7 +63,6 @@ def test_the_seconds_are_those_of_the_whole_batch(setup, prompts):
         assert run.whole_s == run.prefill_s + run.decode_s
         spent_s = sum(one.draft_s + one.verify_s for one in max(run.rounds, key=len))
         assert method.kind == PLAIN or 0 < spent_s < run.decode_s
-        assert run.passes == max(len(row) or 24 for row in run.rounds)
 
 
 def test_every_method_takes_every_turn_in_another_order():
@@ -73,9 +70,8 @@ def test_every_method_takes_every_turn_in_another_order():
     named = {
         Method(name): lambda group, _seeds, name=name: log.append((name, group)) or (name, group) for name in "abc"
     }
-    found, turns = {}, product(range(40), range(2))
-    taken_after = [len(log) for _ in interleave(named, ["x", "y"], turns, np.random.default_rng(1), runs=found)]
-    assert taken_after == list(range(3, 3 * 2 * 40 + 1, 3))
+    found = interleave(named, ["x", "y"], product(range(40), range(2)), np.random.default_rng(1))
+    assert len(log) == 3 * 2 * 40
     assert all({name for name, _ in log[start : start + 3]} == set("abc") for start in range(0, len(log), 3))
     assert len({tuple(log[start : start + 3]) for start in range(0, len(log), 3)}) == 12  # all orders, of both groups
     assert found[Method("b")] == [{0: ("b", "x"), 1: ("b", "y")}] * 40
@@ -107,21 +103,7 @@ def test_another_seed_draws_other_texts(setup, prompts):
 
 
 def taken(tokens, decode_s, prefill_s=0.0):
-    return Run(tokens, prefill_s + decode_s, prefill_s, decode_s, (), tokens)
-
-
-class Steps:
-    """Measured steps, as far as a record asks."""
-
-    drafts = (NAME,)
-
-    def step_times(self, draft):
-        assert draft in self.drafts
-        return STEPS
-
-    def resampled_step_times(self, draft, lookaheads, resampling):
-        assert (draft in self.drafts, set(lookaheads) <= set(STEPS.verify_s), resampling) == (True, True, RESAMPLING)
-        return [replace(STEPS, target_s=STEPS.target_s * factor) for factor in (0.5, 1.0, 2.0)]
+    return Run(tokens, prefill_s + decode_s, prefill_s, decode_s)
 
 
 def test_the_ratio_is_seconds_per_token_over_seconds_per_token():
@@ -129,11 +111,11 @@ def test_the_ratio_is_seconds_per_token_over_seconds_per_token():
         PLAIN_METHOD: [{0: taken(10, 1.0, 1.0), 1: taken(10, 1.0, 1.0)}],
         Method(LOOKUP, 1): [{0: taken(20, 1.0, 1.0), 1: taken(10, 0.5, 1.0)}],
     }
-    row = method_row(Method(LOOKUP, 1), times, Steps(), RESAMPLING, Speculation())
+    row = method_row(Method(LOOKUP, 1), times, RESAMPLING)
     assert row.tokens_per_s == pytest.approx(30 / 3.5)
     assert (row.decode_speedup.value, row.decode_speedup.interval) == (pytest.approx(2.0), None)
     assert row.speedup.value == pytest.approx((4 / 20) / (3.5 / 30))
-    own = method_row(PLAIN_METHOD, times, Steps(), RESAMPLING, Speculation())
+    own = method_row(PLAIN_METHOD, times, RESAMPLING)
     assert own.speedup == Estimate(1.0, None)
 
 
@@ -149,7 +131,7 @@ def test_groups_are_the_units_and_repetitions_are_not():
     """All repetitions of a group together: what comes and goes within a group leaves no doubt."""
     several = times_of(0.5, 0.6, 0.4, 0.5, 0.5, 0.6)
     once, often = (
-        method_row(Method(LOOKUP, 1), times, Steps(), RESAMPLING, Speculation()).decode_speedup.interval
+        method_row(Method(LOOKUP, 1), times, RESAMPLING).decode_speedup.interval
         for times in (several, {way: rows * 9 for way, rows in several.items()})
     )
     assert often == pytest.approx(once)
@@ -159,62 +141,17 @@ def test_groups_are_the_units_and_repetitions_are_not():
         PLAIN_METHOD: [dict.fromkeys(range(6), alone)] * 2,
         Method(LOOKUP, 1): [dict.fromkeys(range(6), fast), dict.fromkeys(range(6), slow)],
     }
-    interval = method_row(Method(LOOKUP, 1), swapped, Steps(), RESAMPLING, Speculation()).decode_speedup.interval
+    interval = method_row(Method(LOOKUP, 1), swapped, RESAMPLING).decode_speedup.interval
     assert interval == pytest.approx((0.8, 0.8))
-
-
-def batch_of(lookahead, rows, steps=STEPS):
-    """Rounds of rows that are decoded together, and their seconds: the draft catches up for all rows if for any."""
-    texts, seconds, left = [[] for _ in rows], 0.0, range(len(rows))
-    for step in range(max(map(len, rows))):
-        before, left = left, [row for row in range(len(rows)) if step < len(rows[row])]
-        full = step > 0 and any(rows[row][step - 1] == lookahead for row in before if row in left)
-        draft_s = lookahead * steps.draft_s + full * (steps.draft_two_s - steps.draft_s)
-        seconds += draft_s + steps.verify_s[lookahead]
-        for row in left:
-            one = Round(0, lookahead, lookahead, rows[row][step], len(left), draft_s, steps.verify_s[lookahead])
-            texts[row].append(one)
-    tokens = sum(kept + 1 for row in rows for kept in row)
-    return Run(tokens, seconds, 0.0, seconds, tuple(map(tuple, texts)), max(map(len, rows)))
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        ([4, 2, 0, 1], [0, 4, 0, 1]),  # in turn: the batch catches up twice, each row once
-        ([4, 4, 1, 0], [4, 4, 1, 0]),  # at once: twice as well
-        ([4, 0, 0, 0], [1, 4]),  # the second row ends with a round that kept everything, and nobody catches up
-        ([0, 0, 0, 0], [4]),  # one row takes four times as long as the other
-        ([4, 2, 4, 0],),
-    ],
-)
-def test_a_batch_of_nothing_but_steps_is_predicted_exactly(rows):
-    """The target alone takes a step for each token of the longest row, a draft a round of all rows that are left."""
-    drafted = batch_of(4, rows)
-    longest = max(sum(kept + 1 for kept in row) for row in rows)
-    alone = Run(drafted.tokens, longest * STEPS.target_s, 0.0, longest * STEPS.target_s, (), longest)
-    times = {PLAIN_METHOD: [{0: alone}], Method(DRAFT, 4, NAME): [{0: drafted}]}
-    row = method_row(Method(DRAFT, 4, NAME), times, Steps(), RESAMPLING, Speculation())
-    measured = row.decode_speedup.value
-    assert row.predicted.value == pytest.approx(measured)
-    assert row.predicted.interval == pytest.approx((0.55 * measured, 1.9 * measured))  # 5 % and 95 % of the three
-    assert row.step_ms.rest == pytest.approx(0)
-    assert row.acceptance_length == drafted.tokens / sum(map(len, rows))
 
 
 @pytest.mark.parametrize(("groups", "has_interval"), [(1, False), (4, False), (5, True)])
 def test_few_groups_have_no_interval_however_often_they_are_repeated(groups, has_interval):
     """At a confidence of 0.9 five are the least: fewer lie on one side of the truth too often by chance alone."""
     runs = times_of(*[0.5] * groups, repeats=20)
-    row = method_row(Method(LOOKUP, 1), runs, Steps(), RESAMPLING, Speculation())
+    row = method_row(Method(LOOKUP, 1), runs, RESAMPLING)
     for speedup in (row.speedup, row.decode_speedup):
         assert (speedup.interval is not None) == has_interval
-
-
-def test_nothing_is_predicted_of_steps_whose_length_varies():
-    speculation = Speculation(draft_p_min=0.3)
-    runs = {PLAIN_METHOD: [{0: taken(10, 0.4)}], Method(DRAFT, 4, NAME): [{0: batch_of(4, [[4, 0]])}]}
-    assert method_row(Method(DRAFT, 4, NAME), runs, Steps(), RESAMPLING, speculation).predicted is None
 
 
 def runs_of_drafts(**decode_s):
@@ -247,7 +184,7 @@ def test_the_best_k_is_picked_with_an_interval_for_all_that_were_compared():
     for lookahead in range(1, 7):
         runs[Method(LOOKUP, lookahead)] = [{place: taken(10, rng.uniform(0.5, 1.5)) for place in range(12)}]
     [best] = best_of_each(runs, RESAMPLING)
-    rows = [method_row(method, runs, Steps(), RESAMPLING, Speculation()) for method in runs if method.kind == LOOKUP]
+    rows = [method_row(method, runs, RESAMPLING) for method in runs if method.kind == LOOKUP]
     picked = max(rows, key=lambda row: row.speedup.value)
     assert (best.lookahead, best.speedup.value) == (picked.lookahead, pytest.approx(picked.speedup.value))
     assert np.ptp(np.log(best.speedup.interval)) > np.ptp(np.log(picked.speedup.interval))
@@ -280,7 +217,7 @@ def test_the_command_prints_and_writes(target_folder, noisy_folder, tmp_path, ca
     record = TypeAdapter(BenchmarkFile).validate_json(out.read_bytes())
     assert terminal(benchmark_page(record)) in capsys.readouterr().out
     assert {row.method for row in record.rows} == {PLAIN, DRAFT, LOOKUP} | kinds
-    assert record.settings.prompts == 3
+    assert record.prompts == 3
     assert record.target.fingerprint != record.drafts[NAME].fingerprint
     if "--temperature" not in more:
         assert len({row.tokens for row in record.rows}) == 1
@@ -290,7 +227,7 @@ def test_several_drafts_take_their_turns(target_folder, noisy_folder, tmp_path):
     out, drafts = tmp_path / "benchmark.json", [str(noisy_folder), str(target_folder)]
     assert run_benchmark("--target", target_folder, "--draft", *drafts, *FEW, "--out", out) == 0
     record = TypeAdapter(BenchmarkFile).validate_json(out.read_bytes())
-    assert list(record.drafts) == [row.draft for row in record.steps.drafts] == [f"draft {draft}" for draft in drafts]
+    assert list(record.drafts) == [f"draft {draft}" for draft in drafts]
     lengths = {(row.draft, row.lookahead): row.acceptance_length for row in record.rows if row.method == DRAFT}
     assert lengths[f"draft {target_folder}", 1] == 2.0  # the target as its own draft: 8 tokens in 4 steps
     assert lengths[f"draft {noisy_folder}", 1] < 2.0

@@ -20,7 +20,6 @@ from eval.latency import (
     WARM_UP_LIMIT,
     Grid,
     Kind,
-    Latency,
     Setting,
     Timed,
     byte_ratio,
@@ -57,20 +56,6 @@ def median_ms(latency, model, tokens):
 @pytest.fixture
 def warmed_up_as_for_users(monkeypatch):
     monkeypatch.setattr(latency_module, "WARM_UP_LIMIT", WARM_UP_LIMIT)
-
-
-def test_resampled_repetitions_are_the_same_for_every_kind_of_step():
-    """All steps of a repetition share the speed of the machine: ratios of their medians do not move, medians do."""
-    speeds = np.array([1.0, 1.1, 1.3, 1.7, 2.5])
-    per_step = {Kind(TARGET, 1): 0.040, Kind("small", 1): 0.004, Kind("small", 2): 0.006, Kind(TARGET, 4): 0.050}
-    seconds = {kind: (step_s * speeds).tolist() for kind, step_s in per_step.items()}
-    latency = Latency(context=5, timed=Timed(seconds, 10, is_settled=True), times={})
-    drawn = latency.resampled_step_times("small", [3], RESAMPLING)
-    assert len(drawn) == RESAMPLING.num_resamples
-    assert {round(one.target_s / 0.040, 6) for one in drawn} == set(speeds.tolist())
-    for one in drawn:
-        terms = (one.draft_s, one.draft_two_s, one.verify_s[3])
-        assert [term / one.target_s for term in terms] == pytest.approx([0.1, 0.15, 1.25])
 
 
 def test_a_chain_of_a_small_head_is_fed_tokens_and_not_rows(target, small_head_folder):

@@ -20,17 +20,15 @@ from numpy.typing import NDArray
 from architectures.shapes.shape import Shape
 from benchmarks.equal_shapes import EqualShape
 from eval.acceptance.estimates import Resampling
-from eval.acceptance.intervals import percentile_bounds, percentile_interval
+from eval.acceptance.intervals import percentile_bounds
 from eval.latency import Kind, Latency, Timed, latency_of
 from eval.records.grid import TARGET
-from eval.speedup import predicted_speedup
-from tests.simulations.shares import Row, is_inside, share_of
+from tests.simulations.shares import Row, share_of
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)
-LOOKAHEAD, TAU, FULL_RATE = 4, 2.2, 0.1  # of the prediction
 PERCENTILES = ((50, 10), (50, 30), (50, 40), (10, 40), (90, 40), (50, 100), (99, 200))  # each at so many repetitions
 
 
@@ -88,7 +86,7 @@ DRAWS: dict[str, Callable[[int, int, np.random.Generator], Indices]] = {
 
 
 def latency_rows(series: Series, runs: int, *, seed: int) -> Iterator[Row]:
-    """Percentiles of the target's step, and what is made of several medians."""
+    """Percentiles of the target's step."""
     for percentile, repeats in PERCENTILES:
         truth = float(np.percentile(series.seconds[Kind(TARGET, 1)], percentile))
 
@@ -98,15 +96,6 @@ def latency_rows(series: Series, runs: int, *, seed: int) -> Iterator[Row]:
             return (low is None or low <= truth) and (high is None or truth <= high)
 
         yield from rows_of(f"latency: p{percentile} of a step", holds, series, repeats, runs=runs, seed=seed)
-    predicted = predicted_value(series)
-    yield from rows_of(
-        "speed: predicted speed-up, by step times",
-        lambda taken: is_inside(predicted, predicted_interval_of(taken)),
-        series,
-        100,
-        runs=runs,
-        seed=seed,
-    )
 
 
 def rows_of(
@@ -118,15 +107,3 @@ def rows_of(
             runs, lambda rng, draw=draw: holds(series.taken(draw(series.repeats, repeats, rng))), seed=seed
         )
         yield Row(what, f"{repeats} repetitions, {name}", holds=True, nominal=0.95, share=share, runs=runs)
-
-
-def predicted_value(series: Series) -> float:
-    """What medians predict."""
-    return predicted_speedup(TAU, FULL_RATE, LOOKAHEAD, series.latency().step_times(series.shapes[0].name))
-
-
-def predicted_interval_of(series: Series) -> tuple[float, float]:
-    """As eval.speed.record makes it."""
-    drawn = series.latency().resampled_step_times(series.shapes[0].name, [LOOKAHEAD], RESAMPLING)
-    values = [predicted_speedup(TAU, FULL_RATE, LOOKAHEAD, each) for each in drawn]
-    return percentile_interval(values, RESAMPLING.confidence)
