@@ -473,12 +473,6 @@ def step_bytes(model: PreTrainedModel, *, batch: int, context: int) -> int | Non
     return weight_bytes_read(model) + cache_bytes(model, batch=batch, context=context)
 
 
-def byte_ratio(target: PreTrainedModel, draft: PreTrainedModel, *, context: int) -> float | None:
-    """Bytes a step of the draft reads over those of the target, at batch 1; None where either is not known."""
-    read, target_read = (step_bytes(model, batch=1, context=context) for model in (draft, target))
-    return None if read is None or target_read is None else read / target_read
-
-
 def weight_bytes_read(model: PreTrainedModel) -> int:
     """Bytes of the weights that a step reads: all, except embeddings that are not the head as well."""
     total = sum(parameter.nbytes for parameter in model.parameters())

@@ -19,7 +19,7 @@ from architectures.settings.holding import WHOLE, Holding
 from architectures.sharing import ALONE, Share
 from architectures.tables import markdown
 from eval.acceptance import paired_ratios
-from eval.acceptance.counts import Counts, ratio, tau
+from eval.acceptance.counts import Counts, tau
 from eval.acceptance.draft_scores import DraftScore, ReplayedDraft
 from eval.acceptance.estimates import CONFIDENCE, INTERVALS, NUM_RESAMPLES, Resampling
 from eval.acceptance.replay import replay_counts, replay_pair, rule_name
@@ -43,7 +43,6 @@ from eval.examples import write_examples
 from eval.latency import (
     Grid,
     Setting,
-    byte_ratio,
     lack_of_memory,
     measure_grid,
     measure_latency,
@@ -75,9 +74,6 @@ from eval.speedup import (
     StepTimes,
     best_lookahead,
     break_even_alpha,
-    ideal_times,
-    iid_speedup,
-    memory_bound_speedup,
     predicted_speedup,
 )
 from eval.targets.loading import held_facts, load_target
@@ -213,14 +209,7 @@ def measure(
         repetitions=timing_ticks(config.latency_repeats),
         resampling=resampling,
     )
-    speedups = [
-        speedup_row(
-            score,
-            latency.step_times(score.draft),
-            byte_ratio(replayed.target, replayed.drafts[score.draft], context=latency.context),
-        )
-        for score, *_ in scores
-    ]
+    speedups = [speedup_row(score, latency.step_times(score.draft)) for score, *_ in scores]
 
     # Wall-clock decoding at every temperature, greedy first.
     decoded = [
@@ -324,36 +313,26 @@ def measure_live(
     return live, decoded
 
 
-def speedup_row(score: DraftScore, times: StepTimes, bytes_over_target: float | None) -> SpeedupRow:
-    """Predicted speedup from the acceptance of one draft at one temperature and step times, and from bytes only."""
-    alpha = ratio(*(sum(column) for column in score.alpha_columns()))
-    assert alpha is not None
-    rows = tuple(forecast(score, lookahead, alpha, times, bytes_over_target) for lookahead in score.lookaheads)
+def speedup_row(score: DraftScore, times: StepTimes) -> SpeedupRow:
+    """Predicted speedup from the acceptance of one draft at one temperature and step times."""
+    rows = tuple(forecast(score, lookahead, times) for lookahead in score.lookaheads)
     return SpeedupRow(
         draft=score.draft,
         temperature=score.temperature,
         rule=score.rule,
         cost_ratio=times.cost_ratio,
-        byte_ratio=bytes_over_target,
         best_lookahead=best_lookahead({row.lookahead: row.predicted for row in rows}),
         lookahead=rows,
     )
 
 
-def forecast(
-    score: DraftScore, lookahead: int, alpha: float, times: StepTimes, bytes_over_target: float | None
-) -> Forecast:
-    """Speedup at one number of speculative tokens: measured terms, formulas of independent acceptance, bytes only."""
+def forecast(score: DraftScore, lookahead: int, times: StepTimes) -> Forecast:
+    """Speedup at one number of speculative tokens."""
     counts = score.pooled(lookahead)
     full_rate, tokens_per_step = counts.fully_accepted_rounds / counts.rounds, tau(counts)
     return Forecast(
         lookahead=lookahead,
         predicted=predicted_speedup(tokens_per_step, full_rate, lookahead, times),
-        iid=iid_speedup(alpha, lookahead, times),
-        leviathan=iid_speedup(alpha, lookahead, ideal_times(times.cost_ratio, lookahead)),
-        memory_bound=None
-        if bytes_over_target is None
-        else memory_bound_speedup(tokens_per_step, lookahead, bytes_over_target),
         break_even_alpha=break_even_alpha(lookahead, times),
     )
 

@@ -454,13 +454,10 @@ class ScoredLatency(Record):
 
 
 class Forecast(Record):
-    """Speedup at one number of speculative tokens by measured terms, by formulas of the literature, by bytes only."""
+    """Speedup at one number of speculative tokens by measured terms, and the acceptance rate from which it pays."""
 
     lookahead: int
     predicted: float
-    iid: float
-    leviathan: float
-    memory_bound: float | None
     break_even_alpha: float | None
 
 
@@ -471,7 +468,6 @@ class SpeedupRow(Record):
     temperature: float
     rule: str
     cost_ratio: float
-    byte_ratio: float | None
     best_lookahead: int
     lookahead: Some[Forecast]
 
@@ -541,10 +537,6 @@ class WayRow(Record):
 
     way: str
     lookahead: int
-    tau: float
-    looked_up_rounds: int
-    plain_rounds: int
-    rounds: int
     same_text: int
     speedup: Estimate
     decoding_speedup: Estimate

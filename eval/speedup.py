@@ -31,11 +31,6 @@ from eval.scorecard_schema import AcceptanceRow, Rounds, ScoredLatency, StepTime
 Array = NDArray[np.float64]
 
 
-def ideal_times(cost_ratio: float, lookahead: int) -> StepTimes:
-    """Times under Leviathan's assumptions: verifying many tokens costs as much as one step, and so does catching up."""
-    return StepTimes(target_s=1.0, draft_s=cost_ratio, draft_two_s=cost_ratio, verify_s={lookahead: 1.0})
-
-
 def iid_tau(alpha: float, lookahead: int) -> float:
     """Tokens per round if every proposal is kept with chance alpha, independently.
 
@@ -66,19 +61,6 @@ def iid_speedup(alpha: float, lookahead: int, times: StepTimes, batch: int = 1) 
     """
     full_rate = 1 - (1 - alpha**lookahead) ** batch
     return predicted_speedup(iid_tau(alpha, lookahead), full_rate, lookahead, times)
-
-
-def memory_bound_speedup(tau: float, lookahead: int, byte_ratio: float) -> float:
-    """Speed-up where a step costs what it reads from memory, however many tokens it is fed: no machine is asked.
-
-    Args:
-        tau: Tokens per round.
-        lookahead: Draft tokens per round.
-        byte_ratio: What a step of the draft reads over what one of the target reads.
-
-    Source: MBSU of Goel et al. 2024 (arXiv 2403.00858), there with parameter counts in place of bytes.
-    """
-    return tau / (lookahead * byte_ratio + 1)
 
 
 def best_lookahead(speedups: Mapping[int, float]) -> int:

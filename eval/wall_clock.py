@@ -183,20 +183,13 @@ def live_record(
 
 def way_row(name: str, way: LiveWay, answers: Sequence[LiveAnswer], resampling: Resampling) -> WayRow:
     """A way other than the draft, compared with plain decoding."""
-    texts = [answer.by(name) for answer in answers]
-    rounds = [round_ for text in texts for round_ in text.rounds]
-    spent = spent_on(texts)
     return WayRow(
         way=name,
         lookahead=way.lookahead,
-        tau=spent.tokens / len(rounds),
-        looked_up_rounds=sum(round_.looked_up for round_ in rounds),
-        plain_rounds=sum(round_.proposed == 0 for round_ in rounds),
-        rounds=len(rounds),
         same_text=sum(answer.by(name).token_ids == answer.plain.token_ids for answer in answers),
         speedup=whole_speedup(answers, resampling, name),
         decoding_speedup=decoding_speedup(answers, resampling, name),
-        spent=spent,
+        spent=spent_on([answer.by(name) for answer in answers]),
     )
 
 

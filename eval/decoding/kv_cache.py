@@ -24,15 +24,15 @@ Shape suffixes used in this file:
     H = key/value heads, or the width of a hidden state; D = head dimension
 """
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
@@ -44,34 +44,8 @@ from architectures.families import FAMILIES
 from architectures.reading import encoded
 from architectures.vocabulary_head import columns_below
 
-
-class Within:
-    """How many calls are within, and what holds again when the last one ends."""
-
-    lock, count, was_on = threading.Lock(), 0, True
-
-
-@contextmanager
-def without_cudnn() -> Iterator[None]:
-    """Let torch choose among the other kernels; what the process had chosen holds again afterwards.
-
-    For the calls within, on this and every thread; several may be within. A graph keeps the kernels it was captured
-    with.
-    """
-    cuda = torch.backends.cuda
-    with Within.lock:
-        if Within.count == 0:
-            Within.was_on = cuda.cudnn_sdp_enabled()
-            cuda.enable_cudnn_sdp(enabled=False)
-        Within.count += 1
-    try:
-        yield
-    finally:
-        with Within.lock:
-            Within.count -= 1
-            if Within.count == 0:
-                cuda.enable_cudnn_sdp(enabled=Within.was_on)
-
+# For the calls within; what the process had chosen holds again afterwards. A graph keeps the kernels of its capture.
+without_cudnn = partial(sdpa_kernel, [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 RENAMED = "cache" in signature(create_causal_mask).parameters
 CACHE_ARGUMENT = "cache" if RENAMED else "past_key_values"  # of a model's forward pass, to transformers 5.23 and since

@@ -1,16 +1,16 @@
 """How much memory a process may still take, and whether a target that is on the disk can do with it."""
 
 import os
-import resource
 from pathlib import Path
 
+import psutil
 import torch
 
 from architectures.files.disk import size
 from architectures.settings.holding import Holding
 from eval.targets.layer_memory import asked_bytes
 
-PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
+CGROUP = Path("/sys/fs/cgroup")
 SHARE_OF_FREE = 0.8  # the rest is for what else a process does: drafts, logits, and what its allocator cannot use
 
 
@@ -23,33 +23,15 @@ def cap_bytes(holding: Holding, device: torch.device) -> tuple[int, str]:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that this process can still take on a device: what is free, and what its own limits leave of it.
+    """Memory that this process can still take on a device.
 
     On a processor the others of a launch take as much as this one, at the same time.
     """
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch itself
         return torch.cuda.mem_get_info(device)[0] + unused
-    limits = left_by_limit("AS", "VmSize"), left_by_limit("DATA", "VmData")
-    of_all = min(available_bytes(), left_by_cgroup()) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(0, min(of_all, *limits))
-
-
-def available_bytes() -> int:
-    """What the machine has; where it does not say, what it has in all."""
-    meminfo = PROC / "meminfo"
-    if meminfo.is_file():
-        return kibibytes(meminfo, "MemAvailable") * 1024
-    return torch.iinfo(torch.int64).max
-
-
-def left_by_limit(name: str, used: str) -> int:
-    """What a limit of this process leaves, as `ulimit` sets them."""
-    limit, _ = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))
-    status = PROC / "self/status"
-    if limit == resource.RLIM_INFINITY or not status.is_file():
-        return torch.iinfo(torch.int64).max
-    return limit - kibibytes(status, used) * 1024
+    of_all = min(psutil.virtual_memory().available, left_by_cgroup())
+    return of_all // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def left_by_cgroup() -> int:
@@ -59,9 +41,3 @@ def left_by_cgroup() -> int:
         return torch.iinfo(torch.int64).max
     counts = dict(line.split() for line in told.read_text().splitlines())
     return int(most.read_text()) - int(used.read_text()) + int(counts.get("inactive_file", 0))
-
-
-def kibibytes(file: Path, name: str) -> int:
-    """A line of a file of /proc."""
-    lines = dict(line.split(":", 1) for line in file.read_text().splitlines() if ":" in line)
-    return int(lines[name].split()[0])

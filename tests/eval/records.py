@@ -140,18 +140,12 @@ def acceptance(draft, temperature, counts_by_lookahead, tokens, *, alpha=0.5, in
 
 def speedup(draft, temperature, predicted, best, lookaheads, break_even=None):
     """What an acceptance is worth, the same at every lookahead."""
-    entries = tuple(
-        Forecast(
-            lookahead=at, predicted=predicted, iid=1.0, leviathan=1.0, memory_bound=None, break_even_alpha=break_even
-        )
-        for at in lookaheads
-    )
+    entries = tuple(Forecast(lookahead=at, predicted=predicted, break_even_alpha=break_even) for at in lookaheads)
     return SpeedupRow(
         draft=draft,
         temperature=temperature,
         rule="rule",
         cost_ratio=0.1,
-        byte_ratio=None,
         best_lookahead=best,
         lookahead=entries,
     )

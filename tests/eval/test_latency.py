@@ -22,7 +22,6 @@ from eval.latency import (
     Kind,
     Setting,
     Timed,
-    byte_ratio,
     decoding_steps,
     has_settled,
     hold_context,
@@ -359,7 +358,6 @@ def test_a_step_reads_the_rows_of_a_small_head_and_no_others(small_head_folder, 
     draft = load_model(small_head_folder, dtype="float32", device="cpu")
     head = draft.get_output_embeddings().weight
     assert weight_bytes_read(draft) == weight_bytes_read(target) - 4 * (264 - len(head)) * head.shape[1]
-    assert byte_ratio(target, draft, context=9) < 1
 
 
 def test_untrained_models_have_the_shape_asked_for(target):

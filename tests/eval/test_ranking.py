@@ -6,7 +6,6 @@ from eval.acceptance.estimates import Resampling
 from eval.speedup import (
     StepTimes,
     drawn_times,
-    ideal_times,
     iid_speedup,
     predicted_interval,
     predicted_speedup,
@@ -94,7 +93,7 @@ def test_a_prediction_from_few_repetitions_has_no_interval():
 
 @pytest.mark.parametrize("cost", [0.05, 0.3, 0.9])
 def test_a_prospect_is_the_least_alpha_that_pays(cost):
-    times = ideal_times(cost, 4)
+    times = StepTimes(target_s=1.0, draft_s=cost, draft_two_s=cost, verify_s={4: 1.0})
     found = prospect(times)
     assert (found.lookahead, found.cost_ratio) == (4, cost)
     assert iid_speedup(found.least_alpha, 4, times) == pytest.approx(1)

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from eval.acceptance.replay import answer_logits
 from eval.decoding.cuda_graphs import FixedSequencer
-from eval.decoding.kv_cache import ForwardSequencer, TextSequencer, TranslationSequencer, open_sequencer, without_cudnn
+from eval.decoding.kv_cache import ForwardSequencer, TextSequencer, TranslationSequencer, open_sequencer
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
 from eval.models.loading import load_model
@@ -90,14 +90,3 @@ def test_encoder_decoder_models_run_without(make_translator):
     sequencer.feed(torch.tensor([[0]]), [(0, 1)], whole=False)
     assert found == [False, False]
     assert torch.backends.cuda.cudnn_sdp_enabled()
-
-
-def test_what_was_chosen_holds_again_behind_the_last_of_several_threads():
-    """Each would else put back what the other had found: nothing, for good."""
-    cuda, first, second = torch.backends.cuda, without_cudnn(), without_cudnn()
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert not cuda.cudnn_sdp_enabled()
-    second.__exit__(None, None, None)
-    assert cuda.cudnn_sdp_enabled()

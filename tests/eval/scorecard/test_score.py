@@ -18,7 +18,6 @@ from eval.config import EvalConfig
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
-from eval.latency import step_bytes
 from eval.models.loading import load_model
 from eval.prompts import Prompt
 from eval.scorecard import score_drafts, typical_context
@@ -416,21 +415,3 @@ def with_likely_rows(model):
         rows = torch.randn(8, module.weight.shape[1], generator=torch.Generator().manual_seed(3)) * 50
         module.weight = torch.nn.Parameter(torch.cat([module.weight.detach(), rows]))
     return model
-
-
-@pytest.mark.parametrize("name", ["undistilled", "draft"])
-def test_memory_bound_speed_is_of_the_bytes_read_at_the_timed_context(
-    scorecard, target_folder, noisy_folder, tiny_draft, name
-):
-    folder = {"undistilled": tiny_draft, "draft": noisy_folder}[name]
-    target, draft = (load_model(each, dtype="float32", device="cpu") for each in (target_folder, folder))
-    context = scorecard.latency.context_tokens
-    read, target_read = (step_bytes(model, batch=1, context=context) for model in (draft, target))
-    assert read is not None
-    assert target_read is not None
-    rows = [row for row in scorecard.speedup if row.draft == name]
-    assert len(rows) == 2
-    for row in rows:
-        assert row.byte_ratio == read / target_read
-        entry = acceptance(scorecard, name, row.temperature).lookahead[1]
-        assert row.lookahead[1].memory_bound == pytest.approx(entry.tau.value / (2 * row.byte_ratio + 1))
