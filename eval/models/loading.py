@@ -4,8 +4,7 @@ import ctypes
 import importlib.util
 import logging
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +56,6 @@ DAMAGED = (  # what transformers raises of files whose entries are not of the ki
 )
 # Without the last, transformers asks on the terminal whether to run code that a checkpoint brings.
 FROM_THE_FOLDER_ALONE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-TIES_LOGGER = "transformers.modeling_utils"
-TIES_WARNING = "The tied weights mapping and config for this model specifies to tie"
 MMAP_THRESHOLD, MAPPED_BYTES = -3, 1 << 20  # the first as glibc's malloc.h numbers it
 HIDDEN, LAYERS = ("hidden_size", "n_embd", "d_model"), ("num_hidden_layers", "n_layer", "num_layers", "decoder_layers")
 NEURONS = ("intermediate_size", "ffn_dim", "d_ff", "n_inner")
@@ -138,16 +135,15 @@ def load_model(
         of_family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(load_config(folder))]
         opens = with_rows(of_family, len(head.ids))
     try:
-        with own_heads_are_expected():
-            loaded: Any = opens.from_pretrained(
-                folder,
-                dtype=getattr(torch, dtype),
-                **FROM_THE_FOLDER_ALONE,
-                use_safetensors=True,
-                ignore_mismatched_sizes=True,  # so that the report names them; none is accepted
-                output_loading_info=True,
-                **packing,
-            )
+        loaded: Any = opens.from_pretrained(
+            folder,
+            dtype=getattr(torch, dtype),
+            **FROM_THE_FOLDER_ALONE,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # so that the report names them; none is accepted
+            output_loading_info=True,
+            **packing,
+        )
     except DAMAGED as error:
         refuse_own_code(folder, error)
         raise UserError(
@@ -396,24 +392,6 @@ def model_facts(folder: Path, model: PreTrainedModel) -> dict[str, Any]:
 
 
 # How transformers is to load it
-
-
-@contextmanager
-def own_heads_are_expected() -> Iterator[None]:
-    """Within, transformers does not warn that it leaves two different weights untied.
-
-    Of T5 1.1 it says in every config that they are tied, and advises an entry that it then overwrites.
-    """
-
-    def is_other(record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith(TIES_WARNING)
-
-    logger = logging.getLogger(TIES_LOGGER)
-    logger.addFilter(is_other)
-    try:
-        yield
-    finally:
-        logger.removeFilter(is_other)
 
 
 def loading_arguments(bits: int, *, dtype: str, device: str) -> dict[str, Any]:
