@@ -42,7 +42,6 @@ from eval.machine import Step, clock_s
 from eval.models.products import bytes_to_pack
 from eval.records.grid import TARGET, GridCell
 from eval.scorecard_schema import DraftSteps, Percentile, ScoredLatency, StepTime, VerifyStep
-from eval.speedup import StepTimes
 from eval.targets.caps import free_bytes
 
 CHAIN_LENGTH = 8  # draft steps timed together, each fed the argmax of the one before
@@ -257,97 +256,53 @@ def summarise(values_s: Sequence[float], confidence: float) -> StepTime:
     )
 
 
-@dataclass(frozen=True)
-class Latency:
-    """Step times of one target and several drafts, measured together.
-
-    Attributes:
-        context: Tokens in every row of the caches before each step.
-        timed: Seconds of every repetition.
-        times: Of every kind of step.
-    """
-
-    context: int
-    timed: Timed
-    times: Mapping[Kind, StepTime]
-
-    @property
-    def verify(self) -> dict[int, StepTime]:
-        """The target, k + 1 tokens, by k."""
-        steps = (kind for kind in self.times if kind.model == TARGET and not kind.is_prefill)
-        return {kind.tokens - 1: self.times[kind] for kind in steps if kind.tokens > 1}
-
-    @property
-    def drafts(self) -> list[str]:
-        """The drafts' names, in the order they were given."""
-        return list(dict.fromkeys(kind.model for kind in self.times if kind.model != TARGET))
-
-    def step_times(self, draft: str) -> StepTimes:
-        """The medians of the target and one draft, in seconds."""
-        return StepTimes(
-            target_s=self.times[Kind(TARGET, 1)].median_ms / 1000,
-            draft_s=self.times[Kind(draft, 1)].median_ms / 1000,
-            draft_two_s=self.times[Kind(draft, 2)].median_ms / 1000,
-            verify_s={lookahead: time.median_ms / 1000 for lookahead, time in self.verify.items()},
-        )
-
-
 @torch.inference_mode()
 def measure_latency(
     models: Mapping[str, PreTrainedModel],
     setting: Setting,
     *,
     lookaheads: Sequence[int],
-    repetitions: Iterable[object],
+    repeats: int,
     resampling: Resampling,
-    with_prefill: bool = False,
-) -> Latency:
-    """Time every kind of step that decoding with these drafts takes.
+) -> ScoredLatency:
+    """Time every kind of step that decoding with these drafts takes, with a progress bar.
 
     Args:
         models: TARGET and the drafts, by name.
         setting: Where.
         lookaheads: Numbers of draft tokens whose verification is timed.
-        repetitions: One item for each of every step; what happens until it comes is not timed.
+        repeats: Timed repetitions of every step.
         resampling: Its confidence is that of percentiles, its seed draws the order of the steps.
-        with_prefill: Whether the reading of the context is timed too.
     """
-    steps = decoding_steps(models, setting, lookaheads)
-    if with_prefill:
-        steps |= prefill_steps(models, setting)
-    timed = time_together(steps, np.random.default_rng(resampling.seed), repetitions)
-    return latency_of(timed, len(setting.context_ids), resampling)
+    ticks = track(range(repeats), description="timing steps", total=repeats)
+    rng = np.random.default_rng(resampling.seed)
+    timed = time_together(decoding_steps(models, setting, lookaheads), rng, ticks)
+    return scored_latency(timed, setting, resampling)
 
 
-def latency_of(timed: Timed, context: int, resampling: Resampling) -> Latency:
-    """What was timed, in percentiles."""
-    times = {kind: summarise(values, resampling.confidence) for kind, values in timed.seconds.items()}
-    return Latency(context, timed, times)
-
-
-def timing_ticks(repeats: int) -> Iterable[int]:
-    """So many repetitions, with a progress bar."""
-    return track(range(repeats), description="timing steps", total=repeats)
-
-
-def scored_latency(latency: Latency, *, batch: int = 1) -> ScoredLatency:
-    """The same as records hold it."""
+def scored_latency(timed: Timed, setting: Setting, resampling: Resampling) -> ScoredLatency:
+    """What was timed, in percentiles, as records hold it."""
+    times = {
+        kind: summarise(values, resampling.confidence) for kind, values in timed.seconds.items() if not kind.is_prefill
+    }
+    target = times[Kind(TARGET, 1)]
+    verified = [kind for kind in times if kind.model == TARGET and kind.tokens > 1]
     return ScoredLatency(
-        batch=batch,
-        context_tokens=latency.context,
-        repeats=len(latency.timed.seconds[Kind(TARGET, 1)]),
-        warm_up_repeats=latency.timed.warm_up_repeats,
-        settled=latency.timed.is_settled,
-        target=latency.times[Kind(TARGET, 1)],
-        verify=tuple(VerifyStep(lookahead=lookahead, **vars(time)) for lookahead, time in latency.verify.items()),
+        batch=setting.batch,
+        context_tokens=len(setting.context_ids),
+        repeats=len(timed.seconds[Kind(TARGET, 1)]),
+        warm_up_repeats=timed.warm_up_repeats,
+        settled=timed.is_settled,
+        target=target,
+        verify=tuple(VerifyStep(lookahead=kind.tokens - 1, **vars(times[kind])) for kind in verified),
         drafts=tuple(
             DraftSteps(
                 draft=name,
-                cost_ratio=latency.step_times(name).cost_ratio,
-                one_token=latency.times[Kind(name, 1)],
-                two_tokens=latency.times[Kind(name, 2)],
+                cost_ratio=times[Kind(name, 1)].median_ms / target.median_ms,
+                one_token=times[Kind(name, 1)],
+                two_tokens=times[Kind(name, 2)],
             )
-            for name in latency.drafts
+            for name in dict.fromkeys(kind.model for kind in times if kind.model != TARGET)
         ),
     )
 
@@ -404,16 +359,16 @@ def measure_grid(
         description="timing steps",
         total=len(ways) * len(grid.batches) * len(grid.contexts),
     ):
-        latency = measure_latency(
-            models,
-            Setting(repeated(text_ids, context), batch, openers[how]),
-            lookaheads=grid.lookaheads,
-            repetitions=range(grid.repeats),
-            resampling=resampling,
-            with_prefill=grid.prefill and how == "eager",  # prompts are read by eager steps
-        )
-        prefill = {kind.model: time for kind, time in latency.times.items() if kind.is_prefill}
-        cells.append(GridCell(**vars(scored_latency(latency, batch=batch)), how=how, prefill=prefill))
+        setting = Setting(repeated(text_ids, context), batch, openers[how])
+        with torch.inference_mode():
+            steps = decoding_steps(models, setting, grid.lookaheads)
+            if grid.prefill and how == "eager":  # prompts are read by eager steps
+                steps |= prefill_steps(models, setting)
+            timed = time_together(steps, np.random.default_rng(resampling.seed), range(grid.repeats))
+        scored = scored_latency(timed, setting, resampling)
+        prefills = {kind.model: values for kind, values in timed.seconds.items() if kind.is_prefill}
+        prefill = {name: summarise(values, resampling.confidence) for name, values in prefills.items()}
+        cells.append(GridCell(**vars(scored), how=how, prefill=prefill))
     return tuple(cells)
 
 

@@ -46,8 +46,6 @@ from eval.latency import (
     lack_of_memory,
     measure_grid,
     measure_latency,
-    scored_latency,
-    timing_ticks,
 )
 from eval.machine import share_threads, torch_threads
 from eval.models.loading import load_model, load_tokenizer, model_facts, require_same_tokenizer, stop_token_ids
@@ -206,7 +204,7 @@ def measure(
         {TARGET: replayed.target, **replayed.drafts},
         Setting(text),
         lookaheads=config.lookaheads,
-        repetitions=timing_ticks(config.latency_repeats),
+        repeats=config.latency_repeats,
         resampling=resampling,
     )
     speedups = [speedup_row(score, latency.step_times(score.draft)) for score, *_ in scores]
@@ -240,7 +238,7 @@ def measure(
         ),
         acceptance=tuple(acceptance),
         differences=tuple(differences),
-        latency=scored_latency(latency),
+        latency=latency,
         speedup=tuple(speedups),
         lives=tuple(live for live, _ in decoded),
         provenance=Provenance.of_this_process(),

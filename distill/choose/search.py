@@ -131,8 +131,6 @@ def measured_steps(
         repeated,
         require_memory,
         require_rows,
-        scored_latency,
-        timing_ticks,
         untrained_models,
     )
     from eval.machine import torch_threads
@@ -149,14 +147,13 @@ def measured_steps(
         models = {TARGET: model, **drafts}
         require_rows(models, [settings.batch_size])
         require_memory(models, batch=settings.batch_size, context=settings.context)
-        latency = measure_latency(
+        return measure_latency(
             models,
             Setting(repeated(text_ids, settings.context), settings.batch_size),
             lookaheads=config.lookaheads,
-            repetitions=timing_ticks(REPEATS),
+            repeats=REPEATS,
             resampling=resampling_of(recipe),
         )
-        return scored_latency(latency, batch=settings.batch_size)
 
 
 def resampling_of(recipe: Recipe) -> "Resampling":

@@ -25,11 +25,11 @@ from eval.latency import (
     decoding_steps,
     has_settled,
     hold_context,
-    latency_of,
     measure_grid,
     measure_latency,
     prefill_steps,
     require_memory,
+    scored_latency,
     shape_of,
     step_bytes,
     summarise,
@@ -49,7 +49,10 @@ CONTEXT = list(range(3, 23))
 
 
 def median_ms(latency, model, tokens):
-    return latency.times[Kind(model, tokens)].median_ms
+    if model == TARGET:
+        return {1: latency.target, **{step.lookahead + 1: step for step in latency.verify}}[tokens].median_ms
+    steps = latency.of(model)
+    return {1: steps.one_token, 2: steps.two_tokens}[tokens].median_ms
 
 
 @pytest.fixture
@@ -95,7 +98,7 @@ def measure_by_tokens(monkeypatch, target, random_draft, noisy_draft):
             models,
             Setting(CONTEXT),
             lookaheads=[2, 3],
-            repetitions=range(repeats),
+            repeats=repeats,
             resampling=resampling,
         )
         for hook in hooks:
@@ -109,8 +112,8 @@ def test_every_time_is_that_of_its_own_step(warmed_up_as_for_users, measure_by_t
     latency, fed = measure_by_tokens()
     assert median_ms(latency, TARGET, 1) == median_ms(latency, "small", 1) == median_ms(latency, "large", 1) == 1000
     assert median_ms(latency, "small", 2) == median_ms(latency, "large", 2) == 2000
-    assert {lookahead: time.median_ms for lookahead, time in latency.verify.items()} == {2: 3000, 3: 4000}
-    assert (latency.timed.warm_up_repeats, latency.timed.is_settled) == (10, True)
+    assert {step.lookahead: step.median_ms for step in latency.verify} == {2: 3000, 3: 4000}
+    assert (latency.warm_up_repeats, latency.settled) == (10, True)
     for step in (("target", 1), ("target", 3), ("target", 4), ("small", 2), ("large", 2)):
         assert fed.count(step) == 10 + 4
     assert fed.count(("small", 1)) == fed.count(("large", 1)) == (10 + 4) * CHAIN_LENGTH
@@ -119,11 +122,11 @@ def test_every_time_is_that_of_its_own_step(warmed_up_as_for_users, measure_by_t
 @pytest.mark.parametrize("repeats", [1, 2, 9])
 def test_a_time_is_not_divided_by_the_repetitions(measure_by_tokens, repeats):
     latency, _ = measure_by_tokens(repeats=repeats)
-    assert len(latency.timed.seconds[Kind(TARGET, 1)]) == repeats
+    assert latency.repeats == repeats
     assert (
         median_ms(latency, TARGET, 1),
         median_ms(latency, "small", 1),
-        latency.verify[3].median_ms,
+        median_ms(latency, TARGET, 4),
     ) == (
         1000,
         1000,
@@ -133,9 +136,9 @@ def test_a_time_is_not_divided_by_the_repetitions(measure_by_tokens, repeats):
 
 def test_times_of_target_and_drafts_are_not_swapped(measure_by_tokens):
     latency, _ = measure_by_tokens(token_s={"target": 5, "small": 2, "large": 3})
-    assert (median_ms(latency, TARGET, 1), latency.verify[2].median_ms) == (5000, 15000)
-    assert {name: median_ms(latency, name, 1) for name in latency.drafts} == {"small": 2000, "large": 3000}
-    assert {name: median_ms(latency, name, 2) for name in latency.drafts} == {"small": 4000, "large": 6000}
+    assert (median_ms(latency, TARGET, 1), median_ms(latency, TARGET, 3)) == (5000, 15000)
+    assert {name: median_ms(latency, name, 1) for name in ("small", "large")} == {"small": 2000, "large": 3000}
+    assert {name: median_ms(latency, name, 2) for name in ("small", "large")} == {"small": 4000, "large": 6000}
     assert latency.step_times("small").cost_ratio == 2 / 5
 
 
@@ -143,10 +146,10 @@ def test_medians_of_one_draft_become_step_times():
     kinds = [("target", 1), ("target", 2), ("target", 3), ("x", 1), ("x", 2), ("y", 1), ("y", 2)]
     seconds = {Kind(name, 5, is_prefill=True): [99.0] for name in ("target", "x")}
     seconds |= {Kind(*kind): [float(value)] for value, kind in enumerate(kinds, start=1)}
-    latency = latency_of(Timed(seconds, 10, is_settled=True), 5, RESAMPLING)
+    latency = scored_latency(Timed(seconds, 10, is_settled=True), Setting(CONTEXT), RESAMPLING)
     of_y = latency.step_times("y")
     assert (of_y.target_s, of_y.draft_s, of_y.draft_two_s, dict(of_y.verify_s)) == (1, 6, 7, {1: 2, 2: 3})
-    assert latency.drafts == ["x", "y"]
+    assert [steps.draft for steps in latency.drafts] == ["x", "y"]
     assert replace(of_y, draft_s=0.5).cost_ratio == 0.5
 
 
@@ -216,10 +219,10 @@ def test_steps_are_timed_where_the_models_are(target_folder, noisy_folder, devic
     dtype = "bfloat16" if device == "cuda" else "float32"
     target, draft = (load_model(folder, dtype=dtype, device=device) for folder in (target_folder, noisy_folder))
     measured = measure_latency(
-        {TARGET: target, "draft": draft}, Setting(CONTEXT), lookaheads=[1, 4], repetitions=range(3),
+        {TARGET: target, "draft": draft}, Setting(CONTEXT), lookaheads=[1, 4], repeats=3,
         resampling=RESAMPLING,
     )  # fmt: skip
-    assert 0 < measured.times[Kind("draft", 1)].median_ms < 1000
+    assert 0 < median_ms(measured, "draft", 1) < 1000
 
 
 def test_the_order_of_steps_changes_from_repetition_to_repetition(warmed_up_as_for_users):

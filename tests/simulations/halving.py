@@ -23,7 +23,6 @@ from architectures.tables import Table, markdown, replace_between
 from distill.choose.candidates import DEPTHS
 from distill.choose.search import in_play, is_rival
 from eval.acceptance.estimates import Estimate, Resampling
-from eval.scorecard import scored_latency
 from eval.scorecard_schema import DraftSteps, Percentile, ScoredLatency, StepTime
 from eval.speedup import Ranked, iid_tau, ranking, root_in_unit
 from tests.simulations.latency import Series, read_series, stretch
@@ -214,7 +213,7 @@ def drawn_ranking(world: World, rung: Population, playing: Sequence[str], rng: n
     """What the command would rank, of trainings and a scorecard that are drawn."""
     prompts = rung.sample(PROMPTS, rng)
     rows = [drawn_row(prompts, str(depth), rng, world.missed) for depth in DEPTHS]
-    latency = scored_latency(world.series.taken(stretch(world.series.repeats, REPEATS, rng)).latency())
+    latency = world.series.taken(stretch(world.series.repeats, REPEATS, rng)).latency()
     steps = tuple(draft_steps(latency, depth, cost(depth, world.layer_cost)) for depth in DEPTHS)
     timed = latency.model_copy(update={"drafts": steps})
     return ranking([row for row in rows if row.draft in playing], timed, RESAMPLING)

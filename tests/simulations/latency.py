@@ -21,8 +21,9 @@ from architectures.shapes.shape import Shape
 from benchmarks.equal_shapes import EqualShape
 from eval.acceptance.estimates import Resampling
 from eval.acceptance.intervals import percentile_bounds
-from eval.latency import Kind, Latency, Timed, latency_of
+from eval.latency import Kind, Setting, Timed, scored_latency
 from eval.records.grid import TARGET
+from eval.scorecard_schema import ScoredLatency
 from tests.simulations.shares import Row, share_of
 
 Array = NDArray[np.float64]
@@ -47,10 +48,10 @@ class Series:
         """The same repetitions of every kind of step."""
         return Series({kind: seconds[indices] for kind, seconds in self.seconds.items()}, self.shapes)
 
-    def latency(self) -> Latency:
+    def latency(self) -> ScoredLatency:
         """What a command would hold of these steps."""
         seconds = {kind: values.tolist() for kind, values in self.seconds.items()}
-        return latency_of(Timed(seconds, 10, is_settled=True), 128, RESAMPLING)
+        return scored_latency(Timed(seconds, 10, is_settled=True), Setting([0] * 128), RESAMPLING)
 
 
 def read_series(path: Path) -> Series:

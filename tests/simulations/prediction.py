@@ -9,7 +9,6 @@ from distill.choose.search import RIVAL_SHARE
 from eval.acceptance.estimates import Estimate, Resampling
 from eval.latency import Kind
 from eval.records.grid import TARGET
-from eval.scorecard import scored_latency
 from eval.scorecard_schema import DraftSteps, ScoredLatency
 from eval.speedup import predicted_interval, promise, ranking
 from tests.simulations.latency import Series, stretch
@@ -71,7 +70,7 @@ class Drawn:
 
 def drawn_scorecard(drawn: Population, series: Series) -> Drawn:
     """Drafts of one shape, so that their steps take the same time."""
-    scored = scored_latency(series.latency())
+    scored = series.latency()
     [own] = scored.drafts
     drafts = tuple(
         DraftSteps(
