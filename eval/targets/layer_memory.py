@@ -9,7 +9,6 @@ from architectures.families import FAMILIES
 from architectures.files.disk import size
 from architectures.settings.holding import Holding
 from architectures.shapes.shape import DTYPE_BYTES, Shape
-from architectures.tables import plural
 
 KEY = "target.device_memory_gib"
 WIDEST = 3  # times the width of a feed-forward: gate, up and their product
@@ -126,11 +125,9 @@ def refuse_small_cap(
     needed = memory.least_bytes(rows, width) + beside_bytes
     if needed <= allowed:
         return
-    at_work = size(needed - memory.least_bytes(0, 0)).strip()
-    texts = f", and {plural(rows, 'text')} of {width:,} tokens take{'s' * (rows == 1)} {at_work}" if width > 1 else ""
     fewer = " or lower data.batch_size" if rows > 1 else ""
     raise UserError(
-        f"{folder}: one layer at a time it takes at least {size(needed).strip()}: {memory.largest} has "
-        f"{size(memory.largest_bytes).strip()}{texts}; but {origin}, {size(allowed).strip()}. "
+        f"{folder}: one layer at a time it takes at least {size(needed).strip()}, of which {memory.largest} has "
+        f"{size(memory.largest_bytes).strip()}; but {origin}, {size(allowed).strip()}. "
         f"Raise {KEY}{fewer}, or take a machine with more memory."
     )

@@ -8,7 +8,7 @@ reads all weights at every step. Many texts are read together, layer after layer
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -41,12 +41,8 @@ class DiskPart:
     forward: Callable[..., Any]
 
 
-class Walk(Protocol):
-    """Decides what a part gives while texts are read together."""
-
-    def embed(self, compute: Callable[[], Tensor]) -> Tensor: ...
-
-    def run(self, part: DiskPart, compute: Callable[[], Any]) -> Any: ...
+class PausedError(Exception):
+    """A layer has run whose turn it was."""
 
 
 @dataclass(eq=False)
@@ -58,7 +54,9 @@ class Layers:
         parts: The layers, in the order in which they run.
         memory: What they take.
         cap: What may be taken, and where that number is from.
-        walk: Decides what they give while texts are read together; None where each call runs through.
+        kept: While texts are read together, what the last layer of each stack gave; None where each call runs through.
+        turn: Then the layer to run, or HEAD: those before it give what is kept, and the call is left behind it.
+        embedded: Then the stacks whose embeddings were asked for in this call.
         absent: What stands in the place of the weights, of the parts that have theirs.
         keeps_head: Whether the output head is to keep its weights.
     """
@@ -69,7 +67,9 @@ class Layers:
     memory: LayerMemory
     cap: tuple[int, str]
     parts: list[DiskPart] = field(default_factory=list)
-    walk: Walk | None = None
+    kept: dict[int, Any] | None = None
+    turn: int = HEAD
+    embedded: int = 0
     absent: dict[DiskPart, dict[str, Tensor]] = field(default_factory=dict)
     keeps_head: bool = False
 
@@ -80,7 +80,12 @@ class Layers:
             with self.loading(part):
                 return part.forward(*args, **kwargs)
 
-        return compute() if self.walk is None else self.walk.run(part, compute)
+        if self.kept is None or part.number == HEAD:
+            return compute()
+        if part.number == self.turn:
+            self.kept[part.stack] = compute()
+            raise PausedError
+        return self.kept[part.stack]
 
     def embed(self, module: nn.Embedding, name: str, forward: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
         """What an embedding gives, of which the rows are read that these ids name."""
@@ -95,7 +100,20 @@ class Layers:
             finally:
                 module.weight.data = absent
 
-        return compute() if self.walk is None else self.walk.embed(compute)
+        stack, self.embedded = self.embedded, self.embedded + 1
+        if self.kept is None or stack not in self.kept:
+            return compute()
+        given = self.kept[stack]  # anything of its size, once the stack's first layer has run
+        return given[0] if isinstance(given, tuple) else given
+
+    @contextmanager
+    def interrupted(self, turn: int, kept: dict[int, Any]) -> Iterator[None]:
+        """Within, a call runs no layer but the one whose turn it is, and ends behind it."""
+        self.turn, self.kept, self.embedded = turn, kept, 0
+        try:
+            yield
+        finally:
+            self.kept = None
 
     @contextmanager
     def loading(self, part: DiskPart) -> Iterator[None]:

@@ -9,16 +9,16 @@ or biases, and what comes out is what an uninterrupted call gives, bit for bit w
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from architectures.files.disk import size
 from architectures.progress.track import LINE_INTERVAL_S
 from eval.targets.layer_memory import refuse_small_cap
-from eval.targets.layered import HEAD, DiskPart, Layers, layers_of
+from eval.targets.layered import HEAD, Layers, PausedError, layers_of
 
 Result = TypeVar("Result")
 
@@ -40,44 +40,6 @@ class Pass(Generic[Result]):
     width: int
     work_bytes: int = 0
     kept_bytes: int = 0
-
-
-class PausedError(Exception):
-    """A layer has run whose turn it was."""
-
-
-@dataclass(eq=False)
-class Kept:
-    """What the layers of one pass have given so far: of each stack the last one's."""
-
-    of_stack: dict[int, Any] = field(default_factory=dict)
-
-
-@dataclass(eq=False)
-class Interrupted:
-    """A Walk: a call that is left behind the layer whose turn it is; none is where the turn is the head's."""
-
-    turn: int
-    kept: Kept
-    embedded: int = 0  # stacks whose words were asked for in this call
-
-    def embed(self, compute: Callable[[], Tensor]) -> Tensor:
-        """The words of a stack until its first layer has run; afterwards anything of their size."""
-        stack, self.embedded = self.embedded, self.embedded + 1
-        return states_of(self.kept.of_stack[stack]) if stack in self.kept.of_stack else compute()
-
-    def run(self, part: DiskPart, compute: Callable[[], Any]) -> Any:
-        if part.number == HEAD:
-            return compute()
-        if part.number != self.turn:
-            return self.kept.of_stack[part.stack]
-        self.kept.of_stack[part.stack] = compute()
-        raise PausedError
-
-
-def states_of(given: Any) -> Tensor:
-    """The hidden states of what a layer gave, which come first where there is more."""
-    return given[0] if isinstance(given, tuple) else given
 
 
 def run_passes(model: PreTrainedModel, passes: Sequence[Pass[Result]]) -> Iterator[Result]:
@@ -118,36 +80,19 @@ def cut_into_blocks(model: PreTrainedModel, layers: Layers, passes: Sequence[Pas
 
 def run_block(layers: Layers, block: Sequence[Pass[Result]], *, words: str) -> Iterator[Result]:
     """Some passes through one layer after another; what they give comes when all layers have run."""
-    kept, reported_s = [Kept() for _ in block], time.monotonic()
+    kept: list[dict[int, Any]] = [{} for _ in block]
+    reported_s = time.monotonic()
     for part in layers.parts:
         with layers.loading(part):
             for each, so_far in zip(block, kept, strict=True):
-                go_on(layers, each, so_far, turn=part.number)
+                with layers.interrupted(part.number, so_far), suppress(PausedError):
+                    each.run()
         if time.monotonic() - reported_s >= LINE_INTERVAL_S:
             reported_s = time.monotonic()
             done, read = f"layer {part.number + 1} of {len(layers.parts)}", size(layers.memory.weight_bytes).strip()
             print(f"{words}: {done}, {read} of weights are read for it", file=sys.stderr, flush=True)
     with layers.head_stays():
         for each in block:
-            yield finish(layers, each, kept.pop(0))
-
-
-def go_on(layers: Layers, each: Pass[Any], kept: Kept, *, turn: int) -> None:
-    """Take a pass through one layer."""
-    layers.walk = Interrupted(turn, kept)
-    try:
-        each.run()
-    except PausedError:
-        return
-    finally:
-        layers.walk = None
-    raise AssertionError("a pass runs through every layer once")
-
-
-def finish(layers: Layers, each: Pass[Result], kept: Kept) -> Result:
-    """What a pass gives whose layers have all run."""
-    layers.walk = Interrupted(HEAD, kept)
-    try:
-        return each.run()
-    finally:
-        layers.walk = None
+            with layers.interrupted(HEAD, kept.pop(0)):
+                result = each.run()
+            yield result
