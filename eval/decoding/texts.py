@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from eval.decoding.acceptance import LOSSLESS, RULES
 from eval.decoding.sampling import uniform_draws
@@ -24,22 +23,14 @@ class Limits:
     Attributes:
         max_new_tokens: Its length at most, >= 1.
         stop_ids: Tokens that end it and are its last; may be empty.
-        stop_strings: Its last token is the one that completes one of these.
-        tokenizer: Turns tokens into text; needed for stop_strings.
     """
 
     max_new_tokens: int
     stop_ids: AbstractSet[int] = frozenset()
-    stop_strings: tuple[str, ...] = ()
-    tokenizer: PreTrainedTokenizerBase | None = None
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1, got max_new_tokens={self.max_new_tokens}.")
-        if self.stop_strings and self.tokenizer is None:
-            raise ValueError("stop_strings need a tokenizer.")
-        if "" in self.stop_strings:
-            raise ValueError("a stop string must not be empty: every text holds it.")
 
 
 @dataclass(frozen=True)
@@ -129,7 +120,7 @@ class Decoded:
         prefill_s: Seconds to read the prompts of the batch, with both models if there are two.
         decode_s: Seconds from then to the last token.
         rule: How tokens were accepted, at temperature 0 by equality whatever was asked for; None for plain decoding.
-        stopped: Whether a stop token or string ended it, and not its length.
+        stopped: Whether a stop token ended it, and not its length.
         logp: log p of every token, of what it was drawn from; of texts sampled without a draft, else empty.
     """
 
@@ -152,7 +143,7 @@ class Text:
         emitted: What was decided.
         rounds: The trace.
         missing: Tokens but the last that were emitted and never went through the draft.
-        stopped: Whether a stop token or string was emitted.
+        stopped: Whether a stop token was emitted.
         logp: As of Decoded.
     """
 
@@ -186,7 +177,7 @@ class Text:
         """Emit tokens up to the one that ends the text; returns how many were."""
         for count, token in enumerate(token_ids, start=1):
             self.emitted.append(token)
-            self.stopped = token in limits.stop_ids or completes_a_stop_string(self.emitted, limits)
+            self.stopped = token in limits.stop_ids
             if self.stopped:
                 return count
         return len(token_ids)
@@ -194,15 +185,6 @@ class Text:
     def is_finished(self, limits: Limits) -> bool:
         """Whether nothing more may be emitted."""
         return self.stopped or self.num_left(limits) <= 0
-
-
-def completes_a_stop_string(token_ids: Sequence[int], limits: Limits) -> bool:
-    """Whether the text holds a stop string; it did not before its last token."""
-    if not limits.stop_strings:
-        return False
-    assert limits.tokenizer is not None
-    text = str(limits.tokenizer.decode(list(token_ids), clean_up_tokenization_spaces=False))
-    return any(stop in text for stop in limits.stop_strings)
 
 
 def row_seed(index: int, repetition: int = 0) -> int:

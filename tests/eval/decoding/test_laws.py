@@ -110,24 +110,7 @@ def test_streams_are_apart(small_pair):
     assert written["target", "exact_sampled_draft"] != written["same", "exact_sampled_draft"]
 
 
-def test_a_stop_string_ends_the_text_with_the_token_that_completes_it(target, noisy_draft, prompts, target_tokenizer):
-    [free] = plain_decode(target, prompts[2:3], limits=Limits(24))
-    for place in (3, 9, 17):
-        stop = target_tokenizer.decode(list(free.token_ids[place - 1 : place + 1]))
-        limits = Limits(24, stop_strings=("never said", stop), tokenizer=target_tokenizer)
-        [plain] = plain_decode(target, prompts[2:3], limits=limits)
-        assert plain.stopped
-        assert stop in target_tokenizer.decode(list(plain.token_ids))
-        assert stop not in target_tokenizer.decode(list(plain.token_ids[:-1]))
-        for draft in (noisy_draft, target):
-            law_greedy_text_is_the_targets(target, draft, prompts[1:4], limits)
-
-
-def test_an_empty_stop_string_and_one_without_a_tokenizer_are_refused(target_tokenizer):
-    with pytest.raises(ValueError, match="must not be empty"):
-        Limits(4, stop_strings=("",), tokenizer=target_tokenizer)
-    with pytest.raises(ValueError, match="need a tokenizer"):
-        Limits(4, stop_strings=("a",))
+def test_an_unknown_rule_is_refused():
     with pytest.raises(ValueError, match="rule must be one of rejection"):
         Speculation(rule="reject")
 

@@ -69,7 +69,7 @@ def test_texts_in_several_blocks_are_added_up_in_their_order(target_folder, monk
 def test_what_the_sums_take_counts_in_the_cap(target_folder, monkeypatch):
     tight = Holding("layers", device_memory_gib=0.0006)
     monkeypatch.setattr(calibration, "watching_bytes", lambda _: 2**20)
-    with pytest.raises(UserError, match=r"1 text of 20 tokens takes .* but target\.device_memory_gib is 0\.0006"):
+    with pytest.raises(UserError, match=r"target\.device_memory_gib is 0\.0006"):
         held_scores(target_folder, tight)
 
 
