@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -419,21 +419,6 @@ def cache_bytes(model: PreTrainedModel, *, batch: int, context: int) -> int:
     """Bytes of the keys and values of some rows; 0 where only transformers knows the model's shape."""
     shape = shape_of(model)
     return 0 if shape is None else batch * context * shape.kv_bytes_per_token(dtype_name(model))
-
-
-def step_bytes(model: PreTrainedModel, *, batch: int, context: int) -> int | None:
-    """Bytes a step reads at least: weights, keys and values, no activations; None where `shape_of` is."""
-    if shape_of(model) is None:
-        return None
-    return weight_bytes_read(model) + cache_bytes(model, batch=batch, context=context)
-
-
-def weight_bytes_read(model: PreTrainedModel) -> int:
-    """Bytes of the weights that a step reads: all, except embeddings that are not the head as well."""
-    total = sum(parameter.nbytes for parameter in model.parameters())
-    embeddings, head = (cast("Any", module) for module in (model.get_input_embeddings(), model.get_output_embeddings()))
-    is_head = head is not None and head.weight is embeddings.weight
-    return total if is_head else total - embeddings.weight.nbytes
 
 
 def shape_of(model: PreTrainedModel) -> Shape | None:

@@ -8,6 +8,7 @@ once, as it verifies. Each shape is timed by itself in each cell, so that the fa
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,12 +29,12 @@ from eval.latency import (
     CHAIN_LENGTH,
     Kind,
     Step,
+    cache_bytes,
     draft_steps,
     dtype_name,
     hold_context,
     repeated,
     shape_of,
-    step_bytes,
     summarise,
     target_steps,
     time_chain,
@@ -126,6 +127,22 @@ def lack(bench: Bench, cell: Cell, model: PreTrainedModel) -> str | None:
     return lack_of_memory(bench.setting, needed, what) or lack_of_time(
         bench.setting, bench.sizes.cell_s[cell.how], what
     )
+
+
+def step_bytes(model: PreTrainedModel, *, batch: int, context: int) -> int | None:
+    """Bytes a step reads at least: weights, keys and values, no activations; None where `shape_of` is."""
+    if shape_of(model) is None:
+        return None
+    return weight_bytes_read(model) + cache_bytes(model, batch=batch, context=context)
+
+
+def weight_bytes_read(model: PreTrainedModel) -> int:
+    """Bytes of the weights that a step reads: all, except embeddings that are not the head as well."""
+    total = sum(parameter.nbytes for parameter in model.parameters())
+    embeddings: Any = model.get_input_embeddings()
+    head: Any = model.get_output_embeddings()
+    is_head = head is not None and head.weight is embeddings.weight
+    return total if is_head else total - embeddings.weight.nbytes
 
 
 def needed_bytes(model: PreTrainedModel, cell: Cell, opener: Opener) -> int:

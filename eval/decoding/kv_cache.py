@@ -5,8 +5,7 @@ feeds at an earlier position.
 
     RowSequencer             many rows at once, each with a length of its own
     FixedSequencer           the same with captured steps (eval/decoding/cuda_graphs.py)
-    TextSequencer            one row, by the cache of transformers: any decoder-only model whose layers see everything
-    ForwardSequencer         many rows, by the same: any decoder-only model, but nothing can be taken back
+    TextSequencer            any decoder-only model, by the cache of transformers: one row, or many that only go on
     TranslationSequencer     rows of an encoder-decoder model, prompts encoded once; of several nothing is taken back
 
 In the cache of rows a token is written at its position, and nothing is ever cut off: what stands behind a row's last
@@ -288,13 +287,11 @@ def open_sequencer(
     """
     if by_rows(model) and (goes_back or sees_all(model, capacity)):
         return RowSequencer(model, capacity=capacity, vocab_size=vocab_size)
-    if not goes_back and not model.config.is_encoder_decoder:
-        return ForwardSequencer(model, num_rows=len(prompts), vocab_size=vocab_size)
     if len(prompts) != 1 and goes_back:
         raise ValueError(f"a model of type {model.config.model_type} decodes one prompt at a time, got {len(prompts)}.")
     if model.config.is_encoder_decoder:
         return TranslationSequencer(model, prompts, vocab_size=vocab_size)
-    return TextSequencer(model, vocab_size=vocab_size)
+    return TextSequencer(model, num_rows=len(prompts), vocab_size=vocab_size, goes_back=goes_back)
 
 
 def takes_rows(model: PreTrainedModel, *, goes_back: bool = True) -> bool:
@@ -344,62 +341,34 @@ class RowSequencer:
 
 
 class TextSequencer:
-    """One text of a decoder-only model, with the cache of transformers."""
+    """Rows of a decoder-only model with the cache of transformers: one that may go back, or several that only go on.
 
-    def __init__(self, model: PreTrainedModel, *, vocab_size: int) -> None:
-        self.model = model
-        self.columns = columns_below(model, vocab_size)
-        self.cache = new_cache(model)
-
-    @without_cudnn()
-    def feed(self, ids_BT: Tensor, spans: Sequence[Span], *, whole: bool) -> Tensor:
-        """See Sequencer; of one row, which nothing fills."""
-        [(start, count)] = spans
-        assert ids_BT.shape == (1, count), f"one row of {count} tokens, got {tuple(ids_BT.shape)}"
-        roll_back(self.cache, start)
-        output = self.model(
-            input_ids=ids_BT, use_cache=True, logits_to_keep=0 if whole else 1, **{CACHE_ARGUMENT: self.cache}
-        )
-        return output.logits[..., : self.columns]
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """See Sequencer."""
-        assert list(rows) == [0]
-
-
-class ForwardSequencer:
-    """Rows of a decoder-only model that only ever go on, with the cache of transformers, whatever its layers keep.
-
-    The first tokens fed are filled on the left; from then on all rows are fed as many, since layers that see a window
-    measure it with all that stands between two tokens.
+    Of several, the first tokens fed are filled on the left; from then on all rows are fed as many, since layers that
+    see a window measure it with all that stands between two tokens.
     """
 
-    def __init__(self, model: PreTrainedModel, *, num_rows: int, vocab_size: int) -> None:
-        self.model = model
+    def __init__(self, model: PreTrainedModel, *, num_rows: int, vocab_size: int, goes_back: bool) -> None:
+        self.model, self.goes_back = model, goes_back
         self.columns = columns_below(model, vocab_size)
-        self.cache = DynamicCache(config=model.config)
-        self.lengths = [0] * num_rows
+        self.cache = new_cache(model) if goes_back else DynamicCache(config=model.config)
         self.is_filled = False
         self.real_BT = torch.ones(num_rows, 0, dtype=torch.long, device=model.device)
 
     @without_cudnn()
     def feed(self, ids_BT: Tensor, spans: Sequence[Span], *, whole: bool) -> Tensor:
-        """See Sequencer; each row goes on where it stands, and logits are wanted after its last token alone."""
-        starts, counts = zip(*spans, strict=True)
-        filling = min(counts) < ids_BT.shape[1]
-        assert not whole, "logits after the last token of every row, and no others"
-        assert list(starts) == self.lengths, f"rows of {self.lengths} tokens, told to go on at {starts}"
-        assert not (filling and any(starts)), f"rows fed {counts} tokens each, and only the first may be filled"
-        self.lengths = [start + count for start, count in spans]
-        self.is_filled = self.is_filled or filling
+        """See Sequencer; rows that only go on are fed where they stand."""
         positions_BT = positions_of(spans, ids_BT.shape[1], left=False).to(ids_BT.device)
-        self.real_BT = torch.cat([self.real_BT, (positions_BT >= 0).long()], dim=1)
+        if self.goes_back:
+            roll_back(self.cache, spans[0][0])
+        else:
+            self.is_filled = self.is_filled or min(count for _, count in spans) < ids_BT.shape[1]
+            self.real_BT = torch.cat([self.real_BT, (positions_BT >= 0).long()], dim=1)
         output = self.model(
             input_ids=ids_BT,
             attention_mask=self.real_BT if self.is_filled else None,
             position_ids=positions_BT.clamp(min=0),
             use_cache=True,
-            logits_to_keep=1,
+            logits_to_keep=0 if whole else 1,
             **{CACHE_ARGUMENT: self.cache},
         )
         return output.logits[..., : self.columns]
@@ -409,7 +378,6 @@ class ForwardSequencer:
         rows_B = torch.tensor(rows, device=self.real_BT.device)
         self.cache.batch_select_indices(rows_B)
         self.real_BT = self.real_BT[rows_B]
-        self.lengths = [self.lengths[row] for row in rows]
 
 
 class TranslationSequencer:

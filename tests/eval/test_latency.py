@@ -31,13 +31,11 @@ from eval.latency import (
     require_memory,
     scored_latency,
     shape_of,
-    step_bytes,
     summarise,
     time_chain,
     time_together,
     untrained_models,
     warm_up,
-    weight_bytes_read,
 )
 from eval.models.loading import load_model
 from eval.records.grid import TARGET, read_grid_file
@@ -343,24 +341,6 @@ def test_what_does_not_fit_is_rejected_before_it_is_measured(target, monkeypatch
     monkeypatch.setattr(latency_module, "bytes_to_pack", lambda _model: 3 * 2**29)
     with pytest.raises(UserError, match=r"1\.5 GiB"):
         require_memory({TARGET: target}, batch=1, context=1)
-
-
-def test_a_step_reads_all_weights_but_embeddings_that_are_no_head(make_checkpoint):
-    tied, untied = (
-        load_model(make_checkpoint(seed=1, tie_word_embeddings=is_tied), dtype="float32", device="cpu")
-        for is_tied in (True, False)
-    )
-    assert weight_bytes_read(tied) == 4 * tied.num_parameters() == weight_bytes_read(untied)
-    shape = shape_of(tied)
-    of_cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * 4
-    assert step_bytes(tied, batch=3, context=11) == 4 * tied.num_parameters() + 3 * 11 * of_cache
-
-
-def test_a_step_reads_the_rows_of_a_small_head_and_no_others(small_head_folder, target):
-    """And its embedding is no head, though the target's is."""
-    draft = load_model(small_head_folder, dtype="float32", device="cpu")
-    head = draft.get_output_embeddings().weight
-    assert weight_bytes_read(draft) == weight_bytes_read(target) - 4 * (264 - len(head)) * head.shape[1]
 
 
 def test_untrained_models_have_the_shape_asked_for(target):

@@ -11,7 +11,6 @@ from benchmarks.gpu import machine, steps
 from benchmarks.gpu.stage import Setting
 from benchmarks.gpu.step_sizes import AIM_CELL, SIZES, Cell
 from eval.decoding import cuda_graphs as captured
-from eval.latency import step_bytes
 from eval.models.loading import load_model
 from tests.eval.decoding.stand_ins import watched_maker
 
@@ -56,7 +55,7 @@ def test_the_floor_is_the_bytes_over_the_bandwidth(setting, monkeypatch):
     rows = times_of(steps.rows(setting))
     [last] = [row for row in rows if (row["shape"], row["batch"], row["tokens"]) == ("target", 3, 3)]
     model = load_model(setting.target, dtype=last["dtype"], device="cpu")
-    assert last["floor_ms"] == pytest.approx(1000 * step_bytes(model, batch=3, context=20) / 2e6)
+    assert last["floor_ms"] == pytest.approx(1000 * steps.step_bytes(model, batch=3, context=20) / 2e6)
     assert (last["layers"], last["hidden"], last["parameters"]) == (4, 64, model.num_parameters())
     assert {row["layers"] for row in rows} == {4, 2, 1}
 
@@ -147,3 +146,14 @@ def test_sizes_name_shapes_that_there_are(size):
     assert sizes.equal_cell in sizes.cells
     assert {cell.how for cell in sizes.cells} <= sizes.cell_s.keys()
     assert {cell.how for cell in sizes.cells if not cell.only} <= sizes.verified.keys()
+
+
+def test_a_step_reads_all_weights_but_embeddings_that_are_no_head(make_checkpoint):
+    tied, untied = (
+        load_model(make_checkpoint(seed=1, tie_word_embeddings=is_tied), dtype="float32", device="cpu")
+        for is_tied in (True, False)
+    )
+    assert steps.weight_bytes_read(tied) == 4 * tied.num_parameters() == steps.weight_bytes_read(untied)
+    shape = steps.shape_of(tied)
+    of_cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * 4
+    assert steps.step_bytes(tied, batch=3, context=11) == 4 * tied.num_parameters() + 3 * 11 * of_cache

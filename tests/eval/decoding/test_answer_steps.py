@@ -16,7 +16,7 @@ from eval.decoding import cuda_graphs as captured
 from eval.decoding import generate as answering
 from eval.decoding.cuda_graphs import BatchSteps, answer_opener, bytes_per_slot
 from eval.decoding.generate import write_traces
-from eval.decoding.kv_cache import ForwardSequencer, RowSequencer, open_sequencer
+from eval.decoding.kv_cache import RowSequencer, TextSequencer, open_sequencer
 from eval.models.loading import load_model
 from eval.prompts import Prompt, user_turn
 from tests.eval.decoding.stand_ins import watched_maker
@@ -144,7 +144,7 @@ def test_a_cache_that_is_too_large_for_what_is_free_is_said_once_and_grows(targe
         kinds = [type(opener(model, [[1], [2, 3]], **asked)) for _ in range(3)]
         opener(model, [[1], [2, 3]], **asked)  # its cache is there: nothing is asked
     assert kinds[:2] == [RowSequencer] * 2
-    assert kinds[2] not in (RowSequencer, ForwardSequencer)
+    assert kinds[2] not in (RowSequencer, TextSequencer)
     assert maker.made == [(2, 1, False)]
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("such batches are not captured. Fewer rows or new tokens would be.")

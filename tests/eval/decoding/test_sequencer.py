@@ -5,7 +5,6 @@ import torch
 
 from architectures.errors import UserError
 from eval.decoding.kv_cache import (
-    ForwardSequencer,
     RowSequencer,
     TextSequencer,
     TranslationSequencer,
@@ -118,7 +117,7 @@ def test_rows_that_only_go_on_read_as_each_alone(model_of, family):
     rows = texts(20, 13, 11)
     expected = [whole(model, text) for text in rows]
     sequencer = open_sequencer(model, rows, capacity=24, vocab_size=VOCAB, goes_back=False)
-    assert isinstance(sequencer, ForwardSequencer)
+    assert isinstance(sequencer, TextSequencer)
     fed(sequencer, [rows[0][:11], rows[1][:4], []], [0, 0, 0], left=False)
     starts = [11, 4, 0]
     for count in (2, 1, 1):
@@ -132,7 +131,7 @@ def test_rows_that_only_go_on_read_as_each_alone(model_of, family):
         torch.testing.assert_close(logits[0], expected[row][[19, 0, 8][row]], **CLOSE)
 
 
-@pytest.mark.parametrize(("capacity", "kind"), [(6, RowSequencer), (7, ForwardSequencer)])
+@pytest.mark.parametrize(("capacity", "kind"), [(6, RowSequencer), (7, TextSequencer)])
 def test_what_a_window_forgets_is_not_kept_where_nothing_goes_back(model_of, capacity, kind):
     model = model_of("mistral", sliding_window=6)
     assert isinstance(open_sequencer(model, [[5]], capacity=capacity, vocab_size=VOCAB, goes_back=False), kind)
