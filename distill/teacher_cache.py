@@ -18,7 +18,6 @@ continues at its first missing shard and ends in the same bytes as one that was 
 """
 
 import sys
-import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,7 +45,7 @@ from architectures.families import family_of
 from architectures.files.atomic import write_bytes
 from architectures.files.disk import free_bytes, size
 from architectures.files.reading import checked
-from architectures.progress.track import track
+from architectures.progress.track import progress
 from architectures.settings.holding import WHOLE, Holding
 from architectures.settings.recipe_command import command_of
 from architectures.shapes.shape import Shape
@@ -480,7 +479,7 @@ def begin(out: Path, inputs: Mapping[str, Any], splits: Sequence[Split]) -> list
     """
     require_same_capture(out, inputs)
     present = [shard.file for split in splits for shard in split.shards if (out / shard.file).is_file()]
-    say_size(splits, sum((out / name).stat().st_size for name in present), out)
+    require_space(splits, sum((out / name).stat().st_size for name in present), out)
     begin_capture(out, inputs)
     return present
 
@@ -498,23 +497,11 @@ def plan_splits(target: Path, answers: Mapping[str, Sequence[Example]], settings
     return splits
 
 
-def say_size(splits: Sequence[Split], present_bytes: int, out: Path) -> None:
-    """Say what the cache takes and what is free, before anything is written.
-
-    Raises:
-        UserError: If it cannot fit.
-    """
-    for split in splits:
-        print(
-            f"{split.name}: {sum(split.num_kept):,} answer tokens of {len(split.examples):,} answers, "
-            f"{split.kept.contents}, {split.token_bytes:,} bytes a token: {size(split.num_bytes).strip()}",
-            file=sys.stderr,
-        )
-    num_bytes = sum(split.num_bytes for split in splits)
-    missing_bytes = num_bytes - present_bytes
+def require_space(splits: Sequence[Split], present_bytes: int, out: Path) -> None:
+    """Print what is to be written and what is free; UserError if it cannot fit."""
+    missing_bytes = sum(split.num_bytes for split in splits) - present_bytes
     free = free_bytes(out)
-    there = f", {size(missing_bytes).strip()} still to be written" if present_bytes else ""
-    print(f"together {size(num_bytes).strip()}{there}; {size(free).strip()} free", file=sys.stderr)
+    print(f"{out}: {size(missing_bytes).strip()} to be written, {size(free).strip()} free", file=sys.stderr)
     if missing_bytes > free:
         raise UserError(
             f"{out}: the teacher cache needs {size(missing_bytes).strip()}, the disk has {size(free).strip()} free. "
@@ -525,43 +512,20 @@ def say_size(splits: Sequence[Split], present_bytes: int, out: Path) -> None:
 def write_shards(
     split: Split, missing: Sequence[Shard], reading: "TargetReading", out: Path, share: Share = ALONE
 ) -> dict[str, FileRecord]:
-    """Write this process's missing shards of a split under a progress bar; their sizes and checksums by name.
-
-    When all processes have written theirs, a line says how fast it went.
-    """
+    """Write this process's missing shards of a split under a progress bar; their sizes and checksums by name."""
     files: dict[str, FileRecord] = {}
-    num_answers = sum(len(shard.answers) for shard in missing)
-    num_tokens = sum(split.examples[answer].num_kept for shard in missing for answer in shard.answers)
-    start_s = time.monotonic()
-    for _ in track(
-        write_each(split, missing, reading, out, files),
-        description=f"teacher of {split.name}{share.words}",
-        total=num_answers,
-        works=lambda answer: len(split.examples[answer].input_ids),
-        whole=sum(len(split.examples[answer].input_ids) for shard in missing for answer in shard.answers),
-    ):
-        pass
-    num_answers, num_tokens = map(sum, zip(*share.exchange((num_answers, num_tokens)), strict=True))
-    if num_answers:
-        elapsed_s = time.monotonic() - start_s
-        print(
-            f"{split.name}: {num_answers} answers, {num_tokens} tokens, {num_tokens / elapsed_s:.0f} tokens/s",
-            file=sys.stderr,
-        )
+    lengths = [len(example.input_ids) for example in split.examples]
+    answers = [answer for shard in missing for answer in shard.answers]
+    whole = sum(lengths[answer] for answer in answers)
+    with progress(f"teacher of {split.name}{share.words}", total=len(answers), whole=whole) as advance:
+        for shard in missing:
+            rows: dict[int, dict[str, Tensor]] = {}
+            for answer, kept in reading.read(split, shard.answers):
+                rows[answer] = kept
+                advance(lengths[answer])
+            content = join_rows([rows[answer] for answer in shard.answers])
+            files[shard.file] = write_tensors(content, out / shard.file)
     return files
-
-
-def write_each(
-    split: Split, missing: Sequence[Shard], reading: "TargetReading", out: Path, files: dict[str, FileRecord]
-) -> Iterator[int]:
-    """Yield each answer that was read; its shard is written when it is complete."""
-    for shard in missing:
-        rows: dict[int, dict[str, Tensor]] = {}
-        for answer, kept in reading.read(split, shard.answers):
-            rows[answer] = kept
-            yield answer
-        content = join_rows([rows[answer] for answer in shard.answers])
-        files[shard.file] = write_tensors(content, out / shard.file)
 
 
 def describe(split: Split, settings: CaptureSettings) -> dict[str, Any]:
