@@ -326,18 +326,14 @@ def refuse_other_shapes(folder: Path, shape: Shape) -> Gguf:
         remedy = CONVERTER if "llama.cpp" in family.engines else SERVE_AS_IT_IS
         raise UserError(f"{folder}: model_type {shape.family} does not become a GGUF file: {family.no_gguf}. {remedy}")
     query = shape.heads * shape.head_dim
-    if gguf.query_is_hidden and query != shape.hidden:
-        refuse(
-            folder,
-            f"{shape.heads} heads of {shape.head_dim} make {query} query channels, and llama.cpp's {gguf.name} has "
-            f"hidden_size={shape.hidden} of them",
-        )
-    if shape.tied and not gguf.tied_head:
-        refuse(folder, f"its output head is its embedding, and llama.cpp's {gguf.name} has one of its own")
-    if not gguf.ffn_bias and shape.ffn_bias:
-        refuse(folder, f"mlp_bias is true, and llama.cpp's {gguf.name} has no bias in its feed-forward")
-    if not gguf.attention_bias and shape.qkv_bias:
-        refuse(folder, f"attention_bias is true, and llama.cpp's {gguf.name} has no bias behind its attention")
+    for differs, fact in (
+        (gguf.query_is_hidden and query != shape.hidden, f"has hidden_size={shape.hidden} query channels, not {query}"),
+        (shape.tied and not gguf.tied_head, "has an output head that is not its embedding"),
+        (shape.ffn_bias and not gguf.ffn_bias, "has no bias in its feed-forward (mlp_bias)"),
+        (shape.qkv_bias and not gguf.attention_bias, "has no bias in its attention (attention_bias)"),
+    ):
+        if differs:
+            refuse(folder, f"llama.cpp's {gguf.name} {fact}")
     return gguf
 
 

@@ -163,7 +163,7 @@ def test_a_process_that_lost_another_says_so_without_a_traceback(said, capsys, m
     monkeypatch.setattr(exits.signal, "signal", lambda *_: None)
     assert report_user_errors(raising(RuntimeError(said))) == 1
     first = said.splitlines()[0]
-    assert capsys.readouterr().err.startswith(f"Another process of this training is gone ({first}). Run the same")
+    assert capsys.readouterr().err.startswith(f"Another process of this command is gone ({first}). Run the same")
 
 
 LOSE_ANOTHER = """
@@ -194,7 +194,7 @@ def test_a_lost_process_is_said_once_whoever_notices_it_first(noticed_by, code):
         check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    assert completed.stderr.count("Run the same command again to continue from the newest checkpoint") == 1
+    assert completed.stderr.count("Run the same command again: it continues") == 1
     assert len(completed.stderr.splitlines()) == 1
     assert completed.returncode == code
 

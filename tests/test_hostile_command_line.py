@@ -10,7 +10,7 @@ import pytest
 
 import widedraft
 from distill.process import interrupts
-from distill.process.exits import end_stage_on_sigterm, report_user_errors
+from distill.process.exits import end_on_sigterm, report_user_errors
 
 ROOT = Path(__file__).parents[1]
 PAIR = ("--target", "a", "--draft", "b")
@@ -145,7 +145,7 @@ def test_a_launcher_that_is_interrupted_too_does_not_change_what_is_said(monkeyp
     monkeypatch.setenv("WORLD_SIZE", "2")
 
     def command():
-        signal.signal(signal.SIGTERM, end_stage_on_sigterm)
+        signal.signal(signal.SIGTERM, end_on_sigterm)
         try:
             os.kill(os.getpid(), signal.SIGINT)
         finally:

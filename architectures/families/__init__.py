@@ -34,12 +34,6 @@ FAMILIES: dict[str, Family] = {
         T5,
     )
 }
-OF_OWN_CODE = {  # families that are Python code of their checkpoints alone: what helps
-    "baichuan": (
-        "Baichuan-7B is a LLaMA whose W_pack holds the rows of q_proj, k_proj and v_proj one after the other: save it "
-        "as model_type llama with the three apart, or use another target."
-    ),
-}
 
 
 def family_of(config: Mapping[str, Any], *, where: str = "config.json") -> Family:
@@ -49,14 +43,10 @@ def family_of(config: Mapping[str, Any], *, where: str = "config.json") -> Famil
         UserError: If its model_type is unknown, it is quantised, or an entry makes it a model we do not know.
     """
     model_type = config.get("model_type")
-    if model_type in OF_OWN_CODE:
-        raise UserError(
-            f"{where}: model_type {model_type!r} is Python code that comes with the checkpoint (trust_remote_code), "
-            f"which is never run, and transformers has no model of its own for it. {OF_OWN_CODE[model_type]}"
-        )
     if model_type not in FAMILIES:
         raise UserError(
-            f"{where}: model_type {model_type!r} is not a known family. Use a target of one of: {', '.join(FAMILIES)}."
+            f"{where}: model_type {model_type!r} is not a known family, and code that comes with a checkpoint "
+            f"(trust_remote_code) is never run. Use a target of one of: {', '.join(FAMILIES)}."
         )
     if config.get("quantization_config") is not None:
         method = config["quantization_config"].get("quant_method", "unnamed")

@@ -20,8 +20,7 @@ FULL_OR_FORBIDDEN = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errn
 UNUSABLE_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 SHOWN_CHARACTERS = 200  # of a path
 PIPE_CLOSED = 128 + signal.SIGPIPE  # as a shell has it of any program whose reader is gone
-AGAIN = "Run the same command again: what was finished is kept, and the rest is made."
-FROM_CHECKPOINT = "Run the same command again to continue from the newest checkpoint, if there is one."
+AGAIN = "Run the same command again: it continues from what was finished, and from the newest checkpoint."
 
 
 class LostProcessError(RuntimeError):
@@ -34,24 +33,18 @@ def end_on_sigterm(number: int, frame: FrameType | None) -> None:  # noqa: ARG00
     Composer's launcher sends it to all processes of a machine when one of them is gone, and says of the others alone
     that they ended.
     """
-    say_lost("Ended from outside (SIGTERM): another process of this training failed, or was killed.")
+    say_lost("Ended from outside (SIGTERM): another process of this command failed, or was killed.")
     sys.exit(128 + signal.SIGTERM)
 
 
-def end_stage_on_sigterm(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # a signal handler's signature
-    """The same of a stage that several processes share out."""
-    say_lost("Ended from outside (SIGTERM): another process of this command failed, or was killed.", AGAIN)
-    sys.exit(128 + signal.SIGTERM)
-
-
-def say_lost(reason: str, remedy: str = FROM_CHECKPOINT) -> None:
+def say_lost(reason: str) -> None:
     """Say once that another process is lost; SIGTERM changes nothing any more, as this process is ending.
 
     A lost process is noticed twice: by the connection to it, and by Composer's launcher, whose SIGTERM may come during
     either's way out.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    say_once(f"{reason} {remedy}")
+    say_once(f"{reason} {AGAIN}")
 
 
 def report_user_errors(command: Callable[[], None]) -> int:
@@ -75,8 +68,7 @@ def report_user_errors(command: Callable[[], None]) -> int:
     except RuntimeError as error:
         if not isinstance(error, LostProcessError) and not LOST_PROCESS.search(str(error)):
             raise
-        of, remedy = ("command", AGAIN) if isinstance(error, LostProcessError) else ("training", FROM_CHECKPOINT)
-        say_lost(f"Another process of this {of} is gone ({str(error).splitlines()[0]}).", remedy)
+        say_lost(f"Another process of this command is gone ({str(error).splitlines()[0]}).")
         return 1
     except KeyboardInterrupt:
         say_once(INTERRUPTED)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from architectures.errors import UserError
 from architectures.sharing import ALONE, Share
-from distill.process.exits import LostProcessError, end_stage_on_sigterm
+from distill.process.exits import LostProcessError, end_on_sigterm
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
@@ -52,7 +52,7 @@ def joined() -> Iterator[Share]:
     from distill.ranks.board import Pulse, StoreBoard
 
     index, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    signal.signal(signal.SIGTERM, end_stage_on_sigterm if index == 0 else signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, end_on_sigterm if index == 0 else signal.SIG_DFL)
     take_own_device()
     board = StoreBoard(meeting_place(index, count), index, count)
     with ExitStack() as stack:

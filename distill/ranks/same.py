@@ -33,7 +33,13 @@ def refuse_differing(what: str, given: Sequence[Mapping[str, str]]) -> None:
     for other, values in enumerate(given):
         names = [name for name in sorted({*given[0], *values}) if given[0].get(name) != values.get(name)]
         if names:
-            raise UserError(difference(what, given, other, names))
+            told = "; ".join(
+                f"{name} is {given[0].get(name, ABSENT)} and {values.get(name, ABSENT)}" for name in names[:MOST_NAMED]
+            )
+            raise UserError(
+                f"process 0 and process {other} of {len(given)} do not have the same {what}: {told}. "
+                "Give all of them one recipe, with the same values, and one version of everything."
+            )
 
 
 def refuse_spread(share: Share, holding: Holding) -> None:
@@ -43,22 +49,6 @@ def refuse_spread(share: Share, holding: Holding) -> None:
             f"target.placement is spread, which takes all GPUs of a machine for one process, and there are "
             f"{share.count}. Start one (--processes 1), or set it to whole or layers."
         )
-
-
-def difference(what: str, given: Sequence[Mapping[str, str]], other: int, names: Sequence[str]) -> str:
-    """In words, what the first process and another one differ in."""
-    told = "; ".join(f"{name} is {said(given[0], name)} and {said(given[other], name)}" for name in names[:MOST_NAMED])
-    more = "" if len(names) <= MOST_NAMED else f"; and {len(names) - MOST_NAMED} more"
-    return (
-        f"process 0 and process {other} of {len(given)} do not have the same {what}: {told}{more}. "
-        "Give all of them one recipe, with the same values, and one version of everything."
-    )
-
-
-def said(values: Mapping[str, str], name: str) -> str:
-    """A value as a message shows it: fingerprints by their first twelve digits."""
-    value = values.get(name, ABSENT)
-    return f"{value[:12]}…" if len(value) == 64 else value
 
 
 SEEN_S = 60.0  # within which a network's disk shows a file of another machine
@@ -73,10 +63,13 @@ def require_one_folder(share: Share, folder: Path) -> None:
     """
     if share.count == 1:
         return
-    mark = share.lead(lambda: left_mark(folder))
-    seen = share.exchange((share.leads or is_seen(folder / mark), socket.gethostname()))
+    mark = Path(share.lead(lambda: str(partial_path(folder / "shared"))))  # which nobody has looked for before
     if share.leads:
-        (folder / mark).unlink()
+        mark.touch()
+    share.meet()
+    seen = share.exchange((share.leads or is_seen(folder / mark.name), socket.gethostname()))
+    if share.leads:
+        mark.unlink()
     blind = [(index, host) for index, (sees, host) in enumerate(seen) if not sees]
     if blind:
         index, host = blind[0]
@@ -85,13 +78,6 @@ def require_one_folder(share: Share, folder: Path) -> None:
             f"on {host}. Put the run on a disk that all machines share, under the same name: run_dir, or the folder in "
             "which the command is called."
         )
-
-
-def left_mark(folder: Path) -> str:
-    """The name of a new file, which nobody can have looked for before; what is left of it is removed with others."""
-    mark = partial_path(folder / "shared")
-    mark.touch()
-    return mark.name
 
 
 def is_seen(mark: Path) -> bool:

@@ -350,7 +350,7 @@ def test_a_lost_process_ends_the_others_and_costs_no_checkpoint(make_run, tmp_pa
     together = make_run("together", save_interval="1ba", eval_interval="1dur", max_duration="4ba")
     completed = launch(together, 2, program=(str(tmp_path / "losing.py"),))
     assert completed.returncode not in (0, 2)
-    assert completed.stderr.count("Run the same command again to continue from the newest checkpoint") == 1
+    assert completed.stderr.count("Run the same command again: it continues") == 1
     assert "Traceback" not in completed.stderr
     assert [path.name for path in find_checkpoints(Path(together.run_dir) / "checkpoints")][-1] == "ep0-ba2-rank0.pt"
     train(together)

@@ -161,7 +161,7 @@ def test_a_lost_process_ends_the_other_and_costs_its_shard(recipe, tmp_path, ran
     assert lost.returncode not in (0, 2)
     assert "Traceback" not in lost.stderr
     if rank == "1":
-        assert lost.stderr.count("Run the same command again: what was finished is kept, and the rest is made.") == 1
+        assert lost.stderr.count("Run the same command again: it continues") == 1
     data = tmp_path / "run" / "data"
     kept = {path: path.stat().st_mtime_ns for path in data.glob("*-*.jsonl")}
     assert kept

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
-from architectures.families import FAMILIES, OF_OWN_CODE
+from architectures.families import FAMILIES
 from architectures.families.family import Family, Gguf
 
 ROOT = Path(__file__).parents[3]
@@ -63,10 +63,7 @@ def test_the_page_says_of_every_family_what_can_be_cut():
     rows = [line.strip("|").split("|") for line in table.strip().splitlines()[1:]]
     cuts = {name: cut.split()[0] for names, cut in rows for name in re.findall("`(.+?)`", names)}
     of_width = {name: "layers:" if family.no_width else "layers," for name, family in FAMILIES.items()}
-    assert {name: cut.replace("the", "layers,") for name, cut in cuts.items()} == {
-        **of_width,
-        **dict.fromkeys(OF_OWN_CODE, "nothing:"),
-    }
+    assert {name: cut.replace("the", "layers,") for name, cut in cuts.items()} == of_width
 
 
 def test_engines_without_a_head_are_engines_that_load_the_family():
