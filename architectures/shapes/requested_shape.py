@@ -108,20 +108,14 @@ def written_size(name: str, wanted: int | str | None, of_target: int) -> int:
     exact = float(wanted.removesuffix("x")) * of_target
     if name == "layers":
         return max(1, round(exact))
-    if name in ("hidden", "intermediate"):
-        rounded = int(exact) // BLOCK * BLOCK
-        if rounded == 0:
-            raise UserError(
-                f"architecture.{name}={wanted} of the target's {of_target} is {exact:g}, less than {BLOCK}. "
-                "Write the number out."
-            )
-        return rounded
-    if exact != int(exact) or exact < 1:
+    of_blocks = name in ("hidden", "intermediate")  # heads come whole
+    rounded = int(exact) // BLOCK * BLOCK if of_blocks else int(exact)
+    if rounded < 1 or not (of_blocks or rounded == exact):
         raise UserError(
-            f"architecture.{name}={wanted} of the target's {of_target} is {exact:g}. Heads come whole: "
-            "write their number out."
+            f"architecture.{name}={wanted} of the target's {of_target} is {exact:g}, and must be a whole number"
+            f"{f' of at least {BLOCK}' if of_blocks else ''}. Write the number out."
         )
-    return int(exact)
+    return rounded
 
 
 def following_kv_heads(heads: int, source: Shape) -> int:

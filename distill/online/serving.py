@@ -54,28 +54,6 @@ def restore_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
         own[name].copy_(weight)
 
 
-class RoundStates:
-    """What goes into the output head of a target while it verifies a draft's proposals for one text.
-
-    Args:
-        model: Decodes one text at a time with a draft; from now on it notes what its output head is given.
-    """
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        head = model.get_output_embeddings()
-        assert head is not None
-        head.register_forward_pre_hook(lambda _head, inputs: self.note(inputs[0]))
-        self.noted_TH = torch.empty(0, 0)
-
-    def note(self, hidden_BTH: Tensor) -> None:
-        """Called before each product with the head."""
-        self.noted_TH = hidden_BTH[0].clone()
-
-    def of(self, emitted: Emitted) -> Tensor:
-        """hidden_AH on the processor, one row for each token that the round before this call added to the text."""
-        return self.noted_TH[: len(emitted.token_ids)].cpu()
-
-
 @dataclass(frozen=True)
 class OnlineRequest:
     """A request as token ids: its place in the stream, its source, prompt, and tokens of its response at most."""
@@ -105,15 +83,21 @@ class Server:
     sampling: Sampling
     stop_ids: frozenset[int]
     seed: int
-    states: RoundStates = field(init=False)
+    noted_TH: Tensor = field(init=False)
     replay: DraftReplay = field(init=False)
 
     def __post_init__(self) -> None:
-        self.states = RoundStates(self.target)
+        head = self.target.get_output_embeddings()
+        assert head is not None
+        head.register_forward_pre_hook(self.note)
         vocab_size = shared_vocab_size(self.target, self.draft)
         self.replay = DraftReplay(
             self.draft, head_of(self.target), vocab_size, self.sampling, self.lookahead, self.seed
         )
+
+    def note(self, _head: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """What goes into the output head of the target while it verifies a draft's proposals for one text."""
+        self.noted_TH = inputs[0][0].clone()
 
     def serve(self, request: OnlineRequest, *, updates: int) -> Served:
         """The response to a request, and how the draft did.
@@ -135,7 +119,7 @@ class Server:
                 token_ids += step.token_ids
                 if step.rejected is not None:
                     mistakes.append(len(token_ids) - 1)
-                states.append(self.states.of(step))
+                states.append(self.noted_TH[: len(step.token_ids)].cpu())
             else:
                 rounds = step[1].rounds
         end_s = time.monotonic()

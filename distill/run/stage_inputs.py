@@ -78,22 +78,13 @@ def mask_inputs(run: Run) -> dict[str, Any]:
     }
 
 
-def masks_as_input(run: Run) -> dict[str, Any]:
-    """What init is made from where masks decide: finished masks of this very recipe.
-
-    Raises:
-        UserError: If there are none.
-    """
-    run.masks.require(mask_inputs(run))
-    return {"masks": fingerprint_value(run.masks.manifest), "target.dtype": run.recipe.target.dtype}
-
-
 def prune_inputs(run: Run) -> dict[str, Any]:
     """What init is made from; of masks, scores, plan and seed what this recipe looks at."""
     recipe, wanted, source = run.recipe, run.recipe.architecture, cut_from(run)
     vocabulary = vocabulary_as_input(run)
     if wanted.method == "learned_masks":
-        return masks_as_input(run) | vocabulary
+        run.masks.require(mask_inputs(run))  # finished masks of this very recipe
+        return {"masks": fingerprint_value(run.masks.manifest), "target.dtype": recipe.target.dtype, **vocabulary}
     not_the_cut = {"scores", "calibration", "plan", "source", "masks", "vocabulary"}
     inputs = {
         "target": fingerprint_checkpoint(run.target),
@@ -149,7 +140,8 @@ def scores_inputs(run: Run, source: Path) -> dict[str, Any]:
     elif prompts:
         text = sources_as_input(prompts)
     else:  # the target writes them
-        text = {"self_written": self_writing(recipe), "target": fingerprint_checkpoint(target)}
+        written = {"seed": recipe.seed, "batch_size": recipe.data.batch_size}
+        text = {"self_written": written, "target": fingerprint_checkpoint(target)}
     return {
         "target": fingerprint_checkpoint(source),
         "target.dtype": recipe.target.dtype,
@@ -159,11 +151,6 @@ def scores_inputs(run: Run, source: Path) -> dict[str, Any]:
             "tokenizer": fingerprint_tokenizer(target)["tokenizer"],
         },
     }
-
-
-def self_writing(recipe: Recipe) -> dict[str, int]:
-    """What the prompts that the target writes itself depend on, in addition to the target."""
-    return {"seed": recipe.seed, "batch_size": recipe.data.batch_size}
 
 
 def packed_inputs(recipe: Recipe) -> dict[str, Any]:
