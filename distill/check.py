@@ -1,6 +1,6 @@
 """`widedraft check`: every mistake of a recipe at once, and what a run makes and costs. No torch, no weights."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,14 +21,11 @@ from architectures.vocabulary import (
     CONFIG_KEY,
     COUNTED,
     TOKENIZER,
-    list_file,
-    read_list,
     read_tokens,
     refuse_small_head,
     with_asked_head,
 )
 from distill.data.conversations import load_conversations
-from distill.data.held_out import distinct
 from distill.data.longest_texts import refuse_long_texts
 from distill.estimate import (
     GIB,
@@ -113,20 +110,19 @@ def draft_and_origin(wanted: ArchitectureConfig, source: Shape, seed: int) -> tu
         plan = load_plan(Path(wanted.plan), source, target=None)
         return plan.draft, f"{wanted.plan}, layers {', '.join(map(str, plan.source_layers))}"
     if wanted.method == "learned_masks":
-        return masked_shape(source, wanted), f"masks trained for {wanted.masks.max_duration}"
+        return masked_shape(source, wanted), wanted.method
     draft = draft_shape(source, wanted)
     narrower = any(getattr(draft, name) != getattr(source, name) for name in WIDTHS)
     method = f"{wanted.method}, widths by {wanted.width_method}" if narrower else wanted.method
     if wanted.stages is not None:
         if wanted.stages[0] > source.layers:
             raise UserError(
-                f"architecture.stages must begin with at most the {source.layers} layers there are, got "
-                f"{wanted.stages}. A draft is cut from its target: choose fewer."
+                f"architecture.stages must begin with at most the {source.layers} layers of the target, got "
+                f"{wanted.stages}. Choose fewer."
             )
         return draft, f"{method}, in stages of {', '.join(map(str, wanted.stages))} layers"
     if needed_scores(source, wanted):
-        text = f"{wanted.calibration.tokens} tokens of {wanted.calibration.text or 'the prompts'}"
-        return draft, f"{method}, from scores on {text}"
+        return draft, f"{method}, from scores"
     plan = plan_pruning(source, wanted, seed=seed)
     return draft, f"{method}, layers {', '.join(map(str, plan.source_layers))} of 0 to {source.layers - 1}"
 
@@ -173,8 +169,6 @@ def check_recipe(
         encode = encoder_at_hand(run)
         for rule in rules(recipe, shapes):
             attempt(rule)
-        if counts is None:
-            attempt(refuse_few_prompts, recipe, sources)
         engines = attempt(engine_rows, recipe, shapes.draft)
     work = None if problems else attempt(expected_work, recipe, sources, counts, encode)
     if problems or shapes is None or work is None:
@@ -257,31 +251,10 @@ def refuse_missing_packages(recipe: Recipe) -> None:
 
 
 def refuse_foreign_list(run: Run, vocab_size: int) -> None:
-    """Raise UserError for a list of token ids that is not of the target's vocabulary, or not of its tokenizer."""
-    wanted = run.recipe.architecture.vocabulary
-    if wanted is None or wanted.origin in COUNTED:
-        return
-    beyond = [number for number in read_list(wanted.origin, wanted.size) if number >= vocab_size]
-    if beyond:
-        raise UserError(
-            f"{list_file(wanted.origin)}: holds {beyond[0]}, which is beyond the vocabulary of "
-            f"{run.recipe.target.path}, vocab_size {vocab_size}. Name a list that was made with its tokenizer."
-        )
-    if (folder := tokenizer_folder(run)) is not None:
+    """Raise UserError for a list of token ids that is not of the target's tokenizer, where that is here."""
+    wanted, folder = run.recipe.architecture.vocabulary, tokenizer_folder(run)
+    if wanted is not None and wanted.origin not in COUNTED and folder is not None:
         listed_ids(wanted, read_tokens(folder, vocab_size), folder)
-
-
-def refuse_few_prompts(recipe: Recipe, sources: Sequence[Rows | None]) -> None:
-    """Raise UserError if the prompts that differ leave none to train on; a data set's are not known."""
-    if any(rows is None for rows in sources):
-        return
-    rows, own = [row for rows in sources for row in rows or ()], recipe.data.self_written_prompts
-    different, held_out = len(distinct(rows)), recipe.data.num_eval_prompts
-    if different < len(rows) and different + own < held_out + recipe.distill.learns_answers:
-        raise UserError(
-            f"data.num_eval_prompts={held_out} leaves none to train on: {len(rows) - different} of the "
-            f"{len(rows) + own} prompts are duplicates. Hold out fewer, or add prompts."
-        )
 
 
 def planned_pair(recipe: Recipe, draft: Shape) -> Pair:

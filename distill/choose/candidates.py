@@ -1,6 +1,5 @@
 """Candidate shapes of `widedraft choose`: the recipe's own architecture at other depths, widths and heads. No torch."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -13,7 +12,7 @@ from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.files.section import Section
 from architectures.settings.flags import Flag, flag_of
-from architectures.settings.kinds import MOST
+from architectures.settings.kinds import MOST, Once
 from architectures.shapes.requested_shape import draft_shape, written_size
 from architectures.shapes.section import ArchitectureConfig, size
 from architectures.shapes.shape import Shape
@@ -39,7 +38,7 @@ def known_width(word: int | str) -> int | str:
 
 
 WidthSize = Annotated[int | str, BeforeValidator(known_width, json_schema_input_type=str)]
-Widths = Annotated[tuple[WidthSize, ...], Flag(metavar="N|0.5x|all", absent="as the recipe has it")]
+Widths = Annotated[tuple[WidthSize, ...], Once, Flag(metavar="N|0.5x|all", absent="as the recipe has it")]
 
 
 class ChooseSettings(Section):
@@ -55,6 +54,7 @@ class ChooseSettings(Section):
     )
     vocabularies: Annotated[
         tuple[Annotated[int, Field(ge=1, le=MOST)] | Literal["all"], ...],
+        Once,
         Flag(metavar="N|all", absent="as the recipe has it"),
     ] = Field(default=(), description="Sizes of the output head, each with each number of layers.")
     hidden_sizes: Widths = Field(default=(), description="Hidden sizes: numbers, or shares of the target's.")
@@ -190,12 +190,9 @@ def sizes(settings: ChooseSettings, own: Mapping[str, int], source: Shape, axis:
     """The numbers that the words of one axis come to, ascending; of none the recipe's own."""
     most = getattr(source, axis)
     words: Sequence[int | str] = getattr(settings, AXES[axis])
-    found = [most if word == ALL else written_size(axis, word, most) for word in words]
-    for number, count in Counter(found).items():
-        if count > 1:
-            raise UserError(f"{flag_of(AXES[axis])}: {number} stands there {count} times. Give each size once.")
-        if number > most:
-            raise UserError(f"{flag_of(AXES[axis])} {number}: exceeds the target's {most}. Choose smaller sizes.")
+    found = {most if word == ALL else written_size(axis, word, most) for word in words}
+    if found and max(found) > most:
+        raise UserError(f"{flag_of(AXES[axis])} {max(found)}: exceeds the target's {most}. Choose smaller sizes.")
     return sorted(found) or [own[axis]]
 
 
@@ -211,20 +208,14 @@ def with_kv_heads(widths: Mapping[str, int], own: Mapping[str, int], source: Sha
 def vocabularies(recipe: Recipe, source: Shape, settings: ChooseSettings) -> list[VocabularyConfig | None]:
     """Sections architecture.vocabulary, from few ids to the whole head; of no sizes the recipe's own."""
     own = recipe.architecture.vocabulary
-    for number, count in Counter(settings.vocabularies).items():
-        if count > 1:
-            raise UserError(f"--vocabularies {number}: stands there {count} times. Give each size once.")
-        if source.head_vocab:
-            raise UserError(
-                f"--vocabularies {number}: the output head of what is pruned has {source.head_vocab} ids, and keeps "
-                "them. Leave it out."
-            )
-        if number != ALL and number >= source.vocab:
-            raise UserError(f"--vocabularies {number}: the target has {source.vocab} token ids. Choose fewer, or all.")
     if not settings.vocabularies:
         return [own]
-    by = own.origin if own is not None else "text" if recipe.distill.train_on == "text" else "answers"
+    if source.head_vocab:
+        raise UserError(f"--vocabularies: what is pruned has a reduced one of {source.head_vocab} ids. Leave it out.")
     counts = sorted(number for number in settings.vocabularies if number != ALL)
+    if counts and counts[-1] >= source.vocab:
+        raise UserError(f"--vocabularies {counts[-1]}: the target has {source.vocab} token ids. Choose fewer, or all.")
+    by = own.origin if own is not None else "text" if recipe.distill.train_on == "text" else "answers"
     found: list[VocabularyConfig | None] = [
         VocabularyConfig.model_validate({"size": count, "from": by}) for count in counts
     ]

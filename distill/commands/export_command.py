@@ -13,7 +13,7 @@ from architectures.errors import UserError
 from architectures.files.number_types import Dtype
 from architectures.files.section import Section
 from architectures.gguf_format import GgufKind, file_name
-from architectures.settings.flags import Flag, flag_of
+from architectures.settings.flags import Flag
 from architectures.settings.kinds import Revision
 from architectures.vocabulary import Form
 from distill.checkpoints.trust import TrustCheckpoints
@@ -54,16 +54,10 @@ class ExportSettings(Section):
 
     @model_validator(mode="after")
     def _one_source(self) -> "ExportSettings":
-        given = [name for name in OF_A_CHECKPOINT if getattr(self, name) is not None]
-        if given:
-            missing = [flag_of(name) for name in (*OF_A_CHECKPOINT, "to") if getattr(self, name) is None]
-            if missing:
-                raise UserError(f"{' and '.join(missing)} must be given with {flag_of(given[0])}.")
-            other = next(
-                (word for word in (*self.words, "--debug" * self.debug, "--form" * bool(self.form)) if word), ""
-            )
-            if other:
-                raise UserError(f"{other}: cannot be combined with --checkpoint. Leave it out.")
+        named = [getattr(self, name) is not None for name in (*OF_A_CHECKPOINT, "to")]
+        if any(named[:-1]):
+            if not all(named) or self.words or self.debug or self.form:
+                raise UserError("--checkpoint, --init, --target and --to go together, without a recipe or --form.")
             return self
         if not self.words:
             raise UserError("Name a recipe, a draft folder, or --checkpoint, --init, --target and --to.")
@@ -86,7 +80,12 @@ def export(settings: ExportSettings) -> None:
     """Write a draft folder, another form of it, and its GGUF files."""
     trust_if_asked(settings.trust_checkpoints)
     if settings.checkpoint and settings.init and settings.target and settings.to:
-        export_named(settings, settings.checkpoint, settings.init, settings.target, settings.to)
+        from architectures.targets.target import resolve_checkpoint
+        from distill.export import export_any
+
+        target, dtype = resolve_checkpoint(settings.target, revision=settings.revision), settings.dtype or "bfloat16"
+        export_any(settings.checkpoint, settings.init, settings.to, target=target, dtype=dtype)
+        print(f"   {settings.to}: from {settings.checkpoint}")
         write_gguf_files(settings.to, settings.to.resolve().name, settings.gguf)
         return
     if settings.is_folder:
@@ -110,20 +109,6 @@ def write_form(draft: Path, settings: ExportSettings) -> None:
 
     convert_draft(draft, settings.to, settings.form)
     print(f"   {settings.to}: form {settings.form} of {draft}; its README.md says which engines load it")
-
-
-def export_named(settings: ExportSettings, checkpoint: Path, init: Path, target: str, to: Path) -> None:
-    """Make a draft folder of one checkpoint.
-
-    Raises:
-        UserError: If the checkpoint is damaged, or `export_any` refuses it.
-    """
-    from architectures.targets.target import resolve_checkpoint
-    from distill.export import export_any
-
-    folder = resolve_checkpoint(target, revision=settings.revision)
-    export_any(checkpoint, init, to, target=folder, dtype=settings.dtype or "bfloat16")
-    print(f"   {to}: from {checkpoint}")
 
 
 def write_gguf_files(folder: Path, name: str, kinds: Sequence[GgufKind]) -> None:

@@ -7,17 +7,20 @@ from pydantic import Field
 
 from architectures.compatibility import refuse_misleading_name
 from architectures.errors import UserError
+from architectures.files.section import Section
 from architectures.settings.flags import Flag
 from architectures.shapes.section import TargetConfig
 from architectures.targets.target import local_path
 from distill.recipe.recipe import Recipe
-from distill.recipe.sections.export import PushConfig
+from distill.recipe.sections.export import RepoId
 
 
-class PushSettings(PushConfig):
+class PushSettings(Section):
     """Which run's draft is published where, and how."""
 
     run: Annotated[Path, Flag(metavar="RUN", is_word=True)] = Field(description="The folder of a finished run.")
+    repo_id: RepoId = Field(description="The repository; it is made if it is not there.")
+    public: Annotated[bool, Flag(absent="private")] = Field(default=False, description="Whether everybody may see it.")
     base_model: Annotated[str | None, Flag(metavar="ORG/NAME", absent="target.path")] = Field(
         default=None, min_length=1, description="The target's hub id, or none if it has none."
     )
@@ -52,5 +55,5 @@ def base_model_of(target: TargetConfig, given: str | None = None) -> str | None:
 def refuse_unpublishable(recipe: Recipe) -> None:
     """Raise UserError for a distill.push_to_hub that would be rejected at the end of a run, but for its licence."""
     if recipe.distill.push_to_hub is not None:
-        refuse_misleading_name(recipe.distill.push_to_hub.repo_id)
+        refuse_misleading_name(recipe.distill.push_to_hub)
         base_model_of(recipe.target)

@@ -84,12 +84,12 @@ def certified(folder: Path, engine: EngineName) -> str:
     certificate = next((each for name, each in certificates.items() if name == engine), None)
     if certificate is None:
         return "Not run with this draft."
+    run, speed = certificate.run, certificate.speed
     if not certificate.holds:
         failed = ", ".join(finding.law for finding in certificate.findings if not finding.holds)
-        return f"NOT CERTIFIED in version {certificate.run.version}: {failed}"
-    interval = "" if certificate.speed.interval is None else " [{:.2f}, {:.2f}]".format(*certificate.speed.interval)
+        return f"NOT CERTIFIED in version {run.version}: {failed}"
+    interval = "" if speed.interval is None else " [{:.2f}, {:.2f}]".format(*speed.interval)
     return (
-        f"Certified in version {certificate.run.version} ({len(certificate.run.texts)} texts, counts equal to replay); "
-        f"{certificate.speed.value:.2f}x{interval} the speed without a draft, "
-        f"k = {certificate.run.lookahead}, {certificate.hardware}."
+        f"Certified in version {run.version} ({len(run.texts)} texts, counts equal to replay); {speed.value:.2f}x"
+        f"{interval} the speed without a draft, k = {run.lookahead}, {certificate.hardware}."
     )

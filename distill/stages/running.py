@@ -233,4 +233,4 @@ def publish(run: Run) -> None:
 
     wanted = run.recipe.distill.push_to_hub
     assert wanted is not None
-    print(f"   {push_run(PushSettings(run=run.folder, **wanted.model_dump()))}")
+    print(f"   {push_run(PushSettings(run=run.folder, repo_id=wanted))}")

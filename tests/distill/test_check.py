@@ -156,14 +156,12 @@ def test_everything_wrong_is_told_at_once(checked):
         (("distill.freeze_input_embeddings=true",), "distill.freeze_input_embeddings"),
         (("distill.teacher={source: cache, contents: top_k, k: 265}",), "distill.teacher"),
         (("target.path=nowhere.gguf",), "target.path: nowhere.gguf"),
-        (("architecture.vocabulary={from: ids.json}",), "ids.json: holds 264"),
+        (("architecture.vocabulary={from: ids.json}",), "ids.json"),
         (("export.engines=[vllm]", "export.tensor_parallel=8"), "export.engines: vLLM cannot serve this draft"),
-        (("data.prompts=[{path: same.jsonl}]",), "data.num_eval_prompts=2 leaves none to train on"),
     ],
 )
 def test_what_would_fail_later_is_refused(checked, overrides, key):
     Path("ids.json").write_text(json.dumps([*range(200), 264]), encoding="utf-8")
-    Path("same.jsonl").write_text('{"prompt": "a"}\n' * 5, encoding="utf-8")
     with pytest.raises(UserError) as raised:
         checked(*overrides)
     assert key in str(raised.value)

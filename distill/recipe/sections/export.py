@@ -10,17 +10,15 @@ from architectures.files.section import Section
 from architectures.settings.flags import Flag
 from architectures.shapes.serving import TensorParallel
 
-
-class PushConfig(Section):
-    """Where the finished draft is published; `widedraft push` has more options."""
-
-    repo_id: Annotated[str, Flag(metavar="ORG/NAME")] = Field(
+RepoId = Annotated[
+    str,
+    Flag(metavar="ORG/NAME"),
+    Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$",
         title="a repository, as ORG/NAME",
         examples=["my-org/llama2-7b-draft-796m"],
-        description="The repository; it is made if it is not there.",
-    )
-    public: Annotated[bool, Flag(absent="private")] = Field(default=False, description="Whether everybody may see it.")
+    ),
+]
 
 
 class ExportConfig(Section):

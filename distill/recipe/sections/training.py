@@ -8,7 +8,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from architectures.files.number_types import PrecisionOrAuto
 from architectures.files.section import Section
 from distill.formulas.losses import Loss, LossTerm, loss_terms
-from distill.recipe.sections.export import PushConfig
+from distill.recipe.sections.export import RepoId
 from distill.recipe.sections.online import OnlineConfig
 from distill.recipe.sections.teacher import TeacherConfig
 from distill.recipe.sections.times import Duration, Interval, Warmup
@@ -147,8 +147,10 @@ class DistillConfig(Section):
         default={"file": {}},
         description="Where training logs go: file, tensorboard, wandb, mlflow, with arguments of Composer's.",
     )
-    push_to_hub: PushConfig | None = Field(
-        default=None, description="`widedraft run` publishes the draft there once it is scored; null keeps it here."
+    push_to_hub: RepoId | None = Field(
+        default=None,
+        description="`widedraft run` publishes the draft in this private repository once it is scored; null keeps it "
+        "here. `widedraft push` has more options.",
     )
     online: OnlineConfig | None = Field(
         default=None,

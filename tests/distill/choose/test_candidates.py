@@ -56,10 +56,8 @@ def test_no_candidate_is_larger_than_allowed(recipe, source):
     ("values", "key"),
     [
         ({"layers": (99,)}, "exceeds the target in layers 99"),
-        ({"hidden_sizes": (64, "all")}, "--hidden-sizes: 64 stands there 2 times"),
         ({"heads": (8,)}, "--heads 8"),
         ({"vocabularies": (264,)}, "--vocabularies 264"),
-        ({"vocabularies": (260, 260)}, "--vocabularies 260"),
     ],
 )
 def test_sizes_that_cannot_be(recipe, source, values, key):

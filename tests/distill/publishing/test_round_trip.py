@@ -69,7 +69,7 @@ def test_no_token_is_in_what_is_pushed_or_printed(hub, run, capsys):
 
 @pytest.mark.parametrize(("repo_id", "message"), [("org/draft", "base-model"), ("org/my-eagle3", "eagle3")])
 def test_what_would_be_refused_at_the_end_is_refused_at_the_beginning(run, repo_id, message):
-    recipe = load_recipe(run / "recipe.yaml", [f"run_dir={run}", f"distill.push_to_hub.repo_id={repo_id}"])
+    recipe = load_recipe(run / "recipe.yaml", [f"run_dir={run}", f"distill.push_to_hub={repo_id}"])
     with pytest.raises(UserError, match=message):
         check_recipe(recipe)
     save_recipe(recipe, run / "recipe.yaml")
@@ -95,7 +95,7 @@ def test_a_target_on_the_hub_at_a_pinned_revision_goes_the_whole_way(hub, publis
             "scheduler": {"t_warmup": "1ba"},
             "precision": "fp32",
             "global_train_batch_size": 2,
-            "push_to_hub": {"repo_id": "org/draft", "public": True},
+            "push_to_hub": "org/draft",
         },
         "eval": {
             "max_new_tokens": 8,
@@ -112,4 +112,4 @@ def test_a_target_on_the_hub_at_a_pinned_revision_goes_the_whole_way(hub, publis
     card = files["README.md"].content.decode()
     assert "base_model: org/target" in card
     assert "license: apache-2.0" in card
-    assert not hub.store.repositories["org/draft"].private
+    assert hub.store.repositories["org/draft"].private

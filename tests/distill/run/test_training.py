@@ -16,7 +16,6 @@ from architectures.checkpoints.manifest import changed_inputs, read_manifest, wr
 from architectures.errors import UserError
 from architectures.shapes.section import ArchitectureConfig
 from distill.recipe.recipe import save_recipe
-from distill.recipe.sections.export import PushConfig
 from distill.recipe.sections.training import DistillConfig, OptimizerConfig, SchedulerConfig
 from distill.run import stage_inputs
 from distill.run.run import Run
@@ -63,7 +62,7 @@ LEAVES_THEM: dict[str, Any] = {
     "activation_checkpointing": True,
     "checkpoints": "sharded",
     "loggers": {},
-    "push_to_hub": PushConfig(repo_id="org/name"),
+    "push_to_hub": "org/name",
 }
 
 
