@@ -27,7 +27,6 @@ from architectures.errors import UserError
 from architectures.families import family_of
 from architectures.families.family import Family
 from architectures.files.atomic import staged_folder, write_json, write_text
-from architectures.files.file_hashes import sha256_of_files
 from architectures.pruning.plan import PLAN_NAME
 from architectures.pruning.prune import with_dtype
 from architectures.settings.recipe_command import command_of
@@ -228,18 +227,16 @@ def saved_models(run: Run) -> list[Saved]:
     if not paths:
         raise UserError(f"{folder}: no checkpoint to score. Run {command_of('distill')} first.")
     dtype, rounded = run.recipe.eval.dtype, run.recipe.export.dtype
-    start = Saved(UNDISTILLED, 0, 0, fingerprint_checkpoint(init), partial(load_model, init, dtype=dtype))
+    start = Saved(UNDISTILLED, 0, 0, partial(load_model, init, dtype=dtype))
     load = partial(load_checkpoint, init, dtype=dtype, rounded=rounded)
-    return [start, *(saved_model(path, (start.fingerprint, rounded), partial(load, path)) for path in paths)]
+    return [start, *(saved_model(path, partial(load, path)) for path in paths)]
 
 
-def saved_model(path: Path, beside: tuple[str, ...], load: Callable[[], PreTrainedModel]) -> Saved:
-    """One checkpoint, not yet in memory; beside is what decides its model too."""
+def saved_model(path: Path, load: Callable[[], PreTrainedModel]) -> Saved:
+    """One checkpoint, not yet in memory."""
     timestamp = read_state(path)["timestamp"]["Timestamp"]
     name = path.name.removesuffix(OF_A_FILE)
-    files = [path] if path.is_file() else sorted(path.iterdir())
-    weights = sha256_of_files(files, description=f"hashing {path.name}")
-    return Saved(name, timestamp["batch"], timestamp["token"], fingerprint_value([*weights, *beside]), load)
+    return Saved(name, timestamp["batch"], timestamp["token"], load)
 
 
 def load_checkpoint(init: Path, path: Path, *, dtype: str, rounded: str) -> PreTrainedModel:

@@ -12,17 +12,15 @@ from typing import Literal
 from pydantic import TypeAdapter
 from transformers import PreTrainedModel
 
-from architectures.files.atomic import write_text
 from architectures.files.reading import read_typed
-from architectures.kept import remove_kept
 from architectures.settings.holding import WHOLE, Holding
 from architectures.settings.recipe_command import command_of
 from architectures.sharing import ALONE, Share
-from architectures.tables import Section, Table, markdown
+from architectures.tables import Section, Table
 from eval.acceptance.draft_scores import DraftScore
 from eval.acceptance.estimates import CONFIDENCE, NUM_RESAMPLES, Columns, Estimate, Resampling, pooled_ratio
 from eval.acceptance.paired_ratios import paired_ratio_differences
-from eval.acceptance.replay_drafts import REPLAYS_NAME, kept_replays, record_answers, replay_drafts, replay_inputs
+from eval.acceptance.replay_drafts import record_answers, replay_drafts
 from eval.config import EvalConfig
 from eval.decoding.generate import Kind
 from eval.decoding.sampling import Sampling
@@ -35,7 +33,7 @@ from eval.speedup import StepTimes
 from eval.targets.loading import load_target
 
 FORMAT = "widedraft.checkpoints/2"
-JSON_NAME, PAGE_NAME = "checkpoints.json", "checkpoints.md"
+JSON_NAME = "checkpoints.json"
 COLUMNS = ("checkpoint", "batches", "tokens", "α", "τ", "behind the best", "predicted speedup")
 
 
@@ -80,14 +78,12 @@ class Saved:
         name: Of its file.
         batches: Trained before it was saved.
         tokens: Trained before it was saved.
-        fingerprint: Of its weights, and of what decides the model that `open` makes of them.
         open: Loads it, on the device and in the dtype of the scorecard.
     """
 
     name: str
     batches: int
     tokens: int
-    fingerprint: str
     open: Callable[[], PreTrainedModel]
 
 
@@ -103,7 +99,7 @@ def score_checkpoints(
     holding: Holding = WHOLE,
     share: Share = ALONE,
 ) -> Curves:
-    """Score checkpoints of one training run; write checkpoints.json and checkpoints.md next to its scorecard.
+    """Score checkpoints of one training run; write checkpoints.json next to its scorecard.
 
     Args:
         target: Directory of the model that decides every token.
@@ -126,11 +122,9 @@ def score_checkpoints(
         for number, checkpoint in enumerate(saved, start=1):
             print(f"   {checkpoint.name}, {number} of {len(saved)}", flush=True)
             draft = {checkpoint.name: checkpoint.open()}
-            inputs = replay_inputs(target, {checkpoint.name: checkpoint.fingerprint}, config, holding)
             for t, group in answers.items():
-                kept = kept_replays(folder / REPLAYS_NAME / checkpoint.name / f"T{t:g}", inputs, group.traces)
                 sampling = Sampling.of(t, config.sampling)
-                [replayed] = replay_drafts(target_model, draft, group, sampling=sampling, share=share, kept=kept)
+                [replayed] = replay_drafts(target_model, draft, group, sampling=sampling, share=share)
                 scores[t].append(replayed.scores(config.lookaheads)[0])
     resampling = Resampling(CONFIDENCE, NUM_RESAMPLES, seed)
     steps = card.latency.step_times(card.primary)
@@ -140,9 +134,7 @@ def score_checkpoints(
         curves=tuple(curve(saved, scores[t], steps, resampling) for t in temperatures),
     )
     if share.leads:
-        write_text(f"{markdown(curves_page(curves))}\n", folder / PAGE_NAME)
         write_record(curves, folder / JSON_NAME)
-        remove_kept(folder / REPLAYS_NAME)
     return curves
 
 
@@ -194,7 +186,7 @@ def read_curves(path: Path) -> Curves:
 
 
 def curves_page(curves: Curves) -> Section:
-    """checkpoints.md: a table for each temperature."""
+    """A table for each temperature."""
     return Section(
         "Saved checkpoints on the responses of this scorecard",
         [
@@ -218,14 +210,3 @@ def point_rows(curve: Curve) -> list[tuple[str, ...]]:
         )
         for point in curve.points
     ]
-
-
-def best_sentence(curve: Curve) -> str:
-    """The best checkpoint, and those that it is not decidedly ahead of."""
-    close = [
-        point.checkpoint
-        for point in curve.points
-        if point.behind is not None and (point.behind.interval is None or point.behind.interval[0] <= 0)
-    ]
-    undecided = f", not decided against {', '.join(close)}" if close else ""
-    return f"Best at temperature {curve.temperature:g}: {curve.best}{undecided}."

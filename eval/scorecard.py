@@ -12,9 +12,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from architectures.checkpoints.fingerprint import fingerprint_checkpoint, fingerprint_value
+from architectures.checkpoints.fingerprint import fingerprint_value
 from architectures.files.atomic import write_text
-from architectures.kept import remove_kept
 from architectures.settings.holding import WHOLE, Holding
 from architectures.sharing import ALONE, Share
 from architectures.tables import markdown
@@ -24,12 +23,9 @@ from eval.acceptance.draft_scores import DraftScore, ReplayedDraft
 from eval.acceptance.estimates import CONFIDENCE, INTERVALS, NUM_RESAMPLES, Resampling
 from eval.acceptance.replay import replay_counts, replay_pair, rule_name
 from eval.acceptance.replay_drafts import (
-    REPLAYS_NAME,
     Answers,
-    kept_replays,
     record_answers,
     replay_drafts,
-    replay_inputs,
     require_fitting,
 )
 from eval.acceptance.summary import acceptance_row, difference_row
@@ -137,17 +133,8 @@ def score_drafts(
         # Exact acceptance of every draft along them.
         target_model = load()
         models = {name: load_model(folder, dtype=config.dtype) for name, folder in drafts.items()}
-        fingerprints = {name: fingerprint_checkpoint(folder) for name, folder in drafts.items()}
-        inputs = replay_inputs(target, fingerprints, config, holding)
         along = {
-            t: replay_drafts(
-                target_model,
-                models,
-                group,
-                sampling=Sampling.of(t, config.sampling),
-                share=share,
-                kept=kept_replays(out / REPLAYS_NAME / f"T{t:g}", inputs, group.traces),
-            )
+            t: replay_drafts(target_model, models, group, sampling=Sampling.of(t, config.sampling), share=share)
             for t, group in answers.items()
         }
     replayed = Replayed(target_model, models, answers, along) if share.leads else None
@@ -163,7 +150,6 @@ def score_drafts(
             card = measure(replayed, target, drafts, prompts, config, **how)
         write_text(f"{markdown(scorecard_page(card))}\n", out / "scorecard.md")
         write_record(card, out / CARD_NAME)
-        remove_kept(out / REPLAYS_NAME)
         return card
 
     return share.lead(measured)

@@ -200,8 +200,9 @@ def export_stage(run: Run) -> None:
 
 def checkpoints_stage(run: Run) -> None:
     """Score every saved checkpoint on the answers of <run>/eval, and make its page anew."""
+    from architectures.tables import terminal
     from distill.export import saved_models
-    from eval.checkpoint_curve import best_sentence, score_checkpoints
+    from eval.checkpoint_curve import curves_page, score_checkpoints
     from eval.engines.generate import responses_by
 
     eval_stage(run)
@@ -210,8 +211,7 @@ def checkpoints_stage(run: Run) -> None:
         how = {"seed": recipe.seed, "answered_by": kind, "holding": recipe.target.holding, "share": run.share}
         curves = score_checkpoints(run.target, saved_models(run), eval_prompts(run), recipe.eval, folder, **how)
     report_stage(run)
-    print(f"checkpoints: {folder / 'checkpoints.md'}\nreport:      {folder / 'report.html'}\n")
-    print("\n".join(best_sentence(curve) for curve in curves.curves))
+    print(f"report: {folder / 'report.html'}\n\n{terminal(curves_page(curves))}")
 
 
 def report_stage(run: Run) -> None:

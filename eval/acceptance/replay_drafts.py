@@ -1,26 +1,20 @@
-"""The target's responses to the prompts of a scorecard, and every draft replayed along them.
+"""The target's responses to the prompts of a scorecard, and every draft replayed along them."""
 
-Replays are stored response by response until the scorecard is written, so that an interrupted evaluation continues.
-"""
-
-import json
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from architectures.checkpoints.fingerprint import fingerprint_checkpoint, fingerprint_value
-from architectures.kept import Arrays, Kept
 from architectures.progress.track import track
 from architectures.settings.holding import WHOLE, Holding
 from architectures.sharing import ALONE, Share
 from architectures.vocabulary_head import head_ids
 from eval.acceptance.draft_scores import ReplayedAnswer, ReplayedDraft
-from eval.acceptance.replay import Accepts, Replay, answer_logits, replay_answer
+from eval.acceptance.replay import Replay, answer_logits, replay_answer
 from eval.answers.shards import require_known_ids
 from eval.answers.traces import DecodingSettings, Trace, read_traces
 from eval.config import EvalConfig, SamplingConfig
@@ -32,7 +26,6 @@ from eval.prompts import Prompt
 from eval.targets.passes import Pass, run_passes
 
 TRACES_NAME = "eval"
-REPLAYS_NAME = "replays"  # directory of replays, removed once the scorecard is written
 
 
 @dataclass(frozen=True)
@@ -103,23 +96,6 @@ def require_fitting(models: Sequence[Path], answers: Mapping[float, Answers], ou
         require_known_ids((trace.token_ids for trace in group.traces), folder, TRACES_NAME, vocab_sizes)
 
 
-def replay_inputs(target: Path, drafts: Mapping[str, str], config: EvalConfig, holding: Holding) -> dict[str, str]:
-    """What replays depend on in addition to the responses; drafts by their fingerprints."""
-    return {
-        "target": fingerprint_checkpoint(target),
-        "bits": str(holding.bits),
-        "drafts": fingerprint_value(dict(drafts)),
-        "dtype": config.dtype,
-        "sampling": fingerprint_value(config.sampling.model_dump()),
-    }
-
-
-def kept_replays(folder: Path, inputs: Mapping[str, str], traces: Sequence[Trace]) -> Kept:
-    """The replays along some responses that an interrupted evaluation left in a directory."""
-    ids = fingerprint_value([[list(trace.prompt_ids), list(trace.answer_ids)] for trace in traces])
-    return Kept(folder, {**inputs, "answers": ids})
-
-
 def replay_drafts(
     target: PreTrainedModel,
     drafts: Mapping[str, PreTrainedModel],
@@ -127,7 +103,6 @@ def replay_drafts(
     *,
     sampling: Sampling,
     share: Share = ALONE,
-    kept: Kept | None = None,
 ) -> list[ReplayedDraft]:
     """Every draft along every response; one pass of the target over a response serves all drafts.
 
@@ -137,17 +112,10 @@ def replay_drafts(
         answers: Of the target.
         sampling: By which they were sampled.
         share: This process's part of the responses.
-        kept: Where replays of an interrupted evaluation are, and those of this one go.
     """
-    there = share.lead(lambda: {} if kept is None else replays_there(kept, len(answers.traces)))
-    missing = [number for number in range(len(answers.traces)) if number not in there]
-    own = {number: answers.traces[number] for number in share.mine(missing)}
-    made = share.together(list(replay_some(target, drafts, own, sampling=sampling, kept=kept, whose=share.words)))
-    replayed = {**there, **dict(zip(missing, made, strict=True))}
-    numbered = [
-        (prompt, trace, replayed[number])
-        for number, (prompt, trace) in enumerate(zip(answers.prompt_numbers, answers.traces, strict=True))
-    ]
+    own = share.mine(answers.traces)
+    replayed = share.together(list(replay_some(target, drafts, own, sampling=sampling, whose=share.words)))
+    numbered = list(zip(answers.prompt_numbers, answers.traces, replayed, strict=True))
     return [
         ReplayedDraft(
             name,
@@ -162,25 +130,24 @@ def replay_drafts(
 def replay_some(
     target: PreTrainedModel,
     drafts: Mapping[str, PreTrainedModel],
-    traces: Mapping[int, Trace],
+    traces: Sequence[Trace],
     *,
     sampling: Sampling,
-    kept: Kept | None,
     whose: str,
 ) -> Iterator[dict[str, Replay]]:
-    """Every draft along some responses, by number; each replay is stored as soon as it is made."""
+    """Every draft along some responses, one after the other."""
     passes = [
         Pass(partial(answer_logits, target, trace.prompt_ids, trace.answer_ids), rows=1, width=len(trace.token_ids))
-        for trace in traces.values()
+        for trace in traces
     ]
     read = track(
-        zip(traces.items(), run_passes(target, passes), strict=True),
+        zip(traces, run_passes(target, passes), strict=True),
         description=f"replay at T={sampling.temperature:g}{whose}",
         total=len(passes),
-        works=lambda read: len(read[0][1].token_ids),
+        works=lambda read: len(read[0].token_ids),
         whole=sum(each.width for each in passes),
     )
-    for (number, trace), target_logits_TV in read:
+    for trace, target_logits_TV in read:
         replays = {}
         for name, draft in drafts.items():
             vocab_size = shared_vocab_size(target, draft)
@@ -192,41 +159,4 @@ def replay_some(
                 sampling=sampling,
                 prompt_ids=first_tokens(target, trace.prompt_ids),
             )
-        if kept is not None:
-            keep_replays(kept, number, replays)
         yield replays
-
-
-def keep_replays(kept: Kept, number: int, replays: Mapping[str, Replay]) -> None:
-    """Store the replays of every draft along one response: arrays named [draft, field] or [draft, method, field]."""
-    arrays = {}
-    for draft, replay in replays.items():
-        for field in fields(Replay):
-            if field.name != "rules":
-                arrays[json.dumps([draft, field.name])] = getattr(replay, field.name)
-        for rule, accepts in replay.rules.items():
-            for field in fields(Accepts):
-                arrays[json.dumps([draft, rule, field.name])] = getattr(accepts, field.name)
-    kept.write(f"{number:05d}", arrays)
-
-
-def replays_there(kept: Kept, count: int) -> dict[int, dict[str, Replay]]:
-    """Stored replays of `count` responses, by number."""
-    parts = {number: kept.read(f"{number:05d}") for number in range(count)}
-    return {number: replays_in(arrays) for number, arrays in parts.items() if arrays is not None}
-
-
-def replays_in(arrays: Arrays) -> dict[str, Replay]:
-    """The replays of every draft along one response, from what keep_replays stored."""
-    whole: dict[str, dict] = {}
-    rules: dict[str, dict[str, dict]] = {}
-    for key, values in arrays.items():
-        draft, *names = json.loads(key)
-        if len(names) == 1:
-            whole.setdefault(draft, {})[names[0]] = values
-        else:
-            rules.setdefault(draft, {}).setdefault(names[0], {})[names[1]] = values
-    return {
-        draft: Replay(rules={rule: Accepts(**each) for rule, each in rules[draft].items()}, **values)
-        for draft, values in whole.items()
-    }
