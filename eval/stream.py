@@ -12,9 +12,9 @@ from typing import BinaryIO, Literal, NamedTuple
 from pydantic import Field, ValidationInfo, field_validator
 
 from architectures.errors import UserError
-from architectures.files.reading import require_regular, unreadable
+from architectures.files.reading import parse_json, require_regular, unreadable
 from architectures.files.section import Section
-from eval.prompts import MOST_CHARACTERS, Prompt, Rows, line_row, parser_of, source_name, source_rows
+from eval.prompts import MOST_CHARACTERS, ONE_OBJECT, Prompt, Rows, parser_of, source_name, source_rows
 from eval.tasks import PromptSource
 
 Mix = Literal["in_order", "sharp", "smooth"]
@@ -90,8 +90,8 @@ def prompts_of(source: PromptSource, *, follow: bool, sleep: Callable[[float], N
     parse, rows = parser_of(source), followed_rows(source, sleep) if follow else source_rows(source)
     is_empty = True
     with closing(rows):
-        for row in rows:
-            prompt = parse(row.read(), row.where)
+        for where, row in rows:
+            prompt = parse(row, where)
             if prompt is not None:  # a row that the task leaves out
                 is_empty = False
                 yield prompt, name
@@ -106,8 +106,9 @@ def followed_rows(source: PromptSource, sleep: Callable[[float], None]) -> Rows:
         require_regular(path, remedy="Name a file of JSON lines.")
         with path.open("rb") as file:
             lines = enumerate(followed_lines(path, file, sleep), start=1)
-            rows = (line_row(line, f"{path}:{number}") for number, line in lines if line.strip())
-            yield from islice(rows, source.num_prompts)
+            places = ((f"{path}:{number}", line) for number, line in lines if line.strip())
+            for where, line in islice(places, source.num_prompts):
+                yield where, parse_json(line, where, ONE_OBJECT)
     except OSError as error:
         raise UserError(unreadable(path, error, "Make the file before it is followed.")) from error
 
@@ -122,7 +123,7 @@ def followed_lines(path: Path, file: BinaryIO, sleep: Callable[[float], None]) -
             unfinished = b""
             continue
         if len(unfinished) >= MOST_CHARACTERS:
-            raise UserError(f"{path}: has a line of over {MOST_CHARACTERS:,} bytes. Write one JSON object per line.")
+            raise UserError(f"{path}: has a line of over {MOST_CHARACTERS:,} bytes. {ONE_OBJECT}")
         now, opened = path.stat(), os.fstat(file.fileno())
         if now.st_ino != opened.st_ino or now.st_size < file.tell():
             raise UserError(f"{path}: was truncated or replaced while it was followed. Only append, and start again.")

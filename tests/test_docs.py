@@ -8,9 +8,6 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from architectures.tables import terminal
-from eval.tasks import tasks_page
-
 ROOT = Path(__file__).parents[1]
 PAGES = [Path("README.md"), *sorted(page.relative_to(ROOT) for page in (ROOT / "docs").rglob("*.md"))]
 
@@ -28,10 +25,6 @@ def test_every_test_that_docs_name_is_there():
     named = set(re.findall(r"`(test_\w+)`", page)) | set(re.findall(r"\[`(\w+)`\]", page))
     assert len(named) > 40
     assert not named - defined
-
-
-def test_the_table_of_tasks_is_the_one_that_is_printed():
-    assert f"```\n{terminal(*tasks_page())}\n```" in (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)

@@ -56,9 +56,9 @@ def recipes(settings: RecipesSettings) -> None:
     if settings.shapes is not None:
         print_shapes(settings.shapes)
     if settings.tasks:
-        from eval.tasks import tasks_page
+        from eval.tasks import TASKS_PATH
 
-        print(terminal(*tasks_page()))
+        print(TASKS_PATH.read_text(encoding="utf-8"), end="")
     if settings.names:
         write_recipes(settings.names, settings.to, with_target=settings.with_target)
     elif not lists:

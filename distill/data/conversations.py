@@ -5,7 +5,7 @@ A row has one of five forms; where it has several, the first of this order count
 `completion`, `response` and `output`. Rows of a named task are read as the task says.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,48 +74,28 @@ def parse_conversation(row: Any, where: str) -> Conversation:
     if field in ("messages", "conversation"):
         messages = parse_each_message(row[field], field, where)
     else:
-        messages = [user_turn(single_text(row, field, where)), assistant_turn(answer_text(row, where))]
+        answer = first_field(row, ANSWER_FIELDS, where, example=f"{EXAMPLE}, {WRITTEN_INSTEAD}")
+        text = checked_text(row[answer], answer, where)
+        messages = [user_turn(single_text(row, field, where)), assistant_turn(text)]
     return conversation_of(messages, where)
 
 
 def conversation_of(messages: Sequence[Message], where: str) -> Conversation:
-    """The conversation of some messages up to its last answer, if that can be learned."""
-    return Conversation(where, up_to_last_answer([trimmed(message) for message in messages], where))
-
-
-def answer_text(row: Mapping[str, Any], where: str) -> str:
-    """The answer that stands beside a question."""
-    field = next((name for name in ANSWER_FIELDS if row.get(name) is not None), None)
-    if field is None:
-        raise UserError(
-            f"{where}: has no answer: none of the fields {', '.join(ANSWER_FIELDS)}. "
-            f"Give each row one, e.g. {EXAMPLE}, {WRITTEN_INSTEAD}"
-        )
-    return checked_text(row[field], field, where)
-
-
-def up_to_last_answer(messages: Sequence[Message], where: str) -> tuple[Message, ...]:
-    """The messages up to the assistant's last, if each of the assistant's follows a user's."""
+    """Some messages up to the last answer, answers without white space around them, which a target does not write."""
     roles = [message["role"] for message in messages]
-    if "assistant" not in roles:
+    follows = [before for before, role in zip([None, *roles], roles, strict=False) if role == "assistant"]
+    if not follows or set(follows) != {"user"}:
         raise UserError(
-            f"{where}: messages holds no assistant turn, and data.answers is given. Give it one, {WRITTEN_INSTEAD}"
+            f"{where}: messages must hold an assistant turn, each after a user's, got {', '.join(roles)}. Fix or "
+            f"delete this row, {WRITTEN_INSTEAD}"
         )
-    for index, (before, role) in enumerate(zip([None, *roles], roles, strict=False)):
-        if role == "assistant" and before != "user":
-            follows = "is the first" if before is None else f"follows a turn of the {before}"
-            raise UserError(
-                f"{where}: messages[{index}] is an assistant turn that {follows}; it must answer a user turn. "
-                "Mend or delete this row."
-            )
     last = len(roles) - 1 - roles[::-1].index("assistant")
-    return tuple(messages[: last + 1])
+    learned = [
+        assistant_turn(message["content"].strip()) if message["role"] == "assistant" else message
+        for message in messages[: last + 1]
+    ]
+    return Conversation(where, tuple(learned))
 
 
 def assistant_turn(text: str) -> Message:
     return {"role": "assistant", "content": text}
-
-
-def trimmed(message: Message) -> Message:
-    """An answer without white space around it, which a target does not write; any other message as it is."""
-    return assistant_turn(message["content"].strip()) if message["role"] == "assistant" else message

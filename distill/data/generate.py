@@ -16,7 +16,7 @@ from eval.answers.shards import EVERY_FILE, Part, missing_shards
 from eval.answers.traces import DecodingSettings, read_traces
 from eval.decoding.generate import Answerer, Kind, within_context, write_traces
 from eval.models.loading import load_tokenizer
-from eval.prompts import Prompt, drop_too_long, load_prompts
+from eval.prompts import Prompt, drop_too_long, load_prompts, render_prompt
 
 NO_ANSWERS = SplitCounts(prompts=0, answers=0, answer_tokens=0), 0  # as count_answers counts
 
@@ -65,7 +65,9 @@ def generate_answers(
     prompts = [*named, *written]
     distinct = drop_duplicates(prompts)
     settings = within_context(target, decoding_settings(config, seed=seed, dtype=dtype, holding=holding))
-    fitting = drop_too_long(distinct, load_tokenizer(target), settings.max_prompt_len)
+    tokenizer = load_tokenizer(target)
+    lengths = [len(render_prompt(tokenizer, prompt.messages)) for prompt in distinct]
+    fitting = drop_too_long(distinct, lengths, settings.max_prompt_len)
     train, held_out = hold_out(fitting, config.num_eval_prompts, seed=seed, least_left=1 if to_train_on else 0)
     answered = {"eval": held_out, "train": train} if to_train_on else {"eval": held_out}
     how = {"answered_by": answered_by, "answers_from": [Path(folder) for folder in config.answers_from]}

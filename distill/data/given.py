@@ -30,7 +30,7 @@ from distill.recipe.sections.data import DataConfig
 from eval.answers.shards import EVERY_FILE, Part, claim_shards, missing_shards, one_at_a_time, write_shard
 from eval.answers.traces import Trace, continues, read_traces
 from eval.decoding.generate import Kind, write_traces
-from eval.prompts import Prompt, source_words
+from eval.prompts import Prompt, drop_too_long
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,8 @@ def collect_given(
     renderer = Renderer(target)
     distinct = drop_duplicates(conversations)
     settings = GivenSettings(config.shard_size, max_prompt_len=config.max_seq_len - 1)
-    fitting = drop_too_long(distinct, renderer, settings.max_prompt_len)
+    lengths = [len(renderer.opening_ids(each.question, each.source)) for each in distinct]
+    fitting = drop_too_long(distinct, lengths, settings.max_prompt_len)
     drawn, held_out = hold_out(fitting, config.num_eval_prompts, seed=seed, least_left=1 if to_train_on else 0)
     train = drop_asked(drawn, held_out) if to_train_on else []
     questions = [prompt for conversation in held_out for prompt in prompts_of(conversation)]
@@ -127,33 +128,6 @@ def prompts_of(conversation: Conversation) -> list[Prompt]:
 def turn_source(conversation: Conversation, number: int) -> str:
     """The row, and which of its answers this is unless it is the first."""
     return conversation.source if number == 1 else f"{conversation.source}#{number}"
-
-
-def drop_too_long(conversations: Sequence[Conversation], renderer: Renderer, max_prompt_len: int) -> list[Conversation]:
-    """The conversations whose first question has at most max_prompt_len tokens; says how many have more.
-
-    Raises:
-        UserError: If all of them have more.
-    """
-    fitting: list[Conversation] = []
-    too_long: list[str] = []
-    for each in conversations:
-        if len(renderer.opening_ids(each.question, each.source)) <= max_prompt_len:
-            fitting.append(each)
-        else:
-            too_long.append(each.source)
-    if not fitting:
-        raise UserError(
-            f"All {len(conversations)} conversations begin with more than {max_prompt_len} tokens "
-            f"({source_words(too_long)}). Raise data.max_seq_len, or shorten them."
-        )
-    if too_long:
-        print(
-            f"{len(too_long)} of {len(conversations)} conversations begin with more than {max_prompt_len} tokens and "
-            f"are left out: {source_words(too_long)}",
-            file=sys.stderr,
-        )
-    return fitting
 
 
 def drop_asked(train: Sequence[Conversation], held_out: Sequence[Conversation]) -> list[Conversation]:

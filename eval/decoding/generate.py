@@ -89,7 +89,8 @@ def write_traces(
     """
     settings, tokenizer = within_context(target, settings), load_tokenizer(target)
     answerer = (answered_by or Answerer)(target, tokenizer, settings, name=name, share=share)
-    turns = first_turns(drop_too_long(prompts, tokenizer, settings.max_prompt_len))
+    lengths = [len(render_prompt(tokenizer, prompt.messages)) for prompt in prompts]
+    turns = first_turns(drop_too_long(prompts, lengths, settings.max_prompt_len))
     chunks = [turns[start : start + settings.shard_size] for start in range(0, len(turns), settings.shard_size)]
     record = {
         "target": fingerprint_checkpoint(target),

@@ -72,15 +72,15 @@ def test_rows_of_a_task_bring_the_answers_their_task_says(row_file):
 @pytest.mark.parametrize(
     ("row", "place"),
     [
-        ({"prompt": "a"}, "has no answer"),
-        ({"turns": ["a", "b"]}, "has none of the known fields"),
+        ({"prompt": "a"}, "has none of the fields answer, "),
+        ({"turns": ["a", "b"]}, "has none of the fields"),
         ({"messages": [SYSTEM, ask("a")]}, "messages "),
-        ({"messages": [ask("a"), answer("b"), answer("c")]}, r"messages\[2\]"),
-        ({"messages": [answer("b"), ask("a"), answer("c")]}, r"messages\[0\]"),
+        ({"messages": [ask("a"), answer("b"), answer("c")]}, "messages "),
+        ({"messages": [answer("b"), ask("a"), answer("c")]}, "messages "),
         ({"messages": [ask("a"), answer("")]}, r"messages\[1\]\.content"),
         ({"prompt": "a", "answer": " \n"}, "answer "),
         ({"prompt": "a", "answer": 7}, "answer "),
-        (["a"], "is "),
+        (["a"], "the row must be "),
     ],
 )
 def test_refused_rows(row_file, row, place):
@@ -116,7 +116,7 @@ def test_what_is_written_and_counted(tiny_target, row_file, tmp_path, capsys):
     asked_before, ids = (ask("q1.0"), answer("a1.0"), ask("q1.1")), (second.prompt_ids, second.answer_ids)
     assert second == Trace(second.id, f"{path}:2#2", asked_before, *ids, "a1.1", "stop")
     assert (len(second.answer_ids), second.answer_ids[-1]) == (len("a1.1") + 1, 2)
-    assert "1 of 12 conversations begin with more than 199 tokens" in capsys.readouterr().err
+    assert "1 of 12 prompts are longer than 199 tokens" in capsys.readouterr().err
 
 
 def test_a_question_is_not_both_held_out_and_trained_on(tiny_target, row_file, tmp_path):

@@ -144,7 +144,7 @@ def test_prompts_that_are_too_long_are_left_out_and_counted(chatty_target, tmp_p
     write_traces(chatty_target, prompts, tmp_path, settings)
     kept = [trace.source for trace in read_traces(tmp_path, "train")]
     assert kept == ["file.jsonl:1", "file.jsonl:2", "file.jsonl:4"]
-    assert f"1 of 4 prompts are longer than {160 + num_framing} tokens and are left out" in capsys.readouterr().err
+    assert f"1 of 4 prompts are longer than {160 + num_framing} tokens (" in capsys.readouterr().err
 
 
 def test_a_conversation_that_grows_too_long_ends_there(chatty_target, tmp_path):
@@ -157,7 +157,7 @@ def test_a_conversation_that_grows_too_long_ends_there(chatty_target, tmp_path):
 
 
 def test_only_prompts_that_are_too_long(chatty_target, tmp_path):
-    with pytest.raises(UserError, match="All 2 prompts are longer than 20 tokens"):
+    with pytest.raises(UserError, match="2 of 2 prompts are longer than 20 tokens"):
         write_traces(chatty_target, PROMPTS[:2], tmp_path / "out", dataclasses.replace(GREEDY, max_prompt_len=20))
     assert not (tmp_path / "out").exists()
 
