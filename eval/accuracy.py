@@ -63,10 +63,6 @@ class Benchmark:
     max_new_tokens: int
     read: Callable[[str], Decimal | None]
 
-    def is_right(self, index: int, text: str) -> bool:
-        """Whether a text answers the question of an index."""
-        return self.read(text) == self.questions[index].answer
-
 
 def load_benchmark(word: str, num_questions: int, *, seed: int) -> Benchmark:
     """The questions that a word of the command line names: gsm8k, gsm8k=FILE or multiplication.
@@ -134,44 +130,6 @@ def number_of(written: str) -> Decimal:
     return Decimal(re.sub(f"{CURRENCY}|,", "", written).replace("\N{MINUS SIGN}", "-"))
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Questions answered by plain decoding and with the draft.
-
-    Attributes:
-        plain: Whether the answer of plain decoding was right.
-        drafted: Whether it was with the draft.
-        equal: Whether the two texts are equal.
-        tied: Whether they are not, but part at a near tie of the target.
-        p_value: Probability that so many texts that part, or more, leave the target's argmax with the draft and not
-            without, if either is as likely.
-    """
-
-    plain: Sequence[bool]
-    drafted: Sequence[bool]
-    equal: Sequence[bool]
-    tied: Sequence[bool]
-    p_value: float = 1.0
-
-    @property
-    def holds(self) -> bool:
-        """Whether the draft left every text as it is, except for near ties that go either way."""
-        return self.p_value >= MIN_P and all(equal or tied for equal, tied in zip(self.equal, self.tied, strict=True))
-
-    @property
-    def summary(self) -> str:
-        """Accuracy both ways, and how the texts compare."""
-        count, num_equal, num_tied = len(self.equal), sum(self.equal), sum(self.tied)
-        only_plain = sum(plain > drafted for plain, drafted in zip(self.plain, self.drafted, strict=True))
-        only_drafted = sum(drafted > plain for plain, drafted in zip(self.plain, self.drafted, strict=True))
-        return (
-            f"accuracy without draft {accuracy_with_interval(self.plain)}; with draft "
-            f"{accuracy_with_interval(self.drafted)}; right only without {only_plain}, only with {only_drafted}; texts "
-            f"equal {num_equal} of {count}, near ties {num_tied}, changed {count - num_equal - num_tied}; "
-            f"p = {self.p_value:.3g}, required: {MIN_P:g}"
-        )
-
-
 def check_accuracy(
     pair: LoadedPair,
     benchmark: Benchmark,
@@ -199,11 +157,7 @@ def check_accuracy(
         drafted += speculative_decode(
             pair.target, pair.draft, some, limits=limits, speculation=speculation, opener=opener
         )
-
-    outcome = compare_answers(pair, benchmark, prompts, plain, drafted, width=speculation.lookahead + 1)
-    num_cut = sum(not text.stopped for text in plain)
-    detail = f"{outcome.summary}; truncated at {limits.max_new_tokens} tokens {num_cut}; {accepted_of(drafted)}"
-    return Finding(benchmark.name, outcome.holds, detail)
+    return compare_answers(pair, benchmark, prompts, plain, drafted, width=speculation.lookahead + 1)
 
 
 def compare_answers(
@@ -214,21 +168,35 @@ def compare_answers(
     drafted: Sequence[Decoded],
     *,
     width: int,
-) -> Outcome:
-    """Which answers are right, and which texts differ; those are read again by `width` tokens a step."""
-    ids = [(own.token_ids, with_draft.token_ids) for own, with_draft in zip(plain, drafted, strict=True)]
-    equal = [own_ids == drafted_ids for own_ids, drafted_ids in ids]
+) -> Finding:
+    """Which answers are right, and which texts the draft changed; those are read again by `width` tokens a step."""
+    # Answers that are right, by plain decoding and with the draft.
+    answers = [question.answer for question in benchmark.questions]
+    right, right_drafted = (
+        [benchmark.read(written(pair, text)) == answer for text, answer in zip(texts, answers, strict=True)]
+        for texts in (plain, drafted)
+    )
+    only_plain = sum(own > other for own, other in zip(right, right_drafted, strict=True))
+    only_drafted = sum(other > own for own, other in zip(right, right_drafted, strict=True))
+
+    # Texts that differ must part at a near tie of the target, and leave its argmax as often on either side.
     parted = [
-        None if same else find_parting(pair.target, prompt, *both, width=width)
-        for prompt, both, same in zip(prompts, ids, equal, strict=True)
+        find_parting(pair.target, prompt, own.token_ids, other.token_ids, width=width)
+        for prompt, own, other in zip(prompts, plain, drafted, strict=True)
+        if own.token_ids != other.token_ids
     ]
     partings = [parting for parting in parted if parting is not None]
     allowed = tie_allowance([parting.noise for parting in partings])
-    plain_right, drafted_right = (
-        [benchmark.is_right(index, written(pair, both[side])) for index, both in enumerate(ids)] for side in (0, 1)
+    num_tied = sum(parting.is_tie(allowed) for parting in partings)
+    p_value = favour_p(partings)
+
+    detail = (
+        f"accuracy without draft {accuracy_with_interval(right)}; with draft {accuracy_with_interval(right_drafted)}; "
+        f"right only without {only_plain}, only with {only_drafted}; texts equal {len(plain) - len(parted)} of "
+        f"{len(plain)}, near ties {num_tied}, changed {len(parted) - num_tied}; p = {p_value:.3g}, required: "
+        f"{MIN_P:g}; truncated {sum(not text.stopped for text in plain)}; {accepted_of(drafted)}"
     )
-    tied = [parting is not None and parting.is_tie(allowed) for parting in parted]
-    return Outcome(plain_right, drafted_right, equal, tied, favour_p(partings))
+    return Finding(benchmark.name, p_value >= MIN_P and num_tied == len(parted), detail)
 
 
 def favour_p(parted: Sequence[Parting]) -> float:
@@ -237,8 +205,9 @@ def favour_p(parted: Sequence[Parting]) -> float:
     return excess_p(drafted, plain)
 
 
-def written(pair: LoadedPair, token_ids: Sequence[int]) -> str:
-    return str(pair.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+def written(pair: LoadedPair, text: Decoded) -> str:
+    ids = list(text.token_ids)
+    return str(pair.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 def accuracy_with_interval(right: Sequence[bool]) -> str:

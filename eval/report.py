@@ -180,18 +180,19 @@ def scored_sections(runs: Sequence[ScoredRun], cards: Mapping[str, Scorecard]) -
     """Everything about scorecards with a target."""
     drafts, names = scored_drafts(cards), list(cards)
     temperatures = sorted({temperature for _, temperature in at_temperatures(drafts)})
+    figures = [figures_by_k(drafts, temperature) for temperature in temperatures]
     tables = [
         ReportSection("Results", results(drafts), [speedup_figure(drafts)]),
         ReportSection("Wall-clock decoding, interleaved runs", measured(drafts) or Table((), ())),
         ReportSection(
             "By number of speculative tokens (k)",
             by_k(drafts),
-            [figure for t in temperatures for figure in (length_figure(drafts, t), predicted_figure(drafts, t))],
+            [figure for length, predicted, _ in figures for figure in (length, predicted)],
         ),
         ReportSection(
             "Acceptance by position in the verification step",
             positions(drafts),
-            [position_figure(drafts, t) for t in temperatures],
+            [by_position for *_, by_position in figures],
         ),
         ReportSection("Acceptance by group of tokens", groups(drafts) or Table((), ())),
         ReportSection("Paired differences on the same prompts and responses", differences(cards) or Table((), ())),
@@ -348,35 +349,25 @@ def speedup_figure(drafts: Sequence[ScoredDraft]) -> Image:
     return image("Speedup", draw, height=1.2 + 0.3 * len(rows))
 
 
-def shown_at(drafts: Sequence[ScoredDraft], temperature: float) -> list[ScoredDraft]:
-    """Drafts of figures: those of one scorecard, of several those that each is about."""
+def figures_by_k(drafts: Sequence[ScoredDraft], temperature: float) -> tuple[Image, Image, Image]:
+    """Acceptance length and predicted speedup by k, and acceptance by position.
+
+    The drafts are those of one scorecard, of several those that each is about.
+    """
     several = len({id(draft.card) for draft in drafts}) > 1
-    scored = [draft for draft in drafts if temperature in draft.card.temperatures]
-    return [draft for draft in scored if draft.is_primary or not several]
-
-
-def length_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Image:
-    """Acceptance length by k."""
-    lines = {}
-    for draft in shown_at(drafts, temperature):
+    lengths, speedups, joint = {}, {}, {}
+    for draft in drafts:
+        if temperature not in draft.card.temperatures or (several and not draft.is_primary):
+            continue
         entries = draft.row(temperature).lookahead
-        lines[draft.label] = [entry.lookahead for entry in entries], [entry.tau for entry in entries]
-    return series(f"Acceptance length, T={temperature:g}", lines, "k", "tokens per verification step")
-
-
-def predicted_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Image:
-    """Predicted speedup by k."""
-    lines = {}
-    for draft in shown_at(drafts, temperature):
-        entries = draft.card.speedup_of(draft.draft, temperature).lookahead
-        lines[draft.label] = [entry.lookahead for entry in entries], [entry.predicted for entry in entries]
-    return series(f"Predicted speedup, T={temperature:g}", lines, "k", "times plain decoding", parity=True)
-
-
-def position_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Image:
-    """Share of the verification steps that accept each position."""
-    lines = {}
-    for draft in shown_at(drafts, temperature):
-        entries = draft.row(temperature).lookahead[-1].positions
-        lines[draft.label] = [entry.position for entry in entries], [entry.joint for entry in entries]
-    return series(f"Accepted of all verification steps, T={temperature:g}", lines, "position", "share")
+        forecasts = draft.card.speedup_of(draft.draft, temperature).lookahead
+        last = entries[-1].positions
+        lengths[draft.label] = [entry.lookahead for entry in entries], [entry.tau for entry in entries]
+        speedups[draft.label] = [entry.lookahead for entry in forecasts], [entry.predicted for entry in forecasts]
+        joint[draft.label] = [entry.position for entry in last], [entry.joint for entry in last]
+    at = f"T={temperature:g}"
+    return (
+        series(f"Acceptance length, {at}", lengths, "k", "tokens per verification step"),
+        series(f"Predicted speedup, {at}", speedups, "k", "times plain decoding", parity=True),
+        series(f"Accepted of all verification steps, {at}", joint, "position", "share"),
+    )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from architectures.tables import Section, Table, facts, terminal
-from eval.acceptance.estimates import paired_ratio_difference, pooled_ratio, sign_flip_p
+from eval.acceptance.estimates import paired_ratio_difference, sign_flip_p
 from eval.acceptance.intervals import least_units
 from eval.scorecard_schema import AcceptanceRow, HasInterval, Live, RecordedScorecard, Scorecard, ScoredModel, StepTime
 from eval.speedup import predicted_interval
@@ -214,36 +214,17 @@ def positions(drafts: Sequence[ScoredDraft]) -> Table:
 
 
 def groups(drafts: Sequence[ScoredDraft]) -> Table | None:
-    """Acceptance by source of the prompts, category, output position and entropy of the target; without baselines."""
+    """Acceptance by task, category, output position and entropy of the target; without baselines."""
     rows = []
     for draft, temperature in at_temperatures(primaries(drafts)):
         row, k = draft.row(temperature), draft.best_k(temperature)
         head = (draft.label, f"{temperature:g}")
-        rows += [(*head, "prompts", *cells) for cells in source_rows(draft, temperature)]
         for part in row.bins:
             for group in part.bins:
                 figures = (interval(group.alpha), interval(group.at(k).tau), k)
                 rows.append((*head, part.by, group.bin, group.prompts, f"{group.alpha.tokens:g}", *figures))
     columns = ("draft", "T", "by", "group", "prompts", "tokens", "acceptance rate", "acceptance length", "k")
     return Table(columns, rows, "By group of tokens") if rows else None
-
-
-def source_rows(draft: ScoredDraft, temperature: float) -> list[tuple[object, ...]]:
-    """Acceptance by the file or data set that a prompt is from; none where there is only one."""
-    by_source: dict[str, list[int]] = {}
-    for number, source in enumerate(draft.card.prompts.sources):
-        by_source.setdefault(source.rpartition(":")[0] or source, []).append(number)
-    sums = draft.row(temperature).by_prompt
-    if len(by_source) < 2 or sums is None:
-        return []
-    k, resampling, rows = draft.best_k(temperature), draft.card.settings.resampling, []
-    for source, prompts in by_source.items():
-        tokens, alpha, steps = (
-            [column[index] for index in prompts] for column in (sums.tokens, sums.alpha, sums.rounds_at(k))
-        )
-        rate, length = pooled_ratio(alpha, tokens, resampling), pooled_ratio(tokens, steps, resampling)
-        rows.append((source, len(prompts), f"{sum(tokens):g}", interval(rate), interval(length), k))
-    return rows
 
 
 def step_times(cards: Mapping[str, Scorecard]) -> Table:

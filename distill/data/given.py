@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -31,19 +31,6 @@ from eval.answers.shards import EVERY_FILE, Part, claim_shards, missing_shards, 
 from eval.answers.traces import Trace, continues, read_traces
 from eval.decoding.generate import Kind, write_traces
 from eval.prompts import Prompt, drop_too_long
-
-
-@dataclass(frozen=True)
-class GivenSettings:
-    """How given answers are laid out.
-
-    Attributes:
-        shard_size: Conversations per shard, the unit a rerun continues from.
-        max_prompt_len: Tokens; turns after more are dropped and counted.
-    """
-
-    shard_size: int
-    max_prompt_len: int
 
 
 def collect_given(
@@ -90,9 +77,9 @@ def collect_given(
     conversations = load_conversations(config.prompts)
     renderer = Renderer(target)
     distinct = drop_duplicates(conversations)
-    settings = GivenSettings(config.shard_size, max_prompt_len=config.max_seq_len - 1)
+    max_prompt_len = config.max_seq_len - 1  # turns after more tokens are dropped and counted
     lengths = [len(renderer.opening_ids(each.question, each.source)) for each in distinct]
-    fitting = drop_too_long(distinct, lengths, settings.max_prompt_len)
+    fitting = drop_too_long(distinct, lengths, max_prompt_len)
     drawn, held_out = hold_out(fitting, config.num_eval_prompts, seed=seed, least_left=1 if to_train_on else 0)
     train = drop_asked(drawn, held_out) if to_train_on else []
     questions = [prompt for conversation in held_out for prompt in prompts_of(conversation)]
@@ -101,7 +88,7 @@ def collect_given(
     write_traces(target, questions, out, decoding, name="eval", **how)
     if to_train_on:
         with one_at_a_time(out) if share.leads else nullcontext():  # laid out in seconds, by whoever comes first
-            write_given(renderer, train, out, settings, share)
+            write_given(renderer, train, out, shard_size=config.shard_size, max_prompt_len=max_prompt_len, share=share)
     if share.lead(lambda: missing_shards(out, ["eval"])):
         return None
     learned, num_left_out = count_given(out, train)
@@ -188,7 +175,9 @@ def write_given(
     renderer: Renderer,
     conversations: Sequence[Conversation],
     out: Path,
-    settings: GivenSettings,
+    *,
+    shard_size: int,
+    max_prompt_len: int,
     share: Share = ALONE,
 ) -> None:
     """Write each assistant turn as a trace, into out/train-00000.jsonl and so on; shards that exist are kept.
@@ -201,17 +190,18 @@ def write_given(
         "answers": "given",
         "stop_ids": sorted(renderer.stop_ids),
         "conversations": fingerprint_value([asdict(each) for each in conversations]),
-        **asdict(settings),
+        "shard_size": shard_size,
+        "max_prompt_len": max_prompt_len,
     }
     first_ids = accumulate((len(each.answers) for each in conversations), initial=0)
     numbered = list(zip(first_ids, conversations, strict=False))  # the last sum is the number of all answers
-    chunks = [numbered[start : start + settings.shard_size] for start in range(0, len(numbered), settings.shard_size)]
+    chunks = [numbered[start : start + shard_size] for start in range(0, len(numbered), shard_size)]
     paths = share.lead(lambda: claim_shards(out, "train", record, num_shards=len(chunks)))
     absent = share.lead(lambda: [number for number, path in enumerate(paths) if not path.is_file()])
     missing = [(paths[number], chunks[number]) for number in share.mine(absent)]
     start_s, num_answers, num_tokens = time.monotonic(), 0, 0
     total = sum(len(chunk) for _, chunk in missing)
-    for traces in track(write_each(missing, renderer, settings), description="train conversations", total=total):
+    for traces in track(write_each(missing, renderer, max_prompt_len), description="train conversations", total=total):
         num_answers += len(traces)
         num_tokens += sum(len(trace.answer_ids) for trace in traces)
     share.meet()
@@ -221,7 +211,7 @@ def write_given(
 
 
 def write_each(
-    missing: Sequence[tuple[Path, Sequence[tuple[int, Conversation]]]], renderer: Renderer, settings: GivenSettings
+    missing: Sequence[tuple[Path, Sequence[tuple[int, Conversation]]]], renderer: Renderer, max_prompt_len: int
 ) -> Iterator[list[Trace]]:
     """Yield the answers of each conversation; each shard is written when it is complete."""
     for path, numbered in missing:
@@ -230,7 +220,7 @@ def write_each(
             traces = [
                 trace
                 for trace in traces_of(conversation, renderer, first_id=first_id)
-                if len(trace.prompt_ids) <= settings.max_prompt_len
+                if len(trace.prompt_ids) <= max_prompt_len
             ]
             rows += [asdict(trace) for trace in traces]
             yield traces

@@ -125,44 +125,26 @@ class ReplayedAnswer:
     task: str | None = None
 
 
-@dataclass(frozen=True)
-class Binning:
-    """One way to part tokens.
+Parting = tuple[list[str], list[NDArray[np.int64]]]  # labels in order; of each answer the label's index of every token
 
-    Attributes:
-        by: What they are parted by.
-        labels: Of the bins, in their order.
-        bins: The bin_T of an answer's tokens, each an index into the labels.
+
+def part_tokens(answers: Sequence[ReplayedAnswer]) -> dict[str, Parting]:
+    """Every way in which tokens of these answers are parted; a way may turn out to fill one bin alone.
+
+    Tasks and categories are in alphabetical order, answers without one come last.
     """
-
-    by: str
-    labels: Sequence[str]
-    bins: Callable[[ReplayedAnswer], NDArray[np.int64]]
-
-
-def binnings(answers: Sequence[ReplayedAnswer]) -> list[Binning]:
-    """Every way in which tokens of these answers are parted; a way may turn out to fill one bin alone."""
-    return [
-        labelled("task", lambda answer: answer.task, answers, without=NO_TASK),
-        labelled("category", lambda answer: answer.category, answers, without=NO_CATEGORY),
-        Binning(
-            "output_position", token_labels(POSITION_EDGES), lambda answer: position_bins(answer.replay.num_tokens)
-        ),
-        Binning(
-            "entropy",
-            nats_labels(ENTROPY_EDGES_NATS),
-            lambda answer: np.digitize(answer.replay.target_entropy, ENTROPY_EDGES_NATS),
-        ),
-    ]
-
-
-def labelled(
-    by: str, label: Callable[[ReplayedAnswer], str | None], answers: Sequence[ReplayedAnswer], *, without: str
-) -> Binning:
-    """Answers parted by a label of their prompt, in alphabetical order; those that have none come last."""
-    labels = sorted({name for name in map(label, answers) if name is not None})
-    indices = {None: len(labels), **{name: index for index, name in enumerate(labels)}}
-    return Binning(by, [*labels, without], lambda answer: np.full(answer.replay.num_tokens, indices[label(answer)]))
+    replays = [answer.replay for answer in answers]
+    parted: dict[str, Parting] = {}
+    for by, without in (("task", NO_TASK), ("category", NO_CATEGORY)):
+        names = [getattr(answer, by) for answer in answers]
+        labels = [*sorted({name for name in names if name is not None}), without]
+        indices = [len(labels) - 1 if name is None else labels.index(name) for name in names]
+        pairs = zip(replays, indices, strict=True)
+        parted[by] = labels, [np.full(replay.num_tokens, index) for replay, index in pairs]
+    parted["output_position"] = token_labels(POSITION_EDGES), [position_bins(each.num_tokens) for each in replays]
+    entropy_bins = [np.digitize(each.target_entropy, ENTROPY_EDGES_NATS) for each in replays]
+    parted["entropy"] = nats_labels(ENTROPY_EDGES_NATS), entropy_bins
+    return parted
 
 
 def position_bins(num_tokens: int) -> NDArray[np.int64]:
@@ -208,20 +190,18 @@ class ReplayedDraft:
         ]
 
     def parted_scores(self, lookaheads: Sequence[int]) -> PartedScores:
-        """The same under the leading rule, of every bin that holds a token."""
-        return {binning.by: self.score_bins(binning, lookaheads) for binning in binnings(self.answers)}
-
-    def score_bins(self, binning: Binning, lookaheads: Sequence[int]) -> dict[str, DraftScore]:
-        """Scores of the bins that hold a token, in the order of their labels."""
-        rule = rule_name(self.temperature)
-        rows: dict[int, list[AnswerScore]] = {}
-        for answer in self.answers:
-            for number, part in score_parts(answer, binning.bins(answer), rule=rule, lookaheads=lookaheads).items():
-                rows.setdefault(number, []).append(part)
-        return {
-            binning.labels[number]: DraftScore(self.draft, self.temperature, rule, rows[number], self.has_small_head)
-            for number in sorted(rows)
-        }
+        """The same under the leading rule, of every bin that holds a token, in the order of the labels."""
+        rule, parted = rule_name(self.temperature), {}
+        for by, (labels, bins) in part_tokens(self.answers).items():
+            rows: dict[int, list[AnswerScore]] = {}
+            for answer, bin_T in zip(self.answers, bins, strict=True):
+                for number, part in score_parts(answer, bin_T, rule=rule, lookaheads=lookaheads).items():
+                    rows.setdefault(number, []).append(part)
+            parted[by] = {
+                labels[number]: DraftScore(self.draft, self.temperature, rule, rows[number], self.has_small_head)
+                for number in sorted(rows)
+            }
+        return parted
 
 
 def score_answer(answer: ReplayedAnswer, *, rule: str, lookaheads: Sequence[int]) -> AnswerScore:

@@ -12,8 +12,6 @@ from eval.decoding.acceptance import LOSSLESS, REJECTION, RULES, Draws, Proposal
 from eval.decoding.sampling import Sampling
 from eval.decoding.texts import Decoded, Limits, Round
 from eval.lossless import (
-    POWER,
-    SIZES,
     Verification,
     check_distribution,
     check_greedy_text,
@@ -22,6 +20,7 @@ from eval.lossless import (
     decode,
     evidence,
     inflated_by_rule,
+    inflation_p_value,
     judged_positions,
     one_hot_argmax,
     own_p_value,
@@ -129,6 +128,7 @@ def test_each_method_is_checked_with_random_numbers_of_its_own(target, noisy_dra
 
 VOCAB = 6
 ROWS = 200_000
+SIZES = (0.02, 0.2, 1.0)
 
 
 def two_distributions(seed=3, count=1):
@@ -210,17 +210,12 @@ def runs_of(by, rule, count, runs=400):
 
 
 @pytest.mark.parametrize("rule", LOSSLESS)
-def test_p_values_hold_their_level_and_power_is_what_is_said(rule):
+def test_p_values_hold_their_level_and_a_large_inflation_is_found(rule):
     count, level = 1500, 0.01
-    sound = runs_of(0.0, rule, count)
-    assert sum(each.p_value < level for each in sound) <= 12  # of 400; 4 expected
-    assert sum(each.p_value < 0.5 for each in sound) in range(160, 241)
-    said = sound[0].min_detectable(level)
-    assert 0.02 < said < 0.9
-    found = np.mean([each.p_value < level for each in runs_of(said, rule, count)])
-    assert found == pytest.approx(POWER, abs=0.05)
-    assert sound[0].power(said, level) == pytest.approx(POWER, abs=0.01)
-    assert sound[0].power(0.0, level) == pytest.approx(level)
+    sound = [inflation_p_value([each]) for each in runs_of(0.0, rule, count)]
+    assert sum(each < level for each in sound) <= 12  # of 400; 4 expected
+    assert sum(each < 0.5 for each in sound) in range(160, 241)
+    assert np.mean([inflation_p_value([each]) < level for each in runs_of(0.9, rule, count)]) > 0.9
 
 
 def test_a_draft_that_is_the_target_but_for_rounding_shows_nothing():
@@ -228,23 +223,15 @@ def test_a_draft_that_is_the_target_but_for_rounding_shows_nothing():
     q = p * (1 + 1e-6 * torch.randn(p.shape, generator=torch.Generator().manual_seed(2)))
     rounds = [Round(0, 300, 300, 299, 1, 0, 0)]
     for rule, draft in ((REJECTION, p), (REJECTION, q / q.sum(dim=-1, keepdim=True))):
-        found = evidence(p, draft, torch.multinomial(p, 1)[:, 0].tolist(), rounds, rule)
-        assert (found.p_value, found.min_detectable(MIN_P)) == (1.0, None)
+        assert inflation_p_value([evidence(p, draft, torch.multinomial(p, 1)[:, 0].tolist(), rounds, rule)]) == 1.0
 
 
-def said_by(finding):
-    return float(finding.detail.split("% of runs: ")[1].split("%")[0]) / 100
-
-
-def test_verify_finds_the_inflation_that_it_says_it_finds(monkeypatch, small_pair):
-    """In 9 of 10 runs, says the page; here in at least 6 of 8. Without the fault all pass."""
+def test_verify_finds_an_inflation_by_four_fifths(monkeypatch, small_pair):
+    """Without the fault all pass."""
     wanted = [Verification(Limits(24), sampling=Sampling(0.6, top_k=3), samples=20, seed=seed) for seed in range(8)]
     prompts = [(1,), (2, 3)]
-    sound = [check_distribution(small_pair, prompts, each, REJECTION) for each in wanted]
-    assert all(finding.holds for finding in sound)
-    said = said_by(sound[0])
-    assert 0.2 < said < 0.8
-    inflate_chances(monkeypatch.setattr, said)
+    assert all(check_distribution(small_pair, prompts, each, REJECTION).holds for each in wanted)
+    inflate_chances(monkeypatch.setattr, 0.8)
     found = [not check_distribution(small_pair, prompts, each, REJECTION).holds for each in wanted]
     assert sum(found) >= 6
     monkeypatch.setattr(lossless, "MIN_P", 1e-7)

@@ -10,7 +10,7 @@ from eval.acceptance.draft_scores import (
     NO_TASK,
     POSITION_EDGES,
     ReplayedAnswer,
-    binnings,
+    part_tokens,
     position_bins,
     token_labels,
 )
@@ -22,9 +22,10 @@ def replayed(num_tokens, *, entropy=0.0, category=None):
     return ReplayedAnswer(0, category, Replay({}, ones, ones, ones, np.full(num_tokens, entropy), ones))
 
 
-def bin_labels(answers, by, answer):
-    [binning] = [one for one in binnings(answers) if one.by == by]
-    return [binning.labels[number] for number in binning.bins(answer)]
+def bin_labels(answers, by):
+    """Of each answer the label of every token."""
+    labels, bins = part_tokens(answers)[by]
+    return [[labels[number] for number in bin_T] for bin_T in bins]
 
 
 @pytest.mark.parametrize(
@@ -33,26 +34,24 @@ def bin_labels(answers, by, answer):
 )
 def test_positions_and_their_labels(position, label):
     assert token_labels(POSITION_EDGES)[position_bins(5000)[position]] == label
-    assert bin_labels([], "output_position", replayed(5000))[position] == label
+    assert bin_labels([replayed(5000)], "output_position")[0][position] == label
 
 
 def test_no_category_overwrites_the_one_before():
     """Of languages that take turns every answer stays with its own."""
     languages = ("fr", "de", "fr", "en", "de", "fr")
     answers = [replayed(1, category=language) for language in languages]
-    assert [bin_labels(answers, "category", answer) for answer in answers] == [[language] for language in languages]
+    assert bin_labels(answers, "category") == [[language] for language in languages]
 
 
 def test_categories_stand_in_their_order_and_the_rest_last():
     answers = [replayed(2), replayed(3, category="talk"), replayed(1, category="code")]
-    [binning] = [one for one in binnings(answers) if one.by == "category"]
-    assert binning.labels == ["code", "talk", NO_CATEGORY]
-    assert [bin_labels(answers, "category", one) for one in answers] == [[NO_CATEGORY] * 2, ["talk"] * 3, ["code"]]
+    assert part_tokens(answers)["category"][0] == ["code", "talk", NO_CATEGORY]
+    assert bin_labels(answers, "category") == [[NO_CATEGORY] * 2, ["talk"] * 3, ["code"]]
 
 
 def test_tasks_part_answers_as_categories_do():
     answers = [replace(replayed(2, category="math"), task=task) for task in ("mt_bench/1", None, "gsm8k/1")]
-    [binning] = [one for one in binnings(answers) if one.by == "task"]
-    assert binning.labels == ["gsm8k/1", "mt_bench/1", NO_TASK]
-    assert [bin_labels(answers, "task", one)[0] for one in answers] == ["mt_bench/1", NO_TASK, "gsm8k/1"]
-    assert bin_labels(answers, "category", answers[0]) == ["math"] * 2
+    assert part_tokens(answers)["task"][0] == ["gsm8k/1", "mt_bench/1", NO_TASK]
+    assert [first for first, _ in bin_labels(answers, "task")] == ["mt_bench/1", NO_TASK, "gsm8k/1"]
+    assert bin_labels(answers, "category")[0] == ["math"] * 2
