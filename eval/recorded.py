@@ -33,7 +33,7 @@ from eval.acceptance.estimates import CONFIDENCE, INTERVALS, NUM_RESAMPLES, Resa
 from eval.acceptance.replay import answer_logits, as_array, rejection_accepts, replay_counts, value_at
 from eval.acceptance.summary import mean, rounds_at
 from eval.answers.shards import SETTINGS_NAME, read_claims, require_known_ids
-from eval.answers.traces import read_traces
+from eval.answers.traces import Trace, read_traces
 from eval.config import EvalConfig, sampling_asked
 from eval.decoding.acceptance import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, REJECTION
 from eval.decoding.sampling import Sampling, log_distribution, penalised, seen_along
@@ -69,32 +69,22 @@ USED_KEYS = {"num_prompts", "lookaheads", "dtype"}
 
 
 @dataclass(frozen=True)
-class RecordedAnswer:
-    """One response: the prompt's source, number (turns of a conversation share it) and tokens, and its own tokens.
-
-    `answer_logp` is log p(y_t) of each token under the distribution it was sampled from; None if not recorded.
-    """
-
-    source: str
-    prompt: int
-    prompt_ids: tuple[int, ...]
-    answer_ids: tuple[int, ...]
-    answer_logp: tuple[float, ...] | None = None
-
-
-@dataclass(frozen=True)
 class Recording:
-    """Recorded responses; `target` is None and `unanswered` counts prompts without a response if it is a text file."""
+    """Recorded responses, with the number of the prompt each of them belongs to.
+
+    `target` is None and `unanswered` counts prompts without a response if it is a text file, whose responses have
+    only tokens.
+    """
 
     path: Path
     sampling: Sampling
     target: str | None
-    answers: tuple[RecordedAnswer, ...]
+    answers: tuple[tuple[int, Trace], ...]
     unanswered: int = 0
 
     @property
     def num_prompts(self) -> int:
-        return self.answers[-1].prompt + 1
+        return self.answers[-1][0] + 1
 
 
 @dataclass(frozen=True)
@@ -138,13 +128,13 @@ def read_recorded_traces(folder: Path, draft: Path) -> Recording:
 
     where, fix = f"{folder / SETTINGS_NAME}: {TRACES_NAME}.settings", "Give the responses as they were written."
     settings = checked(TypeAdapter(RecordedSettings), claim["settings"], where, fix)
-    answers: list[RecordedAnswer] = []
+    answers: list[tuple[int, Trace]] = []
     number, row = -1, ""
     for trace in traces:
         of_row = LATER_TURN.sub("", trace.source)
         number += not (of_row == row != trace.source)  # a later turn follows another turn of its row
         row = of_row
-        answers.append(RecordedAnswer(trace.source, number, trace.prompt_ids, trace.answer_ids, trace.answer_logp))
+        answers.append((number, trace))
     sampling = Sampling.of(settings.temperature, sampling_asked(settings))
     return Recording(folder, sampling, settings.target, tuple(answers))
 
@@ -169,7 +159,7 @@ def read_recorded_text(path: Path, prompts: str, draft: Path) -> Recording:
         prompt_ids = tuple(tokenizer(text)["input_ids"])
         if not prompt_ids:
             raise UserError(f"{where}: the tokenizer makes no token of this prompt. Delete its row and response.")
-        answers.append(RecordedAnswer(where, number, prompt_ids, answer_ids))
+        answers.append((number, Trace(number, where, (), prompt_ids, answer_ids, "", "length")))
     return Recording(path, Sampling(), None, tuple(answers), unanswered=len(rows) - len(responses))
 
 
@@ -226,13 +216,14 @@ def score_recording(
     Raises:
         UserError: If a response is longer than the draft's positions.
     """
-    answers = [answer for answer in recording.answers if answer.prompt < config.num_prompts]
-    require_positions(draft, max(len(each.prompt_ids) + len(each.answer_ids) for each in answers))
+    numbered = [(number, answer) for number, answer in recording.answers if number < config.num_prompts]
+    answers = [answer for _, answer in numbered]
+    require_positions(draft, max(len(answer.token_ids) for answer in answers))
     with torch_threads(None) as num_threads:
         model = load_model(draft, dtype=config.dtype)
-        scores = replay_recording(model, answers, config.lookaheads, sampling=recording.sampling)
+        scores = replay_recording(model, numbered, config.lookaheads, sampling=recording.sampling)
     resampling = Resampling(CONFIDENCE, NUM_RESAMPLES, seed)
-    firsts = {answer.prompt: answer for answer in reversed(answers)}
+    firsts = dict(reversed(numbered))
     card = RecordedScorecard(
         warnings=find_warnings(recording, len(firsts)),
         drafts=(DraftModel(draft="draft", **model_facts(draft, model)),),
@@ -281,15 +272,15 @@ def score_recording(
 
 
 def replay_recording(
-    draft: PreTrainedModel, answers: Sequence[RecordedAnswer], lookaheads: Sequence[int], *, sampling: Sampling
+    draft: PreTrainedModel, answers: Sequence[tuple[int, Trace]], lookaheads: Sequence[int], *, sampling: Sampling
 ) -> list[DraftScore]:
     """The draft along every response, by every acceptance method that is decided without the target."""
     rules = [EXACT_GREEDY_DRAFT]
     if not sampling.is_greedy:
-        has_probabilities = all(answer.answer_logp is not None for answer in answers)
+        has_probabilities = all(answer.answer_logp is not None for _, answer in answers)
         rules = [*([REJECTION] if has_probabilities else []), EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT]
     scored: dict[str, list[AnswerScore]] = {rule: [] for rule in rules}
-    for answer in track(answers, description=f"replay at T={sampling.temperature:g}", total=len(answers)):
+    for number, answer in track(answers, description=f"replay at T={sampling.temperature:g}", total=len(answers)):
         logits_TV = answer_logits(draft, answer.prompt_ids, answer.answer_ids)
         answer_T = torch.tensor(answer.answer_ids, device=logits_TV.device)
         covered_T = as_array(value_at(answer_T, logits_TV) > -torch.inf)
@@ -298,7 +289,7 @@ def replay_recording(
             accept_T = accept_probabilities(logits_TV, answer, rule=rule, sampling=sampling, context=context)
             scores.append(
                 AnswerScore(
-                    prompt=answer.prompt,
+                    prompt=number,
                     matches=np.zeros(len(answer_T)),  # the target's argmax is not known
                     alpha_sum=float(accept_T.sum()),
                     accept_sum=float(accept_T.sum()),
@@ -312,7 +303,7 @@ def replay_recording(
 
 
 def accept_probabilities(
-    draft_logits_TV: Tensor, answer: RecordedAnswer, *, rule: str, sampling: Sampling, context: Sequence[int]
+    draft_logits_TV: Tensor, answer: Trace, *, rule: str, sampling: Sampling, context: Sequence[int]
 ) -> Array:
     """[T]: probability that each response token comes from the draft.
 

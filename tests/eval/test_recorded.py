@@ -13,7 +13,6 @@ from eval.answers.traces import read_traces
 from eval.config import EvalConfig
 from eval.decoding.sampling import Sampling
 from eval.recorded import (
-    RecordedAnswer,
     accept_probabilities,
     read_recorded_text,
     read_recorded_traces,
@@ -35,8 +34,7 @@ def score(traces, draft, out, **changes):
 
 
 def first_recorded(folder):
-    trace = read_traces(folder, "eval")[0]
-    return RecordedAnswer(trace.source, 0, trace.prompt_ids, trace.answer_ids, trace.answer_logp)
+    return read_traces(folder, "eval")[0]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -106,7 +104,9 @@ def test_text_scores_as_the_traces_do(greedy_traces, noisy_folder, tmp_path):
     (tmp_path / "prompts.jsonl").write_text("".join(rows) + rows[0])
     (tmp_path / "text.txt").write_text("\n".join(str(torch.tensor([trace.answer_ids])) for trace in traces))
     recording = read_recorded_text(tmp_path / "text.txt", str(tmp_path / "prompts.jsonl"), noisy_folder)
-    assert [(a.prompt_ids, a.answer_ids) for a in recording.answers] == [(t.prompt_ids, t.answer_ids) for t in traces]
+    assert [(a.prompt_ids, a.answer_ids) for _, a in recording.answers] == [
+        (t.prompt_ids, t.answer_ids) for t in traces
+    ]
     assert (recording.unanswered, recording.target) == (1, None)
     found = score_recording(recording, noisy_folder, config(), tmp_path / "card", seed=17)
     expected = score(greedy_traces, noisy_folder, tmp_path / "of-traces")
