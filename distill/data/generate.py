@@ -70,9 +70,8 @@ def generate_answers(
     fitting = drop_too_long(distinct, lengths, settings.max_prompt_len)
     train, held_out = hold_out(fitting, config.num_eval_prompts, seed=seed, least_left=1 if to_train_on else 0)
     answered = {"eval": held_out, "train": train} if to_train_on else {"eval": held_out}
-    how = {"answered_by": answered_by, "answers_from": [Path(folder) for folder in config.answers_from]}
     for name, split in answered.items():
-        write_traces(target, split, out, settings, name=name, share=share, part=part, **how)
+        write_traces(target, split, out, settings, name=name, answered_by=answered_by, share=share, part=part)
     if share.lead(lambda: missing_shards(out, list(answered))):
         return None
     counts = {"train": NO_ANSWERS, **{name: count_answers(out, name, split) for name, split in answered.items()}}

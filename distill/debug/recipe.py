@@ -71,7 +71,7 @@ def debug_recipe(recipe: Recipe, tiny: TinyRun) -> Recipe:
 
     # Built-in prompts and responses in place of files and data sets, and short responses.
     data = values["data"]
-    data["prompts"], data["answers_from"] = built_in(data["prompts"], run), []  # those are another target's
+    data["prompts"] = built_in(data["prompts"], run)
     data |= {"num_eval_prompts": 4, "max_seq_len": 128, "max_new_tokens": 16}
     for key, bound in (("self_written_prompts", 12), ("batch_size", 8)):
         data[key] = at_most(data[key], bound)

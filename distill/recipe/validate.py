@@ -43,8 +43,6 @@ def data_rules(recipe: Recipe) -> Broken:
     data, given = recipe.data, recipe.data.answers == "given"
     if given and not data.prompts:
         yield "data.answers", "must be written when data.prompts is empty, got given. Name the rows that bring answers."
-    if given and data.answers_from:
-        yield "data.answers_from", "must be left out when data.answers is given: the rows bring answers."
     if given and data.self_written_prompts:
         yield "data.self_written_prompts", "must be left out when data.answers is given: such prompts bring no answer."
     if not given and not data.prompts and not data.self_written_prompts:

@@ -171,7 +171,7 @@ def asked_inputs(recipe: Recipe) -> dict[str, Any]:
         "data": section(
             recipe,
             "data",
-            recipe.data.model_dump(mode="json", exclude={"prompts", "answers_from"}),
+            recipe.data.model_dump(mode="json", exclude={"prompts"}),
         ),
         "prompts": sources_as_input(recipe.data.prompts),
         "seed": recipe.seed,

@@ -137,21 +137,16 @@ def read_claims(folder: Path) -> dict[str, Claim]:
 
 def refuse_changes(folder: Path, name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """Raise UserError naming every setting that differs, with both values."""
-    changes = changed_settings(old, new)
+    changes = [
+        f"{key} was {shorten(old.get(key))}, is {shorten(new.get(key))}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    ]
     if changes:
         raise UserError(
             f"{folder}: its {name} answers were made with other settings: {'; '.join(changes)}. "
             "Choose another run_name, or delete this folder to make them again."
         )
-
-
-def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Every setting that differs, with both values: "temperature was 0.0, is 1.0"."""
-    return [
-        f"{key} was {shorten(old.get(key))}, is {shorten(new.get(key))}"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key)
-    ]
 
 
 def shorten(value: Any) -> str:

@@ -1,6 +1,6 @@
 """The target's answers to prompts, as they stand on a disk."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import accumulate
 from pathlib import Path
@@ -12,7 +12,7 @@ from architectures.errors import UserError
 from architectures.families.config_entries import TokenId
 from architectures.files.reading import parsed, shown
 from architectures.settings.holding import WHOLE, Holding
-from eval.answers.shards import REWRITTEN, lines_of, shard_lines
+from eval.answers.shards import REWRITTEN, shard_lines
 from eval.prompts import Message, Prompt
 
 LogProbability = Annotated[float, Field(le=0, allow_inf_nan=False)]
@@ -167,15 +167,6 @@ def read_traces(out: Path, name: str) -> list[Trace]:
             raise UserError(f"{where}: id must be above the {traces[-1].id} before it, got {trace.id}. {REWRITTEN}")
         traces.append(trace)
     return traces
-
-
-def traces_of_shard(path: Path) -> Iterator[Trace]:
-    """The answers of one shard.
-
-    Raises:
-        UserError: If one is damaged.
-    """
-    return (parsed_trace(where, line) for where, line in lines_of(path))
 
 
 def parsed_trace(where: str, line: bytes) -> Trace:

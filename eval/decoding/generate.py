@@ -6,7 +6,7 @@ A killed run continues at its first missing shard and ends in the same bytes as 
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -20,7 +20,6 @@ from architectures.checkpoints.fingerprint import fingerprint_checkpoint, finger
 from architectures.errors import UserError
 from architectures.progress.track import Advance, no_progress, progress
 from architectures.sharing import ALONE, Share
-from eval.answers.earlier_answers import earlier_answers
 from eval.answers.shards import (
     EVERY_FILE,
     Part,
@@ -63,7 +62,6 @@ def write_traces(
     *,
     name: str = "train",
     answered_by: Kind | None = None,
-    answers_from: Sequence[Path] = (),
     part: Part = EVERY_FILE,
     share: Share = ALONE,
 ) -> None:
@@ -80,12 +78,11 @@ def write_traces(
         settings: How the target writes.
         name: First part of the shards' names.
         answered_by: What writes them: an Answerer where left out, or an engine (eval.engines.generate).
-        answers_from: Folders of earlier answers; one to the same prompt is taken from there.
         part: Which of the files are written; other jobs may write the others meanwhile.
         share: This process's share of them. All of these files are there when it returns.
 
     Raises:
-        UserError: If out holds answers of this name made otherwise, earlier ones were, or no prompt is short enough.
+        UserError: If out holds answers of this name made otherwise, or no prompt is short enough.
     """
     settings, tokenizer = within_context(target, settings), load_tokenizer(target)
     answerer = (answered_by or Answerer)(target, tokenizer, settings, name=name, share=share)
@@ -99,7 +96,6 @@ def write_traces(
         **settings.claimed,
         **claimed_draws(settings.temperature, answerer.draws),
     }
-    answerer.earlier = earlier_answers(answers_from, record)
 
     def missing_shards() -> list[Path]:
         with nullcontext() if part == EVERY_FILE else one_at_a_time(out):
@@ -109,18 +105,14 @@ def write_traces(
     by_path = dict(zip(shard_paths(out, name, len(chunks)), chunks, strict=True))
     missing = [(path, by_path[path]) for path in answerer.mine(share.lead(missing_shards))]
 
-    # This process's shards, under a progress bar; batches count their steps, responses that are taken count whole.
-    start_s, written = time.monotonic(), [0, 0]  # responses and their tokens
+    # This process's shards, under a progress bar; batches count their steps.
+    start_s, num_written, num_tokens = time.monotonic(), 0, 0
     total, whole = sum(num_turns(turns) for _, turns in missing), answerer.work_of(missing)
     with progress(f"{name} answers{share.words}", total=total, whole=whole) as answerer.advance:
         for trace in answerer.write_all(missing):
-            is_taken = trace.id in answerer.taken
-            answerer.advance(whole / total if is_taken else 0)
-            if not is_taken:
-                written = [written[0] + 1, written[1] + len(trace.answer_ids)]
-    taken, answers, tokens = map(sum, zip(*share.exchange((len(answerer.taken), *written)), strict=True))
-    if taken:
-        print(f"{name}: {taken} answers taken from earlier ones", file=sys.stderr)
+            answerer.advance(0)
+            num_written, num_tokens = num_written + 1, num_tokens + len(trace.answer_ids)
+    answers, tokens = map(sum, zip(*share.exchange((num_written, num_tokens)), strict=True))
     if answers:
         rate = tokens / (time.monotonic() - start_s)
         print(f"{name}: {answers} answers, {tokens} tokens, {rate:.0f} tokens/s", file=sys.stderr)
@@ -158,7 +150,7 @@ PASS_ROWS = 32  # rows that cost as much as the weights of a pass do: 48 rows to
 
 
 class Answerer:
-    """The target, loaded when it is first asked what no earlier answer says."""
+    """The target, loaded when it is first asked."""
 
     draws = DRAWS  # how sampled tokens follow from seeds
 
@@ -175,10 +167,8 @@ class Answerer:
         self.tokenizer = tokenizer
         self.settings = settings
         self.name = name
-        self.earlier: Mapping[tuple[int, ...], Trace] = {}  # by the tokens of their prompts
         self.share = share
         self.advance: Advance = no_progress
-        self.taken: set[int] = set()  # ids of turns that an earlier response answers
 
     @cached_property
     def model(self) -> PreTrainedModel:
@@ -224,26 +214,12 @@ class Answerer:
             turns = following
 
     def answer_each(self, turns: Sequence[Turn]) -> Iterator[tuple[Turn, Trace]]:
-        """One answer a turn: earlier ones, then batch by batch in the order of lengths; too long turns have none."""
+        """One answer a turn, batch by batch in the order of lengths; too long turns have none."""
         rendered = [(self.render(turn), turn) for turn in turns]
         fitting = [(ids, turn) for ids, turn in rendered if len(ids) <= self.settings.max_prompt_len]
-        new = [(ids, turn) for ids, turn in fitting if tuple(ids) not in self.earlier]
-        yield from ((turn, self.take(ids, turn)) for ids, turn in fitting if tuple(ids) in self.earlier)
-        new.sort(key=lambda pair: len(pair[0]))
-        for start in range(0, len(new), self.settings.batch_size):
-            yield from self.answer_batch(new[start : start + self.settings.batch_size])
-
-    def take(self, ids: Sequence[int], turn: Turn) -> Trace:
-        """The earlier answer to a turn, as this folder's."""
-        self.taken.add(turn.id)
-        return replace(
-            self.earlier[tuple(ids)],
-            id=turn.id,
-            source=turn.source,
-            messages=turn.messages,
-            category=turn.category,
-            task=turn.task,
-        )
+        fitting.sort(key=lambda pair: len(pair[0]))
+        for start in range(0, len(fitting), self.settings.batch_size):
+            yield from self.answer_batch(fitting[start : start + self.settings.batch_size])
 
     def render(self, turn: Turn) -> list[int]:
         """A turn as the target reads it."""

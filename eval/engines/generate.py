@@ -121,14 +121,9 @@ class EngineAnswerer(Answerer):
                 write_shard(path, rows_of(rows))
 
     def answer_each(self, turns: Sequence[Turn]) -> Iterator[tuple[Turn, Trace]]:
-        """One response a turn: earlier ones, then the engine's; turns that are too long have none."""
-        new: list[tuple[list[int], Turn]] = []
-        for turn in turns:
-            ids = self.render(turn)
-            if tuple(ids) in self.earlier:
-                yield turn, self.take(ids, turn)
-            elif len(ids) <= self.settings.max_prompt_len:
-                new.append((ids, turn))
+        """One response a turn; turns that are too long have none."""
+        rendered = [(self.render(turn), turn) for turn in turns]
+        new = [(ids, turn) for ids, turn in rendered if len(ids) <= self.settings.max_prompt_len]
         if not new:
             return
         engine = self.kind.open(self.target, self.settings, self.share)

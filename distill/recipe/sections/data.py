@@ -20,11 +20,6 @@ class DataConfig(Section):
         default="written",
         description="Whether the target writes the answers to train on, or the rows of prompts bring them.",
     )
-    answers_from: tuple[str, ...] = Field(
-        default=(),
-        strict=False,
-        description="Data folders of earlier runs: an answer to the same prompt, made alike, is taken from there.",
-    )
     self_written_prompts: int = Field(default=0, ge=0, description="Prompts the target writes by itself.")
     num_eval_prompts: int = Field(
         default=64, ge=1, description="Prompts held out of training, drawn with the seed, for metrics and scores."

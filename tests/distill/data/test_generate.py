@@ -12,7 +12,6 @@ from distill.data.generate import generate_answers
 from distill.data.held_out import drop_duplicates, hold_out
 from distill.recipe.sections.data import DataConfig
 from eval.answers.traces import read_traces
-from eval.decoding import generate as answering
 from eval.prompts import Prompt
 from eval.tasks import PromptSource
 
@@ -33,20 +32,6 @@ def ask(*texts: str) -> list[Prompt]:
 
 def run(target: Path, data: DataConfig, out: Path, *, seed: int = 7) -> dict[str, Any]:
     return generate_answers(target, data, out, seed=seed, dtype="float32")
-
-
-def test_answers_of_an_earlier_run_are_those_of_this_one(tiny_target, row_file, tmp_path, monkeypatch):
-    rows = [{"prompt": f"question {i}"} for i in range(12)]
-    run(tiny_target, config(row_file(*rows[:8], name="few.jsonl")), tmp_path / "few")
-    path, earlier = row_file(*rows), (str(tmp_path / "few"),)
-    whole = run(tiny_target, config(path), tmp_path / "whole")
-    written: list[int] = []
-    real = answering.Answerer.trace
-    monkeypatch.setattr(answering.Answerer, "trace", lambda *one: written.append(1) or real(*one))
-    assert run(tiny_target, config(path, answers_from=earlier), tmp_path / "more") == whole
-    assert len(written) == 4
-    for name in ("train", "eval"):
-        assert read_traces(tmp_path / "more", name) == read_traces(tmp_path / "whole", name)
 
 
 def test_answers_of_both_splits_and_their_counts(tiny_target, row_file, tmp_path):

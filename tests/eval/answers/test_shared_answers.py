@@ -53,14 +53,3 @@ def test_each_shard_is_written_by_one_process_and_each_process_writes_some(targe
 
     by_processes(2, work)
     assert sorted(name for _, name in written) == sorted(path.name for path in tmp_path.glob("*.jsonl"))
-
-
-def test_earlier_answers_are_taken_by_whoever_writes_their_shard(target, tmp_path, capsys):
-    earlier, alone, together = (tmp_path / name for name in ("earlier", "alone", "together"))
-    write_traces(target, PROMPTS[:5], earlier, SMALL)
-    how = {"answers_from": [earlier]}
-    write_traces(target, EVERY, alone, SMALL, **how)
-    capsys.readouterr()
-    by_processes(2, lambda share: write_traces(target, EVERY, together, SMALL, share=share, **how))
-    assert files(together) == files(alone)
-    assert "train: 5 answers taken from earlier ones" in capsys.readouterr().err
