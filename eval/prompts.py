@@ -139,7 +139,7 @@ def load_rows(source: PromptSource, parse: Callable[[Any, str], Parsed | None]) 
 
 def source_rows(source: PromptSource) -> Rows:
     """The first num_prompts rows of one source, one by one; closed, it closes its file."""
-    rows = file_rows(Path(source.path)) if source.path is not None else dataset_rows(source)
+    rows = dataset_rows(source) if source.path is None else file_rows(Path(source.path), source.task)
     yield from islice(rows, source.num_prompts)
 
 
@@ -148,7 +148,7 @@ def source_name(source: PromptSource) -> str:
     return str(source.path or source.name or source.task)
 
 
-def file_rows(path: Path) -> Rows:
+def file_rows(path: Path, task: str | None = None) -> Rows:
     """Each row of a file: of parquet by its name, of a JSON list by its beginning, else of JSON lines.
 
     Blank lines are skipped but counted.
@@ -170,7 +170,10 @@ def file_rows(path: Path) -> Rows:
                     if line.strip():
                         yield where, parse_json(line, where, ONE_OBJECT)
     except OSError as error:
-        fix = "Check the path of this prompt file; without one a task's rows come from the hub."
+        fix = "Check the path of this prompt file."
+        if task is not None:
+            hub = TASKS[task].hub
+            fix = f"Rows of task {task} are {hub.data_files or hub.name} on the hub; without path they are read there."
         raise UserError(unreadable(path, error, fix)) from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: is not UTF-8 text ({error}). Save it as UTF-8 JSON lines.") from error

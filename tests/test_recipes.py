@@ -131,7 +131,7 @@ def test_what_the_chat_recipe_lacks_is_named_with_where_it_is(here, capsys):
     said = capsys.readouterr().err
     for name, rows in (("gsm8k", "openai/gsm8k"), ("alpaca", "tatsu-lab/alpaca")):
         assert f"data/{name}_train.jsonl: cannot be read (No such file" in said
-        assert f"Rows of task {name} are {rows}, " in said
+        assert f"Rows of task {name} are {rows} " in said
     assert "data/mt_bench.jsonl: cannot be read" in said
 
 
