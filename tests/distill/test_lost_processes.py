@@ -123,7 +123,6 @@ class Units:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.stage}, {row.what}")
 def test_two_processes_and_a_lost_one_make_the_files_of_one(whole, monkeypatch, row):
-    monkeypatch.setattr("architectures.kept.EVERY_S", 0.0)
     units, compared = Units(row, monkeypatch), STAGES[row.stage][2]
     run = run_before(row.stage, whole)
     carry_out_by_two(row.stage, whole)
