@@ -6,7 +6,7 @@ The drafts stand in order: baselines first, last the one that the scorecard is a
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter
 
@@ -63,16 +63,6 @@ class Record(BaseModel):
     """A frozen part of a result file."""
 
     model_config = ConfigDict(frozen=True)
-
-
-class HasInterval(Protocol):
-    """A value with its interval; None where nothing was counted, or too few units for an interval."""
-
-    @property
-    def value(self) -> float | None: ...
-
-    @property
-    def interval(self) -> tuple[float, float] | None: ...
 
 
 @dataclass(frozen=True)

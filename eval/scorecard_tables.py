@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from architectures.tables import Section, Table, facts, terminal
-from eval.acceptance.estimates import paired_ratio_difference, sign_flip_p
+from eval.acceptance.estimates import Estimate, paired_ratio_difference, sign_flip_p
 from eval.acceptance.intervals import least_units
-from eval.scorecard_schema import AcceptanceRow, HasInterval, Live, RecordedScorecard, Scorecard, ScoredModel, StepTime
+from eval.scorecard_schema import AcceptanceRow, Live, Ratio, RecordedScorecard, Scorecard, ScoredModel, StepTime
 from eval.speedup import predicted_interval
 
 NOTE = (
@@ -74,7 +74,7 @@ def at_temperatures(drafts: Sequence[ScoredDraft]) -> list[tuple[ScoredDraft, fl
     return sorted(pairs, key=lambda pair: pair[1])
 
 
-def interval(estimate: HasInterval | None, digits: int = 3, unit: str = "") -> str:
+def interval(estimate: Estimate | Ratio | None, digits: int = 3, unit: str = "") -> str:
     """0.512 [0.480, 0.544]; a dash where nothing was counted."""
     return "–" if estimate is None else with_bounds(estimate.value, estimate.interval, digits, unit)
 
@@ -88,7 +88,7 @@ def with_bounds(
     return f"{value:.{digits}f}{unit}" + (f" [{', '.join(shown)}]" if shown else "")
 
 
-def times(estimate: HasInterval | None) -> str:
+def times(estimate: Estimate | Ratio | None) -> str:
     """A speedup: 1.12x [1.05, 1.20]."""
     return interval(estimate, 2, "x")
 
@@ -115,7 +115,7 @@ def results(drafts: Sequence[ScoredDraft], *, all_methods: bool = True) -> Table
     return with_column(Table(columns, rows, "Results"), "vocabulary coverage", coverages)
 
 
-def with_column(table: Table, name: str, estimates: Sequence[HasInterval | None]) -> Table:
+def with_column(table: Table, name: str, estimates: Sequence[Estimate | Ratio | None]) -> Table:
     """A table with a column of estimates behind, unless there are none."""
     if not any(estimates):
         return table

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.importance.activation_scores import removable
-from distill.data.packing_rules import refuse_attention
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments by position and by name
+SEPARATING_ATTENTION = ("sdpa", "eager")  # of transformers, which take a mask
 
 
 @contextmanager
@@ -73,3 +73,15 @@ def distance_bias(lm: Any, positions_RW: Tensor) -> Tensor:
     whole_row = torch.ones(1, width, device=positions_RW.device)
     bias_NW = lm.base_model.build_alibi_tensor(whole_row, lm.config.n_head, torch.float32)[:, 0]
     return bias_NW[:, positions_RW].transpose(0, 1).reshape(rows * len(bias_NW), 1, width)
+
+
+def refuse_attention(implementation: str, *, where: str) -> None:
+    """Raise UserError if an attention implementation of transformers does not separate texts in several rows.
+
+    Its FlashAttention looks at positions only where all texts lie in one row.
+    """
+    if implementation not in SEPARATING_ATTENTION:
+        raise UserError(
+            f"{where}: its attn_implementation is {implementation!r}, which lets the texts of one row see each other. "
+            f"Have config.json name one of {', '.join(SEPARATING_ATTENTION)}, or set distill.packing to false."
+        )

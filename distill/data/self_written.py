@@ -190,26 +190,21 @@ class Writer:
 
     def write(self, candidates: range) -> list[dict[str, int | str]]:
         """The usable ones among some numbered candidates, in their order."""
-        texts: dict[int, str] = {}
-        for start in range(candidates.start, candidates.stop, self.settings.batch_size):
-            texts |= self.write_batch(range(start, min(start + self.settings.batch_size, candidates.stop)))
-        return [{"candidate": number, "prompt": texts[number]} for number in sorted(texts)]
-
-    def write_batch(self, candidates: range) -> dict[int, str]:
-        """Sample some candidates together; the usable texts by number."""
-        decoded = plain_decode(
-            self.model,
-            [self.user_turn.opening_ids] * len(candidates),
-            limits=Limits(self.settings.max_new_tokens, self.user_turn.stop_ids | stop_token_ids(self.model)),
-            sampling=Sampling(self.settings.temperature, self.settings.top_p),
-            row_seeds=[derive_seed(self.settings.seed, NAME, number) for number in candidates],
-            opener=self.opener,
-        )
-        read = {
-            number: self.read(each.token_ids, stopped=each.stopped)
-            for number, each in zip(candidates, decoded, strict=True)
-        }
-        return {number: text for number, text in read.items() if text is not None}
+        size, rows = self.settings.batch_size, []
+        for start in range(candidates.start, candidates.stop, size):
+            numbers = range(start, min(start + size, candidates.stop))
+            decoded = plain_decode(
+                self.model,
+                [self.user_turn.opening_ids] * len(numbers),
+                limits=Limits(self.settings.max_new_tokens, self.user_turn.stop_ids | stop_token_ids(self.model)),
+                sampling=Sampling(self.settings.temperature, self.settings.top_p),
+                row_seeds=[derive_seed(self.settings.seed, NAME, number) for number in numbers],
+                opener=self.opener,
+            )
+            for number, each in zip(numbers, decoded, strict=True):
+                text = self.read(each.token_ids, stopped=each.stopped)
+                rows += [] if text is None else [{"candidate": number, "prompt": text}]
+        return rows
 
     def read(self, ids: Sequence[int], *, stopped: bool) -> str | None:
         """The text of a candidate; None unless it is finished, clean and long enough to ask something."""
@@ -238,13 +233,7 @@ def distinct_texts(writer: Writer, paths: Sequence[Path], count: int, share: Sha
         for number in share.mine(missing):
             write_shard(paths[number], writer.write(range(number * size, (number + 1) * size)))
         share.meet()
-        yield from new_texts([paths[number] for number in numbers], seen, count)
-
-
-def new_texts(paths: Sequence[Path], seen: set[str], count: int) -> Iterator[str]:
-    """The texts of some shards that have not been seen, until so many have."""
-    for path in paths:
-        for row in read_shard(path):
+        for row in (row for number in numbers for row in read_shard(paths[number])):
             key = " ".join(row["prompt"].casefold().split())
             if len(seen) < count and key not in seen:
                 seen.add(key)

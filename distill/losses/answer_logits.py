@@ -18,9 +18,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from architectures.reading import answer_places, translated, translation
 from architectures.shapes.shape import Shape
 from architectures.vocabulary_head import head_ids
-from distill.data.apart import texts_apart
+from distill.data.apart import refuse_attention, texts_apart
 from distill.data.packing import cheapest_layout, lengths_read, packed, slots_of
-from distill.data.packing_rules import refuse_attention
 from distill.flops import head_flops
 from distill.losses.chunked import Head
 
