@@ -140,7 +140,7 @@ def score_checkpoints(
 
 def curve(saved: Sequence[Saved], scores: Sequence[DraftScore], steps: StepTimes, resampling: Resampling) -> Curve:
     """Every checkpoint at one temperature, all at the number of speculative tokens that is best for the best one."""
-    forecasts = [speedup_row(score, steps, None) for score in scores]
+    forecasts = [speedup_row(score, steps) for score in scores]
     best = max(range(len(saved)), key=lambda index: forecasts[index].predicted)
     lookahead = forecasts[best].best_lookahead
     behind = behind_the_best([score.tau_columns(lookahead) for score in scores], best, resampling)
