@@ -26,10 +26,6 @@ class NgramLookup:
     longest: int = 3
     shortest: int = 1
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.shortest <= self.longest:
-            raise ValueError(f"must have 1 <= shortest <= longest, got {self.shortest} and {self.longest}.")
-
     def continuation(self, token_ids: Sequence[int], count: int) -> list[int]:
         """Up to `count` tokens that may come next, none without a match.
 
@@ -61,10 +57,6 @@ class LookupFirst:
 
     size_n: int = 12
     size_m: int = 48
-
-    def __post_init__(self) -> None:
-        if self.size_m < 1:
-            raise ValueError(f"size_m must be at least 1, got {self.size_m}.")
 
     def continuation(self, token_ids: Sequence[int], limit: int) -> list[int]:
         """The tokens copied, at most `limit`; none where the draft proposes."""

@@ -93,8 +93,6 @@ class Wanted:
     def __post_init__(self) -> None:
         if not all(self.prompts):
             raise ValueError("every prompt needs at least one token, got one of 0 prompt tokens.")
-        if self.lookup_first is not None and (self.speculation is None or self.lookup is not None):
-            raise ValueError("lookup_first needs a draft model for where nothing matches; there is none.")
 
 
 @dataclass(frozen=True)

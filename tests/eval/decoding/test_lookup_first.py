@@ -19,17 +19,6 @@ from tests.eval.decoding.laws import (
 ALWAYS, OFTEN = LookupFirst(1, 3), LookupFirst(2, 5)
 
 
-@pytest.mark.parametrize("sizes", [(0, 3), (2, 0)])
-def test_sizes_below_one_are_rejected(target, noisy_draft, sizes):
-    with pytest.raises(ValueError, match=r"at least 1|1 <= shortest"):
-        LookupFirst(*sizes).continuation([1, 2], 3)
-
-
-def test_lookup_first_needs_a_draft_model(target):
-    with pytest.raises(ValueError, match="lookup_first needs a draft model"):
-        speculative_decode(target, NgramLookup(), [[1]], limits=Limits(4), lookup_first=ALWAYS)
-
-
 @pytest.mark.parametrize("policy", [ALWAYS, OFTEN])
 @pytest.mark.parametrize("rule", [REJECTION, EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT])
 def test_sampled_texts_are_the_targets(small_pair, rule, policy):

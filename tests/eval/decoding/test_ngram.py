@@ -34,11 +34,6 @@ def test_it_is_its_definition(ids, longest, count):
     assert NgramLookup(longest).continuation(ids, count) == brute_force(ids, longest, count)
 
 
-def test_a_run_has_at_least_one_token():
-    with pytest.raises(ValueError, match="got 1 and 0"):
-        NgramLookup(0)
-
-
 def test_its_texts_are_the_targets(small_pair):
     law_sampled_texts_are_the_targets(small_pair[0], LOOKUP)
 
