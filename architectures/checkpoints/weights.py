@@ -11,7 +11,9 @@ import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import prod
+from mmap import mmap
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +30,7 @@ from architectures.progress.track import track
 SINGLE_NAME = "model.safetensors"
 REMEDY = "Choose another folder, or empty this one."
 INDEX_NAME = "model.safetensors.index.json"
+LENGTH_BYTES = 8  # of the length of a header, with which a file begins
 MAX_SHARD_BYTES = 5 * 10**9  # as transformers' save_pretrained cut them for years; the hub takes any size
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 INDEX = TypeAdapter(Annotated[dict[str, str], Field(min_length=1)])  # the file of each tensor
@@ -57,12 +60,40 @@ class Weights:
 
     def read(self, name: str) -> Tensor:
         """One tensor; nothing else of its file takes memory."""
-        with safe_open(self.files[name], framework="pt") as file:
-            return file.get_tensor(name.removeprefix(self.left_out))
+        info = self.info[name]
+        # Memory that goes back to the system with the tensor; of others that are freed the C library keeps some.
+        bytes_N = torch.frombuffer(mmap(-1, info.num_bytes or 1), dtype=torch.uint8)[: info.num_bytes]
+        with self.files[name].open("rb") as stream:
+            stream.seek(self.start(name))
+            stream.readinto(bytes_N.numpy().data)
+        return bytes_N.view(info.dtype).view(info.size)
 
     def read_rows(self, name: str, rows: Sequence[int]) -> Tensor:
-        """rows_RC of a matrix; of the others nothing is read."""
-        return self.read(name)[torch.tensor(rows, dtype=torch.int64)]
+        """rows_RC of a matrix; ascending rows are read fastest."""
+        columns, dtype = self.info[name].size[1], self.info[name].dtype
+        rows_RC = torch.empty((len(rows), columns), dtype=dtype)
+        num_bytes, start = columns * dtype.itemsize, self.start(name)
+        bytes_R = rows_RC.view(torch.uint8).numpy()
+        with self.files[name].open("rb") as stream:
+            for place, row in enumerate(rows):
+                stream.seek(start + row * num_bytes)
+                stream.readinto(bytes_R[place].data)
+        return rows_RC
+
+    def start(self, name: str) -> int:
+        """Where the bytes of a tensor begin in its file."""
+        file = self.files[name]
+        return starts_of(file, file.stat().st_mtime_ns)[name.removeprefix(self.left_out)]
+
+
+@cache
+def starts_of(file: Path, _changed_ns: int) -> dict[str, int]:
+    """Where the bytes of each tensor of a sound file begin."""
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(LENGTH_BYTES), "little")
+        header = json.loads(stream.read(length))
+    begin = LENGTH_BYTES + length
+    return {name: begin + entry["data_offsets"][0] for name, entry in header.items() if name != "__metadata__"}
 
 
 def open_weights(folder: Path, *, base_prefix: str = "") -> Weights:

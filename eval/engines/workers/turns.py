@@ -14,7 +14,7 @@ from typing import Any, Protocol
 class Engine(Protocol):
     """The target in an engine, with a draft or without; it answers one request at a time."""
 
-    def decode(self, messages: Any) -> dict[str, Any]:
+    def decode(self, messages: Any, /) -> dict[str, Any]:
         """One greedy text: prompt_ids, ids, elapsed_s, and the counters as this engine has them."""
         ...
 
