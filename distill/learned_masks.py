@@ -261,8 +261,8 @@ def build_text(run: Run, model: MaskModel) -> tuple[DataSpec, DynamicLoading]:
     recipe, text, tokenizer = run.recipe, run.recipe.text, load_tokenizer(run.target)
     assert text is not None  # a recipe with learned masks has text
     size = device_batch_size(recipe.architecture.masks)
-    place = {"rank": dist.get_global_rank(), "size": dist.get_world_size()}
-    loader, domains = text_loader(text, tokenizer, batch_size=size, seed=recipe.seed, **place)
+    rank, world = dist.get_global_rank(), dist.get_world_size()
+    loader, domains = text_loader(text, tokenizer, batch_size=size, seed=recipe.seed, rank=rank, size=world)
     held_out = text_eval_loaders(text, tokenizer, batch_size=1)
 
     def measured(read: AnswerLogits) -> dict[str, float]:
@@ -287,11 +287,17 @@ def build_text(run: Run, model: MaskModel) -> tuple[DataSpec, DynamicLoading]:
         return model.student if whole else load_frozen(run, dtype="float32", sharded=True).model
 
     references = reference_losses(text, lambda: measured(untrained()))
-    rule = text.mixture
-    if rule.update_interval.endswith("dur"):  # Composer asks for the length of the text, which has none
-        batches = in_batches(rule.update_interval, recipe.architecture.masks)
-        rule = rule.model_copy(update={"update_interval": f"{batches}ba"})
-    mixture = DynamicLoading(domains, masked_losses, config=rule, references=references, rates=RATES)
+    interval = text.update_interval
+    if interval.endswith("dur"):  # Composer asks for the length of the text, which has none
+        interval = f"{in_batches(interval, recipe.architecture.masks)}ba"
+    mixture = DynamicLoading(
+        domains,
+        masked_losses,
+        rule=text.mixture,
+        update_interval=interval,
+        references=references,
+        rates=RATES,
+    )
     return DataSpec(loader, get_num_tokens_in_batch=lambda batch: batch["input_ids"].numel()), mixture
 
 
