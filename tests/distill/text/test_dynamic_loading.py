@@ -119,7 +119,7 @@ def test_every_interval_the_weights_follow_the_losses_and_are_logged(trained):
 
 
 def test_fixed_weights_are_logged_with_their_losses(trained):
-    domains, loading, _ = trained("4ba", rule="fixed")
+    domains, loading, _ = trained("4ba", mixture="fixed")
     assert domains.weights == [0.5, 0.5]
     assert [update["weights"] for update in loading.history] == [[0.5, 0.5]] * 2
     assert loading.history[0]["losses"] != loading.history[1]["losses"]
