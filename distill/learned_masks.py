@@ -291,12 +291,7 @@ def build_text(run: Run, model: MaskModel) -> tuple[DataSpec, DynamicLoading]:
     if interval.endswith("dur"):  # Composer asks for the length of the text, which has none
         interval = f"{in_batches(interval, recipe.architecture.masks)}ba"
     mixture = DynamicLoading(
-        domains,
-        masked_losses,
-        rule=text.mixture,
-        update_interval=interval,
-        references=references,
-        rates=RATES,
+        domains, masked_losses, rule=text.mixture, update_interval=interval, references=references, rates=RATES
     )
     return DataSpec(loader, get_num_tokens_in_batch=lambda batch: batch["input_ids"].numel()), mixture
 

@@ -49,9 +49,9 @@ def typed(kinds: Mapping[str, Any], *, or_null: bool = False) -> dict[str, Any]:
 
 
 TOKEN_IDS = {
-    "eos_token_id": TokenId | list[TokenId] | None,
-    "bos_token_id": TokenId | None,
-    "pad_token_id": Annotated[int, Field(ge=-1, le=LONGEST)] | None,
+    "eos_token_id": TokenId | list[TokenId] | None,  # pyright: ignore[reportOperatorIssue]
+    "bos_token_id": TokenId | None,  # pyright: ignore[reportOperatorIssue]
+    "pad_token_id": Annotated[int, Field(ge=-1, le=LONGEST)] | None,  # pyright: ignore[reportOperatorIssue]
 }
 CONFIG = {
     **typed(
@@ -124,10 +124,10 @@ ROPE = typed(
     {
         "rope_type type": Literal[tuple(ROPE_TYPES.split())],  # pyright: ignore[reportInvalidTypeForm]
         "rope_theta": RopeBase,
-        "factor": Annotated[float, Field(ge=1, allow_inf_nan=False)] | None,
+        "factor": Annotated[float, Field(ge=1, allow_inf_nan=False)] | None,  # pyright: ignore[reportOperatorIssue]
         "low_freq_factor high_freq_factor": Positive,
         "original_max_position_embeddings": Positions,
-        "attention_factor beta_fast beta_slow": Positive | None,
+        "attention_factor beta_fast beta_slow": Positive | None,  # pyright: ignore[reportOperatorIssue]
         "partial_rotary_factor": Part,
         "short_factor long_factor": list[Positive],
     }

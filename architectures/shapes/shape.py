@@ -243,7 +243,7 @@ def required(config: Mapping[str, Any], key: str, where: str) -> int:
     """A positive whole number that config must hold."""
     value = config.get(key)
     mistake = f"{key} is missing" if value is None else mistake_in({key: value})
-    if mistake is not None:
+    if value is None or mistake is not None:
         raise UserError(f"{where}: {mistake}. Take the config.json the checkpoint came with.")
     return value
 
