@@ -4,7 +4,7 @@
 
 import sys
 
-from distill.process.interrupts import take_interrupts
+from distill.process import take_interrupts
 
 if __name__ == "__main__" or sys.argv[0].endswith("widedraft"):  # not where another program imports this one
     take_interrupts()
@@ -17,21 +17,17 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from architectures.checkpoints.manifest import package_version
 from architectures.errors import UserError
-from architectures.files.section import Section
-from architectures.settings.flags import Flag, read_settings
+from architectures.manifest import package_version
+from architectures.settings import Flag, Section, read_settings
+from distill import commands, score_pair
 from distill.choose.candidates import ChooseSettings
-from distill.commands import export_command, recipe_commands
-from distill.commands.check_command import CheckSettings, check
-from distill.commands.recipe_commands import GenerateSettings, RunSettings
-from distill.commands.recipes import RecipesSettings, recipes
+from distill.commands import CheckSettings, GenerateSettings, RunSettings, check
+from distill.distributed import launch_if_several
 from distill.hub.push import PushSettings
-from distill.process.exits import report_user_errors
-from distill.ranks.launching import launch_if_several
-from distill.stages import scoring_without_recipe
-from eval.commands.benchmark import BenchmarkSettings, benchmark
-from eval.commands.report import ReportSettings, report
+from distill.process import report_user_errors
+from distill.shipped_recipes import RecipesSettings, recipes
+from eval.cli import BenchmarkSettings, ReportSettings, benchmark, report
 from eval.engines.certify import CertifySettings, certify
 from eval.verify import VerifySettings, verify
 
@@ -86,7 +82,7 @@ def run_stage(name: str, words: Sequence[str]) -> None:
         prog=f"widedraft {name}", usage=stage.usage, description=stage.help, epilog=EXITS, allow_abbrev=False
     )
     settings = read_settings(parser, stage.settings, words)
-    launch_if_several(settings, [name, *words], recipe_commands.why_alone)
+    launch_if_several(settings, [name, *words], commands.why_alone)
     stage.run(settings)
 
 
@@ -123,25 +119,25 @@ STAGES = {
     ),
     "import": Stage(import_gguf, "write a Hugging Face folder from a GGUF file", ImportSettings),
     "prune": Stage(
-        recipe_commands.prune,
+        commands.prune,
         "prune the target to the undistilled draft, into <run>/init; learned masks are trained first",
         RunSettings,
     ),
-    "generate": Stage(recipe_commands.generate, "let the target answer the prompts, into <run>/data", GenerateSettings),
+    "generate": Stage(commands.generate, "let the target answer the prompts, into <run>/data", GenerateSettings),
     "cache": Stage(
-        recipe_commands.cache,
+        commands.cache,
         "write what the teacher says of the answers, for a cached teacher, into <run>/teacher_cache",
-        recipe_commands.CacheSettings,
+        commands.CacheSettings,
     ),
     "distill": Stage(
-        recipe_commands.distill,
+        commands.distill,
         "train the draft on this machine and export it, into <run>/draft",
-        recipe_commands.DistillSettings,
+        commands.DistillSettings,
     ),
     "export": Stage(
-        export_command.export,
+        commands.export,
         "write <run>/draft from the newest checkpoint, or a draft from any; in an engine's form; as GGUF files",
-        export_command.ExportSettings,
+        commands.ExportSettings,
         usage=(
             "widedraft export RECIPE [key=value ...] [--form FORM --to DIR] [--gguf KIND ...]\n"
             "       widedraft export DRAFT [--form FORM --to DIR] [--gguf KIND ...]\n"
@@ -149,9 +145,9 @@ STAGES = {
         ),
     ),
     "eval": Stage(
-        recipe_commands.score,
+        commands.score,
         "score a draft against its target, into <run>/eval",
-        scoring_without_recipe.EvalSettings,
+        score_pair.EvalSettings,
         usage=(
             "widedraft eval RECIPE [--checkpoints] [key=value ...]\n"
             "       widedraft eval --target A --draft B --prompts FILE|TASK[=FILE] [--prompts ...] [--baseline C] "
@@ -165,7 +161,7 @@ STAGES = {
         VerifySettings,
     ),
     "choose": Stage(
-        recipe_commands.choose,
+        commands.choose,
         "find the shape of draft that will be the fastest here: step times, short trainings, then a recipe",
         ChooseSettings,
     ),
@@ -180,7 +176,7 @@ STAGES = {
         CertifySettings,
     ),
     "push": Stage(
-        recipe_commands.push,
+        commands.push,
         "push a finished run's draft to the hub, with its card and its evidence; or write what would go",
         PushSettings,
     ),
@@ -190,7 +186,7 @@ STAGES = {
         ReportSettings,
     ),
     "run": Stage(
-        recipe_commands.run_everything,
+        commands.run_everything,
         "all of it; continues where a stopped run left off",
         RunSettings,
     ),

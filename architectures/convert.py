@@ -18,11 +18,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from architectures.checkpoints.fingerprint import TOKENIZER_SETTINGS, fingerprint_checkpoint, read_json_file
-from architectures.checkpoints.generation_settings import SETTINGS_NAME, read_generation_settings
-from architectures.checkpoints.manifest import MANIFEST_NAME, write_manifest
-from architectures.checkpoints.target_files import TEMPLATES, carry_files, require_tokenizer
-from architectures.checkpoints.weights import (
+from architectures.checkpoint import (
     TensorInfo,
     Weights,
     open_weights,
@@ -34,11 +30,19 @@ from architectures.compatibility import refuse_misleading_name, without_vllm
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.families.family import Family
-from architectures.files.atomic import staged_folder, write_json, write_text
-from architectures.files.reading import read_text
+from architectures.files import read_text, staged_folder, write_json, write_text
+from architectures.hashes import TOKENIZER_SETTINGS, fingerprint_checkpoint, read_json_file
+from architectures.hub import read_config
+from architectures.manifest import MANIFEST_NAME, write_manifest
 from architectures.pruning.prune import require_numbers
-from architectures.shapes.shape import Shape, checkpoint_tensors
-from architectures.targets.target import read_config
+from architectures.shapes import Shape, checkpoint_tensors
+from architectures.target_files import (
+    SETTINGS_NAME,
+    TEMPLATES,
+    carry_files,
+    read_generation_settings,
+    require_tokenizer,
+)
 from architectures.vocabulary import (
     CARD_NAME,
     CONFIG_KEY,
@@ -254,7 +258,7 @@ def grown_head(head_KH: Tensor, ids_K: Tensor, vocab_size: int, pushed_K: Tensor
     return head_VH.index_copy_(0, ids_K, head_KH)
 
 
-TOKENIZER_MIB = 512  # as eval.models.loading
+TOKENIZER_MIB = 512  # as eval.models
 COPY_TOKENIZER = "Copy the target's tokenizer files there, or use --form whole."
 
 

@@ -21,13 +21,12 @@ from gguf.quants import quantize
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
-from architectures.checkpoints.generation_settings import read_generation_settings
-from architectures.checkpoints.weights import open_weights, require_tensors
+from architectures.checkpoint import open_weights, require_tensors
 from architectures.convert import read_small_draft, write_whole
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.families.family import Gguf
-from architectures.files.atomic import partial_path
+from architectures.files import partial_path
 from architectures.gguf_format import CONVERTER, GgufKind, gguf_architecture
 from architectures.gguf_import import (
     ROPE_FACTORS,
@@ -37,10 +36,11 @@ from architectures.gguf_import import (
     known_splittings,
     stored_bytes,
 )
-from architectures.progress.track import track
+from architectures.hub import read_config
+from architectures.progress import track
 from architectures.pruning.prune import require_numbers
-from architectures.shapes.shape import Shape, checkpoint_tensors
-from architectures.targets.target import read_config
+from architectures.shapes import Shape, checkpoint_tensors
+from architectures.target_files import read_generation_settings
 from architectures.vocabulary import BYTE_NAMES
 
 F32, F16 = GGMLQuantizationType.F32, GGMLQuantizationType.F16

@@ -15,8 +15,8 @@ from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.families.config_entries import mistake_in, require_config
 from architectures.families.family import Gguf
-from architectures.files.reading import require_regular, shown
-from architectures.shapes.shape import Shape
+from architectures.files import require_regular, shown
+from architectures.shapes import Shape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

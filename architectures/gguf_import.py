@@ -23,15 +23,15 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrained
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from architectures.checkpoints.fingerprint import fingerprint_file
-from architectures.checkpoints.manifest import MANIFEST_NAME, write_manifest
-from architectures.checkpoints.weights import TensorInfo, require_replaceable, write_weights
+from architectures.checkpoint import TensorInfo, require_replaceable, write_weights
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.families.family import Gguf
-from architectures.files.atomic import staged_folder
+from architectures.files import staged_folder
 from architectures.gguf_format import ARCHITECTURES, TOKEN_KEYS, GgufHeader, GgufTensor, gguf_config, read_gguf_header
-from architectures.shapes.shape import Shape, checkpoint_tensors
+from architectures.hashes import fingerprint_file
+from architectures.manifest import MANIFEST_NAME, write_manifest
+from architectures.shapes import Shape, checkpoint_tensors
 
 ROPE_FACTORS = "rope_freqs.weight"
 GPT2_SPLITTING = (None, "default", "gpt-2")  # `tokenizer.ggml.pre`, where GPT-2's own word splitting is right

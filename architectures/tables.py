@@ -21,14 +21,14 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Section:
+class TableSection:
     """A heading and what stands below it."""
 
     title: str
     blocks: "Sequence[Block]"
 
 
-Block = str | Table | Section  # text is Markdown: a paragraph, a list, or code between ``` lines
+Block = str | Table | TableSection  # text is Markdown: a paragraph, a list, or code between ``` lines
 
 
 def facts(pairs: Sequence[tuple[str, object]]) -> Table:
@@ -67,7 +67,7 @@ def _in_terminal(block: Block) -> str:
     if isinstance(block, Table):
         lines = _aligned(block)
         return f"{block.title}\n{lines}" if block.title else lines
-    if isinstance(block, Section):
+    if isinstance(block, TableSection):
         return "\n".join([block.title, *(textwrap.indent(_under_title(each), "  ") for each in block.blocks)])
     if block.startswith("```"):
         return textwrap.indent("\n".join(block.splitlines()[1:-1]), "  ")
@@ -99,7 +99,7 @@ def _aligned(table: Table) -> str:
 
 
 def _in_markdown(block: Block, level: int) -> str:
-    if isinstance(block, Section):
+    if isinstance(block, TableSection):
         return markdown(f"{'#' * level} {block.title}", *block.blocks, level=level + 1)
     if isinstance(block, str):
         return block

@@ -16,13 +16,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, WithJsonSchema, model_validator
 
-from architectures.checkpoints.fingerprint import TOKENIZER_SETTINGS
-from architectures.checkpoints.generation_settings import SPECIAL_IDS, read_generation_settings
 from architectures.errors import UserError
-from architectures.files.atomic import write_text
-from architectures.files.reading import looked_for, parsed, read_json_object, read_text, shown
-from architectures.files.section import Section
-from architectures.shapes.shape import CONFIG_KEY, Shape
+from architectures.files import looked_for, parsed, read_json_object, read_text, shown, write_text
+from architectures.hashes import TOKENIZER_SETTINGS
+from architectures.settings import Section
+from architectures.shapes import CONFIG_KEY, Shape
+from architectures.target_files import SPECIAL_IDS, read_generation_settings
 
 COUNTED = ("answers", "text")  # what ids are counted in; any other origin is the path of a list
 Origin = Annotated[

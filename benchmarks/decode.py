@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from architectures.checkpoints.manifest import git_commit, hardware
+from architectures.manifest import git_commit, hardware
 from eval.decoding.kv_cache import Opener, open_sequencer
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation

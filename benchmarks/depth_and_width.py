@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.equal_shapes import EqualShape
-from eval.acceptance.estimates import Estimate, Resampling, resampled
+from eval.intervals import Estimate, Resampling, resampled
 
 Array = NDArray[np.float64]
 

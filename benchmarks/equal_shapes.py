@@ -11,8 +11,8 @@ from math import log
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.shapes.requested_shape import BLOCK
-from architectures.shapes.shape import Shape
+from architectures.requested_shape import BLOCK
+from architectures.shapes import Shape
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from architectures.checkpoints.manifest import provenance
-from distill.formulas.losses import build_objective, chunk_size
-from distill.losses.chunked import Head, chunked_sum, plain_sum, rows_at_a_time
+from architectures.manifest import provenance
+from distill.chunked_loss import Head, chunked_sum, plain_sum, rows_at_a_time
+from distill.losses import build_objective, chunk_size
 
 PEERS = {"liger": "liger_kernel", "trl": "trl"}
 BYTES_OF_PLAIN = {"forward_kl": 24, "jensen_shannon": 48}  # per token and entry, about; decides only what is tried

@@ -24,14 +24,14 @@ from pathlib import Path
 
 import torch
 
-from architectures.checkpoints.manifest import provenance
-from architectures.checkpoints.weights import TensorInfo, open_weights, write_weights
-from architectures.files.atomic import write_json
+from architectures.checkpoint import TensorInfo, open_weights, write_weights
+from architectures.files import write_json
+from architectures.hub import read_config
+from architectures.manifest import provenance
+from architectures.pruning.plan import plan_pruning
 from architectures.pruning.prune import prune_checkpoint
-from architectures.pruning.selection import plan_pruning
-from architectures.shapes.section import ArchitectureConfig
-from architectures.shapes.shape import NAMED_SHAPES, Shape, checkpoint_tensors
-from architectures.targets.target import read_config
+from architectures.requested_shape import ArchitectureConfig
+from architectures.shapes import NAMED_SHAPES, Shape, checkpoint_tensors
 
 CONFIG = {
     "model_type": "llama",

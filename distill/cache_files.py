@@ -15,17 +15,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from architectures.checkpoints.manifest import (
-    MANIFEST_NAME,
-    changed_inputs,
-    read_manifest,
-)
 from architectures.errors import UserError
-from architectures.files.atomic import write_json
-from architectures.files.file_hashes import read_sha256
-from architectures.files.reading import checked, read_json_object
-from architectures.progress.track import track
-from architectures.settings.recipe_command import command_of
+from architectures.files import checked, read_json_object, write_json
+from architectures.hashes import read_sha256
+from architectures.manifest import MANIFEST_NAME, changed_inputs, read_manifest
+from architectures.progress import track
+from architectures.settings import command_of
 
 # A change of either limit needs another FORMAT.
 MAX_SHARD_BYTES = 2**28  # of memory while a shard is made

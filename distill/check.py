@@ -8,15 +8,12 @@ from typing import TypeVar
 
 from architectures.compatibility import LABELS, EngineName, Pair, Problem, check, read_model
 from architectures.errors import UserError
-from architectures.files.disk import free_bytes
-from architectures.pruning.plan import load_plan
-from architectures.pruning.selection import needed_scores, plan_pruning
-from architectures.shapes.context_length import ContextLength, context_length
-from architectures.shapes.requested_shape import WIDTHS, draft_shape, masked_shape
-from architectures.shapes.section import ArchitectureConfig
-from architectures.shapes.shape import NAMED_SHAPES, Shape
+from architectures.files import free_bytes
+from architectures.hub import NOT_HERE, cached_config, config_at_hand, is_gguf, local_path, packaged_words
+from architectures.pruning.plan import load_plan, needed_scores, plan_pruning
+from architectures.requested_shape import WIDTHS, ArchitectureConfig, draft_shape, masked_shape
+from architectures.shapes import NAMED_SHAPES, ContextLength, Shape, context_length
 from architectures.tables import plural
-from architectures.targets.target import NOT_HERE, cached_config, config_at_hand, is_gguf, local_path, packaged_words
 from architectures.vocabulary import (
     CONFIG_KEY,
     COUNTED,
@@ -26,7 +23,7 @@ from architectures.vocabulary import (
     with_asked_head,
 )
 from distill.data.conversations import load_conversations
-from distill.data.longest_texts import refuse_long_texts
+from distill.draft_vocabulary import listed_ids
 from distill.estimate import (
     GIB,
     PROCESSES_PER_MACHINE,
@@ -45,14 +42,11 @@ from distill.estimate import (
 )
 from distill.hub.push import refuse_unpublishable
 from distill.recipe.recipe import Recipe
-from distill.recipe.sections.teacher import refuse_k_beyond
-from distill.recipe.sections.training import TIED_AND_FROZEN, missing_package
+from distill.recipe.sections import TIED_AND_FROZEN, missing_package, refuse_k_beyond
 from distill.recipe.validate import refuse_orders, refuse_unfit
-from distill.run.run import Run
-from distill.run.run_folder import require_run_folder
-from distill.vocabulary import listed_ids
+from distill.run import Run, refuse_long_texts, require_run_folder
+from eval.layer_memory import refuse_asked_cap
 from eval.prompts import load_prompts
-from eval.targets.layer_memory import refuse_asked_cap
 from eval.tasks import PromptSource
 
 Row = tuple[str, str]

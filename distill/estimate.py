@@ -7,29 +7,63 @@ that nobody has generated) are taken at the most that the recipe allows.
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 from statistics import mean
+from typing import TYPE_CHECKING
 
-from architectures.checkpoints.manifest import Counts, changed_inputs, hardware
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.pruning.selection import needed_scores
-from architectures.shapes.context_length import ContextLength
-from architectures.shapes.shape import DTYPE_BYTES, Shape
+from architectures.manifest import Counts, changed_inputs, hardware
+from architectures.pruning.plan import needed_scores
+from architectures.shapes import DTYPE_BYTES, ContextLength, Shape
 from architectures.tables import plural
 from distill.data.conversations import Conversation
-from distill.flops import forward_flops, head_flops, training_flops
-from distill.formulas.losses import GPU_CHUNKS, Knowledge, chunk_size
+from distill.losses import GPU_CHUNKS, Knowledge, chunk_size
 from distill.recipe.recipe import Recipe
-from distill.recipe.sections.teacher import bytes_per_token, teacher_dtype
-from distill.recipe.sections.times import split_time
-from distill.recipe.sections.training import DistillConfig
-from distill.run.recorded import target_record
-from distill.run.run import Run
-from distill.run.stage_inputs import asked_inputs
+from distill.recipe.sections import DistillConfig, bytes_per_token, split_time, teacher_dtype
+from distill.run import Run, target_record
+from distill.stage_inputs import asked_inputs
 from eval.prompts import Prompt
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BACKWARD = 2  # times the forward pass: gradients of inputs and of weights
+
+
+def forward_flops(shape: Shape, answers: Iterable[tuple[int, int]]) -> int:
+    """FLOPs of a forward pass over sequences whose output head runs at some positions only.
+
+    Args:
+        shape: Of the model.
+        answers: Tokens of each sequence, and positions of it that the head runs at.
+    """
+    head = head_flops(shape.head_rows, shape.hidden)
+    return sum(
+        num_tokens * (shape.flops_per_token((num_tokens + 1) // 2) - head) + num_kept * head
+        for num_tokens, num_kept in answers
+    )
+
+
+def head_flops(rows: int, hidden: int) -> int:
+    """FLOPs of an output head at one position."""
+    return 2 * rows * hidden
+
+
+def training_flops(student: Shape, answers: Iterable[tuple[int, int]], *, teacher: int) -> int:
+    """FLOPs a step cannot do without: the student's forward and backward pass, and those of its teacher.
+
+    What is computed twice to save memory is not counted, so that doing so does not look like more use of the device.
+    """
+    return (1 + BACKWARD) * forward_flops(student, answers) + teacher
+
+
+def answers_in(batch: Mapping[str, "Tensor"]) -> list[tuple[int, int]]:
+    """Tokens of each sequence of a batch, and positions of it that the head runs at."""
+    return list(zip(batch["attention_mask"].sum(dim=1).tolist(), batch["keep"].sum(dim=1).tolist(), strict=True))
+
 
 Rows = Sequence[Prompt | Conversation]
 Encode = Callable[[str], list[int]]

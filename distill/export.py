@@ -19,18 +19,18 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from architectures.checkpoints.fingerprint import fingerprint_checkpoint, fingerprint_file, fingerprint_value
-from architectures.checkpoints.manifest import MANIFEST_NAME, write_manifest
-from architectures.checkpoints.target_files import carry_files, require_tokenizer, with_special_ids
-from architectures.checkpoints.weights import TensorInfo, open_weights, require_replaceable, write_weights
+from architectures.checkpoint import TensorInfo, open_weights, require_replaceable, write_weights
 from architectures.errors import UserError
 from architectures.families import family_of
 from architectures.families.family import Family
-from architectures.files.atomic import staged_folder, write_json, write_text
+from architectures.files import staged_folder, write_json, write_text
+from architectures.hashes import fingerprint_checkpoint, fingerprint_file, fingerprint_value
+from architectures.hub import read_config
+from architectures.manifest import MANIFEST_NAME, write_manifest
 from architectures.pruning.plan import PLAN_NAME
 from architectures.pruning.prune import with_dtype
-from architectures.settings.recipe_command import command_of
-from architectures.targets.target import read_config
+from architectures.settings import command_of
+from architectures.target_files import carry_files, require_tokenizer, with_special_ids
 from architectures.vocabulary import (
     CARD_NAME,
     CONFIG_KEY,
@@ -41,13 +41,13 @@ from architectures.vocabulary import (
     write_draft_vocabulary,
 )
 from architectures.vocabulary_head import fit_rows, with_unknown
-from distill.checkpoints.files import OF_A_FILE, damage, find_checkpoints, is_checkpoint
+from distill.checkpoints.checkpoint_files import OF_A_FILE, damage, find_checkpoints, is_checkpoint
 from distill.checkpoints.reading import algorithms_of, read_model, read_state
-from distill.data.unknown_inputs import UnknownInputs
-from distill.run.run import Run, shape_of
-from distill.run.stage_inputs import draft_inputs
+from distill.data.batches import UnknownInputs
+from distill.run import Run, shape_of
+from distill.stage_inputs import draft_inputs
 from eval.checkpoint_curve import Saved
-from eval.models.loading import load_model
+from eval.models import load_model
 from eval.scorecard_schema import UNDISTILLED
 
 STUDENT_PREFIX = "student.lm."  # where DistillModel keeps the language model

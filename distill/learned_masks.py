@@ -25,40 +25,35 @@ from composer.utils import dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-from architectures.checkpoints.fingerprint import fingerprint_checkpoint
-from architectures.checkpoints.manifest import MANIFEST_NAME
-from architectures.checkpoints.target_files import carry_files
-from architectures.checkpoints.weights import TensorInfo, require_replaceable, write_weights
+from architectures.checkpoint import TensorInfo, require_replaceable, write_weights
 from architectures.families import FAMILIES
-from architectures.files.atomic import staged_folder, write_json, write_text
+from architectures.files import staged_folder, write_json, write_text
+from architectures.hashes import fingerprint_checkpoint
+from architectures.hub import read_config, require_whole_head
+from architectures.manifest import MANIFEST_NAME
 from architectures.pruning.masks import Masks, fold, masked, middle, plan_from_masks
 from architectures.pruning.plan import PLAN_NAME
-from architectures.pruning.prune import with_dtype
-from architectures.pruning.slicing import tensor_locations
-from architectures.settings.recipe_command import command_of
-from architectures.shapes.requested_shape import masked_shape
-from architectures.shapes.section import MasksConfig
-from architectures.shapes.shape import checkpoint_tensors
-from architectures.targets.target import read_config, require_whole_head
-from distill.callbacks import GradientNorm, profiled_steps
-from distill.checkpoints.files import MASK_CHECKPOINTS_KEPT
+from architectures.pruning.prune import tensor_locations, with_dtype
+from architectures.requested_shape import MasksConfig, masked_shape
+from architectures.settings import command_of
+from architectures.shapes import checkpoint_tensors
+from architectures.target_files import carry_files
+from distill.callbacks import ConsoleReport, GradientNorm, MetricsFile, profiled_steps
+from distill.checkpoints.checkpoint_files import MASK_CHECKPOINTS_KEPT
+from distill.checkpoints.saving import CheckpointWriter
 from distill.checkpoints.trust import guard_composer
-from distill.checkpoints.writer import CheckpointWriter
+from distill.chunked_loss import AnswerLogits, Head, logits_of, sum_of_rows, vocab_size_of
 from distill.export import stored_name
-from distill.formulas.dense import cross_entropy, forward_kl
-from distill.loggers import ConsoleReport, MetricsFile
-from distill.losses.answer_logits import AnswerLogits, logits_of, vocab_size_of
-from distill.losses.chunked import Head, sum_of_rows
-from distill.recipe.sections.teacher import teacher_dtype
-from distill.recipe.sections.times import split_time
-from distill.run.run import Run, shape_of
-from distill.run.stage_inputs import mask_inputs
+from distill.loss_formulas import cross_entropy, forward_kl
+from distill.recipe.sections import split_time, teacher_dtype
+from distill.run import Run, shape_of
 from distill.sharding import parallelism_config, recompute_layers
+from distill.stage_inputs import mask_inputs
 from distill.teacher import Teacher, TeacherRows, load_sharded_teacher, load_teacher, without_weights
-from distill.text.dynamic_loading import DynamicLoading, RandomStateOnResume, held_out_losses, reference_losses
-from distill.text.mixture import text_eval_loaders, text_loader
-from distill.training.trainer import DIST_TIMEOUT_S, device_batch_size, microbatch_size, newest_for_all, training_device
-from eval.models.loading import load_model, load_tokenizer, require_rows
+from distill.text_data import text_eval_loaders, text_loader
+from distill.text_training import DynamicLoading, RandomStateOnResume, held_out_losses, reference_losses
+from distill.trainer import DIST_TIMEOUT_S, device_batch_size, microbatch_size, newest_for_all, training_device
+from eval.models import load_model, load_tokenizer, require_rows
 
 WARMUP, ALPHA_F = "0.1dur", 0.1  # of the learning rates, as in Sheared LLaMA
 TARGET_WARMUP = "0.5dur"  # over which the size asked for moves from the target's to the draft's

@@ -17,10 +17,9 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 from transformers import TopPLogitsWarper
 
-from eval.acceptance.counts import Array
-from eval.acceptance.estimates import Estimate, Resampling, pooled_ratio
-from eval.acceptance.replay import as_array, replay_counts
-from eval.decoding.acceptance import EXACT_SAMPLED_DRAFT
+from eval.decoding.sampling import EXACT_SAMPLED_DRAFT
+from eval.intervals import Estimate, Resampling, pooled_ratio
+from eval.replay import Array, as_array, replay_counts
 
 LOOKAHEADS = (1, 3, 5, 7)
 BEST_LOOKAHEAD = 5  # at which the highest tau makes a checkpoint the best
@@ -125,7 +124,7 @@ def answers_of(values_AQ: Tensor, num_tokens_B: Sequence[int]) -> list[Answer]:
 def accept_chance_alone(
     student_logits_AV: Tensor, token_ids_A: Tensor, *, temperature: float, top_p: float = 1.0
 ) -> Tensor:
-    """accept_A where no teacher is asked, by the rule of eval.acceptance.replay that needs none: an equal token.
+    """accept_A where no teacher is asked, by the rule of eval.replay that needs none: an equal token.
 
     Returns:
         float32: at temperature 0 whether the token is the student's argmax, as accept_chance has it; else q(token), the

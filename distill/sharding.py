@@ -28,7 +28,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from architectures.errors import UserError
 from architectures.importance.activation_scores import removable
-from distill.recipe.sections.training import DistillConfig
+from distill.recipe.sections import DistillConfig
 
 DIVISION = "_get_gradient_divide_factors"  # torch's function, which has no public name
 FIRST_TO_DIVIDE = TorchVersion("2.8")  # from this torch on the function is another

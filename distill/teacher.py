@@ -21,13 +21,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from architectures.shapes.shape import Shape
-from distill.flops import answers_in, forward_flops, head_flops
-from distill.losses.answer_logits import AnswerLogits, logits_of, vocab_size_of
-from distill.losses.chunked import Head
-from distill.losses.kept_rows import FrozenRows
+from architectures.shapes import Shape
+from distill.chunked_loss import AnswerLogits, FrozenRows, Head, logits_of, vocab_size_of
+from distill.estimate import answers_in, forward_flops, head_flops
 from distill.teacher_cache import rows_in
-from eval.models.loading import load_config, load_model
+from eval.models import load_config, load_model
 
 
 @dataclass(frozen=True)
@@ -141,7 +139,7 @@ class KeptEntries:
     """What a cache kept at every answer position of a batch where it did not keep hidden states.
 
     Attributes:
-        kept: Named tensors with one row for each of the A positions, as distill/formulas/sparse.py wants them.
+        kept: Named tensors with one row for each of the A positions, as distill/loss_formulas.py wants them.
     """
 
     kept: Mapping[str, Tensor]

@@ -1,9 +1,5 @@
 """What a cache keeps of the teacher at each answer token: its last hidden state, its top entries, or tokens it drew.
 
-Shape suffixes used in this file:
-    A = answer tokens, one row each; B = sequences in the batch; T = tokens per sequence; H = hidden width
-    M = answer tokens of the longest answer; V = vocabulary entries; K = entries kept; S = tokens drawn
-
 Each content is a set of named tensors with one row per answer token:
     hidden:  hidden_AH in the teacher's dtype, after its final norm. With the head of the target it gives every logit.
     top_k:   ids_AK, most likely first; log_probs_AK, float16; log_tail_A, float32, log of the mass of all other tokens.
@@ -15,6 +11,16 @@ rows_BM..., padded on the right. Row m of a sequence belongs to the m-th positio
 
 A shard is written whole or not at all, always from the same batches and with a seed for each answer: a killed capture
 continues at its first missing shard and ends in the same bytes as one that was left alone.
+
+Shape suffixes used in this file:
+    A = answer tokens, one row each
+    B = sequences in the batch
+    T = tokens per sequence
+    H = hidden width
+    M = answer tokens of the longest answer
+    V = vocabulary entries
+    K = entries kept
+    S = tokens drawn
 """
 
 import sys
@@ -38,19 +44,16 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 from typing_extensions import TypedDict
 
-from architectures.checkpoints.manifest import read_manifest
-from architectures.checkpoints.weights import open_weights
+from architectures.checkpoint import open_weights
 from architectures.errors import UserError
 from architectures.families import family_of
-from architectures.files.atomic import write_bytes
-from architectures.files.disk import free_bytes, size
-from architectures.files.reading import checked
-from architectures.progress.track import progress
-from architectures.settings.holding import WHOLE, Holding
-from architectures.settings.recipe_command import command_of
-from architectures.shapes.shape import Shape
+from architectures.files import checked, free_bytes, size, write_bytes
+from architectures.hub import read_config
+from architectures.manifest import read_manifest
+from architectures.progress import progress
+from architectures.settings import WHOLE, Holding, command_of
+from architectures.shapes import Shape
 from architectures.sharing import ALONE, Share
-from architectures.targets.target import read_config
 from distill.cache_files import (
     FORMAT,
     MAX_SHARD_BYTES,
@@ -64,21 +67,13 @@ from distill.cache_files import (
     require_same_capture,
     shard_tokens,
 )
+from distill.chunked_loss import AnswerLogits, Head, head_of
 from distill.data.batches import AnswerDataset, Example, collate
-from distill.losses.answer_logits import AnswerLogits, head_of
-from distill.losses.chunked import Head
-from distill.recipe.sections.teacher import (
-    TeacherConfig,
-    bytes_per_token,
-    id_bytes,
-    kept_of,
-    refuse_k_beyond,
-)
+from distill.recipe.sections import TeacherConfig, bytes_per_token, id_bytes, kept_of, refuse_k_beyond
 from eval.decoding.generate import derive_seed
 from eval.decoding.kv_cache import without_cudnn
-from eval.models.loading import default_device, text_config
-from eval.targets.loading import load_target
-from eval.targets.passes import Pass, run_passes
+from eval.large_targets import Pass, load_target, run_passes
+from eval.models import default_device, text_config
 
 ID_TYPES = {1: torch.uint8, 2: torch.uint16, 4: torch.int32}
 LOG_PROB_TYPE = torch.float16  # log p = -10 to 0.004; bfloat16 would round it to 0.03

@@ -7,7 +7,7 @@ Reads <run>/init and <run>/data, and <run>/teacher_cache where the teacher is ca
 evaluated on. Run it again after an interruption and it continues. `train` lists
 the steps; each is a function of its own.
 
-With `--debug` it trains the recipe's tiny likeness in <run>-debug (distill/debug/recipe.py).
+With `--debug` it trains the recipe's tiny likeness in <run>-debug (distill/debug.py).
 
 With `architecture.method: learned_masks` there is a training before this one: while <run>/masks is not finished, the
 same command trains that (distill/learned_masks.py) and stops.
@@ -15,11 +15,11 @@ same command trains that (distill/learned_masks.py) and stops.
 
 # ruff: noqa: E402  # nothing of ours is imported before the check that it is ours
 
-from distill.process.own_packages import refuse_foreign_packages
+from distill.own_packages import refuse_foreign_packages
 
 refuse_foreign_packages()
 
-from distill.process.interrupts import restore_interrupts, take_interrupts
+from distill.process import restore_interrupts, take_interrupts
 
 if __name__ == "__main__":
     take_interrupts()
@@ -40,33 +40,33 @@ from composer.utils import dist
 restore_interrupts()  # which importing Composer has taken
 
 from architectures.errors import UserError
-from architectures.files.section import Section
-from architectures.settings.flags import read_settings
-from architectures.settings.recipe_command import command_of
-from architectures.targets.target import read_config
+from architectures.hub import read_config
+from architectures.settings import Section, command_of, read_settings
 from architectures.vocabulary import CONFIG_KEY, DRAFT_VOCABULARY_NAME, read_draft_vocabulary
-from distill.checkpoints.files import chosen_checkpoint
+from distill.checkpoints.checkpoint_files import chosen_checkpoint
 from distill.checkpoints.trust import TrustCheckpoints, trust_checkpoints
 from distill.data.batches import AnswerDataset
-from distill.debug.files import begin_debug
+from distill.debug import begin_debug
+from distill.distributed import refuse_differing
 from distill.export import export_draft, vocab_size_of
 from distill.learned_masks import train_masks
-from distill.process.exits import end_on_sigterm, report_user_errors
-from distill.process.freed_memory import keep_freed_memory
-from distill.ranks.same import refuse_differing
-from distill.recipe.recipe import Recipe, load_recipe
-from distill.recipe.sections.training import DistillConfig
-from distill.recipe.words import Debug, Overrides, RecipeFile
-from distill.run.recorded import told_apart
-from distill.run.run import Run, shape_of
-from distill.run.run_folder import owned_run
-from distill.run.stage_inputs import begin_training, masks_are_due, require_training_inputs
+from distill.process import end_on_sigterm, report_user_errors
+from distill.recipe.recipe import Debug, Overrides, Recipe, RecipeFile, load_recipe
+from distill.recipe.sections import DistillConfig
+from distill.run import Run, owned_run, shape_of, told_apart
+from distill.stage_inputs import begin_training, masks_are_due, require_training_inputs
 from distill.teacher_cache import CachedAnswers, TeacherCache
-from distill.training.trainer import DIST_TIMEOUT_S, build_model, build_trainer, newest_for_all, training_device
-from eval.answers.shards import require_known_ids
-from eval.answers.traces import read_traces
-from eval.models.loading import require_same_tokenizer
+from distill.trainer import (
+    DIST_TIMEOUT_S,
+    build_model,
+    build_trainer,
+    keep_freed_memory,
+    newest_for_all,
+    training_device,
+)
+from eval.models import require_same_tokenizer
 from eval.profiling import ProfileFolder, require_profile_folder
+from eval.responses import read_traces, require_known_ids
 
 
 class TrainSettings(Section):

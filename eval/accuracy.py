@@ -18,12 +18,11 @@ from typing import Any
 from scipy.stats import binomtest
 
 from architectures.errors import UserError
-from architectures.progress.track import track
+from architectures.progress import track
 from eval.decoding.kv_cache import Opener, open_sequencer
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Decoded, Limits, Speculation
-from eval.lossless import Finding, accepted_of
-from eval.near_ties import MIN_P, Parting, excess_p, find_parting, tie_allowance
+from eval.lossless import MIN_P, Finding, Parting, accepted_of, excess_p, find_parting, tie_allowance
 from eval.pair import LoadedPair
 from eval.prompts import Prompt, load_rows, raw_text, task_answer, task_prompt
 from eval.tasks import TASKS, PromptSource

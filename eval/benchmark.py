@@ -17,13 +17,11 @@ from transformers import PreTrainedModel
 
 from architectures.errors import UserError
 from architectures.vocabulary_head import head_ids
-from eval.acceptance.estimates import Columns, Estimate, Resampling
-from eval.acceptance.paired_ratios import INTERVALS, paired_ratio_quotient, paired_ratio_quotients
 from eval.decoding.kv_cache import Opener, open_sequencer
-from eval.decoding.ngram import LookupFirst, NgramLookup
 from eval.decoding.sampling import Sampling
-from eval.decoding.speculative import GREEDY, SEEDS, plain_decode, speculative_decode
+from eval.decoding.speculative import GREEDY, SEEDS, LookupFirst, NgramLookup, plain_decode, speculative_decode
 from eval.decoding.texts import Decoded, Limits, Round, Seeds, Speculation, row_seed, stream_seed
+from eval.intervals import RATIO_INTERVALS, Columns, Estimate, Resampling, paired_ratio_quotient, paired_ratio_quotients
 from eval.machine import clock_s
 from eval.scorecard_schema import ModelIdentity, Provenance
 
@@ -305,7 +303,7 @@ class Comparison:
     """A method over another in the same runs; the interval holds for all that were compared at once.
 
     Picked and judged on the same runs, the best of several owes some of its lead to chance: simultaneous intervals
-    (eval/acceptance/intervals.py) make up for it.
+    (eval/intervals.py) make up for it.
     """
 
     method: str
@@ -335,7 +333,7 @@ class BenchmarkFile:
     best: tuple[Comparison, ...]
     groups: int
     confidence: float
-    intervals: str = INTERVALS
+    intervals: str = RATIO_INTERVALS
     threads: int
     provenance: Provenance
 

@@ -12,25 +12,31 @@ from typing import Literal
 from pydantic import TypeAdapter
 from transformers import PreTrainedModel
 
-from architectures.files.reading import read_typed
-from architectures.settings.holding import WHOLE, Holding
-from architectures.settings.recipe_command import command_of
+from architectures.files import read_typed
+from architectures.settings import WHOLE, Holding, command_of
 from architectures.sharing import ALONE, Share
-from architectures.tables import Section, Table
-from eval.acceptance.draft_scores import DraftScore
-from eval.acceptance.estimates import CONFIDENCE, NUM_RESAMPLES, Columns, Estimate, Resampling, pooled_ratio
-from eval.acceptance.paired_ratios import paired_ratio_differences
-from eval.acceptance.replay_drafts import record_answers, replay_drafts
+from architectures.tables import Table, TableSection
+from eval.acceptance_rates import record_answers, replay_drafts
 from eval.config import EvalConfig
 from eval.decoding.generate import Kind
 from eval.decoding.sampling import Sampling
+from eval.intervals import (
+    CONFIDENCE,
+    NUM_RESAMPLES,
+    Columns,
+    Estimate,
+    Resampling,
+    paired_ratio_differences,
+    pooled_ratio,
+)
+from eval.large_targets import load_target
 from eval.machine import share_threads, torch_threads
 from eval.prompts import Prompt
+from eval.replay import DraftScore
 from eval.scorecard import speedup_row
 from eval.scorecard_schema import CARD_NAME, Record, read_scorecard, write_record
 from eval.scorecard_tables import interval
 from eval.speedup import StepTimes
-from eval.targets.loading import load_target
 
 FORMAT = "widedraft.checkpoints/2"
 JSON_NAME = "checkpoints.json"
@@ -185,12 +191,12 @@ def read_curves(path: Path) -> Curves:
     )
 
 
-def curves_page(curves: Curves) -> Section:
+def curves_page(curves: Curves) -> TableSection:
     """A table for each temperature."""
-    return Section(
+    return TableSection(
         "Saved checkpoints on the responses of this scorecard",
         [
-            Section(f"Temperature {each.temperature:g}, k={each.lookahead}", [Table(COLUMNS, point_rows(each))])
+            TableSection(f"Temperature {each.temperature:g}, k={each.lookahead}", [Table(COLUMNS, point_rows(each))])
             for each in curves.curves
         ],
     )

@@ -27,22 +27,19 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.progress.track import track
+from architectures.progress import track
 from architectures.pruning.plan import PruningPlan
 from architectures.pruning.prune import draft_config
-from architectures.settings.kinds import How
-from architectures.shapes.context_length import context_length
-from architectures.shapes.shape import Shape
+from architectures.settings import How
+from architectures.shapes import Shape, context_length
 from architectures.vocabulary_head import cut_head, head_ids, tokens_of
-from eval.acceptance.estimates import Estimate, Resampling
-from eval.acceptance.intervals import percentile_bounds
 from eval.decoding.cuda_graphs import CapturedSteps, new_opener
 from eval.decoding.kv_cache import Feed, Opener, Sequencer, open_sequencer, takes_rows
+from eval.intervals import Estimate, Resampling, percentile_bounds
+from eval.large_targets import free_bytes
 from eval.machine import Step, clock_s
-from eval.models.products import bytes_to_pack
-from eval.records.grid import TARGET, GridCell
-from eval.scorecard_schema import DraftSteps, Percentile, ScoredLatency, StepTime, VerifyStep
-from eval.targets.caps import free_bytes
+from eval.models import bytes_to_pack
+from eval.scorecard_schema import TARGET, DraftSteps, GridCell, Percentile, ScoredLatency, StepTime, VerifyStep
 
 CHAIN_LENGTH = 8  # draft steps timed together, each fed the argmax of the one before
 WARM_UP_WINDOW = 5  # repetitions whose median is compared with that of as many before

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from architectures.checkpoints.fingerprint import fingerprint_checkpoint
-from architectures.settings.holding import WHOLE, Holding
-from architectures.targets.target import resolve_checkpoint
-from eval.models.loading import load_model, load_tokenizer, require_positions, require_same_tokenizer, stop_token_ids
+from architectures.hashes import fingerprint_checkpoint
+from architectures.hub import resolve_checkpoint
+from architectures.settings import WHOLE, Holding
+from eval.large_targets import load_target
+from eval.models import load_model, load_tokenizer, require_positions, require_same_tokenizer, stop_token_ids
 from eval.prompts import Prompt, load_in_turn, load_prompts, render_prompt, user_turn
 from eval.scorecard_schema import ModelIdentity
-from eval.targets.loading import load_target
 from eval.tasks import prompt_sources
 
 # Prompts where a user names none: of many kinds, and none of those in recipes/prompts, which the quickstart trains on.

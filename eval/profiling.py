@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from architectures.errors import UserError
-from architectures.files.atomic import partial_path, write_text
-from architectures.settings.flags import Flag
+from architectures.files import partial_path, write_text
+from architectures.settings import Flag
 
 if TYPE_CHECKING:
     import torch

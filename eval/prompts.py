@@ -12,9 +12,9 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from architectures.checkpoints.fingerprint import fingerprint_value
 from architectures.errors import UserError
-from architectures.files.reading import parse_json, read_json, require_regular, unreadable
+from architectures.files import parse_json, read_json, require_regular, unreadable
+from architectures.hashes import fingerprint_value
 from eval.tasks import TASKS, FieldNames, HubRows, PromptSource, Task
 
 if TYPE_CHECKING:

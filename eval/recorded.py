@@ -19,27 +19,28 @@ from pydantic import TypeAdapter
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from architectures.checkpoints.fingerprint import fingerprint_value
 from architectures.errors import UserError
-from architectures.files.atomic import write_text
-from architectures.files.reading import checked, read_text
-from architectures.progress.track import track
-from architectures.settings.kinds import MinP, RepetitionPenalty, Temperature, TopK, TopP
+from architectures.files import checked, read_text, write_text
+from architectures.hashes import fingerprint_value
+from architectures.progress import track
+from architectures.settings import MinP, RepetitionPenalty, Temperature, TopK, TopP
 from architectures.tables import markdown
 from architectures.vocabulary_head import head_ids
-from eval.acceptance.counts import Array
-from eval.acceptance.draft_scores import AnswerScore, DraftScore
-from eval.acceptance.estimates import CONFIDENCE, INTERVALS, NUM_RESAMPLES, Resampling
-from eval.acceptance.replay import answer_logits, as_array, rejection_accepts, replay_counts, value_at
-from eval.acceptance.summary import mean, rounds_at
-from eval.answers.shards import SETTINGS_NAME, read_claims, require_known_ids
-from eval.answers.traces import Trace, read_traces
+from eval.acceptance_rates import mean, rounds_at
 from eval.config import EvalConfig, sampling_asked
-from eval.decoding.acceptance import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, REJECTION
-from eval.decoding.sampling import Sampling, log_distribution, penalised, seen_along
+from eval.decoding.sampling import (
+    EXACT_GREEDY_DRAFT,
+    EXACT_SAMPLED_DRAFT,
+    REJECTION,
+    Sampling,
+    log_distribution,
+    penalised,
+    seen_along,
+)
 from eval.decoding.speculative import first_tokens
+from eval.intervals import CONFIDENCE, INTERVALS, NUM_RESAMPLES, Resampling
 from eval.machine import torch_threads
-from eval.models.loading import (
+from eval.models import (
     load_model,
     load_tokenizer,
     model_facts,
@@ -49,6 +50,17 @@ from eval.models.loading import (
     tokenizer_identity,
 )
 from eval.prompts import checked_text, first_field, load_rows
+from eval.replay import (
+    AnswerScore,
+    Array,
+    DraftScore,
+    answer_logits,
+    as_array,
+    rejection_accepts,
+    replay_counts,
+    value_at,
+)
+from eval.responses import SETTINGS_NAME, Trace, read_claims, read_traces, require_known_ids
 from eval.scorecard_schema import (
     CARD_NAME,
     DraftModel,

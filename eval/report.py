@@ -17,16 +17,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from architectures.errors import UserError
-from architectures.files.atomic import write_text
+from architectures.files import write_text
 from architectures.tables import Table
-from eval.acceptance.estimates import Estimate
 from eval.checkpoint_curve import COLUMNS as CURVE_COLUMNS
 from eval.checkpoint_curve import JSON_NAME as CURVES_NAME
 from eval.checkpoint_curve import Curve, point_rows, read_curves
-from eval.examples import Example, read_examples
-from eval.records.grid import GridFile, read_grid_file
+from eval.intervals import Estimate
 from eval.scorecard import EXAMPLES_NAME, GRID_NAME
-from eval.scorecard_schema import CARD_NAME, RecordedScorecard, Scorecard, read_any_scorecard
+from eval.scorecard_schema import CARD_NAME, GridFile, RecordedScorecard, Scorecard, read_any_scorecard, read_grid_file
 from eval.scorecard_tables import (
     NOTE,
     ScoredDraft,
@@ -44,6 +42,7 @@ from eval.scorecard_tables import (
     setup,
     step_times,
 )
+from eval.side_by_side import Example, read_examples
 from eval.speedup import predicted_interval, promise
 
 MAX_ROWS = 30  # longer tables are folded

@@ -12,30 +12,27 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from architectures.checkpoints.fingerprint import fingerprint_value
-from architectures.files.atomic import write_text
-from architectures.settings.holding import WHOLE, Holding
+from architectures.files import write_text
+from architectures.hashes import fingerprint_value
+from architectures.settings import WHOLE, Holding
 from architectures.sharing import ALONE, Share
 from architectures.tables import markdown
-from eval.acceptance import paired_ratios
-from eval.acceptance.counts import Counts, tau
-from eval.acceptance.draft_scores import DraftScore, ReplayedDraft
-from eval.acceptance.estimates import CONFIDENCE, INTERVALS, NUM_RESAMPLES, Resampling
-from eval.acceptance.replay import replay_counts, replay_pair, rule_name
-from eval.acceptance.replay_drafts import (
+from eval import intervals
+from eval.acceptance_rates import (
     Answers,
+    acceptance_row,
+    difference_row,
     record_answers,
     replay_drafts,
     require_fitting,
 )
-from eval.acceptance.summary import acceptance_row, difference_row
-from eval.answers.traces import Trace
 from eval.config import EvalConfig
 from eval.decoding.generate import Kind
 from eval.decoding.kv_cache import takes_rows
-from eval.decoding.ngram import NgramLookup
 from eval.decoding.sampling import Sampling
-from eval.examples import write_examples
+from eval.decoding.speculative import NgramLookup
+from eval.intervals import CONFIDENCE, INTERVALS, NUM_RESAMPLES, Resampling
+from eval.large_targets import held_facts, load_target
 from eval.latency import (
     Grid,
     Setting,
@@ -44,15 +41,20 @@ from eval.latency import (
     measure_latency,
 )
 from eval.machine import share_threads, torch_threads
-from eval.models.loading import load_model, load_tokenizer, model_facts, require_same_tokenizer, stop_token_ids
+from eval.models import load_model, load_tokenizer, model_facts, require_same_tokenizer, stop_token_ids
 from eval.prompts import Prompt, tasks_record
-from eval.records.grid import TARGET, GridCell, GridFile, GridModel
+from eval.replay import Counts, DraftScore, ReplayedDraft, replay_counts, replay_pair, rule_name, tau
+from eval.responses import Trace
 from eval.scorecard_schema import (
     CARD_NAME,
     LOOKUP,
+    TARGET,
     AnswersRow,
     DraftModel,
     Forecast,
+    GridCell,
+    GridFile,
+    GridModel,
     Live,
     Prompts,
     Provenance,
@@ -64,13 +66,13 @@ from eval.scorecard_schema import (
     write_record,
 )
 from eval.scorecard_tables import find_warnings, scorecard_page
+from eval.side_by_side import write_examples
 from eval.speedup import (
     StepTimes,
     best_lookahead,
     break_even_alpha,
     predicted_speedup,
 )
-from eval.targets.loading import held_facts, load_target
 from eval.wall_clock import DRAFT, LiveAnswer, LiveWay, best_lookup, compare_with_replay, decode_live, live_record
 
 GRID_NAME, EXAMPLES_NAME = "latency.json", "examples.json"
@@ -220,7 +222,7 @@ def measure(
             threads=torch.get_num_threads(),
             device=str(replayed.target.device),
             intervals=INTERVALS,
-            speedup_intervals=paired_ratios.INTERVALS,
+            speedup_intervals=intervals.RATIO_INTERVALS,
         ),
         acceptance=tuple(acceptance),
         differences=tuple(differences),

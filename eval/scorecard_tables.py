@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from architectures.tables import Section, Table, facts, terminal
-from eval.acceptance.estimates import Estimate, paired_ratio_difference, sign_flip_p
-from eval.acceptance.intervals import least_units
+from architectures.tables import Table, TableSection, facts, terminal
+from eval.intervals import Estimate, least_units, paired_ratio_difference, sign_flip_p
 from eval.scorecard_schema import AcceptanceRow, Live, Ratio, RecordedScorecard, Scorecard, ScoredModel, StepTime
 from eval.speedup import predicted_interval
 
@@ -397,13 +396,15 @@ def recorded_positions(cards: Mapping[str, RecordedScorecard]) -> Table:
     return Table(columns, rows, "By position in the verification step")
 
 
-def scorecard_page(card: Scorecard | RecordedScorecard) -> Section:
+def scorecard_page(card: Scorecard | RecordedScorecard) -> TableSection:
     """scorecard.md."""
     warnings = [f"WARNING: {text}" for text in card.warnings]
     if isinstance(card, RecordedScorecard):
         named = {"draft": card}
         tables = [recorded_results(named), recorded_positions(named), models(named)]
-        return Section("Scorecard on recorded responses", [*warnings, *tables, Section("Setup", [setup(card)])])
+        return TableSection(
+            "Scorecard on recorded responses", [*warnings, *tables, TableSection("Setup", [setup(card)])]
+        )
     drafts, named = scored_drafts({card.primary: card}), {card.primary: card}
     tables = [
         results(drafts),
@@ -416,7 +417,7 @@ def scorecard_page(card: Scorecard | RecordedScorecard) -> Section:
         models(named),
     ]
     shown = [table for table in tables if table is not None]
-    return Section("Scorecard", [*warnings, NOTE, *shown, Section("Setup", [setup(card)])])
+    return TableSection("Scorecard", [*warnings, NOTE, *shown, TableSection("Setup", [setup(card)])])
 
 
 def summary(card: Scorecard | RecordedScorecard) -> str:

@@ -24,8 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import root_scalar
 
-from eval.acceptance.estimates import Resampling, resampling_weights
-from eval.acceptance.intervals import least_units, percentile_interval
+from eval.intervals import Resampling, least_units, percentile_interval, resampling_weights
 from eval.scorecard_schema import AcceptanceRow, Rounds, ScoredLatency, StepTime, StepTimes
 
 Array = NDArray[np.float64]

@@ -12,8 +12,8 @@ from typing import BinaryIO, Literal, NamedTuple
 from pydantic import Field, ValidationInfo, field_validator
 
 from architectures.errors import UserError
-from architectures.files.reading import parse_json, require_regular, unreadable
-from architectures.files.section import Section
+from architectures.files import parse_json, require_regular, unreadable
+from architectures.settings import Section
 from eval.prompts import MOST_CHARACTERS, ONE_OBJECT, Prompt, Rows, parser_of, source_name, source_rows
 from eval.tasks import PromptSource
 

@@ -10,8 +10,7 @@ import yaml
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationInfo, WithJsonSchema, field_validator
 
 from architectures.errors import UserError
-from architectures.files.section import Section
-from architectures.settings.flags import Flag
+from architectures.settings import Flag, Section
 
 Form = Literal["user", "text", "turns", "conversation"]
 FieldNames = tuple[str, ...]  # fields of a row, of which the first that is there counts

@@ -6,21 +6,22 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, model_validator
 
 from architectures.errors import UserError
-from architectures.settings.flags import Flag, flag_of
-from architectures.settings.holding import Holding
-from architectures.settings.kinds import (
+from architectures.settings import (
     MOST,
     BatchSize,
     DeviceMemoryGib,
     Draft,
+    Flag,
+    Holding,
     Lookahead,
     MaxNewTokens,
     NumberType,
     NumPrompts,
     TargetPlacement,
     Temperature,
+    flag_of,
 )
-from eval.commands.decoding_flags import DecodingFlags
+from eval.cli import DecodingFlags
 
 if TYPE_CHECKING:
     from eval.lossless import Finding

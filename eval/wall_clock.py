@@ -13,16 +13,13 @@ import numpy as np
 from scipy.stats import t as student_t
 from transformers import PreTrainedModel
 
-from architectures.progress.track import track
-from eval.acceptance.counts import Counts, count_trace, pool
-from eval.acceptance.estimates import Columns, Estimate, Resampling
-from eval.acceptance.paired_ratios import paired_ratio_quotient
-from eval.acceptance.replay import rule_name
-from eval.answers.traces import Trace
-from eval.decoding.ngram import NgramLookup
+from architectures.progress import track
 from eval.decoding.sampling import Sampling
-from eval.decoding.speculative import plain_decode, speculative_decode
+from eval.decoding.speculative import NgramLookup, plain_decode, speculative_decode
 from eval.decoding.texts import Decoded, Limits, Seeds, Speculation, row_seed
+from eval.intervals import Columns, Estimate, Resampling, paired_ratio_quotient
+from eval.replay import Counts, count_trace, pool, rule_name
+from eval.responses import Trace
 from eval.scorecard_schema import LOOKUP, Agreement, Live, OverLookup, RoundCounts, Spent, SpentByBoth, WayRow
 from eval.speedup import StepTimes
 

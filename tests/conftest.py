@@ -143,7 +143,7 @@ def little_is_timed() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def the_machine_is_asked_once() -> Iterator[None]:
     """Commit and versions of packages are in each manifest, and stay what they are while tests run."""
-    from architectures.checkpoints import manifest
+    from architectures import manifest
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("git_commit", "package_version", "processor_name"):
@@ -171,13 +171,12 @@ def trainings_begin_at_once() -> Iterator[None]:
 @pytest.fixture
 def training_here(monkeypatch: pytest.MonkeyPatch, trainings_begin_at_once: None) -> None:
     """Commands train in this process: starting another costs more than a tiny training itself."""
-    from distill import train
-    from distill.stages import processes
+    from distill import pipeline, train
 
     def run_training(recipe_path: Path, overrides: list[str], *_: object) -> None:
         assert train.main([str(recipe_path), *overrides]) == 0
 
-    monkeypatch.setattr(processes, "run_training", run_training)
+    monkeypatch.setattr(pipeline, "run_training", run_training)
     monkeypatch.setattr(train, "restore_signals", lambda: None)
 
 

@@ -12,10 +12,10 @@ import pytest
 
 import widedraft
 from architectures.errors import UserError
-from distill.process import exits
-from distill.process.exits import report_user_errors
-from distill.stages import processes
-from distill.stages import running as stages
+from distill import pipeline
+from distill import pipeline as stages
+from distill import process as exits
+from distill.process import report_user_errors
 
 ROOT = Path(__file__).parents[1]
 RECIPE = """\
@@ -87,7 +87,7 @@ def test_wrong_usage_exits_with_2(words, message, capsys):
 
 def test_profile_reaches_the_processes_of_a_training(recipe, tmp_path, monkeypatch, capsys):
     seen, folder = [], tmp_path / "made" / "p"
-    monkeypatch.setattr(processes, "distill_stage", lambda *arguments, share: seen.append(arguments))
+    monkeypatch.setattr(pipeline, "distill_stage", lambda *arguments, share: seen.append(arguments))
     assert widedraft.main(["distill", recipe, "seed=5", "--profile", str(folder)]) == 0
     assert seen == [(Path(recipe), ["seed=5"], f"--profile={folder}")]
     assert folder.is_dir()
@@ -106,7 +106,7 @@ def test_a_stage_gets_the_recipe_with_the_words_of_the_command_line(words, recip
 
 
 @pytest.mark.parametrize(
-    ("word", "module", "function"), [("distill", processes, "distill_stage"), ("run", stages, "run_all")]
+    ("word", "module", "function"), [("distill", pipeline, "distill_stage"), ("run", stages, "run_all")]
 )
 def test_stages_of_several_processes_get_file_and_words(word, module, function, recipe, monkeypatch):
     seen = []
@@ -168,7 +168,7 @@ def test_a_process_that_lost_another_says_so_without_a_traceback(said, capsys, m
 
 LOSE_ANOTHER = """
 import os, signal, sys
-from distill.process.exits import end_on_sigterm, report_user_errors
+from distill.process import end_on_sigterm, report_user_errors
 
 def terminate():
     os.kill(os.getpid(), signal.SIGTERM)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import widedraft
-from architectures.settings.holding import WHOLE
+from architectures.settings import WHOLE
 
 
 @pytest.fixture

@@ -9,9 +9,7 @@ from pydantic import Field
 
 import widedraft
 from architectures.errors import UserError
-from architectures.files.section import Section
-from architectures.settings.flags import Flag, flag_of, flag_told, options_of, read_settings
-from architectures.settings.kinds import Lookaheads, Seed
+from architectures.settings import Flag, Lookaheads, Section, Seed, flag_of, flag_told, options_of, read_settings
 
 
 @pytest.mark.parametrize("stage", widedraft.STAGES)

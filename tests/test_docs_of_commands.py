@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from architectures.settings.flags import add_flags
-from architectures.settings.schema import known_keys, schema_of
+from architectures.settings import add_flags, known_keys, schema_of
 from distill.recipe.recipe import Recipe
 from widedraft import STAGES
 

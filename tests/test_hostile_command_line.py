@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import widedraft
-from distill.process import interrupts
-from distill.process.exits import end_on_sigterm, report_user_errors
+from distill import process as interrupts
+from distill.process import end_on_sigterm, report_user_errors
 
 ROOT = Path(__file__).parents[1]
 PAIR = ("--target", "a", "--draft", "b")
@@ -80,15 +80,15 @@ def test_ctrl_c_outside_a_command_ends_in_one_line(during, tmp_path):
     (tmp_path / "slow.py").write_text(slow, encoding="utf-8")
     programs = {
         "while heavy modules are imported": (
-            "from distill.process.interrupts import catching_interrupts\nwith catching_interrupts():\n    import slow\n"
+            "from distill.process import catching_interrupts\nwith catching_interrupts():\n    import slow\n"
         ),
         "before a command": "import slow\n",
         "after a command": (
-            "from distill.process.exits import report_user_errors\nreport_user_errors(lambda: None)\n"
+            "from distill.process import report_user_errors\nreport_user_errors(lambda: None)\n"
             f"print('now', flush=True)\nimport time\n{wait}"
         ),
     }
-    program = f"from distill.process.interrupts import take_interrupts\ntake_interrupts()\n{programs[during]}"
+    program = f"from distill.process import take_interrupts\ntake_interrupts()\n{programs[during]}"
     with subprocess.Popen(
         [sys.executable, "-c", program],
         stdout=subprocess.PIPE,
@@ -106,7 +106,7 @@ def test_ctrl_c_outside_a_command_ends_in_one_line(during, tmp_path):
 def test_ctrl_c_as_python_ends_kills_no_process_that_has_done_its_work(tmp_path):
     """An object that is only let go of while the interpreter ends sends the signal from there."""
     program = (
-        "from distill.process.interrupts import take_interrupts\ntake_interrupts()\n"
+        "from distill.process import take_interrupts\ntake_interrupts()\n"
         "import os, signal, sys\n"
         "class Late:\n"
         "    def __init__(self):\n        self.kill, self.of, self.number = os.kill, os.getpid(), signal.SIGINT\n"

@@ -21,7 +21,7 @@ def target() -> Path:
 
 @pytest.fixture(scope="module")
 def prompt_ids(target) -> list[int]:
-    from eval.models.loading import load_tokenizer
+    from eval.models import load_tokenizer
     from eval.prompts import render_prompt
 
     return render_prompt(load_tokenizer(target), [{"role": "user", "content": QUESTION}])
@@ -30,11 +30,11 @@ def prompt_ids(target) -> list[int]:
 @pytest.fixture(scope="module")
 def cut(target, tmp_path_factory):
     """Cut a draft of so many layers out of the target."""
+    from architectures.hub import read_config
+    from architectures.pruning.plan import plan_pruning
     from architectures.pruning.prune import prune_checkpoint
-    from architectures.pruning.selection import plan_pruning
-    from architectures.shapes.section import ArchitectureConfig
-    from architectures.shapes.shape import Shape
-    from architectures.targets.target import read_config
+    from architectures.requested_shape import ArchitectureConfig
+    from architectures.shapes import Shape
 
     def make(layers: int) -> Path:
         out = tmp_path_factory.mktemp("cut") / f"{layers}-layers"
@@ -50,7 +50,7 @@ def cut(target, tmp_path_factory):
 def test_keeping_every_layer_keeps_every_logit(target, cut, prompt_ids):
     import torch
 
-    from eval.models.loading import load_model
+    from eval.models import load_model
 
     with torch.inference_mode():
         whole, same = (
@@ -60,12 +60,11 @@ def test_keeping_every_layer_keeps_every_logit(target, cut, prompt_ids):
 
 
 def test_live_loop_replay_and_plain_decoding_agree_in_float32(target, cut, prompt_ids):
-    from eval.acceptance.counts import count_trace
-    from eval.acceptance.replay import answer_logits, replay_answer, replay_counts
     from eval.decoding.sampling import Sampling
     from eval.decoding.speculative import plain_decode, speculative_decode
     from eval.decoding.texts import Limits, Speculation
-    from eval.models.loading import load_model, stop_token_ids
+    from eval.models import load_model, stop_token_ids
+    from eval.replay import answer_logits, count_trace, replay_answer, replay_counts
 
     model, draft = load_model(target, dtype="float32"), load_model(cut(26), dtype="float32")
     limits = Limits(NEW_TOKENS, stop_token_ids(model))

@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 import widedraft
-from architectures.checkpoints.manifest import read_manifest
-from architectures.targets.known_targets import KNOWN_CONFIGS
+from architectures.hub import KNOWN_CONFIGS
+from architectures.manifest import read_manifest
 from distill.check import check_recipe, planned_shapes
-from distill.debug.recipe import debug_recipe, tiny_run
+from distill.debug import debug_recipe, tiny_run
 from distill.estimate import matrix_parameters
 from distill.recipe.recipe import load_recipe
 

@@ -46,8 +46,8 @@ def test_wheel_holds_the_packages_the_module_and_the_recipes(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     templates = ("eval/report.html.jinja", "distill/hub/card.md.jinja")
     for part in (
-        "architectures/shapes/shape.py",
-        "eval/acceptance/replay.py",
+        "architectures/shapes.py",
+        "eval/replay.py",
         "distill/train.py",
         "widedraft.py",
         *templates,

@@ -1,7 +1,7 @@
 """Where each Hugging Face family keeps its tensors, and what its config leaves unsaid. Data only, no torch.
 
 A module has a role (`query`, `ffn_up`, ...). A family says under which name a checkpoint stores it and along which
-axes; `architectures.shapes.shape` says how long an axis is. To teach the project a family, add one entry to FAMILIES:
+axes; `architectures.shapes` says how long an axis is. To teach the project a family, add one entry to FAMILIES:
 how its rows are batched, which engines load it and as which GGUF file it goes are fields of it too, and no other file
 of ours names a family.
 """
@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from architectures.errors import UserError
-from architectures.families.classic import BLOOM, GPT2, GPT_BIGCODE, GPT_NEOX, OPT
-from architectures.families.encoder_decoder import T5
+from architectures.families.classic import BLOOM, GPT2, GPT_BIGCODE, GPT_NEOX, OPT, T5
 from architectures.families.family import Family
 from architectures.families.rotary import (
     GEMMA2,

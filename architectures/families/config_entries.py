@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.files.reading import first_mistake, shown
+from architectures.files import first_mistake, shown
 
 LONGEST = 2**31 - 1  # positions, and ids
 TEXT_PARTS = ("text_config", "decoder", "generator")  # where transformers looks for the decoder of a larger model

@@ -1,17 +1,28 @@
 """How much each layer, head, neuron and channel of a target does on calibration text: one pass, sums only.
 
 Everything is computed in float64 from the activations and weights as the model has them. Where layers are read from the
-disk one by one, a text's call is begun anew for each (eval.targets.passes). Of a module that counts which it reads the
+disk one by one, a text's call is begun anew for each (eval.large_targets). Of a module that counts which it reads the
 first time: its turn has come then, and later it is shown anything.
 
 Shape suffixes used in this file:
-    S = sequences, B = sequences in the batch, T = tokens per sequence, L = layers, H = channels, F = neurons
-    N = query heads, K = key/value heads, D = head width, Q = N x D, X = inputs of a linear layer
+    S = sequences
+    B = sequences in the batch
+    T = tokens per sequence
+    L = layers
+    H = channels
+    F = neurons
+    N = query heads
+    K = key/value heads
+    D = head width
+    Q = N x D
+    X = inputs of a linear layer
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,10 +35,11 @@ from transformers import PreTrainedModel
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.families.family import Family, Part
-from architectures.progress.track import track
-from architectures.pruning.slicing import READERS
-from architectures.reading import read_text
-from architectures.shapes.shape import Shape
+from architectures.files import require_regular, unreadable
+from architectures.progress import track
+from architectures.pruning.prune import READERS
+from architectures.shapes import Shape
+from architectures.vocabulary_head import read_text
 
 COUNTED_AXES = {"hidden", "intermediate", "query", "key_value"}  # of matrices, for the magnitude scores
 ROWS_AT_ONCE = 1024  # of a matrix in float64
@@ -205,10 +217,10 @@ def activation_scores(
     batch_size: int = 1,
     access: Access | None = None,
 ) -> dict[str, NDArray[np.float64]]:
-    """The scores of `architectures.pruning.selection`, but for the two orders of layers.
+    """The scores of `architectures.pruning.plan`, but for the two orders of layers.
 
     Families whose layers alone can be cut have block_influence_L alone. How a model with an encoder reads text without
-    prompts: architectures.reading.
+    prompts: architectures.vocabulary_head.
 
     Sources: block_influence_L: Men et al. 2024, "ShortGPT", sec. 3 (arXiv 2403.03853). activation.*: Muralidharan et
     al. 2024, "Compact Language Models via Pruning and Knowledge Distillation" (Minitron), sec. 2.2 (arXiv 2407.14679),
@@ -323,3 +335,76 @@ def axis_squares(matrices: Iterable[tuple[Part, Tensor]], shape: Shape) -> Sums:
 
 def column_squares(weight: Tensor) -> Tensor:
     return torch.stack([rows.double().square().sum(dim=0) for rows in weight.split(ROWS_AT_ONCE)]).sum(dim=0)
+
+
+REMEDY = "Give a UTF-8 text file as architecture.calibration.text."
+MAX_PARAGRAPH_CHARS = 100_000  # a file without blank lines is handed over in pieces, never read as a whole
+SEQUENCE_LEN = 256
+
+
+def calibration_sequences(
+    texts: Iterable[str], tokenizer: Any, *, tokens: int, context_tokens: int | None = None
+) -> Tensor:
+    """ids_ST: the texts one after the other, in sequences of 256 tokens; few tokens in four shorter ones.
+
+    Between two texts stands the end-of-sequence token, where the tokenizer has one. No text is read that is not needed.
+
+    Args:
+        texts: Plain texts; empty ones are passed over.
+        tokenizer: Of the target.
+        tokens: At most this number is used, >= 4.
+        context_tokens: That the model was made for; no sequence is longer. None where there is no end.
+
+    Raises:
+        UserError: If the texts are too short.
+    """
+    sequence_len = min(SEQUENCE_LEN, tokens // 4, context_tokens or SEQUENCE_LEN)
+    needed = tokens // sequence_len * sequence_len
+    ids: list[int] = []
+    for text in texts:
+        token_ids = tokenizer.encode(text, add_special_tokens=False)
+        if ids and token_ids and tokenizer.eos_token_id is not None:
+            ids.append(tokenizer.eos_token_id)
+        ids += token_ids
+        if len(ids) >= needed:
+            return torch.tensor(ids[:needed]).view(-1, sequence_len)
+    raise UserError(
+        f"The calibration text has {len(ids)} tokens, {needed} are needed ({needed // sequence_len} sequences of "
+        f"{sequence_len}). Lower architecture.calibration.tokens, or give a longer text as "
+        "architecture.calibration.text."
+    )
+
+
+def read_calibration_text(file: Path) -> Iterator[str]:
+    """The paragraphs of a plain text file, which blank lines part.
+
+    Raises:
+        UserError: When the first one is asked for, if the file cannot be read or holds none.
+    """
+    has_text = False
+    try:
+        require_regular(file, remedy=REMEDY)
+        with file.open(encoding="utf-8") as stream:
+            for paragraph in paragraphs(iter(partial(stream.readline, MAX_PARAGRAPH_CHARS), "")):
+                has_text = True
+                yield paragraph
+    except OSError as error:
+        raise UserError(unreadable(file, error, REMEDY)) from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: cannot be read as text ({error}). {REMEDY}") from error
+    if not has_text:
+        raise UserError(f"{file}: holds no text. Give another file as architecture.calibration.text.")
+
+
+def paragraphs(lines: Iterable[str]) -> Iterator[str]:
+    """Neighbouring lines that are not blank, joined; long ones in pieces."""
+    gathered, num_chars = [], 0
+    for line in lines:
+        if gathered and (not line.strip() or num_chars > MAX_PARAGRAPH_CHARS):
+            yield "".join(gathered)
+            gathered, num_chars = [], 0
+        if line.strip():
+            gathered.append(line)
+            num_chars += len(line)
+    if gathered:
+        yield "".join(gathered)

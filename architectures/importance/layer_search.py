@@ -23,9 +23,9 @@ from transformers import PreTrainedModel
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.importance.activation_scores import evaluating, removable
-from architectures.progress.track import track
-from architectures.reading import for_head, read_text
+from architectures.progress import track
 from architectures.sharing import ALONE, Share
+from architectures.vocabulary_head import for_head, read_text
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def merge_order(model: PreTrainedModel, ids_ST: Tensor, share: Share = ALONE) ->
 
     Again and again those two neighbouring groups become one that leave the final hidden states (behind the final norm)
     most like the whole model's: the highest cosine, mean over all tokens, in float32; of equals the earlier. A group
-    runs as its first layer with weights theta_first + sum_k (theta_k - theta_first), as architectures.pruning.slicing
+    runs as its first layer with weights theta_first + sum_k (theta_k - theta_first), as architectures.pruning.prune
     merges.
 
     Source: Yang et al. 2024, "LaCo", sec. 3 (arXiv 2402.11187). There a fixed number of layers is merged wherever a

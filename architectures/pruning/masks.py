@@ -35,8 +35,8 @@ from torch.distributed.tensor import DTensor, Partial
 
 from architectures.families import FAMILIES
 from architectures.pruning.plan import PruningPlan
-from architectures.pruning.slicing import POST_NORMS, WRITERS, TensorLocation
-from architectures.shapes.shape import Shape
+from architectures.pruning.prune import POST_NORMS, WRITERS, TensorLocation
+from architectures.shapes import Shape
 
 LOW, HIGH, BETA = -0.1, 1.1, 2 / 3  # what the concrete distribution is stretched to, and its temperature
 OPEN_SHIFT = -BETA * log(-LOW / HIGH)  # P(gate > 0) = sigmoid(log_alpha + OPEN_SHIFT)

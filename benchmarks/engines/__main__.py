@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from architectures.files.reading import read_typed
+from architectures.files import read_typed
 from architectures.tables import Table, markdown, replace_between
 from eval.engines.certificate import FORM, REMEDY, Certificate, pooled
-from eval.engines.findings import shown
+from eval.engines.runs import shown
 from eval.scorecard_tables import with_bounds
 
 COLUMNS = (

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from architectures.checkpoints.manifest import provenance
+from architectures.manifest import provenance
 from benchmarks.gpu.stage import Row, Setting, number_type
+from eval.large_targets import free_bytes
 from eval.machine import clock_s, usable_cores
-from eval.targets.caps import free_bytes
 
 BANDWIDTH_BYTES = {"cpu": 2**29, "cuda": 2**32}
 BANDWIDTH_REPEATS = 12

@@ -3,8 +3,8 @@
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from architectures.shapes.shape import Shape
-from architectures.targets.known_targets import LLAMA_2_7B
+from architectures.hub import LLAMA_2_7B
+from architectures.shapes import Shape
 
 LLAMA_7B = Shape.from_config(LLAMA_2_7B)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from architectures.checkpoints.manifest import provenance
 from architectures.errors import UserError
-from architectures.files.atomic import write_json
+from architectures.files import write_json
+from architectures.manifest import provenance
 from benchmarks.gpu.stage import Row, Size
 from distill.estimate import processor_device_name, slug_of
 

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import torch
 
-from architectures.files.number_types import has_bfloat16
-from eval.models.loading import one_line
-from eval.targets.caps import free_bytes
+from architectures.settings import has_bfloat16
+from eval.large_targets import free_bytes
+from eval.models import one_line
 
 Size = Literal["full", "laptop", "tiny"]
 Row = dict[str, Any]

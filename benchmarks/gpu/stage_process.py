@@ -16,7 +16,7 @@ import torch
 
 from architectures.errors import UserError
 from benchmarks.gpu.stage import Setting, SkippedError
-from eval.models.loading import one_line
+from eval.models import one_line
 
 END = "end"  # key of the last line: "done", "skipped" or "failed"
 

@@ -6,14 +6,14 @@ from functools import partial
 
 from transformers import PreTrainedModel
 
-from architectures.shapes.shape import NAMED_SHAPES
+from architectures.shapes import NAMED_SHAPES
 from benchmarks.equal_shapes import EqualShape, equal_shape
 from benchmarks.gpu.models import random_model
 from benchmarks.gpu.stage import Setting, SkippedError, number_type
 from benchmarks.gpu.step_sizes import Sizes
 from eval.latency import source_shape, untrained_model
-from eval.models.loading import load_model
-from eval.records.grid import TARGET
+from eval.models import load_model
+from eval.scorecard_schema import TARGET
 
 Maker = Callable[[], PreTrainedModel]
 

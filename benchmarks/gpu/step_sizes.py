@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from architectures.settings.kinds import How
+from architectures.settings import How
 from benchmarks.gpu.stage import Size
-from eval.records.grid import TARGET
+from eval.scorecard_schema import TARGET
 
 
 class Cell(NamedTuple):

@@ -15,16 +15,15 @@ import torch
 from transformers import PreTrainedModel
 
 from architectures.errors import UserError
-from architectures.settings.kinds import How
+from architectures.settings import How
 from benchmarks.depth_and_width import DepthAndWidth, depth_and_width
 from benchmarks.gpu.machine import bandwidth
 from benchmarks.gpu.stage import Row, Setting, attempt, free_memory, lack_of_memory, lack_of_time
 from benchmarks.gpu.step_models import equal_models, makers
 from benchmarks.gpu.step_sizes import AIM_CELL, AIM_SHAPE, MOST_WARM_UPS, SIZES, Cell, Sizes
-from eval.acceptance.estimates import Estimate, Resampling
-from eval.acceptance.intervals import percentile_interval
 from eval.decoding.cuda_graphs import CapturedSteps, captured_capacity, new_opener
 from eval.decoding.kv_cache import Opener
+from eval.intervals import Estimate, Resampling, percentile_interval
 from eval.latency import (
     CHAIN_LENGTH,
     Kind,

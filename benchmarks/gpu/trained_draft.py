@@ -16,25 +16,24 @@ from typing import Any
 
 from composer import Callback, Logger, State
 
-from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
-from architectures.files.atomic import write_json
+from architectures.files import write_json
+from architectures.manifest import read_manifest
 from benchmarks.gpu.stage import Row, Setting, Size, SkippedError, free_memory, number_type
 from distill.data.self_written import NAME as SELF_WRITTEN
+from distill.pipeline import cache_if_asked, generate_stage, prune_stage
 from distill.recipe.recipe import Recipe, load_recipe
-from distill.run.run import Run
-from distill.run.run_folder import owned_run
-from distill.stages.running import cache_if_asked, generate_stage, prune_stage
+from distill.run import Run, owned_run
 from distill.teacher_cache import CachedAnswers, TeacherCache
 from distill.train import read_answers, train
-from distill.training.trainer import build_model, build_trainer
-from eval.answers.traces import read_traces
+from distill.trainer import build_model, build_trainer
 from eval.decoding.cuda_graphs import answer_opener
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
 from eval.machine import clock_s
-from eval.models.loading import load_model
+from eval.models import load_model
 from eval.prompts import load_prompts
+from eval.responses import read_traces
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = "recipes/quickstart.yaml"  # what a run is made of, except for its sizes

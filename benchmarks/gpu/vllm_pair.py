@@ -14,10 +14,9 @@ from benchmarks.gpu.steps import listed
 from benchmarks.gpu.trained_draft import TRAINING, trained_draft, within
 from benchmarks.gpu.vllm_engine import Engine, running
 from benchmarks.gpu.vllm_steps import PLAIN, REPLY_S, common_kwargs, noted, require_vllm
-from eval.acceptance.estimates import Resampling
-from eval.acceptance.paired_ratios import paired_ratio_quotient
-from eval.engines.findings import own_tokens, replay_text
-from eval.models.loading import load_model
+from eval.engines.runs import own_tokens, replay_text
+from eval.intervals import Resampling, paired_ratio_quotient
+from eval.models import load_model
 
 K = 3
 RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)

@@ -19,11 +19,11 @@ from typing import TypeVar
 
 import torch
 
-from architectures.shapes.shape import NAMED_SHAPES, Shape
+from architectures.shapes import NAMED_SHAPES, Shape
 from benchmarks.gpu.models import llama_config
 from benchmarks.gpu.stage import Row, Setting, SkippedError, number_type
 from benchmarks.gpu.vllm_engine import PYTHON, EngineError, running
-from eval.targets.caps import free_bytes
+from eval.large_targets import free_bytes
 
 Key = TypeVar("Key")
 PLAIN, NO_DRAFT = "plain", "no-draft"  # decoding without drafts; draft tokens that cost nothing

@@ -21,7 +21,7 @@ from architectures.errors import UserError
 from distill.callbacks import GradientNorm
 from distill.checkpoints.folders import MODEL, STATE_NAME, read_tensors
 from distill.checkpoints.trust import UNREADABLE, are_trusted, code_found
-from distill.data.unknown_inputs import UnknownInputs
+from distill.data.batches import UnknownInputs
 
 # Beside tensors and plain values: times, the version of torch, and numpy's arrays in random states and metrics.
 ALLOWED: list[Any] = [

@@ -10,19 +10,15 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.files.section import Section
-from architectures.settings.flags import Flag, flag_of
-from architectures.settings.kinds import MOST, Once
-from architectures.shapes.requested_shape import draft_shape, written_size
-from architectures.shapes.section import ArchitectureConfig, size
-from architectures.shapes.shape import Shape
+from architectures.requested_shape import ArchitectureConfig, draft_shape, size, written_size
+from architectures.settings import MOST, Flag, Once, Section, flag_of
+from architectures.shapes import Shape
 from architectures.vocabulary import VocabularyConfig, with_asked_head
 from distill.checkpoints.trust import TrustCheckpoints
-from distill.ranks.launching import Processes
-from distill.recipe.recipe import Recipe
-from distill.recipe.sections.times import Duration, split_time
-from distill.recipe.words import Debug, Overrides, RecipeFile
-from distill.run.run import Run
+from distill.distributed import Processes
+from distill.recipe.recipe import Debug, Overrides, Recipe, RecipeFile
+from distill.recipe.sections import Duration, split_time
+from distill.run import Run
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12)
 ALL = "all"

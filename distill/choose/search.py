@@ -15,29 +15,33 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
-from architectures.files.atomic import write_json
-from architectures.shapes.section import SIZES
-from architectures.shapes.shape import Shape
+from architectures.files import write_json
+from architectures.hashes import fingerprint_checkpoint
+from architectures.hub import read_config
+from architectures.requested_shape import SIZES
+from architectures.shapes import Shape
 from architectures.sharing import ALONE, Share
 from architectures.tables import Table, terminal
-from architectures.targets.target import read_config
-from distill.checkpoints.files import find_checkpoints
+from distill.checkpoints.checkpoint_files import find_checkpoints
 from distill.choose.candidates import FACTOR, Candidate, ChooseSettings, LeftOut, candidates_of, trials_folder
+from distill.pipeline import (
+    cache_if_asked,
+    distill_stage,
+    eval_prompts,
+    generate_stage,
+    owned_by_the_first,
+    prune_stage,
+    timed,
+)
 from distill.recipe.recipe import Recipe, load_recipe, save_recipe
-from distill.run.artifact import ARTIFACTS, Artifact
-from distill.run.progressive import share_answers, source_folder, with_imported_target
-from distill.run.run import RECIPE_NAME, Run
-from distill.run.stage_inputs import sources_as_input
-from distill.stages.processes import distill_stage
-from distill.stages.running import cache_if_asked, generate_stage, owned_by_the_first, prune_stage, timed
-from distill.stages.table import eval_prompts
+from distill.run import ARTIFACTS, RECIPE_NAME, Artifact, Run, share_answers, source_folder, with_imported_target
+from distill.stage_inputs import sources_as_input
 from eval.speedup import Prospect, Ranked, drawn_times, prospect, ranking, step_times
 
 if TYPE_CHECKING:
-    from eval.acceptance.estimates import Resampling
     from eval.config import EvalConfig
+    from eval.intervals import Resampling
     from eval.scorecard_schema import Scorecard, ScoredLatency
 
 REPEATS = 20  # of timed steps
@@ -125,6 +129,7 @@ def measured_steps(
     Raises:
         UserError: If the models do not fit into memory, or decode one sequence at a time and more are asked for.
     """
+    from eval.large_targets import load_target
     from eval.latency import (
         Setting,
         measure_latency,
@@ -134,10 +139,9 @@ def measured_steps(
         untrained_models,
     )
     from eval.machine import torch_threads
-    from eval.models.loading import load_tokenizer
+    from eval.models import load_tokenizer
     from eval.pair import PROMPTS
-    from eval.records.grid import TARGET
-    from eval.targets.loading import load_target
+    from eval.scorecard_schema import TARGET
 
     config, names = recipe.eval, [candidate.name for candidate in candidates]
     text_ids = [token for prompt in PROMPTS for token in load_tokenizer(target)(prompt)["input_ids"]]
@@ -157,7 +161,7 @@ def measured_steps(
 
 
 def resampling_of(recipe: Recipe) -> "Resampling":
-    from eval.acceptance.estimates import CONFIDENCE, NUM_RESAMPLES, Resampling
+    from eval.intervals import CONFIDENCE, NUM_RESAMPLES, Resampling
 
     return Resampling(CONFIDENCE, NUM_RESAMPLES, recipe.seed)
 
@@ -277,7 +281,7 @@ def link(path: Path, place: Path) -> None:
 
 def score_candidates(run: Run, drafts: Mapping[str, Path], length: str) -> "Scorecard":
     """One scorecard of all drafts of a length: same prompts, interleaved step times; read if it is up to date."""
-    from eval.engines.generate import responses_by
+    from eval.engines.external_generate import responses_by
     from eval.scorecard import score_drafts
     from eval.scorecard_schema import CARD_NAME, read_scorecard
 

@@ -1,25 +1,44 @@
 """Answered prompts as batches of token ids, padded on the right, with the positions that are learned marked.
 
-Shape suffixes used in this file:
-    B = sequences in the batch, T = tokens of the longest sequence in it
-
 A batch is {"input_ids": ids_BT, "attention_mask": real_BT, "keep": keep_BT, "next_ids": next_BT}. `keep` is True at
 positions that predict a token of an answer: from the last token before it to the last but one of the answer itself.
 `next_ids` is the token that follows each position. `task` is task_B1, the index of each prompt's task among the
 dataset's tasks. `prompt_len` is prompt_len_B1, the tokens before the first answer, which an encoder reads where the
 model has one; its decoder then reads a start token in the place of the last of them.
+
+The teacher reads what stands there, and so does the student at every evaluation. Which tokens are shown so depends on
+the seed, the batch's number and their own sequence alone: not on processes, micro-batches, padding or interruptions.
+
+Shape suffixes used in this file:
+    B = sequences in the batch
+    T = tokens of the longest sequence in it
+    R = rows
+    W = slots per row
+    N = query heads
+    V = vocabulary entries of the target
 """
 
-from collections.abc import Iterator, Sequence
+import heapq
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import PurePath
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from composer import Algorithm, Event, Logger, State
+from torch import Tensor, nn
 from torch.utils.data import Dataset
+from transformers import PreTrainedModel
 
-from eval.answers.traces import Trace, continues
+from architectures.errors import UserError
+from architectures.families import FAMILIES
+from architectures.importance.activation_scores import removable
+from architectures.vocabulary import DraftVocabulary
+from eval.responses import Trace, continues
 
 PAD_ID = 0  # any id will do: nothing attends to padding and nothing is learned there
 
@@ -156,3 +175,209 @@ def marked(spans: Sequence[Sequence[tuple[int, int]]], *, width: int) -> Tensor:
 def padded(rows: Sequence[Tensor]) -> Tensor:
     """Rows of ids, each padded on the right to the longest."""
     return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=PAD_ID)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where sequences lie in rows.
+
+    Attributes:
+        lengths: Tokens of each sequence.
+        rows: Of each sequence.
+        starts: The slot of each sequence's first token in its row.
+        num_rows: R.
+        width: W, the tokens of the fullest row, and slots up to a multiple.
+    """
+
+    lengths: tuple[int, ...]
+    rows: tuple[int, ...]
+    starts: tuple[int, ...]
+    num_rows: int
+    width: int
+
+
+def balanced_layout(lengths: Sequence[int], num_rows: int, multiple: int = 1) -> Layout:
+    """The longest sequence first, each at the end of the row that holds the fewest tokens; among equals, the first.
+
+    Source: Graham 1969, "Bounds on Multiprocessing Timing Anomalies", SIAM Journal on Applied Mathematics 17(2): the
+    fullest row is at most 4/3 of the least possible.
+
+    Args:
+        lengths: Tokens of each sequence, at least one sequence.
+        num_rows: From 1 to the number of sequences.
+        multiple: Of slots, that the rows are wide.
+    """
+    filled = [(0, row) for row in range(num_rows)]  # a heap from the start
+    positions = [(0, 0)] * len(lengths)
+    for sequence in sorted(range(len(lengths)), key=lambda sequence: -lengths[sequence]):
+        start, row = heapq.heappop(filled)
+        positions[sequence] = row, start
+        heapq.heappush(filled, (start + lengths[sequence], row))
+    rows, starts = zip(*positions, strict=True)
+    width = -(-max(tokens for tokens, _ in filled) // multiple) * multiple
+    return Layout(tuple(lengths), rows, starts, num_rows, width)
+
+
+def cheapest_layout(
+    lengths: Sequence[int], padded_width: int, *, flops_per_token: Callable[[int], int], multiple: int = 1
+) -> Layout | None:
+    """The balanced layout of the fewest FLOPs; None where padding every sequence to padded_width takes no more.
+
+    A model whose rows hold one text each needs no mask, and half of its attention is never computed. A row of several
+    texts has a mask, and each slot of it is compared with all others of the row: that is why one long row is seldom
+    the cheapest.
+
+    Args:
+        lengths: Tokens of each sequence.
+        padded_width: Slots of a row that holds one sequence.
+        flops_per_token: FLOPs for one token that is compared with so many.
+        multiple: As in balanced_layout.
+    """
+    best, least = None, len(lengths) * padded_width * flops_per_token((padded_width + 1) // 2)
+    for num_rows in range(1, len(lengths) + 1):
+        layout = balanced_layout(lengths, num_rows, multiple)
+        flops = num_rows * layout.width * flops_per_token(layout.width)
+        if flops < least:
+            best, least = layout, flops
+    return best
+
+
+def lengths_read(keep_BT: Tensor) -> list[int]:
+    """Tokens of each sequence that can matter: up to its last kept position, since none sees what follows it; >= 1."""
+    positions_T = torch.arange(1, keep_BT.shape[1] + 1, device=keep_BT.device)
+    return (keep_BT * positions_T).amax(dim=1).clamp(min=1).tolist()
+
+
+def slots_of(layout: Layout, padded_width: int, device: torch.device) -> Tensor:
+    """slots_BT: the index of each token in the flattened rows; -1 for what is in none."""
+    starts = [row * layout.width + start for row, start in zip(layout.rows, layout.starts, strict=True)]
+    starts_B1, lengths_B1 = (torch.tensor(each, device=device)[:, None] for each in (starts, layout.lengths))
+    positions_T = torch.arange(padded_width, device=device)
+    return torch.where(positions_T < lengths_B1, starts_B1 + positions_T, -1)
+
+
+def packed(values_BT: Tensor, slots_BT: Tensor, layout: Layout) -> Tensor:
+    """values_RW: the sequences' values in their rows, and zeros in slots that are left."""
+    placed_BT = slots_BT >= 0
+    values_S = values_BT.new_zeros(layout.num_rows * layout.width)
+    values_S[slots_BT[placed_BT]] = values_BT[placed_BT]
+    return values_S.view(layout.num_rows, layout.width)
+
+
+SEPARATING_ATTENTION = ("sdpa", "eager")  # of transformers, which take a mask
+
+
+@contextmanager
+def texts_apart(lm: PreTrainedModel, positions_RW: Tensor) -> Iterator[None]:
+    """While the block runs, no text of a row sees another. Give the model the positions all the same.
+
+    OPT and BLOOM make their masks without positions, and BLOOM's attention goes by distances along the row: their
+    layers are handed a mask, and distances along each text, in place of what the model made.
+
+    Args:
+        lm: A causal language model of a known family.
+        positions_RW: Of tokens in their texts; each text begins with a 0.
+
+    Raises:
+        UserError: If its attention implementation takes no mask.
+    """
+    family = FAMILIES[lm.config.model_type]
+    refuse_attention(str(lm.config._attn_implementation), where=str(lm.config.name_or_path))  # noqa: SLF001  # it has no other name
+    if family.texts_apart == "positions":
+        yield
+        return
+    sees_R1WW = seen_within_texts(positions_RW)
+    bias = distance_bias(lm, positions_RW) if family.texts_apart == "mask_and_bias" else None
+    takes_bool = lm.config._attn_implementation == "sdpa"  # noqa: SLF001
+
+    def hand_over(
+        _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        mask = sees_R1WW if takes_bool else as_summand(sees_R1WW, args[0].dtype)
+        biases = {} if bias is None else {"alibi": bias.to(kwargs["alibi"].dtype)}
+        return args, {**kwargs, "attention_mask": mask, **biases}
+
+    with ExitStack() as hooks:
+        for layer in range(lm.config.num_hidden_layers):
+            module = lm.get_submodule(f"{family.layer_prefix}{layer}")
+            hooks.enter_context(removable(module.register_forward_pre_hook(hand_over, with_kwargs=True)))
+        yield
+
+
+def seen_within_texts(positions_RW: Tensor) -> Tensor:
+    """sees_R1WW: whether a token sees another, which is of its own text and not behind it."""
+    texts_RW = (positions_RW == 0).cumsum(dim=1)
+    return (texts_RW[:, :, None] == texts_RW[:, None, :]).tril()[:, None]
+
+
+def as_summand(sees_R1WW: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to attention scores: 0 where a token sees another, else the smallest number there is."""
+    return torch.zeros_like(sees_R1WW, dtype=dtype).masked_fill(~sees_R1WW, torch.finfo(dtype).min)
+
+
+def distance_bias(lm: Any, positions_RW: Tensor) -> Tensor:
+    """BLOOM's attention bias, float32 [R x N, 1, W], as a text alone in its row has it."""
+    rows, width = positions_RW.shape
+    whole_row = torch.ones(1, width, device=positions_RW.device)
+    bias_NW = lm.base_model.build_alibi_tensor(whole_row, lm.config.n_head, torch.float32)[:, 0]
+    return bias_NW[:, positions_RW].transpose(0, 1).reshape(rows * len(bias_NW), 1, width)
+
+
+def refuse_attention(implementation: str, *, where: str) -> None:
+    """Raise UserError if an attention implementation of transformers does not separate texts in several rows.
+
+    Its FlashAttention looks at positions only where all texts lie in one row.
+    """
+    if implementation not in SEPARATING_ATTENTION:
+        raise UserError(
+            f"{where}: its attn_implementation is {implementation!r}, which lets the texts of one row see each other. "
+            f"Have config.json name one of {', '.join(SEPARATING_ATTENTION)}, or set distill.packing to false."
+        )
+
+
+STUDENT_IDS = "student_ids"  # of a batch: what the student reads in place of input_ids
+
+
+class UnknownInputs(Algorithm):
+    """Adds to each training batch what the student reads.
+
+    Args:
+        vocabulary: Of the student, with unknown_id.
+        share: Chance in (0, 1] of a token that is not said.
+        seed: Of the training.
+    """
+
+    def __init__(self, vocabulary: DraftVocabulary, *, share: float, seed: int):
+        assert vocabulary.unknown_id is not None, "the record of a training that shows unknown ids names one"
+        self.unknown_id = vocabulary.unknown_id
+        self.share = share
+        self.seed = seed
+        self.is_output_V = torch.zeros(vocabulary.vocab_size, dtype=torch.bool)
+        self.is_output_V[torch.tensor(vocabulary.ids)] = True
+
+    def match(self, event: Event, state: State) -> bool:  # noqa: ARG002  # Composer's signature
+        """Before a training batch is cut into micro-batches."""
+        return event == Event.AFTER_DATALOADER
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
+        """Show the student its batch."""
+        batch = state.batch
+        ids_BT = self.shown(batch["input_ids"], batch["attention_mask"], batch_number=state.timestamp.batch.value)
+        state.batch = {**batch, STUDENT_IDS: ids_BT}
+
+    def shown(self, input_ids_BT: Tensor, real_BT: Tensor, *, batch_number: int) -> Tensor:
+        """ids_BT as the student reads them.
+
+        Args:
+            input_ids_BT: Padded on the right.
+            real_BT: False where padding stands.
+            batch_number: Batches trained before this one.
+        """
+        ids_BT, lengths = input_ids_BT.cpu(), real_BT.sum(dim=1).tolist()
+        chance_BT = torch.ones(ids_BT.shape)
+        for row, (ids_T, length) in enumerate(zip(ids_BT, lengths, strict=True)):
+            content = zlib.crc32(ids_T[:length].numpy().tobytes())
+            drawn_T = np.random.default_rng([self.seed, batch_number, content]).random(length, dtype=np.float32)
+            chance_BT[row, :length] = torch.from_numpy(drawn_T)
+        is_hidden_BT = ~self.is_output_V[ids_BT] & (chance_BT < self.share)
+        return input_ids_BT.masked_fill(is_hidden_BT.to(input_ids_BT.device), self.unknown_id)

@@ -2,8 +2,11 @@
 
 Held-out questions are answered by the target all the same: what it would accept shows on its own answers alone.
 
-The files are those of distill/data/generate.py, one trace a turn; of conversations that are learned whole,
+The files are those of distill/data/training_data.py, one trace a turn; of conversations that are learned whole,
 distill/data/batches.py joins the turns again.
+
+They are known from renderings, each a prefix of the next: up to a turn and opened for it, and up to its end. No text is
+searched for markers.
 """
 
 import re
@@ -12,25 +15,136 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, groupby, pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
-from architectures.checkpoints.fingerprint import fingerprint_tokenizer, fingerprint_value
-from architectures.checkpoints.manifest import Counts, SplitCounts
+from transformers import PreTrainedTokenizerBase
+
 from architectures.errors import UserError
-from architectures.progress.track import track
-from architectures.settings.holding import WHOLE, Holding
+from architectures.hashes import fingerprint_tokenizer, fingerprint_value
+from architectures.manifest import Counts, SplitCounts
+from architectures.progress import track
+from architectures.settings import WHOLE, Holding
 from architectures.sharing import ALONE, Share
-from distill.data.conversations import Conversation, load_conversations
-from distill.data.generate import count_answers, decoding_settings
-from distill.data.held_out import drop_duplicates, hold_out
-from distill.data.turns import Renderer
-from distill.recipe.sections.data import DataConfig
-from eval.answers.shards import EVERY_FILE, Part, claim_shards, missing_shards, one_at_a_time, write_shard
-from eval.answers.traces import Trace, continues, read_traces
+from architectures.target_files import stop_ids
+from distill.data.conversations import WRITTEN_INSTEAD, Conversation, assistant_turn, load_conversations
+from distill.data.training_data import count_answers, decoding_settings, drop_duplicates, hold_out
+from distill.recipe.sections import DataConfig
 from eval.decoding.generate import Kind, write_traces
-from eval.prompts import Prompt, drop_too_long
+from eval.models import load_tokenizer, text_config
+from eval.prompts import Message, Prompt, drop_too_long, render_chat, user_turn
+from eval.responses import (
+    EVERY_FILE,
+    Part,
+    Trace,
+    claim_shards,
+    continues,
+    missing_shards,
+    one_at_a_time,
+    read_traces,
+    require_rows_for_row,
+    write_shard,
+)
+
+SHOWN = 12  # last tokens of a rendering in messages
+
+
+class Renderer:
+    """Finds the assistant's tokens in conversations, as one target's template renders them.
+
+    Args:
+        target: The target's folder; its tokenizer and its stop tokens are read, not its weights.
+
+    Raises:
+        UserError: If its template cannot tell an answer from what is around it.
+    """
+
+    def __init__(self, target: Path):
+        self.target = target
+        self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(target)
+        if not self.tokenizer.chat_template:
+            raise UserError(
+                f"{target}: its tokenizer has no chat template, which must say where an answer begins and ends. "
+                f"Take a chat model as target, {WRITTEN_INSTEAD}"
+            )
+        self.stop_ids = stop_ids(target)
+        self.vocab_size = text_config(target).vocab_size
+        self.lead_ids = self.find_lead()
+
+    def find_lead(self) -> tuple[int, ...]:
+        """What the template itself writes between the opening of a turn and the answer: for Qwen3, empty thinking."""
+        asked = user_turn("?")
+        opening = render_chat(self.tokenizer, [asked], add_generation_prompt=True)
+        x, y = (
+            render_chat(self.tokenizer, [asked, assistant_turn(text)], add_generation_prompt=False) for text in "xy"
+        )
+        if not continues(opening, x):
+            raise UserError(
+                f"{self.target}: its chat template opens the assistant's turn with {self.ending(opening)} but shows a "
+                f"finished one as {self.ending(x)}: nothing says what of that is the answer. "
+                f"Mend the template, {WRITTEN_INSTEAD}"
+            )
+        shared = [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], zip(x, y, strict=False))]
+        return tuple(shared[len(opening) :])
+
+    def opening_ids(self, messages: Sequence[Message], where: str) -> list[int]:
+        """A conversation as the target reads it before it answers."""
+        return self.render(messages, where, add_generation_prompt=True)
+
+    def answered(self, messages: Sequence[Message], where: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What the target reads before the last message, and that message up to and with the token that ends it.
+
+        Raises:
+            UserError: If the template refuses the conversation, or shows the last message not as its answer.
+        """
+        opening = self.opening_ids(messages[:-1], where)
+        whole = self.render(messages, where, add_generation_prompt=False)
+        location = f"{where}: messages[{len(messages) - 1}]"
+        self.refuse_stop_within(messages[-1]["content"], location)
+        if not continues(opening, whole):
+            raise UserError(
+                f"{location}: the chat template does not continue its opening of this turn, it ends "
+                f"{self.ending(whole)}. Mend the row or the template, {WRITTEN_INSTEAD}"
+            )
+        start = len(opening) + (len(self.lead_ids) if continues(self.lead_ids, whole[len(opening) :]) else 0)
+        end = self.end_of_answer(whole, start, location)
+        return tuple(whole[:start]), tuple(whole[start:end])
+
+    def end_of_answer(self, whole: Sequence[int], start: int, location: str) -> int:
+        """Where the answer that begins at start has ended, its stop token included."""
+        for position in range(start, len(whole)):
+            if whole[position] in self.stop_ids:
+                return position + 1
+        stops = ", ".join(repr(self.tokenizer.decode([each])) for each in sorted(self.stop_ids)) or "none"
+        raise UserError(
+            f"{location}: the chat template ends it with {self.ending(whole)}, without a stop token of the target "
+            f"({stops}). "
+            f"Name the right ones as eos_token_id in {self.target / 'generation_config.json'}, {WRITTEN_INSTEAD}"
+        )
+
+    def render(self, messages: Sequence[Message], where: str, *, add_generation_prompt: bool) -> list[int]:
+        """The conversation in the template's words; UserErrors name the row."""
+        try:
+            ids = render_chat(self.tokenizer, messages, add_generation_prompt=add_generation_prompt)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from error
+        require_rows_for_row(ids, self.target, self.vocab_size, where)
+        return ids
+
+    def refuse_stop_within(self, answer: str, location: str) -> None:
+        """Refuse an answer with a stop token's text in it: the target would have ended there."""
+        ids = self.tokenizer(answer, add_special_tokens=False)["input_ids"]
+        within = [each for each in ids if each in self.stop_ids]
+        if within:
+            raise UserError(
+                f"{location}.content holds {self.tokenizer.decode(within[:1])!r}, which ends an answer of this target. "
+                "Mend or delete this row."
+            )
+
+    def ending(self, ids: Sequence[int]) -> str:
+        """The last tokens of a rendering, quoted."""
+        return repr(self.tokenizer.decode(list(ids[-SHOWN:])))
 
 
 def collect_given(
@@ -65,9 +179,9 @@ def collect_given(
 
     Returns:
         None while files of other parts are missing, else:
-        counts for the manifest, as distill.data.generate.generate_answers has them, where a held-out conversation is as
-        many prompts as it has answers; further `asked_in_eval`, conversations left out of training for their question,
-        and of "train" `sequences`, which the conversations become where they are learned whole, and `split`,
+        counts for the manifest, as distill.data.training_data.generate_answers has them, where a held-out conversation
+        is as many prompts as it has answers; further `asked_in_eval`, conversations left out of training for their
+        question, and of "train" `sequences`, which the conversations become where they are learned whole, and `split`,
         conversations that become several.
 
     Raises:

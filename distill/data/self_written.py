@@ -14,21 +14,21 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
-from architectures.progress.track import track
-from architectures.settings.holding import WHOLE, Holding
+from architectures.hashes import fingerprint_checkpoint
+from architectures.progress import track
+from architectures.settings import WHOLE, Holding
 from architectures.sharing import ALONE, Share
-from eval.answers.shards import claim_shards, read_shard, write_shard
 from eval.decoding.cuda_graphs import answer_opener
 from eval.decoding.generate import claimed_draws, derive_seed
 from eval.decoding.kv_cache import Opener
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
-from eval.models.loading import context_length_of, load_tokenizer, stop_token_ids
+from eval.large_targets import load_target
+from eval.models import context_length_of, load_tokenizer, stop_token_ids
 from eval.prompts import Prompt, chat_text, template_hash, user_turn
-from eval.targets.loading import load_target
+from eval.responses import claim_shards, read_shard, write_shard
 
 NAME = "self-written"
 SENTINEL = "widedraftusertext"

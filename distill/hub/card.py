@@ -1,25 +1,190 @@
-"""README.md of a published draft: front matter by the hub's own classes, and a page from card.md.jinja."""
+"""README.md of a published draft: front matter by the hub's own classes, and a page from card.md.jinja.
+
+It is the one that the user names, or that of the target's own card. What it demands of whoever passes a model on (a
+notice, words to show, how names begin) comes with it.
+
+Sources: the licences themselves: Llama 2 Community License, 1.b.iii; Llama 3, 3.1, 3.2 and 3.3 Community Licenses,
+1.b.i and 1.b.iii; Gemma Terms of Use, 3.1.
+"""
 
 import html
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from architectures.files.atomic import write_text
-from architectures.shapes.shape import Shape
-from architectures.shapes.shapes_table import millions
+from architectures.compatibility import (
+    DEFAULT_LOOKAHEAD,
+    ENGINES,
+    LABELS,
+    EngineName,
+    Pair,
+    check,
+    read_model,
+    serve_command,
+)
+from architectures.errors import UserError
+from architectures.files import read_text, write_text
+from architectures.hub import read_config
+from architectures.shapes import Shape
 from architectures.tables import Table, markdown, plural
-from architectures.targets.target import read_config
-from distill.hub.licences import Terms
-from distill.hub.serving import Serving
 from distill.recipe.recipe import Recipe
+from distill.shipped_recipes import millions
+from eval.engines.certificate import FILE_NAME, read_certificates
 from eval.report import ScoredRun, by_batch
 from eval.scorecard_schema import Scorecard
 from eval.scorecard_tables import NOTE, by_k, groups, measured, results, scored_drafts, step_times
 from eval.tasks import TASKS, PromptSource
+
+LICENCE_FILES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "COPYING*")
+MOST_MIB = 1  # of a card
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The licence a draft is published under.
+
+    Attributes:
+        licence: The hub's identifier; None where nobody knows it.
+        files: Licence and notice files of the target, which go with the draft.
+        notice: The words of a file NOTICE; "" where none are prescribed.
+        shown: Words to show next to the model; "" where there are none.
+        name_begins: How the name of the model must begin; "" where it is free.
+    """
+
+    licence: str | None
+    files: tuple[Path, ...] = ()
+    notice: str = ""
+    shown: str = ""
+    name_begins: str = ""
+
+
+def llama_3(name: str, *, shown: str, name_begins: str) -> dict[str, str]:
+    """What the licences of LLaMA 3 and its successors demand."""
+    notice = f"{name} is licensed under the {name} Community License, Copyright © Meta Platforms, Inc."
+    return {"notice": f"{notice} All Rights Reserved.", "shown": shown, "name_begins": name_begins}
+
+
+DEMANDS: Mapping[str | None, Mapping[str, str]] = {  # by licence
+    "llama2": {
+        "notice": "Llama 2 is licensed under the LLAMA 2 Community License, Copyright (c) Meta Platforms, Inc. "
+        "All Rights Reserved."
+    },
+    "llama3": llama_3("Meta Llama 3", shown="Built with Meta Llama 3", name_begins="Llama 3"),
+    **{
+        f"llama{version}": llama_3(f"Llama {version}", shown="Built with Llama", name_begins="Llama")
+        for version in ("3.1", "3.2", "3.3")
+    },
+    "gemma": {
+        "notice": "Gemma is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms"
+    },
+}
+
+
+def terms_of(target: Path, given: str | None) -> Terms:
+    """The terms of a target's folder; a licence that the user names goes before that of its card."""
+    licence = given or licence_of_card(target)
+    files = {path for pattern in LICENCE_FILES for path in target.glob(pattern) if path.is_file()}
+    return Terms(licence, tuple(sorted(files)), **DEMANDS.get(licence, {}))
+
+
+def licence_of_card(target: Path) -> str | None:
+    """The licence in the front matter of a folder's README.md; None where there is none."""
+    from huggingface_hub import ModelCard  # imported here: half a second
+
+    file = target / "README.md"
+    if not file.is_file():
+        return None
+    text = read_text(file, remedy="Delete it, and name the licence with --license.", most_mib=MOST_MIB)
+    try:
+        licence = ModelCard(text, ignore_metadata_errors=True).data.to_dict().get("license")
+    except ValueError as error:
+        raise UserError(f"{file}: its front matter could not be read. Name the licence with --license.") from error
+    return licence if isinstance(licence, str) and licence else None
+
+
+SMALL_HEAD, OWN_TOKENIZER = "small-head", "own-tokenizer"
+
+
+@dataclass(frozen=True)
+class Serving:
+    """One engine on a card: its name, its command ("" if it cannot serve the draft), and a note."""
+
+    engine: str
+    line: str
+    note: str
+
+
+def servings_of(
+    out: Path,
+    target: Path,
+    *,
+    repo_id: str,
+    base_model: str | None,
+    lookahead: int | None,
+    without_own_tokenizer: str | None = None,
+) -> list[Serving]:
+    """Every engine with the form at the root, and of a small head the forms that one engine loads.
+
+    Args:
+        out: The folder that is published.
+        target: The folder of the target.
+        repo_id: The repository.
+        base_model: The target's hub id; its folder's name replaces it if it has none.
+        lookahead: The best number of speculative tokens; None if it was not scored.
+        without_own_tokenizer: Why there is no own-tokenizer/.
+    """
+    name = repo_id.rpartition("/")[2]
+    model = replace(read_model(str(target), "main"), name=base_model or target.name, path=base_model or target.name)
+
+    def serving(engine: EngineName, folder: Path, path: str, download: str = "", form: str = "") -> Serving:
+        draft = replace(read_model(str(folder)), name=path, path=path)
+        pair = Pair(draft=draft, target=model, lookahead=lookahead or DEFAULT_LOOKAHEAD)
+        label, problems = f"{LABELS[engine]}{form}", check(engine, pair)
+        fatal = [f"{each.what}: {each.message}" for each in problems if each.is_fatal]
+        if fatal:
+            return Serving(label, "", f"Not served: {' '.join(fatal)}")
+        line = "\n".join(filter(None, (download, serve_command(engine, pair))))
+        notes = [certified(folder, engine), *(f"{each.what}: {each.message}" for each in problems)]
+        return Serving(label, line, " ".join(notes))
+
+    converted = f"hf download {repo_id} --local-dir {name}\npython convert_hf_to_gguf.py {name} --outfile {name}.gguf"
+    servings = [
+        serving(engine, out, f"{name}.gguf", converted) if engine == "llama.cpp" else serving(engine, out, repo_id)
+        for engine in ENGINES
+    ]
+    if not (out / SMALL_HEAD).is_dir():
+        return servings
+    download = f"hf download {repo_id} --include '{{form}}/*' --local-dir {name}"
+    benchmark = f"widedraft benchmark --target {model.name} --draft {name}/{SMALL_HEAD}"
+    line = f"{download.format(form=SMALL_HEAD)}\n{benchmark}"
+    servings.append(Serving(f"widedraft, {SMALL_HEAD}/", line, "The draft as it was trained and scored."))
+    if without_own_tokenizer is not None:
+        note = f"Not in this repository: {without_own_tokenizer}"
+        return [*servings, Serving(f"vLLM, {OWN_TOKENIZER}", "", note)]
+    path, form = f"{name}/{OWN_TOKENIZER}", f", {OWN_TOKENIZER}/"
+    return [*servings, serving("vllm", out / OWN_TOKENIZER, path, download.format(form=OWN_TOKENIZER), form)]
+
+
+def certified(folder: Path, engine: EngineName) -> str:
+    """What the certificate of a form, if there is one, states of an engine."""
+    certificates = read_certificates(folder).engines if (folder / FILE_NAME).is_file() else {}
+    certificate = next((each for name, each in certificates.items() if name == engine), None)
+    if certificate is None:
+        return "Not run with this draft."
+    run, speed = certificate.run, certificate.speed
+    if not certificate.holds:
+        failed = ", ".join(finding.law for finding in certificate.findings if not finding.holds)
+        return f"NOT CERTIFIED in version {run.version}: {failed}"
+    interval = "" if speed.interval is None else " [{:.2f}, {:.2f}]".format(*speed.interval)
+    return (
+        f"Certified in version {run.version} ({len(run.texts)} texts, counts equal to replay); {speed.value:.2f}x"
+        f"{interval} the speed without a draft, k = {run.lookahead}, {certificate.hardware}."
+    )
+
 
 TEMPLATE = Path(__file__).parent / "card.md.jinja"
 TAGS = ("speculative-decoding", "draft-model", "knowledge-distillation", "pruned", "widedraft")

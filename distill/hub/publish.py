@@ -14,30 +14,23 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from architectures.checkpoints.fingerprint import fingerprint_checkpoint
-from architectures.checkpoints.generation_settings import SETTINGS_NAME, write_assistant_settings
-from architectures.checkpoints.manifest import MANIFEST_NAME, package_version
-from architectures.checkpoints.target_files import CARRIED_FILES, bytes_below
 from architectures.compatibility import refuse_misleading_name
 from architectures.convert import convert_draft
 from architectures.errors import UserError
 from architectures.families import family_of
-from architectures.files.atomic import staged_folder, write_json, write_text
-from architectures.files.masked_words import MASK, masked
-from architectures.files.reading import read_json_object
+from architectures.files import MASK, masked, read_json_object, staged_folder, write_json, write_text
+from architectures.hashes import fingerprint_checkpoint
+from architectures.hub import HUB_HINT, hub_failure, read_config
+from architectures.manifest import MANIFEST_NAME, package_version
 from architectures.pruning.plan import PLAN_NAME
-from architectures.settings.recipe_command import command_of
-from architectures.shapes.context_length import context_length, has_scaled_positions
-from architectures.targets.hub_failures import HUB_HINT, hub_failure
-from architectures.targets.target import read_config
+from architectures.settings import command_of
+from architectures.shapes import context_length, has_scaled_positions
+from architectures.target_files import CARRIED_FILES, SETTINGS_NAME, bytes_below, write_assistant_settings
 from architectures.vocabulary import CONFIG_KEY, DRAFT_VOCABULARY_NAME
-from distill.hub.card import write_card
-from distill.hub.licences import terms_of
+from distill.hub.card import OWN_TOKENIZER, SMALL_HEAD, servings_of, terms_of, write_card
 from distill.hub.push import PushSettings, base_model_of
-from distill.hub.serving import OWN_TOKENIZER, SMALL_HEAD, servings_of
 from distill.recipe.recipe import RESOLVED, load_recipe
-from distill.run.artifact import ARTIFACTS
-from distill.run.run import RECIPE_NAME, Run
+from distill.run import ARTIFACTS, RECIPE_NAME, Run
 from eval.engines.certificate import FILE_NAME as CERTIFICATE_NAME
 from eval.engines.certificate import read_certificates, write_certificate
 from eval.report import ScoredRun, read_run, write_page
@@ -346,7 +339,7 @@ def push_folder(folder: Path, repo_id: str, *, public: bool = False, message: st
 
     Raises:
         UserError: If the repository is public and should not be, or the hub does not take the folder. No message holds
-            the token (see architectures/targets/hub_failures.py).
+            the token (see architectures/hub.py).
     """
     from huggingface_hub import HfApi, errors  # imported here: half a second
 

@@ -7,12 +7,11 @@ from pydantic import Field
 
 from architectures.compatibility import refuse_misleading_name
 from architectures.errors import UserError
-from architectures.files.section import Section
-from architectures.settings.flags import Flag
-from architectures.shapes.section import TargetConfig
-from architectures.targets.target import local_path
+from architectures.hub import local_path
+from architectures.requested_shape import TargetConfig
+from architectures.settings import Flag, Section
 from distill.recipe.recipe import Recipe
-from distill.recipe.sections.export import RepoId
+from distill.recipe.sections import RepoId
 
 
 class PushSettings(Section):

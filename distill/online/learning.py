@@ -22,12 +22,13 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
 from architectures.errors import UserError
-from architectures.files.atomic import write_text
-from architectures.progress.track import track
+from architectures.files import write_text
+from architectures.progress import track
 from architectures.tables import Table, markdown
-from distill.checkpoints.files import find_checkpoints, training_time
+from distill.checkpoints.checkpoint_files import find_checkpoints, training_time
+from distill.chunked_loss import vocab_size_of
 from distill.data.batches import collate
-from distill.losses.answer_logits import vocab_size_of
+from distill.model import DistillModel
 from distill.online.served import (
     DraftReplay,
     Journal,
@@ -41,25 +42,25 @@ from distill.online.served import (
 )
 from distill.online.serving import LiveRequests, open_server, requests_of, restore_weights, trained_weights
 from distill.recipe.recipe import save_recipe
-from distill.recipe.sections.online import OnlineConfig
-from distill.recipe.sections.teacher import teacher_dtype
-from distill.run.run import RECIPE_NAME, Run
+from distill.recipe.sections import OnlineConfig, teacher_dtype
+from distill.response_batches import Widths, split_batch
+from distill.run import RECIPE_NAME, Run
 from distill.teacher import CachedTeacher
 from distill.teacher_cache import PREFIX, load_head
-from distill.training.batches import Widths, split_batch
-from distill.training.model import DistillModel
-from eval.acceptance.estimates import (
+from eval.decoding.sampling import Sampling
+from eval.intervals import (
     CONFIDENCE,
     NUM_RESAMPLES,
+    Array,
     Columns,
     Estimate,
     Resampling,
+    least_units,
     paired_ratio_difference,
     pooled_ratio,
+    t_bound,
 )
-from eval.acceptance.intervals import Array, least_units, t_bound
-from eval.decoding.sampling import Sampling
-from eval.models.loading import default_device, load_model, require_same_tokenizer
+from eval.models import default_device, load_model, require_same_tokenizer
 from eval.stream import open_stream
 
 FOLDER, RECORDS, TABLE = "online", "records.jsonl", "comparison.md"  # in the run directory
@@ -155,7 +156,7 @@ def batch_of(served: Sequence[Served], positions: Positions) -> Batch:
 
 
 def count_tokens(batch: Mapping[str, Tensor]) -> dict[str, int]:
-    """As distill.training.batches has it; a batch without a mistake counts as one, so no loss is divided by zero."""
+    """As distill.response_batches has it; a batch without a mistake counts as one, so no loss is divided by zero."""
     return {"total": int(batch["attention_mask"].sum()), "loss_generating": max(1, int(batch["keep"].sum()))}
 
 
@@ -404,7 +405,7 @@ def request_training(
     guard = Guard(replay, optimizer)
     data = DataSpec(
         DataLoader(feed, batch_size=None),
-        split_batch=split_batch,  # pyright: ignore[reportArgumentType]  # as in distill/training/batches.py
+        split_batch=split_batch,  # pyright: ignore[reportArgumentType]  # as in distill/response_batches.py
         microbatch_transforms=Widths.of(recipe).fit,
         get_num_tokens_in_batch=count_tokens,  # pyright: ignore[reportArgumentType]
     )

@@ -27,15 +27,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from architectures.errors import UserError
-from architectures.files.atomic import write_bytes, write_text
-from architectures.files.reading import parsed
+from architectures.files import parsed, write_bytes, write_text
+from distill.chunked_loss import Head
 from distill.data.batches import AnswerDataset, Example
-from distill.losses.chunked import Head
-from distill.run.run import Run
+from distill.run import Run
 from distill.teacher_cache import TeacherCache
-from eval.acceptance.replay import Accepts, answer_logits, replay_answer, rule_name
-from eval.answers.traces import Trace, read_traces
 from eval.decoding.sampling import Sampling
+from eval.replay import Accepts, answer_logits, replay_answer, rule_name
+from eval.responses import Trace, read_traces
 from eval.stream import open_stream
 
 Positions = Literal["rejected", "all"]

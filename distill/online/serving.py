@@ -24,16 +24,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from architectures.errors import UserError
-from architectures.files.atomic import write_bytes
-from distill.losses.answer_logits import head_of
+from architectures.files import write_bytes
+from distill.chunked_loss import head_of
 from distill.online.served import DraftReplay, Journal, RequestRecord, Served
-from distill.process.exits import report_user_errors
+from distill.process import report_user_errors
 from distill.recipe.recipe import Recipe, load_recipe
-from distill.run.run import Run
+from distill.run import Run
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import Emitted, Wanted, decode_steps
 from eval.decoding.texts import Limits, Seeds, Speculation, row_seed
-from eval.models.loading import load_model, load_tokenizer, shared_vocab_size, stop_token_ids
+from eval.models import load_model, load_tokenizer, shared_vocab_size, stop_token_ids
 from eval.prompts import render_prompt
 from eval.stream import open_stream
 

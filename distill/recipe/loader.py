@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from architectures.errors import UserError
-from architectures.settings.schema import known_keys, nearest_key, schema_of, short
+from architectures.settings import known_keys, nearest_key, schema_of, short
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 Model = TypeVar("Model", bound=BaseModel)

@@ -1,30 +1,24 @@
 """Every key a recipe may hold, and how a file and a command line become one Recipe. No torch.
 
-Sections are the neighbouring modules; `python -m distill.commands.recipe_reference` writes what is derived from them.
+Sections are the neighbouring modules; `python -m distill.recipe.reference` writes what is derived from them.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Protocol
 
 from omegaconf import OmegaConf
-from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from architectures.errors import UserError
-from architectures.files.atomic import write_text
-from architectures.files.reading import read_text
-from architectures.files.section import Section
-from architectures.settings.kinds import Seed
-from architectures.shapes.section import ArchitectureConfig, TargetConfig
+from architectures.files import read_text, write_text
+from architectures.requested_shape import ArchitectureConfig, TargetConfig
+from architectures.settings import Flag, Section, Seed
 from distill.recipe.loader import KeyPath, RecipeError, RuleError, load, value_at
-from distill.recipe.sections.data import DataConfig
-from distill.recipe.sections.export import ExportConfig
-from distill.recipe.sections.text import TextConfig
-from distill.recipe.sections.training import DistillConfig
+from distill.recipe.sections import DataConfig, DistillConfig, ExportConfig, TextConfig
 from distill.recipe.validate import validate
-from eval.config import EvalConfig
-from eval.engines.config import GenerateConfig
+from eval.config import EvalConfig, GenerateConfig
 
 MOST_MIB = 1  # of a recipe; the longest here has 3 KiB
 REMEDY = "Name a recipe, which is a YAML file; `widedraft recipes` lists those that come with it."
@@ -139,3 +133,57 @@ def _escaped(value: Any) -> Any:
     if isinstance(value, list):
         return [_escaped(item) for item in value]
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
+
+
+RECIPE_SUFFIXES = (".yaml", ".yml")
+
+
+def is_recipe(word: str) -> bool:
+    """Whether a word behind a recipe names another one, and is no value for the first."""
+    return "=" not in word and Path(word).suffix.lower() in RECIPE_SUFFIXES
+
+
+def values_alone(words: tuple[str, ...]) -> tuple[str, ...]:
+    """The words, none of which is a recipe."""
+    if more := [word for word in words if is_recipe(word)]:
+        raise ValueError(
+            f"must be values of the one recipe this command takes, got another: {more[0]}. "
+            "Run it once for each; only `widedraft check` takes several."
+        )
+    return words
+
+
+def one_recipe(words: tuple[str, ...]) -> tuple[str, ...]:
+    """The words, of which the first alone may be a recipe."""
+    return (*words[:1], *values_alone(words[1:]))
+
+
+RecipeFile = Annotated[
+    Path,
+    Field(description="A YAML file; `widedraft recipes` writes those that come with it."),
+    Flag(metavar="RECIPE", is_word=True),
+]
+Overrides = Annotated[
+    tuple[str, ...],
+    Field(description="Replaces the recipe's value of a dotted key."),
+    Flag(metavar="key=value", is_word=True),
+    AfterValidator(values_alone),
+]
+RecipeWords = Annotated[tuple[str, ...], Flag(metavar="RECIPE | key=value", is_word=True), AfterValidator(one_recipe)]
+Debug = Annotated[
+    bool,
+    Field(description="The same with a tiny random target and few steps, in <run>-debug: minutes on two cores."),
+]
+
+
+class NamesRecipe(Protocol):
+    """Settings of a command on a recipe."""
+
+    @property
+    def recipe(self) -> Path: ...
+
+    @property
+    def overrides(self) -> tuple[str, ...]: ...
+
+    @property
+    def debug(self) -> bool: ...

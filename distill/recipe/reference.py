@@ -1,14 +1,24 @@
-"""The tables of docs/recipes.md, written from the models that check recipes."""
+"""The tables of docs/recipes.md, written from the models that check recipes.
+
+That is recipes/recipe.schema.json, which editors use to complete and check recipes, recipes/scorecard.schema.json and
+the tables of docs/recipes.md.
+"""
 
 import json
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
-from architectures.files.atomic import write_text
-from architectures.settings.schema import Schema, known_keys, options
-from architectures.tables import Section, Table, markdown, replace_between
+from pydantic import TypeAdapter
+
+from architectures.files import write_json, write_text
+from architectures.settings import Schema, known_keys, options, schema_of
+from architectures.tables import Table, TableSection, markdown, replace_between
+from distill.recipe.recipe import Recipe
+from eval.scorecard_schema import Scorecard
 
 REFERENCE_PATH = Path(__file__).parents[2] / "docs" / "recipes.md"
-BEGIN, END = "<!-- keys: written by `python -m distill.commands.recipe_reference` -->", "<!-- end of keys -->"
+BEGIN, END = "<!-- keys: written by `python -m distill.recipe.reference` -->", "<!-- end of keys -->"
 BOUNDS = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "maximum": "<="}
 
 
@@ -27,7 +37,7 @@ def key_reference(schema: Schema) -> str:
             key for key in keys if key.startswith(f"{section}.") and not is_section(keys[key], schema)
         ]
     rows = {title: [row(name, keys[name], schema) for name in names] for title, names in named.items()}
-    tables = [Section(title, [Table(("key", "value", "default", "meaning"), rows[title])]) for title in rows]
+    tables = [TableSection(title, [Table(("key", "value", "default", "meaning"), rows[title])]) for title in rows]
     return markdown(*tables, level=3)
 
 
@@ -60,3 +70,40 @@ def one_kind(node: Schema, schema: Schema) -> str:
     bounds = " and ".join(f"{sign} {node[bound]}" for bound, sign in BOUNDS.items() if bound in node)
     kind = "section" if node.get("type") in ("object", None) else "text" if node["type"] == "string" else node["type"]
     return f"{kind} {bounds}".strip()
+
+
+SCHEMA_PATH = Path(__file__).parents[2] / "recipes" / "recipe.schema.json"
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+INTERPOLATION = {"type": "string", "pattern": r"\$\{.+\}", "description": "A ${key} filled in from another key."}
+
+
+def recipe_schema() -> dict[str, Any]:
+    """The JSON Schema of recipes as people write them, with ${...} allowed wherever a value may stand."""
+    schema = deepcopy(schema_of(Recipe))
+    for section in (schema, *schema["$defs"].values()):
+        section["properties"] = {name: _or_interpolation(node) for name, node in section["properties"].items()}
+    return {"$schema": DIALECT, **schema}
+
+
+def schemas() -> dict[str, dict[str, Any]]:
+    """The JSON Schemas of recipes and scorecards, by file name."""
+    scorecard = {"$schema": DIALECT, **TypeAdapter(Scorecard).json_schema()}
+    return {"recipe.schema.json": recipe_schema(), "scorecard.schema.json": scorecard}
+
+
+def write_schemas() -> None:
+    for name, schema in schemas().items():
+        write_json(schema, SCHEMA_PATH.with_name(name))
+
+
+def _or_interpolation(node: dict[str, Any]) -> dict[str, Any]:
+    """The node with an interpolation as one more option; plain text allows one anyway."""
+    if node.get("type") == "string" and "pattern" not in node and not node.keys() & {"enum", "const"}:
+        return node
+    notes = {name: node[name] for name in ("title", "description", "default") if name in node}
+    return {**notes, "anyOf": [{name: node[name] for name in node if name not in notes}, INTERPOLATION]}
+
+
+if __name__ == "__main__":
+    write_schemas()
+    write_reference(schema_of(Recipe))

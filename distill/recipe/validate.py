@@ -10,12 +10,10 @@ from typing import Any, TypeAlias
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.families.family import Feature
-from architectures.pruning.selection import LAYER_SCORES
-from architectures.settings.holding import Placement
-from distill.formulas.losses import Knowledge
-from distill.recipe.sections.teacher import TeacherConfig
-from distill.recipe.sections.text import is_plain_text
-from distill.recipe.sections.times import split_time
+from architectures.pruning.plan import LAYER_SCORES
+from architectures.settings import Placement
+from distill.losses import Knowledge
+from distill.recipe.sections import TeacherConfig, is_plain_text, split_time
 
 Recipe: TypeAlias = Any  # distill.recipe.recipe.Recipe, which imports this module
 Broken: TypeAlias = Iterator[tuple[str, str]]

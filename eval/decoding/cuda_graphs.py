@@ -28,7 +28,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from architectures.errors import UserError
-from architectures.settings.kinds import How
+from architectures.settings import How
 from architectures.vocabulary_head import columns_below
 from eval.decoding.kv_cache import (
     Feed,
@@ -43,8 +43,7 @@ from eval.decoding.kv_cache import (
     takes_rows,
     without_cudnn,
 )
-from eval.targets.caps import free_bytes
-from eval.targets.layered import held_otherwise
+from eval.large_targets import free_bytes, held_otherwise
 
 SHORTEST = 256  # slots of a cache
 WARM_UPS = 3  # passes before a capture, as torch's manual has it: libraries choose kernels and take memory in them

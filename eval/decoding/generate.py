@@ -16,34 +16,34 @@ from typing import cast
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from architectures.checkpoints.fingerprint import fingerprint_checkpoint, fingerprint_value
 from architectures.errors import UserError
-from architectures.progress.track import Advance, no_progress, progress
+from architectures.hashes import fingerprint_checkpoint, fingerprint_value
+from architectures.progress import Advance, no_progress, progress
 from architectures.sharing import ALONE, Share
-from eval.answers.shards import (
-    EVERY_FILE,
-    Part,
-    claim_shards,
-    one_at_a_time,
-    require_rows_for_row,
-    shard_paths,
-    write_shard,
-)
-from eval.answers.traces import DecodingSettings, Trace, Turn, asked, first_turns, num_turns, rows_of
 from eval.decoding.cuda_graphs import answer_opener
 from eval.decoding.kv_cache import Opener
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import Emitted, Wanted, decode_steps
 from eval.decoding.texts import DRAWS, Decoded, Limits
-from eval.models.loading import (
-    context_length_of,
-    load_tokenizer,
-    stop_token_ids,
-    text_config,
-    tokenizer_identity,
-)
+from eval.large_targets import load_target
+from eval.models import context_length_of, load_tokenizer, stop_token_ids, text_config, tokenizer_identity
 from eval.prompts import Prompt, drop_too_long, render_prompt, template_hash
-from eval.targets.loading import load_target
+from eval.responses import (
+    EVERY_FILE,
+    DecodingSettings,
+    Part,
+    Trace,
+    Turn,
+    asked,
+    claim_shards,
+    first_turns,
+    num_turns,
+    one_at_a_time,
+    require_rows_for_row,
+    rows_of,
+    shard_paths,
+    write_shard,
+)
 
 LOGP_DIGITS = 6  # of log-probabilities in nats: more than float32 has of most
 
@@ -51,7 +51,7 @@ Rendered = tuple[list[int], Turn]  # the ids of a conversation so far, and its t
 Missing = Sequence[tuple[Path, Sequence[Turn]]]  # shards that are not there, and the first turns of each
 
 
-Kind = Callable[..., "Answerer"]  # of the arguments of Answerer: itself, or an engine of eval.engines.generate
+Kind = Callable[..., "Answerer"]  # of the arguments of Answerer: itself, or an engine of eval.engines.external_generate
 
 
 def write_traces(
@@ -77,7 +77,7 @@ def write_traces(
         out: Folder of the answers.
         settings: How the target writes.
         name: First part of the shards' names.
-        answered_by: What writes them: an Answerer where left out, or an engine (eval.engines.generate).
+        answered_by: What writes them: an Answerer where left out, or an engine (eval.engines.external_generate).
         part: Which of the files are written; other jobs may write the others meanwhile.
         share: This process's share of them. All of these files are there when it returns.
 

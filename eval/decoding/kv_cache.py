@@ -40,8 +40,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.reading import encoded
-from architectures.vocabulary_head import columns_below
+from architectures.vocabulary_head import columns_below, encoded
 
 # For the calls within; what the process had chosen holds again afterwards. A graph keeps the kernels of its capture.
 without_cudnn = partial(sdpa_kernel, [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])

@@ -4,11 +4,28 @@ The order is that of transformers' `generate`: repetition penalty, temperature, 
 own. Acceptance rules, sampling and residuals all see what comes out of here, so that what a token was drawn from is
 what its chance is computed with.
 
+All are lossless, whatever the draft: the text is distributed as the target's own.
+
+    rejection            x ~ q is kept with chance min(1, p(x) / q(x)); the token after the first that is not kept comes
+                         from (p - q)+ normalised, the one after all from p. Leviathan et al. 2023, algorithm 1 (arXiv
+                         2211.17192); Chen et al. 2023 (arXiv 2302.01318).
+    exact_sampled_draft  x ~ q is kept if it is the token the target draws; that token is emitted in any case.
+    exact_greedy_draft   the same with x = argmax q: what vLLM and SGLang do by default.
+
+At temperature 0 they are one: a proposed token is kept if it is the target's argmax.
+
 Shape suffixes used in this file:
-    N = rows of logits, V = vocabulary, D = draws, T = tokens of a text
+    N = rows of logits
+    V = vocabulary
+    D = draws
+    T = tokens of a text
+    B = rows
+    K = tokens proposed in a round, the longest row's
+    J = K + 1
+    S = output ids of the draft
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -139,3 +156,153 @@ def invert_cumulative(weights_NV: Tensor, draws_N: Tensor) -> Tensor:
 def uniform_draws(seeds: Sequence[int], count: int) -> Tensor:
     """draws_ND in [0, 1): each row from its own generator, on the processor so that every device draws the same."""
     return torch.stack([torch.rand(count, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
+
+
+REJECTION, EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT = "rejection", "exact_greedy_draft", "exact_sampled_draft"
+LOSSLESS = (REJECTION, EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a draft proposes in one round.
+
+    Attributes:
+        tokens_BK: The tokens.
+        probs_BKS: What they were drawn from; None where the rule does not ask, or at temperature 0.
+        counts_B: How many of them count in each row; the rest is filling.
+        ids_S: The token id of each column of probs_BKS, ascending; every other id has probability 0. None where
+            column v is token v.
+    """
+
+    tokens_BK: Tensor
+    probs_BKS: Tensor | None
+    counts_B: Tensor
+    ids_S: Tensor | None = None
+
+    @classmethod
+    def nothing(cls, rows: int, device: torch.device) -> "Proposal":
+        """No token for any row."""
+        tokens_B0 = torch.zeros(rows, 0, dtype=torch.long, device=device)
+        return cls(tokens_B0, tokens_B0.new_zeros(rows, 0, 0, dtype=torch.float), tokens_B0.new_zeros(rows))
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Uniform numbers in [0, 1) for one round; those of one position serve no other purpose.
+
+    Attributes:
+        accept_BK: Whether a proposed token is kept.
+        target_BJ: Which token the target adds, or draws at each position.
+    """
+
+    accept_BK: Tensor
+    target_BJ: Tensor
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a round ends.
+
+    Attributes:
+        accepted_B: Proposed tokens kept.
+        next_B: The token after them.
+    """
+
+    accepted_B: Tensor
+    next_B: Tensor
+
+
+Rule = Callable[[Tensor, Proposal, Draws], Verdict]
+
+
+def judge_rejection(target_BJV: Tensor, proposal: Proposal, draws: Draws) -> Verdict:
+    """Speculative sampling proper.
+
+    Args:
+        target_BJV: p at every proposed token and after the last.
+        proposal: Drawn from its probs_BKS.
+        draws: Uniform numbers.
+    """
+    chances_BK = accept_chances(target_BJV, proposal)
+    accepted_B = leading(draws.accept_BK < chances_BK, proposal.counts_B)
+    rest_BV = residual(row_at(target_BJV, accepted_B), draft_at(proposal, accepted_B), proposal.ids_S)
+    return Verdict(accepted_B, invert_cumulative(rest_BV, at(draws.target_BJ, accepted_B)))
+
+
+def judge_exact(target_BJV: Tensor, proposal: Proposal, draws: Draws) -> Verdict:
+    """Both exact-match rules: the target draws at every position, and is followed."""
+    rows, steps, vocab = target_BJV.shape
+    drawn = invert_cumulative(target_BJV.reshape(-1, vocab), draws.target_BJ.reshape(-1))
+    return follow(drawn.view(rows, steps), proposal)
+
+
+RULES: dict[str, Rule] = {
+    REJECTION: judge_rejection,
+    EXACT_GREEDY_DRAFT: judge_exact,
+    EXACT_SAMPLED_DRAFT: judge_exact,
+}
+
+
+def follow(choices_BJ: Tensor, proposal: Proposal) -> Verdict:
+    """Keep proposed tokens for as long as they are the target's choices; the next token is its choice too."""
+    accepted_B = leading(proposal.tokens_BK == choices_BJ[:, :-1], proposal.counts_B)
+    return Verdict(accepted_B, at(choices_BJ, accepted_B))
+
+
+def accept_chances(target_BJV: Tensor, proposal: Proposal) -> Tensor:
+    """min(1, p(x) / q(x)) of every proposed token x, as chances_BK."""
+    assert proposal.probs_BKS is not None
+    p_BK = chance_of(target_BJV[:, :-1], proposal.tokens_BK)
+    q_BK = chance_of(proposal.probs_BKS, columns_of(proposal.tokens_BK, proposal.ids_S))
+    return (p_BK / q_BK).clamp(max=1)  # x was drawn from q: q(x) > 0, but for filling
+
+
+def residual(target_BV: Tensor, draft_BS: Tensor, ids_S: Tensor | None = None) -> Tensor:
+    """(p - q)+, not normalised; p itself where rounding leaves nothing of it.
+
+    Args:
+        target_BV: p.
+        draft_BS: q of the draft's output ids, or no columns where nothing was proposed.
+        ids_S: As a Proposal's.
+    """
+    if draft_BS.shape[-1] == 0:
+        return target_BV
+    less_BV = target_BV - draft_BS if ids_S is None else target_BV.index_add(-1, ids_S, draft_BS, alpha=-1)
+    rest_BV = less_BV.clamp(min=0)
+    return rest_BV.where(rest_BV.sum(dim=-1, keepdim=True) > 0, target_BV)
+
+
+def draft_at(proposal: Proposal, positions_B: Tensor) -> Tensor:
+    """draft_BS, q at one position of each row; zero behind a row's last proposed token, so that the residual is p."""
+    assert proposal.probs_BKS is not None
+    if proposal.probs_BKS.shape[1] == 0:
+        return proposal.probs_BKS.new_zeros(len(positions_B), 0)
+    inside_B = positions_B < proposal.counts_B
+    draft_BS = row_at(proposal.probs_BKS, positions_B.clamp(max=proposal.probs_BKS.shape[1] - 1))
+    return draft_BS * inside_B[:, None]
+
+
+def columns_of(tokens_BK: Tensor, ids_S: Tensor | None) -> Tensor:
+    """Where each token, which is among the ids, stands in them; the token itself where ids_S is None."""
+    return tokens_BK if ids_S is None else torch.searchsorted(ids_S, tokens_BK)
+
+
+def leading(kept_BK: Tensor, counts_B: Tensor) -> Tensor:
+    """How many tokens of each row are kept before the first that is not, or that does not count."""
+    counting_BK = torch.arange(kept_BK.shape[1], device=kept_BK.device) < counts_B[:, None]
+    return (kept_BK & counting_BK).long().cumprod(dim=1).sum(dim=1)
+
+
+def chance_of(probs_BKV: Tensor, tokens_BK: Tensor) -> Tensor:
+    """The probability of each token, as [B, K]."""
+    return probs_BKV.gather(-1, tokens_BK[:, :, None])[:, :, 0]
+
+
+def row_at(probs_BJV: Tensor, positions_B: Tensor) -> Tensor:
+    """The distribution at one position of each row, as [B, V]."""
+    return probs_BJV[torch.arange(len(positions_B), device=positions_B.device), positions_B]
+
+
+def at(values_BJ: Tensor, positions_B: Tensor) -> Tensor:
+    """One value of each row, as [B]."""
+    return values_BJ.gather(1, positions_B[:, None])[:, 0]

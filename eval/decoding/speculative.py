@@ -9,10 +9,21 @@ What prompt lookup copies was not drawn: it is kept where it is the target's own
 tokens are judged by. Which of the two proposes is known before anything is drawn, so decoding stays lossless.
 
 Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", algorithm 1 (arXiv
-2211.17192); acceptance methods are in eval/decoding/acceptance.py.
+2211.17192); acceptance methods are in eval/decoding/sampling.py.
+
+It costs nothing, and pays on texts that repeat themselves, so every trained draft is compared with it.
+
+Source: Saxena 2023, "Prompt Lookup Decoding" (github.com/apoorvumang/prompt-lookup-decoding); Yang et al. 2023,
+"Inference with Reference" (arXiv 2304.04487). Implementations differ in which of several matches they take; here it is
+the latest, of the longest match.
 
 Shape suffixes used in this file:
-    B = rows, D = draws, K = tokens proposed in a step, the longest row's; J = K + 1, T = tokens fed, V = vocabulary,
+    B = rows
+    D = draws
+    K = tokens proposed in a step, the longest row's
+    J = K + 1
+    T = tokens fed
+    V = vocabulary
     S = output ids of the draft: all of V, or those of its reduced vocabulary
 """
 
@@ -21,19 +32,82 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
 
+import numpy as np
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from architectures.vocabulary_head import head_ids, ids_below, tokens_of
-from eval.decoding.acceptance import EXACT_GREEDY_DRAFT, REJECTION, RULES, Draws, Proposal, Verdict, at, follow
 from eval.decoding.kv_cache import Feed, Opener, Sequencer, Span, open_sequencer, takes_rows
-from eval.decoding.ngram import LookupFirst, NgramLookup
-from eval.decoding.sampling import Sampling, confidence_of, distribution, invert_cumulative, penalised
+from eval.decoding.sampling import (
+    EXACT_GREEDY_DRAFT,
+    REJECTION,
+    RULES,
+    Draws,
+    Proposal,
+    Sampling,
+    Verdict,
+    at,
+    confidence_of,
+    distribution,
+    follow,
+    invert_cumulative,
+    penalised,
+)
 from eval.decoding.texts import Decoded, Limits, Round, Seeds, Speculation, Text, stream, window
 from eval.machine import clock_s
-from eval.models.loading import shared_vocab_size
+from eval.models import shared_vocab_size
+
+
+@dataclass(frozen=True)
+class NgramLookup:
+    """How matches are found.
+
+    Attributes:
+        longest: Tokens at the end of the sequence that are searched for first, >= 1; then one less, down to `shortest`.
+        shortest: The shortest match.
+    """
+
+    longest: int = 3
+    shortest: int = 1
+
+    def continuation(self, token_ids: Sequence[int], count: int) -> list[int]:
+        """Up to `count` tokens that may come next, none without a match.
+
+        Args:
+            token_ids: The sequence so far, prompt included.
+            count: Tokens wanted.
+        """
+        ids_T = np.asarray(token_ids)
+        for length in range(min(self.longest, len(ids_T) - 1), self.shortest - 1, -1):
+            earlier = sliding_window_view(ids_T[:-1], length)  # the end itself is no match
+            [starts] = np.nonzero((earlier == ids_T[-length:]).all(axis=1))
+            if len(starts):
+                after = int(starts[-1]) + length
+                return ids_T[after : after + count].tolist()
+        return []
+
+
+@dataclass(frozen=True)
+class LookupFirst:
+    """Prompt lookup where the last `size_n` tokens occurred before, the draft everywhere else.
+
+    As llama.cpp's `--spec-type ngram-simple,draft-simple`, whose two parameters these are. Which of the two drafts is
+    known from the sequence before anything is drawn, so decoding stays lossless.
+
+    Attributes:
+        size_n: Tokens that must match.
+        size_m: Tokens copied at most.
+    """
+
+    size_n: int = 12
+    size_m: int = 48
+
+    def continuation(self, token_ids: Sequence[int], limit: int) -> list[int]:
+        """The tokens copied, at most `limit`; none where the draft proposes."""
+        return NgramLookup(self.size_n, self.size_n).continuation(token_ids, min(self.size_m, limit))
 
 
 @dataclass(frozen=True)
@@ -144,7 +218,7 @@ class Turn:
         """How the round ends by a rule for what was drafted.
 
         Args:
-            rule: One of eval.decoding.acceptance.RULES.
+            rule: One of eval.decoding.sampling.RULES.
             target_BJV: p at every token of `proposal` and after the last.
             draws: Uniform numbers for as many.
         """

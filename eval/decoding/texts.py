@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eval.decoding.acceptance import LOSSLESS, RULES
-from eval.decoding.sampling import uniform_draws
+from eval.decoding.sampling import LOSSLESS, RULES, uniform_draws
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class Speculation:
 
     Attributes:
         lookahead: Tokens proposed per round, fewer where the text is to end before.
-        rule: One of eval.decoding.acceptance.RULES.
+        rule: One of eval.decoding.sampling.RULES.
         draft_p_min: The draft's confidence (its largest probability at temperature 1) below which it proposes no
             more in this step, in [0, 1]: llama.cpp's `--spec-draft-p-min`; 0 never ends a step early.
     """

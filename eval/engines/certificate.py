@@ -7,8 +7,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from architectures.files.atomic import write_text
-from architectures.files.reading import read_typed
+from architectures.files import read_typed, write_text
 
 Engine = Literal["transformers", "vllm", "llama.cpp", "openvino"]
 FILE_NAME = "certificate.json"

@@ -12,13 +12,20 @@ from typing import Annotated, Any, cast, get_args
 
 from pydantic import Field, model_validator
 
-from architectures.compatibility import ENGINES, EngineName, Pair, read_model, report
+from architectures.compatibility import ENGINES, EngineName, Pair, TensorParallel, read_model, report
 from architectures.errors import UserError
-from architectures.files.number_types import Dtype
-from architectures.files.section import Section
-from architectures.settings.flags import Flag, flag_of
-from architectures.settings.kinds import MOST, Lookahead, MaxScoredTokens, Revision, Seed, Target
-from architectures.shapes.serving import TensorParallel
+from architectures.settings import (
+    MOST,
+    Dtype,
+    Flag,
+    Lookahead,
+    MaxScoredTokens,
+    Revision,
+    Section,
+    Seed,
+    Target,
+    flag_of,
+)
 from eval.engines.certificate import Certificate, Engine, EngineRun, Speed
 from eval.tasks import PromptWords
 
@@ -114,8 +121,8 @@ def certify(settings: CertifySettings) -> None:
             raise SystemExit(1)
         return
 
-    from architectures.checkpoints.fingerprint import fingerprint_checkpoint
-    from architectures.targets.target import resolve_checkpoint
+    from architectures.hashes import fingerprint_checkpoint
+    from architectures.hub import resolve_checkpoint
     from eval.engines.certificate import write_certificate
     from eval.machine import torch_threads
 
@@ -139,16 +146,24 @@ def make_certificate(settings: CertifySettings, target: Path, draft: Path, *, th
     """
     import transformers
 
-    from architectures.checkpoints.manifest import processor_name
-    from architectures.checkpoints.target_files import TEMPLATES, TOKENIZERS, bytes_below
-    from architectures.targets.target import read_config
+    from architectures.hub import read_config
+    from architectures.manifest import processor_name
+    from architectures.target_files import TEMPLATES, TOKENIZERS, bytes_below
     from architectures.vocabulary import CONFIG_KEY
-    from eval.engines.assisted_generation import AssistedGeneration
     from eval.engines.certificate import pooled
-    from eval.engines.external import engine_run, run_external
-    from eval.engines.findings import MIN_PROMPTS, differs, find, find_ties, own_tokens, replay_run
+    from eval.engines.runs import (
+        MIN_PROMPTS,
+        AssistedGeneration,
+        differs,
+        engine_run,
+        find,
+        find_ties,
+        own_tokens,
+        replay_run,
+        run_external,
+    )
     from eval.engines.workers.turns import decode_all
-    from eval.models.loading import load_model, load_tokenizer, stop_token_ids
+    from eval.models import load_model, load_tokenizer, stop_token_ids
     from eval.pair import prompts_of
     from eval.prompts import TEXT, render_prompt
 
@@ -219,8 +234,7 @@ def make_certificate(settings: CertifySettings, target: Path, draft: Path, *, th
 
 def speed_of(run: EngineRun, seed: int) -> Speed:
     """Tokens per second both ways and the speedup, prefill included."""
-    from eval.acceptance.estimates import Resampling
-    from eval.acceptance.paired_ratios import paired_ratio_quotient
+    from eval.intervals import Resampling, paired_ratio_quotient
 
     plain = [text.plain_s for text in run.texts], [float(len(text.plain_ids)) for text in run.texts]
     drafted = [text.drafted_s for text in run.texts], [float(len(text.drafted_ids)) for text in run.texts]

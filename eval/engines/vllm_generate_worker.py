@@ -1,4 +1,4 @@
-"""Runs in vLLM's own environment and imports nothing of this project; eval.engines.vllm_generate is at the other end.
+"""Runs in vLLM's own environment, without this project; eval.engines.external_generate is at the other end.
 
 The first line of its input holds arguments of `LLM`; each further line holds prompts of token ids, their seeds and
 sampling settings. One line comes out for each.

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from architectures.gguf_import import gguf_names
-from architectures.shapes.shape import Shape
+from architectures.shapes import Shape
 from tests.conftest import MERGES
 from tests.families import ENCODER_DECODER
 

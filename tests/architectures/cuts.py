@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
-from architectures.pruning.plan import PruningPlan
+from architectures.hub import read_config
+from architectures.pruning.plan import PruningPlan, plan_pruning
 from architectures.pruning.prune import prune_checkpoint
-from architectures.pruning.selection import plan_pruning
-from architectures.shapes.section import ArchitectureConfig
-from architectures.shapes.shape import Shape
-from architectures.targets.target import read_config
+from architectures.requested_shape import ArchitectureConfig
+from architectures.shapes import Shape
 
 IDS = torch.arange(3, 35)[None]
 

@@ -15,7 +15,7 @@ from architectures.compatibility import (
     serve_command,
 )
 from architectures.errors import UserError
-from architectures.shapes.shape import Shape
+from architectures.shapes import Shape
 
 CONFIG = {
     "model_type": "llama",

@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from architectures.checkpoints.weights import open_weights, require_tensors
+from architectures.checkpoint import open_weights, require_tensors
 from architectures.errors import UserError
 from architectures.gguf_format import gguf_config, read_gguf_header
 from architectures.gguf_import import gguf_names, read_tensor, require_gguf_tensors, rope_entries
-from architectures.shapes.shape import Shape, checkpoint_tensors
-from architectures.targets.target import read_config
+from architectures.hub import read_config
+from architectures.shapes import Shape, checkpoint_tensors
 
 FUZZED = settings(max_examples=150, deadline=3000, suppress_health_check=list(HealthCheck), derandomize=True)
 MOST_KIB = 512 * 1024  # beyond what the process has had so far

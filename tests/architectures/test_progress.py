@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from architectures.progress import track as module
-from architectures.progress.track import progress, track
+from architectures import progress as module
+from architectures.progress import progress, track
 
 
 @pytest.fixture

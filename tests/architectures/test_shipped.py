@@ -8,9 +8,8 @@ import yaml
 
 from architectures import shipped
 from architectures.errors import UserError
+from architectures.hub import KNOWN_CONFIGS, config_at_hand, resolve_checkpoint
 from architectures.shipped import PACKAGED_TARGETS, packaged_target, shipped_recipes, shipped_words
-from architectures.targets.known_targets import KNOWN_CONFIGS
-from architectures.targets.target import config_at_hand, resolve_checkpoint
 
 ROOT = Path(__file__).parents[2]
 SMOLLM2 = "models/SmolLM2-135M-Instruct"

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from architectures.compatibility import serving_problems
 from architectures.errors import UserError
-from architectures.shapes.requested_shape import BLOCK
-from architectures.shapes.serving import serving_problems
-from architectures.shapes.shape import NAMED_SHAPES
+from architectures.requested_shape import BLOCK
+from architectures.shapes import NAMED_SHAPES
 from benchmarks.equal_shapes import equal_shape
 
 LLAMA = NAMED_SHAPES["llama-7b"].shape

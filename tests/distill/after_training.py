@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from distill.checkpoints.files import find_checkpoints
+from distill.checkpoints.checkpoint_files import find_checkpoints
 from distill.checkpoints.folders import read_tensors
 from distill.checkpoints.reading import read_model, read_state
 from distill.recipe.recipe import Recipe

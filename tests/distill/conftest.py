@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from distill.run.run import Run
+from distill.run import Run
 
 NUM_TRAIN, NUM_EVAL = 10, 5
 MAX_SEQ_LEN = 30
@@ -18,7 +18,7 @@ MAX_SEQ_LEN = 30
 
 def random_answers(count: int, seed: int) -> list[Any]:
     """Prompts and answers of varied lengths over the tiny tokenizer's bytes; some are too long together."""
-    from eval.answers.traces import Trace
+    from eval.responses import Trace
 
     generator = random.Random(seed)
 
@@ -81,10 +81,10 @@ def make_run(tmp_path: Path, tiny_target: Path, tiny_draft: Path) -> Callable[..
 
     With train_on="text" there are no answers but held-out ones.
     """
-    from architectures.checkpoints.manifest import write_manifest
+    from architectures.manifest import write_manifest
     from distill.recipe.recipe import Recipe, save_recipe
-    from distill.run.stage_inputs import generate_inputs, prune_inputs
-    from eval.answers.shards import claim_shards, write_shard
+    from distill.stage_inputs import generate_inputs, prune_inputs
+    from eval.responses import claim_shards, write_shard
 
     def make(
         name: str = "run",

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from distill.formulas.losses import LOSSES, Knowledge, LossTerm
+from distill.losses import LOSSES, Knowledge, LossTerm
 
 COMPARED = {
     name: partial(loss.formulas[Knowledge.LOGITS], **LossTerm(name=name).parameters)

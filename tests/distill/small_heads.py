@@ -5,11 +5,11 @@ from pathlib import Path
 
 import torch
 
+from architectures.hub import read_config
+from architectures.pruning.plan import plan_pruning
 from architectures.pruning.prune import prune_checkpoint
-from architectures.pruning.selection import plan_pruning
-from architectures.shapes.section import ArchitectureConfig
-from architectures.shapes.shape import Shape
-from architectures.targets.target import read_config
+from architectures.requested_shape import ArchitectureConfig
+from architectures.shapes import Shape
 
 VOCAB = 264
 IDS = tuple(sorted(random.Random(5).sample(range(VOCAB), 120)))

@@ -12,12 +12,12 @@ import torch
 from composer import Event
 
 import distill.callbacks
-import distill.training.trainer
+import distill.trainer
 from architectures.errors import UserError
 from distill.callbacks import WARM_STEPS, GradientNorm, PhaseClock, profiled_steps
-from distill.checkpoints.files import find_checkpoints
+from distill.checkpoints.checkpoint_files import find_checkpoints
+from distill.model import DistillModel
 from distill.train import train
-from distill.training.model import DistillModel
 from tests.distill.after_training import assert_equal, last_state, metrics
 
 
@@ -166,7 +166,7 @@ def test_an_error_in_the_recorded_step_leaves_no_profiler_running(make_run, tmp_
         if len(calls) == WARM_STEPS + 1:
             raise ZeroDivisionError
 
-    monkeypatch.setattr(distill.training.trainer.GradientNorm, "apply", fail)
+    monkeypatch.setattr(distill.trainer.GradientNorm, "apply", fail)
     with pytest.raises(ZeroDivisionError):
         train(make_run(max_duration="5ba"), tmp_path)
     assert "no profile: this session trained 3 steps" in capsys.readouterr().err

@@ -6,14 +6,13 @@ from pathlib import Path
 import pytest
 
 import widedraft
-from architectures.checkpoints import fingerprint
-from architectures.checkpoints.manifest import write_manifest
+from architectures import hashes
 from architectures.errors import UserError
+from architectures.manifest import write_manifest
 from distill.check import check_recipe
 from distill.recipe.recipe import load_recipe, save_recipe
-from distill.run.recorded import target_record
-from distill.run.run import Run
-from distill.run.stage_inputs import generate_inputs
+from distill.run import Run, target_record
+from distill.stage_inputs import generate_inputs
 
 RECIPE = """\
 run_name: demo
@@ -125,9 +124,9 @@ def test_given_conversations_are_counted_whole(checked):
 
 def test_no_weights_are_read_for_finished_responses(checked, monkeypatch):
     finish_data({"prompts": 12, "train": {"answers": 9, "answer_tokens": 180}})
-    read, hash_of = [], fingerprint.sha256_of_file
-    monkeypatch.setattr(fingerprint, "sha256_of_files", lambda paths, **_: read.append(paths))
-    monkeypatch.setattr(fingerprint, "sha256_of_file", lambda path: read.append(path.name) or hash_of(path))
+    read, hash_of = [], hashes.sha256_of_file
+    monkeypatch.setattr(hashes, "sha256_of_files", lambda paths, **_: read.append(paths))
+    monkeypatch.setattr(hashes, "sha256_of_file", lambda path: read.append(path.name) or hash_of(path))
     assert checked()["prompts"].startswith("12, 2 held out")
     assert read == ["prompts.jsonl"]
 

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 import widedraft
 from architectures.errors import UserError
-from distill.checkpoints.files import damage, find_checkpoints
+from distill.checkpoints.checkpoint_files import damage, find_checkpoints
 from distill.checkpoints.reading import is_free_of_code, read_checkpoint
 from distill.checkpoints.trust import OPTION, REFUSE_CODE, TRUST, VALIDATION_VARIABLE
 from distill.export import saved_models
-from distill.run.run import Run
+from distill.run import Run
 from distill.train import main, train
 from tests.distill.after_training import assert_equal, in_a_pickle, last_state, plant
 

@@ -15,13 +15,12 @@ import torch
 from composer.utils import get_free_tcp_port
 from transformers import AutoModelForCausalLM
 
-from distill.checkpoints.files import damage, find_checkpoints
+from distill.checkpoints.checkpoint_files import damage, find_checkpoints
 from distill.checkpoints.folders import METADATA_NAME, read_metadata
+from distill.pipeline import cache_stage
 from distill.recipe.recipe import save_recipe
-from distill.recipe.sections.teacher import TeacherConfig
-from distill.run.run import Run
-from distill.run.run_folder import OWNED_VARIABLE, owned
-from distill.stages.running import cache_stage
+from distill.recipe.sections import TeacherConfig
+from distill.run import OWNED_VARIABLE, Run, owned
 from distill.train import train
 from tests.distill.after_training import Touch, last_state
 from tests.distill.small_heads import cut_draft
@@ -326,11 +325,11 @@ def test_a_full_disk_is_said_once(make_run, tmp_path):
 
 LOSING_RANK_1 = """
 import os, signal, sys
-import distill.process.own_packages
-import distill.training.model
+import distill.own_packages
+import distill.model
 from distill.train import main
 
-loss, losses = distill.training.model.DistillModel.loss, []
+loss, losses = distill.model.DistillModel.loss, []
 
 def die_in_the_third_batch(model, outputs, batch):
     losses.append(None)
@@ -338,7 +337,7 @@ def die_in_the_third_batch(model, outputs, batch):
         os.kill(os.getpid(), signal.SIGKILL)
     return loss(model, outputs, batch)
 
-distill.training.model.DistillModel.loss = die_in_the_third_batch
+distill.model.DistillModel.loss = die_in_the_third_batch
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -360,7 +359,7 @@ def test_a_lost_process_ends_the_others_and_costs_no_checkpoint(make_run, tmp_pa
 TWO_TEACHERS = """
 import sys
 from pathlib import Path
-import distill.process.own_packages
+import distill.own_packages
 import torch
 from composer.utils import dist
 from distill.teacher import load_sharded_teacher

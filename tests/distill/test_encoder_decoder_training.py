@@ -8,22 +8,22 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM
 
-import distill.training.trainer
+import distill.trainer
+from distill.chunked_loss import AnswerLogits, head_of
 from distill.data.batches import AnswerDataset, collate
-from distill.formulas.dense import forward_kl
-from distill.formulas.losses import LOSSES, build_objective
-from distill.losses.answer_logits import AnswerLogits, head_of
+from distill.loss_formulas import forward_kl
+from distill.losses import LOSSES, build_objective
+from distill.model import DistillModel
 from distill.online.learning import batch_of
 from distill.online.served import read_served
+from distill.pipeline import cache_stage, generate_stage, prune_stage
 from distill.recipe.recipe import Recipe
-from distill.run.run import Run
-from distill.stages.running import cache_stage, generate_stage, prune_stage
+from distill.run import Run
 from distill.teacher import CachedTeacher, load_teacher
 from distill.train import train
-from distill.training.model import DistillModel
-from eval.acceptance.replay import answer_logits
-from eval.answers.traces import read_traces
-from eval.models.loading import load_model
+from eval.models import load_model
+from eval.replay import answer_logits
+from eval.responses import read_traces
 from tests.distill.after_training import assert_equal, last_state, metrics
 
 NUM_PROMPTS, NUM_EVAL = 14, 4
@@ -136,7 +136,7 @@ BIAS = "student.lm.decoder.block.0.layer.0.SelfAttention.relative_attention_bias
 def test_a_resumed_training_is_the_uninterrupted_one_bit_for_bit(make_translation_run, stopped):
     straight, resumed = make_translation_run("straight"), make_translation_run("resumed")
     train(straight)
-    with stopped(distill.training.trainer, "build_loggers", 3):
+    with stopped(distill.trainer, "build_loggers", 3):
         train(resumed)
     train(resumed)
     assert_equal(last_state(straight)["model"], last_state(resumed)["model"])

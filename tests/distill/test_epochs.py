@@ -3,9 +3,9 @@
 import pytest
 from composer.loggers import LoggerDestination
 
-import distill.training.trainer
-from distill.run.run import Run
-from distill.stages.running import cache_stage
+import distill.trainer
+from distill.pipeline import cache_stage
+from distill.run import Run
 from distill.train import read_answers, train
 from tests.distill.after_training import metrics
 from tests.distill.conftest import NUM_TRAIN
@@ -29,9 +29,9 @@ def batches_of(monkeypatch):
     """batches_of(recipe) -> the sequences of every batch it is trained on."""
 
     def trained(recipe):
-        noted, build = Noted(), distill.training.trainer.build_loggers
+        noted, build = Noted(), distill.trainer.build_loggers
         with monkeypatch.context() as patch:
-            patch.setattr(distill.training.trainer, "build_loggers", lambda *given: [*build(*given), noted])
+            patch.setattr(distill.trainer, "build_loggers", lambda *given: [*build(*given), noted])
             train(recipe)
         return noted.batches
 

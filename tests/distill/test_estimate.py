@@ -9,9 +9,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from architectures.errors import UserError
 from architectures.pruning.masks import Masks, masked
-from architectures.shapes.requested_shape import draft_shape
-from architectures.shapes.section import ArchitectureConfig
-from architectures.shapes.shape import NAMED_SHAPES, Shape
+from architectures.requested_shape import ArchitectureConfig, draft_shape
+from architectures.shapes import NAMED_SHAPES, Shape
 from distill.estimate import (
     DEVICES,
     Device,
@@ -20,6 +19,7 @@ from distill.estimate import (
     Work,
     disk_bytes,
     find_device,
+    forward_flops,
     layer_bytes_per_token,
     matrix_parameters,
     stage_memory,
@@ -28,8 +28,7 @@ from distill.estimate import (
     training_memory,
     training_steps,
 )
-from distill.flops import forward_flops
-from distill.formulas.losses import chunk_size
+from distill.losses import chunk_size
 from distill.recipe.recipe import Recipe
 
 LLAMA = NAMED_SHAPES["llama-7b"].shape

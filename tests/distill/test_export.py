@@ -7,10 +7,10 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
-from architectures.checkpoints.manifest import write_manifest
 from architectures.errors import UserError
-from architectures.targets.target import read_config
-from distill.checkpoints.files import find_checkpoints
+from architectures.hub import read_config
+from architectures.manifest import write_manifest
+from distill.checkpoints.checkpoint_files import find_checkpoints
 from distill.export import export_checkpoint
 from distill.train import train
 

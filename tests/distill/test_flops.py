@@ -6,9 +6,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from architectures.shapes.shape import Shape
+from architectures.shapes import Shape
 from architectures.vocabulary_head import cut_head
-from distill.flops import forward_flops, training_flops
+from distill.estimate import forward_flops, training_flops
 
 CONFIG = LlamaConfig(
     vocab_size=96,

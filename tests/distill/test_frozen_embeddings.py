@@ -5,18 +5,18 @@ from pathlib import Path
 import pytest
 import torch
 
-import distill.training.trainer
+import distill.trainer
 from architectures.errors import UserError
-from architectures.shapes.shape import Shape
-from architectures.targets.target import read_config
+from architectures.hub import read_config
+from architectures.shapes import Shape
 from distill.check import check_recipe
-from distill.checkpoints.files import find_checkpoints
+from distill.checkpoints.checkpoint_files import find_checkpoints
 from distill.recipe.recipe import save_recipe
-from distill.run.run import Run
-from distill.run.stage_inputs import training_inputs
+from distill.run import Run
+from distill.stage_inputs import training_inputs
 from distill.train import main, train
-from distill.training.trainer import freeze_input_embeddings
-from eval.models.loading import load_model
+from distill.trainer import freeze_input_embeddings
+from eval.models import load_model
 from tests.architectures.conftest import FAMILY_SETTINGS
 from tests.distill.after_training import assert_equal, last_state, mean_gradients, relative_difference, weights
 
@@ -64,7 +64,7 @@ def test_resumed_equals_uninterrupted(frozen_run, stopped, teacher):
     settings = {"max_duration": "4ba", "teacher": teacher}
     straight, resumed = (frozen_run(name, **settings) for name in ("straight", "resumed"))
     train(straight)
-    with stopped(distill.training.trainer, "build_loggers", 3):
+    with stopped(distill.trainer, "build_loggers", 3):
         train(resumed)
     train(resumed)
     assert_equal(*(last_state(recipe)["model"] for recipe in (straight, resumed)))

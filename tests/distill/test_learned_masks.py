@@ -12,16 +12,16 @@ from transformers import AutoModelForCausalLM
 
 import distill.learned_masks
 import widedraft
-from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
+from architectures.manifest import read_manifest
 from architectures.pruning.masks import masked
 from architectures.pruning.plan import PruningPlan
 from distill.callbacks import GradientNorm
-from distill.checkpoints.files import find_checkpoints
+from distill.checkpoints.checkpoint_files import find_checkpoints
 from distill.learned_masks import build_mask_model, build_mask_optimizer, weights
 from distill.recipe.recipe import Recipe, save_recipe
-from distill.run.run import Run
-from distill.run.stage_inputs import masks_are_due
+from distill.run import Run
+from distill.stage_inputs import masks_are_due
 from distill.train import train
 from tests.distill.after_training import (
     DEVICE_RTOL,

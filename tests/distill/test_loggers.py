@@ -11,16 +11,10 @@ import pytest
 from composer import Time, Timestamp
 from composer.loggers import InMemoryLogger, LoggerDestination
 
-import distill.recipe.sections.training
-import distill.training.trainer
+import distill.recipe.sections
+import distill.trainer
 from architectures.errors import UserError
-from distill.callbacks import PHASES
-from distill.loggers import (
-    ConsoleReport,
-    MetricsFile,
-    build_logger,
-    build_loggers,
-)
+from distill.callbacks import PHASES, ConsoleReport, MetricsFile, build_logger, build_loggers
 from distill.train import train
 
 
@@ -41,7 +35,7 @@ def standing(max_duration: str = "100ba", *, wct_s: float = 0.0, **counts: int) 
 
 def test_every_metric_of_every_batch_is_in_the_file(make_run, monkeypatch):
     recipe, memory = make_run(max_duration="2ep", eval_interval="2ba"), InMemoryLogger()
-    monkeypatch.setattr(distill.training.trainer, "build_loggers", lambda *given: [*build_loggers(*given), memory])
+    monkeypatch.setattr(distill.trainer, "build_loggers", lambda *given: [*build_loggers(*given), memory])
     train(recipe)
     logged = {(name, at.batch.value) for name, values in memory.data.items() for at, _ in values}
     assert {(name, record["batch"]) for record in records(recipe) for name in record if name != "batch"} == logged
@@ -121,7 +115,7 @@ def test_an_error_leaves_the_terminal_usable(make_run, monkeypatch, capsys):
 
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(distill.training.trainer, "build_loggers", lambda *given: [*build_loggers(*given), Failing()])
+    monkeypatch.setattr(distill.trainer, "build_loggers", lambda *given: [*build_loggers(*given), Failing()])
     with pytest.raises(ZeroDivisionError) as raised:
         train(make_run(max_duration="1ba"))
     assert "\x1b[?25h" in capsys.readouterr().err  # the cursor is back
@@ -144,7 +138,7 @@ def test_tensorboard_events_hold_the_metrics(make_run):
 @pytest.mark.parametrize("name", ["wandb", "mlflow", "tensorboard"])
 def test_a_tracker_that_is_not_installed_is_an_error_with_the_command(name, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr(distill.recipe.sections.training, "find_spec", lambda _name: None)
+    monkeypatch.setattr(distill.recipe.sections, "find_spec", lambda _name: None)
     with pytest.raises(UserError, match=rf"distill\.loggers\.{name}: .*`pip install 'widedraft\[{name}\]'`"):
         build_logger(name, {})
 
@@ -155,7 +149,7 @@ def loggers_of(recipe):
 
 @pytest.mark.parametrize(("name", "key"), [("wandb", "name"), ("mlflow", "run_name")])
 def test_a_tracker_calls_the_run_by_its_name_unless_told_otherwise(make_run, monkeypatch, name, key):
-    monkeypatch.setitem(distill.loggers.TRACKERS, name, dict)
-    monkeypatch.setattr(distill.recipe.sections.training, "find_spec", lambda _name: True)
+    monkeypatch.setitem(distill.callbacks.TRACKERS, name, dict)
+    monkeypatch.setattr(distill.recipe.sections, "find_spec", lambda _name: True)
     assert loggers_of(make_run("one", loggers={name: {}}))[1:] == [{key: "one"}]
     assert loggers_of(make_run("two", loggers={name: {key: "mine"}}))[1:] == [{key: "mine"}]

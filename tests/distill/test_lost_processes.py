@@ -14,12 +14,10 @@ from typing import Any
 import pytest
 
 from architectures.sharing import ALONE, Share
-from distill import teacher_cache, train
+from distill import pipeline, teacher_cache, train
+from distill.pipeline import cache_stage, checkpoints_stage, distill_stage, eval_stage, generate_stage, prune_stage
 from distill.recipe.recipe import load_recipe
-from distill.run.run import Run
-from distill.stages import processes
-from distill.stages.processes import distill_stage
-from distill.stages.running import cache_stage, checkpoints_stage, eval_stage, generate_stage, prune_stage
+from distill.run import Run
 from eval.checkpoint_curve import JSON_NAME
 from eval.decoding import generate as answering
 from tests.distill.recipe_files import write_recipe
@@ -79,7 +77,7 @@ def whole(make_checkpoint, tmp_path_factory, trainings_begin_at_once) -> Path:
     folder = tmp_path_factory.mktemp("lost")
     write_recipe(folder, make_checkpoint(seed=1), CUT, SETTINGS)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "run_training", lambda path, *_: train.main([str(path)]))
+        patch.setattr(pipeline, "run_training", lambda path, *_: train.main([str(path)]))
         patch.setattr(train, "restore_signals", lambda: None)
         for stage in STAGES:
             carry_out(stage, folder)

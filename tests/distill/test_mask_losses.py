@@ -8,11 +8,11 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
+from architectures.hub import read_config
 from architectures.pruning.masks import Masks, masked
-from architectures.shapes.shape import Shape
-from architectures.targets.target import read_config
+from architectures.shapes import Shape
+from distill.chunked_loss import AnswerLogits, logits_of
 from distill.learned_masks import MaskModel
-from distill.losses.answer_logits import AnswerLogits, logits_of
 from distill.teacher import Teacher
 
 IDS = torch.arange(3, 43).reshape(2, 20) % 250 + 3
@@ -60,7 +60,7 @@ def test_losses_are_those_of_whole_logits(tiny_target):
 def test_chunks_do_not_change_losses_or_gradients(tiny_target, monkeypatch, size):
     gradients, values = [], []
     for tokens in (10**6, size):
-        monkeypatch.setattr("distill.losses.chunked.chunk_size", lambda _, tokens=tokens: tokens)
+        monkeypatch.setattr("distill.chunked_loss.chunk_size", lambda _, tokens=tokens: tokens)
         model = build(tiny_target)
         found = losses(model)
         found["total"].backward()

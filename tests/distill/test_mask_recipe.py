@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from architectures.shapes.section import ArchitectureConfig, MasksConfig
+from architectures.requested_shape import ArchitectureConfig, MasksConfig
 from distill.recipe.recipe import Recipe
 
 LEARNED = {"layers": 2, "method": "learned_masks"}

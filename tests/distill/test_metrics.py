@@ -19,8 +19,8 @@ from distill.metrics import (
     greedy_match,
     quantities_of_rows,
 )
-from eval.acceptance.replay import replay_answer, replay_counts, rule_name
 from eval.decoding.sampling import Sampling
+from eval.replay import replay_answer, replay_counts, rule_name
 
 
 def logits(seed: int, num_tokens: int = 5) -> torch.Tensor:

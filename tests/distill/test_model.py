@@ -5,15 +5,15 @@ import pytest
 import torch
 from torch.distributed.fsdp import fully_shard
 
-from architectures.shapes.shape import Shape
-from distill.flops import forward_flops, training_flops
-from distill.formulas.dense import forward_kl, reverse_kl
-from distill.formulas.losses import LossTerm, build_objective
-from distill.losses.answer_logits import AnswerLogits, logits_of
+from architectures.shapes import Shape
+from distill.chunked_loss import AnswerLogits, logits_of
+from distill.estimate import forward_flops, training_flops
+from distill.loss_formulas import forward_kl, reverse_kl
+from distill.losses import LossTerm, build_objective
 from distill.metrics import LOOKAHEADS, answers_of, quantities_of_rows
+from distill.model import DistillModel, HeldOut
 from distill.teacher import load_teacher
-from distill.training.model import DistillModel, HeldOut
-from eval.models.loading import load_model
+from eval.models import load_model
 
 LENGTHS, NUM_KEPT = (9, 5, 12), (4, 1, 7)
 OTHER_HEIGHT = {"rtol": 1e-5, "atol": 5e-5}  # float32: a product of more rows may sum in another order
@@ -150,7 +150,7 @@ def test_a_student_equal_to_its_teacher_has_nothing_to_learn(tiny_target, batch)
 
 @pytest.mark.parametrize("size", [1, 5, 100])
 def test_an_evaluation_gives_every_metric_of_every_kept_token(monkeypatch, model, batch, size):
-    monkeypatch.setattr("distill.losses.chunked.chunk_size", lambda _: size)
+    monkeypatch.setattr("distill.chunked_loss.chunk_size", lambda _: size)
     model.held_out = HeldOut(temperature=0.7, top_p=0.9)
     found = model.eval_forward(batch)
     logits, ids = both_logits(model, batch), batch["next_ids"][batch["keep"]]
@@ -164,7 +164,7 @@ def test_an_evaluation_gives_every_metric_of_every_kept_token(monkeypatch, model
 def test_chunks_change_neither_loss_nor_gradients(monkeypatch, tiny_draft, tiny_target, batch, size):
     found = []
     for tokens in (100, size):
-        monkeypatch.setattr("distill.losses.chunked.chunk_size", lambda _, tokens=tokens: tokens)
+        monkeypatch.setattr("distill.chunked_loss.chunk_size", lambda _, tokens=tokens: tokens)
         model = build(tiny_draft, tiny_target)
         loss = mean_loss(model, batch)
         loss.backward()
@@ -288,7 +288,7 @@ def test_chunks_work_where_the_head_belongs_to_a_sharded_module(monkeypatch, tmp
     whole = build(tiny_draft, tiny_target)
     expected = mean_loss(whole, batch)
     expected.backward()
-    monkeypatch.setattr("distill.losses.chunked.chunk_size", lambda _: 5)
+    monkeypatch.setattr("distill.chunked_loss.chunk_size", lambda _: 5)
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
         mesh = torch.distributed.init_device_mesh("cpu", (1,))

@@ -12,11 +12,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import distill.training.model
-import distill.training.trainer
+import distill.model
+import distill.trainer
+from distill.pipeline import cache_stage
 from distill.recipe.recipe import save_recipe
-from distill.run.run import Run
-from distill.stages.running import cache_stage
+from distill.run import Run
 from distill.train import train
 from tests.distill.after_training import (
     BFLOAT16_RTOL,
@@ -76,7 +76,7 @@ def test_resumed_equals_uninterrupted(make_run, make_checkpoint, stopped, device
     settings = {"init": init, "precision": precision, "max_duration": "3ba"}
     straight, resumed = (make_run(name, **settings) for name in ("straight", "resumed"))
     train(straight)
-    with stopped(distill.training.trainer, "build_loggers", 2):
+    with stopped(distill.trainer, "build_loggers", 2):
         train(resumed)
     train(resumed)
     if device == "cpu":
@@ -145,7 +145,7 @@ def test_auto_microbatches_shrink_until_they_fit_and_change_nothing(make_run, gp
     auto = make_run("auto", device_train_microbatch_size="auto", **ONE_STEP)
     whole = make_run("whole", **ONE_STEP)
     train(whole)
-    loss, sizes = distill.training.model.DistillModel.loss, []
+    loss, sizes = distill.model.DistillModel.loss, []
 
     def full(self, outputs, batch):
         sizes.append(len(batch["keep"]))
@@ -154,7 +154,7 @@ def test_auto_microbatches_shrink_until_they_fit_and_change_nothing(make_run, gp
             raise torch.cuda.OutOfMemoryError(message)
         return loss(self, outputs, batch)
 
-    monkeypatch.setattr(distill.training.model.DistillModel, "loss", full)
+    monkeypatch.setattr(distill.model.DistillModel, "loss", full)
     with pytest.warns(RuntimeWarning, match="microbatch size will be decreased"):
         train(auto)
     assert sizes == [4, 2, 1, 1, 1, 1]

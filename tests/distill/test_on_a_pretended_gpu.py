@@ -11,18 +11,18 @@ import torch
 
 from architectures.pruning.masks import plan_from_masks
 from distill.callbacks import total_norm
-from distill.formulas.losses import LOSSES, LossTerm
 from distill.learned_masks import build_mask_model, build_text, mask_metrics, write_masks
+from distill.losses import LOSSES, LossTerm
 from distill.metrics import eval_metrics
-from distill.run.run import Run
-from distill.stages.running import cache_stage, generate_stage, prune_stage
+from distill.model import HeldOut
+from distill.pipeline import cache_stage, generate_stage, prune_stage
+from distill.response_batches import count_tokens, cut_padding, split_batch
+from distill.run import Run
 from distill.teacher import load_teacher
 from distill.teacher_cache import CachedAnswers, TeacherCache
+from distill.text_training import collate_text, student_losses, teacher_losses
 from distill.train import read_answers
-from distill.training.batches import count_tokens, cut_padding, split_batch
-from distill.training.model import HeldOut
-from distill.training.text_training import collate_text, student_losses, teacher_losses
-from distill.training.trainer import build_model, build_optimizer
+from distill.trainer import build_model, build_optimizer
 from eval.decoding.kv_cache import open_sequencer
 from tests.distill.losses.test_chunked import BFLOAT16_RTOL, Problem, assert_same
 from tests.pretended_gpu import OnGpu, pretended_gpu
@@ -31,7 +31,7 @@ from tests.pretended_gpu import OnGpu, pretended_gpu
 @pytest.fixture
 def gpu(monkeypatch):
     """Where stages put their models."""
-    monkeypatch.setattr("eval.models.loading.default_device", lambda: "cuda")
+    monkeypatch.setattr("eval.models.default_device", lambda: "cuda")
     # No graph is captured of what only pretends.
     monkeypatch.setattr("eval.decoding.generate.answer_opener", lambda _model: open_sequencer)
     with pretended_gpu() as device:

@@ -11,13 +11,13 @@ from pydantic import ValidationError
 from transformers import AutoModelForCausalLM
 
 from architectures.errors import UserError
+from architectures.hub import read_config
 from architectures.pruning.plan import PLAN_NAME, PruningPlan
-from architectures.shapes.shape import Shape
-from architectures.targets.target import read_config
+from architectures.shapes import Shape
 from distill.check import check_recipe
+from distill.pipeline import prune_stage
 from distill.recipe.recipe import Recipe
-from distill.run.run import Run
-from distill.stages.running import prune_stage
+from distill.run import Run
 
 SIZES = {"gpt2": {"n_layer": 4, "n_head": 4, "n_embd": 64, "n_inner": 96}}  # as every tiny checkpoint
 TRIED = ("llama", "gemma2", "gpt2")  # every family is cut in tests/architectures/pruning/test_prune_families.py

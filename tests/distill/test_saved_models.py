@@ -2,11 +2,11 @@
 
 import torch
 
-from distill.checkpoints.files import find_checkpoints
+from distill.checkpoints.checkpoint_files import find_checkpoints
 from distill.export import saved_models
-from distill.run.run import Run
+from distill.run import Run
 from distill.train import train
-from eval.models.loading import load_model
+from eval.models import load_model
 
 
 def test_the_start_comes_first_and_every_checkpoint_with_what_it_had_read(make_run, capsys):

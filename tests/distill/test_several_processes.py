@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import widedraft
-from distill.run.run_folder import LOCK_NAME
+from distill.run import LOCK_NAME
 from tests.distill.recipe_files import write_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +78,7 @@ def test_processes_with_different_recipes_are_refused(recipe, tmp_path):
     (tmp_path / "other.py").write_text(
         "import os, sys\n"
         "other = ['data.batch_size=3', 'seed=5'] if os.environ['RANK'] == '1' else []\n"
-        "import distill.process.own_packages\n"
+        "import distill.own_packages\n"
         "from distill.train import main as train\n"
         "import widedraft\n"
         "command, *words = sys.argv[1:]\n"
@@ -95,7 +95,7 @@ def test_processes_with_different_recipes_are_refused(recipe, tmp_path):
 
 CHOOSING = """
 import sys
-import distill.process.own_packages
+import distill.own_packages
 from distill.choose import search
 from tests.eval.records import latency
 import widedraft

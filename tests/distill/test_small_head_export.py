@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from architectures.checkpoints.manifest import write_manifest
+from architectures.hub import read_config
+from architectures.manifest import write_manifest
+from architectures.pruning.plan import plan_pruning
 from architectures.pruning.prune import prune_checkpoint
-from architectures.pruning.selection import plan_pruning
-from architectures.shapes.section import ArchitectureConfig
-from architectures.shapes.shape import Shape
-from architectures.targets.target import read_config
+from architectures.requested_shape import ArchitectureConfig
+from architectures.shapes import Shape
 from architectures.vocabulary import read_draft_vocabulary
 from distill.export import export_checkpoint
-from eval.models.loading import load_model
+from eval.models import load_model
 
 IDS = (1, 2, *range(10, 200, 3))
 

@@ -8,27 +8,26 @@ from pathlib import Path
 import pytest
 import torch
 
-import distill.training.trainer
-from architectures.checkpoints.manifest import read_manifest, write_manifest
+import distill.trainer
 from architectures.errors import UserError
-from architectures.targets.target import read_config
+from architectures.hub import read_config
+from architectures.manifest import read_manifest, write_manifest
 from architectures.vocabulary import DRAFT_VOCABULARY_NAME, read_draft_vocabulary
 from architectures.vocabulary_head import head_ids
 from distill.check import check_recipe
-from distill.checkpoints.files import find_checkpoints
+from distill.checkpoints.checkpoint_files import find_checkpoints
 from distill.export import export_checkpoint
 from distill.learned_masks import train_masks
 from distill.metrics import expected_acceptance
+from distill.pipeline import cache_stage, generate_stage, mask_stage, prune_stage
 from distill.recipe.recipe import save_recipe
-from distill.recipe.sections.teacher import TeacherConfig
-from distill.run.run import Run
-from distill.run.stage_inputs import prune_inputs
-from distill.stages.processes import mask_stage
-from distill.stages.running import cache_stage, generate_stage, prune_stage
+from distill.recipe.sections import TeacherConfig
+from distill.run import Run
+from distill.stage_inputs import prune_inputs
 from distill.train import train
-from eval.answers.traces import read_traces
 from eval.config import EvalConfig
-from eval.models.loading import load_model
+from eval.models import load_model
+from eval.responses import read_traces
 from eval.scorecard import score_drafts
 from tests.distill.after_training import (
     assert_equal,
@@ -136,7 +135,7 @@ def test_how_a_batch_is_cut_up_does_not_change_what_is_learned(small_run, teache
 def test_resumed_equals_uninterrupted_bit_for_bit(small_run, stopped, teacher):
     straight, resumed = (small_run(name, max_duration="4ba", **teacher) for name in ("straight", "resumed"))
     train(straight)
-    with stopped(distill.training.trainer, "build_loggers", 3):
+    with stopped(distill.trainer, "build_loggers", 3):
         train(resumed)
     train(resumed)
     assert_equal(last_state(straight)["model"], last_state(resumed)["model"])

@@ -10,18 +10,16 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from architectures.vocabulary_head import cut_head
-from distill.flops import forward_flops, training_flops
-from distill.formulas.dense import cross_entropy, forward_kl
-from distill.formulas.losses import build_objective
-from distill.formulas.sparse import kept_forward_kl
-from distill.losses.answer_logits import AnswerLogits, head_of, logits_of
-from distill.losses.kept_rows import learned
+from distill.chunked_loss import AnswerLogits, head_of, learned, logits_of
+from distill.estimate import forward_flops, training_flops
+from distill.loss_formulas import cross_entropy, forward_kl, kept_forward_kl
+from distill.losses import build_objective
 from distill.metrics import quantities_of_rows
+from distill.model import DistillModel, HeldOut
 from distill.teacher import CachedTeacher, Teacher
 from distill.teacher_cache import sampled_rows, top_k_rows, uniform_numbers, widen
-from distill.training.model import DistillModel, HeldOut
-from distill.training.text_training import student_losses, teacher_losses
-from eval.models.loading import load_model
+from distill.text_training import student_losses, teacher_losses
+from eval.models import load_model
 from tests.distill.dense_losses import COMPARED
 from tests.distill.small_heads import IDS, VOCAB, masked
 
@@ -147,7 +145,7 @@ def assert_same_gradients(found, expected, *, tied):
 def test_loss_and_gradient_are_those_of_whole_logits_without_the_other_ids(
     monkeypatch, whole, target, batch, loss, source, tied, chunk
 ):
-    monkeypatch.setattr("distill.losses.chunked.chunk_size", lambda _: chunk)
+    monkeypatch.setattr("distill.chunked_loss.chunk_size", lambda _: chunk)
     temperature = 1.0 if source in ENTRIES else TEMPERATURE
     lm = small(whole[tied])
     model = distilled(lm, target, source, loss, temperature=temperature)
@@ -197,7 +195,7 @@ def test_a_student_equal_to_its_teacher_has_nothing_to_learn(target, batch, loss
 @pytest.mark.parametrize("loss", ["forward_kl", "cross_entropy"])
 @pytest.mark.parametrize("chunk", [2, 100])
 def test_nothing_of_a_position_that_cannot_be_said_reaches_the_student(monkeypatch, whole, target, batch, loss, chunk):
-    monkeypatch.setattr("distill.losses.chunked.chunk_size", lambda _: chunk)
+    monkeypatch.setattr("distill.chunked_loss.chunk_size", lambda _: chunk)
     lm, keep = small(whole[False]), batch["keep"] & ~said(batch)
     model = distilled(lm, target, "live", loss)
     unsaid = {**batch, "keep": keep}
@@ -250,7 +248,7 @@ def test_no_split_of_a_batch_changes_what_is_learned(whole, target, batch, sourc
 @pytest.mark.parametrize("chunk", [2, 100])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_held_out_metrics_are_exact_over_the_whole_vocabulary(monkeypatch, whole, target, batch, temperature, chunk):
-    monkeypatch.setattr("distill.losses.chunked.chunk_size", lambda _: chunk)
+    monkeypatch.setattr("distill.chunked_loss.chunk_size", lambda _: chunk)
     held_out = HeldOut(temperature=temperature, top_p=0.9)
     model = distilled(small(whole[True]), target, "live", "forward_kl", held_out=held_out)
     answers = model.eval_forward(batch)
@@ -271,7 +269,7 @@ def test_held_out_metrics_are_exact_over_the_whole_vocabulary(monkeypatch, whole
 def test_chunks_are_of_the_widest_rows_there_are(monkeypatch, whole, target, batch):
     """K columns while it learns; in an evaluation the teacher's and the spread ones are V."""
     seen, model = [], distilled(small(whole[True]), target, "live", "forward_kl")
-    monkeypatch.setattr("distill.losses.chunked.chunk_size", lambda entries: seen.append(entries) or 100)
+    monkeypatch.setattr("distill.chunked_loss.chunk_size", lambda entries: seen.append(entries) or 100)
     model(batch)
     model.eval_forward(batch)
     assert seen == [len(IDS), VOCAB]

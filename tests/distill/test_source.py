@@ -10,23 +10,21 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-import distill.stages.table
+import distill.pipeline
 import eval.scorecard
-from architectures.checkpoints.fingerprint import fingerprint_checkpoint
-from architectures.checkpoints.generation_settings import SETTINGS_NAME, read_generation_settings
-from architectures.checkpoints.manifest import read_manifest, write_manifest
 from architectures.errors import UserError
-from architectures.shapes.shape import Shape
-from architectures.targets.target import read_config
+from architectures.hashes import fingerprint_checkpoint
+from architectures.hub import read_config
+from architectures.manifest import read_manifest, write_manifest
+from architectures.shapes import Shape
+from architectures.target_files import SETTINGS_NAME, read_generation_settings
 from distill.check import planned_shapes
+from distill.pipeline import eval_stage, export_stage, prune_stage
 from distill.recipe.recipe import Recipe, save_recipe
-from distill.run.progressive import earlier_stages
-from distill.run.run import Run
-from distill.run.stage_inputs import eval_inputs, generate_inputs, prune_inputs
-from distill.stages.running import eval_stage, export_stage, prune_stage
+from distill.run import Run, earlier_stages
+from distill.stage_inputs import eval_inputs, generate_inputs, prune_inputs
 from distill.train import main, train
-from eval.answers.shards import claim_shards, write_shard
-from eval.answers.traces import Trace
+from eval.responses import Trace, claim_shards, write_shard
 from tests.distill.after_training import metrics
 
 OF_TARGET = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", SETTINGS_NAME)
@@ -180,7 +178,7 @@ def hub(monkeypatch, source) -> list[tuple[str, str]]:
         asked.append((repo_id, revision))
         return source
 
-    monkeypatch.setattr("architectures.targets.target.fetch", fetch)
+    monkeypatch.setattr("architectures.hub.fetch", fetch)
     return asked
 
 
@@ -223,7 +221,7 @@ def test_the_scored_lookahead_is_written_into_the_draft_and_makes_nothing_stale(
 
     monkeypatch.setattr(eval.scorecard, "score_drafts", score)
     card = SimpleNamespace(main_forecast=SimpleNamespace(best_lookahead=3))
-    monkeypatch.setattr(distill.stages.table, "read_scorecard", lambda _: card)
+    monkeypatch.setattr(distill.pipeline, "read_scorecard", lambda _: card)
     before = eval_inputs(Run.of(recipe)), fingerprint_checkpoint(run / "draft")
     eval_stage(Run.of(recipe))
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import widedraft
-from architectures.checkpoints.manifest import read_manifest
-from distill.checkpoints.files import find_checkpoints
-from distill.run.run import Run
-from eval.answers.traces import read_traces
+from architectures.manifest import read_manifest
+from distill.checkpoints.checkpoint_files import find_checkpoints
+from distill.run import Run
+from eval.responses import read_traces
 from tests.distill.recipe_files import write_recipe
 
 pytestmark = pytest.mark.slow
@@ -153,8 +153,8 @@ def test_a_longer_training_continues(run, capfd):
 def test_held_out_prompts_keep_their_categories_and_tasks(tmp_path):
     from types import SimpleNamespace
 
-    from distill.stages.table import eval_prompts
-    from eval.answers.shards import claim_shards, write_shard
+    from distill.pipeline import eval_prompts
+    from eval.responses import claim_shards, write_shard
 
     labels = ({"category": "math", "task": "gsm8k/1"}, {})  # the second as written before there were any
     row = {"messages": [{"role": "user", "content": "a"}], "prompt_ids": [1], "answer_ids": [2], "answer": "b"}

@@ -10,16 +10,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import distill.training.trainer
-from architectures.checkpoints.manifest import read_manifest, write_manifest
+import distill.trainer
 from architectures.errors import UserError
-from distill.checkpoints.files import find_checkpoints
-from distill.process.exits import end_on_sigterm
-from distill.run.run import Run
-from distill.run.stage_inputs import generate_inputs, prune_inputs, training_inputs
+from architectures.manifest import read_manifest, write_manifest
+from distill.checkpoints.checkpoint_files import find_checkpoints
+from distill.process import end_on_sigterm
+from distill.run import Run
+from distill.stage_inputs import generate_inputs, prune_inputs, training_inputs
 from distill.train import main, share_cores, train
-from distill.training.trainer import build_model, device_batch_size, microbatch_size
-from eval.answers.traces import read_traces
+from distill.trainer import build_model, device_batch_size, microbatch_size
+from eval.responses import read_traces
 from tests.distill.after_training import (
     assert_equal,
     last_state,
@@ -48,7 +48,7 @@ def test_learns_and_leaves_a_draft(make_run):
 def test_resumed_equals_uninterrupted_bit_for_bit(make_run, stopped, batch):
     straight, resumed = make_run("straight"), make_run("resumed")
     train(straight)
-    with stopped(distill.training.trainer, "build_loggers", batch):
+    with stopped(distill.trainer, "build_loggers", batch):
         train(resumed)
     assert find_checkpoints(Path(resumed.run_dir) / "checkpoints")[-1].name.endswith(f"ba{batch - 1}-rank0.pt")
     train(resumed)

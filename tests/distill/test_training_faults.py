@@ -3,16 +3,16 @@
 import pytest
 import torch
 
+from distill.chunked_loss import AnswerLogits
 from distill.data.batches import AnswerDataset, collate
-from distill.formulas.dense import forward_kl
-from distill.formulas.losses import build_objective
-from distill.losses.answer_logits import AnswerLogits
+from distill.loss_formulas import forward_kl
+from distill.losses import build_objective
+from distill.model import DistillModel
 from distill.teacher import load_teacher
-from distill.training.model import DistillModel
-from eval.answers.traces import Trace
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits
-from eval.models.loading import load_model
+from eval.models import load_model
+from eval.responses import Trace
 
 PROMPT, ANSWER = (5, 9, 70), (80, 11, 7, 200, 33, 2)
 

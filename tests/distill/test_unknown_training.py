@@ -5,19 +5,19 @@ from pathlib import Path
 import pytest
 import torch
 
-import distill.training.trainer
-from architectures.checkpoints.manifest import write_manifest
+import distill.trainer
 from architectures.errors import UserError
+from architectures.manifest import write_manifest
 from architectures.vocabulary import read_draft_vocabulary
 from architectures.vocabulary_head import mean_of_dropped
-from distill.checkpoints.files import find_checkpoints
-from distill.data.unknown_inputs import STUDENT_IDS
+from distill.checkpoints.checkpoint_files import find_checkpoints
+from distill.data.batches import STUDENT_IDS
 from distill.export import export_checkpoint
-from distill.run.run import Run
+from distill.run import Run
 from distill.train import train
-from distill.training.trainer import build_model
-from eval.answers.traces import read_traces
-from eval.models.loading import load_model
+from distill.trainer import build_model
+from eval.models import load_model
+from eval.responses import read_traces
 from tests.distill.after_training import assert_equal, last_state, mean_gradients, metrics, relative_difference, weights
 from tests.distill.small_heads import IDS, VOCAB
 
@@ -118,7 +118,7 @@ def test_how_a_batch_is_cut_up_does_not_change_what_is_learned(shown_run, cut):
 def test_resumed_equals_uninterrupted_bit_for_bit(shown_run, stopped):
     straight, resumed = (shown_run(name, max_duration="4ba") for name in ("straight", "resumed"))
     train(straight)
-    with stopped(distill.training.trainer, "build_loggers", 3):
+    with stopped(distill.trainer, "build_loggers", 3):
         train(resumed)
     train(resumed)
     assert_equal(last_state(straight)["model"], last_state(resumed)["model"])

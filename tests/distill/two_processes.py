@@ -97,7 +97,6 @@ def ask(job: Path, asked: dict[str, Any] | None) -> None:
 
 def serve(folder: Path) -> None:
     """Train what is asked for, until nothing more is, or whoever asks has gone."""
-    import distill.process.own_packages  # noqa: F401
     from distill.train import main
 
     rank, parent = os.environ["RANK"], os.getppid()
@@ -128,7 +127,7 @@ def in_chunks_of(tokens: int | None) -> AbstractContextManager[object]:
     """Losses take so many tokens at a time, if any are told."""
     if tokens is None:
         return nullcontext()
-    return patch("distill.losses.chunked.chunk_size", lambda _vocab: tokens)
+    return patch("distill.chunked_loss.chunk_size", lambda _vocab: tokens)
 
 
 @contextmanager

@@ -6,15 +6,15 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
+from architectures.hub import read_config
+from architectures.pruning.plan import plan_pruning
 from architectures.pruning.prune import prune_checkpoint
-from architectures.pruning.selection import plan_pruning
-from architectures.shapes.section import ArchitectureConfig
-from architectures.shapes.shape import Shape
-from architectures.targets.target import read_config
-from eval.answers.traces import DecodingSettings
+from architectures.requested_shape import ArchitectureConfig
+from architectures.shapes import Shape
 from eval.decoding.generate import write_traces
-from eval.models.loading import load_model, load_tokenizer
+from eval.models import load_model, load_tokenizer
 from eval.prompts import Prompt
+from eval.responses import DecodingSettings
 
 SAID = tuple(id_ for id_ in range(264) if id_ % 7 or id_ == 0)  # ids of a small head
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from pydantic import BaseModel
 
-from eval.acceptance.estimates import Estimate
+from eval.intervals import Estimate
 from eval.scorecard_schema import (
     AcceptanceRow,
     Agreement,

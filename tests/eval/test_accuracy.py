@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from architectures.errors import UserError
-from eval.acceptance.replay import answer_logits
 from eval.accuracy import (
     LARGEST,
     SMALLEST,
@@ -26,9 +25,10 @@ from eval.accuracy import (
 )
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Decoded, Limits
-from eval.near_ties import MIN_P, Parting, find_parting, tie_allowance
+from eval.lossless import MIN_P, Parting, find_parting, tie_allowance
 from eval.pair import load_pair
 from eval.prompts import TEXT
+from eval.replay import answer_logits
 
 HOW = {"max_new_tokens": 12, "batch_size": 3}
 

@@ -9,8 +9,6 @@ from pydantic import TypeAdapter
 
 import widedraft
 from architectures.tables import terminal
-from eval.acceptance.estimates import Estimate, Resampling
-from eval.acceptance.intervals import least_units
 from eval.benchmark import (
     ASSISTED,
     DRAFT,
@@ -29,11 +27,11 @@ from eval.benchmark import (
     over_others,
     row_seeds_of,
 )
-from eval.commands.benchmark import benchmark_page, default_prompts
-from eval.decoding.ngram import LookupFirst
+from eval.cli import benchmark_page, default_prompts
 from eval.decoding.sampling import Sampling
-from eval.decoding.speculative import plain_decode
+from eval.decoding.speculative import LookupFirst, plain_decode
 from eval.decoding.texts import Limits, Seeds
+from eval.intervals import Estimate, Resampling, least_units
 from eval.pair import PROMPTS
 
 NAME = "draft"

@@ -7,15 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from architectures.errors import UserError
-from eval.answers.traces import read_traces
 from eval.config import EvalConfig
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import Emitted, Wanted, decode_steps
 from eval.decoding.texts import Limits, Speculation
-from eval.examples import FORMAT, chosen_indices, read_examples, writers_of_rounds
 from eval.prompts import Prompt, user_turn
+from eval.responses import read_traces
 from eval.scorecard import score_drafts
-from eval.side_by_side import writers_of
+from eval.side_by_side import FORMAT, chosen_indices, read_examples, writers_of, writers_of_rounds
 
 STOPS = frozenset(range(0, 264, 9))
 CONFIG = EvalConfig(

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from eval import pair as opened
-from eval.acceptance.counts import count_trace
 from eval.decoding.sampling import Sampling, distribution
 from eval.decoding.speculative import Emitted, Streams, Wanted, decode_steps, plain_decode, speculative_decode
 from eval.decoding.texts import Decoded, Limits, Seeds, Speculation
-from eval.models.loading import load_model
+from eval.models import load_model
 from eval.pair import PROMPTS
+from eval.replay import count_trace
 from eval.side_by_side import Runner, race, writers_of
 from eval.wall_clock import spent_on
 

@@ -12,9 +12,8 @@ import widedraft
 from architectures.errors import UserError
 from architectures.vocabulary_head import head_ids
 from eval import latency as latency_module
-from eval.acceptance.estimates import Resampling
-from eval.acceptance.intervals import least_units
 from eval.decoding import cuda_graphs as captured
+from eval.intervals import Resampling, least_units
 from eval.latency import (
     CHAIN_LENGTH,
     WARM_UP_LIMIT,
@@ -37,8 +36,8 @@ from eval.latency import (
     untrained_models,
     warm_up,
 )
-from eval.models.loading import load_model
-from eval.records.grid import TARGET, read_grid_file
+from eval.models import load_model
+from eval.scorecard_schema import TARGET, read_grid_file
 from tests.eval.decoding.stand_ins import watched_maker
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=200, seed=17)

@@ -7,11 +7,11 @@ from scipy.stats import binom, chisquare
 
 from architectures.errors import UserError
 from eval import lossless
-from eval.decoding import acceptance as rules
-from eval.decoding.acceptance import LOSSLESS, REJECTION, RULES, Draws, Proposal
-from eval.decoding.sampling import Sampling
+from eval.decoding import sampling as rules
+from eval.decoding.sampling import LOSSLESS, REJECTION, RULES, Draws, Proposal, Sampling
 from eval.decoding.texts import Decoded, Limits, Round
 from eval.lossless import (
+    MIN_P,
     Verification,
     check_distribution,
     check_greedy_text,
@@ -25,8 +25,7 @@ from eval.lossless import (
     one_hot_argmax,
     own_p_value,
 )
-from eval.models.loading import load_model
-from eval.near_ties import MIN_P
+from eval.models import load_model
 from tests.eval.decoding import test_mutants
 
 WANTED = Verification(Limits(24), sampling=Sampling(0.8), samples=12)

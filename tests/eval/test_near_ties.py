@@ -5,20 +5,21 @@ from functools import partial
 import pytest
 import torch
 
-from eval.acceptance.replay import answer_logits
 from eval.decoding import speculative as batch_rounds
 from eval.decoding.texts import Limits
-from eval.lossless import Verification, check_greedy_text
-from eval.models.loading import load_model
-from eval.near_ties import (
+from eval.lossless import (
     MIN_P,
     TIE_NOISE,
     TextTies,
+    Verification,
+    check_greedy_text,
     excess_p,
     judge_ties,
     shortfalls,
     stepwise_logits,
 )
+from eval.models import load_model
+from eval.replay import answer_logits
 from tests.eval.decoding.test_plain_decoding import FAMILIES
 
 WANTED = Verification(Limits(32))

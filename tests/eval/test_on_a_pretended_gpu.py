@@ -5,12 +5,10 @@ from copy import deepcopy
 import pytest
 
 import widedraft
-from eval.acceptance.replay import answer_logits, replay_answer
-from eval.decoding.acceptance import RULES
-from eval.decoding.ngram import NgramLookup
-from eval.decoding.sampling import Sampling
-from eval.decoding.speculative import plain_decode, speculative_decode
+from eval.decoding.sampling import RULES, Sampling
+from eval.decoding.speculative import NgramLookup, plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
+from eval.replay import answer_logits, replay_answer
 from tests.eval.decoding.small_heads import with_head_of
 from tests.pretended_gpu import pretended_gpu
 
@@ -34,7 +32,7 @@ def pair(small_pair, request):
 @pytest.fixture
 def gpu(monkeypatch):
     """Where every command puts its models."""
-    monkeypatch.setattr("eval.models.loading.default_device", lambda: "cuda")
+    monkeypatch.setattr("eval.models.default_device", lambda: "cuda")
     with pretended_gpu() as device:
         yield device
 

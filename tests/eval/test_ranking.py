@@ -2,7 +2,7 @@
 
 import pytest
 
-from eval.acceptance.estimates import Resampling
+from eval.intervals import Resampling
 from eval.speedup import (
     StepTimes,
     drawn_times,

@@ -6,10 +6,8 @@ import shutil
 import pytest
 import torch
 
-from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
-from eval.acceptance.replay import answer_logits, replay_counts
-from eval.answers.traces import read_traces
+from architectures.hashes import fingerprint_checkpoint
 from eval.config import EvalConfig
 from eval.decoding.sampling import Sampling
 from eval.recorded import (
@@ -19,6 +17,8 @@ from eval.recorded import (
     read_text_responses,
     score_recording,
 )
+from eval.replay import answer_logits, replay_counts
+from eval.responses import read_traces
 from eval.scorecard import score_drafts
 from eval.scorecard_schema import RecordedScorecard
 
@@ -97,7 +97,7 @@ def rounds_played(proposed, answer, *, lookahead):
 
 def test_text_scores_as_the_traces_do(greedy_traces, noisy_folder, tmp_path):
     """Greedy responses as torch prints them, next to prompts that the tokenizer makes the recorded tokens of."""
-    from eval.models.loading import load_tokenizer
+    from eval.models import load_tokenizer
 
     tokenizer, traces = load_tokenizer(noisy_folder), read_traces(greedy_traces, "eval")
     rows = [json.dumps({"prompt": tokenizer.decode(list(trace.prompt_ids))}) + "\n" for trace in traces]

@@ -11,7 +11,7 @@ import pytest
 
 import widedraft
 from architectures.errors import UserError
-from eval.acceptance.replay_drafts import answers_folder
+from eval.acceptance_rates import answers_folder
 from eval.config import EvalConfig
 from eval.prompts import Prompt
 from eval.recorded import read_recorded_traces, score_recording

@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 import widedraft
-from architectures.settings.flags import flag_of
+from architectures.settings import flag_of
 from eval import accuracy, lossless, side_by_side
+from eval import large_targets as targets
 from eval import pair as pairs
-from eval.decoding import acceptance as rules
 from eval.decoding import cuda_graphs as captured
+from eval.decoding import sampling as rules
 from eval.decoding.speculative import Emitted, decode_steps, speculative_decode
 from eval.decoding.texts import Limits, Speculation
-from eval.models.loading import load_model
+from eval.models import load_model
 from eval.pair import load_pair, prompts_of
 from eval.prompts import Prompt, user_turn
 from eval.side_by_side import spans, writers_of
-from eval.targets import loading as targets
 from tests.eval.decoding.stand_ins import watched_maker
 
 ROOT = Path(__file__).parents[2]

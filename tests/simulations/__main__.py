@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from architectures.checkpoints.manifest import git_commit
+from architectures.manifest import git_commit
 from architectures.tables import Table, markdown, replace_between
 from tests.simulations.acceptance import checkpoint_rows, difference_rows, rate_rows
 from tests.simulations.exams import exam_rows

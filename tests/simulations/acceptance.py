@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from eval.acceptance.estimates import Estimate, Resampling, paired_ratio_difference, pooled_ratio, sign_flip_p
 from eval.checkpoint_curve import behind_the_best
+from eval.intervals import Estimate, Resampling, paired_ratio_difference, pooled_ratio, sign_flip_p
 from tests.simulations.prompts import LOOKAHEAD, Population, population
 from tests.simulations.shares import Row, is_inside, share_of
 

@@ -18,11 +18,11 @@ from statistics import fmean
 
 import numpy as np
 
-from architectures.checkpoints.manifest import git_commit
+from architectures.manifest import git_commit
 from architectures.tables import Table, markdown, replace_between
 from distill.choose.candidates import DEPTHS
 from distill.choose.search import in_play, is_rival
-from eval.acceptance.estimates import Estimate, Resampling
+from eval.intervals import Estimate, Resampling
 from eval.scorecard_schema import DraftSteps, Percentile, ScoredLatency, StepTime
 from eval.speedup import Ranked, iid_tau, ranking, root_in_unit
 from tests.simulations.latency import Series, read_series, stretch

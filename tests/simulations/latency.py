@@ -17,13 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from architectures.shapes.shape import Shape
+from architectures.shapes import Shape
 from benchmarks.equal_shapes import EqualShape
-from eval.acceptance.estimates import Resampling
-from eval.acceptance.intervals import percentile_bounds
+from eval.intervals import Resampling, percentile_bounds
 from eval.latency import Kind, Setting, Timed, scored_latency
-from eval.records.grid import TARGET
-from eval.scorecard_schema import ScoredLatency
+from eval.scorecard_schema import TARGET, ScoredLatency
 from tests.simulations.shares import Row, share_of
 
 Array = NDArray[np.float64]

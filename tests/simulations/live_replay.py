@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from eval.acceptance.counts import Counts, count_trace
-from eval.acceptance.replay import replay_counts
+from eval.replay import Counts, count_trace, replay_counts
 from eval.wall_clock import LEAST_P, rounds_p_value
 from tests.simulations.shares import Row, share_of
 

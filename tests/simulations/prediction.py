@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from distill.choose.search import RIVAL_SHARE
-from eval.acceptance.estimates import Estimate, Resampling
+from eval.intervals import Estimate, Resampling
 from eval.latency import Kind
-from eval.records.grid import TARGET
-from eval.scorecard_schema import DraftSteps, ScoredLatency
+from eval.scorecard_schema import TARGET, DraftSteps, ScoredLatency
 from eval.speedup import predicted_interval, promise, ranking
 from tests.simulations.latency import Series, stretch
 from tests.simulations.prompts import LOOKAHEAD, Population, population

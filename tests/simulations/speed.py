@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eval.acceptance.estimates import Resampling
-from eval.acceptance.paired_ratios import paired_ratio_quotient
 from eval.benchmark import DRAFT, PLAIN, Method, Runs, best_of_each, columns, over_others
-from eval.commands.benchmark import default_prompts
+from eval.cli import default_prompts
+from eval.intervals import Resampling, paired_ratio_quotient
 from tests.simulations.shares import Row, share_of
 from tests.simulations.turns import Recording, Truth, draft_ways, drawn_times, lookup_ways
 

@@ -3,7 +3,7 @@
     PYTHON_OF_XLLAMACPP llama_cpp_worker.py REQUEST.json ANSWER.json
 
 The request names the GGUF files, the lookahead and the conversations; the answer is what
-eval.engines.external makes a record of. The server renders the conversations by the template of the
+eval.engines.runs makes a record of. The server renders the conversations by the template of the
 target's own file.
 """
 

@@ -3,7 +3,7 @@
     PYTHON_OF_OPENVINO openvino_worker.py REQUEST.json ANSWER.json
 
 The request names folders of OpenVINO's own form, the lookahead and the conversations; the answer is what
-eval.engines.external makes a record of. The conversations are rendered by the tokenizer and the template of
+eval.engines.runs makes a record of. The conversations are rendered by the tokenizer and the template of
 the target's folder. Left to itself OpenVINO computes in bfloat16 and keeps its cache in 8 bits, where it can: here
 products and cache of both models have the number type that is asked for.
 """

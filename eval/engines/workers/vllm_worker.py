@@ -2,7 +2,7 @@
 
     PYTHON_OF_VLLM vllm_worker.py REQUEST.json ANSWER.json
 
-The request names the models, the lookahead and the conversations; the answer is what eval.engines.external makes
+The request names the models, the lookahead and the conversations; the answer is what eval.engines.runs makes
 a record of. vLLM renders the conversations by the target's own tokenizer and template.
 """
 

@@ -4,11 +4,7 @@ import shutil
 
 import pytest
 
-from architectures.checkpoints.fingerprint import (
-    fingerprint_checkpoint,
-    fingerprint_folder,
-    fingerprint_value,
-)
+from architectures.hashes import fingerprint_checkpoint, fingerprint_folder, fingerprint_value
 
 MIB = 1 << 20
 

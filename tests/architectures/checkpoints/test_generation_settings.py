@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from architectures.checkpoints.generation_settings import (
+from architectures.errors import UserError
+from architectures.target_files import (
     SETTINGS_NAME,
     generation_identity,
     read_generation_settings,
     stop_ids,
     write_assistant_settings,
 )
-from architectures.errors import UserError
 
 OF_TARGET = {"bos_token_id": 1, "eos_token_id": [2, 7], "do_sample": True, "temperature": 0.6, "unknown": {"a": [1]}}
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from architectures.checkpoints import manifest
-from architectures.checkpoints.manifest import changed_inputs, git_commit, read_manifest, write_manifest
+from architectures import manifest
 from architectures.errors import UserError
+from architectures.manifest import changed_inputs, git_commit, read_manifest, write_manifest
 
 
 def test_manifest_round_trip_names_stage_inputs_versions_and_hardware(tmp_path):

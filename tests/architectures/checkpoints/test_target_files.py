@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from architectures.checkpoints.target_files import CARRIED_FILES, with_special_ids
+from architectures.hub import read_config
 from architectures.pruning.prune import prune_checkpoint
-from architectures.targets.target import read_config
+from architectures.target_files import CARRIED_FILES, with_special_ids
 from tests.architectures.cuts import logits, plan_for, pruned
 from tests.families import DECODER_ONLY
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from architectures.checkpoints import weights as weights_module
-from architectures.checkpoints.weights import (
+from architectures import checkpoint as weights_module
+from architectures.checkpoint import (
     TensorInfo,
     cut_into_shards,
     open_weights,

@@ -3,8 +3,8 @@
 import pytest
 
 import widedraft
-from architectures.checkpoints.fingerprint import fingerprint_checkpoint
-from architectures.checkpoints.manifest import read_manifest
+from architectures.hashes import fingerprint_checkpoint
+from architectures.manifest import read_manifest
 
 
 @pytest.mark.parametrize("form", ["whole", "own-tokenizer"])

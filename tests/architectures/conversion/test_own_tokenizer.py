@@ -12,7 +12,7 @@ from architectures.compatibility import without_vllm
 from architectures.convert import convert_draft
 from architectures.families import FAMILIES
 from architectures.vocabulary import read_draft_vocabulary, write_draft_vocabulary
-from eval.models.loading import load_model, load_tokenizer
+from eval.models import load_model, load_tokenizer
 
 SERVED = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "phi3", "granite", "opt", "bloom", "gpt2")
 INPUTS = torch.randint(0, 264, (3, 40), generator=torch.Generator().manual_seed(1))

@@ -9,13 +9,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from architectures.checkpoints.manifest import read_manifest
-from architectures.checkpoints.target_files import CARRIED_FILES
 from architectures.convert import convert_draft, grown_head, losing_row
 from architectures.families import FAMILIES
+from architectures.manifest import read_manifest
+from architectures.target_files import CARRIED_FILES
 from architectures.vocabulary import read_draft_vocabulary, write_draft_vocabulary
 from architectures.vocabulary_head import head_ids
-from eval.models.loading import load_model, require_same_tokenizer
+from eval.models import load_model, require_same_tokenizer
 from tests.families import DECODER_ONLY
 
 INPUTS = torch.randint(0, 264, (3, 40), generator=torch.Generator().manual_seed(1))

@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 import pytest
 
 from architectures.errors import UserError
-from architectures.shapes.shape import NAMED_SHAPES
+from architectures.shapes import NAMED_SHAPES
 from architectures.vocabulary import (
     DraftVocabulary,
     Tokens,

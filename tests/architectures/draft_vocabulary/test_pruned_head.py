@@ -17,7 +17,7 @@ from architectures.vocabulary import (
     read_draft_vocabulary,
 )
 from architectures.vocabulary_head import head_ids
-from eval.models.loading import load_model
+from eval.models import load_model
 from tests.architectures.conftest import FAMILY_SETTINGS, perturb
 from tests.architectures.cuts import IDS, plan_for, shape_of
 from tests.families import DECODER_ONLY

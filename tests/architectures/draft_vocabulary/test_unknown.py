@@ -10,7 +10,7 @@ from architectures.errors import UserError
 from architectures.pruning.prune import prune_checkpoint
 from architectures.vocabulary import DraftVocabulary, read_draft_vocabulary
 from architectures.vocabulary_head import begin_unknown, mean_of_dropped, unknown_id_of, with_unknown
-from eval.models.loading import load_model
+from eval.models import load_model
 from tests.architectures.cuts import plan_for
 
 IDS = (0, 1, 2, *range(100, 200), 263)

@@ -18,8 +18,7 @@ from architectures.families.config_entries import (
     require_config,
     require_generation_config,
 )
-from architectures.targets.known_targets import KNOWN_CONFIGS
-from architectures.targets.target import read_config
+from architectures.hub import KNOWN_CONFIGS, read_config
 
 VALID = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,

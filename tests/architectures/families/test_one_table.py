@@ -20,10 +20,10 @@ ALLOWED = {
     ("architectures/gguf_export.py", "gpt2"): TOKENIZER,
     ("architectures/gguf_export.py", "llama"): TOKENIZER,
     ("architectures/gguf_export.py", "qwen2"): TOKENIZER,
-    ("architectures/targets/known_targets.py", "llama"): CONFIG,
-    ("architectures/targets/known_targets.py", "mistral"): CONFIG,
-    ("architectures/targets/known_targets.py", "qwen2"): CONFIG,
-    ("distill/hub/licences.py", "llama"): "how the hub begins the name of a licence",
+    ("architectures/hub.py", "llama"): CONFIG,
+    ("architectures/hub.py", "mistral"): CONFIG,
+    ("architectures/hub.py", "qwen2"): CONFIG,
+    ("distill/hub/card.py", "llama"): "how the hub begins the name of a licence",
 }
 
 

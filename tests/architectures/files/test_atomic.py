@@ -2,8 +2,8 @@
 
 import pytest
 
-from architectures.files import atomic
-from architectures.files.atomic import partial_path, remove_partials, replacing, staged_folder, write_json, write_text
+from architectures import files
+from architectures.files import partial_path, remove_partials, replacing, staged_folder, write_json, write_text
 
 
 def test_failed_write_leaves_the_old_text(tmp_path):
@@ -43,7 +43,7 @@ def test_staged_folder_vanishes_on_error_and_keeps_what_was_there(tmp_path):
 
 
 def test_a_link_is_not_written_through_even_if_its_name_was_guessed(tmp_path, monkeypatch):
-    monkeypatch.setattr(atomic, "partial_path", lambda path: path.with_name(f"{path.name}.partial"))
+    monkeypatch.setattr(files, "partial_path", lambda path: path.with_name(f"{path.name}.partial"))
     (tmp_path / "precious").write_text("precious")
     (tmp_path / "recipe.yaml.partial").symlink_to(tmp_path / "precious")
     with pytest.raises(FileExistsError):

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from architectures.checkpoints.manifest import command
-from architectures.files.masked_words import masked
+from architectures.files import masked
+from architectures.manifest import command
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from architectures.files import number_types
-from architectures.files.number_types import has_bfloat16, many_rows_gain
+from architectures import settings
+from architectures.settings import has_bfloat16, many_rows_gain
 from distill.recipe.recipe import Recipe
 
 WITHOUT = "processor\t: 0\nmodel name\t: a Xeon with avx512_bf16 in its name only\nflags\t\t: fpu avx512f avx512_vnni\n"
@@ -48,8 +48,8 @@ def test_bfloat16_needs_a_gpu_or_instructions_and_many_rows_more_than_one_of_int
     ],
 )
 def test_auto_is_what_the_machine_is_fast_in(monkeypatch, few, many, target, scoring, precision):
-    monkeypatch.setattr(number_types, "has_bfloat16", lambda: few)
-    monkeypatch.setattr(number_types, "many_rows_gain", lambda: many)
+    monkeypatch.setattr(settings, "has_bfloat16", lambda: few)
+    monkeypatch.setattr(settings, "many_rows_gain", lambda: many)
     recipe = recipe_with("auto", "auto")
     assert (recipe.target.dtype, recipe.eval.dtype, recipe.distill.precision) == (target, scoring, precision)
     assert recipe_with("float16", "amp_bf16").target.dtype == "float16"

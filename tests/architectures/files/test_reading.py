@@ -5,7 +5,7 @@ import re
 import pytest
 
 from architectures.errors import UserError
-from architectures.files.reading import parse_json, read_json, read_json_object, read_text
+from architectures.files import parse_json, read_json, read_json_object, read_text
 
 
 def test_text_is_read_and_its_byte_order_mark_passed_over(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from architectures.errors import UserError
 from architectures.gguf_format import MAGIC
 from architectures.gguf_import import import_gguf
-from architectures.targets.target import read_config
+from architectures.hub import read_config
 
 U32, I32, F32, BOOL, STRING, ARRAY, U64 = 4, 5, 6, 7, 8, 9, 10
 CODES = {U32: "<I", I32: "<i", F32: "<f", BOOL: "<?", U64: "<Q"}

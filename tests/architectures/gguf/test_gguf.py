@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from architectures.errors import UserError
 from architectures.gguf_format import read_gguf_header
 from architectures.gguf_import import import_gguf
-from architectures.targets.target import read_config
+from architectures.hub import read_config
 from tests.architectures.conftest import FAMILY_SETTINGS, LLAMA, perturb
 
 IDS = torch.arange(3, 35)[None]

@@ -9,8 +9,8 @@ from architectures import gguf_import as gguf_import_module
 from architectures.errors import UserError
 from architectures.gguf_format import read_gguf_header
 from architectures.gguf_import import import_gguf
-from architectures.shapes.shape import Shape
-from architectures.targets.target import read_config
+from architectures.hub import read_config
+from architectures.shapes import Shape
 
 
 def refused(file: Path, out: Path, message: str) -> None:

@@ -15,10 +15,10 @@ from architectures.errors import UserError
 from architectures.gguf_export import export_gguf
 from architectures.gguf_format import read_gguf_header
 from architectures.gguf_import import import_gguf
+from architectures.hub import read_config
 from architectures.pruning.prune import prune_checkpoint
-from architectures.shapes.shape import Shape
-from architectures.targets.target import read_config
-from eval.models.loading import load_model
+from architectures.shapes import Shape
+from eval.models import load_model
 from tests.architectures.conftest import perturb
 from tests.architectures.cuts import IDS, plan_for
 

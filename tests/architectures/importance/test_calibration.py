@@ -6,9 +6,9 @@ import torch
 from transformers import AutoTokenizer
 
 from architectures.errors import UserError
-from architectures.importance import calibration
-from architectures.importance.calibration import calibration_sequences, read_text
-from architectures.pruning.selection import load_scores, save_scores
+from architectures.importance import activation_scores
+from architectures.importance.activation_scores import calibration_sequences, read_calibration_text
+from architectures.pruning.plan import load_scores, save_scores
 
 EOS = 2
 
@@ -73,14 +73,14 @@ def test_paragraphs_are_parted_by_blank_lines(tmp_path):
     file = tmp_path / "text.txt"
     file.write_text("\n\none\ntwo\n \n\nthree é\n", encoding="utf-8")
 
-    assert list(read_text(file)) == ["one\ntwo\n", "three é\n"]
+    assert list(read_calibration_text(file)) == ["one\ntwo\n", "three é\n"]
 
 
 def test_a_file_without_blank_lines_comes_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr(calibration, "MAX_PARAGRAPH_CHARS", 5)
+    monkeypatch.setattr(activation_scores, "MAX_PARAGRAPH_CHARS", 5)
     (tmp_path / "text.txt").write_text("one\ntwo\nsix\nten\nend\n")
 
-    pieces = list(read_text(tmp_path / "text.txt"))
+    pieces = list(read_calibration_text(tmp_path / "text.txt"))
 
     assert pieces == ["one\ntwo\n", "six\nten\n", "end\n"]
 
@@ -91,7 +91,7 @@ def test_a_file_that_is_no_text(tmp_path, content):
         (tmp_path / "text.txt").write_bytes(content)
 
     with pytest.raises(UserError, match=r"text\.txt"):
-        list(read_text(tmp_path / "text.txt"))
+        list(read_calibration_text(tmp_path / "text.txt"))
 
 
 def test_scores_come_back_equal(tmp_path):

@@ -9,8 +9,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from architectures.importance.activation_scores import activation_scores
 from architectures.importance.layer_search import removal_order
-from architectures.reading import read_text
-from eval.models.loading import load_model
+from architectures.vocabulary_head import read_text
+from eval.models import load_model
 
 IDS = torch.arange(3, 35).reshape(2, 16)
 

@@ -10,8 +10,8 @@ import torch
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.importance.layer_search import LayerSearch, merge_order, removal_order
+from architectures.pruning.plan import followers
 from architectures.pruning.prune import prune_checkpoint
-from architectures.pruning.selection import followers
 from tests.architectures.conftest import FAMILY_SETTINGS
 from tests.architectures.cuts import load, plan_for
 from tests.families import DECODER_ONLY

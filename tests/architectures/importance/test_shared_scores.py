@@ -5,7 +5,7 @@ import torch
 
 from architectures.families import FAMILIES
 from architectures.importance.layer_search import merge_order, removal_order
-from eval.models.loading import load_model
+from eval.models import load_model
 from tests.sharing import by_processes
 
 IDS_ST = torch.randint(3, 260, (5, 20), generator=torch.Generator().manual_seed(7))

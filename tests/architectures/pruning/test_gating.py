@@ -11,11 +11,9 @@ from safetensors.torch import load_file, save_file
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.pruning.masks import Gates, Masks, fold, masked, plan_from_masks
-from architectures.pruning.prune import prune_checkpoint
-from architectures.pruning.slicing import tensor_locations
-from architectures.shapes.requested_shape import masked_shape
-from architectures.shapes.section import ArchitectureConfig
-from architectures.shapes.shape import Shape
+from architectures.pruning.prune import prune_checkpoint, tensor_locations
+from architectures.requested_shape import ArchitectureConfig, masked_shape
+from architectures.shapes import Shape
 from tests.architectures.cuts import IDS, load, logits, shape_of
 from tests.families import DECODER_ONLY
 

@@ -16,8 +16,8 @@ from architectures.pruning.masks import (
     open_probability,
     plan_from_masks,
 )
-from architectures.shapes.section import MasksConfig
-from architectures.shapes.shape import Shape
+from architectures.requested_shape import MasksConfig
+from architectures.shapes import Shape
 
 SOURCE = Shape(layers=6, hidden=64, intermediate=128, heads=8, kv_heads=4, head_dim=16, vocab=264)
 DRAFT = replace(SOURCE, layers=2, hidden=48, intermediate=32, heads=2, kv_heads=2)

@@ -7,12 +7,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
-from architectures.pruning.plan import load_plan
-from architectures.pruning.selection import Scores, needed_scores, plan_pruning
-from architectures.shapes.section import ArchitectureConfig
-from architectures.shapes.shape import NAMED_SHAPES, Shape
+from architectures.hashes import fingerprint_checkpoint
+from architectures.pruning.plan import Scores, load_plan, needed_scores, plan_pruning
+from architectures.requested_shape import ArchitectureConfig
+from architectures.shapes import NAMED_SHAPES, Shape
 
 LLAMA_7B = NAMED_SHAPES["llama-7b"].shape
 SMOLLM2 = Shape(layers=30, hidden=576, intermediate=1536, heads=9, kv_heads=3, head_dim=64, vocab=49152, tied=True)

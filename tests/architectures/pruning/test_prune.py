@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from architectures.checkpoints.weights import TensorInfo, write_weights
+from architectures.checkpoint import TensorInfo, write_weights
 from architectures.errors import UserError
+from architectures.hub import read_config
 from architectures.pruning.prune import prune_checkpoint
-from architectures.shapes.shape import checkpoint_tensors
-from architectures.targets.target import read_config
+from architectures.shapes import checkpoint_tensors
 from tests.architectures.cuts import load, logits, plan_for, shape_of, write_config
 
 
@@ -181,10 +181,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from architectures.pruning.prune import prune_checkpoint
-from architectures.pruning.selection import plan_pruning
-from architectures.shapes.section import ArchitectureConfig
-from architectures.shapes.shape import Shape
-from architectures.targets.target import read_config
+from architectures.pruning.plan import plan_pruning
+from architectures.requested_shape import ArchitectureConfig
+from architectures.shapes import Shape
+from architectures.hub import read_config
 from tests.architectures.cuts import load, logits, plan_for, shape_of, write_config
 
 def peak_kib():

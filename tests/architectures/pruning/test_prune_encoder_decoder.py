@@ -10,10 +10,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from architectures.errors import UserError
-from architectures.pruning.plan import PruningPlan, wrong_field
+from architectures.pruning.plan import PruningPlan, needed_scores, wrong_field
 from architectures.pruning.prune import prune_checkpoint
-from architectures.pruning.selection import needed_scores
-from architectures.shapes.section import ArchitectureConfig
+from architectures.requested_shape import ArchitectureConfig
 from tests.architectures.cuts import load, plan_for, pruned, shape_of
 
 KINDS = [(tied, gated) for tied in (True, False) for gated in (True, False)]

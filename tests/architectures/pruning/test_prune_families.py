@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 
 from architectures.families import FAMILIES
 from architectures.families.family import Family
+from architectures.hub import read_config
 from architectures.pruning.plan import PruningPlan
 from architectures.pruning.prune import prune_checkpoint
-from architectures.targets.target import read_config
 from tests.architectures.cuts import load, logits, plan_for, pruned, write_config
 from tests.families import DECODER_ONLY
 

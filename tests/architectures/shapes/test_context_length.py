@@ -5,7 +5,7 @@ from transformers import AutoConfig
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.shapes.context_length import context_length
+from architectures.shapes import context_length
 
 LLAMA = {"model_type": "llama", "max_position_embeddings": 4096}
 

@@ -6,9 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from architectures.errors import UserError
-from architectures.shapes.requested_shape import draft_shape
-from architectures.shapes.section import ArchitectureConfig
-from architectures.shapes.shape import NAMED_SHAPES, Shape
+from architectures.requested_shape import ArchitectureConfig, draft_shape
+from architectures.shapes import NAMED_SHAPES, Shape
 
 LLAMA_7B = NAMED_SHAPES["llama-7b"].shape
 SMOLLM2 = Shape(layers=30, hidden=576, intermediate=1536, heads=9, kv_heads=3, head_dim=64, vocab=49152, tied=True)

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from architectures.shapes.serving import quantised_formats, serving_problems, tensor_parallel_degrees
-from architectures.shapes.shape import NAMED_SHAPES, Shape
+from architectures.compatibility import quantised_formats, serving_problems, tensor_parallel_degrees
+from architectures.shapes import NAMED_SHAPES, Shape
 
 WIDE = NAMED_SHAPES["wide-796m"].shape
 SMOLLM2 = Shape(layers=30, hidden=576, intermediate=1536, heads=9, kv_heads=3, head_dim=64, vocab=49152, tied=True)

@@ -10,8 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.shapes.shape import NAMED_SHAPES, Shape, checkpoint_tensors
-from architectures.targets.known_targets import KNOWN_CONFIGS
+from architectures.hub import KNOWN_CONFIGS
+from architectures.shapes import NAMED_SHAPES, Shape, checkpoint_tensors
 
 CONFIGS = {
     name: KNOWN_CONFIGS[name]

@@ -8,12 +8,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from architectures.families import FAMILIES
-from architectures.shapes.requested_shape import draft_shape
-from architectures.shapes.section import ArchitectureConfig
-from architectures.shapes.shape import NAMED_SHAPES, Shape
-from architectures.shapes.tiny import tiny_config, tiny_shapes
-from architectures.targets.known_targets import KNOWN_CONFIGS
-from architectures.targets.target import read_config
+from architectures.hub import KNOWN_CONFIGS, read_config
+from architectures.requested_shape import ArchitectureConfig, draft_shape
+from architectures.shapes import NAMED_SHAPES, Shape
+from architectures.tiny import tiny_config, tiny_shapes
 
 LLAMA = NAMED_SHAPES["llama-7b"].shape
 QWEN = Shape.from_config(KNOWN_CONFIGS["Qwen/Qwen2.5-7B"])

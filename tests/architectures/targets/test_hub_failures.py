@@ -3,7 +3,7 @@
 import pytest
 from huggingface_hub import errors
 
-from architectures.targets.hub_failures import hub_failure, without_token
+from architectures.hub import hub_failure, without_token
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from architectures.checkpoints.fingerprint import fingerprint_checkpoint
-from architectures.checkpoints.manifest import write_manifest
 from architectures.errors import UserError
-from architectures.targets.target import read_remote_config, resolve_checkpoint
-from distill.run.artifact import ARTIFACTS, Artifact
+from architectures.hashes import fingerprint_checkpoint
+from architectures.hub import read_remote_config, resolve_checkpoint
+from architectures.manifest import write_manifest
+from distill.run import ARTIFACTS, Artifact
 from tests.hub.clients import READER, STRANGER, WRITER, log_in, served
 from tests.hub.faults import Fault
 from tests.hub.server import HubStandIn

@@ -8,9 +8,8 @@ import pytest
 
 import widedraft
 from architectures.errors import UserError
-from architectures.shapes.shape import Shape
-from architectures.targets.known_targets import KNOWN_CONFIGS, known_config
-from architectures.targets.target import config_at_hand, read_config
+from architectures.hub import KNOWN_CONFIGS, config_at_hand, known_config, read_config
+from architectures.shapes import Shape
 
 PUBLISHED = {  # as the hub shows them beside the safetensors files
     "huggyllama/llama-7b": 6_738_415_616,

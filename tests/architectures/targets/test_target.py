@@ -11,7 +11,7 @@ from huggingface_hub import errors
 
 from architectures import gguf_import
 from architectures.errors import UserError
-from architectures.targets.target import read_config, read_remote_config, resolve_checkpoint
+from architectures.hub import read_config, read_remote_config, resolve_checkpoint
 
 
 @pytest.fixture

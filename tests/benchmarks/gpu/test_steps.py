@@ -11,7 +11,7 @@ from benchmarks.gpu import machine, steps
 from benchmarks.gpu.stage import Setting
 from benchmarks.gpu.step_sizes import AIM_CELL, SIZES, Cell
 from eval.decoding import cuda_graphs as captured
-from eval.models.loading import load_model
+from eval.models import load_model
 from tests.eval.decoding.stand_ins import watched_maker
 
 TINY = SIZES["tiny"]
@@ -133,7 +133,7 @@ def test_what_does_not_fit_into_time_or_memory_is_not_begun(setting, monkeypatch
 
 @pytest.mark.parametrize("size", SIZES)
 def test_sizes_name_shapes_that_there_are(size):
-    from architectures.shapes.shape import NAMED_SHAPES
+    from architectures.shapes import NAMED_SHAPES
     from benchmarks.gpu.step_models import layers_name
 
     sizes = SIZES[size]

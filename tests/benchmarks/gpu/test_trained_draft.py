@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from architectures.checkpoints.manifest import read_manifest
+from architectures.manifest import read_manifest
 from benchmarks.gpu import trained_draft
 from benchmarks.gpu.stage import Setting, SkippedError
 from benchmarks.gpu.trained_draft import (
     TRAINING,
 )
-from eval.answers.traces import read_traces
+from eval.responses import read_traces
 
 pytestmark = pytest.mark.usefixtures("trainings_begin_at_once")
 PROMPTS = Path(__file__).parents[3] / "recipes" / "prompts" / "quickstart.jsonl"

@@ -8,10 +8,10 @@ import pytest
 import widedraft
 from architectures.compatibility import LABELS, check
 from distill.check import planned_pair, planned_shapes
-from distill.debug.recipe import debug_recipe, tiny_run
+from distill.debug import debug_recipe, tiny_run
 from distill.recipe.recipe import load_recipe
-from distill.run.run import Run
-from distill.run.stage_inputs import draft_inputs
+from distill.run import Run
+from distill.stage_inputs import draft_inputs
 
 RECIPE = """\
 run_name: demo

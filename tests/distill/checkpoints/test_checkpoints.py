@@ -7,9 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-import distill.checkpoints.writer
+import distill.checkpoints.saving
 from architectures.errors import UserError
-from distill.checkpoints.files import BEST_NAME, chosen_checkpoint, damage, find_checkpoints, newest_intact_checkpoint
+from distill.checkpoints.checkpoint_files import (
+    BEST_NAME,
+    chosen_checkpoint,
+    damage,
+    find_checkpoints,
+    newest_intact_checkpoint,
+)
 from distill.metrics import PooledOverAnswers
 from distill.train import train
 from tests.distill.after_training import file_size_limit
@@ -72,7 +78,7 @@ def test_a_failed_write_leaves_neither_the_file_nor_a_part_of_it(tmp_path, monke
 
     monkeypatch.setattr(torch, "save", save_half)
     with pytest.raises(OSError, match="No space left"):
-        distill.checkpoints.writer.write_checkpoint({}, tmp_path / "ep0-ba1-rank0.pt")
+        distill.checkpoints.saving.write_checkpoint({}, tmp_path / "ep0-ba1-rank0.pt")
     assert list(tmp_path.iterdir()) == []
 
 

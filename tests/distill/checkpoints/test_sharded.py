@@ -12,17 +12,16 @@ import torch
 from torch.distributed.checkpoint import FileSystemWriter, save
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
-import distill.training.trainer
+import distill.trainer
 from architectures.errors import UserError
-from distill.checkpoints.files import BEST_NAME, damage, find_checkpoints, newest_intact_checkpoint
+from distill.checkpoints.checkpoint_files import BEST_NAME, damage, find_checkpoints, newest_intact_checkpoint
 from distill.checkpoints.folders import METADATA_NAME, CheckedReader, read_metadata
 from distill.checkpoints.reading import read_model
 from distill.checkpoints.trust import TRUST, VALIDATION_VARIABLE
 from distill.export import export_any, saved_models
 from distill.metrics import PooledOverAnswers
-from distill.run.recorded import recipe_hash
-from distill.run.run import Run
-from distill.run.stage_inputs import training_inputs
+from distill.run import Run, recipe_hash
+from distill.stage_inputs import training_inputs
 from distill.train import train
 from tests.distill.after_training import Touch, assert_equal, file_size_limit, in_a_pickle, last_state, metrics, plant
 
@@ -54,7 +53,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(make_run, make_checkpoint, sto
     init = make_checkpoint(num_hidden_layers=2, attention_dropout=0.5)
     straight, resumed = make_run("straight", init=init), make_run("resumed", init=init, checkpoints=first)
     train(straight)
-    with stopped(distill.training.trainer, "build_loggers", 5):
+    with stopped(distill.trainer, "build_loggers", 5):
         train(resumed)
     assert names(resumed)[-1].startswith("ep1-ba4")
     train(changed(resumed, checkpoints=then))
@@ -241,7 +240,7 @@ def test_a_full_disk_costs_no_checkpoint(make_run):
 
 def test_what_was_written_when_training_failed_is_kept(make_run, stopped):
     recipe = make_run(checkpoints="sharded", save_interval="2ba")
-    with stopped(distill.training.trainer, "build_loggers", 3):
+    with stopped(distill.trainer, "build_loggers", 3):
         train(recipe)
     assert names(recipe) == ["ep0-ba2"]
 

@@ -3,8 +3,8 @@
 import pytest
 
 import widedraft
-from architectures.shapes.shape import Shape
-from architectures.targets.target import read_config
+from architectures.hub import read_config
+from architectures.shapes import Shape
 from distill.choose import search
 from distill.recipe.recipe import load_recipe
 from tests.distill.recipe_files import write_recipe

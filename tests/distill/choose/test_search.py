@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from architectures.errors import UserError
-from distill.checkpoints.files import find_checkpoints
+from distill.checkpoints.checkpoint_files import find_checkpoints
 from distill.choose.candidates import Candidate, ChooseSettings, candidates_of
 from distill.choose.search import in_play, measured_steps, trained_together, worth_training
 from distill.recipe.recipe import load_recipe
-from distill.run.run import Run
+from distill.run import Run
 from eval import scorecard
-from eval.acceptance.estimates import Resampling
+from eval.intervals import Resampling
 from eval.speedup import Prospect, Ranked, prospect, step_times
 from tests.distill.run.test_progressive import TINY
 from tests.eval.records import latency

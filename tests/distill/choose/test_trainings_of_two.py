@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from distill import train
-from distill.checkpoints.files import find_checkpoints
+from distill import pipeline, train
+from distill.checkpoints.checkpoint_files import find_checkpoints
 from distill.choose import search
 from distill.choose.candidates import ChooseSettings
 from distill.choose.search import choose
-from distill.stages import processes
 from tests.distill.run.test_progressive import TINY
 from tests.eval.records import latency
 from tests.sharing import by_processes
@@ -43,7 +42,7 @@ def trained(monkeypatch, trainings_begin_at_once, fatal) -> list[str]:
             raise MemoryError("killed")
         train.main([str(path)])
 
-    monkeypatch.setattr(processes, "run_training", run_training)
+    monkeypatch.setattr(pipeline, "run_training", run_training)
     monkeypatch.setattr(train, "restore_signals", lambda: None)
     monkeypatch.setattr(search, "measured_steps", measured_steps)
     return begun

@@ -8,12 +8,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import widedraft
-from architectures.checkpoints.manifest import read_manifest
 from architectures.gguf_import import import_gguf
-from architectures.targets.target import read_config
+from architectures.hub import read_config
+from architectures.manifest import read_manifest
 from distill import export
 from distill.export import export_any
-from eval.models.loading import load_model
+from eval.models import load_model
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_the_checkpoint_says_whether_it_read_unknown_ids(trained, tmp_path, monk
 
 
 def test_a_recipes_draft_gets_its_gguf_files_too(trained, make_run, tmp_path, monkeypatch):
-    from distill.stages import running as stages
+    from distill import pipeline as stages
 
     recipe = make_run()
     folder = tmp_path / "run" / "draft"

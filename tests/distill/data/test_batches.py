@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from distill.data.batches import AnswerDataset, Example, LengthCounts, collate
-from distill.training.batches import build_dataspec, cut_padding
-from eval.answers.traces import Trace
+from distill.response_batches import build_dataspec, cut_padding
+from eval.responses import Trace
 
 
 def trace(prompt: int, answer: int, start: int = 100) -> Trace:

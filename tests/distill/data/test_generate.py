@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from architectures.errors import UserError
-from distill.data import generate
-from distill.data.generate import generate_answers
-from distill.data.held_out import drop_duplicates, hold_out
-from distill.recipe.sections.data import DataConfig
-from eval.answers.traces import read_traces
+from distill.data import training_data
+from distill.data.training_data import drop_duplicates, generate_answers, hold_out
+from distill.recipe.sections import DataConfig
 from eval.prompts import Prompt
+from eval.responses import read_traces
 from eval.tasks import PromptSource
 
 
@@ -103,7 +102,7 @@ def test_self_written_prompts_join_those_of_files(tiny_target, row_file, tmp_pat
         asked.append((target, count, out, settings))
         return ask("question 0", "written by itself")
 
-    monkeypatch.setattr(generate, "write_own_prompts", write_own_prompts)
+    monkeypatch.setattr(training_data, "write_own_prompts", write_own_prompts)
     path = row_file(*({"prompt": f"question {i}"} for i in range(6)))
     counts = run(tiny_target, config(path, self_written_prompts=2), tmp_path / "data", seed=9)
     assert (counts["prompts"], counts["self_written"], counts["duplicates"]) == (8, 2, 1)

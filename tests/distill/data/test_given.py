@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig
 
-from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
+from architectures.manifest import read_manifest
 from distill.data.conversations import Conversation, load_conversations
-from distill.data.generate import decoding_settings
 from distill.data.given import collect_given
-from distill.recipe.sections.data import DataConfig
-from distill.run.run import Run
-from distill.stages.running import generate_stage
+from distill.data.training_data import decoding_settings
+from distill.pipeline import generate_stage
+from distill.recipe.sections import DataConfig
+from distill.run import Run
 from distill.train import read_answers
-from eval.answers.traces import Trace, read_traces
 from eval.decoding.generate import write_traces
 from eval.prompts import Prompt
+from eval.responses import Trace, read_traces
 from eval.tasks import PromptSource
 from tests.sharing import by_processes
 

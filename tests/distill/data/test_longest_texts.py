@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from architectures.errors import UserError
-from architectures.shapes.context_length import ContextLength
-from distill.data.longest_texts import refuse_long_texts
+from architectures.shapes import ContextLength
 from distill.recipe.recipe import Recipe
+from distill.run import refuse_long_texts
 from distill.train import train
-from eval.answers.traces import DecodingSettings, read_traces
 from eval.decoding.generate import within_context, write_traces
 from eval.prompts import Prompt, user_turn
+from eval.responses import DecodingSettings, read_traces
 from widedraft import main
 
 RECIPE = """\

@@ -8,17 +8,16 @@ import pytest
 import torch
 
 from architectures.errors import UserError
-from architectures.shapes.shape import Shape
-from architectures.targets.target import read_config
-from distill.data.batches import Example, collate
-from distill.data.packing import balanced_layout, cheapest_layout, lengths_read, packed, slots_of
-from distill.formulas.losses import build_objective
-from distill.losses.answer_logits import AnswerLogits, logits_of, packed_flops_per_token
+from architectures.hub import read_config
+from architectures.shapes import Shape
+from distill.chunked_loss import AnswerLogits, logits_of, packed_flops_per_token
+from distill.data.batches import Example, balanced_layout, cheapest_layout, collate, lengths_read, packed, slots_of
+from distill.losses import build_objective
+from distill.model import DistillModel
+from distill.response_batches import cut_padding, split_batch
 from distill.teacher import load_teacher
 from distill.train import train
-from distill.training.batches import cut_padding, split_batch
-from distill.training.model import DistillModel
-from eval.models.loading import load_model
+from eval.models import load_model
 from tests.families import DECODER_ONLY
 
 LENGTHS, NUM_KEPT = (11, 30, 3, 1, 19, 24, 8), (4, 11, 3, 1, 1, 20, 2)
@@ -88,7 +87,7 @@ def test_texts_whose_positions_begin_again_are_read_apart(make_checkpoint, famil
 
 @pytest.mark.parametrize("family", [name for name, family in DECODER_ONLY.items() if family.texts_apart != "positions"])
 def test_what_transformers_sees_of_positions_alone_mixes_texts_of_some_families_up(make_checkpoint, family):
-    """If this fails, transformers has learned it and distill/data/apart.py has one family less to do."""
+    """If this fails, transformers has learned it and distill/data/batches.py has one family less to do."""
     lm = load_model(make_checkpoint(model_type=family, **SETTINGS.get(family, {})), dtype="float32", device="cpu")
     ids, positions = torch.arange(3, 17)[None], torch.tensor([[*range(7), *range(7)]])
     mixed = lm.base_model(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state[:, 7:]
@@ -255,7 +254,7 @@ def test_the_flops_of_a_slot_are_those_of_the_layers(tiny_draft):
 
 def test_both_models_of_a_recipe_are_packed(make_run, monkeypatch):
     asked = []
-    for name in ("distill.training.trainer.AnswerLogits", "distill.teacher.AnswerLogits"):
+    for name in ("distill.trainer.AnswerLogits", "distill.teacher.AnswerLogits"):
         monkeypatch.setattr(name, lambda lm, **how: asked.append(how) or AnswerLogits(lm, **how))
     train(make_run(max_duration="1ba", packing=True))
     assert asked == [{"packing": True, "multiple": 1}] * 2

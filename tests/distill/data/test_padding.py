@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from distill.data.batches import Example, collate
-from distill.data.packing import balanced_layout, cheapest_layout
-from distill.losses.answer_logits import AnswerLogits
+from distill.chunked_loss import AnswerLogits
+from distill.data.batches import Example, balanced_layout, cheapest_layout, collate
+from distill.response_batches import cut_padding, padding_multiple
 from distill.train import train
-from distill.training.batches import cut_padding, padding_multiple
 from tests.architectures.conftest import FAMILY_SETTINGS, perturb
 from tests.distill.data.test_packing import LENGTHS, batch_of, build, loss_and_gradient, rows_computed
 

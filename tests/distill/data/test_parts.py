@@ -5,7 +5,7 @@ import json
 import pytest
 
 from architectures.errors import UserError
-from distill.run import run_folder
+from distill import run
 from widedraft import main
 
 RECIPE = """
@@ -51,12 +51,12 @@ def test_the_last_of_several_jobs_joins_what_all_have_written(recipe, tmp_path, 
 
 
 def test_jobs_with_parts_share_a_run_and_nobody_else_works_in_it(tmp_path):
-    with run_folder.open_lock(tmp_path) as first, run_folder.open_lock(tmp_path) as second:
-        shared, alone = run_folder.fcntl.LOCK_SH, run_folder.fcntl.LOCK_EX
-        run_folder.take_lock(first, tmp_path, shared)
-        run_folder.take_lock(second, tmp_path, shared)
-        with run_folder.open_lock(tmp_path) as third, pytest.raises(UserError, match=r"works in it\. Wait"):
-            run_folder.take_lock(third, tmp_path, alone)
+    with run.open_lock(tmp_path) as first, run.open_lock(tmp_path) as second:
+        shared, alone = run.fcntl.LOCK_SH, run.fcntl.LOCK_EX
+        run.take_lock(first, tmp_path, shared)
+        run.take_lock(second, tmp_path, shared)
+        with run.open_lock(tmp_path) as third, pytest.raises(UserError, match=r"works in it\. Wait"):
+            run.take_lock(third, tmp_path, alone)
 
 
 @pytest.mark.parametrize("shard", ["0/2", "3/2", "2", "a/b", "1/0"])

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from architectures.errors import UserError
 from distill.data.batches import AnswerDataset
-from distill.training.batches import BATCHES_AHEAD, ReadAhead, build_dataspec
+from distill.response_batches import BATCHES_AHEAD, ReadAhead, build_dataspec
 from tests.distill.after_training import assert_equal
 from tests.distill.conftest import random_answers
 

@@ -19,7 +19,7 @@ from distill.data.self_written import (
     find_user_turn,
     write_own_prompts,
 )
-from eval.models.loading import load_tokenizer
+from eval.models import load_tokenizer
 from tests.sharing import by_processes
 
 KNOWN = (

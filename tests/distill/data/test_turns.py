@@ -12,13 +12,12 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, LlamaConfig, PreTrainedTokenizerFast
 
-from architectures.checkpoints.generation_settings import stop_ids
 from architectures.errors import UserError
+from architectures.target_files import stop_ids
 from distill.data.batches import AnswerDataset, Example
 from distill.data.conversations import Conversation
-from distill.data.given import traces_of
-from distill.data.turns import Renderer
-from eval.models.loading import load_model, stop_token_ids
+from distill.data.given import Renderer, traces_of
+from eval.models import load_model, stop_token_ids
 from eval.prompts import render_prompt
 
 EACH = "{% for message in messages %}"

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from architectures.vocabulary import DraftVocabulary
-from distill.data.unknown_inputs import STUDENT_IDS, UnknownInputs
+from distill.data.batches import STUDENT_IDS, UnknownInputs
 
 V, UNKNOWN = 100, 99
 SAID = tuple(range(0, 60, 2))

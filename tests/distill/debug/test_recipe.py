@@ -9,8 +9,7 @@ import widedraft
 from architectures.errors import UserError
 from distill.check import planned_shapes
 from distill.data.conversations import load_conversations
-from distill.debug.files import begin_debug, byte_tokenizer, prompts
-from distill.debug.recipe import debug_recipe, tiny_run
+from distill.debug import begin_debug, byte_tokenizer, debug_recipe, prompts, tiny_run
 from distill.recipe.recipe import Recipe, load_recipe
 from eval.prompts import load_prompts, render_prompt
 
@@ -87,7 +86,7 @@ def test_shares_names_and_plans_become_numbers():
 
 
 def test_a_plan_becomes_the_sizes_it_cuts_to(tmp_path):
-    from architectures.pruning.selection import plan_pruning
+    from architectures.pruning.plan import plan_pruning
 
     real = make({"layers": 16, "method": "first_last"})
     plan = plan_pruning(planned_shapes(real).source, real.architecture, seed=0)

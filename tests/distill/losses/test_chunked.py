@@ -9,10 +9,10 @@ from functools import partial
 import pytest
 import torch
 
-from distill.formulas.dense import forward_kl
-from distill.formulas.losses import CHUNK_ENTRIES, LOSSES, LossTerm, Objective, chunk_size
-from distill.losses import chunked
-from distill.losses.chunked import Head, chunked_sum, map_rows, plain_sum, sum_of_rows
+from distill import chunked_loss
+from distill.chunked_loss import Head, chunked_sum, map_rows, plain_sum, sum_of_rows
+from distill.loss_formulas import forward_kl
+from distill.losses import CHUNK_ENTRIES, LOSSES, LossTerm, Objective, chunk_size
 from tests.pretended_gpu import pretended_gpu
 
 H, V, TEACHER_H = 12, 37, 9
@@ -250,8 +250,8 @@ def test_maps_follow_autocast_as_losses_do():
 def test_few_tokens_take_the_plain_path_and_many_the_chunks(monkeypatch):
     taken = []
     for name in ("plain_sum", "chunked_sum"):
-        monkeypatch.setattr(f"distill.losses.chunked.{name}", lambda *_, name=name, **__: taken.append(name))
-    monkeypatch.setattr("distill.losses.chunked.chunk_size", lambda vocab_size: {V: 8}[vocab_size])
+        monkeypatch.setattr(f"distill.chunked_loss.{name}", lambda *_, name=name, **__: taken.append(name))
+    monkeypatch.setattr("distill.chunked_loss.chunk_size", lambda vocab_size: {V: 8}[vocab_size])
     for num_tokens in (7, 8, 9):
         problem = Problem(num_tokens)
         sum_of_rows(problem.hidden, problem.head, problem.loss_of_rows)
@@ -264,10 +264,10 @@ def test_chunks_shrink_as_the_vocabulary_grows():
 
 def test_a_gpu_takes_chunks_four_times_as_large(monkeypatch):
     """Told by where the hidden states are; the value is the one of any chunks."""
-    monkeypatch.setattr("distill.losses.chunked.chunk_size", lambda _: 3)
-    taken, whole = [], chunked.chunked_sum
+    monkeypatch.setattr("distill.chunked_loss.chunk_size", lambda _: 3)
+    taken, whole = [], chunked_loss.chunked_sum
     monkeypatch.setattr(
-        chunked, "chunked_sum", lambda *args, **how: taken.append(how["chunk_tokens"]) or whole(*args, **how)
+        chunked_loss, "chunked_sum", lambda *args, **how: taken.append(how["chunk_tokens"]) or whole(*args, **how)
     )
     generator = torch.Generator().manual_seed(0)
     hidden_AH, weight_VH = (torch.randn(rows, 4, generator=generator) for rows in (13, 6))

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from distill.chunked_loss import AnswerLogits, chunked_sum, head_of, logits_of, plain_sum
 from distill.data.batches import Example, collate
-from distill.losses.answer_logits import AnswerLogits, head_of, logits_of
-from distill.losses.chunked import chunked_sum, plain_sum
 from distill.teacher import load_teacher
-from eval.models.loading import load_model
+from eval.models import load_model
 
 KINDS = [(tied, gated) for tied in (True, False) for gated in (True, False)]
 PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [12], [13, 14, 15])

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from distill.run.run import Run
-from distill.stages.running import cache_stage
+from distill.pipeline import cache_stage
+from distill.run import Run
 from tests.distill.conftest import NUM_TRAIN, random_answers
 
 NUM_REQUESTS = NUM_TRAIN
@@ -57,8 +57,7 @@ def records(recipe: Any, name: str = "records.jsonl") -> list[dict[str, Any]]:
 
 def answer_the_stream(recipe: Any, stream_files: list[Path]) -> None:
     """Give the recorded answers the places of the stream's rows."""
-    from eval.answers.shards import shard_paths, write_shard
-    from eval.answers.traces import rows_of
+    from eval.responses import rows_of, shard_paths, write_shard
 
     [path] = shard_paths(Run.of(recipe).data.path, "train", 1)
     if not recipe.distill.learns_answers:

@@ -6,7 +6,7 @@ import pytest
 
 from distill.online.learning import RequestFeed
 from distill.online.served import Journal
-from distill.recipe.sections.online import OnlineConfig
+from distill.recipe.sections import OnlineConfig
 
 
 @dataclass

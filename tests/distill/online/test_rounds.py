@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from distill.online.served import steps_along
-from eval.acceptance.replay import replay_counts
+from eval.replay import replay_counts
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from architectures.errors import UserError
-from distill.losses.answer_logits import head_of
+from distill.chunked_loss import head_of
 from distill.online.served import DraftReplay, Journal, Recorded, RequestRecord, Served, read_records, steps_along
 from distill.online.serving import OnlineRequest, Server
-from eval.acceptance.replay import answer_logits
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits, row_seed
-from eval.models.loading import load_model, shared_vocab_size
+from eval.models import load_model, shared_vocab_size
+from eval.replay import answer_logits
 from tests.architectures.conftest import FAMILY_SETTINGS, perturb
 
 PROMPT = (5, 9, 200, 31)

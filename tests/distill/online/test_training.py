@@ -7,18 +7,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import distill.model
 import distill.online.learning
-import distill.training.model
-import distill.training.trainer
+import distill.trainer
 from architectures.errors import UserError
-from distill.losses.answer_logits import head_of
+from distill.chunked_loss import head_of
 from distill.online.learning import Guard, compare_on_stream, comparison, serve_stream
 from distill.online.served import RequestRecord, read_records, read_served
-from distill.run.run import Run
+from distill.run import Run
 from distill.train import train
-from eval.acceptance.estimates import Resampling
-from eval.acceptance.replay import answer_logits
-from eval.models.loading import load_model
+from eval.intervals import Resampling
+from eval.models import load_model
+from eval.replay import answer_logits
 from tests.distill.after_training import assert_equal, last_state, metrics, relative_difference, weights
 from tests.distill.online.conftest import NUM_REQUESTS, records
 
@@ -119,7 +119,7 @@ def test_resumed_equals_uninterrupted(make_online, stopped):
     online = {"steps_per_update": 2}
     straight, resumed = (make_online(name, online=online, save_interval="1ba") for name in ("straight", "resumed"))
     train(straight)
-    with stopped(distill.training.trainer, "build_loggers", 6):
+    with stopped(distill.trainer, "build_loggers", 6):
         train(resumed)
     train(resumed)
     assert_equal(last_state(straight)["model"], last_state(resumed)["model"])
@@ -129,13 +129,13 @@ def test_resumed_equals_uninterrupted(make_online, stopped):
 
 def test_a_step_that_is_no_number_is_passed_over(make_online, monkeypatch, capsys):
     """Served requests do not wait for somebody to mend it; the weights after it are those before it."""
-    loss, batches = distill.training.model.DistillModel.loss, []
+    loss, batches = distill.model.DistillModel.loss, []
 
     def broken(self, outputs, batch):
         batches.append(1)
         return loss(self, outputs, batch) * (float("nan") if len(batches) == 3 else 1)
 
-    monkeypatch.setattr(distill.training.model.DistillModel, "loss", broken)
+    monkeypatch.setattr(distill.model.DistillModel, "loss", broken)
     settings = {"global_train_batch_size": 2, "device_train_microbatch_size": 2}
     recipe, before = (
         make_online("three", **settings, max_duration="3ba"),

@@ -9,7 +9,7 @@ import pytest
 STEPS = 40
 SCRIPT = f"""
 import resource, sys, torch
-from distill.process.freed_memory import keep_freed_memory
+from distill.trainer import keep_freed_memory
 if sys.argv[1] == "kept":
     assert keep_freed_memory()
 def step():

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from distill.process.interrupts import Process, interrupt, signals_kept
+from distill.process import Process, interrupt, signals_kept
 
 
 @pytest.mark.parametrize("ours", [True, False])

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from architectures.checkpoints.manifest import write_manifest
+from architectures.hub import read_config
+from architectures.manifest import write_manifest
+from architectures.pruning.plan import plan_pruning
 from architectures.pruning.prune import prune_checkpoint
-from architectures.pruning.selection import plan_pruning
-from architectures.shapes.section import ArchitectureConfig
-from architectures.shapes.shape import Shape
-from architectures.targets.target import read_config
+from architectures.requested_shape import ArchitectureConfig
+from architectures.shapes import Shape
 from distill.hub.publish import dry_run
 from distill.hub.push import PushSettings
 from distill.recipe.recipe import Recipe, save_recipe

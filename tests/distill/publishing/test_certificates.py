@@ -2,8 +2,8 @@
 
 import pytest
 
-from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
+from architectures.hashes import fingerprint_checkpoint
 from eval.engines.certificate import (
     Certificate,
     Counted,

@@ -8,11 +8,11 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM
 
 import widedraft
-from architectures.checkpoints.fingerprint import fingerprint_checkpoint
-from architectures.checkpoints.generation_settings import read_generation_settings
 from architectures.errors import UserError
-from architectures.files.atomic import write_json
-from architectures.targets.target import read_config
+from architectures.files import write_json
+from architectures.hashes import fingerprint_checkpoint
+from architectures.hub import read_config
+from architectures.target_files import read_generation_settings
 from distill.hub.publish import fit_context, lay_out_small_head
 from distill.recipe.recipe import load_recipe, save_recipe
 from eval.report import read_run

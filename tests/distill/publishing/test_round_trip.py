@@ -9,11 +9,11 @@ from huggingface_hub import snapshot_download
 from transformers import AutoModelForCausalLM
 
 import widedraft
-from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
+from architectures.hashes import fingerprint_checkpoint
 from distill.check import check_recipe
+from distill.pipeline import run_all
 from distill.recipe.recipe import load_recipe, save_recipe
-from distill.stages.running import run_all
 from tests.distill.publishing.conftest import BASE, write_dry
 from tests.hub.clients import HUBS_OWN_WARNING, WRITER, served
 

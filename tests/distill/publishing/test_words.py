@@ -2,8 +2,7 @@
 
 import pytest
 
-from distill.hub.card import data_sets_of, plain
-from distill.hub.licences import licence_of_card, terms_of
+from distill.hub.card import data_sets_of, licence_of_card, plain, terms_of
 from distill.hub.publish import published
 from eval.tasks import PromptSource
 

@@ -10,16 +10,16 @@ from torch.distributed import TCPStore
 
 from architectures.errors import UserError
 from architectures.sharing import Share
-from distill.process.exits import LostProcessError
-from distill.ranks import board as boards
-from distill.ranks.board import MISTAKE, Pulse, StoreBoard
+from distill import board as boards
+from distill.board import MISTAKE, Pulse, StoreBoard
+from distill.process import LostProcessError
 
 
 class Stores:
     """Two clients of one server."""
 
     def __init__(self) -> None:
-        how = {"wait_for_workers": False, "use_libuv": False}  # as distill.ranks.joining.STORE
+        how = {"wait_for_workers": False, "use_libuv": False}  # as distill.distributed.STORE
         self.server = TCPStore("127.0.0.1", 0, 2, is_master=True, **how)
         self.client = TCPStore("127.0.0.1", self.server.port, 2, is_master=False, **how)
 

@@ -7,10 +7,10 @@ import pytest
 from composer.utils import get_free_tcp_port
 
 from architectures.errors import UserError
-from distill.process.exits import LostProcessError
-from distill.ranks import joining
-from distill.ranks.board import PIECE_BYTES, StoreBoard
-from distill.ranks.joining import joined, meeting_place
+from distill import distributed
+from distill.board import PIECE_BYTES, StoreBoard
+from distill.distributed import joined, meeting_place
+from distill.process import LostProcessError
 
 WHOLE = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29500", "MASTER_ADDR": "127.0.0.1"}
 
@@ -69,7 +69,7 @@ def test_large_values_pass_through_the_store_that_they_meet_in(environment):
 
 def test_nobody_came_is_no_mistake_of_the_recipe(environment, monkeypatch):
     """Kubernetes ends a job for good where a pod says 2, which is of mistakes; this one it has to start again."""
-    monkeypatch.setattr(joining, "MEETING_S", 0.2)
+    monkeypatch.setattr(distributed, "MEETING_S", 0.2)
     environment(MASTER_PORT=str(get_free_tcp_port()))
     with pytest.raises(LostProcessError, match="process 0 of 2 did not meet the others"):
         meeting_place(0, 2)

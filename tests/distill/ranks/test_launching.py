@@ -7,8 +7,8 @@ import pytest
 
 import widedraft
 from architectures.errors import UserError
-from distill.ranks import launching
-from distill.ranks.same import refuse_differing
+from distill import distributed
+from distill.distributed import refuse_differing
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def recipe_of(tmp_path):
 @pytest.mark.parametrize("command", SHARED)
 @pytest.mark.parametrize("placement", ["whole", "layers"])
 def test_there_is_one_process_for_every_gpu(launched, monkeypatch, recipe_of, command, placement):
-    monkeypatch.setattr(launching, "gpus_here", lambda: 8)
+    monkeypatch.setattr(distributed, "gpus_here", lambda: 8)
     words = [command, recipe_of(placement)]
     with pytest.raises(SystemExit):
         widedraft.main(words)
@@ -79,7 +79,7 @@ def test_there_is_one_process_for_every_gpu(launched, monkeypatch, recipe_of, co
 def test_a_spread_target_has_all_gpus_for_one_process_unless_a_number_is_named(
     launched, monkeypatch, recipe_of, capsys, command
 ):
-    monkeypatch.setattr(launching, "gpus_here", lambda: 8)
+    monkeypatch.setattr(distributed, "gpus_here", lambda: 8)
     words = [command, recipe_of("whole"), "target.placement=spread"]
     assert widedraft.main(words) == 2  # its target is not there
     out, err = capsys.readouterr()
@@ -92,7 +92,7 @@ def test_a_spread_target_has_all_gpus_for_one_process_unless_a_number_is_named(
 
 
 def test_a_spread_target_of_no_recipe_has_them_too(launched, monkeypatch, capsys):
-    monkeypatch.setattr(launching, "gpus_here", lambda: 8)
+    monkeypatch.setattr(distributed, "gpus_here", lambda: 8)
     words = ["eval", "--target", "none", "--draft", "none", "--prompts", "none"]
     assert widedraft.main([*words, "--target-placement", "spread"]) == 2
     assert "one process has all GPUs" in capsys.readouterr().out
@@ -103,7 +103,7 @@ def test_a_spread_target_of_no_recipe_has_them_too(launched, monkeypatch, capsys
 
 
 def test_a_recipe_that_is_wrong_is_told_before_processes_are_started(launched, monkeypatch, capsys):
-    monkeypatch.setattr(launching, "gpus_here", lambda: 8)
+    monkeypatch.setattr(distributed, "gpus_here", lambda: 8)
     assert widedraft.main(["run", "missing.yaml"]) == 2
     assert "missing.yaml" in capsys.readouterr().err
     assert not launched
@@ -120,7 +120,7 @@ def test_a_recipe_that_is_wrong_is_told_before_processes_are_started(launched, m
     ],
 )
 def test_what_one_process_does_is_started_once(launched, monkeypatch, words, capsys):
-    monkeypatch.setattr(launching, "gpus_here", lambda: 8)
+    monkeypatch.setattr(distributed, "gpus_here", lambda: 8)
     assert widedraft.main(words) == 2
     assert not launched
     assert "missing" in capsys.readouterr().err

@@ -4,8 +4,8 @@ import pytest
 
 from architectures.errors import UserError
 from architectures.sharing import ALONE
-from distill.ranks import same
-from distill.ranks.same import require_one_folder
+from distill import distributed
+from distill.distributed import require_one_folder
 from tests.sharing import by_processes
 
 
@@ -16,7 +16,7 @@ def test_processes_that_see_one_folder_leave_nothing_in_it(tmp_path):
 
 
 def test_folders_of_the_same_name_on_two_machines_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(same, "SEEN_S", 0.0)
+    monkeypatch.setattr(distributed, "SEEN_S", 0.0)
     told = []
 
     def work(share):

@@ -12,7 +12,7 @@ from architectures.families import FAMILIES
 from distill.check import check_recipe
 from distill.recipe.recipe import Recipe
 from distill.recipe.validate import FEATURES, refuse_unfit
-from distill.run.run import Run
+from distill.run import Run
 from tests.families import DECODER_ONLY, ENCODER_DECODER
 
 ROOT = Path(__file__).parents[3]

@@ -4,9 +4,8 @@ import pytest
 
 from architectures.errors import UserError
 from distill.recipe.recipe import Recipe, RecipeError, load_recipe
-from distill.run.recorded import recipe_hash, target_record
-from distill.run.run import Run
-from distill.run.stage_inputs import asked_inputs
+from distill.run import Run, recipe_hash, target_record
+from distill.stage_inputs import asked_inputs
 
 RECIPE = """
 run_name: held

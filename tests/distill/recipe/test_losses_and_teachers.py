@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from distill.formulas.losses import LOSSES, LossTerm, build_objective
+from distill.losses import LOSSES, LossTerm, build_objective
 from distill.teacher_cache import sampled_rows, top_k_rows, uniform_numbers, widen
 
 # Which teachers serve a loss: all that tell enough of the distribution it compares with.

@@ -9,14 +9,12 @@ import yaml
 from composer.core.time import Time
 from omegaconf import OmegaConf
 
-from architectures.settings.schema import schema_of
-from architectures.shapes.section import ArchitectureConfig, TargetConfig
-from distill.commands.recipe_reference import SCHEMA_PATH, recipe_schema, schemas
+from architectures.requested_shape import ArchitectureConfig, TargetConfig
+from architectures.settings import schema_of
 from distill.recipe.recipe import Recipe, RecipeError, load_recipe, save_recipe
-from distill.recipe.reference import REFERENCE_PATH, write_reference
-from distill.recipe.sections.data import DataConfig
-from distill.recipe.sections.times import split_time
-from distill.run.recorded import recipe_hash
+from distill.recipe.reference import REFERENCE_PATH, SCHEMA_PATH, recipe_schema, schemas, write_reference
+from distill.recipe.sections import DataConfig, split_time
+from distill.run import recipe_hash
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -135,7 +133,7 @@ def test_any_text_saves_and_loads_back_equal(text, tmp_path):
 def test_schema_files_are_in_step():
     for name, schema in schemas().items():
         written = json.loads(SCHEMA_PATH.with_name(name).read_text(encoding="utf-8"))
-        assert written == schema, f"{name}: run `python -m distill.commands.recipe_reference`"
+        assert written == schema, f"{name}: run `python -m distill.recipe.reference`"
         jsonschema.Draft202012Validator.check_schema(schema)
 
 
@@ -166,7 +164,7 @@ def test_the_page_of_keys_is_in_step(tmp_path):
     page.write_text(REFERENCE_PATH.read_text(encoding="utf-8"), encoding="utf-8")
     write_reference(schema_of(Recipe), page)
     assert page.read_text(encoding="utf-8") == REFERENCE_PATH.read_text(encoding="utf-8"), (
-        "run `python -m distill.commands.recipe_reference`"
+        "run `python -m distill.recipe.reference`"
     )
 
 

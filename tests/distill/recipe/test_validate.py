@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from distill.formulas.losses import LOSSES, Knowledge
+from distill.losses import LOSSES, Knowledge
 from distill.recipe.loader import RuleError
 from distill.recipe.recipe import Recipe
 from distill.recipe.validate import NOT_ONLINE

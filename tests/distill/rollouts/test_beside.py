@@ -7,16 +7,15 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from distill.formulas.losses import LOSSES
+from distill.losses import LOSSES
 from distill.rollouts import STUDENT_TOKENS
-from distill.run.run import Run
+from distill.run import Run
 from distill.train import train
-from distill.training.trainer import build_model
-from eval.answers.shards import write_shard
-from eval.answers.traces import read_traces
+from distill.trainer import build_model
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import Wanted, collected, decode_steps
 from eval.decoding.texts import Limits
+from eval.responses import read_traces, write_shard
 from tests.distill.after_training import assert_equal, last_state, metrics
 from tests.distill.conftest import MAX_SEQ_LEN
 from tests.distill.small_heads import VOCAB, cut_draft

@@ -3,17 +3,17 @@
 import pytest
 import torch
 
+from distill.chunked_loss import AnswerLogits
 from distill.data.batches import Example, collate
-from distill.formulas.dense import forward_kl
-from distill.formulas.losses import LossTerm, build_objective
-from distill.losses.answer_logits import AnswerLogits
+from distill.loss_formulas import forward_kl
+from distill.losses import LossTerm, build_objective
+from distill.model import DistillModel
 from distill.rollouts import COINS, Generation, RolloutPrompt, examples_of, generate_rollouts, places_in
 from distill.teacher import Teacher
-from distill.training.model import DistillModel
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits, stream
-from eval.models.loading import load_model
+from eval.models import load_model
 
 PROMPTS = [(5, 6, 7, 8, 9, 10, 11), (12,), (13, 14, 15)]
 SEEDS = [11, 2**63 - 5, 77]

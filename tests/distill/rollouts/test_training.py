@@ -7,22 +7,22 @@ import pytest
 import torch
 from composer.devices import DeviceCPU
 
-import distill.training.trainer
+import distill.trainer
 from distill.data.batches import Example, collate
-from distill.formulas.dense import forward_kl
+from distill.loss_formulas import forward_kl
 from distill.rollouts import STUDENT_TOKENS, TEACHER_TOKENS, examples_of
-from distill.run.run import Run
+from distill.run import Run
 from distill.train import read_answers, train
-from distill.training.trainer import answer_training, build_model
+from distill.trainer import answer_training, build_model
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
-from eval.models.loading import load_model
+from eval.models import load_model
 from tests.distill.after_training import assert_equal, last_state, mean_gradients, metrics, relative_difference
 from tests.distill.two_processes import train_by
 
 UPDATE_RTOL = 1e-5  # of the norm: float32 sums in another order
 SAMPLES = ["student", "mix_request", "mix_token"]
-PROBABILITY = "distill.training.trainer.MIXED_PROBABILITY"
+PROBABILITY = "distill.trainer.MIXED_PROBABILITY"
 DRAWN = {"data_temperature": 1.0}
 
 
@@ -117,7 +117,7 @@ def test_the_teacher_scores_the_new_tokens_at_their_own_positions(started, tiny_
 
 def build_objective_of(recipe, model, loss):
     """The same model with another loss."""
-    from distill.formulas.losses import LossTerm, build_objective
+    from distill.losses import LossTerm, build_objective
 
     model.objective = build_objective([LossTerm(name=loss)], temperature=1.0)
     return model
@@ -181,7 +181,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(make_run, stopped, samples):
     settings = {"max_duration": "3ba", "eval_interval": "1dur", "samples": samples, **DRAWN}
     straight, resumed = make_run("straight", **settings), make_run("resumed", **settings)
     train(straight)
-    with stopped(distill.training.trainer, "build_loggers", 2):
+    with stopped(distill.trainer, "build_loggers", 2):
         train(resumed)
     train(resumed)
     assert_same(straight, resumed)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from architectures.checkpoints.manifest import inputs_diff
 from architectures.errors import UserError
+from architectures.manifest import inputs_diff
 from distill.recipe.recipe import load_recipe
-from distill.run.run import Run
-from distill.run.stage_inputs import (
+from distill.run import Run
+from distill.stage_inputs import (
     cache_inputs,
     draft_inputs,
     eval_inputs,

@@ -5,12 +5,11 @@ import json
 import pytest
 
 import widedraft
-from architectures.checkpoints.fingerprint import fingerprint_checkpoint
-from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
+from architectures.hashes import fingerprint_checkpoint
+from architectures.manifest import read_manifest
 from distill.recipe.recipe import Recipe, load_recipe, save_recipe
-from distill.run.progressive import cut_from, earlier_stages, share_answers
-from distill.run.run import Run
+from distill.run import Run, cut_from, earlier_stages, share_answers
 
 TINY = (
     "data.max_new_tokens=8",

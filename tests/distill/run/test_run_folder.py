@@ -15,11 +15,10 @@ import pytest
 
 import widedraft
 from architectures.errors import UserError
-from architectures.files.atomic import partial_path
+from architectures.files import partial_path
 from distill.check import check_recipe
 from distill.recipe.recipe import Recipe, save_recipe
-from distill.run.run import Run
-from distill.run.run_folder import LOCK_NAME, OWNED_VARIABLE, held, owned, owned_folders, owned_run, require_run_folder
+from distill.run import LOCK_NAME, OWNED_VARIABLE, Run, held, owned, owned_folders, owned_run, require_run_folder
 from tests import processes
 from tests.processes import Warm
 
@@ -27,7 +26,7 @@ ROOT = Path(__file__).parents[3]
 HOLD = """
 import sys, time
 from pathlib import Path
-from distill.run.run_folder import owned
+from distill.run import owned
 with owned(Path(sys.argv[1])):
     print("mine", flush=True)
     time.sleep(60)
@@ -37,7 +36,7 @@ HOLD_BY_A_CHILD = """
 import subprocess, sys
 from pathlib import Path
 from distill.stages import processes
-from distill.run.run_folder import owned
+from distill.run import owned
 wait = "import time; print('mine', flush=True); time.sleep(60)"
 processes.training_command = lambda path, overrides: [sys.executable, "-c", wait]
 with owned(Path(sys.argv[1])):

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
-from distill.run.artifact import ARTIFACTS
-from distill.run.recorded import recipe_hash
-from distill.run.run import Run
-from distill.stages.table import carry_out
+from architectures.manifest import read_manifest
+from distill.pipeline import carry_out
+from distill.run import ARTIFACTS, Run, recipe_hash
 
 ROOT = Path(__file__).parents[3]
 

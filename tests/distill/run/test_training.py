@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from architectures.checkpoints.manifest import changed_inputs, read_manifest, write_manifest
 from architectures.errors import UserError
-from architectures.shapes.section import ArchitectureConfig
+from architectures.manifest import changed_inputs, read_manifest, write_manifest
+from architectures.requested_shape import ArchitectureConfig
+from distill import pipeline, stage_inputs
+from distill.pipeline import distill_stage, eval_prompts, export_stage
 from distill.recipe.recipe import save_recipe
-from distill.recipe.sections.training import DistillConfig, OptimizerConfig, SchedulerConfig
-from distill.run import stage_inputs
-from distill.run.run import Run
-from distill.run.stage_inputs import (
+from distill.recipe.sections import DistillConfig, OptimizerConfig, SchedulerConfig
+from distill.run import Run
+from distill.stage_inputs import (
     asked_inputs,
     begin_training,
     draft_inputs,
@@ -30,12 +31,8 @@ from distill.run.stage_inputs import (
     require_training_inputs,
     sources_as_input,
 )
-from distill.stages import processes
-from distill.stages.processes import distill_stage
-from distill.stages.running import export_stage
-from distill.stages.table import eval_prompts
 from distill.train import train
-from eval.answers.traces import read_traces
+from eval.responses import read_traces
 from eval.tasks import TASKS, PromptSource
 
 CHANGES_WEIGHTS: dict[str, Any] = {
@@ -218,7 +215,7 @@ def launch(monkeypatch):
         save_recipe(recipe, path)
         started.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(processes, "subprocess", SimpleNamespace(Popen=start))
+            patch.setattr(pipeline, "subprocess", SimpleNamespace(Popen=start))
             distill_stage(path, ["seed=17"])
         return started.copy()
 

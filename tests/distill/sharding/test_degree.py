@@ -3,7 +3,7 @@
 import pytest
 
 from architectures.errors import UserError
-from distill.recipe.sections.training import DistillConfig
+from distill.recipe.sections import DistillConfig
 from distill.sharding import shard_degree
 
 

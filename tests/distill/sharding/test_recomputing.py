@@ -12,16 +12,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from architectures.families import FAMILIES
+from architectures.hub import read_config
 from architectures.pruning.masks import Masks
-from architectures.shapes.shape import Shape
-from architectures.targets.target import read_config
+from architectures.shapes import Shape
+from distill.chunked_loss import AnswerLogits, logits_of
 from distill.estimate import training_memory
 from distill.learned_masks import MaskModel
-from distill.losses.answer_logits import AnswerLogits, logits_of
 from distill.sharding import recompute_layers
 from distill.teacher import Teacher
 from distill.train import train
-from eval.models.loading import load_model
+from eval.models import load_model
 from tests.distill.after_training import assert_equal, last_state
 from tests.distill.data.test_packing import SETTINGS, as_one_row, batch_of
 from tests.distill.test_estimate import SHAPES, wide

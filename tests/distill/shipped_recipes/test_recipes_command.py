@@ -12,8 +12,8 @@ import widedraft
 from architectures import gguf_import as importing
 from architectures import shipped
 from architectures.shipped import PackagedTarget, shipped_recipes
-from distill.commands import recipes as command
-from distill.shipped_recipes import packaged_target
+from distill import shipped_recipes as command
+from distill import shipped_recipes as packaged_target
 
 ROOT = Path(__file__).parents[3]
 OF_QUICKSTART = ["recipes/prompts/quickstart.jsonl", "recipes/quickstart.yaml", "recipes/recipe.schema.json"]

@@ -6,8 +6,8 @@ import pytest
 
 from architectures.errors import UserError
 from distill.check import check_recipe
-from distill.run.run import Run
-from distill.stages.running import prune_stage
+from distill.pipeline import prune_stage
+from distill.run import Run
 from tests.conftest import hide_gpus
 from tests.sharing import by_processes
 
@@ -24,7 +24,7 @@ def _no_gpu(monkeypatch):
 @pytest.fixture(autouse=True)
 def _same_kernels(monkeypatch):
     """On CPUs with AVX2 only, whole models multiply by packed weights and targets held otherwise do not."""
-    for module in ("eval.models.loading", "eval.targets.shell"):
+    for module in ("eval.models", "eval.large_targets"):
         monkeypatch.setattr(f"{module}.slow_type", lambda: None)
 
 

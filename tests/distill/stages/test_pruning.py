@@ -8,19 +8,18 @@ import pytest
 import torch
 
 from architectures.errors import UserError
-from architectures.pruning.plan import PLAN_NAME
-from architectures.pruning.selection import SCORES_NAME, load_scores, plan_pruning
-from architectures.shapes.section import ArchitectureConfig
-from architectures.shapes.shape import Shape
+from architectures.hub import read_config
+from architectures.pruning.plan import PLAN_NAME, SCORES_NAME, load_scores, plan_pruning
+from architectures.requested_shape import ArchitectureConfig
+from architectures.shapes import Shape
 from architectures.sharing import Share
-from architectures.targets.target import read_config
 from distill.data.self_written import SelfWriting
+from distill.pipeline import generate_stage, prune_stage
+from distill.prune_stage import recipe_plan
 from distill.recipe.recipe import Recipe
-from distill.run.run import Run
-from distill.run.stage_inputs import prune_inputs
-from distill.stages.pruning import recipe_plan
-from distill.stages.running import generate_stage, prune_stage
-from eval.models.loading import load_model
+from distill.run import Run
+from distill.stage_inputs import prune_inputs
+from eval.models import load_model
 from eval.prompts import Prompt
 
 FIRST_LAST = {"method": "first_last"}  # looks at no text
@@ -167,7 +166,7 @@ def test_without_prompts_the_targets_own_are_calibrated_on_where_the_answers_wil
         asked.append((target, count, out, settings))
         return [Prompt(f"self-written:{n}", ({"role": "user", "content": f"Why {n}?"},)) for n in range(count)]
 
-    monkeypatch.setattr("distill.data.generate.write_own_prompts", write)
+    monkeypatch.setattr("distill.data.training_data.write_own_prompts", write)
     data = {"prompts": (), "self_written_prompts": 20, "num_eval_prompts": 2, "max_new_tokens": 8}
     of_source = {"source": str(make_checkpoint(seed=9))} if with_source else {}
     recipe = make_recipe(layers=2, method="block_influence", **of_source)

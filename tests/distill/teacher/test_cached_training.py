@@ -10,17 +10,16 @@ import pytest
 import torch
 
 import distill.train
-import distill.training.trainer
+import distill.trainer
 from architectures.errors import UserError
-from distill.flops import forward_flops, head_flops
-from distill.formulas.dense import forward_kl
-from distill.formulas.sparse import sampled_cross_entropy, top_k_kl
-from distill.run.run import Run
-from distill.stages.running import cache_stage
+from distill.estimate import forward_flops, head_flops
+from distill.loss_formulas import forward_kl, sampled_cross_entropy, top_k_kl
+from distill.pipeline import cache_stage
+from distill.response_batches import cut_padding, split_batch
+from distill.run import Run
 from distill.teacher_cache import CachedAnswers, TeacherCache, join_rows, rows_in
 from distill.train import read_answers, train
-from distill.training.batches import cut_padding, split_batch
-from distill.training.trainer import build_model
+from distill.trainer import build_model
 from tests.distill.after_training import metrics, weights
 
 VOCAB = 264
@@ -85,7 +84,7 @@ def batch_of(recipe, *answers: int):
 def test_hidden_states_teach_what_the_live_teacher_teaches(make_run, cached, monkeypatch, settings):
     live, read = make_run("live", **settings), cached("read", HIDDEN, **settings)
     train(live)
-    monkeypatch.setattr(distill.training.trainer, "load_teacher", refuse_to_load)
+    monkeypatch.setattr(distill.trainer, "load_teacher", refuse_to_load)
     train(read)
     losses = [values(recipe, "loss/train/total") for recipe in (live, read)]
     assert len(losses[0]) == 6
@@ -148,7 +147,7 @@ def test_a_split_batch_says_what_the_whole_batch_says(cached, teacher, size):
 def test_resumed_equals_uninterrupted_bit_for_bit(cached, stopped, teacher, batch):
     straight, resumed = cached("straight", teacher), cached("resumed", teacher)
     train(straight)
-    with stopped(distill.training.trainer, "build_loggers", batch):
+    with stopped(distill.trainer, "build_loggers", batch):
         train(resumed)
     train(resumed)
     assert greatest_difference(straight, resumed) == 0

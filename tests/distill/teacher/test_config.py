@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from distill.recipe.recipe import load_recipe, save_recipe
-from distill.recipe.sections.teacher import TeacherConfig, bytes_per_token
+from distill.recipe.sections import TeacherConfig, bytes_per_token
 
 CACHES = {
     name: TeacherConfig.model_validate({"source": "cache", "contents": name}) for name in ("hidden", "top_k", "samples")

@@ -5,21 +5,20 @@ from pathlib import Path
 import pytest
 import torch
 
-import distill.training.trainer
-from architectures.checkpoints.manifest import write_manifest
-from distill.checkpoints.files import BEST_NAME
-from distill.flops import answers_in, training_flops
-from distill.losses.answer_logits import logits_of
+import distill.trainer
+from architectures.manifest import write_manifest
+from distill.checkpoints.checkpoint_files import BEST_NAME
+from distill.chunked_loss import logits_of
+from distill.estimate import answers_in, training_flops
 from distill.metrics import LOOKAHEADS, Known, accept_chance, accept_chance_alone, eval_metrics
+from distill.model import HeldOut
 from distill.recipe.recipe import Recipe
-from distill.run.run import Run
-from distill.run.stage_inputs import generate_inputs
+from distill.run import Run
+from distill.stage_inputs import generate_inputs
 from distill.train import read_answers, train
-from distill.training.model import HeldOut
-from distill.training.trainer import build_model
-from eval.acceptance.replay import replay_answer
-from eval.decoding.acceptance import EXACT_SAMPLED_DRAFT
-from eval.decoding.sampling import Sampling
+from distill.trainer import build_model
+from eval.decoding.sampling import EXACT_SAMPLED_DRAFT, Sampling
+from eval.replay import replay_answer
 from tests.distill.after_training import assert_equal, last_state, metrics
 from tests.distill.small_heads import IDS, cut_draft
 
@@ -34,7 +33,7 @@ def refuse_to_load(*_, **__):
 def no_loading(monkeypatch):
     """Fails a test in which any weight of a teacher is loaded."""
     for name in ("load_teacher", "load_sharded_teacher", "load_head"):
-        monkeypatch.setattr(distill.training.trainer, name, refuse_to_load)
+        monkeypatch.setattr(distill.trainer, name, refuse_to_load)
 
 
 def test_it_learns_and_chooses_what_a_live_teacher_beside_it_would(make_run, request):

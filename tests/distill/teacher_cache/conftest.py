@@ -7,7 +7,7 @@ import pytest
 
 from distill import teacher_cache
 from distill.data.batches import AnswerDataset
-from distill.recipe.sections.teacher import TeacherConfig
+from distill.recipe.sections import TeacherConfig
 from distill.teacher_cache import capture_teacher
 from tests.distill.conftest import random_answers
 from tests.distill.teacher_cache.made import INPUTS, MAX_SEQ_LEN, finish_into, settings_for, with_two_answers

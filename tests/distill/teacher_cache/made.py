@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from architectures.checkpoints.manifest import write_manifest
+from architectures.manifest import write_manifest
 from distill.data.batches import Example
-from distill.recipe.sections.teacher import TeacherConfig
+from distill.recipe.sections import TeacherConfig
 from distill.teacher_cache import CaptureSettings, TeacherCache
 
 MAX_SEQ_LEN = 30

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
-from architectures.files.atomic import remove_partials
+from architectures.files import remove_partials
+from architectures.manifest import read_manifest
 from distill import cache_files, teacher_cache
-from distill.recipe.sections.teacher import TeacherConfig
-from distill.run.run_folder import LOCK_NAME
+from distill.recipe.sections import TeacherConfig
+from distill.run import LOCK_NAME
 from distill.teacher_cache import TeacherCache, cut_into_shards
 from tests.distill.teacher_cache.made import (
     HIDDEN,
@@ -76,10 +76,10 @@ def test_more_entries_than_the_vocabulary_has_are_refused(write, tmp_path):
 KILLED = """
 import json, os, signal, sys
 from pathlib import Path
-from architectures.files.atomic import partial_path
+from architectures.files import partial_path
 from distill.data.batches import Example
 from distill import teacher_cache
-from distill.recipe.sections.teacher import TeacherConfig
+from distill.recipe.sections import TeacherConfig
 
 target, examples, inputs, runs = json.loads(sys.argv[1])
 examples = {name: [Example(tuple(ids), *rest) for ids, *rest in rows] for name, rows in examples.items()}

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from distill import cache_files, teacher_cache
+from distill.chunked_loss import head_of
 from distill.data.batches import collate
-from distill.losses.answer_logits import head_of
 from distill.teacher import load_teacher
 from distill.teacher_cache import (
     TargetReading,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from architectures.checkpoints.manifest import read_manifest
+from architectures.manifest import read_manifest
 from distill import teacher_cache
 from distill.teacher_cache import capture_teacher
 from tests.distill.teacher_cache.made import HIDDEN, INPUTS, SAMPLES, TOP_K, finish_into, settings_for

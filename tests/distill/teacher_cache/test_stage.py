@@ -6,18 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from architectures.checkpoints.fingerprint import fingerprint_tokenizer
-from architectures.checkpoints.manifest import read_manifest
+from architectures import hashes
 from architectures.errors import UserError
-from architectures.files import file_hashes
+from architectures.hashes import fingerprint_tokenizer
+from architectures.manifest import read_manifest
+from distill import pipeline as stages
 from distill import teacher_cache
+from distill.pipeline import cache_stage, verify_cache_stage
 from distill.recipe.recipe import Recipe
-from distill.run.artifact import Artifact
-from distill.run.progressive import first_init, share_answers, stage_recipe
-from distill.run.run import Run
-from distill.run.stage_inputs import require_training_inputs
-from distill.stages import running as stages
-from distill.stages.running import cache_stage, verify_cache_stage
+from distill.run import Artifact, Run, first_init, share_answers, stage_recipe
+from distill.stage_inputs import require_training_inputs
 from distill.teacher_cache import TeacherCache
 from distill.train import read_answers
 
@@ -134,7 +132,7 @@ def test_a_template_inside_the_tokenizers_settings_counts_as_a_template(tmp_path
 def test_verification_reads_whatever_is_remembered(recipe, monkeypatch):
     """A disk that errs leaves a file's times as they were."""
     cache_stage(Run.of(recipe))
-    monkeypatch.setattr(file_hashes, "recall", None)  # nobody may ask
+    monkeypatch.setattr(hashes, "recall", None)  # nobody may ask
     verify_cache_stage(Run.of(recipe))
 
 

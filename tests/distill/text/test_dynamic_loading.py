@@ -13,15 +13,10 @@ from composer.models import ComposerModel
 from composer.utils import dist
 from transformers import AutoTokenizer
 
-import distill.text.dynamic_loading
-from distill.recipe.sections.text import TextConfig
-from distill.text.dynamic_loading import (
-    DynamicLoading,
-    held_out_losses,
-    next_token_nll,
-    reference_losses,
-)
-from distill.text.mixture import text_eval_loaders, text_loader
+import distill.text_training
+from distill.recipe.sections import TextConfig
+from distill.text_data import text_eval_loaders, text_loader
+from distill.text_training import DynamicLoading, held_out_losses, next_token_nll, reference_losses
 
 VOCABULARY = 264
 CPU = torch.device("cpu")
@@ -131,7 +126,7 @@ def test_the_weights_of_rank_0_are_those_of_all(trained, monkeypatch):
             assert src == 0
             values[0] = [0.25, 0.75]
 
-    monkeypatch.setattr(distill.text.dynamic_loading.dist, "broadcast_object_list", broadcast)
+    monkeypatch.setattr(distill.text_training.dist, "broadcast_object_list", broadcast)
     domains, _, _ = trained("2ba")
     assert domains.weights == [0.25, 0.75]
 
@@ -170,7 +165,7 @@ def test_processes_together_measure_what_one_measures(config, tokenizer, monkeyp
                 tensor.copy_(sums[name])
 
             monkeypatch.setattr(dist, "all_reduce", all_reduce)
-            last = distill.text.dynamic_loading.held_out_loss(losses_of, loader, device=CPU)
+            last = distill.text_training.held_out_loss(losses_of, loader, device=CPU)
             if rank == world_size - 1:
                 assert last == pytest.approx(alone[name], rel=1e-6)
     assert {name: int(total[1]) for name, total in sums.items()} == {"a": 3 * 7, "b": 3 * 7}

@@ -6,10 +6,10 @@ import os
 import pytest
 
 from architectures.errors import UserError
-from architectures.importance.calibration import read_text
-from distill.recipe.sections.text import TextConfig, TextDomain
-from distill.text.streams import held_out_sequences, open_texts
-from eval.models.loading import load_tokenizer
+from architectures.importance.activation_scores import read_calibration_text
+from distill.recipe.sections import TextConfig, TextDomain
+from distill.text_data import held_out_sequences, open_texts
+from eval.models import load_tokenizer
 
 
 def read(path, tokenizer, **settings):
@@ -51,12 +51,12 @@ def test_a_pipe_is_no_text(tmp_path, tiny_target):
     with pytest.raises(UserError, match=r"pipe\.txt"):
         read(tmp_path / "pipe.txt", load_tokenizer(tiny_target))
     with pytest.raises(UserError, match=r"pipe\.txt"):
-        next(read_text(tmp_path / "pipe.txt"))
+        next(read_calibration_text(tmp_path / "pipe.txt"))
 
 
 def test_calibration_reads_a_line_without_end_in_pieces(tmp_path):
     with (tmp_path / "sparse.txt").open("wb") as file:
         file.truncate(8 << 30)
-    assert len(next(read_text(tmp_path / "sparse.txt"))) < 1_000_000
+    assert len(next(read_calibration_text(tmp_path / "sparse.txt"))) < 1_000_000
     with pytest.raises(UserError, match="File name too long"):
-        next(read_text(tmp_path / ("x" * 5000)))
+        next(read_calibration_text(tmp_path / ("x" * 5000)))

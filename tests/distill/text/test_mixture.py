@@ -9,8 +9,8 @@ import torch
 from transformers import AutoTokenizer
 
 from architectures.errors import UserError
-from distill.recipe.sections.text import TextConfig
-from distill.text.mixture import text_eval_loaders, text_loader
+from distill.recipe.sections import TextConfig
+from distill.text_data import text_eval_loaders, text_loader
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def tokenizer(tiny_target):
 @pytest.fixture
 def config(tmp_path, monkeypatch):
     """config(**keys of text) -> two domains a and b of 20 and 9 sequences, each sequence one row such as `a 0007`."""
-    monkeypatch.setattr("distill.text.mixture.SHUFFLE_BLOCK", 4)
+    monkeypatch.setattr("distill.text_data.SHUFFLE_BLOCK", 4)
 
     def make(*, weights: tuple[float, float] = (1, 1), **keys) -> TextConfig:
         for name, count in (("a", 20), ("b", 9)):

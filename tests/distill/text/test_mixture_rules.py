@@ -5,12 +5,7 @@ import math
 import pytest
 import torch
 
-from distill.text.mixture import (
-    RULES,
-    code_weights,
-    fixed_weights,
-    paper_weights,
-)
+from distill.text_data import RULES, code_weights, fixed_weights, paper_weights
 
 REFERENCES = [2.0, 1.0, 3.0]
 WEIGHTS = [0.5, 0.3, 0.2]

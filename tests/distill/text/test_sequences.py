@@ -8,8 +8,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from architectures.errors import UserError
-from distill.recipe.sections.text import TextConfig, TextDomain
-from distill.text.streams import DomainStream, PackedText, held_out_sequences, open_texts
+from distill.recipe.sections import TextConfig, TextDomain
+from distill.text_data import DomainStream, PackedText, held_out_sequences, open_texts
 
 T = 8  # tokens of a sequence
 EOS = 2  # of the tiny tokenizer, whose other tokens are single bytes

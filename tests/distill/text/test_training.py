@@ -9,18 +9,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import distill.data.generate
-import distill.training.text_training
-import distill.training.trainer
+import distill.data.training_data
+import distill.text_training
+import distill.trainer
 from architectures.errors import UserError
-from distill.checkpoints.files import find_checkpoints
-from distill.losses.chunked import Head
-from distill.run.run import Run
-from distill.run.stage_inputs import require_training_inputs
-from distill.stages.running import generate_stage
-from distill.text.mixture import text_eval_loaders
-from distill.train import train
-from distill.training.text_training import (
+from distill.checkpoints.checkpoint_files import find_checkpoints
+from distill.chunked_loss import Head
+from distill.pipeline import generate_stage
+from distill.run import Run
+from distill.stage_inputs import require_training_inputs
+from distill.text_data import text_eval_loaders
+from distill.text_training import (
     collate_text,
     student_losses,
     teacher_losses,
@@ -28,7 +27,8 @@ from distill.training.text_training import (
     token_losses,
     without_dur,
 )
-from distill.training.trainer import build_model
+from distill.train import train
+from distill.trainer import build_model
 from tests.distill.after_training import assert_equal, last_state, metrics
 from tests.distill.two_processes import train_by
 
@@ -198,7 +198,7 @@ def test_dropout_is_off_while_the_student_is_measured(make_text_run, make_checkp
 
 
 def test_a_held_out_loss_that_is_no_number_is_said(make_text_run, monkeypatch):
-    monkeypatch.setattr(distill.training.text_training, "held_out_loss", lambda *_, **__: float("nan"))
+    monkeypatch.setattr(distill.text_training, "held_out_loss", lambda *_, **__: float("nan"))
     with pytest.raises(UserError, match=r"training diverged\. Lower distill\.optimizer\.lr\."):
         train(make_text_run())
 
@@ -229,7 +229,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(make_text_run, make_checkpoint
     init = make_checkpoint(num_hidden_layers=2, attention_dropout=0.5)
     straight, resumed = (make_text_run(name, init=init) for name in ("straight", "resumed"))
     train(straight)
-    with stopped(distill.training.trainer, "build_loggers", batch):
+    with stopped(distill.trainer, "build_loggers", batch):
         train(resumed)
     assert find_checkpoints(Path(resumed.run_dir) / "checkpoints")[-1].name.endswith(f"ba{batch - 1}-rank0.pt")
     train(resumed)
@@ -280,7 +280,7 @@ def assert_same_training(one, other) -> None:
 def test_answers_to_train_on_are_written_only_where_they_are(make_run, make_text_run, monkeypatch, train_on):
     asked = []
     monkeypatch.setattr(
-        distill.data.generate, "generate_answers", lambda *_, **settings: asked.append(settings) or COUNTS
+        distill.data.training_data, "generate_answers", lambda *_, **settings: asked.append(settings) or COUNTS
     )
     recipe = make_text_run() if train_on == "text" else make_run()
     shutil.rmtree(Path(recipe.run_dir) / "data")
@@ -294,7 +294,7 @@ def test_answers_to_train_on_are_written_only_where_they_are(make_run, make_text
 
 def test_another_text_does_not_continue_this_training(make_text_run, tmp_path, stopped):
     recipe = make_text_run()
-    with stopped(distill.training.trainer, "build_loggers", 3):
+    with stopped(distill.trainer, "build_loggers", 3):
         train(recipe)
     with (tmp_path / "a.jsonl").open("a") as file:
         file.write('{"text": "more"}\n')

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from distill.run.run import Run
+from distill.run import Run
 
 VOCAB = 320  # 3 special tokens, 256 bytes, 40 words, 21 rows of padding
 COUNTED = {"size": 261, "from": "answers"}
@@ -70,10 +70,10 @@ def make_recipe(tmp_path: Path, wordy_target: Path) -> Callable[..., Any]:
 @pytest.fixture
 def answered(make_recipe: Callable[..., Any], wordy_target: Path) -> Callable[..., Any]:
     """answered(vocabulary, architecture={...}, **sections) -> the same recipe, its run with answers to two files."""
-    from architectures.checkpoints.manifest import write_manifest
+    from architectures.manifest import write_manifest
     from distill.recipe.recipe import save_recipe
-    from distill.run.recorded import target_record
-    from distill.run.stage_inputs import generate_inputs
+    from distill.run import target_record
+    from distill.stage_inputs import generate_inputs
 
     def make(vocabulary: Mapping[str, Any] | None = COUNTED, *arguments: Any, **sections: Any) -> Any:
         recipe = make_recipe(vocabulary, *arguments, **sections)
@@ -96,8 +96,7 @@ def answered(make_recipe: Callable[..., Any], wordy_target: Path) -> Callable[..
 
 def write_traces(data: Path, name: str, said: Sequence[tuple[str, Sequence[int]]]) -> None:
     """One shard of answers, each with the row of its prompt; prompts say 298 alone, which must not count."""
-    from eval.answers.shards import claim_shards, write_shard
-    from eval.answers.traces import Trace
+    from eval.responses import Trace, claim_shards, write_shard
 
     (path,) = claim_shards(data, name, {}, num_shards=1)
     question = ({"role": "user", "content": "a"},)

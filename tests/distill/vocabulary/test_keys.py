@@ -5,18 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from architectures.pruning.selection import plan_pruning
-from architectures.shapes.shape import Shape
-from architectures.targets.target import read_config
+from architectures.hub import read_config
+from architectures.pruning.plan import plan_pruning
+from architectures.shapes import Shape
 from architectures.vocabulary import read_draft_vocabulary
 from architectures.vocabulary_head import head_ids
 from distill.check import planned_shapes
-from distill.debug.files import begin_debug
-from distill.debug.recipe import debug_recipe, tiny_run
+from distill.debug import begin_debug, debug_recipe, tiny_run
+from distill.pipeline import prune_stage
 from distill.recipe.recipe import Recipe, load_recipe
-from distill.run.run import Run
-from distill.stages.running import prune_stage
-from eval.models.loading import load_model
+from distill.run import Run
+from eval.models import load_model
 
 RECIPE = """\
 run_name: demo

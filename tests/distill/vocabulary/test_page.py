@@ -6,7 +6,7 @@ import pytest
 
 from architectures.errors import UserError
 from distill.check import check_recipe, planned_shapes, tokenizer_folder
-from distill.run.run import Run
+from distill.run import Run
 
 COUNTED = {"size": 261, "from": "answers"}
 

@@ -8,20 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from architectures.checkpoints.manifest import changed_inputs, read_manifest, write_manifest
 from architectures.errors import UserError
+from architectures.hub import read_config
+from architectures.manifest import changed_inputs, read_manifest, write_manifest
 from architectures.pruning.plan import PLAN_NAME, PruningPlan
-from architectures.shapes.shape import Shape
-from architectures.targets.target import read_config
+from architectures.shapes import Shape
 from architectures.vocabulary import DRAFT_VOCABULARY_NAME, DraftVocabulary, read_draft_vocabulary
+from distill import pipeline as stages
 from distill.check import planned_shapes
+from distill.pipeline import prune_stage, run_all
 from distill.recipe.recipe import save_recipe
-from distill.run.progressive import earlier_stages, share_answers
-from distill.run.run import Run
-from distill.run.stage_inputs import mask_inputs, prune_inputs
-from distill.stages import running as stages
-from distill.stages.running import prune_stage, run_all
-from eval.models.loading import load_model
+from distill.run import Run, earlier_stages, share_answers
+from distill.stage_inputs import mask_inputs, prune_inputs
+from eval.models import load_model
 
 ALWAYS = set(range(259))
 COUNTED = {"size": 261, "from": "answers"}

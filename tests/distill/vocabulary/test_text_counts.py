@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from architectures.vocabulary import read_draft_vocabulary
-from distill.run.run import Run
-from distill.stages.running import prune_stage
-from distill.vocabulary import id_counts_in_text
-from eval.models.loading import load_tokenizer
+from distill.draft_vocabulary import id_counts_in_text
+from distill.pipeline import prune_stage
+from distill.run import Run
+from eval.models import load_tokenizer
 
 LENGTH, HELD_OUT = 8, 2
 

@@ -4,15 +4,16 @@ import numpy as np
 import pytest
 from scipy.stats import bootstrap, t
 
-from eval.acceptance.counts import Counts, count_trace, pool, tau
-from eval.acceptance.estimates import (
+from eval.intervals import (
     Resampling,
+    expanded_tail,
     paired_ratio_difference,
+    paired_ratio_quotient,
+    paired_ratio_quotients,
     pooled_ratio,
     resampling_weights,
 )
-from eval.acceptance.intervals import expanded_tail
-from eval.acceptance.paired_ratios import paired_ratio_quotient, paired_ratio_quotients
+from eval.replay import Counts, count_trace, pool, tau
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)
 # Ten tokens at lookahead 3: [a a a t] [t] [a t] [a a t]. The last round has room for two.

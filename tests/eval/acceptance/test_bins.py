@@ -5,16 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval.acceptance.draft_scores import (
+from eval.replay import (
     NO_CATEGORY,
     NO_TASK,
     POSITION_EDGES,
+    Replay,
     ReplayedAnswer,
     part_tokens,
     position_bins,
     token_labels,
 )
-from eval.acceptance.replay import Replay
 
 
 def replayed(num_tokens, *, entropy=0.0, category=None):

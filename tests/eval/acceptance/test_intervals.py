@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from eval.acceptance.intervals import simultaneous_bound, t_bound
+from eval.intervals import simultaneous_bound, t_bound
 
 UNITS, DRAWS = 20, 4000
 

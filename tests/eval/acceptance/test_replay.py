@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from eval.acceptance.counts import count_trace, pool, tau
-from eval.acceptance.replay import binned_counts, replay_answer, replay_counts
-from eval.decoding.acceptance import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT
-from eval.decoding.sampling import Sampling
+from eval.decoding.sampling import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, Sampling
+from eval.replay import binned_counts, count_trace, pool, replay_answer, replay_counts, tau
 
 
 def rounds_of(accept_bits, lookahead):

@@ -3,12 +3,10 @@
 import pytest
 import torch
 
-from eval.acceptance.counts import Counts, count_trace
-from eval.acceptance.replay import replay_counts, replay_pair
-from eval.decoding.acceptance import LOSSLESS
-from eval.decoding.sampling import Sampling
+from eval.decoding.sampling import LOSSLESS, Sampling
 from eval.decoding.speculative import speculative_decode
 from eval.decoding.texts import Decoded, Limits, Speculation
+from eval.replay import Counts, count_trace, replay_counts, replay_pair
 
 LENGTH, LOOKAHEAD, ROWS = 6, 3, 24
 WARM = Sampling(40.0)  # of logits in the hundreds

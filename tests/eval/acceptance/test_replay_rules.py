@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from eval.acceptance.replay import (
+from eval.decoding.sampling import Sampling
+from eval.replay import (
     EXACT_GREEDY_DRAFT,
     EXACT_SAMPLED_DRAFT,
     REJECTION,
@@ -13,7 +14,6 @@ from eval.acceptance.replay import (
     rule_name,
     rule_names,
 )
-from eval.decoding.sampling import Sampling
 
 
 def greedy_answer(model, prompt, num_tokens):

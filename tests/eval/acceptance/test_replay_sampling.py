@@ -6,14 +6,12 @@ import pytest
 import torch
 
 from architectures.vocabulary_head import cut_head
-from eval.acceptance import replay
-from eval.acceptance.counts import count_trace
-from eval.acceptance.replay import replay_answer, replay_counts, whole_vocabulary
+from eval import replay
 from eval.decoding import sampling as chosen
-from eval.decoding.acceptance import LOSSLESS
-from eval.decoding.sampling import Sampling, distribution
+from eval.decoding.sampling import LOSSLESS, Sampling, distribution
 from eval.decoding.speculative import speculative_decode
 from eval.decoding.texts import Limits, Speculation
+from eval.replay import count_trace, replay_answer, replay_counts, whole_vocabulary
 from tests.eval.decoding.laws import FIRST, TEXT
 
 ROWS, LOOKAHEAD = 800, 2

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from eval.acceptance.estimates import Resampling, sign_flip_p
+from eval.intervals import Resampling, sign_flip_p
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)
 

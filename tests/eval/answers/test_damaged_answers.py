@@ -9,9 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from architectures.errors import UserError
-from eval.answers.shards import claim_shards, read_claims, write_shard
-from eval.answers.traces import read_traces
 from eval.recorded import read_recorded_traces
+from eval.responses import claim_shards, read_claims, read_traces, write_shard
 
 ROW = {
     "id": 0,

@@ -3,7 +3,7 @@
 import pytest
 
 from architectures.errors import UserError
-from eval.answers.shards import claim_shards, read_shard, write_shard
+from eval.responses import claim_shards, read_shard, write_shard
 
 
 def test_a_setting_that_only_one_of_two_runs_has_is_a_change(tmp_path):

@@ -5,10 +5,9 @@ from dataclasses import asdict
 import pytest
 
 from architectures.errors import UserError
-from eval.answers.shards import claim_shards, require_known_ids, row_location, write_shard
-from eval.answers.traces import Trace, read_traces
 from eval.decoding.generate import write_traces
 from eval.prompts import Prompt, user_turn
+from eval.responses import Trace, claim_shards, read_traces, require_known_ids, row_location, write_shard
 from tests.eval.answers.test_traces import GREEDY
 
 ASKED = ({"role": "user", "content": "why"},)

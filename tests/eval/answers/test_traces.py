@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from architectures.errors import UserError
-from architectures.files.atomic import remove_partials
-from architectures.settings.holding import Holding
-from eval.answers.traces import DecodingSettings, Trace, first_turns, read_traces
+from architectures.files import remove_partials
+from architectures.settings import Holding
 from eval.decoding import generate as answering
 from eval.decoding.generate import write_traces
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import DRAWS, Decoded, Limits
-from eval.models.loading import load_model, load_tokenizer
+from eval.models import load_model, load_tokenizer
 from eval.prompts import Prompt, render_prompt
+from eval.responses import DecodingSettings, Trace, first_turns, read_traces
 
 ROOT = Path(__file__).parents[3]
 GREEDY = DecodingSettings(
@@ -175,7 +175,7 @@ def test_finished_answers_load_no_model(chatty_target, tmp_path, capsys, monkeyp
 KILLED = """
 import json, os, signal, sys
 from pathlib import Path
-from architectures.files.atomic import partial_path
+from architectures.files import partial_path
 from eval.answers import shards
 from eval.decoding import generate as answering
 from eval.prompts import Prompt

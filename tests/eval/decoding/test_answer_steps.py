@@ -11,14 +11,14 @@ import weakref
 import pytest
 import torch
 
-from eval.answers.traces import DecodingSettings, read_traces
 from eval.decoding import cuda_graphs as captured
 from eval.decoding import generate as answering
 from eval.decoding.cuda_graphs import BatchSteps, answer_opener, bytes_per_slot
 from eval.decoding.generate import write_traces
 from eval.decoding.kv_cache import RowSequencer, TextSequencer, open_sequencer
-from eval.models.loading import load_model
+from eval.models import load_model
 from eval.prompts import Prompt, user_turn
+from eval.responses import DecodingSettings, read_traces
 from tests.eval.decoding.stand_ins import watched_maker
 from tests.pretended_gpu import pretended_gpu
 

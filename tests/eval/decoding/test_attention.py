@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch.nn import functional
 
-from eval.acceptance.replay import answer_logits
 from eval.decoding.cuda_graphs import FixedSequencer
 from eval.decoding.kv_cache import TextSequencer, TranslationSequencer, open_sequencer
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
-from eval.models.loading import load_model
+from eval.models import load_model
+from eval.replay import answer_logits
 from tests.eval.decoding.stand_ins import watched_maker
 
 OPT = {"model_type": "opt", "ffn_dim": 96, "word_embed_proj_dim": 64}

@@ -2,13 +2,11 @@
 
 import pytest
 
-from eval.acceptance.replay import answer_logits
-from eval.decoding.acceptance import LOSSLESS
-from eval.decoding.ngram import LookupFirst
-from eval.decoding.sampling import confidence_of
-from eval.decoding.speculative import plain_decode, speculative_decode
+from eval.decoding.sampling import LOSSLESS, confidence_of
+from eval.decoding.speculative import LookupFirst, plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
-from eval.models.loading import load_model
+from eval.models import load_model
+from eval.replay import answer_logits
 from tests.eval.decoding.laws import WARM, require_same_law, text_chances
 
 LIMITS = Limits(40, frozenset({2}))

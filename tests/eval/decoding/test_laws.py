@@ -7,11 +7,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from eval.decoding.acceptance import LOSSLESS
-from eval.decoding.sampling import Sampling
+from eval.decoding.sampling import LOSSLESS, Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Seeds, Speculation
-from eval.models.loading import load_model
+from eval.models import load_model
 from tests.eval.decoding.laws import (
     ROWS,
     law_exact_rules_write_what_plain_sampling_writes,

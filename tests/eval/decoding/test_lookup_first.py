@@ -2,12 +2,10 @@
 
 import pytest
 
-from eval.decoding.acceptance import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, REJECTION
-from eval.decoding.ngram import LookupFirst, NgramLookup
-from eval.decoding.sampling import Sampling
-from eval.decoding.speculative import speculative_decode
+from eval.decoding.sampling import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, REJECTION, Sampling
+from eval.decoding.speculative import LookupFirst, NgramLookup, speculative_decode
 from eval.decoding.texts import Limits, Speculation
-from eval.models.loading import load_model
+from eval.models import load_model
 from tests.eval.decoding.laws import (
     WARM,
     law_exact_rules_write_what_plain_sampling_writes,

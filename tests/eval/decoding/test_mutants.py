@@ -8,13 +8,22 @@ from dataclasses import replace
 
 import pytest
 
-from eval.decoding import acceptance as rules
 from eval.decoding import kv_cache as sequencer
+from eval.decoding import sampling as rules
 from eval.decoding import speculative as batch
 from eval.decoding import speculative as batch_rounds
 from eval.decoding import texts
-from eval.decoding.acceptance import Verdict, accept_chances, at, draft_at, leading, residual, row_at
-from eval.decoding.sampling import Sampling, invert_cumulative
+from eval.decoding.sampling import (
+    Sampling,
+    Verdict,
+    accept_chances,
+    at,
+    draft_at,
+    invert_cumulative,
+    leading,
+    residual,
+    row_at,
+)
 from eval.decoding.texts import Limits
 from tests.eval.decoding.laws import (
     law_exact_rules_write_what_plain_sampling_writes,

@@ -4,10 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eval.decoding.acceptance import EXACT_GREEDY_DRAFT
-from eval.decoding.ngram import NgramLookup
-from eval.decoding.sampling import Sampling
-from eval.decoding.speculative import speculative_decode
+from eval.decoding.sampling import EXACT_GREEDY_DRAFT, Sampling
+from eval.decoding.speculative import NgramLookup, speculative_decode
 from eval.decoding.texts import Limits, Speculation
 from tests.eval.decoding.laws import (
     WARM,

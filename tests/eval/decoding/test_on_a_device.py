@@ -9,10 +9,10 @@ from copy import deepcopy
 import pytest
 import torch
 
-from eval.acceptance.replay import answer_logits, replay_answer
 from eval.decoding.sampling import Sampling
 from eval.decoding.texts import Limits
-from eval.models.loading import load_model
+from eval.models import load_model
+from eval.replay import answer_logits, replay_answer
 from tests.eval.decoding.laws import (
     law_exact_rules_write_what_plain_sampling_writes,
     law_greedy_text_is_the_targets,

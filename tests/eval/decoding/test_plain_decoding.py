@@ -8,7 +8,7 @@ import torch
 from eval.decoding.sampling import Sampling, distribution, invert_cumulative
 from eval.decoding.speculative import Wanted, decode_steps, first_tokens, plain_decode
 from eval.decoding.texts import DRAWS, Limits, Seeds, stream
-from eval.models.loading import load_model
+from eval.models import load_model
 
 GREEDY = Sampling()
 SAMPLED = Sampling(temperature=0.8, top_p=0.9)

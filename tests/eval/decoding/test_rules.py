@@ -8,14 +8,7 @@ import itertools
 import pytest
 import torch
 
-from eval.decoding.acceptance import (
-    LOSSLESS,
-    RULES,
-    Draws,
-    Proposal,
-    residual,
-)
-from eval.decoding.sampling import invert_cumulative
+from eval.decoding.sampling import LOSSLESS, RULES, Draws, Proposal, invert_cumulative, residual
 
 LENGTH, LOOKAHEAD, VOCAB = 4, 3, 4
 TARGET_VV = torch.tensor([[2, 1, 1, 0], [0, 1, 1, 2], [1, 1, 1, 1], [4, 0, 0, 0]]) / 4  # next token given the last

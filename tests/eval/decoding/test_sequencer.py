@@ -11,7 +11,7 @@ from eval.decoding.kv_cache import (
     open_sequencer,
     takes_rows,
 )
-from eval.models.loading import load_model
+from eval.models import load_model
 from tests.families import DECODER_ONLY
 
 VOCAB = 264

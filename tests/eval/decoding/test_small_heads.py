@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from architectures.errors import UserError
-from eval.decoding import acceptance as rules
+from eval.decoding import sampling as rules
 from eval.decoding import speculative as batch
 from eval.decoding import speculative as batch_rounds
-from eval.decoding.acceptance import RULES, residual
 from eval.decoding.kv_cache import open_sequencer
-from eval.decoding.sampling import Sampling, distribution, invert_cumulative
+from eval.decoding.sampling import RULES, Sampling, distribution, invert_cumulative, residual
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
 from tests.eval.decoding.laws import law_greedy_text_is_the_targets

@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from eval.acceptance.counts import count_trace, tau
-from eval.acceptance.replay import answer_logits, replay_answer, replay_counts
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
-from eval.models.loading import load_model
+from eval.models import load_model
+from eval.replay import answer_logits, count_trace, replay_answer, replay_counts, tau
 
 LENGTH = 32
 NEVER = frozenset()

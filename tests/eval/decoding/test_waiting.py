@@ -8,9 +8,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
-from eval.decoding.acceptance import RULES
 from eval.decoding.kv_cache import RowSequencer
-from eval.decoding.sampling import Sampling
+from eval.decoding.sampling import RULES, Sampling
 from eval.decoding.speculative import Batch, Rounds, plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
 from tests.eval.decoding.test_lookup_first import ALWAYS

@@ -11,7 +11,7 @@ from typing import Any
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
-from eval.models.loading import load_model
+from eval.models import load_model
 
 
 class GoneError(Exception):

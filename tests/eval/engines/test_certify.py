@@ -8,8 +8,8 @@ import pytest
 import widedraft
 from eval.engines.certificate import read_certificates
 from eval.engines.certify import CertifySettings, make_certificate
-from eval.engines.findings import NONE, OwnTokens, own_tokens, replay_run
-from eval.models.loading import load_model
+from eval.engines.runs import NONE, OwnTokens, own_tokens, replay_run
+from eval.models import load_model
 
 
 def certify_pair(target, draft, **changed):

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from architectures.checkpoints.manifest import write_manifest
-from architectures.checkpoints.target_files import carry_files
 from architectures.convert import convert_draft
 from architectures.gguf_export import export_gguf
+from architectures.hub import read_config
+from architectures.manifest import write_manifest
+from architectures.pruning.plan import plan_pruning
 from architectures.pruning.prune import prune_checkpoint
-from architectures.pruning.selection import plan_pruning
-from architectures.shapes.section import ArchitectureConfig
-from architectures.shapes.shape import Shape
-from architectures.targets.target import read_config
+from architectures.requested_shape import ArchitectureConfig
+from architectures.shapes import Shape
+from architectures.target_files import carry_files
 from eval.engines.certify import CertifySettings, make_certificate
-from eval.models.loading import load_model
+from eval.models import load_model
 
 TARGET = Path(__file__).parents[3] / "models" / "SmolLM2-135M-Instruct"
 NOISE, IDS = 0.15, 8192

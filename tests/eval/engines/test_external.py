@@ -8,9 +8,9 @@ from typing import ClassVar
 import pytest
 
 from architectures.errors import UserError
-from eval.engines import external
+from eval.engines import runs
 from eval.engines.certificate import Counted
-from eval.engines.external import WORKERS, answer_of, run_external
+from eval.engines.runs import WORKERS, answer_of, run_external
 
 PACKAGES = {"architectures", "distill", "eval", "widedraft"}
 CONVERSATION = [{"role": "user", "content": "hi"}]
@@ -47,7 +47,7 @@ def stand_in(tmp_path, monkeypatch):
             "json.dump(answer, open(sys.argv[2], 'w'))\n"
             f"json.dump(answer['request'], open({str(tmp_path / 'got')!r}, 'w'))\n"
         )
-        monkeypatch.setattr(external, "WORKERS", tmp_path)
+        monkeypatch.setattr(runs, "WORKERS", tmp_path)
 
     return write
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from eval.acceptance.replay import answer_logits
 from eval.engines.certificate import (
     Certificate,
     Counted,
@@ -15,7 +14,8 @@ from eval.engines.certificate import (
     write_certificate,
 )
 from eval.engines.certify import speed_of
-from eval.engines.findings import find, find_ties
+from eval.engines.runs import find, find_ties
+from eval.replay import answer_logits
 
 PROMPTS = [(1, 2, 3, number) for number in range(24)]
 COUNTED = Counted(rounds=30, proposed=90, accepted=34, by_position=(20, 10, 4))

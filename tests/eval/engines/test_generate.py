@@ -9,13 +9,12 @@ import pytest
 
 from architectures.errors import UserError
 from architectures.sharing import ALONE, Share
-from eval.answers.traces import read_traces
+from eval.config import GenerateConfig
 from eval.decoding.generate import write_traces
-from eval.engines import generate, openai_client
-from eval.engines.config import GenerateConfig
-from eval.engines.generate import engine_part, responses_by
-from eval.engines.vllm_generate import worker_environment
+from eval.engines import external_generate
+from eval.engines.external_generate import engine_part, responses_by, worker_environment
 from eval.prompts import Prompt
+from eval.responses import read_traces
 from tests.eval.answers.test_traces import GREEDY
 from tests.eval.engines.fake_server import FakeServer, served
 from tests.sharing import by_processes
@@ -46,7 +45,7 @@ def own(own_folder):
 
 @pytest.fixture(autouse=True)
 def few_retries(monkeypatch):
-    monkeypatch.setattr(openai_client, "MAX_RETRIES", 2)
+    monkeypatch.setattr(external_generate, "MAX_RETRIES", 2)
 
 
 def shards(folder):
@@ -127,7 +126,7 @@ def test_another_temperature_is_rejected(target_folder, tmp_path):
 
 def test_too_many_near_ties_are_rejected(target_folder, noisy_folder, tmp_path, monkeypatch):
     """As of quantised weights: each gap is small, and there are many."""
-    monkeypatch.setattr(generate, "TIE_FACTOR", 1e9)
+    monkeypatch.setattr(external_generate, "TIE_FACTOR", 1e9)
     with served(FakeServer(noisy_folder)) as server:
         rejected(target_folder, tmp_path, endpoint(server))
 
@@ -163,7 +162,7 @@ def test_one_of_two_servers_may_die(target_folder, tmp_path, own, capsys):
 
 
 def test_a_run_goes_on_where_its_server_died(target_folder, tmp_path, own, monkeypatch):
-    monkeypatch.setattr(generate, "BATCH_FACTOR", 1)
+    monkeypatch.setattr(external_generate, "BATCH_FACTOR", 1)
     with served(FakeServer(target_folder, max_requests=7)) as server, pytest.raises(UserError, match=server.url):
         write(target_folder, tmp_path, endpoint(server, concurrency=1))
     kept = shards(tmp_path)
@@ -214,7 +213,7 @@ def test_vllm_generates_the_bytes_of_our_own_decoding(target_folder, tmp_path, o
 
 
 def test_vllm_that_ends_is_quoted_and_complete_shards_are_kept(target_folder, tmp_path, own, vllm, monkeypatch):
-    monkeypatch.setattr(generate, "BATCH_FACTOR", 1)
+    monkeypatch.setattr(external_generate, "BATCH_FACTOR", 1)
     with pytest.raises(UserError, match="out of memory"):
         write(target_folder, tmp_path / "out", vllm(max_batches=2, concurrency=3))
     assert len(shards(tmp_path / "out")) == 2

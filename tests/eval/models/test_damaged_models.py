@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from architectures.errors import UserError
-from architectures.shapes.shape import Shape
-from architectures.targets.target import read_config
-from eval.models.loading import least_parameters, load_model, load_tokenizer, require_positions
+from architectures.hub import read_config
+from architectures.shapes import Shape
+from eval.models import least_parameters, load_model, load_tokenizer, require_positions
 
 VALUES = (None, "", "a", -1, 0, 1.5, 10**12, float("nan"), True, [], {})
 FREE = {  # entries that no figure depends on, or of which these values are ones a model may have

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from architectures.errors import UserError
-from eval.models.loading import (
+from eval.models import (
     load_model,
     load_tokenizer,
     require_positions,

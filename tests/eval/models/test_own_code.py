@@ -11,7 +11,7 @@ import pytest
 
 import widedraft
 from architectures.errors import UserError
-from eval.models.loading import load_config, load_model, load_tokenizer, require_same_tokenizer
+from eval.models import load_config, load_model, load_tokenizer, require_same_tokenizer
 from eval.prompts import dataset_rows
 from eval.tasks import PromptSource
 

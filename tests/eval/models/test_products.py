@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from eval.models import products
-from eval.models.loading import load_model
-from eval.models.products import FEW_ROWS, Packed, bytes_to_pack, quicken_products, slow_type
+from eval import models
+from eval.models import FEW_ROWS, Packed, bytes_to_pack, load_model, quicken_products, slow_type
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -45,7 +44,7 @@ def test_few_rows_read_packed_weights_in_inference_alone(monkeypatch, rows, pack
 
 def test_a_trained_model_reads_its_weights_of_the_moment(monkeypatch, tiny_target):
     """A fused optimiser changes weights behind autograd's version counter, by which packed copies know of changes."""
-    monkeypatch.setattr("eval.models.loading.slow_type", lambda: torch.float32)
+    monkeypatch.setattr("eval.models.slow_type", lambda: torch.float32)
     model = load_model(tiny_target, dtype="float32", device="cpu", trained=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
     ids = torch.tensor([[3, 4, 5]])
@@ -83,7 +82,7 @@ def test_what_packing_will_take_is_what_it_takes():
 def test_a_model_whose_second_copy_might_not_fit_has_none(monkeypatch):
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8, bias=False))
     for most, packs in ((2 * 8 * 8 * 4, True), (2 * 8 * 8 * 4 - 1, False)):
-        monkeypatch.setattr(products, "MOST_PACKED_BYTES", most)
+        monkeypatch.setattr(models, "MOST_PACKED_BYTES", most)
         monkeypatch.setattr(Packed, "of", lambda self, weight: pytest.fail("packed"))
         quicken_products(model)
         if packs:
@@ -162,7 +161,7 @@ def test_products_in_bfloat16_are_the_same_up_to_its_rounding(rows):
 )
 def test_loaded_models_are_quickened_where_it_helps(monkeypatch, tiny_target, capability, gains, slow):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    monkeypatch.setattr(products, "few_rows_gain_alone", lambda: gains)
+    monkeypatch.setattr(models, "few_rows_gain_alone", lambda: gains)
     for library in (torch.backends.mkl, torch.backends.mkldnn):
         monkeypatch.setattr(library, "is_available", lambda: True)
     assert slow_type() is slow

@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.shapes.shape import Shape
-from architectures.targets.target import read_config
+from architectures.hub import read_config
+from architectures.shapes import Shape
 from architectures.vocabulary import DRAFT_VOCABULARY_NAME
 from architectures.vocabulary_head import head_ids
-from eval.acceptance.replay import answer_logits
-from eval.models.loading import load_config, load_model
+from eval.models import load_config, load_model
+from eval.replay import answer_logits
 from tests.eval.conftest import SAID
 from tests.families import DECODER_ONLY
 from widedraft import main

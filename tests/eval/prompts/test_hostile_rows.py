@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from architectures.errors import UserError
 from distill.data.conversations import load_conversations
-from eval.models.loading import load_tokenizer
+from eval.models import load_tokenizer
 from eval.prompts import chat_text, load_prompts, render_prompt, user_turn
 from eval.tasks import TASKS, PromptSource
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from architectures.checkpoints.fingerprint import fingerprint_value
 from architectures.errors import UserError
-from eval.models.loading import load_tokenizer
+from architectures.hashes import fingerprint_value
+from eval.models import load_tokenizer
 from eval.prompts import (
     FIELD_IN_TEMPLATE,
     Prompt,

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from architectures.errors import UserError
-from eval.answers.traces import asked
-from eval.models.loading import load_tokenizer
+from eval.models import load_tokenizer
 from eval.prompts import Prompt, load_prompts, render_prompt, template_hash
+from eval.responses import asked
 from eval.tasks import PromptSource
 
 KNOWN = "messages, conversation, turns, prompt, question, instruction"

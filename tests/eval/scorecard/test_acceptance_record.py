@@ -5,11 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval.acceptance.counts import count_trace
-from eval.acceptance.draft_scores import AnswerScore, DraftScore, ReplayedAnswer, ReplayedDraft, score_answer
-from eval.acceptance.estimates import Resampling
-from eval.acceptance.replay import Accepts, Replay
-from eval.acceptance.summary import acceptance_row, difference_row, rounds_at
+from eval.acceptance_rates import acceptance_row, difference_row, rounds_at
+from eval.intervals import Resampling
+from eval.replay import (
+    Accepts,
+    AnswerScore,
+    DraftScore,
+    Replay,
+    ReplayedAnswer,
+    ReplayedDraft,
+    count_trace,
+    score_answer,
+)
 from eval.scorecard_schema import Ratio
 
 RESAMPLING = Resampling(confidence=0.75, num_resamples=100, seed=17)  # three prompts are enough for an interval

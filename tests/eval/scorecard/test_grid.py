@@ -2,12 +2,12 @@
 
 import pytest
 
-from eval.acceptance.estimates import Resampling
 from eval.config import EvalConfig
-from eval.models.loading import load_model
+from eval.intervals import Resampling
+from eval.models import load_model
 from eval.prompts import Prompt
-from eval.records.grid import read_grid_file
 from eval.scorecard import measure_batches, score_drafts
+from eval.scorecard_schema import read_grid_file
 
 RESAMPLING = Resampling(0.95, 50, 17)
 PROMPTS = [Prompt(f"p.jsonl:{i}", ({"role": "user", "content": text},)) for i, text in enumerate(("why", "2+2?"), 1)]

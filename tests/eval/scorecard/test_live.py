@@ -4,13 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from eval.acceptance.counts import count_trace
-from eval.acceptance.estimates import Resampling
-from eval.acceptance.replay import replay_counts, replay_pair, rule_name
-from eval.answers.traces import Trace
-from eval.decoding.ngram import NgramLookup
 from eval.decoding.sampling import Sampling
+from eval.decoding.speculative import NgramLookup
 from eval.decoding.texts import Decoded, Round
+from eval.intervals import Resampling
+from eval.replay import count_trace, replay_counts, replay_pair, rule_name
+from eval.responses import Trace
 from eval.wall_clock import (
     DRAFT,
     LEAST_P,

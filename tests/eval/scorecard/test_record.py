@@ -5,10 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval.acceptance.counts import count_trace
-from eval.acceptance.draft_scores import AnswerScore
-from eval.acceptance.estimates import Resampling
 from eval.decoding.texts import Decoded, Round
+from eval.intervals import Resampling
+from eval.replay import AnswerScore, count_trace
 from eval.scorecard import forecast, speedup_row
 from eval.scorecard_schema import LOOKUP, RoundCounts, Spent, SpentByBoth
 from eval.speedup import StepTimes, break_even_alpha

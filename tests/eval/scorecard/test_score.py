@@ -9,17 +9,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from architectures.checkpoints.fingerprint import fingerprint_value
 from architectures.errors import UserError
-from eval.acceptance.replay import rule_names
-from eval.acceptance.replay_drafts import Answers, replay_drafts
-from eval.answers.traces import Trace, read_traces
+from architectures.hashes import fingerprint_value
+from eval.acceptance_rates import Answers, replay_drafts
 from eval.config import EvalConfig
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
-from eval.models.loading import load_model
+from eval.models import load_model
 from eval.prompts import Prompt
+from eval.replay import rule_names
+from eval.responses import Trace, read_traces
 from eval.scorecard import score_drafts, typical_context
 from eval.scorecard_schema import read_scorecard
 
@@ -213,7 +213,7 @@ def test_the_live_loop_runs_at_the_best_predicted_lookahead(scorecard):
 
 
 def test_origins_are_recorded(scorecard, target_folder):
-    from architectures.checkpoints.fingerprint import fingerprint_checkpoint
+    from architectures.hashes import fingerprint_checkpoint
 
     assert scorecard.target.fingerprint == fingerprint_checkpoint(target_folder)
     assert [(row.draft, row.layers) for row in scorecard.drafts] == [("undistilled", 2), ("draft", 4)]

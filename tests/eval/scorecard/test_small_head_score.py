@@ -8,15 +8,15 @@ from itertools import chain
 import pytest
 
 from architectures.vocabulary import coverage
-from eval.acceptance.replay import answer_logits, replay_answer
-from eval.acceptance.replay_drafts import TRACES_NAME, Answers, answers_folder, replay_drafts
-from eval.answers.traces import read_traces
+from eval.acceptance_rates import TRACES_NAME, Answers, answers_folder, replay_drafts
 from eval.decoding.sampling import Sampling
 from eval.decoding.texts import Limits, Speculation
 from eval.lossless import Verification, check_lossless
-from eval.models.loading import load_model
+from eval.models import load_model
 from eval.prompts import Prompt
 from eval.recorded import read_recorded_traces, score_recording
+from eval.replay import answer_logits, replay_answer
+from eval.responses import read_traces
 from eval.scorecard import score_drafts
 from tests.eval.conftest import SAID
 from tests.eval.decoding.small_heads import spread_out

@@ -3,7 +3,7 @@
 import pytest
 
 from architectures.families import FAMILIES
-from architectures.settings.holding import Holding
+from architectures.settings import Holding
 from tests.architectures.conftest import FAMILY_SETTINGS, perturb
 
 LAYERS = Holding("layers")
@@ -12,7 +12,7 @@ LAYERS = Holding("layers")
 @pytest.fixture(autouse=True)
 def _same_kernels(monkeypatch):
     """On CPUs with AVX2 only, whole models multiply by packed weights and targets held otherwise do not."""
-    for module in ("eval.models.loading", "eval.targets.shell"):
+    for module in ("eval.models", "eval.large_targets"):
         monkeypatch.setattr(f"{module}.slow_type", lambda: None)
 
 

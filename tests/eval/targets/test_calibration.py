@@ -8,12 +8,10 @@ from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.importance.activation_scores import activation_scores
 from architectures.importance.layer_search import removal_order
-from architectures.settings.holding import Holding
-from eval.models.loading import load_model
-from eval.targets import calibration
-from eval.targets.calibration import access_to
-from eval.targets.loading import load_target
-from eval.targets.passes import cut_into_blocks
+from architectures.settings import Holding
+from eval import large_targets
+from eval.large_targets import access_to, cut_into_blocks, load_target
+from eval.models import load_model
 from tests.conftest import hide_gpus
 from tests.eval.targets.conftest import LAYERS
 
@@ -58,7 +56,7 @@ def test_texts_in_several_blocks_are_added_up_in_their_order(target_folder, monk
         blocks.append(len(made))
         return made
 
-    monkeypatch.setattr("eval.targets.passes.cut_into_blocks", noting)
+    monkeypatch.setattr("eval.large_targets.cut_into_blocks", noting)
     expected = whole_scores(target_folder)
     same_bits(held_scores(target_folder, Holding("layers", device_memory_gib=0.00033)), expected)
     same_bits(held_scores(target_folder, LAYERS), expected)
@@ -68,7 +66,7 @@ def test_texts_in_several_blocks_are_added_up_in_their_order(target_folder, monk
 
 def test_what_the_sums_take_counts_in_the_cap(target_folder, monkeypatch):
     tight = Holding("layers", device_memory_gib=0.0006)
-    monkeypatch.setattr(calibration, "watching_bytes", lambda _: 2**20)
+    monkeypatch.setattr(large_targets, "watching_bytes", lambda _: 2**20)
     with pytest.raises(UserError, match=r"target\.device_memory_gib is 0\.0006"):
         held_scores(target_folder, tight)
 

@@ -12,17 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from architectures.hub import read_config
 from architectures.importance.activation_scores import activation_scores
+from architectures.pruning.plan import Scores, plan_pruning
 from architectures.pruning.prune import prune_checkpoint
-from architectures.pruning.selection import Scores, plan_pruning
-from architectures.settings.holding import Holding
-from architectures.shapes.section import ArchitectureConfig
-from architectures.shapes.shape import Shape
-from architectures.targets.target import read_config
-from eval.acceptance.replay import answer_logits
-from eval.models.loading import load_model
-from eval.targets.calibration import access_to
-from eval.targets.loading import load_target
+from architectures.requested_shape import ArchitectureConfig
+from architectures.settings import Holding
+from architectures.shapes import Shape
+from eval.large_targets import access_to, load_target
+from eval.models import load_model
+from eval.replay import answer_logits
 
 ROOT = Path(__file__).parents[3]
 SIZES = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 24, "num_attention_heads": 8}
@@ -37,12 +36,12 @@ from pathlib import Path
 import torch
 import transformers.models.llama.modeling_llama
 
-from architectures.settings.holding import Holding
-from eval.acceptance.replay import answer_logits
+from architectures.settings import Holding
+from eval.replay import answer_logits
 from eval.models import loading
 from eval.targets import shell
-from eval.targets.loading import load_target
-from eval.targets.passes import Pass, run_passes
+from eval.large_targets import load_target
+from eval.large_targets import Pass, run_passes
 from tests.eval.targets.test_capped import cap_here
 
 loading.slow_type = shell.slow_type = lambda: None  # the same kernels as the fixture _same_kernels takes

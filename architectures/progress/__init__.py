@@ -1,1 +1,0 @@
-"""Progress of long loops, and how busy the CPU was."""

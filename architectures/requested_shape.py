@@ -1,0 +1,374 @@
+"""Recipe sections `target` and `architecture`, and the shape that a recipe asks for. No torch."""
+
+import re
+from dataclasses import replace
+from difflib import get_close_matches
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
+
+from architectures.compatibility import serving_problems
+from architectures.errors import UserError
+from architectures.families import FAMILIES
+from architectures.settings import BatchDtypeOrAuto, DeviceMemoryGib, Holding, Section, TargetBits, TargetPlacement
+from architectures.shapes import NAMED_SHAPES, Shape
+from architectures.vocabulary import VocabularyConfig
+
+
+def named_shape(name: str) -> str:
+    """The name itself if it is one of the named shapes."""
+    if name not in NAMED_SHAPES:
+        near = get_close_matches(name, NAMED_SHAPES, n=1)
+        hint = f"Did you mean {near[0]}?" if near else "`widedraft recipes --shapes` lists them."
+        raise ValueError(f"must be a named shape, got {name!r}. {hint}")
+    return name
+
+
+ShapeName = Annotated[
+    str, AfterValidator(named_shape), WithJsonSchema({"type": "string", "enum": sorted(NAMED_SHAPES)})
+]
+
+
+def size(value: int | str) -> int | str:
+    """The value itself if it is a count, or a share of the target's as in "0.5x"."""
+    if isinstance(value, str):
+        share = re.fullmatch(r"(0?\.\d+|1(\.0+)?)x", value)
+        if not share or float(value[:-1]) == 0:
+            raise ValueError(f"must be a whole number > 0, or a share of the target's size as 0.5x, got {value!r}.")
+    elif isinstance(value, bool) or value < 1:
+        raise ValueError(f"must be a whole number > 0, or a share of the target's size as 0.5x, got {value}.")
+    return value
+
+
+SIZES = ("layers", "hidden", "intermediate", "heads", "kv_heads")
+GIVEN = ("plan", "shape", "stages", *SIZES, "encoder_layers")  # of these at least one says how large the draft is
+EXCLUSIVE = {"plan": ("shape", "stages", *SIZES, "encoder_layers"), "shape": SIZES, "stages": ("layers",)}
+Size = Annotated[
+    int | str,
+    AfterValidator(size),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1},
+                {
+                    "type": "string",
+                    "pattern": r"^(0?\.\d+|1(\.0+)?)x$",
+                    "title": "a share of the target's size",
+                    "examples": ["0.5x", "1x"],
+                },
+            ]
+        }
+    ),
+]
+
+
+class TargetConfig(Section):
+    """The model the draft will draft for; while training it is the teacher."""
+
+    path: str = Field(min_length=1, description="A local Hugging Face folder, a hub id, or a *.gguf file.")
+    revision: str = Field(default="main", min_length=1, description="Branch, tag or commit of a hub id.")
+    dtype: BatchDtypeOrAuto = Field(
+        default="bfloat16",
+        description="Number type of the target's weights while it writes answers and teaches; auto is bfloat16 on a "
+        "GPU and on processors that multiply many rows faster in it, else float32.",
+    )
+    placement: TargetPlacement = "whole"
+    device_memory_gib: DeviceMemoryGib = None
+    bits: TargetBits = None
+
+    @property
+    def holding(self) -> Holding:
+        """How it is held while it answers and teaches."""
+        return Holding(self.placement, self.device_memory_gib, self.bits)
+
+    @model_validator(mode="after")
+    def _held_in_one_way(self) -> "TargetConfig":
+        if (mistake := self.holding.mistake) is not None:
+            raise ValueError(f"must be held in one way: {mistake}")
+        return self
+
+
+class CalibrationConfig(Section):
+    """Text that scores of layers, heads, neurons and channels are computed on, once for every shape."""
+
+    text: str | None = Field(
+        default=None,
+        min_length=1,
+        description="A text file, or JSON lines with prompts; null takes the prompts of data, self-written or not.",
+    )
+    tokens: int = Field(default=1024, ge=16, description="Tokens of that text used; less text is an error.")
+
+
+class MasksConfig(Section):
+    """How learned masks are trained, together with the target's weights, on the sequences of `text`."""
+
+    max_duration: str = Field(
+        default="400ba",
+        pattern="^[1-9](?:_?[0-9]){0,14}ba$",
+        title="a time in batches",
+        examples=["3200ba"],
+        description="Length of the training; after a tenth of warm-up, rates fall to a tenth along a cosine.",
+    )
+    global_train_batch_size: int = Field(default=32, ge=1, description="Sequences per step over all processes.")
+    weight_lr: float = Field(default=1e-4, gt=0, description="Peak learning rate of the weights.")
+    mask_lr: float = Field(default=0.3, gt=0, description="Peak learning rate of masks and multipliers.")
+
+
+class ArchitectureConfig(Section):
+    """The shape of the draft, and how the target's weights become it. Needs shape, plan, or at least one size."""
+
+    shape: ShapeName | None = Field(default=None, description="A named shape; `widedraft recipes --shapes` lists them.")
+    layers: Size | None = Field(
+        default=None, description="Layers of the draft. This and the sizes below: a number, or a share as 0.5x."
+    )
+    hidden: Size | None = Field(default=None, description="Channels of the residual stream.")
+    intermediate: Size | None = Field(default=None, description="Neurons of a feed-forward layer.")
+    heads: Size | None = Field(default=None, description="Query heads of a layer.")
+    kv_heads: Size | None = Field(
+        default=None,
+        description="Key/value heads of a layer; null keeps the target's number of query heads for each.",
+    )
+    encoder_layers: Size | None = Field(
+        default=None,
+        description="Blocks of the encoder, evenly spaced, of an encoder-decoder target; null keeps all of them.",
+    )
+    stages: list[int] | None = Field(
+        default=None,
+        min_length=2,
+        description="Layers after each of several cuts, as [16, 8, 5]; each is distilled before the next.",
+    )
+    source: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Folder or hub id the draft is cut from, if not the target: an earlier draft, or a smaller model "
+        "with the target's tokenizer; owner/name@v2 is a branch, tag or commit. The target still teaches.",
+    )
+    method: Literal["first_last", "evenly_spaced", "block_influence", "greedy", "merge", "random", "learned_masks"] = (
+        Field(
+            default="greedy",
+            description="Which of the target's layers are kept, or merged; learned_masks trains masks, of widths too.",
+        )
+    )
+    width_method: Literal["activation", "flap", "magnitude", "random"] = Field(
+        default="activation", description="Which heads, neurons and channels are kept."
+    )
+    calibration: CalibrationConfig = Field(default=CalibrationConfig(), description="Text the scores are computed on.")
+    scores: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Folder of the scores, which runs of one target may share; null means <run_dir>/scores.",
+    )
+    masks: MasksConfig = Field(default=MasksConfig(), description="Training of learned_masks.")
+    vocabulary: VocabularyConfig | None = Field(
+        default=None, description="Token ids the draft can say; null is all of the target's."
+    )
+    plan: str | None = Field(
+        default=None,
+        min_length=1,
+        description="A plan.json made for this target, taken as it is; shape, sizes and methods are then left out.",
+    )
+
+    @property
+    def source_at(self) -> tuple[str, str] | None:
+        """Folder or hub id of `source`, and its revision; None where the recipe has no source."""
+        if self.source is None or "@" not in self.source or Path(self.source).exists():
+            return None if self.source is None else (self.source, "main")
+        path, _, revision = self.source.rpartition("@")
+        return path, revision
+
+    @model_validator(mode="after")
+    def _one_way_to_say_the_shape(self) -> "ArchitectureConfig":
+        given = [name for name in GIVEN if getattr(self, name) is not None]
+        if not given:
+            raise ValueError(
+                "must hold shape, plan, stages or a size (layers, ...). `widedraft recipes --shapes` lists shapes."
+            )
+        for key, others in EXCLUSIVE.items():
+            for other in others:
+                if key in given and other in given:
+                    raise ValueError(
+                        f"must hold one of them, got {key}={getattr(self, key)} and {other}={getattr(self, other)}. "
+                        "Keep one."
+                    )
+        return self
+
+    @field_validator("stages")
+    @classmethod
+    def _fewer_layers_at_each_stage(cls, stages: list[int] | None) -> list[int] | None:
+        if stages is not None and (stages[-1] < 1 or any(a <= b for a, b in pairwise(stages))):
+            raise ValueError(f"must fall from stage to stage and stay > 0, got {stages}.")
+        return stages
+
+    @model_validator(mode="after")
+    def _stages_end_in_the_shape(self) -> "ArchitectureConfig":
+        if (
+            self.stages is not None
+            and self.shape is not None
+            and NAMED_SHAPES[self.shape].shape.layers != self.stages[-1]
+        ):
+            layers = NAMED_SHAPES[self.shape].shape.layers
+            raise ValueError(f"must have stages that end in the {layers} layers of {self.shape}, got {self.stages}.")
+        return self
+
+    @model_validator(mode="after")
+    def _masks_and_plans_decide_alone(self) -> "ArchitectureConfig":
+        decided, by = ("masks",), f"method: {self.method}"
+        if self.method == "learned_masks":
+            decided = ("stages", "source", "width_method", "calibration", "scores", "plan")
+        elif self.plan is not None:
+            decided, by = ("method", "width_method", "masks"), f"plan: {self.plan}"
+        given = [name for name in decided if getattr(self, name) != type(self).model_fields[name].default]
+        if given:
+            raise ValueError(f"must leave out {given[0]} with {by}, which does not look at it.")
+        return self
+
+
+WIDTHS = ("hidden", "intermediate", "heads", "kv_heads")
+BLOCK = 32  # relative hidden and intermediate sizes are multiples of it, as llama.cpp's block formats need
+
+
+def draft_shape(source: Shape, config: ArchitectureConfig) -> Shape:
+    """The shape of the draft. Vocabulary, head width, biases and tied embeddings stay the target's.
+
+    Args:
+        source: The target's shape.
+        config: A named shape, or sizes; a size left out is the target's, and kv_heads follow heads.
+
+    Raises:
+        UserError: If a size exceeds the target's, cannot be cut out of it, or no engine could serve the shape.
+    """
+    wanted = named_sizes(source, config) if config.shape is not None else written_sizes(source, config)
+    key = f"architecture.shape={config.shape}" if config.shape is not None else "architecture"
+    refuse_larger(wanted, source, key)
+    refuse_width_of_classic_family(wanted, source, key)
+    if wanted["hidden"] != source.hidden and config.width_method == "flap":
+        raise UserError(
+            f"{key} cuts channels (hidden {wanted['hidden']} of {source.hidden}), and architecture.width_method=flap "
+            "has no scores of them. Use activation, magnitude or random."
+        )
+    draft = replace(source, **wanted)
+    problems = [] if source.encoder_layers else serving_problems(draft)  # of engines, and none loads those
+    if problems:
+        raise UserError(f"{key} asks for {describe(wanted)}: {' '.join(problems)}")
+    if draft.heads // draft.kv_heads > source.heads // source.kv_heads:
+        raise UserError(
+            f"{key} has {draft.heads // draft.kv_heads} query heads for each key/value head, the target has "
+            f"{source.heads // source.kv_heads}. Heads can only be taken away: keep more kv_heads or fewer heads."
+        )
+    return draft
+
+
+def masked_shape(source: Shape, config: ArchitectureConfig) -> Shape:
+    """The shape of a draft that masks are trained for: smaller than the target in something.
+
+    Raises:
+        UserError: As `draft_shape`, if nothing is cut, and for heads that masks and cuts treat differently.
+    """
+    draft = draft_shape(source, config)
+    if draft == source:
+        raise UserError("architecture.method=learned_masks with the target's own sizes leaves nothing to learn. Cut.")
+    if FAMILIES[source.family].norms_over_heads and (draft.heads, draft.kv_heads) != (source.heads, source.kv_heads):
+        raise UserError(
+            f"architecture.method=learned_masks cuts heads of {source.family}, which normalises queries and keys of "
+            "all heads together: behind a mask the closed ones still count in that, behind a cut they are gone. Leave "
+            "heads and kv_heads out, or choose another method."
+        )
+    return draft
+
+
+def named_sizes(source: Shape, config: ArchitectureConfig) -> dict[str, int]:
+    assert config.shape is not None  # the caller asked
+    shape = NAMED_SHAPES[config.shape].shape
+    if shape.head_dim != source.head_dim:
+        raise UserError(
+            f"architecture.shape={config.shape} has heads {shape.head_dim} wide, the target {source.head_dim}. A head "
+            "is kept or removed, never narrowed: write layers, hidden, intermediate and heads out instead."
+        )
+    return {name: getattr(shape, name) for name in SIZES} | encoder_size(source, config)
+
+
+def encoder_size(source: Shape, config: ArchitectureConfig) -> dict[str, int]:
+    """How many blocks of the encoder the draft keeps; nothing where there is none.
+
+    Raises:
+        UserError: If blocks of an encoder are asked for that is not there.
+    """
+    if source.encoder_layers:
+        return {"encoder_layers": written_size("encoder_layers", config.encoder_layers, source.encoder_layers)}
+    if config.encoder_layers is not None:
+        raise UserError(
+            f"architecture.encoder_layers={config.encoder_layers}: {source.family} targets have no encoder. Leave it "
+            "out; architecture.layers says how many layers are kept."
+        )
+    return {}
+
+
+def written_sizes(source: Shape, config: ArchitectureConfig) -> dict[str, int]:
+    """The sizes a recipe writes out; those it leaves out are the target's, and kv_heads follow heads."""
+    sizes = {name: written_size(name, getattr(config, name), getattr(source, name)) for name in SIZES}
+    if config.stages is not None:
+        sizes["layers"] = config.stages[-1]
+    can_follow = FAMILIES[source.family].width  # of others no heads can go, which is told behind this
+    if can_follow and config.heads is not None and config.kv_heads is None:
+        sizes["kv_heads"] = following_kv_heads(sizes["heads"], source)
+    return sizes | encoder_size(source, config)
+
+
+def written_size(name: str, wanted: int | str | None, of_target: int) -> int:
+    """One size: as written, a share of the target's ("0.5x"), or the target's own."""
+    if wanted is None:
+        return of_target
+    if isinstance(wanted, int):
+        return wanted
+    exact = float(wanted.removesuffix("x")) * of_target
+    if name == "layers":
+        return max(1, round(exact))
+    of_blocks = name in ("hidden", "intermediate")  # heads come whole
+    rounded = int(exact) // BLOCK * BLOCK if of_blocks else int(exact)
+    if rounded < 1 or not (of_blocks or rounded == exact):
+        raise UserError(
+            f"architecture.{name}={wanted} of the target's {of_target} is {exact:g}, and must be a whole number"
+            f"{f' of at least {BLOCK}' if of_blocks else ''}. Write the number out."
+        )
+    return rounded
+
+
+def following_kv_heads(heads: int, source: Shape) -> int:
+    """As many key/value heads as keep the target's ratio."""
+    group = source.heads // source.kv_heads
+    if heads % group:
+        raise UserError(
+            f"architecture.heads={heads} is no multiple of {group}, the query heads that share one key/value head of "
+            f"the target. Choose a multiple, or give architecture.kv_heads too."
+        )
+    return heads // group
+
+
+def refuse_larger(wanted: dict[str, int], source: Shape, key: str) -> None:
+    """A draft is cut out of its target: no size may exceed the target's."""
+    larger = [
+        f"{name} {size} (target {getattr(source, name)})"
+        for name, size in wanted.items()
+        if size > getattr(source, name)
+    ]
+    if larger:
+        raise UserError(
+            f"{key} exceeds the target in {', '.join(larger)}. A draft is cut from its target: choose smaller sizes."
+        )
+
+
+def refuse_width_of_classic_family(wanted: dict[str, int], source: Shape, key: str) -> None:
+    """Of families before LLaMA only layers can be cut."""
+    changed = [name for name in WIDTHS if wanted[name] != getattr(source, name)]
+    if changed and not FAMILIES[source.family].width:
+        raise UserError(
+            f"{key} changes {', '.join(changed)}; of {source.family} targets only layers can be cut: "
+            f"{FAMILIES[source.family].no_width}. Set architecture.layers alone."
+        )
+
+
+def describe(sizes: dict[str, int]) -> str:
+    """Sizes in words: "layers 5, hidden 4096"."""
+    return ", ".join(f"{name} {size}" for name, size in sizes.items())

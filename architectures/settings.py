@@ -1,0 +1,469 @@
+"""Settings of commands and recipe sections: their base class, common fields, dtypes, and flags made from them.
+
+A processor without bfloat16 instructions converts every product: on an Intel Xeon with avx512f but not avx512_bf16 a
+bfloat16 product takes 4.3 times as long as a float32 one (docs/log.md), where an AMD EPYC with it takes half as long.
+An Intel Xeon with avx512_bf16 and no amx_bf16 lies between: what reads weights once for a few rows, as decoding one
+text does, is no slower in bfloat16; what multiplies many rows, as training and a batch of answers do, takes 1.5 to 1.8
+times as long (docs/log.md, 2026-11-24).
+
+Why not a library: pydantic-settings 2.16 adds 0.2 s to every start, takes several numbers as `--n 1 --n 2` alone, and
+answers a wrong one with a traceback and exit code 1; tyro 1.0 prints pydantic's own words in a frame.
+
+A section takes a kind and says its own default (`lookahead: Lookahead = 4`). What holds several values is a plural.
+"""
+
+import argparse
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import ErrorDetails
+from pydantic_core.core_schema import TaggedUnionSchema
+
+from architectures.errors import UserError
+
+
+class Section(BaseModel):
+    """A group of settings: unknown ones are refused, types are strict (1 may stand for 1.0), values never change.
+
+    Numbers are finite.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        validate_default=True,
+        allow_inf_nan=False,
+        serialize_by_alias=True,  # of keys that are words of Python, as `from`
+    )
+
+
+CPU_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # x86, x86, ARM
+FEW_ROWS_ALONE = "avx512_bf16"  # where it is all that such a processor has, many rows are multiplied faster in float32
+SUCH_A_PROCESSOR = "GenuineIntel"
+GPU_DEVICES = ("nvidia[0-9]*", "kfd", "accel*")  # in /dev
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+Precision = Literal["amp_bf16", "fp32"]
+
+
+@cache
+def has_bfloat16(devices: Path = Path("/dev"), cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether this machine has a GPU, or a processor with instructions for bfloat16.
+
+    Args:
+        devices: Where the system lists devices.
+        cpuinfo: Where it lists what its processors can do.
+    """
+    return has_gpu(devices) or bool(bfloat16_flags(cpuinfo))
+
+
+@cache
+def many_rows_gain(devices: Path = Path("/dev"), cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether products of many rows are faster in bfloat16 than in float32; arguments as for has_bfloat16."""
+    return has_gpu(devices) or bool(bfloat16_flags(cpuinfo) and not few_rows_gain_alone(cpuinfo))
+
+
+@cache
+def few_rows_gain_alone(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the processor is one of those that multiply few rows no slower in bfloat16, and many slower."""
+    return bfloat16_flags(cpuinfo) == {FEW_ROWS_ALONE} and SUCH_A_PROCESSOR in words_of(cpuinfo, ("vendor_id",))
+
+
+def has_gpu(devices: Path) -> bool:
+    """Whether there is an accelerator, all of which compute in bfloat16."""
+    return any(next(devices.glob(pattern), None) for pattern in GPU_DEVICES)
+
+
+def bfloat16_flags(cpuinfo: Path) -> set[str]:
+    """What the processor has of CPU_FLAGS."""
+    return CPU_FLAGS & words_of(cpuinfo, ("flags", "Features"))
+
+
+def words_of(cpuinfo: Path, starts: tuple[str, ...]) -> set[str]:
+    """Every word of the lines that begin so."""
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    return {word for line in lines if line.startswith(starts) for word in line.split()}
+
+
+def dtype_here(value: Any) -> Any:
+    """For "auto" bfloat16 where this machine computes in it, else float32; anything else as it is."""
+    return value if value != "auto" else "bfloat16" if has_bfloat16() else "float32"
+
+
+def batch_dtype_here(value: Any) -> Any:
+    """For "auto" bfloat16 where many rows are multiplied faster in it, else float32; anything else as it is."""
+    return value if value != "auto" else "bfloat16" if many_rows_gain() else "float32"
+
+
+def precision_here(value: Any) -> Any:
+    """For "auto" amp_bf16 where many rows are multiplied faster in bfloat16, else fp32; anything else as it is."""
+    return value if value != "auto" else "amp_bf16" if many_rows_gain() else "fp32"
+
+
+DtypeOrAuto = Annotated[Dtype, BeforeValidator(dtype_here, json_schema_input_type=Dtype | Literal["auto"])]
+BatchDtypeOrAuto = Annotated[Dtype, BeforeValidator(batch_dtype_here, json_schema_input_type=Dtype | Literal["auto"])]
+PrecisionOrAuto = Annotated[
+    Precision, BeforeValidator(precision_here, json_schema_input_type=Precision | Literal["auto"])
+]
+
+
+Placement = Literal["whole", "spread", "layers"]
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Where a target's weights are, how much memory they may take there, and in how many bits.
+
+    Attributes:
+        placement: whole: on one device. spread: over the GPUs of this machine, its memory and its disk. layers: on the
+            disk, from where each layer is read when its turn comes.
+        device_memory_gib: That the target may take on each device that computes; None for what is free.
+        bits: 8 or 4, of a weight of the linear layers; None leaves them in the number type.
+    """
+
+    placement: Placement = "whole"
+    device_memory_gib: float | None = None
+    bits: int | None = None
+
+    @property
+    def claimed(self) -> dict[str, int]:
+        """What makes another model of the target, for whoever records what it made; nothing where nothing does."""
+        return {} if self.bits is None else {"bits": self.bits}
+
+    @property
+    def mistake(self) -> str | None:
+        """Why these do not go together, with the remedy; None where they do."""
+        if self.placement == "whole" and self.device_memory_gib is not None:
+            return f"device_memory_gib is {self.device_memory_gib:g} with placement: whole, which has no cap. {CHOOSE}"
+        if self.placement != "whole" and self.bits is not None:
+            return (
+                f"bits is {self.bits} with placement: {self.placement}. Packed weights are whole on one device: leave "
+                "one of the two out."
+            )
+        return None
+
+
+CHOOSE = "Choose spread or layers, or leave the cap out."
+WHOLE = Holding()
+
+
+def command_of(stage: str, *flags: str) -> str:
+    """A command on a recipe, in backticks."""
+    return f"`{shlex.join(['widedraft', stage, 'RECIPE', *flags])}`"
+
+
+Schema: TypeAlias = Mapping[str, Any]
+
+NEAR = 0.7  # closeness from which a suggestion helps more than it misleads; `methd` and `method` have 0.91
+MAX_CHARS = 80  # of a value in a message
+
+
+class _AnyOf(GenerateJsonSchema):
+    """Writes a tagged union like any other, since a ${...} may stand for the tag."""
+
+    def tagged_union_schema(self, schema: TaggedUnionSchema) -> JsonSchemaValue:
+        return {"anyOf": super().tagged_union_schema(schema)["oneOf"]}
+
+
+@cache
+def schema_of(model: type[BaseModel]) -> dict[str, Any]:
+    """The JSON Schema of a section, which is read and never changed."""
+    return model.model_json_schema(schema_generator=_AnyOf)
+
+
+def options(node: Schema, schema: Schema) -> list[Schema]:
+    """The alternatives of a node one by one, references resolved."""
+    if "$ref" in node:
+        node = schema["$defs"][node["$ref"].rsplit("/", 1)[-1]]
+    return [option for each in node["anyOf"] for option in options(each, schema)] if "anyOf" in node else [node]
+
+
+def known_keys(schema: Schema) -> dict[str, Schema]:
+    """Every dotted key with its own schema, a section before its keys; [] stands for any list item."""
+    known: dict[str, Schema] = {}
+    for key, node in _below("", schema, schema):
+        known.setdefault(key, node)
+    return known
+
+
+def _below(prefix: str, node: Schema, schema: Schema) -> Iterator[tuple[str, Schema]]:
+    for option in options(node, schema):
+        for name, child in option.get("properties", {}).items():
+            key = f"{prefix}.{name}".removeprefix(".")
+            yield key, child
+            yield from _below(key, child, schema)
+        for child in [*option.get("prefixItems", [])[:1], *([option["items"]] if "items" in option else [])]:
+            yield from _below(f"{prefix}[]", child, schema)
+
+
+def nearest_key(path: tuple[str | int, ...], known: Iterable[str]) -> str | None:
+    """The known key most likely meant: alike as a whole, or of like name in another section; None if none is near."""
+    name = ".".join(str(step) for step in path if isinstance(step, str))
+
+    def closeness(key: str) -> float:
+        plain = key.replace("[]", "")
+        whole = SequenceMatcher(None, name, plain).ratio()
+        last = SequenceMatcher(None, name.rsplit(".", 1)[-1], plain.rsplit(".", 1)[-1]).ratio()
+        return max(whole, 0.95 * last) if last >= 0.5 else 0.0  # two keys of one section share most of their letters
+
+    best = max(known, key=closeness, default="")
+    return best if best and closeness(best) >= NEAR else None
+
+
+def short(text: str) -> str:
+    """A text, or its beginning if it is long."""
+    return text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}..."
+
+
+AnySection = TypeVar("AnySection", bound=Section)
+
+METAVARS = {"integer": "N", "number": "X", "string": "TEXT"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """How a setting stands on a command line, where its type does not say it.
+
+    Attributes:
+        metavar: What stands for its value.
+        is_word: Given by its place, without a flag; several values are all the words that are left.
+        is_repeated: One value behind each flag, which may be given several times; else all values behind one.
+        absent: What counts where the flag is left out and the default is no value, in words.
+        bare: The value of the flag alone, where it may stand without one.
+    """
+
+    metavar: str | None = None
+    is_word: bool = False
+    is_repeated: bool = False
+    absent: str | None = None
+    bare: str | None = None
+
+
+def read_settings(parser: argparse.ArgumentParser, model: type[AnySection], words: Sequence[str]) -> AnySection:
+    """The settings that some words give; argparse itself ends the process where they are not flags of the section.
+
+    Raises:
+        UserError: If a value is wrong.
+    """
+    add_flags(parser, model)
+    given = {name: value for name, value in vars(parser.parse_intermixed_args(words)).items() if value is not None}
+    try:
+        return model.model_validate(given, strict=False)
+    except ValidationError as error:
+        raise UserError("\n".join(sentences(error, given, model))) from error
+
+
+def add_flags(parser: argparse.ArgumentParser, model: type[Section]) -> None:
+    """One flag, or word, for every field."""
+    schema = model.model_json_schema()
+    for name, field in model.model_fields.items():
+        node = schema["properties"][name]
+        options = {**spelling(field, node, schema), "help": help_of(field, options_of(node, schema))}
+        if flag_told(field).is_word:
+            parser.add_argument(name, **options)
+        else:
+            parser.add_argument(flag_of(name), default=None, required=field.is_required(), **options)
+
+
+def spelling(field: FieldInfo, node: Schema, schema: Schema) -> dict[str, Any]:
+    """What argparse is told of the values of a field; a list that may be no value at all may be given empty."""
+    told, [own, *others] = flag_told(field), options_of(node, schema)
+    if own.get("type") == "boolean":
+        return {"action": "store_true"}
+    if own.get("type") != "array":
+        is_free = told.is_word and not field.is_required()
+        optional = {"nargs": "?", "const": told.bare} if told.bare is not None else {"nargs": "?"} if is_free else {}
+        return {"metavar": told.metavar or metavar([own, *others]), **optional}
+    shape = {"metavar": told.metavar or metavar(options_of(own["items"], schema))}
+    if told.is_word:
+        return {**shape, "nargs": "+" if field.is_required() else "*"}
+    several = {"action": "extend", "nargs": "*" if "anyOf" in node else "+"}
+    return {**shape, **({"action": "append"} if told.is_repeated else several)}
+
+
+def options_of(node: Schema, schema: Schema) -> list[Schema]:
+    """The schemas of which a value that is given meets one."""
+    return [option for option in options(node, schema) if option.get("type") != "null"]
+
+
+def metavar(options: Sequence[Schema]) -> str:
+    """What stands for a value: its choices, or a letter for its type."""
+    choices = [
+        str(each) for option in options for each in option.get("enum", [option["const"]] if "const" in option else [])
+    ]
+    return f"{{{','.join(choices)}}}" if choices else METAVARS[options[0]["type"]]
+
+
+def help_of(field: FieldInfo, options: Sequence[Schema]) -> str:
+    """What a setting is, and what counts where it is left out."""
+    told, text = flag_told(field), str(field.description or options[0].get("description", "")).removesuffix(".")
+    default, is_nothing = told.absent, field.default is None or field.default is False or field.default == ()
+    if default is None and not field.is_required() and not is_nothing:
+        values = field.default if isinstance(field.default, tuple) else [field.default]
+        default = " ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
+    often = "; may be given several times" if told.is_repeated else ""
+    return f"{text}{often}{'' if default is None else f' (default: {default})'}".replace("%", "%%")
+
+
+def flag_told(field: FieldInfo) -> Flag:
+    """What the section says of how a field stands on a command line."""
+    return next((each for each in reversed(field.metadata) if isinstance(each, Flag)), Flag())
+
+
+def flag_of(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def sentences(error: ValidationError, given: Mapping[str, Any], model: type[Section]) -> list[str]:
+    """Each mistake once, with the flag it is about; a list whose values are wrong is no mistake of its own."""
+    mistakes = error.errors(include_url=False)
+    inner = {details["loc"][:-1] for details in mistakes if details["loc"]}
+    return list(
+        dict.fromkeys(
+            sentence(mistake, given, model) for mistake in mistakes if not mistake["loc"] or mistake["loc"] not in inner
+        )
+    )
+
+
+def sentence(details: ErrorDetails, given: Mapping[str, Any], model: type[Section]) -> str:
+    """Pydantic's message of one mistake, behind the flag and its value."""
+    location, problem = details["loc"], details["msg"].removeprefix("Value error, ")
+    if not location:
+        return problem
+    told = flag_told(model.model_fields[str(location[0])])
+    name = str(told.metavar) if told.is_word else flag_of(str(location[0]))
+    if details["type"] == "value_error":
+        return f"{name} {problem}"
+    value = given.get(str(location[0]))
+    if isinstance(value, list) and len(location) > 1 and isinstance(location[1], int):
+        value = value[location[1]]
+    return f"{name}: {problem}, got {short(str(value)) or repr(value)}."
+
+
+MOST = 10**6  # of what is counted or sampled: beyond what any machine does
+Value = TypeVar("Value")
+
+
+def no_folder(path: Path | None) -> Path | None:
+    """The path, where a file can be written."""
+    if path is not None and path.is_dir():
+        raise ValueError(f"{path}: is a folder. Name a file in it.")
+    return path
+
+
+def each_once(values: tuple[Value, ...]) -> tuple[Value, ...]:
+    """The values, where none stands there twice."""
+    if len(set(values)) < len(values):
+        raise ValueError(f"must name each value once, got {list(values)}.")
+    return values
+
+
+def packed_bits(bits: int) -> int:
+    """The bits of a weight, where they are so many as bitsandbytes packs."""
+    if bits not in (8, 4):
+        raise ValueError(f"must be 8 or 4, got {bits}.")
+    return bits
+
+
+Once = AfterValidator(each_once)
+Several = Field(strict=False, min_length=1)  # lists stand for tuples in recipes; at least one value
+
+Target = Annotated[
+    str, Field(min_length=1, description="Folder or hub id of the model to draft for."), Flag(metavar="A")
+]
+Draft = Annotated[str, Field(min_length=1, description="Folder or hub id of the draft."), Flag(metavar="B")]
+Drafts = Annotated[
+    tuple[str, ...], Field(strict=False, description="Folders or hub ids of drafts."), Once, Flag(metavar="B")
+]
+Revision = Annotated[str, Field(description="Branch, tag or commit of a target on the hub."), Flag(metavar="R")]
+TargetPlacement = Annotated[
+    Placement,
+    Field(
+        description="Where the target's weights are: whole on one device; spread over the GPUs, the memory and the "
+        "disk of this machine; or, of layers, on the disk, read layer by layer."
+    ),
+]
+DeviceMemoryGib = Annotated[
+    float | None,
+    Field(
+        gt=0,
+        le=MOST,
+        description="GiB that a target which is not whole may take on each GPU, or of the memory where there is none; "
+        "null takes what is free.",
+    ),
+]
+TargetBits = Annotated[
+    Annotated[int, AfterValidator(packed_bits), WithJsonSchema({"type": "integer", "enum": [8, 4]})] | None,
+    Field(
+        description="Pack the target's linear layers into 8 or 4 bits a weight (bitsandbytes): another model, which "
+        "manifests and scorecards name; null leaves them as they are."
+    ),
+]
+
+Lookahead = Annotated[int, Field(ge=1, le=MOST, description="Draft tokens per round.")]
+Lookaheads = Annotated[
+    tuple[Lookahead, ...], Several, Field(description="Numbers of draft tokens per round, each once."), Once
+]
+DraftPMin = Annotated[
+    float,
+    Field(
+        ge=0,
+        le=1,
+        description="Confidence of the draft below which it proposes no more in this step, as llama.cpp's "
+        "--spec-draft-p-min; 0 never stops early.",
+    ),
+]
+Temperature = Annotated[float, Field(ge=0, le=MOST, description="Sampling temperature; 0 is greedy.")]
+TopP = Annotated[
+    float, Field(gt=0, le=1, description="Probability mass of the likeliest tokens that are sampled from; 1 is all.")
+]
+TopK = Annotated[
+    int | None, Field(ge=1, le=MOST, description="Number of the likeliest tokens that are sampled from; none is all.")
+]
+MinP = Annotated[
+    float,
+    Field(ge=0, lt=1, description="Least chance of a token that is sampled, as a share of the likeliest one's."),
+]
+RepetitionPenalty = Annotated[
+    float, Field(gt=0, le=MOST, description="Divides the logits of tokens that stand in the text already; 1 is none.")
+]
+Temperatures = Annotated[
+    tuple[Temperature, ...], Several, Field(description="Sampling temperatures, each once; 0 is greedy."), Once
+]
+BatchSize = Annotated[int, Field(ge=1, le=MOST, description="Rows decoded together.")]
+BatchSizes = Annotated[
+    tuple[BatchSize, ...], Field(strict=False, description="Rows decoded together, each once."), Once
+]
+Context = Annotated[int, Field(ge=1, le=MOST, description="Tokens before a step.")]
+Contexts = Annotated[tuple[Context, ...], Field(strict=False, description="Tokens before a step, each once."), Once]
+
+NumPrompts = Annotated[int, Field(ge=1, le=MOST, description="Prompts used at most.")]
+MaxNewTokens = Annotated[int, Field(ge=1, le=MOST, description="Tokens of a text at most.")]
+MaxScoredTokens = Annotated[int, Field(ge=2, le=MOST, description="Tokens of an answer at most.")]  # one has no round
+Repeats = Annotated[int, Field(ge=1, le=MOST, description="Repetitions.")]
+Seed = Annotated[int, Field(ge=0, lt=2**32, description="Seed of every random choice.")]
+NumberType = Annotated[
+    DtypeOrAuto,
+    Field(
+        description="Number type of target and draft; auto is bfloat16 on a GPU and on processors that compute in it, "
+        "else float32."
+    ),
+]
+
+AUTO: Any = "auto"  # validation makes the number type of this machine of it
+
+# Steps run by transformers, or by CUDA graphs of the same.
+How = Literal["eager", "captured"]
+Capture = Annotated[bool, Field(description="Capture the models' steps in CUDA graphs first; needs a GPU.")]
+OutFile = Annotated[
+    Path | None, Field(description="Write everything as JSON."), AfterValidator(no_folder), Flag(metavar="FILE")
+]

@@ -1,0 +1,422 @@
+"""Shape: what a draft costs, in parameters, FLOPs and bytes, known before any weight exists. No torch.
+
+Holds the named shapes too. A nominal size ("796M") is a published name and is always shown beside the true count.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import isfinite, prod
+from typing import Any
+
+from architectures.errors import UserError
+from architectures.families import FAMILIES, family_of
+from architectures.families.config_entries import mistake_in
+from architectures.families.family import EMBEDDING_ROLES, Family, Part
+from architectures.families.rotary import LLAMA
+
+CONFIG_KEY = "head_vocab_size"  # of config.json; `draft_vocab_size` would make llama.cpp take it for EAGLE-3
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The size of a decoder, and of its encoder where it has one, and the family whose tensors it has."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    head_vocab: int = 0  # rows of the output head where it outputs fewer ids than vocab; 0 where it outputs them all
+    positions: int = 0  # rows of a learned position table; 0 where there is none
+    tied: bool = False  # the output head is the embedding
+    qkv_bias: bool = False
+    output_bias: bool = False
+    ffn_bias: bool = False
+    family: str = LLAMA.model_type
+    encoder_layers: int = 0  # 0 where one stack of layers reads the prompt and answers it
+    buckets: int = 0  # rows of a table of attention biases by distance; 0 where there is none
+    gated: bool = False  # of families whose feed-forward comes with a gate and without
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], *, where: str = "config.json") -> "Shape":
+        """The shape of a Hugging Face config of a known family; absent entries mean what transformers takes them to be.
+
+        Args:
+            config: The parsed config.json.
+            where: The file, for messages.
+
+        Raises:
+            UserError: If the family is unknown, an entry is missing, or the heads do not divide.
+        """
+        family = family_of(config, where=where)
+        keys = family.keys
+        if config.get(CONFIG_KEY) is not None:
+            family.refuse("vocabulary", f"{where}: {CONFIG_KEY}")
+        hidden, heads = required(config, keys["hidden"], where), required(config, keys["heads"], where)
+        kv_heads = optional(config, keys.get("kv_heads"), where, default=family.default_kv_heads or heads)
+        if heads % kv_heads:
+            raise UserError(
+                f"{where}: {keys['kv_heads']} must divide {keys['heads']}, got {kv_heads} and {heads}. "
+                "Take config.json and weights from the same checkpoint."
+            )
+        encoder_layers = required(config, keys["encoder_layers"], where) if family.encoder is not None else 0
+        return cls(
+            layers=decoder_layers(config, family, encoder_layers, where),
+            hidden=hidden,
+            intermediate=intermediate_size(config, family, hidden, where),
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_width(config, family, hidden, heads, where),
+            vocab=required(config, keys["vocab"], where),
+            head_vocab=head_vocab(config, required(config, keys["vocab"], where), where),
+            positions=required(config, keys["positions"], where) + family.extra_positions if "positions" in keys else 0,
+            tied=family.is_tied(config),
+            **family.biases(config),
+            family=family.model_type,
+            encoder_layers=encoder_layers,
+            buckets=optional(config, keys["buckets"], where, default=32) if "buckets" in keys else 0,
+            gated=family.is_gated(config),
+        )
+
+    @property
+    def head_rows(self) -> int:
+        return self.head_vocab or self.vocab
+
+    @property
+    def plain(self) -> bool:
+        """Whether the feed-forward has no gate, of families that come with and without."""
+        return not self.gated
+
+    def with_head_of(self, rows: int) -> "Shape":
+        """The same with an output head that outputs so many ids alone; what was tied to the embedding no longer is."""
+        return replace(self, head_vocab=rows, tied=False)
+
+    def axis(self, name: str) -> int:
+        """The length of an axis as families name it; a fused one is the sum of its parts."""
+        if "+" in name:
+            return sum(self.axis(part) for part in name.split("+"))
+        if name == "query":
+            return self.heads * self.head_dim
+        return self.kv_heads * self.head_dim if name == "key_value" else getattr(self, name)
+
+    def has_bias(self, part: Part) -> bool:
+        """Whether a module has a bias in checkpoints of this shape."""
+        if part.bias_axis is None:
+            return False
+        return getattr(self, part.bias) if isinstance(part.bias, str) else part.bias
+
+    def part_tensors(self, parts: Mapping[str, Part]) -> dict[str, tuple[int, ...]]:
+        """The size of every tensor of some modules, under role.weight or role.bias."""
+        sizes: dict[str, tuple[int, ...]] = {}
+        for role, part in parts.items():
+            if part.when and not getattr(self, part.when):
+                continue
+            sizes[f"{role}.weight"] = tuple(self.axis(axis) for axis in part.axes)
+            if part.bias_axis is not None and self.has_bias(part):
+                sizes[f"{role}.bias"] = (self.axis(part.bias_axis),)
+        return sizes
+
+    def layer_tensors(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor of one layer with its size, under role.weight or role.bias, as the families name roles."""
+        return self.part_tensors(FAMILIES[self.family].layer)
+
+    def encoder_layer_tensors(self) -> dict[str, tuple[int, ...]]:
+        """The same of one block of the encoder; of a decoder alone nothing."""
+        encoder = FAMILIES[self.family].encoder
+        return {} if encoder is None else self.part_tensors(encoder.layer)
+
+    def parameters_per_layer(self) -> int:
+        """Parameters of one layer: attention, feed-forward, norms and biases."""
+        return sum(prod(size) for size in self.layer_tensors().values())
+
+    def encoder_parameters(self) -> int:
+        """Parameters of all blocks of the encoder."""
+        return self.encoder_layers * sum(prod(size) for size in self.encoder_layer_tensors().values())
+
+    def parameters_without_embeddings(self) -> int:
+        """Parameters of all layers and the norms beside them; no embedding, position table or output head."""
+        outside = FAMILIES[self.family].outside
+        norms = {role: part for role, part in outside.items() if role not in EMBEDDING_ROLES}
+        layers = self.layers * self.parameters_per_layer() + self.encoder_parameters()
+        return layers + sum(map(prod, self.part_tensors(norms).values()))
+
+    def parameters(self) -> int:
+        """The true count: everything the checkpoint holds, a tied head counted once."""
+        rows = self.vocab + (0 if self.tied else self.head_rows) + self.positions
+        return self.parameters_without_embeddings() + rows * self.hidden
+
+    def weight_bytes(self, dtype: str) -> int:
+        """Bytes of all weights.
+
+        Args:
+            dtype: float32, bfloat16 or float16.
+        """
+        return self.parameters() * DTYPE_BYTES[dtype]
+
+    def kv_bytes_per_token(self, dtype: str) -> int:
+        """Bytes the key/value cache grows by with every token of one sequence."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * DTYPE_BYTES[dtype]
+
+    def flops_per_token(self, context: int) -> int:
+        """FLOPs of a forward pass for one more token; a multiply and an add count as two.
+
+        Matrix products only; norms, activations, rotary embeddings and biases are left out.
+
+        Source: Chowdhery et al. 2022, "PaLM", appendix B (arXiv 2204.02311): the forward third of 6N + 12LHQT,
+        with the output head in N and the embedding not.
+
+        Args:
+            context: Positions the token attends to, itself included.
+        """
+        matrices = sum(prod(size) for size in self.layer_tensors().values() if len(size) == 2)
+        attention = 2 * self.heads * self.head_dim * context  # scores, then the weighted sum of values
+        return 2 * (self.layers * (matrices + attention) + self.head_rows * self.hidden)
+
+
+def checkpoint_tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """Every tensor a checkpoint of this shape holds, under its Hugging Face name, with its size; in reading order."""
+    family = FAMILIES[shape.family]
+    outside = {role: part for role, part in family.outside.items() if not (role == "head" and shape.tied)}
+    after = ("final_norm", "head")
+    before = {role: part for role, part in outside.items() if role not in after}
+    sizes = named_tensors(shape, before)
+    if family.encoder is not None:
+        for layer in range(shape.encoder_layers):
+            sizes |= named_tensors(shape, family.encoder.layer, prefix=f"{family.encoder.layer_prefix}{layer}.")
+    for layer in range(shape.layers):
+        sizes |= named_tensors(shape, family.layer, prefix=f"{family.layer_prefix}{layer}.")
+    return sizes | named_tensors(shape, {role: outside[role] for role in after if role in outside})
+
+
+def named_tensors(shape: Shape, parts: Mapping[str, Part], *, prefix: str = "") -> dict[str, tuple[int, ...]]:
+    """The tensors of some modules under the names a checkpoint gives them."""
+    return {
+        f"{prefix}{parts[role].name}.{kind}": size
+        for tensor, size in shape.part_tensors(parts).items()
+        for role, kind in [tensor.rsplit(".", 1)]
+    }
+
+
+def decoder_layers(config: Mapping[str, Any], family: Family, encoder_layers: int, where: str) -> int:
+    """The layers; where an encoder stands before them and nothing states them, as many as it has."""
+    key = family.keys["layers"]
+    return optional(config, key, where, default=encoder_layers) if encoder_layers else required(config, key, where)
+
+
+def intermediate_size(config: Mapping[str, Any], family: Family, hidden: int, where: str) -> int:
+    """The feed-forward width; families before LLaMA may leave it unsaid and mean four times the hidden one."""
+    key = family.keys.get("intermediate")
+    if key is not None and family.width:
+        return required(config, key, where)
+    return optional(config, key, where, default=4 * hidden)
+
+
+def head_vocab(config: Mapping[str, Any], vocab: int, where: str) -> int:
+    """Rows of a head that outputs fewer ids than the embedding reads; 0 where it outputs them all."""
+    rows = optional(config, CONFIG_KEY, where, default=0)
+    if rows >= vocab:
+        raise UserError(f"{where}: {CONFIG_KEY} must be below the {vocab} ids there are, got {rows}. Leave it out.")
+    if rows and config.get("tie_word_embeddings"):
+        raise UserError(
+            f"{where}: {CONFIG_KEY} is {rows} and tie_word_embeddings true: a head of fewer rows than the embedding is "
+            "not the embedding. Take the config.json the draft came with."
+        )
+    return rows
+
+
+def head_width(config: Mapping[str, Any], family: Family, hidden: int, heads: int, where: str) -> int:
+    """The width of a head; where nothing states it, heads share the hidden width."""
+    key = family.keys.get("head_dim")
+    stated = family.default_head_dim if key is None or config.get(key) is None else required(config, key, where)
+    if stated is None and hidden % heads:
+        raise UserError(
+            f"{where}: {family.keys['heads']} must divide {family.keys['hidden']}, got {heads} and {hidden}. "
+            "Take the config.json the checkpoint came with."
+        )
+    return stated or hidden // heads
+
+
+def required(config: Mapping[str, Any], key: str, where: str) -> int:
+    """A positive whole number that config must hold."""
+    value = config.get(key)
+    mistake = f"{key} is missing" if value is None else mistake_in({key: value})
+    if value is None or mistake is not None:
+        raise UserError(f"{where}: {mistake}. Take the config.json the checkpoint came with.")
+    return value
+
+
+def optional(config: Mapping[str, Any], key: str | None, where: str, *, default: int) -> int:
+    """As required, or the family's default where it has no such entry, or config leaves it out or says null."""
+    return default if key is None or config.get(key) is None else required(config, key, where)
+
+
+@dataclass(frozen=True)
+class NamedShape:
+    """A published shape: the size its authors call it by, and what it is."""
+
+    nominal: str
+    shape: Shape
+
+
+def llama_shape(layers: int, hidden: int, intermediate: int, heads: int) -> Shape:
+    """A LLaMA-1/2 shape: vocabulary 32000, heads of 128, no grouped queries, separate output head."""
+    return Shape(
+        layers=layers,
+        hidden=hidden,
+        intermediate=intermediate,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=128,
+        vocab=32000,
+    )
+
+
+# Sources: "Decoding Speculative Decoding" (arXiv 2402.01528) and its released checkpoints (wide-*, deep-1.3b),
+# "Sheared LLaMA" (arXiv 2310.06694), table 8, and "LLaMA" (arXiv 2302.13971), table 2.
+# The *-true rows are the 2560-wide shapes that the published names 796M, 543M and 290M fit exactly.
+NAMED_SHAPES = {
+    "wide-1.3b": NamedShape("1.3B", llama_shape(12, 2560, 9280, 20)),
+    "wide-796m": NamedShape("796M", llama_shape(5, 4096, 11008, 32)),
+    "wide-543m": NamedShape("543M", llama_shape(3, 4096, 11008, 32)),
+    "wide-290m": NamedShape("290M", llama_shape(1, 4096, 11008, 32)),
+    "wide-796m-true": NamedShape("796M", llama_shape(5, 2560, 11008, 32)),
+    "wide-543m-true": NamedShape("543M", llama_shape(3, 2560, 11008, 32)),
+    "wide-290m-true": NamedShape("290M", llama_shape(1, 2560, 11008, 32)),
+    "wide-829m": NamedShape(
+        "829M",
+        Shape(
+            layers=5, hidden=2048, intermediate=8192, heads=32, kv_heads=8, head_dim=64, vocab=128256, tied=True
+        ),  # the name counts the tied head a second time
+    ),
+    "deep-1.3b": NamedShape("1.3B", llama_shape(24, 2048, 5504, 16)),
+    "sheared-2.7b": NamedShape("2.7B", llama_shape(32, 2560, 6912, 20)),
+    "llama-7b": NamedShape("7B", llama_shape(32, 4096, 11008, 32)),
+    "llama-13b": NamedShape("13B", llama_shape(40, 5120, 13824, 40)),
+    "llama-65b": NamedShape("65B", llama_shape(80, 8192, 22016, 64)),
+}
+
+
+KEYS_OF_OTHERS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length", "max_sequence_length")
+STATED_WITH_SCALING = ("default", "llama3", "longrope", "su", "mrope", "proportional")
+
+
+@dataclass(frozen=True)
+class ContextLength:
+    """Tokens of a text at most, prompt and answer together.
+
+    Attributes:
+        tokens: > 0.
+        origin: Where the number comes from, as "n_positions is 1024".
+    """
+
+    tokens: int
+    origin: str
+
+
+def context_length(config: Mapping[str, Any], *, where: str) -> ContextLength | None:
+    """How long texts may be by a model's config; None where nothing in it is bound to a position.
+
+    That is the entry of its family (max_position_embeddings, or GPT-2's n_positions; transformers' default where it is
+    absent), of another model the smallest of KEYS_OF_OTHERS. Of a learned position table it is the number of texts'
+    places, without the two rows more that OPT's has. Attention biases by distance (ALiBi, T5's buckets) have no end.
+
+    Rotary scaling, as vLLM serves it and transformers computes it:
+        linear, dynamic           the entry is the length before scaling: times factor
+        yarn                      original_max_position_embeddings (else the entry) times factor
+        llama3, longrope          the entry is the length after scaling, and counts as it stands
+        Gemma 3, whatever type    likewise
+
+    Sources: vLLM, `_get_and_verify_max_len` in vllm/config/model.py; transformers 5.17 and 5.23, modeling_rope_utils
+    (`original_max_position_embeddings` beside the scaling comes before that inside it, and the entry stands in for
+    both).
+
+    Args:
+        config: Of config.json, or of transformers' `to_dict`; of a model with several parts its text part.
+        where: The file, for messages.
+
+    Raises:
+        UserError: If an entry it goes by is not a positive number.
+    """
+    family = FAMILIES.get(config.get("model_type", ""))
+    key = smallest_of_others(config, where) if family is None else family.context_key
+    if key is None:
+        return None
+    default = 0 if family is None else family.default_context
+    tokens = default if config.get(key) is None else required(config, key, where)
+    plain = ContextLength(tokens, f"{key} is {tokens}")
+    stated_scaled = is_gemma_3(config) if family is None else family.scaled_context
+    scaled = [] if stated_scaled else [scale(plain, rope, config, where) for rope in ropes(config, where)]
+    return max(scaled, key=lambda each: each.tokens, default=plain)
+
+
+def smallest_of_others(config: Mapping[str, Any], where: str) -> str | None:
+    """The entry that holds the length of a model of no family of ours."""
+    attention = config.get("attn_config")
+    by_distance = (
+        config.get("alibi"),
+        config.get("relative_attention_num_buckets"),
+        attention.get("alibi") if isinstance(attention, Mapping) else None,
+    )
+    given = [key for key in KEYS_OF_OTHERS if config.get(key) is not None]
+    return None if any(by_distance) else min(given, key=lambda key: required(config, key, where), default=None)
+
+
+def is_gemma_3(config: Mapping[str, Any]) -> bool:
+    """Whether a model of no family of ours is a larger Gemma 3, which states its length after scaling as well."""
+    return str(config.get("model_type")).startswith("gemma3")
+
+
+def ropes(config: Mapping[str, Any], where: str) -> Iterator[Mapping[str, Any]]:
+    """The rotary scalings of a config: one, or one for each type of layer."""
+    key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    rope = config.get(key) or {}
+    nested = isinstance(rope, Mapping) and rope and all(isinstance(part, Mapping | None) for part in rope.values())
+    for part in rope.values() if nested else [rope]:
+        if part is not None and not isinstance(part, Mapping):
+            raise UserError(
+                f"{where}: {key} must be a section, got {part!r}. Take the config.json the checkpoint came with."
+            )
+        if part:
+            yield part
+
+
+def has_scaled_positions(config: Mapping[str, Any], where: str) -> bool:
+    """Whether rotary positions are scaled for a length; those of rope_theta alone are for any."""
+    return any(kind_of(rope) != "default" for rope in ropes(config, where))
+
+
+def kind_of(rope: Mapping[str, Any]) -> Any:
+    """The type of a rotary scaling, by either of its names."""
+    return rope.get("rope_type", rope.get("type", "default"))
+
+
+def scale(plain: ContextLength, rope: Mapping[str, Any], config: Mapping[str, Any], where: str) -> ContextLength:
+    """The length that one rotary scaling makes of the config's own."""
+    kind = kind_of(rope)
+    if kind in STATED_WITH_SCALING:
+        return plain
+    factor = rope.get("factor", 1.0)
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not isfinite(factor) or factor <= 0:
+        raise UserError(
+            f"{where}: factor of the rotary scaling {kind!r} must be a number > 0, got {factor!r}. "
+            "Take the config.json the checkpoint came with."
+        )
+    if kind != "yarn":
+        return times(plain, kind, factor)
+    name = "original_max_position_embeddings"
+    original = next((part for part in (config, rope) if part.get(name) is not None), None)
+    if original is None:
+        return times(plain, kind, factor)
+    tokens = required(original, name, where)
+    return times(ContextLength(tokens, f"{name} is {tokens}"), kind, factor)
+
+
+def times(plain: ContextLength, kind: str, factor: float) -> ContextLength:
+    """So many times a length; the same where the factor is 1."""
+    tokens = max(1, int(plain.tokens * factor))
+    if tokens == plain.tokens:
+        return plain
+    return ContextLength(tokens, f"{plain.origin}, times {factor:g} by its rotary scaling {kind!r} is {tokens}")

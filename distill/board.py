@@ -1,0 +1,155 @@
+"""Where the processes of one command leave values for one another: torch's store, which the first of them keeps.
+
+A process that waits looks now and then, and sleeps in between: others need the cores. While it waits it hears of a
+mistake that another one found, and notices one that is gone without a word.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch.distributed
+from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
+
+from architectures.errors import UserError
+from distill.process import LostProcessError
+
+PIECE_BYTES = 2**22  # of a value: the store takes 8 MiB at most
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.2  # between two looks
+BEAT_S = 5.0
+SILENT_S = 180.0  # without a beat, after which a process counts as lost
+LAST_WORDS_S = 10.0  # the first process waits for the others to end, so that its store outlives what they ask of it
+MISTAKE = "mistake"
+
+Answer = TypeVar("Answer")
+
+
+class StoreBoard:
+    """A Board (architectures.sharing) in torch's store.
+
+    Args:
+        store: Of all processes.
+        index: Of this one.
+        count: Of all.
+    """
+
+    def __init__(self, store: Store, index: int, count: int) -> None:
+        self.store, self.index, self.count = PrefixStore("widedraft", store), index, count
+        self.heard: dict[int, tuple[bytes, float]] = {}  # the latest beat of every process, and since when it is that
+
+    def put(self, name: str, value: bytes) -> None:
+        """See Board."""
+        pieces = [value[start : start + PIECE_BYTES] for start in range(0, len(value), PIECE_BYTES)]
+        for number, piece in enumerate(pieces):
+            self._set(f"{name}#{number}", piece)
+        self._set(name, str(len(pieces)).encode())
+
+    def get(self, name: str) -> bytes:
+        """See Board.
+
+        Raises:
+            UserError: If another process found a mistake meanwhile.
+            LostProcessError: If another process is gone.
+        """
+        self._wait_for(name)
+        return b"".join(map(self._read, self._pieces_of(name)))
+
+    def drop(self, name: str) -> None:
+        """See Board."""
+        for each in [*self._pieces_of(name), name]:
+            asked(self.store.delete_key, each)
+
+    def tell_mistake(self, message: str) -> None:
+        """Let the others end with this message where they wait."""
+        self.store.set(MISTAKE, message)
+
+    def leave(self) -> None:
+        """Say that this process asks for nothing any more; the first one waits a moment until all have said so.
+
+        What cannot be said any more need not be: this process is ending.
+        """
+        until_s = time.monotonic() + LAST_WORDS_S
+        try:
+            left = self.store.add("left", 1)
+            while self.index == 0 and left < self.count and time.monotonic() < until_s:
+                time.sleep(FIRST_PAUSE_S * 10)
+                left = self.store.add("left", 0)
+        except torch.distributed.DistError:
+            return
+
+    def beat(self, number: int) -> None:
+        """Say that this process lives."""
+        self.store.set(f"beat/{self.index}", str(number))
+
+    def _wait_for(self, name: str) -> None:
+        pause_s, looked_s = FIRST_PAUSE_S, time.monotonic()
+        while not self._has(name):
+            if self._has(MISTAKE):
+                raise UserError(self._read(MISTAKE).decode())
+            if time.monotonic() - looked_s > BEAT_S:
+                self._refuse_silence()
+                looked_s = time.monotonic()
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _refuse_silence(self) -> None:
+        """Raise LostProcessError for a process that has not said for long that it lives."""
+        now_s = time.monotonic()
+        for index in range(self.count):
+            name = f"beat/{index}"
+            beat = self._read(name) if self._has(name) else b""
+            if index not in self.heard or self.heard[index][0] != beat:
+                self.heard[index] = beat, now_s
+            elif now_s - self.heard[index][1] > SILENT_S:
+                raise LostProcessError(f"process {index} of {self.count} has said nothing for {SILENT_S:.0f} s")
+
+    def _pieces_of(self, name: str) -> list[str]:
+        return [f"{name}#{number}" for number in range(int(self._read(name)))]
+
+    def _set(self, name: str, value: bytes) -> None:
+        asked(self.store.set, name, value)
+
+    def _has(self, name: str) -> bool:
+        return asked(self.store.check, [name])  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _read(self, name: str) -> bytes:
+        return asked(self.store.get, name)
+
+
+def asked(question: Callable[..., Answer], *words: Any) -> Answer:
+    """What the store answers.
+
+    Raises:
+        LostProcessError: If it is gone, and with it the process that kept it.
+    """
+    try:
+        return question(*words)
+    except torch.distributed.DistError as error:
+        raise LostProcessError(str(error).splitlines()[0]) from error
+
+
+class Pulse:
+    """Says every few seconds that this process lives, from a thread of its own."""
+
+    def __init__(self, board: StoreBoard) -> None:
+        self.board, self.ended = board, threading.Event()
+        self.thread = threading.Thread(target=self._beat, daemon=True)
+
+    def __enter__(self) -> "Pulse":
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        self.thread.join()
+
+    def _beat(self) -> None:
+        number = 0
+        while not self.ended.is_set():
+            number += 1
+            try:
+                self.board.beat(number)
+            except torch.distributed.DistError:
+                return  # whoever waits says so
+            self.ended.wait(BEAT_S)

@@ -1,0 +1,457 @@
+"""Sums of token losses from hidden states, in chunks of tokens: no [tokens, vocabulary] tensor ever exists.
+
+Knows neither teacher nor loss: both stand behind a callback that is given the student's logits of some rows. Two heads
+of 128k entries over 8,192 tokens would be 25 GB of logits, probabilities and gradients; here they are one chunk's.
+
+Let S be the ids that the head outputs, p the teacher's distribution, P = p(S) the mass it gives to them, p_S = p / P
+on S, and q the student's, zero outside S. The rule: a position whose answer token is outside S is not trained on (its
+loss is 0, and it counts in the mean); at every other one the student is compared with p_S, which is the softmax of the
+teacher's logits over S.
+
+For answers sampled from the teacher at temperature 1 this is the forward KL, unbiased, as far as a student can change
+it. KL(p || q) is infinite where P < 1, but the part of it that q enters is -Σ_S p log q = P (KL(p_S || q) + H(p_S)),
+whose gradient is P times that of KL(p_S || q). The chance that the answer token is in S is P, so that the mean of the
+rule over answers, E[1(token in S)] KL(p_S || q), has that very gradient; and only K logits of the teacher are made.
+`cross_entropy` is the same with the token in the place of p_S: E[1(token in S) (-log q(token))] = -Σ_S p log q.
+Any other loss L becomes P L(p_S, q) in the mean: zero where q = p_S, the q of greatest likelihood. There
+Σ_S min(p, q) = P as well, the most that any q outside whose reach 1 - P lies can get accepted; and on the way
+P Σ_S min(p_S, q) = Σ_S min(p, P q) is at most the true alpha. Greedy answers take the place of P by 0 or 1: where their
+token is outside S no student is accepted, whatever it says.
+
+Shape suffixes used in this file:
+    A = tokens, one row each
+    C = tokens of one chunk
+    H = hidden width
+    V = entries of the head: all ids of the vocabulary, or those that a small head outputs
+    K = some of them
+    B = rows of the batch
+    T = tokens per row
+    D = tokens that the decoder behind an encoder reads, its start token and the answer
+    R = rows of the packed batch
+    W = slots in each
+    X = any axes
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from architectures.shapes import Shape
+from architectures.vocabulary_head import answer_places, head_ids, translated, translation
+from distill.data.batches import cheapest_layout, lengths_read, packed, refuse_attention, slots_of, texts_apart
+from distill.estimate import head_flops
+from distill.losses import GPU_CHUNKS, chunk_size
+
+FunctionOfRows = Callable[[Tensor, slice], Tensor]
+GRADIENT_DTYPES = (
+    None,
+    torch.float32,
+    torch.float32,
+)  # hidden states', written once a row, in their own; sums in float32
+
+
+@dataclass(frozen=True)
+class Head:
+    """An output head, as far as logits depend on it.
+
+    Attributes:
+        weight_VH: Its matrix.
+        bias_V: Added to the logits, where there is one.
+        softcap: Gemma's bound c on logits z, which become c * tanh(z / c).
+        divisor: What Granite divides its logits by.
+        vocab_size: The first so many rows are used; those behind them are padding, and get no logit and no gradient.
+        ids_V: The token id that each row outputs, ascending; None where row k is token k.
+    """
+
+    weight_VH: Tensor
+    bias_V: Tensor | None
+    softcap: float | None
+    vocab_size: int
+    ids_V: Tensor | None = None
+    divisor: float = 1.0
+
+    def logits(self, hidden_AH: Tensor) -> Tensor:
+        """Logits_AV over the first vocab_size entries, in the dtype that autocast or the head has."""
+        weight_VH, bias_V = self.used()
+        return self.shaped(linear(hidden_AH, weight_VH, bias_V))
+
+    def used(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias without the rows of padding."""
+        return self.weight_VH[: self.vocab_size], None if self.bias_V is None else self.bias_V[: self.vocab_size]
+
+    def shaped(self, logits_AV: Tensor) -> Tensor:
+        """The logits divided, and under the softcap."""
+        logits_AV = logits_AV if self.divisor == 1 else logits_AV / self.divisor
+        return logits_AV if self.softcap is None else self.softcap * (logits_AV / self.softcap).tanh()
+
+    def narrowed(self, vocab_size: int) -> "Head":
+        """The same head over fewer entries, never more than it has."""
+        return replace(self, vocab_size=min(vocab_size, self.vocab_size))
+
+    def rows_of(self, ids_K: Tensor) -> "Head":
+        """A head of its own with the rows of some token ids, copied out of this one, which outputs every id."""
+        assert self.ids_V is None, "rows of a small head are not found by their ids"
+        bias_K = None if self.bias_V is None else self.bias_V[ids_K]
+        return replace(self, weight_VH=self.weight_VH[ids_K], bias_V=bias_K, vocab_size=len(ids_K), ids_V=ids_K)
+
+    def frozen(self, dtype: torch.dtype) -> "Head":
+        """The same head in another dtype, out of reach of gradients."""
+        bias_V = None if self.bias_V is None else self.bias_V.detach().to(dtype)
+        return replace(self, weight_VH=self.weight_VH.detach().to(dtype), bias_V=bias_V)
+
+
+def sum_of_rows(hidden_AH: Tensor, head: Head, loss_of_rows: FunctionOfRows) -> Tensor:
+    """The sum of a loss over tokens: from whole logits where they are one chunk, else chunk by chunk.
+
+    See chunked_sum. Where all tokens fit into one chunk, chunks save nothing, and plain autograd computes no gradient
+    that nobody asks for.
+    """
+    chunk_tokens = rows_at_a_time(hidden_AH, head.vocab_size)
+    if len(hidden_AH) <= chunk_tokens:
+        return plain_sum(hidden_AH, head, loss_of_rows)
+    return chunked_sum(hidden_AH, head, loss_of_rows, chunk_tokens=chunk_tokens)
+
+
+def rows_at_a_time(hidden_AH: Tensor, entries: int) -> int:
+    """Rows of a chunk where each has so many entries."""
+    return chunk_size(entries) * (GPU_CHUNKS if hidden_AH.is_cuda else 1)
+
+
+def plain_sum(hidden_AH: Tensor, head: Head, loss_of_rows: FunctionOfRows) -> Tensor:
+    """What chunked_sum returns, from the logits of all tokens at once: the reference, and faster for few tokens."""
+    logits_AV = head.logits(hidden_AH)
+    with torch.autocast(hidden_AH.device.type, enabled=False):
+        return loss_of_rows(logits_AV, slice(0, len(hidden_AH))).sum()
+
+
+def chunked_sum(
+    hidden_AH: Tensor,
+    head: Head,
+    loss_of_rows: FunctionOfRows,
+    *,
+    chunk_tokens: int,
+) -> Tensor:
+    """The sum of a loss over tokens, whose gradient is made on the way and only scaled in the backward pass.
+
+    Gradients flow to hidden_AH and to the head's weight and bias, and to nothing the callback reads. Works under
+    autocast, where the matrix products of the head are in its dtype; the loss never is. The gradient of the weight is
+    added up in float32. Backward may run once.
+
+    Args:
+        hidden_AH: What the last norm put out.
+        head: Of the student.
+        loss_of_rows: Takes the student's logits_CV of some rows, and which rows of A they are; returns loss_C, float32.
+        chunk_tokens: Rows whose logits exist at a time, > 0.
+
+    Returns:
+        Scalar float32; 0 when there is no row.
+    """
+    job = Job(head, loss_of_rows, chunk_tokens)
+    if not torch.is_grad_enabled():
+        return map_rows(hidden_AH, head, loss_of_rows, chunk_tokens=chunk_tokens).sum()
+    return ChunkedSum.apply(hidden_AH, head.weight_VH, head.bias_V, job)  # pyright: ignore[reportReturnType]
+
+
+@torch.no_grad()
+def map_rows(
+    hidden_AH: Tensor,
+    head: Head,
+    function_of_rows: FunctionOfRows,
+    *,
+    chunk_tokens: int | None = None,
+    entries: int | None = None,
+) -> Tensor:
+    """The value of a function of logits for every token, without gradients: metrics, or what tokens are chosen by.
+
+    Args:
+        hidden_AH: What the last norm put out.
+        head: Whose logits the function is given.
+        function_of_rows: Takes logits_CV of some rows, and which rows of A they are; returns one row for each.
+        chunk_tokens: Rows whose logits exist at a time; by the entries of each if left out.
+        entries: Columns of the widest tensor that the function makes of its logits; those of the head if left out.
+
+    Returns:
+        The function's rows, all A of them.
+    """
+    dtype = product_dtype(hidden_AH)
+    with torch.autocast(hidden_AH.device.type, enabled=False):
+        cast = head.frozen(dtype)
+        values = [
+            function_of_rows(cast.logits(hidden_AH[rows].to(dtype)), rows)
+            for rows in chunks(len(hidden_AH), chunk_tokens or rows_at_a_time(hidden_AH, entries or head.vocab_size))
+        ]
+    return torch.cat(values)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What ChunkedSum needs besides the tensors that gradients flow to."""
+
+    head: Head
+    loss_of_rows: FunctionOfRows
+    chunk_tokens: int
+
+
+class ChunkedSum(torch.autograd.Function):
+    """The sum and, while it is computed, its gradients: those of a chunk's logits by autograd, the rest by hand."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden_AH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, job: Job) -> Tensor:
+        """Chunk after chunk: logits, loss, gradient."""
+        dtype = product_dtype(hidden_AH)
+        inputs = (hidden_AH, weight_VH, bias_V)
+        ctx.gradients = gradients = [
+            torch.zeros_like(tensor, dtype=kept) if tensor is not None and needed else None
+            for tensor, needed, kept in zip(inputs, ctx.needs_input_grad, GRADIENT_DTYPES, strict=False)
+        ]
+        ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in inputs]
+        total = torch.zeros((), device=hidden_AH.device)
+        with torch.autocast(hidden_AH.device.type, enabled=False):
+            head = job.head.frozen(dtype)
+            for rows in chunks(len(hidden_AH), job.chunk_tokens):
+                hidden_CH = hidden_AH[rows].to(dtype)
+                loss, grad_CV = loss_and_gradient(hidden_CH, head, job, rows)
+                total += loss
+                add_gradients(gradients, rows, grad_CV, hidden_CH, head.used()[0])
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  # one output, one gradient
+        ctx: Any, grad_output: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        """The gradients made in forward, scaled where they lie."""
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:
+            raise RuntimeError("chunked_sum keeps its gradients for one backward pass. Compute the sum again.")
+        scaled = (
+            None if gradient is None else gradient.mul_(grad_output).to(dtype)
+            for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)
+        )
+        return (*scaled, None)
+
+
+def loss_and_gradient(hidden_CH: Tensor, head: Head, job: Job, rows: slice) -> tuple[Tensor, Tensor]:
+    """The loss of one chunk, and its gradient with respect to the logits before divisor and softcap."""
+    weight_VH, bias_V = head.used()
+    logits_CV = linear(hidden_CH, weight_VH, bias_V).requires_grad_()
+    with torch.enable_grad():
+        loss = job.loss_of_rows(head.shaped(logits_CV), rows).sum()
+    (grad_CV,) = torch.autograd.grad(loss, logits_CV)
+    return loss.detach(), grad_CV
+
+
+def add_gradients(
+    gradients: list[Tensor | None], rows: slice, grad_CV: Tensor, hidden_CH: Tensor, weight_VH: Tensor
+) -> None:
+    """Carry the gradient of a chunk's logits on to hidden states, weight and bias, whichever are wanted."""
+    of_hidden_AH, of_weight_VH, of_bias_V = gradients
+    vocab_size = len(weight_VH)
+    if of_hidden_AH is not None:
+        of_hidden_AH[rows] = (grad_CV @ weight_VH).to(of_hidden_AH.dtype)
+    if of_weight_VH is not None:
+        used_VH = of_weight_VH[:vocab_size]
+        if grad_CV.dtype == torch.float32:
+            used_VH.addmm_(grad_CV.T, hidden_CH)  # no second matrix of that size
+        else:
+            used_VH += grad_CV.T @ hidden_CH
+    if of_bias_V is not None:
+        of_bias_V[:vocab_size] += grad_CV.sum(dim=0, dtype=torch.float32)
+
+
+def product_dtype(hidden_AH: Tensor) -> torch.dtype:
+    """The number type of matrix products here and now: autocast's where it is on."""
+    device = hidden_AH.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_AH.dtype
+
+
+def chunks(num_tokens: int, chunk_tokens: int) -> Iterator[slice]:
+    """Slices of at most chunk_tokens rows that cover all tokens; one empty slice where there are none."""
+    for start in range(0, max(1, num_tokens), chunk_tokens):
+        yield slice(start, min(start + chunk_tokens, num_tokens))
+
+
+Reading = TypeVar("Reading")
+
+
+class AnswerLogits(nn.Module):
+    """A language model whose output head runs on chosen positions only.
+
+    The head of a shallow draft is about half of its work, and a prompt has no answer to learn: skipping it there halves
+    the step. Positions are chosen, and the head is read, inside this module because FSDP2 gathers the embeddings and
+    the head, which belong to the outermost sharded module, in that module's forward.
+
+    Args:
+        lm: Read.
+        packing: Compute less padding: lay the sequences of a batch into fewer rows where that saves FLOPs. What is
+            read is the same, in the same order, up to the order of floating-point sums.
+        multiple: Of slots, that packed rows are wide.
+
+    Raises:
+        UserError: If packing is asked for and its attention would mix up the texts of a row.
+    """
+
+    def __init__(self, lm: PreTrainedModel, *, packing: bool = False, multiple: int = 1):
+        super().__init__()
+        self.lm, self.multiple = lm, multiple
+        self.flops_per_token = packed_flops_per_token(lm) if packing else None
+
+    def forward(
+        self,
+        input_ids_BT: Tensor,
+        keep_BT: Tensor,
+        read: Callable[[Tensor, Head], Reading],
+        position_ids_BT: Tensor | None = None,
+        prompt_len_B1: Tensor | None = None,
+    ) -> Reading:
+        """What read makes of hidden_AH and the head, at the positions where keep_BT is True, sequence after sequence.
+
+        That is a loss or a metric computed in chunks (distill/chunked_loss.py), or the logits (logits_of). Under
+        FSDP2 the head is gone afterwards, so what is read must not hold on to it.
+
+        There is no attention mask: padding stands on the right, where a causal model never looks back at it from.
+
+        Args:
+            position_ids_BT: Of tokens in the text they belong to, where a row holds several texts: positions begin
+                again at 0 with each, and no token attends to another text than its own. None: one text to a row.
+            prompt_len_B1: Tokens of each row that are its prompt, which an encoder reads; others do not ask.
+        """
+        return read(self.hidden(input_ids_BT, keep_BT, position_ids_BT, prompt_len_B1), head_of(self.lm))
+
+    def hidden(
+        self,
+        input_ids_BT: Tensor,
+        keep_BT: Tensor,
+        position_ids_BT: Tensor | None = None,
+        prompt_len_B1: Tensor | None = None,
+    ) -> Tensor:
+        """hidden_AH as the head is given it, at the positions kept."""
+        if self.lm.config.is_encoder_decoder:
+            return answer_states(self.lm, input_ids_BT, keep_BT, prompt_len_B1)
+        layout, width = None, keep_BT.shape[1]
+        if self.flops_per_token is not None:
+            cost = {"flops_per_token": self.flops_per_token, "multiple": self.multiple}
+            layout = cheapest_layout(lengths_read(keep_BT), width, **cost)
+        if layout is None:
+            return self.last_hidden(input_ids_BT, position_ids_BT)[keep_BT]
+        slots_BT = slots_of(layout, width, keep_BT.device)
+        if position_ids_BT is None:
+            position_ids_BT = torch.arange(width, device=keep_BT.device).expand_as(slots_BT)
+        # where rows have slots left every position is 0: each slot there is a text of its own
+        ids_RW, positions_RW = (packed(each_BT, slots_BT, layout) for each_BT in (input_ids_BT, position_ids_BT))
+        return self.last_hidden(ids_RW, positions_RW).flatten(0, 1)[slots_BT[keep_BT]]
+
+    def last_hidden(self, input_ids_BT: Tensor, position_ids_BT: Tensor | None) -> Tensor:
+        """hidden_BTH behind the last norm."""
+        apart = nullcontext() if position_ids_BT is None else texts_apart(self.lm, position_ids_BT)
+        with apart:
+            states = self.lm.base_model(input_ids=input_ids_BT, position_ids=position_ids_BT, use_cache=False)
+        return states.last_hidden_state
+
+    def fsdp_wrap_fn(self, module: nn.Module) -> bool:
+        """Tells Composer to shard each transformer block as its own unit."""
+        return isinstance(module, GradientCheckpointingLayer)
+
+
+def answer_states(lm: PreTrainedModel, input_ids_BT: Tensor, keep_BT: Tensor, prompt_len_B1: Tensor | None) -> Tensor:
+    """hidden_AH of an encoder-decoder model at the positions kept, which are those of its decoder.
+
+    Its start token stands where a row has the last one of its prompt, and predicts the answer's first.
+
+    Raises:
+        ValueError: If nobody says where prompts end.
+    """
+    if prompt_len_B1 is None:
+        raise ValueError("an encoder-decoder model must be told where prompts end: the batch holds no prompt_len.")
+    width = keep_BT.shape[1]
+    last = int((keep_BT * torch.arange(1, width + 1, device=keep_BT.device) - prompt_len_B1).max())
+    answer_len = max(1, last + 1)
+    start_id = lm.config.decoder_start_token_id
+    read = translation(input_ids_BT, prompt_len_B1, start_id=start_id, answer_len=answer_len)
+    places_BD = answer_places(prompt_len_B1, answer_len)
+    kept_BD = keep_BT.gather(1, places_BD.clamp(max=width - 1)) & (places_BD < width)
+    return translated(lm, read)[kept_BD]
+
+
+def packed_flops_per_token(lm: PreTrainedModel) -> Callable[[int], int]:
+    """FLOPs of a model's layers for one token that attends to so many.
+
+    Raises:
+        UserError: If its attention would mix up the texts of a row.
+    """
+    where = str(lm.config.name_or_path)
+    refuse_attention(str(lm.config._attn_implementation), where=where)  # noqa: SLF001  # it has no other name
+    shape = Shape.from_config(lm.config.to_dict(), where=where)
+    head = head_flops(shape.head_rows, shape.hidden)
+    return lambda context: shape.flops_per_token(context) - head
+
+
+def head_of(lm: PreTrainedModel) -> Head:
+    """The output head of a language model, all of its rows."""
+    module = lm.get_output_embeddings()
+    assert isinstance(module, nn.Linear), "a language model has a linear output head"
+    cap = getattr(lm.config, "final_logit_softcapping", None)  # of Gemma
+    divisor = getattr(lm.config, "logits_scaling", 1.0)  # of Granite
+    return Head(module.weight, module.bias, cap, vocab_size=len(module.weight), ids_V=head_ids(lm), divisor=divisor)
+
+
+def vocab_size_of(lm: PreTrainedModel) -> int:
+    """How many ids a model knows: rows of its head, or of its embedding where its head outputs some of them alone."""
+    head = head_of(lm)
+    return head.vocab_size if head.ids_V is None else lm.config.get_text_config(decoder=True).vocab_size
+
+
+def logits_of(hidden_AH: Tensor, head: Head) -> Tensor:
+    """Logits_AV, for a model that is to be read whole."""
+    return head.logits(hidden_AH)
+
+
+def rows_of_tokens(ids_K: Tensor, token_ids_X: Tensor) -> tuple[Tensor, Tensor]:
+    """rows_X and is_output_X: the row of a head that outputs each token, and whether there is one; else the row is any.
+
+    Args:
+        ids_K: The token id of each row, ascending.
+        token_ids_X: Of any shape.
+    """
+    rows_X = torch.searchsorted(ids_K, token_ids_X.contiguous()).clamp(max=len(ids_K) - 1)
+    return rows_X, ids_K[rows_X] == token_ids_X
+
+
+def learned(batch: Mapping[str, Tensor], ids_K: Tensor | None) -> dict[str, Tensor]:
+    """A batch as a head of some ids learns from it: what it cannot output is no longer in `keep`, but in `unsaid`.
+
+    Args:
+        batch: Of distill/data/batches.py, distill/text_training.py or distill/teacher_cache.py.
+        ids_K: The token id of each row, ascending; None where row k is token k, and the batch stays what it is.
+
+    Returns:
+        The batch with rows of the head in `next_ids`.
+    """
+    if ids_K is None:
+        return dict(batch)
+    next_BT, keep_BT = batch["next_ids"], batch["keep"]
+    rows_BT, is_output_BT = rows_of_tokens(ids_K.to(next_BT.device), next_BT)
+    return {**batch, "next_ids": rows_BT, "keep": keep_BT & is_output_BT, "unsaid": keep_BT & ~is_output_BT}
+
+
+class FrozenRows:
+    """Some rows of a frozen head, copied out of it once: it never changes, and every step reads the same ones."""
+
+    def __init__(self) -> None:
+        self.head: Head | None = None
+
+    def of(self, head: Head, ids_K: Tensor) -> Head:
+        """The head with the rows of these ids alone; one that says only those already is returned as it is."""
+        if head.ids_V is not None:
+            return head.narrowed(len(ids_K))
+        if self.head is None:
+            self.head = head.rows_of(ids_K.to(head.weight_VH.device))
+        return self.head

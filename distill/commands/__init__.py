@@ -1,1 +1,0 @@
-"""Commands on recipes: their arguments, and what they print."""

@@ -1,0 +1,290 @@
+"""`--debug`: any recipe as a run of minutes on two cores, through the same stages. Pure; no torch.
+
+Sizes, steps, batches and lengths are divided or bounded; what a run reads from elsewhere (target, prompts, text,
+scores, plans) is replaced by files that distill/debug.py writes into the run folder, and what it reports to
+elsewhere is left out. Everything else stays what the recipe says: method, loss, precision, parallelism, number types.
+
+Nothing here imports torch until weights are made, so `widedraft check RECIPE --debug` stays quick.
+"""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+from architectures.errors import UserError
+from architectures.files import write_text
+from architectures.hub import config_at_hand, read_config
+from architectures.requested_shape import SIZES
+from architectures.shapes import Shape
+from architectures.tiny import BOS_ID, EOS_ID, HEAD_VOCAB, PAD_ID, tiny_config, tiny_shapes
+from architectures.vocabulary import CONFIG_KEY, COUNTED, DraftVocabulary, write_draft_vocabulary
+from distill.check import draft_and_origin
+from distill.process import say_once
+from distill.recipe.recipe import Recipe, load_recipe, save_recipe
+from distill.run import Run, owned_run
+from eval.tasks import TASKS
+
+SUFFIX = "-debug"
+TARGET, SOURCE, PROMPTS, TEXT = "tiny-target", "tiny-source", "prompts.jsonl", "text.txt"  # in the run folder
+IDS = "ids.json"
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TinyRun:
+    """The shapes of a debug run.
+
+    Attributes:
+        target: That answers and teaches.
+        source: What the draft is cut out of; the target, unless architecture.source names another.
+        draft: That is trained.
+        stages: Layers after each of several cuts, where the recipe has them.
+    """
+
+    target: Shape
+    source: Shape
+    draft: Shape
+    stages: list[int] | None
+
+
+def tiny_run(recipe: Recipe, target: Shape, source: Shape) -> TinyRun:
+    """The shapes of a recipe's debug run.
+
+    Args:
+        recipe: As the user wrote it.
+        target: The real target's shape.
+        source: Of architecture.source; the target's where the recipe names none.
+
+    Raises:
+        UserError: If the draft cannot be cut out of its source.
+    """
+    draft, _ = draft_and_origin(recipe.architecture, source, recipe.seed)
+    stages = recipe.architecture.stages
+    earlier = [Shape(**{**vars(source), "layers": layers}) for layers in (stages or [])[:-1]]
+    tiny_source, tiny_draft, *tiny_stages = tiny_shapes(source, [draft, *earlier])
+    tiny_target = tiny_source if recipe.architecture.source is None else tiny_shapes(target)[0]
+    layers = None if stages is None else [*(shape.layers for shape in tiny_stages), tiny_draft.layers]
+    return TinyRun(tiny_target, tiny_source, tiny_draft, layers)
+
+
+def debug_recipe(recipe: Recipe, tiny: TinyRun) -> Recipe:
+    """The recipe of a debug run: the same keys, small values, in a run folder of its own."""
+    run = Path(f"{recipe.run_dir}{SUFFIX}")
+    values = recipe.model_dump(mode="json")
+    values["run_name"], values["run_dir"] = f"{recipe.run_name}{SUFFIX}", str(run)
+    values["target"] |= {"path": str(run / TARGET), "revision": "main"}
+
+    shrink_architecture(values["architecture"], tiny, run)
+
+    # Built-in prompts and responses in place of files and data sets, and short responses.
+    data = values["data"]
+    data["prompts"] = built_in(data["prompts"], run)
+    data |= {"num_eval_prompts": 4, "max_seq_len": 128, "max_new_tokens": 16}
+    for key, bound in (("self_written_prompts", 12), ("batch_size", 8)):
+        data[key] = at_most(data[key], bound)
+
+    # Built-in text in place of every domain's, in short sequences.
+    if values["text"] is not None:
+        source = {"path": str(run / TEXT), "dataset": None, "config": None, "split": "train", "field": "text"}
+        values["text"]["domains"] = [{**domain, **source} for domain in values["text"]["domains"]]
+        values["text"] |= {"max_seq_len": 32, "num_eval_sequences": 2}
+        values["text"]["update_interval"] = "2ba"
+
+    shrink_training(values["distill"], run)
+
+    # A scorecard of few prompts, short responses and few repetitions.
+    scoring = values["eval"]
+    scoring["tasks"] = built_in(scoring["tasks"], run)
+    scoring |= {"num_prompts": 4, "max_new_tokens": 8, "max_prompt_len": 112, "live_prompts": 2}
+    scoring["latency_repeats"] = 2
+    scoring["batch_size"] = at_most(scoring["batch_size"], 4)
+    scoring["lookaheads"] = sorted({at_most(each, 3) for each in scoring["lookaheads"]})
+    scoring["latency_batch_sizes"] = scoring["latency_batch_sizes"][:2]
+
+    values["export"] |= {"engines": [], "tensor_parallel": 1}  # nobody serves it, and few heads divide by 8
+    small = Recipe.model_validate(values)
+    small.refer_as(recipe)
+    return small
+
+
+def shrink_architecture(wanted: Values, tiny: TinyRun, run: Path) -> None:
+    """The tiny draft's sizes in place of a shape, shares or a plan; short calibration and mask training."""
+    wanted |= {size: getattr(tiny.draft, size) for size in SIZES}
+    if tiny.stages is not None:
+        wanted |= {"layers": None, "stages": tiny.stages}
+    wanted |= {"shape": None, "plan": None, "scores": None}
+    if wanted["source"] is not None:
+        wanted["source"] = str(run / SOURCE)
+    if wanted["method"] == "learned_masks":
+        wanted["masks"] |= {"max_duration": "6ba", "global_train_batch_size": 8}
+    else:
+        text = None if wanted["calibration"]["text"] is None else str(run / PROMPTS)
+        wanted["calibration"] = {"text": text, "tokens": 128}
+
+    # Every token of the tiny tokenizer, of which all are special or single bytes: fewer ids than the tiny target has.
+    # Also if the recipe's plan reduces the head; one that its source has reduced stays as it is there.
+    vocabulary = wanted["vocabulary"]
+    if vocabulary is not None:
+        origin = vocabulary["from"] if vocabulary["from"] in COUNTED else str(run / IDS)
+        wanted["vocabulary"] = {"size": None if vocabulary["size"] is None else HEAD_VOCAB, "from": origin}
+    elif tiny.draft.head_vocab and not tiny.source.head_vocab:
+        wanted["vocabulary"] = {"from": str(run / IDS)}
+
+
+def shrink_training(distill: Values, run: Path) -> None:
+    """Six steps of eight sequences, two evaluations and checkpoints; eight, so that 8 processes can share them."""
+    distill |= {"max_duration": "6ba", "global_train_batch_size": 8, "push_to_hub": None, "loggers": {"file": {}}}
+    distill |= {"eval_interval": "0.5dur", "save_interval": "0.5dur"}
+    distill["scheduler"]["t_warmup"] = "0.2dur"
+    for key, bound in (("device_train_microbatch_size", 2), ("device_eval_batch_size", 4)):
+        distill[key] = at_most(distill[key], bound)
+    if distill["online"] is not None:  # two updates or so
+        online = distill["online"]
+        distill["max_duration"] = "1ep"
+        online["update_interval"] = 8
+        online["stream"] = {"sources": built_in(online["stream"]["sources"], run)}
+
+
+def built_in(sources: list[Values], run: Path) -> list[Values]:
+    """The file of built-in prompts once for every way that sources are read: as users' words, or as a task's texts."""
+    texts = (source["task"] if source["task"] and TASKS[source["task"]].form == "text" else None for source in sources)
+    return [{"path": str(run / PROMPTS), "task": task} for task in dict.fromkeys(texts)]
+
+
+def text_fields(recipe: Recipe) -> list[str]:
+    """The fields that a debug run's tasks read a text from."""
+    tasks = [TASKS[source.task] for source in (*recipe.data.prompts, *recipe.eval.tasks) if source.task is not None]
+    return [names[0] for task in tasks for names in task.fields.values()]
+
+
+def at_most(value: Any, bound: int) -> Any:
+    """A number within a bound; anything else, such as auto, as it is."""
+    return min(value, bound) if isinstance(value, int) else value
+
+
+SEED = 17
+WEIGHTS_NAME = "model.safetensors"
+SPECIAL_TOKENS = {PAD_ID: "<pad>", BOS_ID: "<s>", EOS_ID: "</s>"}
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+REQUESTS = ("What is a {}?", "Write one line about a {}.", "Why do people like a {}?", "Draw a {} in words.")
+THINGS = ("river", "loaf of bread", "bicycle", "violin", "garden", "snowy day")
+
+
+def begin_debug(recipe_path: Path, overrides: Sequence[str], *, weights: bool = True) -> Path:
+    """Write a recipe's debug run with all it reads, say so on stderr, and return the recipe to go on with.
+
+    Args:
+        recipe_path: The real recipe.
+        overrides: Words of the command line; they are part of the recipe that is shrunk.
+        weights: Whether tiny weights and tokenizers are needed, which takes torch.
+
+    Raises:
+        UserError: If the recipe is wrong, or the target is neither here nor one whose config.json we know.
+    """
+    recipe = load_recipe(recipe_path, overrides)
+    config = config_for_debug("target.path", recipe.target.path, recipe.target.revision)
+    named = recipe.architecture.source_at
+    source_config = config if named is None else config_for_debug("architecture.source", *named)
+    shapes = (Shape.from_config(each, where=recipe.target.path) for each in (config, source_config))
+    tiny = tiny_run(recipe, *shapes)
+    small = debug_recipe(recipe, tiny)
+    debug = Run.of(small)
+    run = debug.folder
+    say_once(
+        f"--debug: {recipe.run_name} as a run of minutes in {run}, of a tiny random target of its family. Nothing it "
+        f"makes is of use; {debug.recipe_file} has the small values."
+    )
+    rows = [
+        {"prompt": prompt, "answer": f"{prompt} Think of it.", **dict.fromkeys(text_fields(small), prompt)}
+        for prompt in prompts()
+    ]
+    with owned_run(debug):
+        write_text("".join(f"{dumps(row)}\n" for row in rows), run / PROMPTS)
+        write_text("\n\n".join(prompts()), run / TEXT)
+        wanted = small.architecture.vocabulary
+        if wanted is not None and wanted.origin not in COUNTED:
+            write_text(dumps([*reversed(range(HEAD_VOCAB))]), run / IDS)
+        write_tiny(run / TARGET, tiny_config(config, tiny.target), weights=weights)
+        if named is not None:
+            write_tiny(run / SOURCE, tiny_config(source_config, tiny.source), weights=weights)
+        save_recipe(small, debug.recipe_file)
+    return debug.recipe_file
+
+
+def config_for_debug(key: str, path: str, revision: str) -> Mapping[str, Any]:
+    """The config.json that a tiny model takes its family and proportions from."""
+    try:
+        return config_at_hand(path, revision)[0]
+    except UserError as error:
+        raise UserError(
+            f"{key}: {error} A debug run needs a folder with its config.json, or a known hub id."
+        ) from error
+
+
+def prompts() -> list[str]:
+    return [request.format(thing) for request, thing in product(REQUESTS, THINGS)]
+
+
+def write_tiny(folder: Path, config: Mapping[str, Any], *, weights: bool) -> None:
+    """A tiny checkpoint with this config; what is there of the same config stays, down to the last bit."""
+    file = folder / "config.json"
+    text = dumps(config, indent=2, sort_keys=True) + "\n"
+    if not file.is_file() or file.read_text(encoding="utf-8") != text:
+        (folder / WEIGHTS_NAME).unlink(missing_ok=True)
+        write_text(text, file)
+    if weights and not (folder / WEIGHTS_NAME).is_file():
+        write_tiny_weights(folder)
+
+
+def write_tiny_weights(folder: Path) -> None:
+    """Random weights for a folder's config.json, the same each time, with a byte-level tokenizer; weights last."""
+    import torch
+
+    from architectures.vocabulary_head import cut_head
+    from eval.models import load_config, model_class, show_progress_only_in_a_terminal
+
+    show_progress_only_in_a_terminal()
+    byte_tokenizer().save_pretrained(folder)
+    config = load_config(folder)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        opens = model_class(folder, encoder_decoder=False)
+        model = opens.from_config(config, dtype=torch.float32, trust_remote_code=False)
+        is_tied = Shape.from_config(read_config(folder), where=str(folder / "config.json")).tied
+        if model.get_output_embeddings().weight is model.get_input_embeddings().weight and not is_tied:
+            own_V = torch.randn_like(model.get_input_embeddings().weight)  # transformers ties them whatever the config
+            model.get_output_embeddings().weight = torch.nn.Parameter(own_V)
+    if (head_rows := getattr(config, CONFIG_KEY, 0)) > 0:
+        cut_head(model, torch.arange(head_rows))
+        write_draft_vocabulary(DraftVocabulary(ids=tuple(range(head_rows)), vocab_size=config.vocab_size), folder)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        model.save_pretrained(scratch)
+        for name in ("generation_config.json", WEIGHTS_NAME):
+            (Path(scratch) / name).replace(folder / name)
+
+
+def byte_tokenizer() -> Any:
+    """A tokenizer of three special tokens and the 256 bytes, with a chat template; any text round-trips."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    specials = [SPECIAL_TOKENS[number] for number in sorted(SPECIAL_TOKENS)]
+    tokens = [*specials, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(models.BPE(vocab={token: number for number, token in enumerate(tokens)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(specials)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=SPECIAL_TOKENS[PAD_ID],
+        bos_token=SPECIAL_TOKENS[BOS_ID],
+        eos_token=SPECIAL_TOKENS[EOS_ID],
+        chat_template=CHAT_TEMPLATE,
+    )

@@ -1,0 +1,305 @@
+"""The processes that a launcher started for one command meet, and end together.
+
+    composer -n 8 -m widedraft run RECIPE
+
+Composer's launcher and torchrun say by RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT who
+is who. Without these there is one process, which imports nothing here.
+
+Composer's launcher takes the place of this process, so that signals and exit code are its own.
+"""
+
+import os
+import shlex
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from architectures.errors import UserError
+from architectures.files import partial_path
+from architectures.settings import Flag, Holding, Section
+from architectures.sharing import ALONE, Share
+from distill.process import LostProcessError, end_on_sigterm
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+    from distill.board import StoreBoard
+
+MEETING_S = 1800  # in which all have to come: those of another machine may start later
+STORE = "env://?use_libuv=0"  # libuv's loses connections where values are of MiB: docs/faults.md
+PORT_TAKEN = "failed to listen on any local network address"  # as torch says it
+
+
+def is_launched() -> bool:
+    """Whether a launcher started this process beside others."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+@contextmanager
+def joined() -> Iterator[Share]:
+    """This process's share of what the block does with the others that a launcher started; all of it where none did.
+
+    The first process alone is heard. A mistake that one finds ends all of them.
+
+    Raises:
+        UserError: If there are fewer GPUs than processes, or another process found a mistake.
+        LostProcessError: If another process is gone.
+    """
+    if not is_launched():
+        yield ALONE
+        return
+    refuse_half_launched()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or torch tells of lost connections by stacks of C++
+    from distill.board import Pulse, StoreBoard
+
+    index, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    signal.signal(signal.SIGTERM, end_on_sigterm if index == 0 else signal.SIG_DFL)
+    take_own_device()
+    board = StoreBoard(meeting_place(index, count), index, count)
+    with ExitStack() as stack:
+        stack.enter_context(Pulse(board))
+        if index > 0:
+            stack.enter_context(silenced())
+        yield from share_until_the_end(board)
+
+
+def share_until_the_end(board: "StoreBoard") -> Iterator[Share]:
+    """The share of a process; tells the others of a mistake, and lets them read what they still wait for."""
+    try:
+        per_machine = int(os.environ.get("LOCAL_WORLD_SIZE", board.count))
+        yield Share(board.index, board.count, board, per_machine=per_machine)
+    except UserError as error:
+        board.tell_mistake(str(error))
+        board.leave()
+        raise
+    board.leave()
+
+
+def refuse_half_launched() -> None:
+    """Raise UserError for an environment that says of several processes, and not which of them this one is."""
+    numbers = ("RANK", "WORLD_SIZE", "MASTER_PORT")
+    unset = [name for name in numbers if not os.environ.get(name, "").isdecimal()]
+    unset += [] if os.environ.get("MASTER_ADDR") else ["MASTER_ADDR"]
+    if unset or int(os.environ["RANK"]) >= int(os.environ["WORLD_SIZE"]):
+        said = ", ".join(f"{name} is {os.environ.get(name) or 'not set'}" for name in (*numbers, "MASTER_ADDR"))
+        raise UserError(
+            f"{said}: no launcher sets them so. Start several processes by `composer -n N -m widedraft ...` or "
+            "--processes N; for one, unset WORLD_SIZE."
+        )
+
+
+def meeting_place(index: int, count: int) -> "Store":
+    """The store that all processes know by the environment.
+
+    Raises:
+        UserError: If its port is taken.
+        LostProcessError: If others do not come.
+    """
+    import torch.distributed
+    from torch.distributed.rendezvous import rendezvous
+
+    try:
+        store, _, _ = next(iter(rendezvous(STORE, index, count, timeout=timedelta(seconds=MEETING_S))))
+    except torch.distributed.DistError as error:
+        where, why = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", str(error).splitlines()[0]
+        if PORT_TAKEN in why:
+            raise UserError(
+                f"{where}: the port is taken, perhaps by another run on this machine. Give all machines another "
+                "--master_port."
+            ) from error
+        raise LostProcessError(
+            f"process {index} of {count} did not meet the others at {where}: {why} All machines have to be given the "
+            "same --master_addr and --master_port, and to start within half an hour"
+        ) from error
+    return store
+
+
+def take_own_device() -> None:
+    """Let "cuda" be this process's own GPU; on a processor take its share of the cores.
+
+    Raises:
+        UserError: If there are fewer GPUs than processes here.
+    """
+    import torch
+
+    local, processes = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if torch.cuda.is_available():
+        gpus = torch.cuda.device_count()
+        if processes > gpus:
+            raise UserError(f"{processes} processes on this machine, which has {gpus} GPUs: start one for each GPU.")
+        torch.cuda.set_device(local)
+    elif "OMP_NUM_THREADS" not in os.environ:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        torch.set_num_threads(max(1, cores // processes))
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Nothing is printed but how this process ends: the first one speaks for all."""
+    out, err = sys.stdout, sys.stderr
+    with Path(os.devnull).open("w") as nowhere:
+        sys.stdout = sys.stderr = nowhere
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = out, err
+
+
+FLAG = "--processes"
+
+Processes = Annotated[
+    Annotated[int, Field(ge=1, le=1024)] | None,
+    Field(description="Processes on this machine that share the work, each with a GPU of its own where there are any"),
+    Flag(metavar="N", absent="one for each GPU, else one"),
+]
+
+
+def launch_if_several(
+    settings: Section, words: Sequence[str], why_alone: Callable[[Any], str | None] = lambda _: None
+) -> None:
+    """Become the launcher of as many processes as are wanted; return where this one is one of them, or all.
+
+    Args:
+        settings: Of the command. Several processes share out what has `processes`, unless it says `is_for_one`.
+        words: Of the command line behind the program.
+        why_alone: Says of settings why one process is to have all GPUs, where nobody said how many there shall be.
+
+    Raises:
+        UserError: If a launcher has started this process, and the command is one process's work, or is told how many
+            there shall be.
+    """
+    is_shared = "processes" in type(settings).model_fields and not getattr(settings, "is_for_one", False)
+    wanted: int | None = getattr(settings, "processes", None)
+    if is_launched():
+        refuse_launched(words, is_shared=is_shared, wanted=wanted)
+        return
+    count = (wanted or gpus_here()) if is_shared else 1
+    if wanted is None and count > 1 and (why := why_alone(settings)) is not None:
+        print(why, flush=True)
+        return
+    if count > 1:
+        sys.stdout.flush()
+        environment = {**os.environ, "PYTHONSAFEPATH": "1"}  # a user's own eval.py must not hide ours
+        os.execve(sys.executable, launching_command(count, words), environment)  # noqa: S606  # no shell is wanted
+
+
+def refuse_launched(words: Sequence[str], *, is_shared: bool, wanted: int | None) -> None:
+    """Raise UserError for a command that several processes cannot share out, or that is told of others."""
+    started = f"a launcher has started {os.environ['WORLD_SIZE']} processes"
+    if wanted is not None:
+        raise UserError(f"{FLAG} must be left out where {started} already.")
+    if not is_shared:
+        raise UserError(
+            f"`{shlex.join(['widedraft', *words[:1]])}` as it was asked for is the work of one process, and {started}. "
+            "Start it by itself."
+        )
+
+
+def launching_command(count: int, words: Sequence[str]) -> list[str]:
+    """Composer's launcher of this command."""
+    return [sys.executable, "-m", "composer", "-n", str(count), "-m", "widedraft", *without_flag(words)]
+
+
+def without_flag(words: Sequence[str]) -> list[str]:
+    """The words that each process is given: all but how many there are."""
+    kept, is_value = [], False
+    for word in words:
+        if not is_value and word.partition("=")[0] != FLAG:
+            kept.append(word)
+        is_value = not is_value and word == FLAG
+    return kept
+
+
+def gpus_here() -> int:
+    """How many GPUs this process may use."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+MOST_NAMED = 3
+ABSENT = "nothing"
+
+
+def require_same(share: Share, what: str, values: Mapping[str, str]) -> None:
+    """Compare some values of every process.
+
+    Args:
+        share: Of them.
+        what: The values say, of which the message tells.
+        values: Of this process, by name; fingerprints among them.
+
+    Raises:
+        UserError: On all of them, if two of them differ, naming the first values in which they do.
+    """
+    refuse_differing(what, share.exchange(dict(values)))
+
+
+def refuse_differing(what: str, given: Sequence[Mapping[str, str]]) -> None:
+    """Raise UserError if the values of two processes differ."""
+    for other, values in enumerate(given):
+        names = [name for name in sorted({*given[0], *values}) if given[0].get(name) != values.get(name)]
+        if names:
+            told = "; ".join(
+                f"{name} is {given[0].get(name, ABSENT)} and {values.get(name, ABSENT)}" for name in names[:MOST_NAMED]
+            )
+            raise UserError(
+                f"process 0 and process {other} of {len(given)} do not have the same {what}: {told}. "
+                "Give all of them one recipe, with the same values, and one version of everything."
+            )
+
+
+def refuse_spread(share: Share, holding: Holding) -> None:
+    """Raise UserError if several processes would each spread the target over the GPUs of all."""
+    if share.count > 1 and holding.placement == "spread":
+        raise UserError(
+            f"target.placement is spread, which takes all GPUs of a machine for one process, and there are "
+            f"{share.count}. Start one (--processes 1), or set it to whole or layers."
+        )
+
+
+SEEN_S = 60.0  # within which a network's disk shows a file of another machine
+PAUSE_S = 0.2  # between two looks
+
+
+def require_one_folder(share: Share, folder: Path) -> None:
+    """Have every process see a file that the first one makes; all of them call this.
+
+    Raises:
+        UserError: On all, if one does not: what it made would be missed only when a stage is at its end.
+    """
+    if share.count == 1:
+        return
+    mark = Path(share.lead(lambda: str(partial_path(folder / "shared"))))  # which nobody has looked for before
+    if share.leads:
+        mark.touch()
+    share.meet()
+    seen = share.exchange((share.leads or is_seen(folder / mark.name), socket.gethostname()))
+    if share.leads:
+        mark.unlink()
+    blind = [(index, host) for index, (sees, host) in enumerate(seen) if not sees]
+    if blind:
+        index, host = blind[0]
+        raise UserError(
+            f"{folder}: what process 0 writes there, on {seen[0][1]}, process {index} of {share.count} does not see, "
+            f"on {host}. Put the run on a disk that all machines share, under the same name: run_dir, or the folder in "
+            "which the command is called."
+        )
+
+
+def is_seen(mark: Path) -> bool:
+    """Whether a file is there, in a while."""
+    until_s = time.monotonic() + SEEN_S
+    while not mark.exists():
+        if time.monotonic() > until_s:
+            return False
+        time.sleep(PAUSE_S)
+    return True

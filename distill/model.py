@@ -1,0 +1,203 @@
+"""The student beside its teacher, as Composer's trainer wants a model.
+
+Shape suffixes used in this file:
+    B = sequences in the batch
+    T = tokens per sequence
+    H = hidden width
+    V = vocabulary entries
+    K = those that the student's head says, all of them unless it is a small one
+    A = positions that predict an answer token, of all sequences of a batch
+    C = some of these
+"""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from composer.models import ComposerModel
+from torch import Tensor
+from torchmetrics import Metric
+
+from architectures.shapes import Shape
+from architectures.vocabulary_head import head_ids, rows_below, spread
+from distill.callbacks import PhaseClock
+from distill.chunked_loss import AnswerLogits, Head, learned, map_rows, sum_of_rows, vocab_size_of
+from distill.data.batches import STUDENT_IDS
+from distill.estimate import answers_in, training_flops
+from distill.losses import Objective
+from distill.metrics import (
+    Answer,
+    Known,
+    accept_chance_alone,
+    answers_alone,
+    answers_of,
+    eval_metrics,
+    quantities_of_rows,
+)
+from distill.teacher import AbsentTeacher, CachedTeacher, KeptEntries, Teacher, TeacherRows
+
+Batch = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What metrics must know of the held-out answers.
+
+    Attributes:
+        tasks: Names of the tasks their prompts are of; a batch's `task` is a place in it.
+        temperature: They were decoded at; 0 is greedy.
+        top_p: Probability mass they were drawn from.
+    """
+
+    tasks: tuple[str, ...] = ()
+    temperature: float = 0.0
+    top_p: float = 1.0
+
+
+class DistillModel(ComposerModel):
+    """Learns the teacher's distribution at every token of its answers.
+
+    `student` is the only submodule, so it alone is trained, wrapped and saved. Logits exist a chunk at a time, inside
+    the student's forward, and cover the ids that all models have: what pads one of the vocabularies has probability
+    zero. A student whose head says some ids alone learns over those (distill/chunked_loss.py) and is evaluated
+    over all of them, with probability zero at the others.
+
+    Args:
+        student: Trained.
+        teacher: Asked. On the device the student trains on; or read from a cache, of which the batches then hold rows;
+            or none, and the objective asks none.
+        objective: What is minimised.
+        held_out: Of the answers it is evaluated on.
+        cpu_bfloat16: Run the student's matrix products in bfloat16 on a processor. Composer does this on GPUs itself
+            (`amp_bf16`) and refuses to elsewhere.
+    """
+
+    def __init__(
+        self,
+        student: AnswerLogits,
+        teacher: Teacher | CachedTeacher | AbsentTeacher,
+        *,
+        objective: Objective,
+        held_out: HeldOut = HeldOut(),
+        cpu_bfloat16: bool,
+    ):
+        super().__init__()
+        self.student = student
+        self.teacher = teacher
+        self.objective = objective
+        self.held_out = held_out
+        self.cpu_bfloat16 = cpu_bfloat16
+        self.shape = Shape.from_config(student.lm.config.to_dict())
+        self.clock = PhaseClock(on_gpu=torch.cuda.is_available())  # StepTimes names all phases but the teacher's
+        self.vocab_size = min(vocab_size_of(student.lm), teacher.vocab_size)
+        ids_K = head_ids(student.lm)
+        self.rows = self.vocab_size if ids_K is None else rows_below(ids_K, self.vocab_size)  # of the student's head
+
+    @property
+    def ids_K(self) -> Tensor | None:  # noqa: N802  # a shape
+        """The ids that the student says, of those that all models have; None where it says them all."""
+        ids_K = head_ids(self.student.lm)
+        return None if ids_K is None else ids_K[: self.rows]
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The loss summed over the answer's positions."""
+        batch = learned(batch, self.ids_K)
+        teacher = self.rows_of(self.teacher, batch, self.ids_K) if self.objective.asks_teacher else None
+
+        def measure(hidden_AH: Tensor, head: Head) -> Tensor:
+            with self.clock.label("loss"):
+                return self.loss_sum(hidden_AH, head, batch=batch, teacher=teacher)
+
+        return self.read(batch, measure)
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Mean over the answer tokens of the batch, nats per token. The one place where a loss is normalised.
+
+        The trainer weighs micro-batches and ranks by their answer tokens, so how a batch is split does not matter.
+        Tokens that a small head cannot say are among them, with a loss of 0.
+        """
+        return outputs / batch["keep"].sum().clamp(min=1)
+
+    def eval_forward(self, batch: Batch, outputs: Tensor | None = None) -> list[Answer]:  # noqa: ARG002
+        """What both models make of each answer of the batch."""
+        if isinstance(self.teacher, AbsentTeacher):
+            return self.eval_alone(batch)
+        teacher, token_ids_A = self.rows_of(self.teacher, batch), batch["next_ids"][batch["keep"]]
+        assert isinstance(teacher, TeacherRows), "held-out answers are cached as hidden states"
+        decoding = {"temperature": self.held_out.temperature, "top_p": self.held_out.top_p}
+
+        def of_rows(student_CK: Tensor, rows: slice) -> Tensor:
+            return quantities_of_rows(self.whole(student_CK), teacher.logits(rows), token_ids_A[rows], **decoding)
+
+        def measure(hidden_AH: Tensor, head: Head) -> Tensor:
+            return map_rows(hidden_AH, head.narrowed(self.rows), of_rows, entries=self.vocab_size)
+
+        return answers_of(self.read(batch, measure), batch["keep"].sum(dim=1).tolist())
+
+    def eval_alone(self, batch: Batch) -> list[Answer]:
+        """What the student makes of each answer of the batch, where no teacher is asked."""
+        token_ids_A, temperature = batch["next_ids"][batch["keep"]], self.held_out.temperature
+        decoding = {"temperature": temperature, "top_p": self.held_out.top_p}
+
+        def of_rows(student_CK: Tensor, rows: slice) -> Tensor:
+            return accept_chance_alone(self.whole(student_CK), token_ids_A[rows], **decoding)
+
+        def measure(hidden_AH: Tensor, head: Head) -> Tensor:
+            return map_rows(hidden_AH, head.narrowed(self.rows), of_rows, entries=self.vocab_size)
+
+        return answers_alone(self.read(batch, measure), batch["keep"].sum(dim=1).tolist(), temperature=temperature)
+
+    def whole(self, student_CK: Tensor) -> Tensor:
+        """The student's logits_CV of all ids: of those that a small head does not say, the chance is zero."""
+        ids_K = self.ids_K
+        return student_CK if ids_K is None else spread(student_CK, ids_K, self.vocab_size, elsewhere=-torch.inf)
+
+    def get_metrics(self, is_train: bool = False) -> dict[str, Metric]:  # noqa: FBT001, FBT002  # Composer's signature
+        """Metrics of held-out answers; none while training, where the loss says enough."""
+        known = Known(not isinstance(self.teacher, AbsentTeacher), self.held_out.temperature)
+        return {} if is_train else dict(eval_metrics(self.held_out.tasks, known))
+
+    def update_metric(self, batch: Any, outputs: list[Answer], metric: Metric) -> None:
+        """Count the outputs of one batch."""
+        metric.update(outputs, batch["task"][:, 0].tolist())
+
+    def flops_per_batch(self, batch: Batch) -> int:
+        """FLOPs of a training step on a batch; Composer's SpeedMonitor makes a utilisation of it."""
+        batch, rows = learned(batch, self.ids_K), None if self.ids_K is None else self.rows
+        teacher = self.teacher.flops(batch, rows=rows) if self.objective.asks_teacher else 0
+        return training_flops(self.shape, answers_in(batch), teacher=teacher)
+
+    def read(self, batch: Batch, reader: Any) -> Tensor:
+        """What the reader makes of the student's hidden states and head, at the answer's positions."""
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.cpu_bfloat16):
+            input_ids_BT = batch.get(STUDENT_IDS, batch["input_ids"])
+            return self.student(input_ids_BT, batch["keep"], reader, batch.get("position_ids"), batch.get("prompt_len"))
+
+    def rows_of(
+        self, teacher: Teacher | CachedTeacher | AbsentTeacher, batch: Batch, ids_K: Tensor | None = None
+    ) -> TeacherRows | KeptEntries:
+        """What a frozen model would say at the answer's positions, or is known to have said: of some ids, or of all."""
+        assert not isinstance(teacher, AbsentTeacher), "recipes that ask a teacher have one"
+        with self.teacher_time():
+            return teacher.rows(batch, vocab_size=self.vocab_size, ids_K=ids_K)
+
+    def teacher_time(self) -> AbstractContextManager[None]:
+        """Counts what is done within as the teacher's part of a training step; an evaluation is not split."""
+        return self.clock.phase("teacher") if self.training else nullcontext()
+
+    def loss_sum(
+        self, hidden_AH: Tensor, head: Head, *, batch: Batch, teacher: TeacherRows | KeptEntries | None
+    ) -> Tensor:
+        """The loss summed over answer tokens; scalar float32."""
+        token_ids_A = batch["next_ids"][batch["keep"]]
+
+        def loss_of_rows(student_CK: Tensor, rows: slice) -> Tensor:
+            output = None
+            if teacher is not None:
+                with self.teacher_time():
+                    output = teacher.outputs(rows)
+            return self.objective(student_CK, output, token_ids_A[rows])
+
+        return sum_of_rows(hidden_AH, head.narrowed(self.rows), loss_of_rows)

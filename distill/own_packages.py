@@ -1,0 +1,33 @@
+"""A check that `eval` and `architectures` are ours, made before anything is imported from them."""
+
+import os
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+# Composer's launcher looks for a failed process ten times a second and then stops the others.
+WAIT_FOR_RANK_0_S = 10
+
+
+def refuse_foreign_packages() -> None:
+    """Exit with code 2 if a file of the working folder stands before one of our packages.
+
+    `python -m` puts the working folder first on the import path, so an `eval.py` there would be imported as `eval`.
+    Of one machine's processes the first says so; the others wait to be stopped, as the launcher's exit code is the
+    first's.
+    """
+    ours = Path(__file__).resolve().parents[1]
+    for name in ("architectures", "eval"):
+        spec = find_spec(name)
+        imported = None if spec is None or spec.origin is None else Path(spec.origin).resolve()
+        if imported != ours / name / "__init__.py":
+            if os.environ.get("LOCAL_RANK", "0") != "0":
+                time.sleep(WAIT_FOR_RANK_0_S)
+            print(
+                f"{imported}: hides widedraft's own package {name!r} at {ours / name}. "
+                "Rename it, start from another folder, or set PYTHONSAFEPATH=1.",
+                file=sys.stderr,
+                flush=True,
+            )
+            sys.exit(2)

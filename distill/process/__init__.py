@@ -1,1 +1,0 @@
-"""What a process of ours does when it is interrupted, fails, or has to give memory back."""

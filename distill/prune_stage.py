@@ -1,0 +1,180 @@
+"""From a run to a PruningPlan: finds or computes the scores that its methods need.
+
+Scores belong to a target and a calibration text. They are computed once, saved in architecture.scores, and serve every
+shape; a method that needs others later adds them to the same file.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from architectures.hashes import fingerprint_checkpoint
+from architectures.manifest import changed_inputs
+from architectures.pruning.plan import PLAN_NAME, PruningPlan, Scores, load_plan, needed_scores, plan_pruning
+from architectures.settings import WHOLE, Placement
+from architectures.vocabulary import VocabularyConfig
+from distill.draft_vocabulary import OutputIds, choose_output_ids, with_output_ids
+from distill.recipe.validate import refuse_orders
+from distill.run import Run, cut_from, length_of, shape_of
+from distill.stage_inputs import scores_inputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def weights_and_plan(run: Run) -> tuple[Path, PruningPlan, dict[str, Any]]:
+    """The folder to cut the draft out of, how, and where the ids of its head come from, for who loads the draft.
+
+    What the recipe names and its plan, or what masks left of both, with the output head that the recipe asks for.
+
+    Raises:
+        UserError: As `recipe_plan`, `choose_output_ids` and `with_output_ids`, or if the recipe cuts it out of a model
+            with another tokenizer than the target's.
+    """
+    target, wanted = run.target, run.recipe.architecture
+    vocab = shape_of(target).vocab
+    choice = None if wanted.vocabulary is None else chosen_ids(run, wanted.vocabulary, vocab)
+    if wanted.method == "learned_masks":
+        masks = run.masks.path
+        plan = load_plan(masks / PLAN_NAME, shape_of(target), target=target)
+        return masks, *with_output_ids(plan, choice, masks, None)
+    source = cut_from(run)
+    if source != target:
+        require_shared_tokens(target, source)
+    plan = recipe_plan(run, source).with_vocab(vocab)
+    return source, *with_output_ids(plan, choice, source, wanted.plan)
+
+
+def chosen_ids(run: Run, wanted: VocabularyConfig, vocab_size: int) -> OutputIds:
+    """The output ids that a recipe asks for; errors as for `choose_output_ids`."""
+    recipe = run.recipe
+    return choose_output_ids(wanted, run.target, vocab_size, answers=run.data.path, text=recipe.text, seed=recipe.seed)
+
+
+def require_shared_tokens(target: Path, source: Path) -> None:
+    """Raise UserError unless a draft of source, which gets the target's tokenizer, would know what its ids mean."""
+    from eval.models import require_same_vocabulary
+
+    require_same_vocabulary(
+        target, source, remedy="The draft gets the target's: name a source that was made with it (architecture.source)."
+    )
+
+
+def recipe_plan(run: Run, source: Path) -> PruningPlan:
+    """The plan of a recipe: read from architecture.plan, or made from shapes and scores.
+
+    Args:
+        run: Whose recipe says what is wanted; its target has the prompts and the chat template for scores.
+        source: The folder the draft is cut out of.
+
+    Raises:
+        UserError: If the shape cannot be cut out of the source, or the plan was made for another one.
+    """
+    shape, wanted = shape_of(source), run.recipe.architecture
+    if wanted.plan is not None:
+        return load_plan(Path(wanted.plan), shape, target=source)
+    needed = needed_scores(shape, wanted)
+    scores = scores_of(run, source, needed) if needed else Scores()
+    return plan_pruning(shape, wanted, scores, seed=run.recipe.seed, target=fingerprint_checkpoint(source))
+
+
+def scores_of(run: Run, source: Path, needed: set[str]) -> Scores:
+    """The scores a plan needs: those of the scores folder, and those missing there, computed and added."""
+    from architectures.pruning.plan import SCORES_NAME, load_scores, save_scores
+
+    inputs, file, share = scores_inputs(run, source), run.scores.path / SCORES_NAME, run.share
+
+    def scores_there() -> Scores:
+        manifest = run.scores.manifest
+        is_there = manifest is not None and file.is_file() and not changed_inputs(manifest, inputs)
+        return load_scores(file) if is_there else Scores()
+
+    known = share.lead(scores_there)
+    missing = needed - known.arrays.keys()
+    if missing:
+        refuse_orders(placement_of(run, source), missing)
+        computed = compute_scores(run, source, missing)
+        if share.leads:
+            save_scores(file, {**known.arrays, **computed})
+            run.record(run.scores, inputs)
+        known = share.lead(lambda: load_scores(file))
+    print(f"   {file}: {'computed' if missing else 'up to date'} ({', '.join(sorted(needed))})", flush=True)
+    return known
+
+
+def placement_of(run: Run, source: Path) -> Placement:
+    """How the model is held that a draft is cut out of; another one than the target is whole."""
+    return run.recipe.target.placement if source == run.target else "whole"
+
+
+def compute_scores(run: Run, source: Path, missing: set[str]) -> dict[str, Any]:
+    """The missing scores, and all others that the same pass over the text gives; of several processes to the first.
+
+    Args:
+        run: Whose recipe says of which text.
+        source: Folder of the model.
+        missing: Names of scores.
+    """
+    import numpy as np
+
+    from architectures.importance.activation_scores import activation_scores
+    from architectures.importance.layer_search import merge_order, removal_order
+    from eval.large_targets import access_to, load_target
+
+    ids_ST, share, wanted = calibration_ids(run, source), run.share, run.recipe.target
+    orders = {"removal_order": removal_order, "merge_order": merge_order}
+    searches = {name: orders[name] for name in orders if name in missing}
+    if not searches and not share.leads:  # one pass over the text is the work of one process
+        return {}
+    holding = replace(wanted.holding, bits=None) if source == run.target else WHOLE
+    model = load_target(source, dtype=wanted.dtype, holding=holding)
+    ids_ST = ids_ST.to(model.device)
+    scores = {name: np.array(search(model, ids_ST, share)) for name, search in searches.items()}
+    if missing <= scores.keys() or not share.leads:
+        return scores
+    return {**scores, **activation_scores(model, ids_ST, access=access_to(model, source))}
+
+
+def calibration_ids(run: Run, source: Path) -> "Tensor":
+    """ids_ST of the calibration text, which the model at source reads.
+
+    Raises:
+        UserError: If the text is shorter than asked.
+    """
+    from architectures.importance.activation_scores import calibration_sequences
+    from eval.models import load_tokenizer
+
+    tokenizer, length = load_tokenizer(run.target), length_of(source)
+    return calibration_sequences(
+        calibration_texts(run, tokenizer),
+        tokenizer,
+        tokens=run.recipe.architecture.calibration.tokens,
+        context_tokens=None if length is None else length.tokens,
+    )
+
+
+def calibration_texts(run: Run, tokenizer: Any) -> Iterator[str]:
+    """A text file's text, or prompts as the target reads them: of a file, of the data, or written by itself."""
+    from architectures.importance.activation_scores import read_calibration_text
+    from distill.data.training_data import write_own_prompts_if_asked
+    from eval.prompts import load_prompts, render_prompt
+    from eval.tasks import PromptSource
+
+    recipe, text = run.recipe, run.recipe.architecture.calibration.text
+    if text is not None and not text.endswith(".jsonl"):
+        yield from read_calibration_text(Path(text))
+        return
+    prompts = load_prompts(recipe.data.prompts if text is None else [PromptSource(path=text)])
+    if not prompts:  # the stage that answers them finds them there
+        prompts = write_own_prompts_if_asked(
+            run.target,
+            recipe.data,
+            run.data.path,
+            seed=recipe.seed,
+            dtype=recipe.target.dtype,
+            holding=recipe.target.holding,
+            share=run.share,
+        )
+    for prompt in prompts:
+        yield tokenizer.decode(render_prompt(tokenizer, prompt.messages))

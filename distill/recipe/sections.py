@@ -1,0 +1,508 @@
+"""Composer's time strings, as far as recipes may use them. No torch, no Composer.
+
+No torch. Also what follows from it before a weight is read: which losses it can serve, and how many bytes a token of a
+cache takes.
+
+Source: Liu et al. 2024, "Online Speculative Decoding" (arXiv 2310.07177), algorithm 2. There the whole vocabulary's
+distributions of wrong tokens are kept; here the target's hidden states are, of which its head makes the same.
+"""
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from architectures.compatibility import EngineName, TensorParallel
+from architectures.errors import UserError
+from architectures.settings import (
+    BatchSize,
+    Dtype,
+    Flag,
+    Lookahead,
+    MaxNewTokens,
+    PrecisionOrAuto,
+    Section,
+    Temperature,
+)
+from architectures.shapes import DTYPE_BYTES
+from distill.losses import LOSSES, PREFERRED, Knowledge, Loss, LossTerm, loss_terms
+from eval.stream import StreamConfig
+from eval.tasks import PromptSource
+
+# Composer's time strings. It also knows sec and iter, left out here: `dur` intervals never come round when training
+# is limited in seconds, and an iteration whose length nobody set never ends.
+#
+# The numbers of digits are bounded so that no value is infinite, and no fraction rounds to nothing.
+WHOLE = r"[1-9](?:_?[0-9]){0,14}(?:e[0-9]|e1[0-5])?"
+
+FRACTION = r"(?:0?\.[0-9]{0,9}[1-9][0-9]{0,9}|1(?:\.0{0,9})?)"
+
+FRACTION_OR_ZERO = r"(?:0(?:\.[0-9]{0,18})?|\.[0-9]{1,18})"
+
+Duration = Annotated[
+    str,
+    Field(pattern=rf"^{WHOLE}(?:ep|ba|sp|tok)$", title="a Composer time", examples=["1ep", "200ba", "1_000_000tok"]),
+]
+
+Interval = Annotated[
+    str,
+    Field(
+        pattern=rf"^(?:{WHOLE}(?:ep|ba|sp|tok)|{FRACTION}dur)$",
+        title="a Composer time",
+        examples=["0.25dur", "200ba", "1ep"],
+    ),
+]
+
+Warmup = Annotated[
+    str,
+    Field(
+        pattern=rf"^(?:(?:0|{WHOLE})(?:ep|ba|sp|tok)|{FRACTION_OR_ZERO}dur)$",
+        title="a Composer time",
+        examples=["0.05dur", "100ba", "0ba"],
+    ),
+]
+
+
+def split_time(time: str) -> tuple[float, str]:
+    """The value and the unit of a time string a recipe accepts: "1_000tok" is (1000.0, "tok")."""
+    match = re.fullmatch("(.+)(ep|ba|sp|tok|dur)", time)
+    assert match is not None, time
+    return float(match[1]), match[2]
+
+
+class DataConfig(Section):
+    """Prompts, and the answers to them. Needs prompts, self_written_prompts, or both.
+
+    Answers to held-out prompts are the target's in any case: how much of a draft it accepts shows on them alone.
+    """
+
+    prompts: tuple[PromptSource, ...] = Field(default=(), strict=False, description="Where prompts are read from.")
+    answers: Literal["written", "given"] = Field(
+        default="written",
+        description="Whether the target writes the answers to train on, or the rows of prompts bring them.",
+    )
+    self_written_prompts: int = Field(default=0, ge=0, description="Prompts the target writes by itself.")
+    num_eval_prompts: int = Field(
+        default=64, ge=1, description="Prompts held out of training, drawn with the seed, for metrics and scores."
+    )
+    max_seq_len: int = Field(default=1024, ge=2, description="Tokens of prompt and answer together at most.")
+    max_new_tokens: MaxNewTokens = Field(default=256, description="Tokens of an answer at most.")
+    temperature: Temperature = Field(default=0.0, description="Sampling temperature of the answers; 0 is greedy.")
+    top_p: float = Field(default=1.0, gt=0, le=1, description="Probability mass sampled from; 1 keeps everything.")
+    batch_size: BatchSize = Field(default=48, description="Prompts answered together.")
+
+    @property
+    def shard_size(self) -> int:
+        """Prompts per file of responses, the unit a rerun continues from: two batches."""
+        return 2 * self.batch_size
+
+    @property
+    def longest_answer(self) -> int:
+        """Tokens that are learned of one sequence at most."""
+        return self.max_seq_len - 1 if self.answers == "given" else self.max_new_tokens
+
+
+LOG_PROB_BYTES, LOG_TAIL_BYTES = 2, 4  # float16 and float32
+
+
+class TeacherConfig(Section):
+    """Where the teacher's distributions come from."""
+
+    source: Literal["live", "cache", "none"] = Field(
+        default="live",
+        description="live runs the teacher beside the student; cache reads its outputs from the disk; none asks no "
+        "teacher: the answers' own tokens are learned.",
+    )
+    parallelism: Literal["replicated", "fsdp2"] = Field(
+        default="replicated", description="Whether each process holds the whole live teacher or a shard of it."
+    )
+    contents: Literal["hidden", "top_k", "samples"] = Field(
+        default="hidden",
+        description="What a cache keeps per answer token: hidden states, which are exact; top_k, the most likely "
+        "entries and the mass of the others; samples, tokens drawn from it.",
+    )
+    k: int = Field(default=64, ge=1, description="Entries kept by top_k.")
+    num_samples: int = Field(default=12, ge=1, description="Tokens drawn by samples.")
+
+    @property
+    def is_cache(self) -> bool:
+        return self.source == "cache"
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each process holds a shard of the teacher."""
+        return self.source == "live" and self.parallelism == "fsdp2"
+
+    @property
+    def keeps_entries(self) -> bool:
+        """Whether it is a cache of some entries of the teacher's distribution."""
+        return self.is_cache and self.contents != "hidden"
+
+    @property
+    def tells(self) -> Knowledge:
+        """What is known of the teacher at an answer to train on: held-out ones are always kept as hidden states."""
+        if self.source == "none":
+            return Knowledge.TOKENS
+        return Knowledge.ENTRIES if self.keeps_entries else Knowledge.LOGITS
+
+    @property
+    def served_losses(self) -> list[str]:
+        """Names of the losses for which the teacher tells enough."""
+        return [name for name, loss in LOSSES.items() if loss.needs <= self.tells]
+
+    @property
+    def default_loss(self) -> str:
+        """What a recipe trains on that names no loss."""
+        return next(name for name in PREFERRED if name in self.served_losses)
+
+
+def refuse_k_beyond(teacher: TeacherConfig, *, vocab: int, rows: int) -> None:
+    """Raise UserError if more entries are to be kept than the vocabulary has, or than the draft's head says."""
+    if teacher.is_cache and teacher.contents == "top_k" and teacher.k > rows:
+        most = "the target's vocab_size" if rows == vocab else "the number of ids the draft says"
+        raise UserError(
+            f"distill.teacher.k must be at most {most}, got {teacher.k} and {rows}. "
+            "Keep fewer entries, or hidden states."
+        )
+
+
+def refuse_cut_entries(teacher: TeacherConfig, *, vocab_size: int, of_teacher: int) -> None:
+    """Refuse kept entries of a vocabulary that a model beside the teacher has only a part of.
+
+    A live teacher, and one of hidden states, is asked for the ids that all models have. Kept entries were taken of all
+    the teacher's, and some of them may have no logit in the student.
+
+    Raises:
+        UserError: If the teacher has more entries than all models share, and the cache keeps some of them.
+    """
+    if teacher.keeps_entries and of_teacher > vocab_size:
+        raise UserError(
+            f"distill.teacher.contents must be hidden when the vocabularies differ: the target has {of_teacher} "
+            f"entries, of which {vocab_size} are shared, and {teacher.contents} was taken of all of them. "
+            "Choose another run_name with contents hidden, or with a live teacher."
+        )
+
+
+def kept_of(cache: TeacherConfig, split: str) -> TeacherConfig:
+    """What a cache holds of the "train" or the "eval" answers.
+
+    Held-out answers are few and always kept as hidden states: their metrics are exact whatever is trained on.
+    """
+    return cache if split == "train" else TeacherConfig(source="cache")
+
+
+def bytes_per_token(cache: TeacherConfig, split: str, *, hidden: int, rows: int, dtype: str) -> int:
+    """Bytes a cache takes for one answer token, its index left out.
+
+    Args:
+        cache: As the recipe has it.
+        split: "train" or "eval".
+        hidden: Width of the teacher's last hidden state.
+        rows: Ids that kept entries are of.
+        dtype: Of its hidden states.
+    """
+    match kept_of(cache, split).contents:
+        case "hidden":
+            return hidden * DTYPE_BYTES[dtype]
+        case "top_k":
+            return cache.k * (id_bytes(rows) + LOG_PROB_BYTES) + LOG_TAIL_BYTES
+        case "samples":
+            return cache.num_samples * id_bytes(rows)
+
+
+def id_bytes(vocab: int) -> int:
+    """Bytes of the smallest integer type that holds every id: 1, 2 or 4."""
+    return next(width for width in (1, 2, 4) if vocab <= 256**width)
+
+
+def teacher_dtype(dtype: Dtype, precision: str) -> Dtype:
+    """Number type of the teacher while it teaches: the target's, and float32 where training is."""
+    return "float32" if precision == "fp32" else dtype
+
+
+class OnlineConfig(Section):
+    """Requests, what is learned from each, and when."""
+
+    answers: Literal["live", "recorded"] = Field(
+        default="live",
+        description="live answers each request by speculative decoding, in a process of its own. recorded takes the "
+        "answers and hidden states of the run's own data, and replays what the draft of the moment would have done.",
+    )
+    stream: StreamConfig = Field(description="Which requests come, and in which order.")
+    lookahead: Lookahead = 4
+    update_interval: int = Field(
+        default=8, ge=1, le=256, description="Requests between two updates, over all processes."
+    )
+    steps_per_update: int = Field(default=3, ge=1, description="Optimiser steps of an update.")
+    positions: Literal["rejected", "all"] = Field(
+        default="all",
+        description="What is learned of an answer: all tokens, or those in whose place the draft had proposed another.",
+    )
+    baselines: tuple[str, ...] = Field(
+        default=(),
+        strict=False,
+        description="Directories of drafts that do not learn, to be compared on the stream after the training, in "
+        "<run>/online/comparison.md; init is the draft that the online one begins with.",
+    )
+
+    @property
+    def waits(self) -> bool:
+        """Whether a request waits for the update before it: unless it comes from a file that grows."""
+        return not self.stream.follow
+
+
+RepoId = Annotated[
+    str,
+    Flag(metavar="ORG/NAME"),
+    Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$",
+        title="a repository, as ORG/NAME",
+        examples=["my-org/llama2-7b-draft-796m"],
+    ),
+]
+
+
+class ExportConfig(Section):
+    """How the finished draft is written."""
+
+    dtype: Dtype = Field(default="bfloat16", description="Number type of the draft's weights.")
+    checkpoint: Literal["best", "latest"] = Field(
+        default="best",
+        description="The checkpoint it is made from: the one with the highest held-out tau, or the last.",
+    )
+    engines: list[EngineName] = Field(
+        default=[],
+        description="Engines that are to serve the draft: `widedraft check` refuses a shape that one of them does not "
+        "serve. Nothing is made otherwise by it.",
+    )
+    tensor_parallel: TensorParallel = Field(
+        default=1, description="Devices over which those engines divide target and draft."
+    )
+
+
+JSON_SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
+
+# As `Interval` without epochs: text that begins again when it ends has none.
+UpdateInterval = Annotated[
+    str,
+    Field(
+        pattern=rf"^(?:{WHOLE}(?:ba|sp|tok)|{FRACTION}dur)$",
+        title="a Composer time",
+        examples=["50ba", "1_000_000tok", "0.1dur"],
+    ),
+]
+
+
+class TextDomain(Section):
+    """One kind of text. Needs exactly one of path and dataset."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        max_length=100,
+        title="a name of letters, digits, '.', '_' and '-'",
+        examples=["wiki", "github"],
+        description="Name of the domain in logs and checkpoints.",
+    )
+    path: str | None = Field(
+        default=None, min_length=1, description="A file: JSON lines if it ends in .jsonl or .json, else plain text."
+    )
+    dataset: str | None = Field(default=None, min_length=1, description="A hub id or folder that `datasets` opens.")
+    config: str | None = Field(default=None, min_length=1, description="Configuration of a `datasets` name.")
+    split: str = Field(default="train", min_length=1, description="Split of a `datasets` name.")
+    field: str = Field(default="text", min_length=1, description="Where a row of JSON lines or a dataset has its text.")
+    weight: float = Field(default=1.0, gt=0, description="Share of the sequences at first, relative to the others.")
+    reference_loss_nats: float | None = Field(
+        default=None,
+        ge=0,
+        description="Nats per token the model should reach here; null takes those of the model it is made from.",
+    )
+
+
+def is_plain_text(path: str) -> bool:
+    """Whether a file is text as it stands, and not JSON lines."""
+    return not Path(path).name.endswith(JSON_SUFFIXES)
+
+
+class TextConfig(Section):
+    """Text in domains, packed into sequences of one length."""
+
+    domains: tuple[TextDomain, ...] = Field(
+        strict=False,
+        json_schema_extra={"minItems": 1},
+        description="Where text is read from; each domain has a weight of its own.",
+    )
+    max_seq_len: int = Field(default=1024, ge=2, description="Tokens of every sequence.")
+    num_eval_sequences: int = Field(
+        default=64, ge=1, description="First sequences of each domain, held out of training for its loss."
+    )
+    mixture: Literal["fixed", "paper", "code"] = Field(
+        default="paper",
+        description="How the share of each domain follows the held-out losses: fixed leaves the weights; paper and "
+        "code are dynamic batch loading as published and as released.",
+    )
+    update_interval: UpdateInterval = Field(
+        default="50ba", description="Time between two measurements of the held-out losses, each with an update."
+    )
+
+
+TIED_AND_FROZEN = (
+    "distill.freeze_input_embeddings must be left out of a draft whose output head is its input embedding: the head "
+    "would not be trained either. Leave it out, or give architecture.vocabulary a size, which makes the head a matrix "
+    "of its own."
+)
+
+
+LoggerName = Literal["file", "tensorboard", "wandb", "mlflow"]
+Loggers: TypeAlias = dict[LoggerName, dict[str, Any]]  # arguments of Composer's logger of that name
+
+
+def missing_package(name: str) -> str | None:
+    """What is wrong where a logger's package is not installed; None where it is, or the logger needs none."""
+    if name == "file" or find_spec(name) is not None:
+        return None
+    return (
+        f"distill.loggers.{name}: the package {name} is not installed. "
+        f"Run `pip install 'widedraft[{name}]'`, or leave the logger out."
+    )
+
+
+class OptimizerConfig(Section):
+    """PyTorch's AdamW, fused into one pass, with betas 0.9 and 0.95."""
+
+    lr: float = Field(default=1e-3, gt=0, description="Peak learning rate.")
+    weight_decay: float = Field(
+        default=0.0,
+        ge=0,
+        description="Fraction of the weights removed each step, multiplied by the learning rate.",
+    )
+
+
+class SchedulerConfig(Section):
+    """How the learning rate moves over training."""
+
+    name: Literal["cosine_with_warmup", "linear_decay_with_warmup", "constant_with_warmup"] = Field(
+        default="cosine_with_warmup", description="Course after the warm-up."
+    )
+    t_warmup: Warmup = Field(default="0.05dur", description="Time over which the learning rate rises from zero.")
+    alpha_f: float = Field(
+        default=0.1,
+        ge=0,
+        description="Learning rate at the end as a multiple of lr; constant_with_warmup has none.",
+    )
+
+
+class DistillConfig(Section):
+    """How the student learns from its teacher. Times are Composer time strings: ep, ba, sp, tok, dur."""
+
+    train_on: Literal["answers", "text"] = Field(
+        default="answers",
+        description="What the student reads while it learns: the target's answers, or the text of section text, every "
+        "token of it. Evaluations are of held-out answers either way.",
+    )
+    teacher: TeacherConfig = TeacherConfig()
+    unknown_inputs: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Share of the input tokens outside architecture.vocabulary that are shown to the student as one "
+        "unknown id, for engines whose draft reads its own vocabulary alone (`widedraft export --form "
+        "own-tokenizer`).",
+    )
+    freeze_input_embeddings: bool = Field(
+        default=False,
+        description="Whether the rows of token ids stay as the target has them. Steps are faster, the optimiser holds "
+        "less, and few answers are learned by heart later; not for a draft whose head is its embedding.",
+    )
+    loss: Loss | Literal["auto"] = Field(
+        default="auto",
+        description="What is minimised per answer token: a loss, or a weighted sum of several. auto is "
+        "negative_log_acceptance; forward_kl where the teacher is a cache of top_k or samples; cross_entropy where "
+        "there is none.",
+    )
+    temperature: float = Field(default=1.0, gt=0, description="Divides the logits of teacher and student in the loss.")
+    samples: Literal["teacher", "student", "mix_request", "mix_token"] = Field(
+        default="teacher",
+        description="Who generates the responses that the student is trained on, by the sampling of `data`. teacher "
+        "takes the responses of section data; student generates each again while it trains; mix_request tosses a fair "
+        "coin for every sequence, mix_token for every token, of which the teacher generates the others live.",
+    )
+    max_duration: Duration = Field(default="1ep", description="Length of training.")
+    global_train_batch_size: int = Field(default=8, ge=1, description="Sequences per step over all processes.")
+    device_train_microbatch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        default="auto",
+        description="Sequences per forward pass on one device; auto finds the largest that fits a GPU's memory.",
+    )
+    device_eval_batch_size: int = Field(default=8, ge=1, description="Sequences per evaluation step on one device.")
+    packing: bool = Field(
+        default=False,
+        description="Whether the sequences of a forward pass share rows where that computes less padding.",
+    )
+    precision: PrecisionOrAuto = Field(
+        default="amp_bf16",
+        description="Arithmetic of forward and backward; weights and moments stay float32. auto is amp_bf16 on a GPU "
+        "and on processors that multiply many rows faster in bfloat16, else fp32.",
+    )
+    optimizer: OptimizerConfig = Field(default=OptimizerConfig())
+    scheduler: SchedulerConfig = Field(default=SchedulerConfig())
+    gradient_clipping: Annotated[float, Field(gt=0)] | None = Field(
+        default=1.0, description="Maximum norm of the gradient of a step; null for no clipping."
+    )
+    eval_interval: Interval = Field(
+        default="0.25dur", description="Time between evaluations; the first is before the first step."
+    )
+    save_interval: Interval = Field(default="0.25dur", description="Time between checkpoints.")
+    save_num_checkpoints_to_keep: int = Field(
+        default=2,
+        ge=1,
+        description="Newest checkpoints kept; one more exists while it is written.",
+    )
+    checkpoints: Literal["whole", "sharded"] = Field(
+        default="whole",
+        description="whole: one file, which process 0 gathers and writes while all wait. sharded: a folder, in which "
+        "each process writes its own part. Either is continued by any number of processes.",
+    )
+    parallelism: Literal["ddp", "fsdp2", "hsdp"] = Field(
+        default="ddp",
+        description="Whether each process holds the whole student (ddp) or a shard of it: of all processes (fsdp2), or "
+        "of those of its machine, with a copy on each machine (hsdp). Also of learned masks.",
+    )
+    shard_degree: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        default="auto",
+        description="With parallelism hsdp: over how many processes one copy is divided. auto: those of a machine.",
+    )
+    activation_checkpointing: bool = Field(
+        default=False,
+        description="Whether layers keep their inputs alone and are computed again in the backward pass: less memory, "
+        "a forward pass more. Also of learned masks.",
+    )
+    loggers: Loggers = Field(
+        default={"file": {}},
+        description="Where training logs go: file, tensorboard, wandb, mlflow, with arguments of Composer's.",
+    )
+    push_to_hub: RepoId | None = Field(
+        default=None,
+        description="`widedraft run` publishes the draft in this private repository once it is scored; null keeps it "
+        "here. `widedraft push` has more options.",
+    )
+    online: OnlineConfig | None = Field(
+        default=None,
+        description="Requests, what is learned of them, and when; null learns from responses that are there.",
+    )
+
+    @field_validator("loss")
+    @classmethod
+    def _fill_auto(cls, loss: Loss | Literal["auto"], info: ValidationInfo) -> Loss:
+        return info.data.get("teacher", TeacherConfig()).default_loss if loss == "auto" else loss
+
+    @property
+    def learns_answers(self) -> bool:
+        """Whether the answers to data.prompts are learned; otherwise held-out prompts alone are answered beforehand."""
+        return self.train_on == "answers" and (self.online is None or self.online.answers == "recorded")
+
+    @property
+    def terms(self) -> tuple[LossTerm, ...]:
+        """The terms of the loss; what `auto` means was filled in when the recipe was read."""
+        assert self.loss != "auto"
+        return loss_terms(self.loss)

@@ -1,1 +1,0 @@
-"""Sections of a recipe: what each key may be."""

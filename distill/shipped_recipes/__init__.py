@@ -1,1 +1,0 @@
-"""A shipped recipe's target out of its package."""

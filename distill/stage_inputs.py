@@ -1,0 +1,325 @@
+"""What each artifact of a run is made from, recorded in its manifest and compared before work.
+
+Inputs are plain values: the resolved keys of the recipe that a stage depends on, and SHA-256 of files and checkpoints.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from architectures.errors import UserError
+from architectures.hashes import (
+    fingerprint_checkpoint,
+    fingerprint_file,
+    fingerprint_folder,
+    fingerprint_tokenizer,
+    fingerprint_value,
+)
+from architectures.hub import read_config, require_whole_head
+from architectures.pruning.plan import needed_scores
+from architectures.shapes import Shape
+from architectures.vocabulary import CONFIG_KEY, list_file, read_draft_vocabulary
+from distill.draft_vocabulary import TEXT_TOKENS
+from distill.recipe.loader import value_at
+from distill.recipe.recipe import Recipe
+from distill.recipe.sections import TextConfig, teacher_dtype
+from distill.run import Run, cut_from, first_init
+from eval.tasks import TASKS, PromptSource
+
+RESUMABLE_KEYS = frozenset(  # a continued training may change these
+    (
+        "max_duration",
+        "device_train_microbatch_size",
+        "device_eval_batch_size",
+        "packing",
+        "eval_interval",
+        "save_interval",
+        "save_num_checkpoints_to_keep",
+        "checkpoints",
+        "parallelism",
+        "shard_degree",
+        "activation_checkpointing",
+        "loggers",
+        "push_to_hub",
+    )
+)
+
+NOT_THE_DRAFT = {"engines", "tensor_parallel"}  # of export: what is asked about it, and changes no byte of it
+
+
+def section(recipe: Recipe, key: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Values of a section as a manifest records them.
+
+    A value that came from the environment may be a secret: its reference is recorded, with a hash that shows a change.
+    """
+    prefix = tuple(key.split("."))
+    for path, (text, value) in recipe.references.items():
+        inside = path[len(prefix) :]
+        parent: Any = value_at(inside[:-1], values) if path[: len(prefix)] == prefix and inside else None
+        if value_at(inside, values) is not None:
+            parent[inside[-1]] = f"{text} (sha256 {fingerprint_value(value)[:12]})"
+    return values
+
+
+def mask_inputs(run: Run) -> dict[str, Any]:
+    """What learned masks are made from; keys that a continued training may change are left out."""
+    recipe = run.recipe
+    architecture = recipe.architecture.model_dump(mode="json")
+    del architecture["vocabulary"]  # the head is chosen after the masks
+    return {
+        "target": fingerprint_checkpoint(run.target),
+        "target.dtype": recipe.target.dtype,
+        "architecture": section(recipe, "architecture", architecture),
+        "distill.precision": recipe.distill.precision,
+        "text": text_as_input(recipe.text),
+        "seed": recipe.seed,
+    }
+
+
+def prune_inputs(run: Run) -> dict[str, Any]:
+    """What init is made from; of masks, scores, plan and seed what this recipe looks at."""
+    recipe, wanted, source = run.recipe, run.recipe.architecture, cut_from(run)
+    vocabulary = vocabulary_as_input(run)
+    if wanted.method == "learned_masks":
+        run.masks.require(mask_inputs(run))  # finished masks of this very recipe
+        return {"masks": fingerprint_value(run.masks.manifest), "target.dtype": recipe.target.dtype, **vocabulary}
+    not_the_cut = {"scores", "calibration", "plan", "source", "masks", "vocabulary"}
+    inputs = {
+        "target": fingerprint_checkpoint(run.target),
+        "target.dtype": recipe.target.dtype,
+        "architecture": section(recipe, "architecture", wanted.model_dump(mode="json", exclude=not_the_cut)),
+        **vocabulary,
+    }
+    if source != run.target:
+        inputs["architecture.source"] = fingerprint_checkpoint(source)
+    if wanted.plan is not None:
+        return inputs | {"architecture.plan": fingerprint_file(Path(wanted.plan))}
+    if "random" in (wanted.method, wanted.width_method):
+        inputs["seed"] = recipe.seed
+    if needed_scores(Shape.from_config(read_config(source), where=str(source / "config.json")), wanted):
+        inputs["architecture.calibration"] = scores_inputs(run, source)["calibration"]
+    return inputs
+
+
+def counts_answers(recipe: Recipe) -> bool:
+    """Whether the draft's output ids are counted in the answers, which must be there before the cut."""
+    wanted = recipe.architecture.vocabulary
+    return wanted is not None and wanted.origin == "answers"
+
+
+def vocabulary_as_input(run: Run) -> dict[str, Any]:
+    """What the output ids of a small head are made from; nothing where the draft has the whole vocabulary.
+
+    Raises:
+        UserError: If they are counted in answers that are not there, or not this recipe's.
+    """
+    wanted = run.recipe.architecture.vocabulary
+    if wanted is None:
+        return {}
+    origin: Any
+    if wanted.origin == "answers":
+        origin = generate_inputs(run)
+        run.data.require(origin)
+    elif wanted.origin == "text":
+        origin = {"text": text_as_input(run.recipe.text), "seed": run.recipe.seed, "max_tokens": TEXT_TOKENS}
+    else:
+        origin = fingerprint_file(list_file(wanted.origin))
+    tokenizer = fingerprint_tokenizer(run.target)
+    return {"architecture.vocabulary": {"size": wanted.size, "from": origin, **tokenizer}}
+
+
+def scores_inputs(run: Run, source: Path) -> dict[str, Any]:
+    """What scores of source are made from; the number type, since rounding may swap two layers of equal worth."""
+    recipe, target = run.recipe, run.target
+    calibration, prompts = recipe.architecture.calibration, recipe.data.prompts
+    text: Any
+    if calibration.text is not None and Path(calibration.text).is_file():
+        text = fingerprint_file(Path(calibration.text))
+    elif prompts:
+        text = sources_as_input(prompts)
+    else:  # the target writes them
+        written = {"seed": recipe.seed, "batch_size": recipe.data.batch_size}
+        text = {"self_written": written, "target": fingerprint_checkpoint(target)}
+    return {
+        "target": fingerprint_checkpoint(source),
+        "target.dtype": recipe.target.dtype,
+        "calibration": {
+            **calibration.model_dump(mode="json", exclude={"text"}),
+            "text": text,
+            "tokenizer": fingerprint_tokenizer(target)["tokenizer"],
+        },
+    }
+
+
+def packed_inputs(recipe: Recipe) -> dict[str, Any]:
+    """That the target is in fewer bits than its folder has, where it is: another model answers and teaches then."""
+    return {} if recipe.target.bits is None else {"target.bits": recipe.target.bits}
+
+
+def generate_inputs(run: Run) -> dict[str, Any]:
+    """What the answers are made from."""
+    return {"target": fingerprint_checkpoint(run.target), **asked_inputs(run.recipe)}
+
+
+def asked_inputs(recipe: Recipe) -> dict[str, Any]:
+    """What the answers are made from beside the target; of a training on text held-out prompts alone are answered."""
+    held_out_alone = {} if recipe.distill.learns_answers else {"distill.train_on": "text"}
+    return {
+        "target.dtype": recipe.target.dtype,
+        "data": section(
+            recipe,
+            "data",
+            recipe.data.model_dump(mode="json", exclude={"prompts"}),
+        ),
+        "prompts": sources_as_input(recipe.data.prompts),
+        "seed": recipe.seed,
+        **packed_inputs(recipe),
+        **held_out_alone,
+    }
+
+
+def cache_inputs(run: Run) -> dict[str, Any]:
+    """What a cache of the teacher is made from; the draft's output ids where entries are of them alone.
+
+    Raises:
+        UserError: As `entry_ids`.
+    """
+    recipe, ids = run.recipe, entry_ids(run)
+    return {
+        "target": fingerprint_checkpoint(run.target),
+        **fingerprint_tokenizer(run.target),
+        "teacher's dtype": teacher_dtype(recipe.target.dtype, recipe.distill.precision),
+        "data": run.data.inputs,
+        "data.max_seq_len": recipe.data.max_seq_len,
+        "data.batch_size": recipe.data.batch_size,  # more rows in one product may round otherwise
+        "distill.teacher": section(recipe, "distill.teacher", recipe.distill.teacher.model_dump(mode="json")),
+        "seed": recipe.seed,
+        **packed_inputs(recipe),
+        **({} if ids is None else {"architecture.vocabulary": list(ids)}),
+    }
+
+
+def training_inputs(run: Run) -> dict[str, Any]:
+    """What the checkpoints are made from; keys that a continued training may change are left out."""
+    config = run.recipe.distill
+    settings, others = config.model_dump(mode="json", exclude=set(RESUMABLE_KEYS)), {}
+    settings["teacher"].pop("parallelism", None)  # shards of a teacher state the same
+    if config.train_on == "text":
+        others["text"] = text_as_input(run.recipe.text)
+    return {
+        "init": fingerprint_checkpoint(run.init.path),
+        "data": run.data.inputs,
+        "distill": section(run.recipe, "distill", settings),
+        "seed": run.recipe.seed,
+        **packed_inputs(run.recipe),
+        **others,
+    }
+
+
+def draft_inputs(run: Run) -> dict[str, Any]:
+    """What the finished draft is made from."""
+    return {
+        **training_inputs(run),
+        "distill.max_duration": run.recipe.distill.max_duration,
+        "export": section(run.recipe, "export", run.recipe.export.model_dump(mode="json", exclude=NOT_THE_DRAFT)),
+    }
+
+
+def eval_inputs(run: Run) -> dict[str, Any]:
+    """What the scorecard is made from."""
+    scoring, placement = run.recipe.eval, run.recipe.target.placement
+    settings = scoring.model_dump(mode="json", exclude={"tasks"})
+    return {
+        "target": fingerprint_checkpoint(run.target),
+        "undistilled": fingerprint_checkpoint(run.init.path),
+        "draft": fingerprint_checkpoint(run.draft.path),
+        "eval": section(run.recipe, "eval", settings),
+        "prompts": sources_as_input(scoring.tasks) if scoring.tasks else run.data.inputs,
+        "seed": run.recipe.seed,
+        **packed_inputs(run.recipe),
+        **({} if placement == "whole" else {"target.placement": placement}),  # which decides how long its steps take
+    }
+
+
+def sources_as_input(sources: Sequence[PromptSource]) -> list[dict[str, Any]]:
+    """How each source is read, with the SHA-256 of its file or local data set; one of the hub is known by its name."""
+    return [
+        {
+            **source.model_dump(mode="json", exclude_none=True),
+            **({} if source.task is None else {"task": TASKS[source.task].label}),
+            **content_of(source.path, source.name),
+        }
+        for source in sources
+    ]
+
+
+def text_as_input(text: TextConfig | None) -> dict[str, Any]:
+    """Section text, with the SHA-256 of its files and local data sets."""
+    assert text is not None  # whoever trains on text has some
+    values = text.model_dump(mode="json")
+    for domain, recorded in zip(text.domains, values["domains"], strict=True):
+        recorded.update(content_of(domain.path, domain.dataset))
+    return values
+
+
+def content_of(path: str | None, dataset: str | None) -> dict[str, str]:
+    """SHA-256 of a file, or of all files of a local data set; empty for a hub id."""
+    if path is not None and Path(path).is_file():
+        return {"sha256": fingerprint_file(Path(path))}
+    if dataset is not None and Path(dataset).is_dir():
+        return {"sha256": fingerprint_folder(Path(dataset))}
+    return {}
+
+
+def entry_ids(run: Run) -> tuple[int, ...] | None:
+    """The ids that kept entries of a run's cache are of, ascending; None where that is every id, or none are kept.
+
+    Args:
+        run: With a cached teacher.
+
+    Raises:
+        UserError: If the recipe asks for a small vocabulary and no draft was cut yet.
+    """
+    if not run.recipe.distill.teacher.keeps_entries:
+        return None
+    init = first_init(run)
+    if run.recipe.architecture.vocabulary is not None:
+        init.require_finished()
+    elif not init.is_finished:
+        return None
+    return read_draft_vocabulary(init.path).ids if CONFIG_KEY in read_config(init.path) else None
+
+
+def require_training_inputs(run: Run) -> None:
+    """Check that init, data, any cache and any earlier checkpoints are what the recipe asks for.
+
+    Raises:
+        UserError: If the target is a draft with a small output head, a stage is missing, or its folder was made from
+            other inputs than the recipe now names.
+    """
+    require_whole_head(run.target)
+    run.init.require(prune_inputs(run))
+    run.data.require(generate_inputs(run))
+    if run.recipe.distill.teacher.is_cache:
+        run.teacher_cache.require(cache_inputs(run))
+    if run.checkpoints.is_finished:
+        run.checkpoints.refuse_changed(training_inputs(run))
+
+
+def begin_training(run: Run) -> None:
+    """Record in <run>/checkpoints what this training starts from. Call on rank 0 only."""
+    run.record(run.checkpoints, training_inputs(run))
+
+
+def refuse_orphaned_training(run: Run) -> None:
+    """Refuse to replace an init that checkpoints were trained from."""
+    if run.init.is_finished and run.checkpoints.is_finished:
+        raise UserError(
+            f"{run.init.path} would change, but {run.checkpoints.path} was trained from it. "
+            f"Choose another run_name, or delete {run.folder}."
+        )
+
+
+def masks_are_due(run: Run) -> bool:
+    """Whether the recipe wants masks that are not finished yet."""
+    return run.recipe.architecture.method == "learned_masks" and not run.masks.is_finished

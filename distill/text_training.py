@@ -1,0 +1,355 @@
+"""Text as what a student learns from: batches in which documents do not see each other, and the mixture they follow.
+
+A batch is that of distill/data/batches.py without `task`: {"input_ids": ids_BT, "attention_mask": real_BT,
+"keep": keep_BT, "next_ids": next_BT}, T one less than the tokens of a sequence, all of them real. Where documents are
+isolated there is `position_ids`, positions_BT, which begin again at 0 with every document, and `keep` is False where a
+document ends: what comes next says nothing about it. A document ends with the tokenizer's end-of-sequence token.
+
+Shape suffixes used in this file:
+    B = sequences in the batch
+    T = tokens per sequence
+    H = hidden width
+    V = vocabulary entries
+    A = positions that are learned, of all sequences together
+    C = some of these
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import ceil, isinf
+from typing import Any, cast
+
+import torch
+from composer import Callback, DataSpec, Event, Logger, State
+from composer.utils import dist, reproducibility
+from composer.utils.misc import create_interval_scheduler
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.data import DataLoader
+
+from architectures.errors import UserError
+from distill.chunked_loss import Head, learned, map_rows
+from distill.loss_formulas import cross_entropy
+from distill.model import Batch, DistillModel
+from distill.recipe.sections import TextConfig, split_time
+from distill.response_batches import count_tokens, cut_padding, split_batch
+from distill.run import Run
+from distill.teacher import AbsentTeacher, TeacherRows
+from distill.text_data import RULES, MixedDomains, text_eval_loaders, text_loader
+from eval.models import load_tokenizer
+
+Losses = Mapping[str, float]
+LossesOfRows = Callable[[Mapping[str, Tensor]], Sequence[Tensor]]  # from a batch: of each sequence, nats of its tokens
+
+
+class DynamicLoading(Callback):
+    """Measures the held-out loss of every domain at each interval and sets the weights by the recipe's rule.
+
+    Acts at the end of a batch, before Composer evaluates and saves, so a checkpoint holds the weights that the next
+    batch is drawn with. The weights themselves are saved with the dataset.
+
+    Args:
+        domains: What training reads.
+        measure: The held-out loss of each domain in nats per token; called on all processes.
+        references: What the losses are held against, as `reference_losses` gives them.
+        rates: What to lower where a loss is no number, as a recipe calls it.
+    """
+
+    def __init__(
+        self,
+        domains: MixedDomains,
+        measure: Callable[[State], Losses],
+        *,
+        rule: str,
+        update_interval: str,
+        references: Losses,
+        rates: str,
+    ):
+        self.domains = domains
+        self.measure = measure
+        self.rule = rule
+        self.references = [references[name] for name in domains.names]
+        self.rates = rates
+        self.is_due = create_interval_scheduler(update_interval, include_end_of_training=False, checkpoint_events=False)
+        self.history: list[dict[str, Any]] = []  # of every update: batch, losses, and the weights after it
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Update when the interval has passed."""
+        if self.is_due(state, Event.BATCH_END):
+            self.update(state, logger)
+
+    def update(self, state: State, logger: Logger) -> None:
+        """Measure, set the weights of rank 0 on all ranks, and log.
+
+        Raises:
+            UserError: If a loss is not a number.
+        """
+        names, batch = self.domains.names, int(state.timestamp.batch)
+        losses = finite_losses(self.measure(state), names, batch=batch, rates=self.rates)
+        agreed = [RULES[self.rule](self.domains.weights, losses, self.references)]
+        dist.broadcast_object_list(agreed, src=0)
+        weights = agreed[0]
+        self.domains.set_weights(weights)
+        self.history.append({"batch": batch, "losses": losses, "weights": weights})
+        for name, loss, weight in zip(names, losses, weights, strict=True):
+            logger.log_metrics(
+                {
+                    f"mixture/{name}/loss": loss,
+                    f"mixture/{name}/weight": weight,
+                    f"mixture/{name}/sequences": self.domains.num_used[name],
+                }
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"history": self.history}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the list of updates."""
+        self.history = list(state["history"])
+
+
+class RandomStateOnResume(Callback):
+    """Restores every process's random state before the first batch of a resumed training.
+
+    Composer restores it only at the start of an epoch or after batches it skipped itself. With a dataset that knows its
+    own position, in the middle of an epoch without end, it does neither (Trainer._train_loop, mosaicml 0.32.1).
+    """
+
+    def __init__(self) -> None:
+        self.loaded: list[dict[str, Any]] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The random states of all processes, which all take part."""
+        return {"rng": reproducibility.get_rng_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Keep them for the first batch."""
+        self.loaded = state["rng"]
+
+    def batch_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
+        if self.loaded is not None:
+            reproducibility.load_rng_state(self.loaded)
+            self.loaded = None
+
+
+def finite_losses(losses: Losses, names: Sequence[str], *, batch: int, rates: str) -> list[float]:
+    """The losses in the order of the names.
+
+    Args:
+        losses: By name.
+        names: The order.
+        batch: Batches trained.
+        rates: The learning rates of that training, as its recipe calls them.
+
+    Raises:
+        UserError: If one is not a number.
+    """
+    for name in names:
+        if not math.isfinite(losses[name]):
+            raise UserError(
+                f"The held-out loss of text domain {name} is {losses[name]} after {batch} batches: training "
+                f"diverged. Lower {rates}."
+            )
+    return [losses[name] for name in names]
+
+
+def reference_losses(config: TextConfig, measure: Callable[[], Losses]) -> dict[str, float]:
+    """What each domain's loss is held against: the recipe's number, else that of the model the student is made from.
+
+    Args:
+        measure: The losses of that model; called on all processes, and only if the recipe leaves one out.
+
+    Returns:
+        Nats per token; infinite where the recipe gives none and the rule is fixed.
+    """
+    given = {domain.name: domain.reference_loss_nats for domain in config.domains}
+    if config.mixture == "fixed":  # which holds losses against nothing
+        return {name: math.inf if loss is None else loss for name, loss in given.items()}
+    measured = measure() if None in given.values() else {}
+    return {name: measured[name] if loss is None else loss for name, loss in given.items()}
+
+
+def held_out_losses(
+    logits_of: Callable[[Tensor], Tensor], loaders: Mapping[str, DataLoader[Any]], *, device: torch.device
+) -> dict[str, float]:
+    """Mean loss of each domain over the held-out sequences of all processes, nats per token.
+
+    Args:
+        logits_of: From ids_BT to logits_BTV, of a model that was put into evaluation mode.
+        loaders: As `text_eval_loaders` makes them; repeats that fill up a process's share are left out.
+    """
+
+    def losses_of(batch: Mapping[str, Tensor]) -> Sequence[Tensor]:
+        return next_token_nll(logits_of(batch["input_ids"]), batch["input_ids"]).unbind()
+
+    return {name: held_out_loss(losses_of, loader, device=device) for name, loader in loaders.items()}
+
+
+@torch.no_grad()
+def held_out_loss(losses_of: LossesOfRows, loader: DataLoader[Any], *, device: torch.device) -> float:
+    """Mean loss over the held-out sequences of one domain, on all processes, nats per token.
+
+    Every process calls the model equally often, as a sharded one needs it; repeats are dropped from what it says.
+    Infinite where no token has a loss, as of a head that can output none of them.
+    """
+    num_own = len(range(dist.get_global_rank(), len(loader.dataset), dist.get_world_size()))  # pyright: ignore[reportArgumentType]  # a sized dataset
+    sum_and_tokens = torch.zeros(2, dtype=torch.float64)
+    for batch in loader:
+        rows = losses_of({name: tensor.to(device) for name, tensor in batch.items()})
+        for nll_T in rows[: max(0, num_own)]:
+            sum_and_tokens += torch.tensor([nll_T.sum(dtype=torch.float64).item(), nll_T.numel()])
+        num_own -= len(rows)
+    sum_and_tokens = sum_and_tokens.to(device)
+    dist.all_reduce(sum_and_tokens)
+    loss_sum, num_tokens = sum_and_tokens.tolist()
+    return loss_sum / num_tokens if num_tokens else math.inf
+
+
+def next_token_nll(logits_BTV: Tensor, ids_BT: Tensor) -> Tensor:
+    """-log p of every token but the first, in float32; one position fewer than T."""
+    return functional.cross_entropy(logits_BTV[:, :-1].float().transpose(1, 2), ids_BT[:, 1:], reduction="none")
+
+
+RATES = "distill.optimizer.lr"
+
+
+def text_training(
+    run: Run, model: DistillModel, *, batch_size: int, device: torch.device
+) -> tuple[DataSpec, list[Callback]]:
+    """This process's batches of the recipe's text, and what continues them and moves the share of each domain.
+
+    Call before a checkpoint is loaded. A reference loss that the recipe leaves out is the teacher's own.
+
+    Args:
+        run: Whose recipe has a section text; the tokenizer is that of <run>/init.
+        model: The student is measured, and the teacher where references are left out.
+        batch_size: Sequences per batch of this process.
+        device: The student trains on.
+
+    Raises:
+        UserError: If a text cannot be read, or is too short.
+    """
+    config, text, tokenizer = run.recipe.distill, run.recipe.text, load_tokenizer(run.init.path)
+    assert text is not None  # whoever trains on text has some
+    end_id = cast("int", tokenizer.eos_token_id)
+    collate, place = (
+        partial(collate_text, end_id=end_id),
+        {"rank": dist.get_global_rank(), "size": dist.get_world_size()},
+    )
+    loader, domains = text_loader(
+        text, tokenizer, batch_size=batch_size, seed=run.recipe.seed, collate=collate, **place
+    )
+    held_out = text_eval_loaders(text, tokenizer, batch_size=config.device_eval_batch_size, collate=collate)
+
+    mixture = build_mixture(text, model, domains, held_out, max_duration=config.max_duration, device=device)
+    data = DataSpec(
+        loader,
+        split_batch=split_batch,  # pyright: ignore[reportArgumentType]  # as in distill/data/batches.py
+        microbatch_transforms=cut_padding,
+        get_num_tokens_in_batch=count_tokens,  # pyright: ignore[reportArgumentType]
+    )
+    return data, [mixture, RandomStateOnResume()]
+
+
+def build_mixture(
+    text: TextConfig,
+    model: DistillModel,
+    domains: MixedDomains,
+    held_out: Mapping[str, DataLoader[Any]],
+    *,
+    max_duration: str,
+    device: torch.device,
+) -> DynamicLoading:
+    """What moves the share of each domain by the student's held-out losses."""
+
+    def measure(losses_of: Callable[[DistillModel, Batch], Sequence[Tensor]]) -> dict[str, float]:
+        losses = {
+            name: held_out_loss(partial(losses_of, model), each, device=device) for name, each in held_out.items()
+        }
+        refuse_unsaid(losses)
+        return losses
+
+    def measure_student(_: State) -> dict[str, float]:
+        model.eval()
+        with model.clock.phase("evaluation"):
+            losses = measure(student_losses)
+        model.train()
+        return losses
+
+    return DynamicLoading(
+        domains,
+        measure_student,
+        rule=text.mixture,
+        update_interval=without_dur(text.update_interval, max_duration),
+        references=reference_losses(text, lambda: measure(teacher_losses)),
+        rates=RATES,
+    )
+
+
+def refuse_unsaid(losses: Mapping[str, float]) -> None:
+    """Raise UserError naming the domains of whose held-out tokens the draft's head can say none."""
+    unsaid = [name for name, loss in losses.items() if isinf(loss)]
+    if unsaid:
+        raise UserError(
+            f"text.domains: of the held-out tokens of {', '.join(unsaid)} the draft's head can say none, and their "
+            "losses are what the mixture follows. Leave them out, or count the ids of architecture.vocabulary in text."
+        )
+
+
+def collate_text(samples: Sequence[Mapping[str, Any]], *, end_id: int) -> dict[str, Tensor]:
+    """One batch of sequences of one length, whose documents, each ended by end_id, do not see each other."""
+    ids_BT = torch.stack([sample["input_ids"] for sample in samples])
+    input_ids_BT = ids_BT[:, :-1].contiguous()
+    is_end_BT = input_ids_BT == end_id
+    return {
+        "input_ids": input_ids_BT,
+        "attention_mask": torch.ones_like(is_end_BT),
+        "keep": ~is_end_BT,
+        "next_ids": ids_BT[:, 1:].contiguous(),
+        "position_ids": positions_in_documents(is_end_BT),
+    }
+
+
+def positions_in_documents(is_end_BT: Tensor) -> Tensor:
+    """positions_BT: how many tokens of the same document and row stand before each. After an end comes a document."""
+    positions_T = torch.arange(is_end_BT.shape[1])
+    starts_BT = positions_T.where(is_end_BT.roll(1, dims=1), 0)
+    return positions_T - starts_BT.cummax(dim=1).values
+
+
+def student_losses(model: DistillModel, batch: Batch) -> Sequence[Tensor]:
+    """Of each sequence, -log q of its tokens under the student, nats; those that a small head cannot say left out."""
+    batch = learned(batch, model.ids_K)
+    return model.read(batch, partial(token_losses, batch=batch, rows=model.rows)).split(
+        batch["keep"].sum(dim=1).tolist()
+    )
+
+
+def teacher_losses(model: DistillModel, batch: Batch) -> Sequence[Tensor]:
+    """Of each sequence, -log p of the same tokens under the teacher given that it says one of the same ids, nats."""
+    assert not isinstance(model.teacher, AbsentTeacher), "without a teacher the recipe gives every reference"
+    batch = learned(batch, model.ids_K)
+    rows = model.teacher.rows(batch, vocab_size=model.vocab_size, ids_K=model.ids_K)
+    assert isinstance(rows, TeacherRows), "text has a live teacher"
+    losses_A = token_losses(rows.hidden_AH, rows.head, batch=batch, rows=model.rows)
+    return losses_A.split(batch["keep"].sum(dim=1).tolist())
+
+
+def token_losses(hidden_AH: Tensor, head: Head, *, batch: Batch, rows: int) -> Tensor:
+    """losses_A of the learned positions, from chunks of logits over so many rows of the head."""
+    next_ids_A = batch["next_ids"][batch["keep"]]
+
+    def of_rows(logits_CV: Tensor, chunk: slice) -> Tensor:
+        return cross_entropy(logits_CV, next_ids_A[chunk])
+
+    return map_rows(hidden_AH, head.narrowed(rows), of_rows)
+
+
+def without_dur(time: str, max_duration: str) -> str:
+    """A time in the unit of the training if it was a share of it, rounded up as Composer rounds it.
+
+    Of a share Composer asks how long the data is, and text has no end.
+    """
+    (value, unit), (total, unit_of_training) = split_time(time), split_time(max_duration)
+    return f"{ceil(value * total)}{unit_of_training}" if unit == "dur" else time

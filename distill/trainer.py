@@ -1,0 +1,421 @@
+"""Composer's trainer, built from a recipe: model, data, optimiser and callbacks.
+
+glibc gives large blocks back to the system when they are freed, and a step of a training asks for as many again as the
+one before freed: the system clears every page anew. A draft whose embeddings are trained, and have a gradient of their
+size, learns 1.2 times as fast without that; one whose embeddings are frozen no faster (docs/log.md, 2026-11-24).
+
+Shape suffixes used in this file:
+    C = some answer tokens, one row each
+    V = vocabulary entries
+"""
+
+import ctypes
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import torch
+from composer import Algorithm, Callback, DataSpec, Evaluator, Logger, State, Trainer
+from composer.callbacks import LRMonitor, SpeedMonitor
+from composer.devices import Device, DeviceCPU, DeviceGPU
+from composer.optim import (
+    ComposerScheduler,
+    ConstantScheduler,
+    ConstantWithWarmupScheduler,
+    CosineAnnealingScheduler,
+    CosineAnnealingWithWarmupScheduler,
+    LinearScheduler,
+    LinearWithWarmupScheduler,
+)
+from composer.utils import dist
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel
+
+from architectures.errors import UserError
+from architectures.requested_shape import MasksConfig
+from architectures.vocabulary_head import begin_unknown, with_unknown
+from distill.callbacks import EvaluationIntervals, GradientNorm, StepTimes, build_loggers, profiled_steps
+from distill.checkpoints.checkpoint_files import newest_intact_checkpoint
+from distill.checkpoints.reading import read_checkpoint, read_state
+from distill.checkpoints.saving import CheckpointWriter, read_into
+from distill.checkpoints.trust import guard_composer
+from distill.chunked_loss import AnswerLogits
+from distill.data.batches import AnswerDataset, UnknownInputs
+from distill.export import vocab_size_of
+from distill.losses import build_objective
+from distill.metrics import Known
+from distill.model import DistillModel, HeldOut
+from distill.online.learning import request_training
+from distill.recipe.sections import (
+    TIED_AND_FROZEN,
+    DataConfig,
+    DistillConfig,
+    OptimizerConfig,
+    SchedulerConfig,
+    TeacherConfig,
+    refuse_cut_entries,
+    split_time,
+    teacher_dtype,
+)
+from distill.response_batches import Widths, build_dataspec, padding_multiple
+from distill.rollouts import Generation, Rollouts
+from distill.run import Run
+from distill.sharding import parallelism_config, recompute_layers
+from distill.teacher import (
+    AbsentTeacher,
+    CachedTeacher,
+    Teacher,
+    load_sharded_teacher,
+    load_teacher,
+)
+from distill.teacher_cache import CachedAnswers, load_head
+from distill.text_training import text_training, without_dur
+from eval.decoding.sampling import Sampling
+from eval.models import load_model, stop_token_ids
+
+MIXED_PROBABILITY = 0.5  # that the student generates the sequence, or the token, of mixed samples
+DIST_TIMEOUT_S = 1800.0  # the other ranks wait while rank 0 writes a checkpoint of many gigabytes
+
+
+def training_device() -> Device:
+    """This process's GPU, or the processor; `fp32` means float32 also where Composer would round to tf32."""
+    return DeviceGPU(allow_tf32=False) if torch.cuda.is_available() else DeviceCPU()
+
+
+def newest_for_all(folder: Path) -> Path | None:
+    """The newest intact checkpoint of a folder, chosen and read by rank 0 for all; None where there is none.
+
+    Composer asks again before it reads it; under FSDP2 a refusal would then come to rank 0 alone, the others waiting.
+
+    Args:
+        folder: Of the checkpoints.
+
+    Raises:
+        UserError: On all processes, if it holds anything but what a training here saves.
+    """
+    outcome = [newest_or_problem(folder) if dist.get_global_rank() == 0 else None]
+    dist.broadcast_object_list(outcome, src=0)
+    assert outcome[0] is not None  # rank 0 has filled it
+    checkpoint, problem = outcome[0]
+    if problem is not None:
+        raise UserError(problem)
+    return checkpoint
+
+
+def newest_or_problem(folder: Path) -> tuple[Path | None, str | None]:
+    """The newest intact checkpoint, or why it is refused."""
+    try:
+        checkpoint = newest_intact_checkpoint(folder)
+        if checkpoint is not None:
+            read_checkpoint(checkpoint)
+    except UserError as error:
+        return None, str(error)
+    return checkpoint, None
+
+
+def build_model(run: Run, *, eval_tasks: tuple[str, ...]) -> DistillModel:
+    """The student at <run>/init in float32 beside its teacher on this process's device.
+
+    Of a teacher that is cached only the output head is loaded, and nothing where none is asked.
+
+    Args:
+        run: Whose target teaches.
+        eval_tasks: The tasks of the held-out prompts.
+
+    Raises:
+        UserError: If the teacher's cache keeps entries of a vocabulary that the student has only a part of,
+            distill.packing is true and one of the models
+            cannot be packed, or embeddings are to be frozen that are the head as well.
+    """
+    recipe, config, init, on_gpu = run.recipe, run.recipe.distill, run.init.path, torch.cuda.is_available()
+    dtype = teacher_dtype(recipe.target.dtype, config.precision)
+    placed = {"dtype": dtype, "device": f"cuda:{dist.get_local_rank()}" if on_gpu else "cpu"}
+    laid_out = {"packing": config.packing, "multiple": padding_multiple()}
+    student = load_model(init, dtype="float32", device="cpu", trained=True)
+    if config.unknown_inputs:
+        begin_unknown(student, init)
+    if config.freeze_input_embeddings:
+        freeze_input_embeddings(student)
+    if config.activation_checkpointing:
+        recompute_layers(student)
+    return distill_model(
+        config,
+        recipe.data,
+        student,
+        teacher_of(config.teacher, run.target, **placed, **laid_out, bits=recipe.target.bits),
+        eval_tasks=eval_tasks,
+    )
+
+
+def freeze_input_embeddings(student: "PreTrainedModel") -> None:
+    """Leave the rows of the student's token ids as they are; positions that are learned go on learning.
+
+    Raises:
+        UserError: If the output head is made of the same rows.
+    """
+    embeddings, head = student.get_input_embeddings().weight, student.get_output_embeddings()
+    if head is not None and head.weight is embeddings:
+        raise UserError(TIED_AND_FROZEN)
+    embeddings.requires_grad_(False)  # noqa: FBT003  # a tensor's takes it no other way
+
+
+def teacher_of(
+    teacher: TeacherConfig, target: Path, *, dtype: str, device: str, packing: bool, multiple: int, bits: int | None
+) -> Teacher | CachedTeacher | AbsentTeacher:
+    """What a recipe's teacher is while the student trains."""
+    match teacher.source:
+        case "live":
+            load = load_sharded_teacher if teacher.is_sharded else partial(load_teacher, bits=bits)
+            return load(target, dtype=dtype, device=device, packing=packing, multiple=multiple)
+        case "none":
+            return AbsentTeacher(vocab_size_of(target))
+        case "cache":
+            return CachedTeacher(load_head(target, dtype=dtype, device=device))
+
+
+def distill_model(
+    config: DistillConfig,
+    answers: DataConfig,
+    student: PreTrainedModel,
+    teacher: Teacher | CachedTeacher | AbsentTeacher,
+    *,
+    eval_tasks: tuple[str, ...] = (),
+) -> DistillModel:
+    """A student beside its teacher, as a recipe trains them, wherever their weights came from.
+
+    Raises:
+        UserError: As build_model.
+    """
+    model = DistillModel(
+        AnswerLogits(student, packing=config.packing, multiple=padding_multiple()),
+        teacher,
+        objective=build_objective(config.terms, temperature=config.temperature),
+        held_out=HeldOut(eval_tasks, answers.temperature, answers.top_p),
+        cpu_bfloat16=not torch.cuda.is_available() and config.precision != "fp32",
+    )
+    if model.ids_K is None:  # else a cache's entries are of ids that the student says
+        refuse_cut_entries(config.teacher, vocab_size=model.vocab_size, of_teacher=model.teacher.vocab_size)
+    return model
+
+
+def build_trainer(
+    run: Run,
+    model: DistillModel,
+    *,
+    train_set: AnswerDataset | CachedAnswers | None,
+    eval_set: AnswerDataset | CachedAnswers,
+    checkpoint: Path | None,
+    profile: Path | None = None,
+) -> Trainer:
+    """A trainer that stands at the checkpoint, or at the start where there is none.
+
+    Args:
+        run: Whose recipe says how.
+        model: That is trained.
+        train_set: The answers to train on; None where the recipe trains on text.
+        eval_set: Held-out answers.
+        checkpoint: To continue from.
+        profile: Folder that takes a profile of a step, by rank 0; none is made if left out.
+
+    Raises:
+        UserError: If the processes cannot share the batch, or the text cannot be read.
+    """
+    recipe, config, checkpoints = run.recipe, run.recipe.distill, run.checkpoints.path
+    optimizer = build_optimizer(config.optimizer, model)
+    train_data, data_callbacks, max_duration = training_data(run, model, optimizer, train_set)
+    eval_data = build_dataspec(
+        eval_set,
+        device_batch_size=config.device_eval_batch_size,
+        shuffle=False,
+        seed=recipe.seed,
+        widths=Widths.of(recipe),
+    )
+    guard_composer()
+    folder = checkpoint if checkpoint is not None and checkpoint.is_dir() else None
+    trainer = Trainer(
+        model=model,
+        train_dataloader=train_data,
+        eval_dataloader=Evaluator(label="eval", dataloader=eval_data),
+        max_duration=max_duration,
+        optimizers=optimizer,
+        schedulers=build_scheduler(config.scheduler),
+        algorithms=[
+            *unknown_inputs(run),
+            GradientNorm(
+                checkpoints,
+                config.gradient_clipping,
+                passes_over=config.online is not None,
+            ),
+        ],
+        device=training_device(),
+        precision=config.precision if torch.cuda.is_available() else "fp32",  # bfloat16 on CPU: see DistillModel
+        device_train_microbatch_size=microbatch_size(config.device_train_microbatch_size, config),
+        accumulate_train_batch_on_tokens=True,
+        eval_interval=interval(config.eval_interval, config, max_duration),
+        parallelism_config=parallelism_config(config),
+        callbacks=[
+            StepTimes(model.clock),
+            *profiled_steps(profile, model.clock),
+            *data_callbacks,
+            CheckpointWriter(
+                checkpoints,
+                save_interval=interval(config.save_interval, config, max_duration),
+                num_to_keep=config.save_num_checkpoints_to_keep,
+                best_by=Known(config.teacher.source != "none", recipe.data.temperature).best_by,
+                sharded=config.checkpoints == "sharded",
+                continues=None if folder is None else partial(continue_from_shards, folder),
+            ),
+            EvaluationIntervals(),
+            SpeedMonitor(window_size=10),
+            LRMonitor(),
+        ],
+        loggers=build_loggers(config, run.logs, recipe.run_name),
+        progress_bar=False,  # ours is among the loggers
+        run_name=recipe.run_name,
+        seed=recipe.seed,
+        load_path=None if checkpoint is None or checkpoint == folder else str(checkpoint),
+        dist_timeout=DIST_TIMEOUT_S,
+    )
+    if folder is not None:
+        trainer._rng_state = read_checkpoint(folder)["rng"]  # noqa: SLF001  # as Composer keeps those of a file
+    return trainer
+
+
+def continue_from_shards(folder: Path, state: State, logger: Logger) -> None:
+    """Weights, moments, times, callbacks and data as they were when a sharded checkpoint was written.
+
+    Random states come back with the first batch that is trained on, which Composer sees to.
+    """
+    rest = read_state(folder)
+    read_into(state, folder, rest.pop("optimizers"))
+    state.load_state_dict(rest, logger)
+
+
+def unknown_inputs(run: Run) -> list[Algorithm]:
+    """What shows the student unknown ids, where the recipe wants it."""
+    share = run.recipe.distill.unknown_inputs
+    if not share:
+        return []
+    return [UnknownInputs(with_unknown(run.init.path), share=share, seed=run.recipe.seed)]
+
+
+def device_batch_size(config: DistillConfig | MasksConfig) -> int:
+    """Sequences per step on one process.
+
+    Raises:
+        UserError: If the processes cannot share the global batch evenly.
+    """
+    size, remainder = divmod(config.global_train_batch_size, dist.get_world_size())
+    if remainder:
+        section = "distill" if isinstance(config, DistillConfig) else "architecture.masks"
+        raise UserError(
+            f"{section}.global_train_batch_size must be a multiple of the number of processes, got "
+            f"{config.global_train_batch_size} and {dist.get_world_size()}. Change one of the two."
+        )
+    return size
+
+
+def microbatch_size(size: int | Literal["auto"], config: DistillConfig | MasksConfig) -> int | Literal["auto"]:
+    """Sequences per forward and backward pass. Composer finds it on GPUs; on a CPU auto is the device's batch."""
+    return device_batch_size(config) if size == "auto" and not torch.cuda.is_available() else size
+
+
+def answer_training(
+    run: Run, model: DistillModel, train_set: AnswerDataset | CachedAnswers, *, batch_size: int
+) -> tuple[DataSpec, list[Callback]]:
+    """This process's batches of responses, and the callback that generates some of them again if the recipe has one."""
+    samples, data, seed = run.recipe.distill.samples, run.recipe.data, run.recipe.seed
+    widths, student = Widths.of(run.recipe), model.student.lm
+    build = partial(build_dataspec, train_set, device_batch_size=batch_size, shuffle=True, seed=seed, widths=widths)
+    if samples == "teacher":
+        return build(), []
+    teacher = None
+    if samples == "mix_token":
+        assert isinstance(model.teacher, Teacher), "recipes in which it generates have a live one"
+        teacher = model.teacher.model.lm
+    rollouts = Rollouts(
+        student,
+        teacher,
+        Generation(Sampling(data.temperature, data.top_p), stop_token_ids(student), model.vocab_size),
+        probability=1.0 if samples == "student" else MIXED_PROBABILITY,
+        max_new_tokens=data.max_new_tokens,
+        max_seq_len=data.max_seq_len,
+        seed=seed,
+        clock=model.clock,
+    )
+    return build(rewritten=rollouts.replace_responses), [rollouts]
+
+
+def training_data(
+    run: Run, model: DistillModel, optimizer: torch.optim.Optimizer, train_set: AnswerDataset | CachedAnswers | None
+) -> tuple[DataSpec, list[Callback], str]:
+    """This process's batches of responses, of requests, or of text; what feeds them; max_duration, never in epochs."""
+    config, size = run.recipe.distill, device_batch_size(run.recipe.distill)
+    if config.online is not None:
+        return request_training(run, model, optimizer, batch_size=size)
+    if train_set is not None:
+        spec, callbacks = answer_training(run, model, train_set, batch_size=size)
+        return spec, callbacks, epochs_in_batches(config.max_duration, spec)
+    device = f"cuda:{dist.get_local_rank()}" if torch.cuda.is_available() else "cpu"
+    return *text_training(run, model, batch_size=size, device=torch.device(device)), config.max_duration
+
+
+def interval(time: str, config: DistillConfig, max_duration: str) -> str:
+    """A time as Composer takes it: text and requests have no length, of which it could take a share."""
+    has_length = config.train_on == "answers" and config.online is None
+    return time if has_length else without_dur(time, max_duration)
+
+
+def epochs_in_batches(max_duration: str, train_data: DataSpec) -> str:
+    """The same duration, in batches if it was in epochs.
+
+    Composer saves the last batch of an epoch before it counts the epoch as done, so a training measured in epochs would
+    look unfinished in its own last checkpoint.
+    """
+    value, unit = split_time(max_duration)
+    assert isinstance(train_data.dataloader, DataLoader)
+    return f"{int(value) * len(train_data.dataloader)}ba" if unit == "ep" else max_duration
+
+
+def build_optimizer(config: OptimizerConfig, model: DistillModel) -> torch.optim.Optimizer:
+    """The optimiser of the student's parameters; the teacher has none here.
+
+    Fused: one pass over weights, gradients and moments, where Composer's DecoupledAdamW makes eight: half of a step on
+    a CPU where the draft is one layer and so mostly embeddings.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(trained, lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True)
+
+
+def build_scheduler(config: SchedulerConfig) -> ComposerScheduler:
+    """The course of the learning rate; Composer's classes with warm-up complain when there is none."""
+    if split_time(config.t_warmup)[0] == 0:
+        return {
+            "constant_with_warmup": ConstantScheduler(),
+            "linear_decay_with_warmup": LinearScheduler(alpha_f=config.alpha_f),
+            "cosine_with_warmup": CosineAnnealingScheduler(alpha_f=config.alpha_f),
+        }[config.name]
+    return {
+        "constant_with_warmup": ConstantWithWarmupScheduler(t_warmup=config.t_warmup),
+        "linear_decay_with_warmup": LinearWithWarmupScheduler(t_warmup=config.t_warmup, alpha_f=config.alpha_f),
+        "cosine_with_warmup": CosineAnnealingWithWarmupScheduler(t_warmup=config.t_warmup, alpha_f=config.alpha_f),
+    }[config.name]
+
+
+TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3  # as glibc's malloc.h numbers them
+KEPT = {
+    MMAP_THRESHOLD: 1 << 30,  # bytes; smaller blocks come from what is kept
+    TRIM_THRESHOLD: (1 << 31) - 1,  # bytes free at the end before any go back: the most an int says
+    TOP_PAD: 64 << 20,  # bytes asked for beyond what is needed
+}
+
+
+def keep_freed_memory() -> bool:
+    """Have the C library keep what is freed; whether it is one that can be told so, which glibc is.
+
+    Numbers computed do not depend on it.
+    """
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallopt"):
+        return False
+    return all(library.mallopt(which, value) for which, value in KEPT.items())  # it gives 1 where it obeys

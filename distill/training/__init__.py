@@ -1,1 +1,0 @@
-"""The student, the trainer, and what they train on."""

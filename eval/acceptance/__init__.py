@@ -1,1 +1,0 @@
-"""How many proposed tokens a target keeps: counts, exact replay, intervals, and what that promises."""

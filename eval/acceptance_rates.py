@@ -1,0 +1,343 @@
+"""The target's responses to the prompts of a scorecard, and every draft replayed along them."""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from architectures.progress import track
+from architectures.settings import WHOLE, Holding
+from architectures.sharing import ALONE, Share
+from architectures.vocabulary_head import head_ids
+from eval.config import EvalConfig, SamplingConfig
+from eval.decoding.generate import Kind, write_traces
+from eval.decoding.sampling import Sampling
+from eval.decoding.speculative import first_tokens
+from eval.intervals import Columns, Resampling, paired_ratio_difference, pooled_ratio, sign_flip_p
+from eval.large_targets import Pass, run_passes
+from eval.models import require_positions, shared_vocab_size, text_config
+from eval.prompts import Prompt
+from eval.replay import DraftScore, PartedScores, Replay, ReplayedAnswer, ReplayedDraft, answer_logits, replay_answer
+from eval.responses import DecodingSettings, Trace, read_traces, require_known_ids
+from eval.scorecard_schema import (
+    AcceptanceRow,
+    Bin,
+    BinRounds,
+    Bins,
+    DifferenceRow,
+    Mean,
+    Position,
+    PromptSums,
+    Ratio,
+    Rounds,
+    RoundsByPrompt,
+    RuleDifference,
+    RuleRow,
+    TauDifference,
+)
+
+TRACES_NAME = "eval"
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The target's responses at one temperature, and the number of the prompt each of them belongs to."""
+
+    traces: Sequence[Trace]
+    prompt_numbers: Sequence[int]
+
+    def first_turns(self) -> list[tuple[int, Trace]]:
+        """The index and the response of each prompt's first turn."""
+        return [
+            (index, trace)
+            for index, trace in enumerate(self.traces)
+            if index == 0 or self.prompt_numbers[index] != self.prompt_numbers[index - 1]
+        ]
+
+
+def record_answers(
+    target: Path,
+    prompts: Sequence[Prompt],
+    config: EvalConfig,
+    out: Path,
+    *,
+    temperature: float,
+    seed: int,
+    answered_by: Kind | None = None,
+    holding: Holding = WHOLE,
+    share: Share = ALONE,
+) -> Answers:
+    """Generate the target's responses into out/answers unless they are there; each process generates a part."""
+    penalty_only = SamplingConfig(repetition_penalty=config.sampling.repetition_penalty)  # all that a greedy text obeys
+    settings = DecodingSettings(
+        max_new_tokens=config.max_new_tokens,
+        temperature=temperature,
+        **(config.sampling if temperature > 0 else penalty_only).model_dump(),
+        batch_size=config.batch_size,
+        shard_size=config.batch_size,
+        max_prompt_len=config.max_prompt_len,
+        seed=seed,
+        dtype=config.dtype,
+        holding=holding,
+    )
+    folder = answers_folder(out, temperature, config.sampling)
+    write_traces(target, prompts, folder, settings, name=TRACES_NAME, answered_by=answered_by, share=share)
+    traces = read_traces(folder, TRACES_NAME)
+    # A prompt that was too long has no response; of the others a prompt of n turns has n.
+    sources = {trace.source for trace in traces}
+    num_turns = (1 + len(prompt.later_turns) for prompt in prompts if prompt.source in sources)
+    first_ids = list(accumulate(num_turns, initial=0))
+    return Answers(traces, [bisect_right(first_ids, trace.id) - 1 for trace in traces])
+
+
+def answers_folder(out: Path, temperature: float, sampling: SamplingConfig = SamplingConfig()) -> Path:  # noqa: B008
+    """Where the responses at one temperature are: "answers/T1", "answers/T0.8,top_p=0.9"."""
+    chosen = (f"{name}={value:g}" for name, value in sampling.that_count(temperature).items())
+    return out / "answers" / ",".join([f"T{temperature:g}", *chosen])
+
+
+def require_fitting(models: Sequence[Path], answers: Mapping[float, Answers], out: Path, config: EvalConfig) -> None:
+    """Raise UserError if a model has no position, or no embedding, for a token of the responses in `out`."""
+    longest = max(len(t.prompt_ids) + len(t.answer_ids) for group in answers.values() for t in group.traces)
+    for model in models:
+        require_positions(model, longest)
+    vocab_sizes = {folder: text_config(folder).vocab_size for folder in models}
+    for temperature, group in answers.items():
+        folder = answers_folder(out, temperature, config.sampling)
+        require_known_ids((trace.token_ids for trace in group.traces), folder, TRACES_NAME, vocab_sizes)
+
+
+def replay_drafts(
+    target: PreTrainedModel,
+    drafts: Mapping[str, PreTrainedModel],
+    answers: Answers,
+    *,
+    sampling: Sampling,
+    share: Share = ALONE,
+) -> list[ReplayedDraft]:
+    """Every draft along every response; one pass of the target over a response serves all drafts.
+
+    Args:
+        target: The model that generated the responses.
+        drafts: By name.
+        answers: Of the target.
+        sampling: By which they were sampled.
+        share: This process's part of the responses.
+    """
+    own = share.mine(answers.traces)
+    replayed = share.together(list(replay_some(target, drafts, own, sampling=sampling, whose=share.words)))
+    numbered = list(zip(answers.prompt_numbers, answers.traces, replayed, strict=True))
+    return [
+        ReplayedDraft(
+            name,
+            sampling.temperature,
+            [ReplayedAnswer(prompt, trace.category, each[name], trace.task) for prompt, trace, each in numbered],
+            has_small_head=head_ids(draft) is not None,
+        )
+        for name, draft in drafts.items()
+    ]
+
+
+def replay_some(
+    target: PreTrainedModel,
+    drafts: Mapping[str, PreTrainedModel],
+    traces: Sequence[Trace],
+    *,
+    sampling: Sampling,
+    whose: str,
+) -> Iterator[dict[str, Replay]]:
+    """Every draft along some responses, one after the other."""
+    passes = [
+        Pass(partial(answer_logits, target, trace.prompt_ids, trace.answer_ids), rows=1, width=len(trace.token_ids))
+        for trace in traces
+    ]
+    read = track(
+        zip(traces, run_passes(target, passes), strict=True),
+        description=f"replay at T={sampling.temperature:g}{whose}",
+        total=len(passes),
+        works=lambda read: len(read[0].token_ids),
+        whole=sum(each.width for each in passes),
+    )
+    for trace, target_logits_TV in read:
+        replays = {}
+        for name, draft in drafts.items():
+            vocab_size = shared_vocab_size(target, draft)
+            draft_logits_TV = answer_logits(draft, trace.prompt_ids, trace.answer_ids)
+            replays[name] = replay_answer(
+                target_logits_TV[:, :vocab_size],
+                draft_logits_TV[:, :vocab_size],
+                trace.answer_ids,
+                sampling=sampling,
+                prompt_ids=first_tokens(target, trace.prompt_ids),
+            )
+        yield replays
+
+
+def acceptance_row(scores: Sequence[DraftScore], parted: PartedScores, resampling: Resampling) -> AcceptanceRow:
+    """Acceptance of one draft at one temperature.
+
+    Args:
+        scores: Of the same responses, one for each acceptance method; the first leads.
+        parted: Of the same responses by the leading method, by kind of bin and by bin.
+        resampling: How intervals are made.
+    """
+    score, *others = scores
+    return AcceptanceRow(
+        draft=score.draft,
+        temperature=score.temperature,
+        answers=len(score.answers),
+        **vars(rule_row(score, resampling)),
+        **token_figures(score, resampling),
+        target_changed_tokens=sum(answer.num_changed for answer in score.answers),
+        other_rules=tuple(rule_row(other, resampling) for other in others),
+        # A kind of bin in which a single one holds everything is left out.
+        bins=tuple(
+            Bins(by=by, bins=tuple(bin_of(label, score, resampling) for label, score in scores.items()))
+            for by, scores in parted.items()
+            if len(scores) > 1
+        ),
+        by_prompt=prompt_sums(score),
+    )
+
+
+def prompt_sums(score: DraftScore) -> PromptSums:
+    alpha_sums, tokens = score.alpha_columns()
+    matches, _ = score.match_columns()
+    return PromptSums(
+        tokens=tuple(tokens),
+        alpha=tuple(alpha_sums),
+        greedy_match=tuple(matches),
+        rounds=tuple(RoundsByPrompt(lookahead=g, counts=tuple(score.tau_columns(g)[1])) for g in score.lookaheads),
+    )
+
+
+def token_figures(score: DraftScore, resampling: Resampling) -> dict[str, Any]:
+    """Figures that no acceptance method decides."""
+    return {
+        "prompts": len(score.alpha_columns()[0]),
+        "greedy_match": mean(score.match_columns(), resampling),
+        "coverage": mean(score.coverage_columns(), resampling) if score.has_small_head else None,
+    }
+
+
+def rule_row(score: DraftScore, resampling: Resampling) -> RuleRow:
+    """Acceptance by one acceptance method."""
+    return RuleRow(
+        rule=score.rule,
+        alpha=mean(score.alpha_columns(), resampling),
+        alpha_of_text=mean(score.accept_columns(), resampling),
+        lookahead=tuple(rounds_at(score, lookahead, resampling) for lookahead in score.lookaheads),
+    )
+
+
+def bin_of(label: str, score: DraftScore, resampling: Resampling) -> Bin:
+    """Acceptance at the tokens of one bin, and the verification steps that start there."""
+    return Bin(
+        bin=label,
+        alpha=mean(score.alpha_columns(), resampling),
+        alpha_of_text=mean(score.accept_columns(), resampling),
+        **token_figures(score, resampling),
+        lookahead=tuple(
+            BinRounds(
+                **round_figures(score, lookahead, resampling), tau=ratio_of(score.tau_columns(lookahead), resampling)
+            )
+            for lookahead in score.lookaheads
+        ),
+    )
+
+
+def rounds_at(score: DraftScore, lookahead: int, resampling: Resampling) -> Rounds:
+    """Verification steps at one number of speculative tokens, with each position and each number of accepted tokens."""
+    return Rounds(
+        **round_figures(score, lookahead, resampling),
+        tau=pooled_ratio(*score.tau_columns(lookahead), resampling),
+        positions=tuple(position_of(score, lookahead, index, resampling) for index in range(lookahead)),
+    )
+
+
+def round_figures(score: DraftScore, lookahead: int, resampling: Resampling) -> dict[str, Any]:
+    """Counts and rates of the verification steps at one number of speculative tokens."""
+    pooled = score.pooled(lookahead)
+    accepted = score.count_column(lookahead, lambda counts: counts.accepted_tokens)
+    proposed = score.count_column(lookahead, lambda counts: counts.proposed_tokens)
+    return {
+        "lookahead": lookahead,
+        "rounds": pooled.rounds,
+        "proposed": pooled.proposed_tokens,
+        "accepted": pooled.accepted_tokens,
+        "emitted": pooled.emitted_tokens,
+        "fully_accepted": pooled.fully_accepted_rounds,
+        "histogram": pooled.histogram,
+        "utilisation": ratio_of((accepted, proposed), resampling),
+    }
+
+
+def position_of(score: DraftScore, lookahead: int, index: int, resampling: Resampling) -> Position:
+    """Counts and rates of one position of a verification step; index 0 is position 1."""
+    rounds = score.count_column(lookahead, lambda counts: counts.rounds)
+    possible = score.count_column(lookahead, lambda counts: counts.possible[index])
+    reached = score.count_column(lookahead, lambda counts: counts.reached[index])
+    accepted = score.count_column(lookahead, lambda counts: counts.accepted[index])
+    return Position(
+        position=index + 1,
+        possible=sum(possible),
+        reached=sum(reached),
+        accepted=sum(accepted),
+        joint=pooled_ratio(accepted, rounds, resampling),
+        conditional=ratio_of((accepted, reached), resampling),
+    )
+
+
+def difference_row(
+    draft: Sequence[DraftScore], baseline: Sequence[DraftScore], resampling: Resampling
+) -> DifferenceRow:
+    """Draft minus baseline on the same responses: paired differences by every method, and a test of the matches.
+
+    Args:
+        draft: One score for each acceptance method; the first leads.
+        baseline: The same of the other draft.
+        resampling: How intervals and sign flips are made.
+    """
+    leading, *others = (rule_difference(*pair, resampling) for pair in zip(draft, baseline, strict=True))
+    ours, theirs = draft[0], baseline[0]
+    return DifferenceRow(
+        draft=ours.draft,
+        baseline=theirs.draft,
+        temperature=ours.temperature,
+        **vars(leading),
+        other_rules=tuple(others),
+        greedy_match=paired_ratio_difference(ours.match_columns(), theirs.match_columns(), resampling),
+        greedy_match_p=sign_flip_p(np.subtract(ours.match_columns()[0], theirs.match_columns()[0]), resampling),
+    )
+
+
+def rule_difference(draft: DraftScore, baseline: DraftScore, resampling: Resampling) -> RuleDifference:
+    """Draft minus baseline on the same responses by one acceptance method."""
+    return RuleDifference(
+        rule=draft.rule,
+        alpha=paired_ratio_difference(draft.alpha_columns(), baseline.alpha_columns(), resampling),
+        lookahead=tuple(
+            TauDifference(
+                lookahead=lookahead,
+                tau=paired_ratio_difference(draft.tau_columns(lookahead), baseline.tau_columns(lookahead), resampling),
+            )
+            for lookahead in draft.lookaheads
+        ),
+    )
+
+
+def mean(columns: Columns, resampling: Resampling) -> Mean:
+    """A mean over tokens with its sum."""
+    sums, tokens = columns
+    return Mean(**vars(pooled_ratio(*columns, resampling)), sum=sum(sums), tokens=sum(tokens))
+
+
+def ratio_of(columns: Columns, resampling: Resampling) -> Ratio:
+    """A ratio of two columns with one entry per prompt, where nothing may have been counted."""
+    return Ratio(**vars(pooled_ratio(*columns, resampling))) if any(columns[1]) else Ratio(None, None)

@@ -1,0 +1,424 @@
+"""`widedraft benchmark`: its settings, and what it does. Imports torch only when it runs."""
+
+import sys
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import AfterValidator, Field, model_validator
+
+from architectures.errors import UserError
+from architectures.settings import (
+    AUTO,
+    MOST,
+    BatchSize,
+    BatchSizes,
+    Capture,
+    Contexts,
+    DraftPMin,
+    Drafts,
+    Flag,
+    Holding,
+    How,
+    Lookaheads,
+    MaxNewTokens,
+    MinP,
+    NumberType,
+    NumPrompts,
+    OutFile,
+    Repeats,
+    RepetitionPenalty,
+    Section,
+    Seed,
+    Target,
+    TargetBits,
+    Temperature,
+    TopK,
+    TopP,
+    flag_of,
+)
+from architectures.tables import Block, Table, TableSection, terminal
+from eval.config import SamplingConfig, sampling_asked
+from eval.tasks import PromptWords
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from eval.benchmark import BenchmarkFile
+    from eval.decoding.kv_cache import Opener
+    from eval.decoding.sampling import Sampling
+    from eval.decoding.texts import Speculation
+    from eval.intervals import Resampling
+    from eval.scorecard_schema import GridCell, GridFile
+
+
+class DecodingFlags(Section):
+    """The target, its prompts, how tokens are chosen and proposed, and how the models' steps are run."""
+
+    target: Target
+    prompts: PromptWords = ()
+    draft_p_min: DraftPMin = 0.0
+    top_p: TopP = 1.0
+    top_k: TopK = None
+    min_p: MinP = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
+    target_bits: TargetBits = None
+    capture: Capture = False
+    seed: Seed = 17
+
+    @model_validator(mode="after")
+    def _one_way_of_each(self) -> "DecodingFlags":
+        if self.target_bits is not None and self.how != "eager":
+            raise UserError("--target-bits: packed weights are not captured. Leave out --capture.")
+        return self
+
+    @property
+    def how(self) -> How:
+        """How the models' steps are run."""
+        return "captured" if self.capture else "eager"
+
+    @property
+    def sampling_config(self) -> SamplingConfig:
+        return sampling_asked(self)
+
+    def sampling(self, temperature: float) -> "Sampling":
+        """How tokens are chosen at a temperature."""
+        from eval.decoding.sampling import Sampling
+
+        return Sampling.of(temperature, self.sampling_config)
+
+    def speculation(self, lookahead: int) -> "Speculation":
+        """How a draft is used, with so many tokens a step at most."""
+        from eval.decoding.texts import Speculation
+
+        return Speculation(lookahead, draft_p_min=self.draft_p_min)
+
+    def new_opener(self) -> "Opener":
+        """One for all calls: what it has captured it keeps."""
+        from eval.decoding.cuda_graphs import new_opener
+
+        return new_opener(self.how)
+
+
+GROUPS, MIN_PROMPTS = 12, 16  # by default; so many show a true 1.2x nearly always (docs/scoring.md)
+GRID_REPEATS = 30
+
+GRID_ONLY = ("batch_sizes", "contexts")
+WALL_CLOCK_ONLY = (
+    *("num_prompts", "max_new_tokens", "batch_size", "draft_p_min", "temperature", "top_p", "top_k"),
+    *("min_p", "repetition_penalty", "assisted", "ngram_size_n", "ngram_size_m"),
+)
+
+NgramSizeN = Annotated[
+    Annotated[
+        int,
+        Field(
+            ge=1,
+            le=MOST,
+            description="Measure each draft behind prompt lookup too: the text proposes where its last N tokens "
+            "occurred before, the draft elsewhere (llama.cpp: --spec-type ngram-simple,draft-simple with "
+            "--spec-ngram-simple-size-n).",
+        ),
+    ]
+    | None,
+    Flag(absent="without lookup in front"),
+]
+
+
+class BenchmarkSettings(DecodingFlags):
+    """What is measured, and on what."""
+
+    draft: Drafts = ()
+    grid: Annotated[
+        bool, Field(description="Time the steps of target and drafts on a grid of batches and contexts instead.")
+    ] = False
+    num_prompts: Annotated[
+        NumPrompts | None, Flag(absent=f"{GROUPS} groups of --batch-size, and {MIN_PROMPTS} at least")
+    ] = None
+    max_new_tokens: MaxNewTokens = 128
+    lookaheads: Lookaheads = (1, 2, 3, 4, 5, 6)
+    batch_size: BatchSize = 1
+    batch_sizes: BatchSizes = (1, 4)
+    contexts: Contexts = (128, 1024)
+    ngram_size_n: NgramSizeN = None
+    ngram_size_m: Annotated[
+        int, Field(ge=1, le=MOST, description="Tokens that lookup in front of a draft copies at most.")
+    ] = 48
+    temperature: Temperature = 0.0
+    repeats: Annotated[Repeats | None, Flag(absent=f"1, of steps of --grid {GRID_REPEATS}")] = None
+    assisted: Annotated[bool, Field(description="Measure transformers' assisted generation too.")] = False
+    dtype: NumberType = AUTO
+    out: OutFile = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "BenchmarkSettings":
+        from eval.intervals import CONFIDENCE, least_units
+
+        without = "--grid" if not self.grid else None
+        for name in WALL_CLOCK_ONLY if self.grid else GRID_ONLY:
+            if name in self.model_fields_set:
+                fix = f"Give {without} too, or leave it out." if without else "Leave it out, or --grid."
+                raise UserError(f"{flag_of(name)}: is {'of --grid only' if without else 'not of --grid'}. {fix}")
+        if self.grid and self.num_repeats < (least := least_units(CONFIDENCE)):
+            raise UserError(f"--repeats must be at least {least} for intervals, got {self.num_repeats}.")
+        if self.grid:
+            return self
+        if not self.draft:
+            raise UserError("--draft: name at least one draft. --grid times a target without any.")
+        if self.assisted and self.batch_size > 1:
+            raise UserError("--assisted: transformers decodes one prompt at a time. Use --batch-size 1.")
+        return self
+
+    @property
+    def num_repeats(self) -> int:
+        """Repetitions of every run, or of every step of the grid."""
+        return self.repeats or (GRID_REPEATS if self.grid else 1)
+
+
+def benchmark(settings: BenchmarkSettings) -> None:
+    """Measure, print and perhaps write."""
+    from eval.scorecard_schema import GridFile, write_record
+
+    record = measured_grid(settings) if settings.grid else measured_runs(settings)
+    print(terminal(*(grid_page(record) if isinstance(record, GridFile) else [benchmark_page(record)])))
+    if settings.out is not None:
+        write_record(record, settings.out)
+        print(f"\n{settings.out}: all numbers")
+
+
+# Wall clock
+
+
+def measured_runs(settings: BenchmarkSettings) -> "BenchmarkFile":
+    """Decode prompts by every method in interleaved runs."""
+    import numpy as np
+    import torch
+
+    from architectures.progress import track
+    from eval import benchmark as runs_of
+    from eval.decoding.speculative import LookupFirst
+    from eval.decoding.texts import Limits, Seeds
+    from eval.intervals import least_units
+    from eval.machine import torch_threads
+    from eval.pair import load_pairs, prompts_of
+    from eval.scorecard_schema import Provenance
+
+    # Prompts, in groups that are decoded together; too few decide nothing, which is said before minutes are spent.
+    prompts = prompts_of(settings.prompts, settings.num_prompts or default_prompts(settings.batch_size))
+    resampling = resampling_of(settings)
+    least, num_groups = least_units(resampling.confidence), -(-len(prompts) // settings.batch_size)
+    if num_groups < least:
+        print(
+            f"No intervals: {len(prompts)} prompts at --batch-size {settings.batch_size} are {num_groups} group(s), "
+            f"and {least} are needed. Use at least {least * settings.batch_size} (--num-prompts, --prompts).",
+            file=sys.stderr,
+        )
+
+    # Models, and every method to decode with them.
+    holding = Holding(bits=settings.target_bits)
+    loaded = load_pairs(settings.target, settings.draft, dtype=settings.dtype, holding=holding)
+    names = [f"draft {draft}" for draft in settings.draft] if len(settings.draft) > 1 else ["draft"]
+    pairs = dict(zip(names, loaded, strict=True))
+    rendered = [loaded[0].rendered(prompt) for prompt in prompts]
+    for pair in loaded:
+        pair.require_context(rendered, settings.max_new_tokens)
+    setup = runs_of.Setup(
+        loaded[0].target,
+        {name: pair.draft for name, pair in pairs.items()},
+        Limits(settings.max_new_tokens, loaded[0].stop_ids),
+        settings.sampling(settings.temperature),
+        Seeds.of(settings.seed),
+        settings.new_opener(),
+        settings.speculation(settings.lookaheads[0]),
+        None if settings.ngram_size_n is None else LookupFirst(settings.ngram_size_n, settings.ngram_size_m),
+    )
+    groups = runs_of.groups_of(rendered, settings.batch_size)
+    decoders = runs_of.methods(setup, settings.lookaheads, assisted=settings.assisted)
+
+    # Interleaved runs; steps of each capacity are captured before clocks run.
+    with torch_threads(None):
+        runs_of.warm_up(decoders, groups[:1] if settings.how == "eager" else groups)
+        turns = list(product(range(settings.num_repeats), range(len(groups))))
+        ticks = track(turns, description="decoding by every method", total=len(turns))
+        runs = runs_of.interleave(decoders, groups, ticks, np.random.default_rng(settings.seed))
+        best = runs_of.best_of_each(runs, resampling)
+        return runs_of.BenchmarkFile(
+            target=loaded[0].identities()[0],
+            drafts={name: pair.draft_identity() for name, pair in pairs.items()},
+            settings=settings.model_dump(mode="json"),
+            prompts=len(prompts),
+            rows=tuple(runs_of.method_row(method, runs, resampling) for method in runs),
+            best=(*best, *runs_of.over_others(best, runs, resampling)),
+            groups=len(groups),
+            confidence=resampling.confidence,
+            threads=torch.get_num_threads(),
+            provenance=Provenance.of_this_process(),
+        )
+
+
+def default_prompts(batch: int) -> int:
+    """How many are taken where --num-prompts is not given."""
+    return max(GROUPS * batch, MIN_PROMPTS)
+
+
+def resampling_of(settings: BenchmarkSettings) -> "Resampling":
+    from eval.intervals import CONFIDENCE, NUM_RESAMPLES, Resampling
+
+    return Resampling(CONFIDENCE, NUM_RESAMPLES, settings.seed)
+
+
+def benchmark_page(record: "BenchmarkFile") -> TableSection:
+    """Every method, then what the best of each decides."""
+    from eval.benchmark import method_of
+    from eval.scorecard_tables import times
+
+    settings = record.settings
+    title = f"Batch {settings['batch_size']}, temperature {settings['temperature']:g}, {record.prompts} prompts"
+    columns = ("method", "k", "tokens/s", "speedup", "without prefill", "acceptance length", "step ms")
+    best_columns = ("at its best k", "k", "over", "speedup", "decision")
+    rows = [
+        (
+            row.key.label,
+            str(row.lookahead or ""),
+            f"{row.tokens_per_s:.1f}",
+            times(row.speedup),
+            "" if row.decode_speedup is None else times(row.decode_speedup),
+            "" if row.acceptance_length is None else f"{row.acceptance_length:.2f}",
+            "" if row.step_ms is None else " + ".join(f"{ms:.1f}" for ms in vars(row.step_ms).values()),
+        )
+        for row in record.rows
+    ]
+    best = [
+        (method_of(row).label, str(row.lookahead), row.over, times(row.speedup), decision(row.speedup.interval))
+        for row in record.best
+    ]
+    blocks = [
+        Table(columns, rows, "Wall clock; step ms: draft + verify + rest"),
+        Table(best_columns, best, "Best of each, in the same runs"),
+    ]
+    return TableSection(title, blocks)
+
+
+def decision(interval: tuple[float, float] | None) -> str:
+    """A direction only if the whole interval lies there."""
+    if interval is None or interval[0] <= 1 <= interval[1]:
+        return "not decided"
+    return "faster" if interval[0] > 1 else "slower"
+
+
+# Grid
+
+
+def measured_grid(settings: BenchmarkSettings) -> "GridFile":
+    """Time the steps of every cell."""
+    import torch
+
+    from eval.latency import Grid, measure_grid, require_memory
+    from eval.machine import torch_threads
+    from eval.models import model_facts
+    from eval.scorecard_schema import TARGET, GridFile, GridModel, Provenance
+
+    models, text_ids = target_and_drafts(settings)
+    described = {
+        name: GridModel(**model_facts(Path(str(model.name_or_path)), model), device=str(model.device))
+        for name, model in models.items()
+    }
+    if settings.target_bits is not None:
+        described[TARGET] = described[TARGET].model_copy(update={"dtype": f"{settings.target_bits} bits"})
+    for batch, context in product(settings.batch_sizes, settings.contexts):
+        require_memory(models, batch=batch, context=context)
+    grid = Grid(settings.batch_sizes, settings.contexts, settings.lookaheads, settings.num_repeats, settings.how)
+    with torch_threads(None):
+        return GridFile(
+            models=described,
+            threads=torch.get_num_threads(),
+            cells=measure_grid(models, text_ids, grid, resampling_of(settings)),
+            provenance=Provenance.of_this_process(),
+        )
+
+
+def target_and_drafts(settings: BenchmarkSettings) -> tuple[dict[str, "PreTrainedModel"], list[int]]:
+    """The target and its drafts by name, and the text that fills their caches."""
+    from architectures.hub import require_whole_head, resolve_checkpoint
+    from eval.models import load_model, load_tokenizer, require_same_tokenizer
+    from eval.pair import prompts_of
+    from eval.prompts import render_prompt
+    from eval.scorecard_schema import TARGET
+
+    folder = resolve_checkpoint(settings.target)
+    require_whole_head(folder)
+    drafts = [resolve_checkpoint(name) for name in settings.draft]
+    for draft in drafts:
+        require_same_tokenizer(folder, draft)
+    tokenizer, dtype = load_tokenizer(folder), settings.dtype
+    prompts = prompts_of(settings.prompts, None)
+    text_ids = [token for prompt in prompts for token in render_prompt(tokenizer, prompt.messages)]
+    names = ["draft"] if len(drafts) == 1 else [f"draft {number}" for number in range(1, len(drafts) + 1)]
+    models = {TARGET: load_model(folder, dtype=dtype, bits=settings.target_bits)}
+    return models | {name: load_model(path, dtype=dtype) for name, path in zip(names, drafts, strict=True)}, text_ids
+
+
+def grid_page(record: "GridFile") -> list[Block]:
+    """Every cell with its steps, and what each draft costs."""
+    return [f"Taken on {record.where}.", *map(cell_section, record.cells)]
+
+
+def cell_section(cell: "GridCell") -> TableSection:
+    """The steps of one cell."""
+    from eval.scorecard_tables import interval
+
+    steps = [("target, 1 token", cell.target)]
+    steps += [(f"target, {step.lookahead + 1} tokens (verify)", step) for step in cell.verify]
+    for draft in cell.drafts:
+        steps += [(f"{draft.draft}, 1 token", draft.one_token), (f"{draft.draft}, 2 tokens", draft.two_tokens)]
+    steps += [(f"{name}, prefill", step) for name, step in cell.prefill.items()]
+    rows = [
+        (
+            name,
+            interval(step.p50_ms, 2),
+            f"{step.p10_ms.value:.2f}",
+            f"{step.p90_ms.value:.2f}",
+            "" if step.p99_ms is None else f"{step.p99_ms.value:.2f}",
+        )
+        for name, step in steps
+    ]
+    costs = [f"Cost ratio of {draft.draft}: {draft.cost_ratio:.3f}." for draft in cell.drafts]
+    unsettled = [] if cell.settled else ["Times had not settled: the machine was doing other work."]
+    title = f"Batch {cell.batch}, {cell.context_tokens} tokens of context, {cell.how} steps"
+    return TableSection(title, [Table(("step", "median ms", "p10", "p90", "p99"), rows), *costs, *unsettled])
+
+
+PAGE_NAME = "report.html"
+
+
+def page_name(path: Path | None) -> Path | None:
+    """The path, if a page can be written there."""
+    if path is not None and (path.suffix != ".html" or path.is_dir()):
+        raise ValueError(f"{path}: must name a file that ends in .html")
+    return path
+
+
+class ReportSettings(Section):
+    """Scorecards of a report, and where it goes."""
+
+    runs: Annotated[tuple[Path, ...], Flag(metavar="RUN", is_word=True)] = Field(
+        description="Directory of a run or of a scorecard, or a scorecard.json; each is compared with the first."
+    )
+    latency: Annotated[Path | None, Flag(metavar="FILE")] = Field(
+        default=None,
+        description="Step times of the same models at other batches, to predict speedups there.",
+    )
+    out: Annotated[
+        Path | None,
+        AfterValidator(page_name),
+        Flag(metavar="FILE", absent=f"{PAGE_NAME} next to the scorecard, of several in this directory"),
+    ] = Field(default=None, description="The page.")
+
+
+def report(settings: ReportSettings) -> None:
+    """Write the page and print its path."""
+    from eval.report import scorecard_path, write_report
+
+    runs = settings.runs
+    out = settings.out or (scorecard_path(runs[0]).with_name(PAGE_NAME) if len(runs) == 1 else Path(PAGE_NAME))
+    print(write_report(runs, out, latency=settings.latency))

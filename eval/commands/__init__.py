@@ -1,1 +1,0 @@
-"""Commands on any pair of models: their arguments, and what they print."""

@@ -1,0 +1,404 @@
+"""What engines did with a request, as records; those in environments of their own run a script of ours there.
+
+transformers    runs in this process, and counts by step (assisted_generation.py).
+vLLM            counts drafts, and accepted tokens by position.
+llama.cpp       counts proposed and accepted tokens, not by position. The prompt gives one token, and a verification
+                step what it accepts and one more: steps are the tokens after a text's first, less those accepted.
+OpenVINO GenAI  reports the tokens of every run of the target: the prompt's one, then one entry per verification step,
+                of what was accepted and one more. Its sum of accepted tokens omits the last step (2026.4.1).
+
+    files       the draft's tokenizer and chat template are the target's, byte for byte
+    prompts     the engine reads the tokens that widedraft reads: same tokenizer, same chat template
+    own draft   the target as its own draft accepts everything it proposes
+    same text   with the draft the engine writes the text it writes without, but for near-ties in fewer than 32 bits
+    counts      what the engine accepted by position is what exact replay gives on the same texts
+
+Engines count otherwise than we do near a text's end. Our steps propose as many tokens as the text has room for, and its
+last token is always the target's. vLLM and llama.cpp propose past a stop token, and count what they accept there: at
+most one step per text, which TOLERANCE leaves room for.
+"""
+
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.generation.candidate_generator import AssistedCandidateGenerator
+
+from architectures.errors import UserError
+from eval.engines.certificate import Counted, Engine, EngineRun, Finding, TextRun, pooled
+from eval.lossless import MIN_OWN_ACCEPTANCE, TIE_STEPS
+from eval.models import load_tokenizer
+from eval.replay import answer_logits, replay_counts
+
+WORKERS = Path(__file__).parent / "workers"
+LINES_SHOWN = 12  # of the last output of a failed worker
+
+
+def command_of(engine: Engine, request: dict[str, Any]) -> str:
+    """How an engine is run, as one would run it again."""
+    lookahead, threads = request["lookahead"], request.get("threads")
+    if engine == "transformers":
+        return f"generate(assistant_model=DRAFT, num_assistant_tokens={lookahead}, do_sample=False)"
+    if engine == "vllm":
+        config = {"method": "draft_model", "model": "DRAFT", "num_speculative_tokens": lookahead}
+        return (
+            f"LLM(TARGET, dtype={request['dtype']!r}, max_model_len={request['max_model_len']}, max_num_seqs=1, "
+            f"enforce_eager=True, speculative_config={json.dumps(config | request['draft_settings'])})"
+        )
+    if engine == "llama.cpp":
+        target, draft = Path(request["target"]).name, Path(request["draft"]).name
+        return (
+            f"llama-server -m {target} -md {draft} --spec-type draft-simple --spec-draft-n-max {lookahead} "
+            f"--spec-draft-n-min 0 --spec-draft-p-min 0 -np 1 -t {threads}"
+        )
+    return (
+        "LLMPipeline(TARGET, 'CPU', draft_model=draft_model(DRAFT, 'CPU'), scheduler_config=...), "
+        f"num_assistant_tokens={lookahead}, assistant_confidence_threshold=0, INFERENCE_NUM_THREADS={threads}"
+    )
+
+
+def counts_of(engine: Engine, text: dict[str, Any], lookahead: int) -> Counted:
+    """An engine's counters of one text as ours."""
+    if engine == "vllm":
+        counters = text["counters"]
+        return Counted(
+            rounds=counters["drafts"],
+            proposed=counters["draft_tokens"],
+            accepted=counters["accepted_tokens"],
+            by_position=tuple(counters["accepted_tokens_per_pos"]),
+        )
+    if engine == "llama.cpp":
+        steps = len(text["ids"]) - 1 - text["accepted"]
+        return Counted(rounds=steps, proposed=text["proposed"], accepted=text["accepted"])
+    if engine == "openvino":  # each step proposes the lookahead, or the tokens left before the text's last one
+        given = text["given"]
+        accepted = [tokens - 1 for tokens in given[1:]]
+        proposed = sum(min(lookahead, sum(given[position:]) - 1) for position in range(1, len(given)))
+    else:
+        accepted, proposed = text["accepted"], sum(text["proposed"])
+    return Counted(
+        rounds=len(accepted),
+        proposed=proposed,
+        accepted=sum(accepted),
+        by_position=tuple(sum(each > position for each in accepted) for position in range(lookahead)),
+    )
+
+
+def engine_run(engine: Engine, request: dict[str, Any], answer: dict[str, Any]) -> EngineRun:
+    """The record of what an engine answered to a request, with its counters as ours."""
+    files = f"{Path(request['target']).stem} with {Path(request['draft']).stem}"  # llama.cpp's dtypes are its files'
+    lookahead = request["lookahead"]
+    return EngineRun(
+        engine=engine,
+        version=answer["version"],
+        command=command_of(engine, request),
+        dtype=files if engine == "llama.cpp" else request["dtype"],
+        lookahead=lookahead,
+        max_new_tokens=request["max_new_tokens"],
+        own=pooled([counts_of(engine, text, lookahead) for text in answer["own"]]),
+        texts=tuple(
+            TextRun(
+                prompt_ids=tuple(text["plain"]["prompt_ids"]),
+                plain_ids=tuple(text["plain"]["ids"]),
+                drafted_ids=tuple(text["drafted"]["ids"]),
+                plain_s=text["plain"]["elapsed_s"],
+                drafted_s=text["drafted"]["elapsed_s"],
+                counted=counts_of(engine, text["drafted"], lookahead),
+            )
+            for text in answer["texts"]
+        ),
+    )
+
+
+def run_external(engine: Engine, python: Path, request: dict[str, Any]) -> EngineRun:
+    """Decode every prompt in an environment of its own, as eval.engines.workers.turns has it.
+
+    Raises:
+        UserError: If there is no such Python, it lacks the engine, or that rejects the pair; with its last output.
+    """
+    script = WORKERS / f"{engine.replace('.', '_')}_worker.py"
+    return engine_run(engine, request, answer_of(python, script, request, engine=engine))
+
+
+def answer_of(python: Path, script: Path, request: dict[str, Any], *, engine: str) -> dict[str, Any]:
+    """What a worker answers to a request; errors as for `run_external`."""
+    with tempfile.TemporaryDirectory(prefix="widedraft-engine-") as folder:
+        asked, answered = Path(folder) / "request.json", Path(folder) / "answer.json"
+        asked.write_text(json.dumps(request), encoding="utf-8")
+        try:
+            done = subprocess.run(
+                [str(python), str(script), str(asked), str(answered)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                encoding="utf-8",
+                errors="replace",
+                check=False,
+            )
+        except OSError as error:
+            raise UserError(
+                f"--python: {python} could not be run ({error.strerror}). Name that of {engine}."
+            ) from error
+        if done.returncode or not answered.is_file():
+            output = "\n".join(done.stdout.splitlines()[-LINES_SHOWN:])
+            raise UserError(
+                f"{engine} did not answer (exit code {done.returncode} of {python}). Its last output:\n{output}"
+            )
+        return json.loads(answered.read_text(encoding="utf-8"))
+
+
+class AssistedGeneration:
+    """The target, with a draft or without: an Engine of eval.engines.workers.turns whose prompts are token ids.
+
+    Args:
+        models: By the names that the request has for target and draft.
+        request: As of the workers.
+        draft: Its name; None for the target alone.
+    """
+
+    def __init__(self, models: Mapping[str, PreTrainedModel], request: dict[str, Any], draft: str | None) -> None:
+        self.request, self.target = request, models[request["target"]]
+        self.draft = None if draft is None else models[draft]
+
+    def decode(self, prompt_ids: list[int]) -> dict[str, Any]:
+        """One greedy text, its seconds, and the proposed and accepted tokens of every verification step."""
+        ids_BT = torch.tensor([prompt_ids], device=self.target.device)
+        target: Any = self.target
+        settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": self.request["max_new_tokens"]}
+        if self.draft is not None:
+            config: Any = self.draft.generation_config
+            config.num_assistant_tokens, config.num_assistant_tokens_schedule = self.request["lookahead"], "constant"
+            config.assistant_confidence_threshold = 0.0
+            settings["assistant_model"] = self.draft
+        with counted_steps() as (proposed, accepted):
+            start_s = time.perf_counter()
+            text_BT: Tensor = target.generate(ids_BT, attention_mask=torch.ones_like(ids_BT), **settings)
+            elapsed_s = time.perf_counter() - start_s
+        ids = text_BT[0, len(prompt_ids) :].tolist()
+        return {
+            "prompt_ids": prompt_ids,
+            "ids": ids,
+            "elapsed_s": elapsed_s,
+            "proposed": proposed,
+            "accepted": accepted,
+        }
+
+    def close(self) -> None:
+        """Nothing: the models are the caller's."""
+
+
+@contextmanager
+def counted_steps() -> Iterator[tuple[list[int], list[int]]]:
+    """The tokens that transformers' candidate generator proposes, and those accepted, of each step in the block."""
+    proposed: list[int] = []
+    accepted: list[int] = []
+    kind: Any = AssistedCandidateGenerator
+    propose, update = kind.get_candidates, kind.update_candidate_strategy
+
+    def get_candidates(self: Any, input_ids: Tensor, **others: Any) -> Any:
+        candidates = propose(self, input_ids, **others)
+        proposed.append(candidates[0].shape[1] - input_ids.shape[1])
+        return candidates
+
+    def update_candidate_strategy(self: Any, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
+        accepted.append(int(num_matches))
+        update(self, input_ids, scores, num_matches)
+
+    kind.get_candidates, kind.update_candidate_strategy = get_candidates, update_candidate_strategy
+    try:
+        yield proposed, accepted
+    finally:
+        kind.get_candidates, kind.update_candidate_strategy = propose, update
+
+
+TOLERANCE = 0.02  # of a rate by position
+MIN_PROMPTS, MIN_TOKENS = 24, 64
+NONE = -1  # in place of a token that is no output id of the draft
+PROPOSES_AT_ONCE = ("transformers",)  # others read the prompt first, which gives a text's first token
+EIGHT_BITS = 2.0**-7  # llama.cpp rounds what it multiplies with quantised weights to 8 bits, one of them the sign
+ROUNDING = {"float32": 0.0, "bfloat16": torch.finfo(torch.bfloat16).eps, "float16": torch.finfo(torch.float16).eps}
+
+
+def find(
+    run: EngineRun,
+    prompts: Sequence[Sequence[int]],
+    replay: Counted,
+    *,
+    differing: Sequence[str] = (),
+    ties: Collection[int] = (),
+) -> list[Finding]:
+    """Every law.
+
+    Args:
+        run: Of the engine.
+        prompts: As the target's own tokenizer and template render them.
+        replay: Exact counts over the engine's plain texts.
+        differing: Kinds of files in which the draft is not of this target: "tokenizer", "chat template".
+        ties: Numbers of the prompts whose texts part at a near-tie that rounding explains, from 1.
+    """
+    num_texts, own = len(run.texts), run.own
+    misread = [
+        f"prompt {number} from its token {index + 1} on"
+        for number, (text, ours) in enumerate(zip(run.texts, prompts, strict=True), start=1)
+        if (index := first_difference(text.prompt_ids, ours)) is not None
+    ]
+    parted = [number for number, text in enumerate(run.texts, start=1) if differs(text)]
+    changed = [number for number in parted if number not in ties]
+    counted = pooled([text.counted for text in run.texts])
+    worst = max(abs(a - b) for a, b in zip(rates(replay, counted), rates(counted, counted), strict=True))
+    positions = run.lookahead if counted.by_position is None else 1  # that one rate stands for
+    return [
+        Finding(
+            law="enough",
+            holds=num_texts >= MIN_PROMPTS and run.max_new_tokens >= MIN_TOKENS,
+            detail=f"{num_texts} prompts, {run.max_new_tokens} tokens (required: {MIN_PROMPTS}, {MIN_TOKENS})",
+        ),
+        Finding(law="files", holds=not differing, detail=f"differ from the target's: {', '.join(differing) or 'none'}"),
+        Finding(law="prompts", holds=not misread, detail=f"read differently: {'; '.join(misread[:1]) or 'none'}"),
+        Finding(
+            law="own draft",
+            holds=own.accepted >= MIN_OWN_ACCEPTANCE * own.proposed > 0,
+            detail=f"accepted {own.accepted} of {own.proposed} proposals (required: {MIN_OWN_ACCEPTANCE:.0%})",
+        ),
+        Finding(
+            law="same text",
+            holds=not changed,
+            detail=f"equal {num_texts - len(parted)} of {num_texts}, near-ties {len(parted) - len(changed)}, "
+            f"changed {len(changed)}" + (f", the first at prompt {changed[0]}" if changed else ""),
+        ),
+        Finding(
+            law="counts",
+            holds=worst <= TOLERANCE * positions,
+            detail=f"accepted {shown(counted)} in {counted.rounds} steps, replay {shown(replay, like=counted)} in "
+            f"{replay.rounds}; largest difference of a rate {worst:.3f} (allowed: {TOLERANCE * positions:g})",
+        ),
+    ]
+
+
+def rates(counted: Counted, like: Counted) -> list[float]:
+    """Accepted tokens per step: by position if the engine reports them, otherwise all together."""
+    steps = max(counted.rounds, 1)
+    if like.by_position is None or counted.by_position is None:
+        return [counted.accepted / steps]
+    return [accepted / steps for accepted in counted.by_position]
+
+
+def shown(counted: Counted, like: Counted | None = None) -> str:
+    if counted.by_position is None or (like is not None and like.by_position is None):
+        return str(counted.accepted)
+    return ", ".join(map(str, counted.by_position))
+
+
+def differs(text: TextRun) -> bool:
+    """Whether the draft changed a text."""
+    return text.plain_ids != text.drafted_ids
+
+
+def first_difference(some: Sequence[int], others: Sequence[int]) -> int | None:
+    """The first index at which two texts differ; None if they are equal."""
+    pairs = zip_longest(some, others)
+    return next((index for index, (token, other) in enumerate(pairs) if token != other), None)
+
+
+def find_ties(target: PreTrainedModel, run: EngineRun, stop_id: int) -> list[int]:
+    """Numbers of the prompts, from 1, whose texts part at a near-tie that rounding explains.
+
+    One token and several at once are computed by other kernels, so in fewer than 32 bits honest engines write either of
+    two tokens that nearly tie. The target reads the common text once, in float32: the worse of the two may lie
+    TIE_STEPS roundings of the largest logit below the best.
+
+    Args:
+        target: In float32.
+        run: Of the engine.
+        stop_id: What stands for the end of a text, which engines leave out.
+    """
+    is_f16 = "F16" in run.dtype.upper() and "BF16" not in run.dtype.upper()  # of GGUF files
+    rounding = ROUNDING["float16"] if is_f16 else ROUNDING.get(run.dtype, EIGHT_BITS)
+    ties = []
+    for number, text in enumerate(run.texts, start=1):
+        index = first_difference(text.plain_ids, text.drafted_ids)
+        if index is None:
+            continue
+        both = [ids[index] if index < len(ids) else stop_id for ids in (text.plain_ids, text.drafted_ids)]
+        logits_V = answer_logits(target, text.prompt_ids, [*text.plain_ids[:index], both[0]])[-1]
+        short = float(logits_V.max() - logits_V[both].min())
+        if short <= TIE_STEPS * rounding * float(logits_V.abs().max()):
+            ties.append(number)
+    return ties
+
+
+@dataclass(frozen=True)
+class OwnTokens:
+    """How a draft with a tokenizer of its own reads its target's ids: by their text, as in vLLM (arXiv 2502.05202).
+
+    Attributes:
+        ids: Its own id of each of the target's ids that it has.
+        unknown: Its own id for all others.
+    """
+
+    ids: Mapping[int, int]
+    unknown: int
+
+    def read(self, target_ids: Sequence[int]) -> list[int]:
+        """A text of the target as the draft reads it."""
+        return [self.ids.get(token, self.unknown) for token in target_ids]
+
+    def wanted(self, target_ids: Sequence[int]) -> list[int]:
+        """The draft's ids that would be accepted; NONE where it has none."""
+        return [self.ids.get(token, NONE) for token in target_ids]
+
+
+def own_tokens(target: Path, draft: Path) -> OwnTokens | None:
+    """How a draft folder reads its target's ids; None if they are its own.
+
+    A tokenizer of its own is one that lacks some of the target's tokens, as `export --form own-tokenizer` writes it.
+    """
+    ours, theirs = (load_tokenizer(folder) for folder in (draft, target))
+    own, of_target = ours.get_vocab(), theirs.get_vocab()
+    unknown = ours.unk_token_id
+    if len(own) >= len(of_target) or not isinstance(unknown, int):
+        return None
+    return OwnTokens({id_: own[text] for text, id_ in of_target.items() if text in own}, unknown)
+
+
+def replay_run(draft: PreTrainedModel, run: EngineRun, own: OwnTokens | None = None) -> list[Counted]:
+    """Exact counts over every text that an engine wrote without the draft.
+
+    In greedy decoding a draft's token is accepted if it is the text's, so the target is not needed: its text is the
+    engine's, quantised or not.
+    """
+    alone = int(run.engine not in PROPOSES_AT_ONCE)
+    counts = []
+    for text in run.texts:
+        prompt, answer = (*text.prompt_ids, *text.plain_ids[:alone]), text.plain_ids[alone:]
+        nothing = Counted(rounds=0, proposed=0, accepted=0, by_position=(0,) * run.lookahead)
+        counts.append(replay_text(draft, prompt, answer, run.lookahead, own) if answer else nothing)
+    return counts
+
+
+def replay_text(
+    draft: PreTrainedModel, prompt: Sequence[int], answer: Sequence[int], lookahead: int, own: OwnTokens | None
+) -> Counted:
+    """Counts of one text of at least one token; whole numbers, since every probability is 0 or 1."""
+    wanted = answer
+    if own is not None:
+        prompt, answer, wanted = own.read(prompt), own.read(answer), own.wanted(answer)
+    proposed_T = answer_logits(draft, prompt, answer).argmax(dim=-1).cpu().numpy()
+    counts = replay_counts((proposed_T == np.array(wanted)).astype(np.float64), lookahead=lookahead)
+    positions = tuple(round(value) for value in counts.accepted)
+    return Counted(
+        rounds=round(counts.rounds),
+        proposed=round(counts.proposed_tokens),
+        accepted=sum(positions),
+        by_position=positions,
+    )

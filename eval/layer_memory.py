@@ -1,0 +1,133 @@
+"""What a target takes that is read layer by layer: known from its shape, before anything is read. No torch."""
+
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from architectures.errors import UserError
+from architectures.families import FAMILIES
+from architectures.files import size
+from architectures.settings import Holding
+from architectures.shapes import DTYPE_BYTES, Shape
+
+KEY = "target.device_memory_gib"
+WIDEST = 3  # times the width of a feed-forward: gate, up and their product
+STREAMS = 6  # copies of the residual stream while a layer runs: its input, output, norms and sums
+SCORE_COPIES = 2  # of attention scores, where the kernel keeps them: before and after the softmax
+
+
+@dataclass(frozen=True)
+class LayerMemory:
+    """Bytes of a target that is on the disk.
+
+    Attributes:
+        largest: The part with the most bytes of all that is read as one, in words.
+        largest_bytes: Of that.
+        kept_bytes: Of norms and positions, which stay.
+        weight_bytes: Of all weights, which every block of texts reads once.
+        state_bytes: Of one token's hidden state between two layers.
+        token_bytes: Of one token while a layer runs, beside its attention scores.
+        score_bytes: Of one token that attends to one other.
+        bias_bytes: Likewise, of attention biases that one layer hands to the next.
+    """
+
+    largest: str
+    largest_bytes: int
+    kept_bytes: int
+    weight_bytes: int
+    state_bytes: int
+    token_bytes: int
+    score_bytes: int
+    bias_bytes: int
+
+    def pass_bytes(self, rows: int, width: int) -> int:
+        """What one layer computes with while it reads so many rows of so many tokens."""
+        return rows * width * (self.token_bytes + width * self.score_bytes)
+
+    def held_bytes(self, rows: int, width: int) -> int:
+        """What so many rows keep between two layers."""
+        return rows * width * (self.state_bytes + width * self.bias_bytes)
+
+    def least_bytes(self, rows: int = 1, width: int = 1) -> int:
+        """What must be there at once for a pass over so many rows of so many tokens, alone in its block."""
+        at_work = self.pass_bytes(rows, width) + self.held_bytes(rows, width)
+        return self.kept_bytes + self.largest_bytes + at_work
+
+
+def layer_memory(shape: Shape, dtype: str, *, keeps_scores: bool = True) -> LayerMemory:
+    """What a target of a shape takes in a number type.
+
+    Args:
+        shape: Of the target.
+        dtype: Of weights and states, by name.
+        keeps_scores: Whether attention may keep its scores, as on a processor.
+    """
+    item, layer = DTYPE_BYTES[dtype], shape.parameters_per_layer()
+    blocks = {"encoder block": prod_sum(shape.encoder_layer_tensors()), "layer": layer}
+    parts = {**blocks, "output head": shape.head_rows * shape.hidden}
+    largest = max(parts, key=lambda name: parts[name])
+    in_parts = shape.layers * layer + shape.encoder_parameters() + shape.vocab * shape.hidden
+    head = 0 if shape.tied else parts["output head"]
+    kept = shape.parameters() - in_parts - head
+    widths = STREAMS * shape.hidden + WIDEST * shape.intermediate + 2 * (shape.axis("query") + shape.axis("key_value"))
+    scores = SCORE_COPIES * shape.heads * item if keeps_scores else 0
+    stacks = 1 if FAMILIES[shape.family].encoder is None else 2
+    return LayerMemory(
+        largest=f"its {largest}",
+        largest_bytes=parts[largest] * item,
+        kept_bytes=kept * item,
+        weight_bytes=shape.weight_bytes(dtype),
+        state_bytes=stacks * shape.hidden * item,
+        token_bytes=widths * item,
+        score_bytes=scores,
+        bias_bytes=stacks * shape.heads * item if shape.buckets else 0,
+    )
+
+
+def prod_sum(tensors: dict[str, tuple[int, ...]]) -> int:
+    """Numbers in some tensors."""
+    return sum(map(prod, tensors.values()))
+
+
+def asked_bytes(holding: Holding) -> tuple[int, str] | None:
+    """The memory that a device may give a target, and where that number is from; None where nobody says."""
+    gib = holding.device_memory_gib
+    return None if gib is None else (int(gib * 2**30), f"{KEY} is {gib:g}")
+
+
+def refuse_asked_cap(target: Path | str, shape: Shape, dtype: str, holding: Holding) -> None:
+    """Raise UserError if the memory that is asked for holds not even the largest part of a target."""
+    asked = asked_bytes(holding)
+    if holding.placement != "whole" and asked is not None:
+        refuse_small_cap(target, layer_memory(shape, dtype), asked)
+
+
+def refuse_small_cap(
+    folder: Path | str,
+    memory: LayerMemory,
+    cap: tuple[int, str],
+    *,
+    rows: int = 1,
+    width: int = 1,
+    beside_bytes: int = 0,
+) -> None:
+    """Raise UserError if a target cannot even be read layer by layer.
+
+    Args:
+        folder: Of the target.
+        memory: What it takes.
+        cap: From cap_bytes.
+        rows: Of the largest pass.
+        width: Tokens of each.
+        beside_bytes: That the pass takes beside what the layers do.
+    """
+    allowed, origin = cap
+    needed = memory.least_bytes(rows, width) + beside_bytes
+    if needed <= allowed:
+        return
+    fewer = " or lower data.batch_size" if rows > 1 else ""
+    raise UserError(
+        f"{folder}: one layer at a time it takes at least {size(needed).strip()}, of which {memory.largest} has "
+        f"{size(memory.largest_bytes).strip()}; but {origin}, {size(allowed).strip()}. "
+        f"Raise {KEY}{fewer}, or take a machine with more memory."
+    )

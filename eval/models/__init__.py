@@ -1,1 +1,0 @@
-"""Models as every command loads them, and how their products are computed."""

@@ -1,1 +1,0 @@
-"""Scorecards, grids of step times and measured speeds as types: what their files hold, and what those must fulfil."""

@@ -1,0 +1,424 @@
+"""Recorded responses on disk: shards that a killed run continues, and responses of earlier runs taken over.
+
+settings.json in such a folder says, for each name of shards, what they are made from and how many there will be.
+"""
+
+import fcntl
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Annotated, Any, Literal, NotRequired, TypeVar
+
+from pydantic import ConfigDict, Field, TypeAdapter
+from typing_extensions import TypedDict
+
+from architectures.errors import UserError
+from architectures.families.config_entries import TokenId
+from architectures.files import (
+    checked,
+    parse_json,
+    parsed,
+    read_json_object,
+    require_regular,
+    shown,
+    write_json,
+    write_text,
+)
+from architectures.manifest import provenance
+from architectures.settings import WHOLE, Holding
+from eval.prompts import Message, Prompt
+
+SETTINGS_NAME = "settings.json"
+REWRITTEN = "Delete this file and run its stage again: it is rewritten."
+MOST_SHARDS = 10**6
+LOCK_NAME = "settings.lock"
+Item = TypeVar("Item")
+
+
+class Claim(TypedDict):
+    """What settings.json says of one name."""
+
+    settings: dict[str, Any]
+    num_shards: Annotated[int, Field(ge=0, le=MOST_SHARDS)]
+    tokenizer: NotRequired[dict[str, Any]]
+    versions: NotRequired[dict[str, Any]]
+
+
+CLAIMS = TypeAdapter(dict[str, Claim])
+
+
+def claim_shards(
+    folder: Path,
+    name: str,
+    settings: Mapping[str, Any],
+    *,
+    num_shards: int,
+    tokenizer: Mapping[str, Any] | None = None,
+) -> list[Path]:
+    """Record how the shards of one name are made; returns the paths of all of them, made or not.
+
+    Args:
+        folder: Where shards go; other names may live there too.
+        name: First part of their file names.
+        settings: Everything that decides their contents, as JSON values.
+        num_shards: How many there will be.
+        tokenizer: What their token ids mean, from loading.tokenizer_identity, for readers that have no target.
+
+    Raises:
+        UserError: If shards of this name were begun with other settings.
+    """
+    claims = read_claims(folder)
+    if name in claims:
+        refuse_changes(folder, name, claims[name]["settings"], settings)
+    else:
+        claim: dict[str, Any] = {"settings": dict(settings), "num_shards": num_shards}
+        if tokenizer is not None:
+            claim["tokenizer"] = dict(tokenizer)
+        claim["versions"] = provenance()["versions"]
+        write_json({**claims, name: claim}, folder / SETTINGS_NAME)
+    return shard_paths(folder, name, num_shards)
+
+
+def write_shard(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows as JSON lines, whole or not at all."""
+    write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), path)
+
+
+def read_shard(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of one shard."""
+    for where, line in lines_of(path):
+        yield parse_json(line, where, REWRITTEN)
+
+
+def shard_lines(folder: Path, name: str) -> Iterator[tuple[str, bytes]]:
+    """(file and line, row as it stands there) of all shards of one name, in order.
+
+    Raises:
+        UserError: If a shard is missing.
+    """
+    claims = read_claims(folder)
+    if name not in claims:
+        raise UserError(f"{folder}: holds no {name} answers. Run the stage that writes them.")
+    paths = shard_paths(folder, name, claims[name]["num_shards"])
+    missing = [path.name for path in paths if not path.exists()]
+    if missing:
+        raise UserError(
+            f"{folder}: {len(missing)} of {len(paths)} shards are missing, the first is {missing[0]}. "
+            "Run the stage that writes them again: it continues."
+        )
+    for path in paths:
+        yield from lines_of(path)
+
+
+def lines_of(path: Path) -> Iterator[tuple[str, bytes]]:
+    """The same of one shard."""
+    require_regular(path, remedy=REWRITTEN)
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            yield f"{path}:{number}", line
+
+
+def row_location(folder: Path, name: str, row: int) -> str:
+    """The file and line of a row of all shards, counted from 0: "data/train-00001.jsonl:7"."""
+    for path in shard_paths(folder, name, read_claims(folder)[name]["num_shards"]):
+        with path.open("rb") as file:
+            num_rows = sum(1 for _ in file)
+        if row < num_rows:
+            return f"{path}:{row + 1}"
+        row -= num_rows
+    raise IndexError(f"{folder} holds fewer {name} rows.")
+
+
+def shard_paths(folder: Path, name: str, num_shards: int) -> list[Path]:
+    """Where the shards of one name are or will be."""
+    return [folder / f"{name}-{index:05d}.jsonl" for index in range(num_shards)]
+
+
+def read_claims(folder: Path) -> dict[str, Claim]:
+    """What settings.json says for each name; empty where there is none.
+
+    Raises:
+        UserError: If it is no such file.
+    """
+    path, remedy = folder / SETTINGS_NAME, f"Delete {folder} and run its stage again."
+    return checked(CLAIMS, read_json_object(path, remedy), str(path), remedy) if path.exists() else {}
+
+
+def refuse_changes(folder: Path, name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Raise UserError naming every setting that differs, with both values."""
+    changes = [
+        f"{key} was {shorten(old.get(key))}, is {shorten(new.get(key))}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    ]
+    if changes:
+        raise UserError(
+            f"{folder}: its {name} answers were made with other settings: {'; '.join(changes)}. "
+            "Choose another run_name, or delete this folder to make them again."
+        )
+
+
+def shorten(value: Any) -> str:
+    """A setting as a message shows it: fingerprints by their first twelve digits."""
+    is_fingerprint = isinstance(value, str) and len(value) == 64
+    return f"{value[:12]}…" if is_fingerprint else json.dumps(value, ensure_ascii=False)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Every n-th file, from the i-th on.
+
+    Attributes:
+        number: From 1.
+        of: How many parts there are.
+    """
+
+    number: int
+    of: int
+
+    def of_all(self, files: Sequence[Item]) -> Sequence[Item]:
+        """Those of some files that are this part's."""
+        return files[self.number - 1 :: self.of]
+
+
+EVERY_FILE = Part(1, 1)
+
+
+def missing_shards(folder: Path, names: Sequence[str]) -> list[Path]:
+    """Files of some names that are not there yet."""
+    claims = read_claims(folder)
+    paths = [path for name in names for path in shard_paths(folder, name, claims[name]["num_shards"])]
+    return [path for path in paths if not path.is_file()]
+
+
+@contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """A block that no two jobs on a folder are in: settings.json is read, added to and written again in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK_NAME).open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def require_known_ids(texts: Iterable[Sequence[int]], folder: Path, name: str, vocab_sizes: Mapping[Path, int]) -> None:
+    """Refuse answers with a token id that one of the models has no row for.
+
+    Args:
+        texts: The ids of every answer of a name with its prompt, in the order in which they were read.
+        folder: Of the files they were read from.
+        name: Of these files, such as "train".
+        vocab_sizes: Of every model that reads them, by its folder.
+
+    Raises:
+        UserError: Naming file and line, the first such id, and the model with the smallest vocabulary.
+    """
+    smallest = min(vocab_sizes, key=lambda model: vocab_sizes[model])
+    for row, ids in enumerate(texts):
+        unknown = unknown_id(ids, vocab_sizes[smallest])
+        if unknown is not None:
+            raise UserError(
+                f"{row_location(folder, name, row)}: token id {unknown} is beyond the vocabulary of {smallest}, which "
+                f"has vocab_size {vocab_sizes[smallest]}. Answers and models must share their token ids: run the stage "
+                "that wrote this file again, or cut the draft out of its target again."
+            )
+
+
+def require_rows_for_row(ids: Sequence[int], model: Path, vocab_size: int, where: str) -> None:
+    """Refuse a row of data whose tokens a model has no rows for: its tokenizer has tokens beyond its vocabulary.
+
+    Raises:
+        UserError: Naming the row, the first such id, and the model.
+    """
+    unknown = unknown_id(ids, vocab_size)
+    if unknown is not None:
+        raise UserError(
+            f"{where}: holds token id {unknown}, which is beyond the vocabulary of {model}, vocab_size {vocab_size}. "
+            "Mend or delete this row, or use the tokenizer the model was made with."
+        )
+
+
+def unknown_id(ids: Sequence[int], vocab_size: int) -> int | None:
+    """The first of some ids that a vocabulary of this size does not have; None where it has them all."""
+    if not ids or (min(ids) >= 0 and max(ids) < vocab_size):
+        return None
+    return next(each for each in ids if not 0 <= each < vocab_size)
+
+
+LogProbability = Annotated[float, Field(le=0, allow_inf_nan=False)]
+TokenIds = Annotated[tuple[TokenId, ...], Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One answer of the target.
+
+    Attributes:
+        id: Unique among the traces of one name, ascending in the order of the prompts.
+        source: The row its prompt came from; "#2" follows for the row's second turn, and so on.
+        messages: The conversation the target answered.
+        prompt_ids: The same as token ids, ready to be continued.
+        answer_ids: The continuation; ends with the stop token if finish_reason is "stop".
+        answer: The same as text, without special tokens.
+        finish_reason: "stop" if the target ended it, "length" if the limit did.
+        category: The prompt's, if it has one.
+        task: The prompt's, likewise.
+        answer_logp: log p(y_t) in nats of every token of the answer, of what it was drawn from: after penalty,
+            temperature and filters. None of greedy answers, and of sampled ones that an earlier widedraft wrote.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    id: Annotated[int, Field(ge=0)]
+    source: str
+    messages: tuple[Message, ...]
+    prompt_ids: TokenIds
+    answer_ids: TokenIds
+    answer: str
+    finish_reason: Literal["stop", "length"]
+    category: str | None = None
+    task: str | None = None
+    answer_logp: tuple[LogProbability, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.answer_logp is not None and len(self.answer_logp) != len(self.answer_ids):
+            raise ValueError(
+                f"answer_logp must have one value for each of the {len(self.answer_ids)} tokens of the answer, got "
+                f"{len(self.answer_logp)}."
+            )
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return (*self.prompt_ids, *self.answer_ids)
+
+
+@dataclass(frozen=True)
+class DecodingSettings:
+    """How the target writes its answers.
+
+    Attributes:
+        max_new_tokens: Tokens of an answer at most.
+        temperature: Divides the logits; 0 is greedy.
+        top_p: As eval.config.SamplingConfig has it, like top_k, min_p and repetition_penalty.
+        batch_size: Prompts answered together.
+        shard_size: Prompts per shard, the unit a rerun continues from.
+        max_prompt_len: Tokens; longer prompts are dropped and counted.
+        seed: Of the random draws.
+        dtype: Number type of the target while it writes.
+        holding: How it is held.
+    """
+
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    batch_size: int
+    shard_size: int
+    max_prompt_len: int
+    seed: int
+    dtype: str
+    top_k: int | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    holding: Holding = WHOLE
+
+    @property
+    def claimed(self) -> dict[str, Any]:
+        """As a folder of answers claims them: what is younger than its name stands there where it changes a choice.
+
+        Where the target's weights are does not, like the device; in fewer bits it is another model.
+        """
+        unsaid = {field.name: field.default for field in fields(self)}  # MISSING of those that always stand there
+        values = {name: value for name, value in asdict(self).items() if name != "holding"}
+        said = {name: value for name, value in values.items() if value != unsaid[name]}
+        return said | self.holding.claimed
+
+
+def asked(prompt: Prompt) -> dict[str, Any]:
+    """What a folder of answers claims of a prompt; category and task only where there is one."""
+    return {
+        name: value for name, value in asdict(prompt).items() if name not in ("category", "task") or value is not None
+    }
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One question to the target, and the questions that follow it in the same conversation."""
+
+    id: int
+    row: str
+    number: int
+    messages: tuple[Message, ...]
+    later_turns: tuple[str, ...]
+    category: str | None
+    task: str | None
+
+    @property
+    def source(self) -> str:
+        """The row, and which of its turns this is unless it is the first."""
+        return self.row if self.number == 1 else f"{self.row}#{self.number}"
+
+    def following(self, answer: str) -> "Turn":
+        """The next turn of the conversation, once this one is answered."""
+        question, *later_turns = self.later_turns
+        messages = ({"role": "assistant", "content": answer}, {"role": "user", "content": question})
+        return replace(
+            self,
+            id=self.id + 1,
+            number=self.number + 1,
+            messages=(*self.messages, *messages),
+            later_turns=tuple(later_turns),
+        )
+
+
+def first_turns(prompts: Sequence[Prompt]) -> list[Turn]:
+    """The first turn of each prompt; ids leave room for its later ones."""
+    ids = accumulate((1 + len(prompt.later_turns) for prompt in prompts), initial=0)
+    return [
+        Turn(first_id, prompt.source, 1, prompt.messages, prompt.later_turns, prompt.category, prompt.task)
+        for first_id, prompt in zip(ids, prompts, strict=False)  # the last sum is the number of all turns
+    ]
+
+
+def num_turns(turns: Sequence[Turn]) -> int:
+    """How many answers first turns and all that follow them have."""
+    return sum(1 + len(turn.later_turns) for turn in turns)
+
+
+def read_traces(out: Path, name: str) -> list[Trace]:
+    """The answers of one name, in the order of their prompts.
+
+    Raises:
+        UserError: If they are incomplete or damaged.
+    """
+    traces: list[Trace] = []
+    for where, line in shard_lines(out, name):
+        trace = parsed_trace(where, line)
+        if traces and trace.id <= traces[-1].id:
+            raise UserError(f"{where}: id must be above the {traces[-1].id} before it, got {trace.id}. {REWRITTEN}")
+        traces.append(trace)
+    return traces
+
+
+def parsed_trace(where: str, line: bytes) -> Trace:
+    """A row of a shard as an answer, or UserError that says where it is and why it is none."""
+    trace = parsed(TRACE, line, where, REWRITTEN)
+    for index, message in enumerate(trace.messages):
+        if not {"role", "content"} <= message.keys():
+            raise UserError(f"{where}: messages.{index} must have role and content, got {shown(message)}. {REWRITTEN}")
+    return trace
+
+
+def continues(earlier_ids: Sequence[int], later_ids: Sequence[int]) -> bool:
+    """Whether the later tokens begin with all of the earlier ones."""
+    return tuple(later_ids[: len(earlier_ids)]) == tuple(earlier_ids)
+
+
+def rows_of(traces: Sequence[Trace]) -> list[dict[str, Any]]:
+    """Answers as the rows of a shard."""
+    rows = [asdict(trace) for trace in sorted(traces, key=lambda trace: trace.id)]
+    return [{name: value for name, value in row.items() if (name, value) != ("answer_logp", None)} for row in rows]
+
+
+TRACE = TypeAdapter(Trace)
