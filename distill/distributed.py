@@ -29,7 +29,7 @@ from architectures.sharing import ALONE, Share
 from distill.process import LostProcessError, end_on_sigterm
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
     from distill.board import StoreBoard
 

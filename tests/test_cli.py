@@ -218,7 +218,7 @@ def test_an_interrupt_ends_in_one_line(recipe, tmp_path):
     """A real signal to a real process, in the middle of a stage."""
     program = (
         f"import sys, time; sys.path.insert(0, {str(ROOT)!r}); import widedraft\n"
-        "from distill.stages import running as stages\n"
+        "from distill import pipeline as stages\n"
         "def prune_stage(run):\n    print('working', flush=True)\n    time.sleep(60)\n"
         "stages.prune_stage = prune_stage\n"
         "sys.exit(widedraft.main(sys.argv[1:]))\n"

@@ -24,7 +24,7 @@ def test_manifest_round_trip_names_stage_inputs_versions_and_hardware(tmp_path):
     ("program", "written"),
     [
         ("/opt/somewhere/bin/widedraft", "widedraft"),
-        (str(Path(manifest.__file__).parents[2] / "distill" / "train.py"), "distill/train.py"),
+        (str(Path(manifest.__file__).parents[1] / "distill" / "train.py"), "distill/train.py"),
         ("benchmarks/loss.py", "benchmarks/loss.py"),
     ],
 )

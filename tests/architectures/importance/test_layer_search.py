@@ -94,8 +94,9 @@ def test_distances_are_those_of_the_cut_drafts(target, cut, row):
     with torch.inference_mode():
         search = LayerSearch(target.model, IDS_ST)
         blocks, passage = search.single_layers(), search.passages[row]
-        removed = search.distances(passage, blocks, [0, 2, 3], lambda place: blocks[place + 1 :], search.kl_from)
-        merged = search.distances(passage, blocks, [1], lambda _: [search.merged((1, 2)), blocks[3]], search.turn_from)
+        without = [blocks[place + 1 :] for place in range(4)]
+        removed = search.distances(passage, blocks, [0, 2, 3], without, search.kl_from)
+        merged = search.distances(passage, blocks, [1], [(), [search.merged((1, 2)), blocks[3]]], search.turn_from)
 
     (whole, whole_hidden), (_, merged_hidden) = cut((0, 1, 2, 3)), cut((0, 1, 3), merge=True)
     kls = [kl(whole[row], cut(without((0, 1, 2, 3), layer))[0][row]) for layer in removed]
@@ -153,7 +154,7 @@ class Table(LayerSearch):
     def __init__(self, table_SC):
         self.table_SC, self.passages, self.asked = table_SC, list(range(len(table_SC))), []
 
-    def distances(self, passage, blocks, places, tail, distance_from):
+    def distances(self, passage, blocks, places, tails, distance_from):
         self.asked += [(passage, place) for place in places]
         return {place: self.table_SC[passage][place] for place in places}
 
@@ -163,19 +164,19 @@ class Table(LayerSearch):
 def test_the_nearest_is_the_one_with_the_least_sum(seed, num_sequences):
     table_SC = np.random.default_rng(seed).exponential(size=(num_sequences, 6)).round(1)
 
-    assert Table(table_SC).nearest([], 6, None, None) == table_SC.sum(axis=0).round(6).argmin()
+    assert Table(table_SC).nearest([], [()] * 6, None) == table_SC.sum(axis=0).round(6).argmin()
 
 
 def test_a_hopeless_candidate_is_given_up():
     search = Table([[1.0, 9.0, 2.0], [1.0, 9.0, 1.0], [1.0, 9.0, 1.0]])
 
-    assert search.nearest([], 3, None, None) == 0
+    assert search.nearest([], [()] * 3, None) == 0
     assert [asked for asked in search.asked if asked[1] == 1] == [(0, 1)]
     assert (2, 2) in search.asked
 
 
 def test_rounding_below_zero_gives_nothing_up():
-    assert Table([[-1e-9, 1.0], [-1e-9, 1.0], [-1e-9, 1.0]]).nearest([], 2, None, None) == 0
+    assert Table([[-1e-9, 1.0], [-1e-9, 1.0], [-1e-9, 1.0]]).nearest([], [()] * 2, None) == 0
 
 
 def test_dropout_is_off(make_checkpoint):

@@ -79,8 +79,8 @@ def test_a_recipe_trains_and_evaluates_on_few_widths(make_run, monkeypatch, pack
             return last_hidden(self, ids_BT, position_ids_BT)
 
         monkeypatch.setattr(AnswerLogits, "last_hidden", seen)
-        for module in ("batches", "trainer"):
-            monkeypatch.setattr(f"distill.training.{module}.padding_multiple", lambda multiple=multiple: multiple)
+        for module in ("response_batches", "trainer"):
+            monkeypatch.setattr(f"distill.{module}.padding_multiple", lambda multiple=multiple: multiple)
         recipe = make_run(f"by{multiple}", max_duration="3ba", packing=packing)
         train(recipe)
         losses[multiple] = logged_losses(recipe)
