@@ -108,6 +108,7 @@ def carry_out(
         outcome = make(run, partial(run.record, artifact, inputs) if share.leads else lambda *_, **__: None)
         if outcome is not None:
             print(f"   {artifact.path}: {outcome}", flush=True)
+        share.meet()  # the next stage may read what the first process has just finished
 
 
 def cut_draft(run: Run, finish: Callable[..., None]) -> str:
