@@ -35,7 +35,7 @@ with owned(Path(sys.argv[1])):
 HOLD_BY_A_CHILD = """
 import subprocess, sys
 from pathlib import Path
-from distill.stages import processes
+from distill import pipeline as processes
 from distill.run import owned
 wait = "import time; print('mine', flush=True); time.sleep(60)"
 processes.training_command = lambda path, overrides: [sys.executable, "-c", wait]

@@ -176,7 +176,7 @@ KILLED = """
 import json, os, signal, sys
 from pathlib import Path
 from architectures.files import partial_path
-from eval.answers import shards
+from eval import responses as shards
 from eval.decoding import generate as answering
 from eval.prompts import Prompt
 

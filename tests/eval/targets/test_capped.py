@@ -38,8 +38,8 @@ import transformers.models.llama.modeling_llama
 
 from architectures.settings import Holding
 from eval.replay import answer_logits
-from eval.models import loading
-from eval.targets import shell
+from eval import models as loading
+from eval import large_targets as shell
 from eval.large_targets import load_target
 from eval.large_targets import Pass, run_passes
 from tests.eval.targets.test_capped import cap_here
