@@ -101,6 +101,11 @@ def test_no_module_shares_a_name_with_a_package_we_import():
         assert path.stem == "__init__" or path.stem not in names, f"{path.relative_to(ROOT)} hides a package"
 
 
+def test_no_module_name_is_used_twice():
+    names = sorted(path.stem for path in MODULES.values() if path.stem != "__init__")
+    assert names == sorted(set(names))
+
+
 def test_recipes_is_no_package():
     assert not list((ROOT / "recipes").rglob("*.py"))
     assert not list((ROOT / "tests").rglob("__init__.py"))
