@@ -25,7 +25,7 @@ from eval.tasks import TASKS, PromptSource
 QUESTION_FIELDS = ("messages", "conversation", "prompt", "question", "instruction")
 ANSWER_FIELDS = ("answer", "completion", "response", "output")
 EXAMPLE = '{"prompt": "How many sides has a cube?", "answer": "Six."}'
-WRITTEN_INSTEAD = "or set data.answers to written, and the target answers."
+WRITTEN_INSTEAD = "or set data.answers to written, and the target answers"
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def conversation_of(messages: Sequence[Message], where: str) -> Conversation:
     if not follows or set(follows) != {"user"}:
         raise UserError(
             f"{where}: messages must hold an assistant turn, each after a user's, got {', '.join(roles)}. Fix or "
-            f"delete this row, {WRITTEN_INSTEAD}"
+            f"delete this row, {WRITTEN_INSTEAD}."
         )
     last = len(roles) - 1 - roles[::-1].index("assistant")
     learned = [

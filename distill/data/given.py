@@ -66,7 +66,7 @@ class Renderer:
         if not self.tokenizer.chat_template:
             raise UserError(
                 f"{target}: its tokenizer has no chat template, which must say where an answer begins and ends. "
-                f"Take a chat model as target, {WRITTEN_INSTEAD}"
+                f"Take a chat model as target, {WRITTEN_INSTEAD}."
             )
         self.stop_ids = stop_ids(target)
         self.vocab_size = text_config(target).vocab_size
@@ -83,7 +83,7 @@ class Renderer:
             raise UserError(
                 f"{self.target}: its chat template opens the assistant's turn with {self.ending(opening)} but shows a "
                 f"finished one as {self.ending(x)}: nothing says what of that is the answer. "
-                f"Mend the template, {WRITTEN_INSTEAD}"
+                f"Mend the template, {WRITTEN_INSTEAD}."
             )
         shared = [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], zip(x, y, strict=False))]
         return tuple(shared[len(opening) :])
@@ -105,7 +105,7 @@ class Renderer:
         if not continues(opening, whole):
             raise UserError(
                 f"{location}: the chat template does not continue its opening of this turn, it ends "
-                f"{self.ending(whole)}. Mend the row or the template, {WRITTEN_INSTEAD}"
+                f"{self.ending(whole)}. Mend the row or the template, {WRITTEN_INSTEAD}."
             )
         start = len(opening) + (len(self.lead_ids) if continues(self.lead_ids, whole[len(opening) :]) else 0)
         end = self.end_of_answer(whole, start, location)
@@ -120,7 +120,7 @@ class Renderer:
         raise UserError(
             f"{location}: the chat template ends it with {self.ending(whole)}, without a stop token of the target "
             f"({stops}). "
-            f"Name the right ones as eos_token_id in {self.target / 'generation_config.json'}, {WRITTEN_INSTEAD}"
+            f"Name the right ones as eos_token_id in {self.target / 'generation_config.json'}, {WRITTEN_INSTEAD}."
         )
 
     def render(self, messages: Sequence[Message], where: str, *, add_generation_prompt: bool) -> list[int]:

@@ -118,7 +118,7 @@ def test_given_conversations_are_counted_whole(checked):
     Path("prompts.jsonl").write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
     assert checked("data.answers=given")["steps"].startswith("2 of 4 sequences")
     write_prompts(3)
-    with pytest.raises(UserError, match=r"prompts\.jsonl:1: has no answer"):
+    with pytest.raises(UserError, match=r"prompts\.jsonl:1: .*answer"):
         checked("data.answers=given")
 
 
