@@ -88,7 +88,7 @@ def test_every_checkpoint_is_scored_on_the_answers_of_the_scorecard(run, capsys)
             assert point["alpha"]["value"] == rows[name]["alpha"]["value"]
             [entry] = [entry for entry in rows[name]["lookahead"] if entry["lookahead"] == curve["lookahead"]]
             assert point["tau"] == entry["tau"]
-    assert "Best at temperature 0: " in capsys.readouterr().out
+    assert "(best)" in capsys.readouterr().out
     assert "ep0-ba3" in (out / "eval" / "report.html").read_text()
 
 
