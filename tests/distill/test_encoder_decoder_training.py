@@ -168,10 +168,9 @@ def test_requests_are_learned_where_the_draft_was_wrong(make_translation_run, po
     """Served live; the loss of what was served is that of both models' own forward passes at those very tokens."""
     stream = tmp_path / "stream.jsonl"
     stream.write_text("".join(json.dumps({"prompt": f"say {i}"}) + "\n" for i in range(6)))
-    online = {"stream": {"sources": [{"path": str(stream)}]}, "update_interval": 2, "guard": False}
+    online = {"stream": {"sources": [{"path": str(stream)}]}, "update_interval": 2}
     recipe = make_translation_run(
         "run",
-        mode="online",
         online={**online, "answers": "live", "positions": positions},
         teacher={"source": "cache"},
         scheduler={"name": "constant_with_warmup", "t_warmup": "0ba"},
