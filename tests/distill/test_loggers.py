@@ -98,8 +98,8 @@ def test_intervals_of_evaluations_are_logged(make_run):
 
 def test_speed_and_time_left_are_those_of_this_session(monkeypatch):
     now_s = 1000.0
-    monkeypatch.setattr(distill.loggers, "time", SimpleNamespace(monotonic=lambda: now_s))
-    report, printed = ConsoleReport(show_bar=False), []
+    monkeypatch.setattr(distill.callbacks, "time", SimpleNamespace(monotonic=lambda: now_s))
+    report, printed = ConsoleReport(), []
     monkeypatch.setattr(report.console, "print", printed.append)
     report.log_metrics({"loss/train/total": 1.5})
     report.fit_start(standing(batch=50, token=5000, wct_s=700.0), None)
