@@ -121,6 +121,6 @@ def test_weights_of_another_name_are_refused_as_pruning_would_not_read_them(plan
 def test_a_data_sets_script_is_not_run(tmp_path, mark):
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "rows.py").write_text(CODE.format(mark=str(mark)))
-    with pytest.raises(UserError, match="cannot be loaded"):
+    with pytest.raises(UserError, match="scripts are no longer supported"):
         list(dataset_rows(PromptSource(name=str(tmp_path / "rows"), split="train")))
     assert not mark.exists()
