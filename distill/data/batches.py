@@ -6,8 +6,9 @@ positions that predict a token of an answer: from the last token before it to th
 dataset's tasks. `prompt_len` is prompt_len_B1, the tokens before the first answer, which an encoder reads where the
 model has one; its decoder then reads a start token in the place of the last of them.
 
-The teacher reads what stands there, and so does the student at every evaluation. Which tokens are shown so depends on
-the seed, the batch's number and their own sequence alone: not on processes, micro-batches, padding or interruptions.
+With `distill.unknown_inputs` the student is shown one unknown token in the place of some that it cannot output; the
+teacher reads the real ones, and so does the student at every evaluation. Which tokens are shown so depends on the seed,
+the batch's number and their own sequence alone: not on processes, micro-batches, padding or interruptions.
 
 Shape suffixes used in this file:
     B = sequences in the batch
