@@ -1,4 +1,4 @@
-"""Callbacks of a trainer: gradient norms, times of each step, intervals of metrics, a profile of one step."""
+"""Callbacks and loggers of a trainer: gradient norms, step times, intervals of metrics, a profile, console."""
 
 import json
 import sys

@@ -3,10 +3,10 @@
 Knows neither teacher nor loss: both stand behind a callback that is given the student's logits of some rows. Two heads
 of 128k entries over 8,192 tokens would be 25 GB of logits, probabilities and gradients; here they are one chunk's.
 
-Let S be the ids that the head outputs, p the teacher's distribution, P = p(S) the mass it gives to them, p_S = p / P
-on S, and q the student's, zero outside S. The rule: a position whose answer token is outside S is not trained on (its
-loss is 0, and it counts in the mean); at every other one the student is compared with p_S, which is the softmax of the
-teacher's logits over S.
+A head of a reduced vocabulary: let S be the ids that it outputs, p the teacher's distribution, P = p(S) the mass it
+gives to them, p_S = p / P on S, and q the student's, zero outside S. The rule: a position whose answer token is outside
+S is not trained on (its loss is 0, and it counts in the mean); at every other one the student is compared with p_S,
+which is the softmax of the teacher's logits over S.
 
 For answers sampled from the teacher at temperature 1 this is the forward KL, unbiased, as far as a student can change
 it. KL(p || q) is infinite where P < 1, but the part of it that q enters is -Σ_S p log q = P (KL(p_S || q) + H(p_S)),

@@ -1,7 +1,4 @@
-"""Commands that take a recipe: RECIPE key=value ..., and perhaps --debug. Each imports what it runs when it runs.
-
-No torch until it runs.
-"""
+"""Commands that take a recipe: RECIPE key=value ..., and perhaps --debug. Each imports what it runs when it runs."""
 
 import re
 import sys

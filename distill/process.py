@@ -1,4 +1,4 @@
-"""How a command ends: 0 fine, 2 a mistake the user can mend, 130 interrupted; one message for all processes.
+"""Exit codes and Ctrl-C: 0 success, 2 a user error, 130 interrupted; one message for all processes.
 
 A KeyboardInterrupt is for our own code, where it closes logs and stops other processes. While modules are imported it
 would be a traceback, and where C++ imports or calls Python it is dropped, becomes an ImportError, or ends in abort();

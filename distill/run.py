@@ -4,8 +4,9 @@ One command at a time owns a run. It holds an flock on <run>/run.lock, which say
 back when the command and the trainings it started have ended, however they ended. flock and not a library, because a
 training that outlives the command that started it inherits the open file and with it the lock.
 
-Every stage but the last is a run of its own in <run>/stage-N, with a recipe of its own: depth alone, cut from the draft
-of the stage before, taught by the target on the answers in <run>/data. The last stage is the run itself.
+With `architecture.stages` every stage but the last is a run of its own in <run>/stage-N, with a recipe of its own:
+depth alone, cut from the draft of the stage before, taught by the target on the answers in <run>/data. The last stage
+is the run itself.
 
 Source of the schedule: Sreenivas et al. 2024, "LLM Pruning and Distillation in Practice" (arXiv 2408.11796); pruning by
 more than half pays in several rounds with distillation between.

@@ -1,4 +1,4 @@
-"""A target out of a package of a package index, for machines that reach one and no model hub."""
+"""`widedraft recipes`: list or copy shipped recipes and their packaged targets; tables of named shapes and tasks."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""`widedraft benchmark`: its settings, and what it does. Imports torch only when it runs."""
+"""Commands `benchmark` and `report`, and the decoding flags that `verify` has too. Import torch only when run."""
 
 import sys
 from itertools import product

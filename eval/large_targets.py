@@ -1,8 +1,8 @@
 """Targets larger than a device: spread over devices by accelerate, or read layer by layer from the disk.
 
-It is the model that transformers makes, without its weights. Norms and positions are there; of the embedding the rows
-of the ids that are asked for are read, and a layer and the output head are read whole each time they run. Decoding so
-reads all weights at every step. Many texts are read together, layer after layer: eval/large_targets.py.
+A target read from the disk is the model that transformers makes, without its weights. Norms and positions are there; of
+the embedding the rows of the ids that are asked for are read, and a layer and the output head are read whole each time
+they run. Decoding so reads all weights at every step. Many texts are therefore read together, layer after layer.
 
 Every pass is the model's own call, interrupted: it runs up to the layer whose turn it is, what that layer gives is
 kept, and the call is left. At the next layer's turn the call begins again, and layers that had theirs give what was

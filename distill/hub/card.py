@@ -1,7 +1,7 @@
 """README.md of a published draft: front matter by the hub's own classes, and a page from card.md.jinja.
 
-It is the one that the user names, or that of the target's own card. What it demands of whoever passes a model on (a
-notice, words to show, how names begin) comes with it.
+The licence is the one that the user names, or that of the target's own card. What it demands of whoever passes a model
+on (a notice, words to show, how names begin) comes with it.
 
 Sources: the licences themselves: Llama 2 Community License, 1.b.iii; Llama 3, 3.1, 3.2 and 3.3 Community Licenses,
 1.b.i and 1.b.iii; Gemma Terms of Use, 3.1.

@@ -1,10 +1,10 @@
-"""Composer's time strings, as far as recipes may use them. No torch, no Composer.
+"""Recipe sections `data`, `distill`, `text` and `export`, one pydantic model each. No torch, no Composer.
 
-No torch. Also what follows from it before a weight is read: which losses it can serve, and how many bytes a token of a
-cache takes.
+Of a teacher also which losses it can serve, and how many bytes a token of its cache takes.
 
-Source: Liu et al. 2024, "Online Speculative Decoding" (arXiv 2310.07177), algorithm 2. There the whole vocabulary's
-distributions of wrong tokens are kept; here the target's hidden states are, of which its head makes the same.
+Source of `distill.online`: Liu et al. 2024, "Online Speculative Decoding" (arXiv 2310.07177), algorithm 2. There the
+whole vocabulary's distributions of wrong tokens are kept; here the target's hidden states are, of which its head makes
+the same.
 """
 
 import re

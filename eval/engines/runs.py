@@ -1,6 +1,6 @@
 """What engines did with a request, as records; those in environments of their own run a script of ours there.
 
-transformers    runs in this process, and counts by step (assisted_generation.py).
+transformers    runs in this process, and counts by step (below).
 vLLM            counts drafts, and accepted tokens by position.
 llama.cpp       counts proposed and accepted tokens, not by position. The prompt gives one token, and a verification
                 step what it accepts and one more: steps are the tokens after a text's first, less those accepted.
