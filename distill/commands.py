@@ -16,15 +16,14 @@ from architectures.tables import facts, terminal
 from architectures.vocabulary import Form
 from distill.checkpoints.trust import TrustCheckpoints, trust_checkpoints
 from distill.choose.candidates import ChooseSettings
-from distill.distributed import FLAG, Processes
+from distill.distributed import FLAG, Processes, joined, refuse_spread, require_one_folder, require_same
 from distill.hub.push import PushSettings
-from distill.recipe.recipe import Debug, NamesRecipe, Overrides, RecipeFile, RecipeWords, is_recipe
+from distill.recipe.recipe import Debug, NamesRecipe, Overrides, Recipe, RecipeFile, RecipeWords, is_recipe, load_recipe
 from distill.score_pair import EvalSettings, score_without_recipe
 from eval.profiling import ProfileFolder, require_profile_folder
 from eval.responses import EVERY_FILE, Part
 
 if TYPE_CHECKING:
-    from distill.recipe.recipe import Recipe
     from distill.run import Run
 
 SHARD = re.compile(r"[1-9]\d{0,4}/[1-9]\d{0,4}")
@@ -112,8 +111,6 @@ def why_alone(settings: Any) -> str | None:
     Raises:
         UserError: If the recipe that the settings name is wrong.
     """
-    from distill.recipe.recipe import load_recipe
-
     if getattr(settings, "is_without_recipe", False):
         placement = settings.holding.placement
     else:
@@ -130,8 +127,6 @@ def trust_if_asked(asked: bool) -> None:  # noqa: FBT001
 
 def recipe_of(settings: NamesRecipe, *, weights: bool = True) -> "Recipe":
     """The recipe a command names, or that of its debug run; `weights` as in `begin_debug`."""
-    from distill.recipe.recipe import load_recipe
-
     return load_recipe(*recipe_words(settings, weights=weights))
 
 
@@ -156,8 +151,6 @@ def own_run(settings: NamesRecipe, *, beside_others: bool = False) -> Iterator[N
         UserError: If the recipe is wrong, its folder may not be a run's, another process works in it, or the processes
             of this command were given different recipes or do not see one folder.
     """
-    from distill.distributed import joined, refuse_spread, require_one_folder, require_same
-    from distill.recipe.recipe import load_recipe
     from distill.run import Run, owned_run, told_apart
 
     with joined() as share:

@@ -46,7 +46,7 @@ from distill.stage_inputs import (
     refuse_orphaned_training,
     require_training_inputs,
 )
-from eval.responses import EVERY_FILE, Part, missing_shards, read_claims
+from eval.responses import EVERY_FILE, Part, missing_shards, read_claims, read_traces
 
 if TYPE_CHECKING:
     from eval.prompts import Prompt
@@ -209,7 +209,6 @@ def read_scorecard(run: Run) -> "Scorecard":
 def eval_prompts(run: Run) -> list["Prompt"]:
     """The prompts the recipe scores on: its tasks, or the held-out prompts of its data."""
     from eval.prompts import Prompt, load_in_turn
-    from eval.responses import read_traces
 
     scoring = run.recipe.eval
     if scoring.tasks:

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from architectures.hashes import fingerprint_checkpoint
 from architectures.manifest import changed_inputs
-from architectures.pruning.plan import PLAN_NAME, PruningPlan, Scores, load_plan, needed_scores, plan_pruning
+from architectures.pruning.plan import (
+    PLAN_NAME,
+    SCORES_NAME,
+    PruningPlan,
+    Scores,
+    load_plan,
+    load_scores,
+    needed_scores,
+    plan_pruning,
+    save_scores,
+)
 from architectures.settings import WHOLE, Placement
 from architectures.vocabulary import VocabularyConfig
 from distill.draft_vocabulary import OutputIds, choose_output_ids, with_output_ids
@@ -81,8 +91,6 @@ def recipe_plan(run: Run, source: Path) -> PruningPlan:
 
 def scores_of(run: Run, source: Path, needed: set[str]) -> Scores:
     """The scores a plan needs: those of the scores folder, and those missing there, computed and added."""
-    from architectures.pruning.plan import SCORES_NAME, load_scores, save_scores
-
     inputs, file, share = scores_inputs(run, source), run.scores.path / SCORES_NAME, run.share
 
     def scores_there() -> Scores:

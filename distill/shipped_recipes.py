@@ -203,7 +203,6 @@ def recipes(settings: RecipesSettings) -> None:
 def print_shapes(target: str) -> None:
     """Print the named shapes, or what each would be if cut out of a target."""
     from architectures.hub import NOT_HERE, config_at_hand
-    from architectures.shapes import Shape
 
     if not target:
         print(terminal(*shapes_page()))

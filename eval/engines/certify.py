@@ -26,7 +26,7 @@ from architectures.settings import (
     Target,
     flag_of,
 )
-from eval.engines.certificate import Certificate, Engine, EngineRun, Speed
+from eval.engines.certificate import Certificate, Engine, EngineRun, Speed, pooled, write_certificate
 from eval.tasks import PromptWords
 
 FILES = {"llama.cpp": "`widedraft export --gguf`", "openvino": "`optimum-cli export openvino`"}  # what writes theirs
@@ -123,7 +123,6 @@ def certify(settings: CertifySettings) -> None:
 
     from architectures.hashes import fingerprint_checkpoint
     from architectures.hub import resolve_checkpoint
-    from eval.engines.certificate import write_certificate
     from eval.machine import torch_threads
 
     target, draft = (resolve_checkpoint(each) for each in (settings.target, settings.draft))
@@ -150,7 +149,6 @@ def make_certificate(settings: CertifySettings, target: Path, draft: Path, *, th
     from architectures.manifest import processor_name
     from architectures.target_files import TEMPLATES, TOKENIZERS, bytes_below
     from architectures.vocabulary import CONFIG_KEY
-    from eval.engines.certificate import pooled
     from eval.engines.runs import (
         MIN_PROMPTS,
         AssistedGeneration,
