@@ -94,8 +94,8 @@ def test_distances_are_those_of_the_cut_drafts(target, cut, row):
     with torch.inference_mode():
         search = LayerSearch(target.model, IDS_ST)
         blocks, passage = search.single_layers(), search.passages[row]
-        without = [blocks[place + 1 :] for place in range(4)]
-        removed = search.distances(passage, blocks, [0, 2, 3], without, search.kl_from)
+        tails = [blocks[place + 1 :] for place in range(4)]
+        removed = search.distances(passage, blocks, [0, 2, 3], tails, search.kl_from)
         merged = search.distances(passage, blocks, [1], [(), [search.merged((1, 2)), blocks[3]]], search.turn_from)
 
     (whole, whole_hidden), (_, merged_hidden) = cut((0, 1, 2, 3)), cut((0, 1, 3), merge=True)
