@@ -4,6 +4,7 @@ import ast
 import json
 import subprocess
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -26,12 +27,18 @@ def python_files(*folders: str) -> list[Path]:
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
+@cache
+def imports(path: Path) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return tuple(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom))
+
+
 def imported_modules(path: Path) -> list[str]:
     found = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in imports(path):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{path}:{node.lineno}: relative import"
             found.append(node.module or "")
     return found
@@ -51,7 +58,7 @@ MODULES = {module_of(path): path for path in python_files(*LAYERS)}
 def modules_imported(path: Path) -> set[str]:
     """Modules of ours that a file imports, lazily or for types alone too."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in imports(path):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom):
             parts = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -88,7 +95,7 @@ def test_only_distill_knows_composer(layer):
 
 def test_our_packages_are_imported_by_their_parts():
     for path in [*python_files(*LAYERS, "tests"), ROOT / "widedraft.py"]:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in imports(path):
             if isinstance(node, ast.Import):
                 assert not {alias.name for alias in node.names} & set(LAYERS), f"{path}:{node.lineno}"
 

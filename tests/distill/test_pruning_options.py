@@ -32,8 +32,14 @@ WORKS = (None, None)
 OPTIONS: dict[str, tuple[Mapping[str, object], str | None, str | None]] = {
     **{f"layers by {method}": ({"layers": 2, "method": method}, *WORKS) for method in DEPTH},
     "one layer": ({"layers": 1, "method": "first_last"}, *WORKS),
-    **{f"neurons by {method}": ({"intermediate": 64, "width_method": method}, None, LAYERS_ALONE) for method in WIDTH},
-    **{f"heads by {method}": ({"heads": 2, "width_method": method}, None, LAYERS_ALONE) for method in WIDTH},
+    **{
+        f"neurons and heads by {method}": (
+            {"intermediate": 64, "heads": 2, "width_method": method},
+            None,
+            LAYERS_ALONE,
+        )
+        for method in WIDTH
+    },
     **{
         f"channels by {method}": ({"hidden": 32, "width_method": method}, None, LAYERS_ALONE)
         for method in WIDTH

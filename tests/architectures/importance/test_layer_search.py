@@ -89,19 +89,18 @@ def test_merging_is_what_cutting_drafts_finds(target, cut):
     assert merge_order(target.model, IDS_ST) == order
 
 
-@pytest.mark.parametrize("row", range(3))
-def test_distances_are_those_of_the_cut_drafts(target, cut, row):
+def test_distances_are_those_of_the_cut_drafts(target, cut):
     with torch.inference_mode():
         search = LayerSearch(target.model, IDS_ST)
-        blocks, passage = search.single_layers(), search.passages[row]
+        blocks, passage = search.single_layers(), search.passages[-1]
         tails = [blocks[place + 1 :] for place in range(4)]
-        removed = search.distances(passage, blocks, [0, 2, 3], tails, search.kl_from)
+        removed = search.distances(passage, blocks, [0, 3], tails, search.kl_from)
         merged = search.distances(passage, blocks, [1], [(), [search.merged((1, 2)), blocks[3]]], search.turn_from)
 
     (whole, whole_hidden), (_, merged_hidden) = cut((0, 1, 2, 3)), cut((0, 1, 3), merge=True)
-    kls = [kl(whole[row], cut(without((0, 1, 2, 3), layer))[0][row]) for layer in removed]
-    turn = 1 - torch.cosine_similarity(whole_hidden[row], merged_hidden[row], dim=-1).mean().item()
-    assert list(removed) == [0, 2, 3]
+    kls = [kl(whole[-1], cut(without((0, 1, 2, 3), layer))[0][-1]) for layer in removed]
+    turn = 1 - torch.cosine_similarity(whole_hidden[-1], merged_hidden[-1], dim=-1).mean().item()
+    assert list(removed) == [0, 3]
     np.testing.assert_allclose(list(removed.values()), kls, rtol=1e-3)  # of float32 models, run in other batches
     assert merged[1] == pytest.approx(turn, rel=1e-3)
 
@@ -159,12 +158,12 @@ class Table(LayerSearch):
         return {place: self.table_SC[passage][place] for place in places}
 
 
-@pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("num_sequences", [1, 2, 5])
-def test_the_nearest_is_the_one_with_the_least_sum(seed, num_sequences):
-    table_SC = np.random.default_rng(seed).exponential(size=(num_sequences, 6)).round(1)
-
-    assert Table(table_SC).nearest([], [()] * 6, None) == table_SC.sum(axis=0).round(6).argmin()
+def test_the_nearest_is_the_one_with_the_least_sum(num_sequences):
+    for seed in range(40):
+        table_SC = np.random.default_rng(seed).exponential(size=(num_sequences, 6)).round(1)
+        nearest = Table(table_SC).nearest([], [()] * 6, None)
+        assert nearest == table_SC.sum(axis=0).round(6).argmin(), seed
 
 
 def test_a_hopeless_candidate_is_given_up():
