@@ -47,13 +47,13 @@ TRACES_NAME = "eval"
 
 @dataclass(frozen=True)
 class Answers:
-    """The target's responses at one temperature, and the number of the prompt each of them belongs to."""
+    """The target's responses at one temperature, each with the number of its prompt."""
 
     traces: Sequence[Trace]
     prompt_numbers: Sequence[int]
 
     def first_turns(self) -> list[tuple[int, Trace]]:
-        """The index and the response of each prompt's first turn."""
+        """Return index and response of each prompt's first turn."""
         return [
             (index, trace)
             for index, trace in enumerate(self.traces)
@@ -73,8 +73,10 @@ def record_answers(
     holding: Holding = WHOLE,
     share: Share = ALONE,
 ) -> Answers:
-    """Generate the target's responses into out/answers unless they are there; each process generates a part."""
-    penalty_only = SamplingConfig(repetition_penalty=config.sampling.repetition_penalty)  # all that a greedy text obeys
+    """Generate the target's responses into out/answers unless they exist; each process generates a part."""
+    penalty_only = SamplingConfig(
+        repetition_penalty=config.sampling.repetition_penalty
+    )  # all that affects greedy decoding
     settings = DecodingSettings(
         max_new_tokens=config.max_new_tokens,
         temperature=temperature,
@@ -89,7 +91,7 @@ def record_answers(
     folder = answers_folder(out, temperature, config.sampling)
     write_traces(target, prompts, folder, settings, name=TRACES_NAME, answered_by=answered_by, share=share)
     traces = read_traces(folder, TRACES_NAME)
-    # A prompt that was too long has no response; of the others a prompt of n turns has n.
+    # A prompt that was too long has no response; another one of n turns has n.
     sources = {trace.source for trace in traces}
     num_turns = (1 + len(prompt.later_turns) for prompt in prompts if prompt.source in sources)
     first_ids = list(accumulate(num_turns, initial=0))
@@ -97,13 +99,13 @@ def record_answers(
 
 
 def answers_folder(out: Path, temperature: float, sampling: SamplingConfig = SamplingConfig()) -> Path:  # noqa: B008
-    """Where the responses at one temperature are: "answers/T1", "answers/T0.8,top_p=0.9"."""
+    """Return the directory of the responses at one temperature: "answers/T1", "answers/T0.8,top_p=0.9"."""
     chosen = (f"{name}={value:g}" for name, value in sampling.that_count(temperature).items())
     return out / "answers" / ",".join([f"T{temperature:g}", *chosen])
 
 
 def require_fitting(models: Sequence[Path], answers: Mapping[float, Answers], out: Path, config: EvalConfig) -> None:
-    """Raise UserError if a model has no position, or no embedding, for a token of the responses in `out`."""
+    """Raise UserError if a response exceeds a model's context length or vocabulary."""
     longest = max(len(t.prompt_ids) + len(t.answer_ids) for group in answers.values() for t in group.traces)
     for model in models:
         require_positions(model, longest)
@@ -121,13 +123,13 @@ def replay_drafts(
     sampling: Sampling,
     share: Share = ALONE,
 ) -> list[ReplayedDraft]:
-    """Every draft along every response; one pass of the target over a response serves all drafts.
+    """Replay every draft along every response; one pass of the target serves all drafts.
 
     Args:
         target: The model that generated the responses.
         drafts: By name.
         answers: Of the target.
-        sampling: By which they were sampled.
+        sampling: Settings with which they were generated.
         share: This process's part of the responses.
     """
     own = share.mine(answers.traces)
@@ -152,7 +154,7 @@ def replay_some(
     sampling: Sampling,
     whose: str,
 ) -> Iterator[dict[str, Replay]]:
-    """Every draft along some responses, one after the other."""
+    """Yield the replays of all drafts along each response."""
     passes = [
         Pass(partial(answer_logits, target, trace.prompt_ids, trace.answer_ids), rows=1, width=len(trace.token_ids))
         for trace in traces
@@ -180,11 +182,11 @@ def replay_some(
 
 
 def acceptance_row(scores: Sequence[DraftScore], parted: PartedScores, resampling: Resampling) -> AcceptanceRow:
-    """Acceptance of one draft at one temperature.
+    """Summarise the acceptance of one draft at one temperature.
 
     Args:
-        scores: Of the same responses, one for each acceptance method; the first leads.
-        parted: Of the same responses by the leading method, by kind of bin and by bin.
+        scores: One per acceptance method, the leading one first, along the same responses.
+        parted: By the leading method, by kind of bin and by bin.
         resampling: How intervals are made.
     """
     score, *others = scores
@@ -196,7 +198,7 @@ def acceptance_row(scores: Sequence[DraftScore], parted: PartedScores, resamplin
         **token_figures(score, resampling),
         target_changed_tokens=sum(answer.num_changed for answer in score.answers),
         other_rules=tuple(rule_row(other, resampling) for other in others),
-        # A kind of bin in which a single one holds everything is left out.
+        # Leave out a kind of bin if a single bin holds everything.
         bins=tuple(
             Bins(by=by, bins=tuple(bin_of(label, score, resampling) for label, score in scores.items()))
             for by, scores in parted.items()
@@ -218,7 +220,7 @@ def prompt_sums(score: DraftScore) -> PromptSums:
 
 
 def token_figures(score: DraftScore, resampling: Resampling) -> dict[str, Any]:
-    """Figures that no acceptance method decides."""
+    """Compute figures that do not depend on the acceptance method."""
     return {
         "prompts": len(score.alpha_columns()[0]),
         "greedy_match": mean(score.match_columns(), resampling),
@@ -227,7 +229,7 @@ def token_figures(score: DraftScore, resampling: Resampling) -> dict[str, Any]:
 
 
 def rule_row(score: DraftScore, resampling: Resampling) -> RuleRow:
-    """Acceptance by one acceptance method."""
+    """Summarise acceptance by one method."""
     return RuleRow(
         rule=score.rule,
         alpha=mean(score.alpha_columns(), resampling),
@@ -237,7 +239,7 @@ def rule_row(score: DraftScore, resampling: Resampling) -> RuleRow:
 
 
 def bin_of(label: str, score: DraftScore, resampling: Resampling) -> Bin:
-    """Acceptance at the tokens of one bin, and the verification steps that start there."""
+    """Summarise acceptance at the tokens of one bin, and the verification steps that start there."""
     return Bin(
         bin=label,
         alpha=mean(score.alpha_columns(), resampling),
@@ -253,7 +255,7 @@ def bin_of(label: str, score: DraftScore, resampling: Resampling) -> Bin:
 
 
 def rounds_at(score: DraftScore, lookahead: int, resampling: Resampling) -> Rounds:
-    """Verification steps at one number of speculative tokens, with each position and each number of accepted tokens."""
+    """Summarise verification steps at one number of speculative tokens, with each position."""
     return Rounds(
         **round_figures(score, lookahead, resampling),
         tau=pooled_ratio(*score.tau_columns(lookahead), resampling),
@@ -262,7 +264,7 @@ def rounds_at(score: DraftScore, lookahead: int, resampling: Resampling) -> Roun
 
 
 def round_figures(score: DraftScore, lookahead: int, resampling: Resampling) -> dict[str, Any]:
-    """Counts and rates of the verification steps at one number of speculative tokens."""
+    """Compute counts and rates of the verification steps at one number of speculative tokens."""
     pooled = score.pooled(lookahead)
     accepted = score.count_column(lookahead, lambda counts: counts.accepted_tokens)
     proposed = score.count_column(lookahead, lambda counts: counts.proposed_tokens)
@@ -279,7 +281,7 @@ def round_figures(score: DraftScore, lookahead: int, resampling: Resampling) -> 
 
 
 def position_of(score: DraftScore, lookahead: int, index: int, resampling: Resampling) -> Position:
-    """Counts and rates of one position of a verification step; index 0 is position 1."""
+    """Compute counts and rates of one position of a verification step; index 0 is position 1."""
     rounds = score.count_column(lookahead, lambda counts: counts.rounds)
     possible = score.count_column(lookahead, lambda counts: counts.possible[index])
     reached = score.count_column(lookahead, lambda counts: counts.reached[index])
@@ -297,10 +299,10 @@ def position_of(score: DraftScore, lookahead: int, index: int, resampling: Resam
 def difference_row(
     draft: Sequence[DraftScore], baseline: Sequence[DraftScore], resampling: Resampling
 ) -> DifferenceRow:
-    """Draft minus baseline on the same responses: paired differences by every method, and a test of the matches.
+    """Compute draft minus baseline on the same responses: paired differences by every method, and a sign-flip test.
 
     Args:
-        draft: One score for each acceptance method; the first leads.
+        draft: One score per acceptance method, the leading one first.
         baseline: The same of the other draft.
         resampling: How intervals and sign flips are made.
     """
@@ -318,7 +320,7 @@ def difference_row(
 
 
 def rule_difference(draft: DraftScore, baseline: DraftScore, resampling: Resampling) -> RuleDifference:
-    """Draft minus baseline on the same responses by one acceptance method."""
+    """Compute draft minus baseline on the same responses by one acceptance method."""
     return RuleDifference(
         rule=draft.rule,
         alpha=paired_ratio_difference(draft.alpha_columns(), baseline.alpha_columns(), resampling),
@@ -333,11 +335,11 @@ def rule_difference(draft: DraftScore, baseline: DraftScore, resampling: Resampl
 
 
 def mean(columns: Columns, resampling: Resampling) -> Mean:
-    """A mean over tokens with its sum."""
+    """Compute a mean over tokens, with its sum."""
     sums, tokens = columns
     return Mean(**vars(pooled_ratio(*columns, resampling)), sum=sum(sums), tokens=sum(tokens))
 
 
 def ratio_of(columns: Columns, resampling: Resampling) -> Ratio:
-    """A ratio of two columns with one entry per prompt, where nothing may have been counted."""
+    """Compute a ratio of two columns with one entry per prompt; None if nothing was counted."""
     return Ratio(**vars(pooled_ratio(*columns, resampling))) if any(columns[1]) else Ratio(None, None)

@@ -98,7 +98,7 @@ def counts_of(engine: Engine, text: dict[str, Any], lookahead: int) -> Counted:
 
 def engine_run(engine: Engine, request: dict[str, Any], answer: dict[str, Any]) -> EngineRun:
     """Build the record of an engine's reply to a request."""
-    files = f"{Path(request['target']).stem} with {Path(request['draft']).stem}"  # llama.cpp's dtypes are those of its files
+    files = f"{Path(request['target']).stem} with {Path(request['draft']).stem}"  # llama.cpp's are in the files
     lookahead = request["lookahead"]
     return EngineRun(
         engine=engine,
