@@ -53,7 +53,6 @@ class Answers:
     prompt_numbers: Sequence[int]
 
     def first_turns(self) -> list[tuple[int, Trace]]:
-        """Return index and response of each prompt's first turn."""
         return [
             (index, trace)
             for index, trace in enumerate(self.traces)
@@ -126,11 +125,7 @@ def replay_drafts(
     """Replay every draft along every response; one pass of the target serves all drafts.
 
     Args:
-        target: The model that generated the responses.
-        drafts: By name.
-        answers: Of the target.
         sampling: Settings with which they were generated.
-        share: This process's part of the responses.
     """
     own = share.mine(answers.traces)
     replayed = share.together(list(replay_some(target, drafts, own, sampling=sampling, whose=share.words)))
@@ -154,7 +149,6 @@ def replay_some(
     sampling: Sampling,
     whose: str,
 ) -> Iterator[dict[str, Replay]]:
-    """Yield the replays of all drafts along each response."""
     passes = [
         Pass(partial(answer_logits, target, trace.prompt_ids, trace.answer_ids), rows=1, width=len(trace.token_ids))
         for trace in traces
@@ -187,7 +181,6 @@ def acceptance_row(scores: Sequence[DraftScore], parted: PartedScores, resamplin
     Args:
         scores: One per acceptance method, the leading one first, along the same responses.
         parted: By the leading method, by kind of bin and by bin.
-        resampling: How intervals are made.
     """
     score, *others = scores
     return AcceptanceRow(
@@ -220,7 +213,6 @@ def prompt_sums(score: DraftScore) -> PromptSums:
 
 
 def token_figures(score: DraftScore, resampling: Resampling) -> dict[str, Any]:
-    """Compute figures that do not depend on the acceptance method."""
     return {
         "prompts": len(score.alpha_columns()[0]),
         "greedy_match": mean(score.match_columns(), resampling),
@@ -229,7 +221,6 @@ def token_figures(score: DraftScore, resampling: Resampling) -> dict[str, Any]:
 
 
 def rule_row(score: DraftScore, resampling: Resampling) -> RuleRow:
-    """Summarise acceptance by one method."""
     return RuleRow(
         rule=score.rule,
         alpha=mean(score.alpha_columns(), resampling),
@@ -239,7 +230,6 @@ def rule_row(score: DraftScore, resampling: Resampling) -> RuleRow:
 
 
 def bin_of(label: str, score: DraftScore, resampling: Resampling) -> Bin:
-    """Summarise acceptance at the tokens of one bin, and the verification steps that start there."""
     return Bin(
         bin=label,
         alpha=mean(score.alpha_columns(), resampling),
@@ -255,7 +245,6 @@ def bin_of(label: str, score: DraftScore, resampling: Resampling) -> Bin:
 
 
 def rounds_at(score: DraftScore, lookahead: int, resampling: Resampling) -> Rounds:
-    """Summarise verification steps at one number of speculative tokens, with each position."""
     return Rounds(
         **round_figures(score, lookahead, resampling),
         tau=pooled_ratio(*score.tau_columns(lookahead), resampling),
@@ -264,7 +253,6 @@ def rounds_at(score: DraftScore, lookahead: int, resampling: Resampling) -> Roun
 
 
 def round_figures(score: DraftScore, lookahead: int, resampling: Resampling) -> dict[str, Any]:
-    """Compute counts and rates of the verification steps at one number of speculative tokens."""
     pooled = score.pooled(lookahead)
     accepted = score.count_column(lookahead, lambda counts: counts.accepted_tokens)
     proposed = score.count_column(lookahead, lambda counts: counts.proposed_tokens)
@@ -304,7 +292,6 @@ def difference_row(
     Args:
         draft: One score per acceptance method, the leading one first.
         baseline: The same of the other draft.
-        resampling: How intervals and sign flips are made.
     """
     leading, *others = (rule_difference(*pair, resampling) for pair in zip(draft, baseline, strict=True))
     ours, theirs = draft[0], baseline[0]
@@ -320,7 +307,6 @@ def difference_row(
 
 
 def rule_difference(draft: DraftScore, baseline: DraftScore, resampling: Resampling) -> RuleDifference:
-    """Compute draft minus baseline on the same responses by one acceptance method."""
     return RuleDifference(
         rule=draft.rule,
         alpha=paired_ratio_difference(draft.alpha_columns(), baseline.alpha_columns(), resampling),
@@ -335,7 +321,6 @@ def rule_difference(draft: DraftScore, baseline: DraftScore, resampling: Resampl
 
 
 def mean(columns: Columns, resampling: Resampling) -> Mean:
-    """Compute a mean over tokens, with its sum."""
     sums, tokens = columns
     return Mean(**vars(pooled_ratio(*columns, resampling)), sum=sum(sums), tokens=sum(tokens))
 

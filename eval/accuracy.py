@@ -52,8 +52,6 @@ class Benchmark:
     """Questions of one kind.
 
     Attributes:
-        name: "gsm8k" or "multiplication".
-        questions: At least one.
         max_new_tokens: Default.
         read: Parses the answer in a response; None if there is none.
     """
@@ -68,7 +66,6 @@ def load_benchmark(word: str, num_questions: int, *, seed: int) -> Benchmark:
     """Load the questions of gsm8k, gsm8k=FILE or multiplication.
 
     Args:
-        word: From the command line.
         num_questions: Maximum; a file may have fewer rows.
         seed: Of the factors.
 
@@ -85,7 +82,6 @@ def load_benchmark(word: str, num_questions: int, *, seed: int) -> Benchmark:
 
 
 def gsm8k_question(row: Any, where: str) -> Question:
-    """Parse a row of GSM8K, whose answer ends in "#### number"."""
     prompt = task_prompt(TASKS["gsm8k"], row, where)
     answer = task_answer(TASKS["gsm8k"], row, where)
     _, mark, last = answer.rpartition(REFERENCE)
@@ -120,13 +116,11 @@ def first_line_number(text: str) -> Decimal | None:
 
 
 def parse_number(text: str) -> Decimal | None:
-    """Parse a text that is a number with optional white space around it."""
     match = NUMBER.fullmatch(text.strip())
     return number_of(match.group()) if match else None
 
 
 def number_of(written: str) -> Decimal:
-    """Convert a match of NUMBER."""
     return Decimal(re.sub(f"{CURRENCY}|,", "", written).replace("\N{MINUS SIGN}", "-"))
 
 

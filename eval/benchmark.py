@@ -46,7 +46,6 @@ class Method(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Name in tables."""
         return self.draft if self.kind == DRAFT else ", ".join(filter(None, (self.kind, self.draft)))
 
 
@@ -55,8 +54,6 @@ class Run:
     """One group of prompts decoded together.
 
     Attributes:
-        tokens: Emitted, over all rows.
-        whole_s: Total seconds.
         prefill_s: Seconds to prefill; None if not measured separately.
         decode_s: Seconds from then to the last token of the last row; None if not measured separately.
         rounds: Verification steps of every row; empty without a draft, or if unknown.
@@ -78,8 +75,6 @@ class Setup:
     """Settings shared by all methods.
 
     Attributes:
-        target: Decides every token.
-        drafts: By name.
         opener: How models are run, except by transformers.
         speculation: How drafts are used, except for their number of tokens.
         lookup_first: Prompt lookup in front of each draft; None to leave it out.
@@ -99,8 +94,6 @@ def methods(setup: Setup, lookaheads: Sequence[int], *, assisted: bool = False) 
     """Return every method at every k.
 
     Args:
-        setup: Shared settings.
-        lookaheads: Numbers of speculative tokens.
         assisted: Include transformers' assisted generation, which decodes one prompt at a time.
 
     Raises:
@@ -138,7 +131,6 @@ def run_drafted(
     *,
     lookup_first: LookupFirst | None = None,
 ) -> Run:
-    """Decode with a draft."""
     is_lookup = isinstance(draft, NgramLookup)  # which has no confidence
     speculation = Speculation(lookahead) if is_lookup else replace(setup.speculation, lookahead=lookahead)
     return run_of(
@@ -158,7 +150,6 @@ def run_drafted(
 
 
 def run_of(decoded: Sequence[Decoded]) -> Run:
-    """Summarise the sequences of one batch."""
     prefill_s, decode_s = decoded[0].prefill_s, max(each.decode_s for each in decoded)
     tokens = sum(len(each.token_ids) for each in decoded)
     return Run(tokens, prefill_s + decode_s, prefill_s, decode_s, tuple(each.rounds for each in decoded))
@@ -209,7 +200,6 @@ def groups_of(prompts: Prompts, batch: int) -> list[Prompts]:
 
 
 def warm_up(decoders: Mapping[Method, Decode], groups: Sequence[Prompts]) -> None:
-    """Decode some groups by every method, untimed."""
     for index, group in enumerate(groups):
         for decode in decoders.values():
             decode(group, row_seeds_of(groups, index, 0))
@@ -230,10 +220,7 @@ def interleave(
     """Decode every group by every method, in every repetition.
 
     Args:
-        decoders: By method.
-        groups: Prompts that are decoded together.
         turns: (repetition, index of a group) pairs; every method decodes the group once per pair.
-        rng: Draws the order of the methods for each pair.
     """
     names = list(decoders)
     runs: Runs = {name: [] for name in names}
@@ -273,11 +260,9 @@ class MethodRow:
 
     Attributes:
         method: Its kind; `draft` names its draft, `lookahead` is 0 for plain decoding.
-        tokens_per_s: With prefill.
         speedup: Wall-clock, over plain decoding, prefill included.
         decode_speedup: Without prefill; null if not measured separately.
         acceptance_length: Mean tokens per verification step; null for plain decoding.
-        step_ms: Time of a verification step by part.
     """
 
     method: str
@@ -315,8 +300,6 @@ class BenchmarkFile:
     """The file that `widedraft benchmark --out` writes.
 
     Attributes:
-        settings: Of the command.
-        rows: Every method.
         best: Each method at its best k over plain decoding, and over other drafts and prompt lookup at their best k.
         groups: Number of groups of prompts, the units of intervals.
     """
@@ -336,7 +319,6 @@ class BenchmarkFile:
 
 
 def method_row(method: Method, runs: Runs, resampling: Resampling) -> MethodRow:
-    """Summarise one method relative to plain decoding, which must be among the runs."""
     plain = Method(PLAIN)
     own = [run for repeat in runs[method] for run in repeat.values()]
     rounds = [round_ for run in own for row in run.rounds for round_ in row]

@@ -80,9 +80,6 @@ class Saved:
     """A saved checkpoint.
 
     Attributes:
-        name: Of its file.
-        batches: Trained before it was saved.
-        tokens: Trained before it was saved.
         open: Loads it, on the device and in the dtype of the scorecard.
     """
 
@@ -107,14 +104,9 @@ def score_checkpoints(
     """Score checkpoints of one training run; write checkpoints.json next to its scorecard.
 
     Args:
-        target: Directory of the target.
         saved: In the order they were saved; one is in memory at a time.
         prompts: Those of the scorecard, like config, seed, answered_by and holding.
-        config: How to score.
         folder: Directory of the scorecard; the target's responses there are read again.
-        seed: Of resampling.
-        answered_by: Generated the responses.
-        holding: Placement of the target.
         share: This process's part of the replays; the first process writes.
     """
     card = read_scorecard(folder / CARD_NAME)
@@ -191,7 +183,6 @@ def read_curves(path: Path) -> Curves:
 
 
 def curves_page(curves: Curves) -> TableSection:
-    """Tabulate the curves of each temperature."""
     return TableSection(
         "Saved checkpoints on the responses of this scorecard",
         [
@@ -202,7 +193,6 @@ def curves_page(curves: Curves) -> TableSection:
 
 
 def point_rows(curve: Curve) -> list[tuple[str, ...]]:
-    """Return the cells of COLUMNS."""
     return [
         (
             f"{point.checkpoint} (best)" if point.checkpoint == curve.best else point.checkpoint,

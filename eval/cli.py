@@ -74,7 +74,6 @@ class DecodingFlags(Section):
 
     @property
     def how(self) -> How:
-        """Eager or captured steps."""
         return "captured" if self.capture else "eager"
 
     @property
@@ -82,13 +81,11 @@ class DecodingFlags(Section):
         return sampling_asked(self)
 
     def sampling(self, temperature: float) -> "Sampling":
-        """Return the sampling settings at a temperature."""
         from eval.decoding.sampling import Sampling
 
         return Sampling.of(temperature, self.sampling_config)
 
     def speculation(self, lookahead: int) -> "Speculation":
-        """Return how a draft is used, with at most `lookahead` tokens per step."""
         from eval.decoding.texts import Speculation
 
         return Speculation(lookahead, draft_p_min=self.draft_p_min)
@@ -176,7 +173,6 @@ class BenchmarkSettings(DecodingFlags):
 
 
 def benchmark(settings: BenchmarkSettings) -> None:
-    """Measure, print, and write the results if requested."""
     from eval.scorecard_schema import GridFile, write_record
 
     record = measured_grid(settings) if settings.grid else measured_runs(settings)
@@ -190,7 +186,6 @@ def benchmark(settings: BenchmarkSettings) -> None:
 
 
 def measured_runs(settings: BenchmarkSettings) -> "BenchmarkFile":
-    """Decode prompts by every method in interleaved runs."""
     import numpy as np
     import torch
 
@@ -257,7 +252,6 @@ def measured_runs(settings: BenchmarkSettings) -> "BenchmarkFile":
 
 
 def default_prompts(batch: int) -> int:
-    """Return the number of prompts without --num-prompts."""
     return max(GROUPS * batch, MIN_PROMPTS)
 
 
@@ -268,7 +262,6 @@ def resampling_of(settings: BenchmarkSettings) -> "Resampling":
 
 
 def benchmark_page(record: "BenchmarkFile") -> TableSection:
-    """Tabulate every method, then the best of each with its decision."""
     from eval.benchmark import method_of
     from eval.scorecard_tables import times
 
@@ -310,7 +303,6 @@ def decision(interval: tuple[float, float] | None) -> str:
 
 
 def measured_grid(settings: BenchmarkSettings) -> "GridFile":
-    """Time the steps of every cell."""
     import torch
 
     from eval.latency import Grid, measure_grid, require_memory
@@ -359,12 +351,10 @@ def target_and_drafts(settings: BenchmarkSettings) -> tuple[dict[str, "PreTraine
 
 
 def grid_page(record: "GridFile") -> list[Block]:
-    """Tabulate every cell."""
     return [f"Taken on {record.where}.", *map(cell_section, record.cells)]
 
 
 def cell_section(cell: "GridCell") -> TableSection:
-    """Tabulate the steps of one cell, with each draft's cost ratio."""
     from eval.scorecard_tables import interval
 
     steps = [("target, 1 token", cell.target)]
@@ -392,7 +382,6 @@ PAGE_NAME = "report.html"
 
 
 def page_name(path: Path | None) -> Path | None:
-    """Return the path if it names an .html file."""
     if path is not None and (path.suffix != ".html" or path.is_dir()):
         raise ValueError(f"{path}: must name a file that ends in .html")
     return path
@@ -416,7 +405,6 @@ class ReportSettings(Section):
 
 
 def report(settings: ReportSettings) -> None:
-    """Write the page and print its path."""
     from eval.report import scorecard_path, write_report
 
     runs = settings.runs

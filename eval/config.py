@@ -142,5 +142,4 @@ class GenerateConfig(Section):
 
     @property
     def is_local(self) -> bool:
-        """True if widedraft generates the responses itself."""
         return self.engine == "local"

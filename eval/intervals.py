@@ -56,8 +56,6 @@ def percentile_interval(
     interval.
 
     Args:
-        values_R: Any order.
-        confidence: Coverage, a fraction.
         num_units: Drawn in each resample; None for many.
     """
     tail = (1 - confidence) / 2 if num_units is None else expanded_tail(num_units, confidence)
@@ -66,7 +64,6 @@ def percentile_interval(
 
 
 def expanded_tail(num_units: int, confidence: float) -> float:
-    """Return the share of resampled values beyond either end of an expanded interval."""
     return NormalDist().cdf(-math.sqrt(num_units / (num_units - 1)) * t_bound(num_units, confidence))
 
 
@@ -162,9 +159,7 @@ def paired_ratio_difference(first: Columns, second: Columns, resampling: Resampl
     """Return the first pooled ratio minus the second, both resampled with the same prompts.
 
     Args:
-        first: Of one draft.
         second: Of the other, in the same order of prompts.
-        resampling: How the interval is made.
     """
     return bootstrap_over_prompts((*first, *second), difference_of_ratios, resampling)
 
@@ -237,7 +232,6 @@ RATIO_INTERVALS = "Student's t of the log"  # name of the method for quotients, 
 
 
 def paired_ratio_quotient(first: Columns, second: Columns, resampling: Resampling) -> Estimate:
-    """Return the first pooled ratio over the second, on the same prompts."""
     [only] = paired_ratio_quotients([(first, second)], resampling)
     return only
 
@@ -282,7 +276,6 @@ def simultaneous_reach(influence_KP: Array, resampling: Resampling) -> list[floa
 
 
 def quotient_of(columns: Columns) -> float:
-    """Return the pooled ratio of two columns."""
     numerators, denominators = columns
     return sum(numerators) / sum(denominators)
 

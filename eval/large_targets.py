@@ -137,8 +137,6 @@ class Layers:
     keeps_head: bool = False
 
     def run(self, part: DiskPart, *args: Any, **kwargs: Any) -> Any:
-        """Replacement for a module's forward."""
-
         def compute() -> Any:
             with self.loading(part):
                 return part.forward(*args, **kwargs)
@@ -228,7 +226,6 @@ LAYERS_OF: WeakKeyDictionary[PreTrainedModel, Layers] = WeakKeyDictionary()
 
 
 def layers_of(model: PreTrainedModel) -> Layers | None:
-    """Return the parts of a model that are on disk; None if it is in memory."""
     return LAYERS_OF.get(model)
 
 
@@ -250,8 +247,6 @@ class Pass(Generic[Result]):
 
     Attributes:
         run: The call; it may be made several times and must return the same each time.
-        rows: Sequences.
-        width: Tokens of the longest.
         work_bytes: Memory the call takes while a layer runs, in addition to the layer's.
         kept_bytes: Memory kept between two layers, in addition to hidden states.
     """
@@ -342,7 +337,6 @@ def stored(weights: Weights, family: Family, dtype: torch.dtype, device: torch.d
 
 
 def read_in_layers(watch: Watch, readings: Sequence[Reading]) -> Iterator[None]:
-    """Run all readings layer by layer."""
     item, beside = watch.model.dtype.itemsize, watching_bytes(watch.shape)
     passes = [
         Pass(
@@ -457,12 +451,10 @@ def quicken(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
 
 
 def prefixes(family: Family) -> list[str]:
-    """Return the prefixes of layer names, in the order of the stacks."""
     return [*([family.encoder.layer_prefix] if family.encoder else []), family.layer_prefix]
 
 
 def replaced(module: nn.Module, names: Mapping[str, str], layers: Layers, *, stack: int, number: int) -> DiskPart:
-    """Make a module load its weights from disk when called."""
     part = DiskPart(module, names, stack, number, module.forward)
     module.forward = partial(layers.run, part)  # pyright: ignore[reportAttributeAccessIssue]
     return part
@@ -487,7 +479,6 @@ def settle(model: PreTrainedModel, layers: Layers, family: Family, on_disk: set[
 
 
 def give(model: nn.Module, held: nn.Module, kind: str, parameter: nn.Parameter, value: Tensor) -> None:
-    """Replace a parameter everywhere it is tied."""
     given = nn.Parameter(value, requires_grad=False)
     held.register_parameter(kind, given)
     for module in model.modules():
@@ -508,9 +499,6 @@ def load_target(
     """Load a target in eval mode.
 
     Args:
-        folder: A local Hugging Face directory.
-        dtype: "float32", "bfloat16" or "float16".
-        holding: Where its weights are.
         device: A torch device; None takes "cuda" if available, else "cpu".
         encoder_decoder: With whole placement: allow encoder-decoder models of any family.
 

@@ -52,7 +52,6 @@ class Kind(NamedTuple):
     """One kind of step.
 
     Attributes:
-        model: TARGET, or a draft's name.
         tokens: Fed at once to each row.
         is_prefill: True if they are the context, on an empty cache.
     """
@@ -68,8 +67,6 @@ class Setting:
 
     Attributes:
         context_ids: Tokens in every row of every cache before each step.
-        batch: Rows.
-        opener: How the models are run.
     """
 
     context_ids: Sequence[int]
@@ -105,7 +102,6 @@ def repeated(token_ids: Sequence[int], length: int) -> list[int]:
 
 
 def hold_context(model: PreTrainedModel, setting: Setting, feeds: Sequence[Feed] = ()) -> Held:
-    """Prefill the context, with capacity for the steps after it."""
     headroom = max(CHAIN_LENGTH, *(tokens for tokens, _ in feeds)) if feeds else 0
     length = len(setting.context_ids)
     sequencer = setting.opener(
@@ -121,7 +117,6 @@ def hold_context(model: PreTrainedModel, setting: Setting, feeds: Sequence[Feed]
 
 
 def target_steps(target: PreTrainedModel, setting: Setting, lookaheads: Iterable[int]) -> dict[Kind, Step]:
-    """Return timers for one token of the target and for every verification."""
     verified = sorted({lookahead + 1 for lookahead in lookaheads})
     verifier = hold_context(target, setting, [(1, False), *((tokens, True) for tokens in verified)])
     steps: dict[Kind, Step] = {Kind(TARGET, 1): partial(time_step, verifier, 1, whole=False)}
@@ -129,7 +124,6 @@ def target_steps(target: PreTrainedModel, setting: Setting, lookaheads: Iterable
 
 
 def draft_steps(name: str, draft: PreTrainedModel, setting: Setting) -> dict[Kind, Step]:
-    """Return timers for a draft's step within a chain and for its catch-up step."""
     drafter = hold_context(draft, setting, [(1, False), (2, False)])
     return {Kind(name, 1): partial(time_chain, drafter), Kind(name, 2): partial(time_step, drafter, 2, whole=False)}
 
@@ -146,7 +140,6 @@ def decoding_steps(
 
 
 def prefill_steps(models: Mapping[str, PreTrainedModel], setting: Setting) -> dict[Kind, Step]:
-    """Return a timer for the prefill of each model."""
     length = len(setting.context_ids)
     return {
         Kind(name, length, is_prefill=True): partial(time_prefill, model, setting) for name, model in models.items()
@@ -204,7 +197,6 @@ def time_together(
     """Time steps in interleaved repetitions, so that no model finds its weights warmer in a cache than in decoding.
 
     Args:
-        steps: By kind.
         rng: Draws the order of every repetition.
         repetitions: One item for each timed repetition; time spent by the iterator does not count.
         max_warm_ups: Repetitions after which timing starts, stable or not; None for WARM_UP_LIMIT.
@@ -234,7 +226,6 @@ def warm_up(run: Step, *, limit: int | None = None) -> tuple[int, bool]:
 
 
 def has_settled(totals_s: Sequence[float]) -> bool:
-    """Return True if the medians of the last two windows differ little."""
     if len(totals_s) < 2 * WARM_UP_WINDOW:
         return False
     before = np.median(totals_s[-2 * WARM_UP_WINDOW : -WARM_UP_WINDOW])
@@ -270,10 +261,7 @@ def measure_latency(
     """Time every kind of step that decoding with these drafts takes, with a progress bar.
 
     Args:
-        models: TARGET and the drafts, by name.
-        setting: Context, batch and opener.
         lookaheads: Values of k whose verification is timed.
-        repeats: Timed repetitions of every step.
         resampling: Its confidence is that of percentiles, its seed draws the order of the steps.
     """
     ticks = track(range(repeats), description="timing steps", total=repeats)
@@ -283,7 +271,6 @@ def measure_latency(
 
 
 def scored_latency(timed: Timed, setting: Setting, resampling: Resampling) -> ScoredLatency:
-    """Summarise times in percentiles, as records hold them."""
     times = {
         kind: summarise(values, resampling.confidence) for kind, values in timed.seconds.items() if not kind.is_prefill
     }
@@ -317,12 +304,9 @@ class Grid:
     """Cells to measure.
 
     Attributes:
-        batches: Numbers of rows.
         contexts: Tokens in every row before a step.
         lookaheads: Values of k whose verification is timed.
-        repeats: Timed repetitions of every step.
         how: Measure every step this way, in addition to eager steps.
-        prefill: Time the prefill of the contexts too.
     """
 
     batches: Sequence[int]
@@ -339,9 +323,7 @@ def measure_grid(
     """Measure every cell.
 
     Args:
-        models: TARGET and optionally drafts, by name, on one device.
         text_ids: Fill the caches, repeated if a context is longer.
-        grid: Cells.
         resampling: How intervals are made; the seed also draws the order of the steps.
 
     Raises:
@@ -375,7 +357,6 @@ def measure_grid(
 
 
 def require_rows(models: Mapping[str, PreTrainedModel], batches: Iterable[int]) -> None:
-    """Raise UserError if a model does not support the requested batches."""
     largest = max(batches)
     for model in models.values():
         if largest > 1 and not takes_rows(model):
@@ -418,13 +399,11 @@ def lack_of_memory(models: Mapping[str, PreTrainedModel], *, batch: int, context
 
 
 def cache_bytes(model: PreTrainedModel, *, batch: int, context: int) -> int:
-    """Return bytes of keys and values; 0 if only transformers knows the model's shape."""
     shape = shape_of(model)
     return 0 if shape is None else batch * context * shape.kv_bytes_per_token(dtype_name(model))
 
 
 def shape_of(model: PreTrainedModel) -> Shape | None:
-    """Return the shape of a decoder-only model; None for an unknown family."""
     config = model.config.get_text_config(decoder=True)
     if model.config.is_encoder_decoder or config.model_type not in FAMILIES:
         return None
@@ -435,7 +414,6 @@ def shape_of(model: PreTrainedModel) -> Shape | None:
 
 
 def dtype_name(model: PreTrainedModel) -> str:
-    """Return the dtype as in configs: "float32"."""
     return str(model.dtype).removeprefix("torch.")
 
 
@@ -459,7 +437,6 @@ def untrained_models(target: PreTrainedModel, shapes: Sequence[Shape]) -> list[P
 
 
 def untrained_model(target: PreTrainedModel, shape: Shape) -> PreTrainedModel:
-    """Make one such model, in eval mode."""
     plan = PruningPlan(
         source_layers=tuple(range(shape.layers)), source=source_shape(target), draft=shape, method="none"
     )

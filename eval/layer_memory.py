@@ -40,11 +40,9 @@ class LayerMemory:
     bias_bytes: int
 
     def pass_bytes(self, rows: int, width: int) -> int:
-        """Return the working memory of one layer on a batch."""
         return rows * width * (self.token_bytes + width * self.score_bytes)
 
     def held_bytes(self, rows: int, width: int) -> int:
-        """Return the memory that a batch keeps between two layers."""
         return rows * width * (self.state_bytes + width * self.bias_bytes)
 
     def least_bytes(self, rows: int = 1, width: int = 1) -> int:
@@ -57,8 +55,6 @@ def layer_memory(shape: Shape, dtype: str, *, keeps_scores: bool = True) -> Laye
     """Compute the memory of a target of a shape.
 
     Args:
-        shape: Of the target.
-        dtype: Of weights and states, by name.
         keeps_scores: True if attention may materialise its scores, as on a CPU.
     """
     item, layer = DTYPE_BYTES[dtype], shape.parameters_per_layer()
@@ -84,7 +80,6 @@ def layer_memory(shape: Shape, dtype: str, *, keeps_scores: bool = True) -> Laye
 
 
 def prod_sum(tensors: dict[str, tuple[int, ...]]) -> int:
-    """Count the elements of some tensors."""
     return sum(map(prod, tensors.values()))
 
 
@@ -113,11 +108,8 @@ def refuse_small_cap(
     """Raise UserError if a target does not fit even layer by layer.
 
     Args:
-        folder: Of the target.
-        memory: Of the target.
         cap: From cap_bytes.
         rows: Of the largest pass.
-        width: Tokens per row.
         beside_bytes: Memory of the pass in addition to that of the layers.
     """
     allowed, origin = cap

@@ -76,7 +76,6 @@ class TextTies:
     """Tokens that a sequence and other readings of it chose instead of the argmax.
 
     Attributes:
-        tokens: Length of the sequence.
         short: Per token below the argmax: its distance in logits, and the tolerance by TIE_STEPS.
         own: Choices of the sequence.
         others: Choices of each stepwise reading; none if it was only read at once.
@@ -142,7 +141,6 @@ def best_gap(ranking_TV: Tensor, logits_TV: Tensor) -> Tensor:
 
 
 def at_tokens(logits_TV: Tensor, ids_T: Tensor) -> Tensor:
-    """Gather one logit per row."""
     return logits_TV.gather(1, ids_T[:, None])[:, 0]
 
 
@@ -172,7 +170,6 @@ class Judgement:
     """Near ties of sequences compared with those of honest readings.
 
     Attributes:
-        tokens: Of all sequences.
         ties: Tokens below the argmax by no more than honest readings explain.
         too_far: Tokens below it by more.
         largest: Largest distance to the argmax, in logits.
@@ -201,7 +198,6 @@ class Judgement:
 
 
 def judge_ties(texts: Sequence[TextTies]) -> Judgement:
-    """Judge the near ties of sequences that were all read by the same widths."""
     allowed = tie_allowance([text.noise for text in texts])
     short = [pair for text in texts for pair in text.short]
     too_far = sum(logits > min(allowed, tolerance) for logits, tolerance in short)
@@ -244,7 +240,6 @@ class Parting:
     noise: float
 
     def is_tie(self, allowed: float) -> bool:
-        """Return True if both tokens are near the argmax."""
         return max(self.short) <= min(allowed, self.tolerance)
 
     def leaves(self, side: int) -> bool:
@@ -259,10 +254,6 @@ def find_parting(
 
     Args:
         target: Reads the first sequence at once, and by `width` tokens per step.
-        prompt: Of both.
-        first_ids: The first sequence.
-        other_ids: The second.
-        width: Tokens per step.
     """
     index = next(
         (index for index, pair in enumerate(zip(first_ids, other_ids, strict=False)) if pair[0] != pair[1]), None
@@ -296,8 +287,6 @@ class Verification:
     Attributes:
         speculation: Every acceptance method is checked, whatever its `rule`.
         sampling: Of the distribution checks, with a temperature above 0.
-        samples: Sequences drawn per prompt and method.
-        opener: How the models are run.
     """
 
     limits: Limits = Limits(64)  # noqa: RUF009  # never changes
@@ -420,7 +409,6 @@ def own_p_value(num_rejected: int, num_proposed: int) -> float:
 
 
 def counts(decoded: Sequence[Decoded]) -> tuple[int, int]:
-    """Return accepted and proposed tokens."""
     rounds = [round_ for text in decoded for round_ in text.rounds]
     return sum(round_.accepted for round_ in rounds), sum(round_.proposed for round_ in rounds)
 
@@ -489,5 +477,4 @@ def inflated_exact(p_TV: Tensor, q_TV: Tensor, by: float) -> Tensor:
 
 
 def one_hot_argmax(q_TV: Tensor) -> Tensor:
-    """Put all probability on the most likely token."""
     return torch.zeros_like(q_TV).scatter(-1, q_TV.argmax(dim=-1, keepdim=True), 1.0)

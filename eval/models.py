@@ -66,7 +66,6 @@ class Packed:
     made_of: tuple[int, int] | None = None
 
     def of(self, weight_OI: Tensor) -> Tensor:
-        """Return the packed weight."""
         now = weight_OI.data_ptr(), 0 if weight_OI.is_inference() else weight_OI._version  # noqa: SLF001
         if self.weight is None or self.made_of != now:
             self.weight, self.made_of = packed_weight(weight_OI.detach()), now
@@ -77,7 +76,6 @@ class Packed:
         return Packed()
 
     def __reduce__(self) -> tuple[type["Packed"], tuple[()]]:
-        """Pickle without the weight."""
         return Packed, ()
 
 
@@ -124,7 +122,6 @@ def quick_forward(layer: nn.Linear, packed: Packed | None, inputs: Tensor) -> Te
 
 
 def packed_weight(weight_OI: Tensor) -> Tensor:
-    """Pack a weight into oneDNN's own layout."""
     pack = torch.ops.mkldnn._reorder_linear_weight  # noqa: SLF001  # no public name
     return pack(weight_OI, ROWS_PACKED_FOR)  # pyright: ignore[reportCallIssue]  # torch.ops has no types
 
@@ -135,7 +132,6 @@ def onednn_product(inputs: Tensor, weight: Tensor, bias_O: Tensor | None) -> Ten
     Args:
         inputs: [..., I].
         weight: weight_OI, or packed.
-        bias_O: May be None.
     """
     product = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001  # no public name
     return product(inputs, weight, bias_O, "none", [], "")  # pyright: ignore[reportCallIssue]  # torch.ops has no types
@@ -213,7 +209,6 @@ def load_model(
     """Load a language model in eval mode from safetensors files, all tensors present.
 
     Args:
-        folder: A local Hugging Face directory.
         dtype: "float32", "bfloat16" or "float16".
         device: A torch device; None takes "cuda" if available, else "cpu".
         encoder_decoder: Allow encoder-decoder models of families that cannot be pruned.
@@ -317,7 +312,6 @@ def require_same_vocabulary(
     Padding rows, which belong to no token, may differ.
 
     Args:
-        target: A checkpoint directory.
         other: Another one; begins the message.
         remedy: Last sentence of the message.
 
@@ -365,7 +359,6 @@ def stop_token_ids(model: PreTrainedModel) -> frozenset[int]:
 
 
 def require_positions(folder: Path, num_tokens: int) -> None:
-    """Raise UserError if num_tokens exceeds a checkpoint's context length."""
     limit = context_length_of(folder)
     if limit is not None and num_tokens > limit.tokens:
         raise UserError(
@@ -375,7 +368,6 @@ def require_positions(folder: Path, num_tokens: int) -> None:
 
 
 def context_length_of(folder: Path) -> ContextLength | None:
-    """Return a checkpoint's context length; None if unlimited."""
     return context_length(text_config(folder).to_dict(), where=str(folder / "config.json"))
 
 
@@ -399,7 +391,6 @@ def require_checkpoint(folder: Path) -> None:
 
 
 def text_config(folder: Path) -> PreTrainedConfig:
-    """Return the decoder's part of a checkpoint's config."""
     return load_config(folder).get_text_config(decoder=True)
 
 
@@ -467,7 +458,6 @@ def vocabulary_difference(target: dict[str, int], draft: dict[str, int]) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """Return a library error's message without line breaks."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:MAX_CHARS_SHOWN]
 
 

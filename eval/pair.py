@@ -32,11 +32,9 @@ class LoadedPair:
 
     @property
     def stop_ids(self) -> AbstractSet[int]:
-        """Tokens at which the target stops."""
         return stop_token_ids(self.target)
 
     def identities(self) -> tuple[ModelIdentity, ModelIdentity]:
-        """Return the identities of both models, target first."""
         target = identity_of(self.folders[0], self.target)
         packed = target if self.bits is None else replace(target, dtype=f"{self.bits} bits")
         return packed, self.draft_identity()
@@ -45,11 +43,9 @@ class LoadedPair:
         return identity_of(self.folders[1], self.draft)
 
     def rendered(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a prompt's first turn."""
         return render_prompt(self.tokenizer, prompt.messages)
 
     def require_context(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
-        """Raise UserError if a sequence may exceed a model's context length."""
         longest = max(map(len, prompts)) + max_new_tokens
         for folder in self.folders:
             require_positions(folder, longest)

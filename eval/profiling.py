@@ -58,7 +58,6 @@ class Recording:
         self.profiler.step()
 
     def stop(self) -> None:
-        """End recording, even within a pass."""
         self.profiler.stop()
 
     def synchronize(self) -> None:

@@ -80,7 +80,6 @@ def single_text(row: Mapping[str, Any], field: str, where: str) -> str:
 
 
 def parse_turns(value: Any, name: str, where: str) -> list[str]:
-    """Return the user turns in a field of a row."""
     return [checked_text(turn, f"{name}[{i}]", where) for i, turn in enumerate(checked_list(value, name, where))]
 
 
@@ -143,7 +142,6 @@ def source_rows(source: PromptSource) -> Rows:
 
 
 def source_name(source: PromptSource) -> str:
-    """Return the name of a source for messages."""
     return str(source.path or source.name or source.task)
 
 
@@ -179,7 +177,6 @@ def file_rows(path: Path, task: str | None = None) -> Rows:
 
 
 def begins_a_list(path: Path) -> bool:
-    """Return True if a JSON file contains a list."""
     with path.open("rb") as file:
         return file.read(MOST_SPACE).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
 
@@ -236,13 +233,11 @@ def first_there(fields: Sequence[str], row: Mapping[str, Any]) -> str | None:
 
 
 def require_object(row: Any, where: str, *, example: str) -> None:
-    """Raise UserError unless a row is a JSON object."""
     if not isinstance(row, dict):
         raise wrong(where, "the row", f"a JSON object, e.g. {example}", row)
 
 
 def checked_list(value: Any, name: str, where: str) -> list[Any]:
-    """Return the value if it is a non-empty list."""
     if not isinstance(value, list) or not value:
         raise wrong(where, name, "a non-empty list", value)
     return value
@@ -256,7 +251,6 @@ def checked_text(value: Any, name: str, where: str) -> str:
 
 
 def wrong(where: str, name: str, expected: str, value: Any) -> UserError:
-    """Build the error of a row."""
     try:
         shown = json.dumps(value, default=str)
     except RecursionError:  # json.dumps has less stack left than json.loads had
@@ -315,7 +309,6 @@ def task_conversation(task: Task, row: Any, where: str) -> list[Message]:
 
 
 def task_answer(task: Task, row: Mapping[str, Any], where: str) -> str:
-    """Return the reference answer of a row."""
     field = task_field(task, task.answer, row, where)
     return checked_text(row[field], field, where)
 
@@ -333,7 +326,6 @@ def template_text(task: Task, row: Mapping[str, Any], where: str) -> str:
 
 
 def task_field(task: Task, names: FieldNames, row: Any, where: str) -> str:
-    """Return the first of some fields of a task that a row has."""
     return first_field(row, names, where, example=f"{example_row(task)} of task {task.name}")
 
 
@@ -354,7 +346,6 @@ def whole_lines(text: str, most: int | None) -> str:
 
 
 def example_row(task: Task) -> str:
-    """Return a minimal row of a task as JSON."""
     return json.dumps({fields[0]: "..." for name, fields in task.fields.items() if name not in task.optional})
 
 

@@ -176,7 +176,6 @@ def read_recorded_text(path: Path, prompts: str, draft: Path) -> Recording:
 
 
 def prompt_text(row: Any, where: str) -> str:
-    """Return the text of a {"prompt": text} row."""
     field = first_field(row, ("prompt",), where, example='{"prompt": "Two girls are sailing on a lake. they"}')
     return checked_text(row[field], field, where)
 
@@ -219,11 +218,7 @@ def score_recording(
     """Score one draft on recorded responses; write out/scorecard.json and out/scorecard.md.
 
     Args:
-        recording: Responses generated with the draft's tokenizer.
-        draft: Its directory.
         config: How to score; only USED_KEYS matter.
-        out: Directory to write.
-        seed: Of the resampling.
 
     Raises:
         UserError: If a response exceeds the draft's context length.
@@ -320,10 +315,7 @@ def accept_probabilities(
     """Return [T], the probability that each response token comes from the draft.
 
     Args:
-        draft_logits_TV: Along the response.
-        answer: Of the target.
         rule: Exact match of the draft's argmax or sample, or rejection sampling.
-        sampling: Settings of the response and of the draft.
         context: The decoder's tokens before the response.
     """
     seen_TV = seen_along(context, answer.answer_ids, sampling, draft_logits_TV)
@@ -338,7 +330,6 @@ def accept_probabilities(
 
 
 def find_warnings(recording: Recording, num_scored: int) -> tuple[str, ...]:
-    """Return caveats about the numbers."""
     warnings = []
     if recording.unanswered:
         warnings.append(f"{recording.unanswered:,} prompts after the last response of {recording.path} are left out.")

@@ -96,7 +96,6 @@ def write_report(runs: Sequence[Path], out: Path, *, latency: Path | None = None
 
     Args:
         runs: The first is the baseline of the rest.
-        out: The page.
         latency: Step times at other batches, for scorecards without their own.
 
     Raises:
@@ -107,7 +106,6 @@ def write_report(runs: Sequence[Path], out: Path, *, latency: Path | None = None
 
 
 def read_runs(runs: Sequence[Path], grid: GridFile | None = None) -> list[ScoredRun]:
-    """Read the scorecards of some runs."""
     paths = [scorecard_path(run) for run in runs]
     if len(set(paths)) < len(paths):
         raise UserError(f"report: {', '.join(map(str, runs))} names a scorecard twice. Name every run once.")
@@ -130,7 +128,6 @@ def scorecard_path(run: Path) -> Path:
 
 
 def read_run(path: Path, grid: GridFile | None = None) -> ScoredRun:
-    """Read a scorecard and the files next to it."""
     folder = path.parent
     name = folder.parent.name if folder.name == "eval" else folder.name
     grid_path, curves, examples = folder / GRID_NAME, folder / CURVES_NAME, folder / EXAMPLES_NAME
@@ -145,7 +142,6 @@ def read_run(path: Path, grid: GridFile | None = None) -> ScoredRun:
 
 
 def write_page(runs: Sequence[ScoredRun], out: Path) -> Path:
-    """Write the page about scorecards."""
     cards = named(runs)
     recorded = {name: card for name, card in cards.items() if isinstance(card, RecordedScorecard)}
     scored = {name: card for name, card in cards.items() if isinstance(card, Scorecard)}
@@ -176,7 +172,6 @@ def named(runs: Sequence[ScoredRun]) -> dict[str, Scorecard | RecordedScorecard]
 
 
 def scored_sections(runs: Sequence[ScoredRun], cards: Mapping[str, Scorecard]) -> list[ReportSection]:
-    """Return all sections about scorecards with a target."""
     drafts, names = scored_drafts(cards), list(cards)
     temperatures = sorted({temperature for _, temperature in at_temperatures(drafts)})
     figures = [figures_by_k(drafts, temperature) for temperature in temperatures]
@@ -207,7 +202,6 @@ def scored_sections(runs: Sequence[ScoredRun], cards: Mapping[str, Scorecard]) -
 
 
 def recorded_sections(cards: Mapping[str, RecordedScorecard]) -> list[ReportSection]:
-    """Return the sections about recorded responses."""
     rows = [(f"{name}, {row.rule}", row) for name, card in cards.items() for row in card.acceptance]
     lengths = {label: ([e.lookahead for e in row.lookahead], [e.tau for e in row.lookahead]) for label, row in rows}
     joint = {
@@ -270,7 +264,6 @@ Series = Mapping[str, tuple[Sequence[float], Sequence[Estimate] | Sequence[float
 
 
 def image(title: str, draw: Callable[[Axes], None], height: float = 3.4) -> Image:
-    """Render a figure as SVG."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(5.2, height), layout="constrained")
         axes = figure.add_subplot(title=title)
@@ -283,8 +276,6 @@ def image(title: str, draw: Callable[[Axes], None], height: float = 3.4) -> Imag
 
 
 def series(title: str, lines: Series, xlabel: str, ylabel: str, *, parity: bool = False) -> Image:
-    """Plot one line per draft."""
-
     def draw(axes: Axes) -> None:
         for index, (label, (x, values)) in enumerate(lines.items()):
             draw_line(axes, x, values, label, index)

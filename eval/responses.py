@@ -61,10 +61,7 @@ def claim_shards(
     """Record how the shards of one name are made; return the paths of all of them, existing or not.
 
     Args:
-        folder: Directory of the shards, possibly of several names.
-        name: Prefix of their file names.
         settings: Everything that decides their contents, as JSON values.
-        num_shards: Total number.
         tokenizer: From eval.models.tokenizer_identity, for readers without the target.
 
     Raises:
@@ -88,7 +85,6 @@ def write_shard(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def read_shard(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of one shard."""
     for where, line in lines_of(path):
         yield parse_json(line, where, REWRITTEN)
 
@@ -133,7 +129,6 @@ def row_location(folder: Path, name: str, row: int) -> str:
 
 
 def shard_paths(folder: Path, name: str, num_shards: int) -> list[Path]:
-    """Return the paths of all shards of one name, existing or not."""
     return [folder / f"{name}-{index:05d}.jsonl" for index in range(num_shards)]
 
 
@@ -173,14 +168,12 @@ class Part:
 
     Attributes:
         number: From 1.
-        of: Number of parts.
     """
 
     number: int
     of: int
 
     def of_all(self, files: Sequence[Item]) -> Sequence[Item]:
-        """Return the files of this part."""
         return files[self.number - 1 :: self.of]
 
 
@@ -188,7 +181,6 @@ EVERY_FILE = Part(1, 1)
 
 
 def missing_shards(folder: Path, names: Sequence[str]) -> list[Path]:
-    """Return the files of some names that do not exist yet."""
     claims = read_claims(folder)
     paths = [path for name in names for path in shard_paths(folder, name, claims[name]["num_shards"])]
     return [path for path in paths if not path.is_file()]
@@ -208,8 +200,6 @@ def require_known_ids(texts: Iterable[Sequence[int]], folder: Path, name: str, v
 
     Args:
         texts: Prompt and response ids of one name, in reading order.
-        folder: Directory they were read from.
-        name: Name of the shards, such as "train".
         vocab_sizes: Of every model that reads them, by its directory.
 
     Raises:
@@ -258,7 +248,6 @@ class Trace:
     Attributes:
         id: Unique among the traces of one name, ascending in the order of the prompts.
         source: The row its prompt came from; "#2" follows for the row's second turn, and so on.
-        messages: The conversation before the response.
         prompt_ids: The same as token ids, ready to be continued.
         answer_ids: The response; ends with the stop token if finish_reason is "stop".
         answer: The response as text, without special tokens.
@@ -297,13 +286,9 @@ class DecodingSettings:
     """How the target generates its responses.
 
     Attributes:
-        temperature: 0 is greedy.
         top_p: As in eval.config.SamplingConfig, like top_k, min_p and repetition_penalty.
-        batch_size: Prompts decoded together.
         shard_size: Prompts per shard, the unit a rerun continues from.
         max_prompt_len: Tokens; longer prompts are dropped and counted.
-        dtype: Of the target.
-        holding: Placement of the target.
     """
 
     max_new_tokens: int
@@ -380,7 +365,6 @@ def first_turns(prompts: Sequence[Prompt]) -> list[Turn]:
 
 
 def num_turns(turns: Sequence[Turn]) -> int:
-    """Count first turns and all that follow them."""
     return sum(1 + len(turn.later_turns) for turn in turns)
 
 
@@ -414,7 +398,6 @@ def continues(earlier_ids: Sequence[int], later_ids: Sequence[int]) -> bool:
 
 
 def rows_of(traces: Sequence[Trace]) -> list[dict[str, Any]]:
-    """Convert responses to the rows of a shard."""
     rows = [asdict(trace) for trace in sorted(traces, key=lambda trace: trace.id)]
     return [{name: value for name, value in row.items() if (name, value) != ("answer_logp", None)} for row in rows]
 

@@ -89,7 +89,6 @@ class Replayed:
 
     @property
     def primary(self) -> str:
-        """Name of the draft that the scorecard is about: the last."""
         return list(self.drafts)[-1]
 
 
@@ -108,14 +107,10 @@ def score_drafts(
     """Score drafts of one target on the same prompts, and write everything into a directory.
 
     Args:
-        target: Directory of the target.
         drafts: Directories of the drafts by name: baselines first, last the one that the scorecard is about.
         prompts: The first config.num_prompts of them are used.
-        config: How to score.
         out: Directory of the scorecard and of the target's responses, which a rerun reads again.
         seed: Of sampled responses, resampling, and the order of timed steps.
-        answered_by: Generates the target's responses, as in write_traces.
-        holding: Placement of the target.
         share: This process's part of responses and replays; only the first process measures times.
 
     Raises:
@@ -300,7 +295,6 @@ def measure_live(
 
 
 def speedup_row(score: DraftScore, times: StepTimes) -> SpeedupRow:
-    """Predict the speedup from the acceptance of one draft at one temperature and step times."""
     rows = tuple(forecast(score, lookahead, times) for lookahead in score.lookaheads)
     return SpeedupRow(
         draft=score.draft,
@@ -313,7 +307,6 @@ def speedup_row(score: DraftScore, times: StepTimes) -> SpeedupRow:
 
 
 def forecast(score: DraftScore, lookahead: int, times: StepTimes) -> Forecast:
-    """Predict the speedup at one number of speculative tokens."""
     counts = score.pooled(lookahead)
     full_rate, tokens_per_step = counts.fully_accepted_rounds / counts.rounds, tau(counts)
     return Forecast(
@@ -324,7 +317,6 @@ def forecast(score: DraftScore, lookahead: int, times: StepTimes) -> Forecast:
 
 
 def prompts_section(prompts: Sequence[Prompt], answers: Mapping[float, Answers], config: EvalConfig) -> Prompts:
-    """Summarise the prompts that were used, and the target's responses."""
     taken = prompts[: config.num_prompts]
     [first, *_] = answers.values()
     num_scored = len(set(first.prompt_numbers))
@@ -353,12 +345,6 @@ def measure_batches(
     models: Mapping[str, PreTrainedModel], text_ids: Sequence[int], config: EvalConfig, resampling: Resampling
 ) -> tuple[tuple[GridCell, ...] | None, list[str]]:
     """Time steps at every batch that fits.
-
-    Args:
-        models: TARGET and the draft, by name.
-        text_ids: Fill the caches.
-        config: Batches and repetitions.
-        resampling: How intervals are made.
 
     Returns:
         The cells, None if there are no batches; and a warning for each batch that was left out.

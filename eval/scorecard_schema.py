@@ -30,9 +30,7 @@ class StepTimes:
     """Seconds of one step, in any unit: only ratios count.
 
     Attributes:
-        target_s: The target, one token.
         draft_s: The draft, one token, within a chain of such steps.
-        draft_two_s: The draft, two tokens at once.
         verify_s: The target, k + 1 tokens at once, by k.
     """
 
@@ -87,7 +85,6 @@ class ScoredModel(Record):
     """A loaded model.
 
     Attributes:
-        path: Its directory.
         fingerprint: fingerprint_checkpoint of the directory.
         head_vocab_size: Tokens of a reduced vocabulary; None if the head covers the whole one.
         bits: Bits per weight of its linear layers if quantized at load; else None.
@@ -177,7 +174,6 @@ class Prompts(Record):
     answers: Some[AnswersRow]
 
     def ids_at(self, temperature: float) -> str:
-        """Return the hash of the responses at a scored temperature."""
         return only(self.answers, lambda answers: answers.temperature == temperature).ids_sha256
 
 
@@ -201,7 +197,6 @@ class Settings(BaseModel):
 
     @property
     def resampling(self) -> Resampling:
-        """Resampling used for the intervals."""
         return Resampling(self.confidence, self.num_resamples, self.seed)
 
 
@@ -337,7 +332,6 @@ class RuleDifference(Record):
     lookahead: tuple[TauDifference, ...]
 
     def at(self, lookahead: int) -> Estimate:
-        """Return the difference of acceptance lengths."""
         return only(self.lookahead, lambda tau: tau.lookahead == lookahead).tau
 
 
@@ -397,10 +391,8 @@ class ScoredLatency(Record):
     Attributes:
         batch: Sequences decoded together.
         context_tokens: Before each step.
-        repeats: Timed repetitions of every step.
         warm_up_repeats: Untimed repetitions before them.
         settled: False if warm-up ended before the times had settled.
-        target: One token.
         verify: Several tokens, by number of speculative tokens.
     """
 
@@ -415,17 +407,14 @@ class ScoredLatency(Record):
 
     @property
     def lookaheads(self) -> list[int]:
-        """Values of k whose verification was timed."""
         return [step.lookahead for step in self.verify]
 
     @property
     def steps(self) -> list[StepTime]:
-        """All steps of the target and the drafts."""
         of_drafts = [step for draft in self.drafts for step in (draft.one_token, draft.two_tokens)]
         return [self.target, *self.verify, *of_drafts]
 
     def of(self, draft: str) -> DraftSteps:
-        """Return the steps of one draft."""
         return only(self.drafts, lambda steps: steps.draft == draft)
 
     def step_times(
@@ -555,7 +544,6 @@ class Live(Record):
     over_lookup: tuple[OverLookup, ...]
 
     def way(self, name: str) -> WayRow | None:
-        """Return another way of decoding; None if it was not run."""
         return next((row for row in self.ways if row.way == name), None)
 
 
@@ -585,12 +573,10 @@ class Scorecard(Record):
 
     @property
     def temperatures(self) -> list[float]:
-        """Scored temperatures, in order."""
         return list(dict.fromkeys(row.temperature for row in self.acceptance))
 
     @property
     def machine(self) -> str:
-        """Device of the models."""
         return machine_words(self.provenance.hardware, self.settings.device, self.settings.threads)
 
     @property
@@ -607,15 +593,12 @@ class Scorecard(Record):
         return only(self.drafts, lambda model: model.draft == draft)
 
     def rows_at(self, temperature: float) -> list[AcceptanceRow]:
-        """Return the acceptance of every draft at a temperature."""
         return [row for row in self.acceptance if row.temperature == temperature]
 
     def row(self, draft: str, temperature: float) -> AcceptanceRow:
-        """Return the acceptance of one draft at a scored temperature."""
         return only(self.rows_at(temperature), lambda row: row.draft == draft)
 
     def speedup_of(self, draft: str, temperature: float) -> SpeedupRow:
-        """Return the prediction for one draft at a scored temperature."""
         return only(self.speedup, lambda row: (row.draft, row.temperature) == (draft, temperature))
 
 
@@ -663,12 +646,10 @@ class RecordedScorecard(Record):
 
     @property
     def machine(self) -> str:
-        """Device of the draft."""
         return machine_words(self.provenance.hardware, self.settings.device, self.settings.threads)
 
 
 def machine_words(hardware: Hardware, device: str, num_threads: int) -> str:
-    """Format a GPU by its name, or a CPU with its threads."""
     if device.startswith("cuda"):
         return f"GPU ({hardware.accelerators[0]})"
     return f"CPU ({hardware.processor}, {num_threads} thread{'s' if num_threads > 1 else ''})"
@@ -742,12 +723,10 @@ class GridFile(Record):
 
     @property
     def drafts(self) -> list[str]:
-        """All models but the target."""
         return [name for name in self.models if name != TARGET]
 
     @property
     def lookaheads(self) -> list[int]:
-        """Values of k whose verification was timed."""
         return self.cells[0].lookaheads
 
     def name_of(self, fingerprint: str) -> str | None:
@@ -756,7 +735,6 @@ class GridFile(Record):
 
     @property
     def where(self) -> str:
-        """Device and dtype, for messages."""
         target = self.models[TARGET]
         return f"a {machine_words(self.provenance.hardware, target.device, self.threads)} in {target.dtype}"
 

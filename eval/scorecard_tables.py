@@ -31,14 +31,12 @@ class ScoredDraft:
 
     @property
     def is_primary(self) -> bool:
-        """True if the scorecard is about it; other drafts are baselines."""
         return self.draft == self.card.primary
 
     def row(self, temperature: float) -> AcceptanceRow:
         return self.card.row(self.draft, temperature)
 
     def best_k(self, temperature: float) -> int:
-        """Return the number of speculative tokens with the highest predicted speedup."""
         return self.card.speedup_of(self.draft, temperature).best_lookahead
 
     def live(self, temperature: float) -> Live | None:
@@ -64,7 +62,6 @@ def primaries(drafts: Sequence[ScoredDraft]) -> list[ScoredDraft]:
 
 
 def at_temperatures(drafts: Sequence[ScoredDraft]) -> list[tuple[ScoredDraft, float]]:
-    """Return every draft at every scored temperature, ordered by temperature."""
     pairs = [(draft, temperature) for draft in drafts for temperature in draft.card.temperatures]
     return sorted(pairs, key=lambda pair: pair[1])
 
@@ -111,7 +108,6 @@ def results(drafts: Sequence[ScoredDraft], *, all_methods: bool = True) -> Table
 
 
 def with_column(table: Table, name: str, estimates: Sequence[Estimate | Ratio | None]) -> Table:
-    """Append a column of estimates, unless there are none."""
     if not any(estimates):
         return table
     rows = [(*row, interval(estimate)) for row, estimate in zip(table.rows, estimates, strict=True)]
@@ -301,7 +297,6 @@ def between_runs(first: str, name: str, baseline: Scorecard, card: Scorecard) ->
 
 
 def models(cards: Mapping[str, Scorecard | RecordedScorecard]) -> Table:
-    """Shape, dtype and fingerprint of every model."""
     named: dict[str, tuple[str, ScoredModel]] = {}
     for name, card in cards.items():
         if isinstance(card, Scorecard):
@@ -381,7 +376,6 @@ def recorded_results(cards: Mapping[str, RecordedScorecard]) -> Table:
 
 
 def recorded_positions(cards: Mapping[str, RecordedScorecard]) -> Table:
-    """Acceptance by position at the largest k."""
     rows = [
         (name, f"{row.temperature:g}", row.rule, p.position, interval(p.conditional), interval(p.joint))
         for name, card in cards.items()
@@ -393,7 +387,6 @@ def recorded_positions(cards: Mapping[str, RecordedScorecard]) -> Table:
 
 
 def scorecard_page(card: Scorecard | RecordedScorecard) -> TableSection:
-    """scorecard.md."""
     warnings = [f"WARNING: {text}" for text in card.warnings]
     if isinstance(card, RecordedScorecard):
         named = {"draft": card}
@@ -417,7 +410,6 @@ def scorecard_page(card: Scorecard | RecordedScorecard) -> TableSection:
 
 
 def summary(card: Scorecard | RecordedScorecard) -> str:
-    """Format the summary at the end of a run."""
     warnings = [f"WARNING: {text}" for text in card.warnings]
     if isinstance(card, RecordedScorecard):
         return terminal(recorded_results({"draft": card}), *warnings)
@@ -427,7 +419,6 @@ def summary(card: Scorecard | RecordedScorecard) -> str:
 
 
 def find_warnings(card: Scorecard) -> list[str]:
-    """Return warnings about unreliable numbers."""
     warnings, exact = [], card.settings.dtype == "float32"
     for live in card.lives:
         if not live.agreement.exact:

@@ -68,12 +68,8 @@ def write_examples(
     """Write some of the texts that were decoded with a draft.
 
     Args:
-        path: The file, replaced if it exists.
         traces: Their prompts.
         decoded: The texts, in the same order.
-        tokenizer: Of both models.
-        target: Its fingerprint.
-        draft: Its fingerprint.
     """
     examples = []
     for index in chosen_indices([trace.category for trace in traces], NUM_EXAMPLES):
@@ -184,7 +180,6 @@ def runners(pair: LoadedPair, ids: Sequence[int], wanted: Verification, seed: in
 
 
 def columns(pair: LoadedPair, plain: "Runner", drafted: "Runner", console: Console) -> Group:
-    """Render both texts so far for a terminal."""
     table = Table.grid(expand=True)
     table.add_column(ratio=1)
     table.add_column(ratio=1)
@@ -194,7 +189,6 @@ def columns(pair: LoadedPair, plain: "Runner", drafted: "Runner", console: Conso
 
 
 def coloured(pair: LoadedPair, runner: "Runner", *, colour: bool) -> Text:
-    """Render a text in the colours of its writers, or with their marks."""
     text = Text()
     for piece, writer in spans(pair.tokenizer, runner.token_ids, runner.writers):
         text.append_text(marked(piece, writer, colour=colour))
@@ -202,18 +196,15 @@ def coloured(pair: LoadedPair, runner: "Runner", *, colour: bool) -> Text:
 
 
 def marked(piece: str, writer: Writer, *, colour: bool) -> Text:
-    """Render one piece in its writer's colour, or with its marks."""
     before, after = MARKS[writer]
     return Text(piece, style=STYLES[writer]) if colour else Text(f"{before}{piece}{after}")
 
 
 def legend(*, colour: bool) -> Text:
-    """Explain the colours or marks."""
     return Text("  ").join([marked(meaning, writer, colour=colour) for writer, meaning in LEGEND.items()])
 
 
 def speedup(plain: "Runner", drafted: "Runner") -> str:
-    """Return the ratio of both rates; empty before both have one."""
     return f"speedup {drafted.rate / plain.rate:.2f}x" if plain.rate and drafted.rate else ""
 
 
@@ -238,8 +229,6 @@ class Runner:
     Attributes:
         steps: From eval.decoding.speculative.decode_steps, for one prompt.
         drafts: True if a draft takes part.
-        token_ids: Emitted so far.
-        writers: Of each token.
         steps_done: Verification steps so far.
         spent_s: Seconds of its own steps.
     """
@@ -259,7 +248,6 @@ class Runner:
 
     @property
     def summary(self) -> str:
-        """Progress in one line."""
         text = f"{len(self.token_ids)} tokens, {self.rate:.1f} tokens/s"
         if not self.drafts:
             return f"without draft: {text}"
@@ -267,7 +255,6 @@ class Runner:
         return f"with draft: {text}, acceptance length {length:.2f}, accepted {self.writers.count('accepted')}"
 
     def advance(self) -> None:
-        """Run one step."""
         start_s = time.perf_counter()
         step = next(self.steps)
         self.spent_s += time.perf_counter() - start_s

@@ -45,7 +45,6 @@ def predicted_speedup(tau: float, full_rate: float, lookahead: int, times: StepT
         tau: Tokens per verification step at this k, the target's own included; of a batch, the plain decoding steps
             that a verification step replaces.
         full_rate: Share of the steps that accepted all proposals; of a batch, in any of its rows.
-        lookahead: Tokens proposed per step.
         times: Measured steps; must hold verify_s for this k.
     """
     catch_up_s = full_rate * (times.draft_two_s - times.draft_s)
@@ -89,7 +88,6 @@ def promise(rounds: Sequence[Rounds], steps: StepTimes, *, batch: int = 1) -> tu
     Args:
         rounds: Of one draft at one temperature.
         steps: Of it and its target, at this batch; values of k without a timed verification are skipped.
-        batch: Rows.
     """
     speedups = {
         entry.lookahead: predicted_speedup(entry.tau.value, any_full_rate(entry, batch), entry.lookahead, steps)
@@ -101,7 +99,6 @@ def promise(rounds: Sequence[Rounds], steps: StepTimes, *, batch: int = 1) -> tu
 
 
 def any_full_rate(rounds: Rounds, batch: int) -> float:
-    """Return the share of a batch's steps in which any row accepted everything."""
     return 1 - (1 - rounds.full_rate) ** batch
 
 
@@ -110,11 +107,8 @@ class Ranked:
     """A ranked draft.
 
     Attributes:
-        draft: Its name.
-        lookahead: Best k.
         speedup: Predicted, over plain decoding, prefill excluded.
         interval: None with too few prompts or repetitions.
-        tokens_per_s: Predicted.
         first_share: Share of the draws in which it is the fastest.
     """
 
@@ -131,8 +125,6 @@ def ranking(rows: Sequence[AcceptanceRow], latency: ScoredLatency, resampling: R
 
     Args:
         rows: Of drafts of one target on the same responses, with the sums of every prompt.
-        latency: Steps of all of them, at one batch and context.
-        resampling: Number of draws, and coverage of intervals.
     """
     steps, draws = step_times(latency), drawn_times(latency, resampling)
     chosen = {row.draft: promise(row.lookahead, steps[row.draft], batch=latency.batch) for row in rows}
@@ -196,7 +188,6 @@ def drawn_speedups(
 
 
 def step_times(latency: ScoredLatency) -> dict[str, StepTimes]:
-    """Return the medians of the target and each draft."""
     return {draft.draft: latency.step_times(draft.draft) for draft in latency.drafts}
 
 
@@ -232,7 +223,6 @@ class Prospect:
     Attributes:
         lookahead: The k with the lowest break-even acceptance.
         least_alpha: Acceptance rate at which drafting begins to pay; None if not even 1 does.
-        cost_ratio: A draft step over a target step.
         most: Speedup if everything were accepted, at the best k.
     """
 

@@ -73,10 +73,8 @@ def open_stream(
     """Yield the requests of a stream, the same for the same seed wherever it starts.
 
     Args:
-        config: Sources and mix.
         seed: Of a smooth mix.
         start: Place of the first request; earlier rows are read again, because they determine the later ones.
-        sleep: Waits for a followed file.
 
     Raises:
         UserError: If a row is not a prompt, or a source cannot be read or is empty.
@@ -117,7 +115,6 @@ def followed_rows(source: PromptSource, sleep: Callable[[float], None]) -> Rows:
 
 
 def followed_lines(path: Path, file: BinaryIO, sleep: Callable[[float], None]) -> Iterator[bytes]:
-    """Yield lines once they are complete."""
     unfinished = b""
     while True:
         unfinished += file.readline(MOST_CHARACTERS)
@@ -134,7 +131,6 @@ def followed_lines(path: Path, file: BinaryIO, sleep: Callable[[float], None]) -
 
 
 def mixed(sets: Sequence[Iterator[Named]], mix: Mix, seed: int) -> Iterator[Named]:
-    """Yield the requests of all sources in the order of a mix."""
     if mix == "in_order":
         return chain.from_iterable(sets)
     whole = list(map(list, sets))
@@ -154,7 +150,6 @@ def smooth_probabilities(progress: float, num_sets: int) -> list[float]:
 
     Args:
         progress: Share of the stream that has passed.
-        num_sets: At least two.
     """
     if num_sets == 2:
         return [1 - progress, progress]

@@ -49,7 +49,6 @@ class Task:
 
     @property
     def label(self) -> str:
-        """Name and version, as in prompts: "gsm8k/1"."""
         return f"{self.name}/{self.version}"
 
 
@@ -61,7 +60,6 @@ TASKS: dict[str, Task] = {
 
 
 def named_task(name: str) -> str:
-    """Return the name if it is a task; ValueError otherwise."""
     if name not in TASKS:
         near = get_close_matches(name, TASKS, n=1)
         hint = f"Did you mean {near[0]}?" if near else "`widedraft recipes --tasks` lists them."

@@ -60,7 +60,6 @@ class VerifySettings(DecodingFlags):
 
     @property
     def holding(self) -> Holding:
-        """Placement of the target."""
         return Holding(self.target_placement, self.target_device_memory_gib, self.target_bits)
 
     @model_validator(mode="after")
@@ -128,7 +127,6 @@ def check_lossless(settings: VerifySettings) -> Iterable["Finding"]:
 
 
 def check_accuracy(settings: VerifySettings) -> Iterable["Finding"]:
-    """Check accuracy with and without the draft on each kind of question."""
     from eval.accuracy import check_accuracy, load_benchmark
     from eval.pair import load_pair
 
@@ -147,7 +145,6 @@ def check_accuracy(settings: VerifySettings) -> Iterable["Finding"]:
 
 
 def show(settings: VerifySettings) -> None:
-    """Decode prompts from files or the keyboard with and without the draft."""
     from rich.console import Console
 
     from eval.decoding.texts import Limits

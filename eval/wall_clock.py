@@ -42,9 +42,6 @@ class LiveAnswer:
 
     Attributes:
         recorded_ids: The target's recorded response, generated in a batch.
-        plain: Decoded by the target only.
-        speculative: Decoded with the draft.
-        lookahead: Tokens proposed per verification step.
         others: Decoded in every other way, by its name.
     """
 
@@ -77,12 +74,8 @@ def decode_live(
     """Decode each prompt by the target only and in every way, in an order drawn per prompt.
 
     Args:
-        target: Decides every token.
         ways: By name, including DRAFT.
         answers: The target's responses, whose prompts are decoded again.
-        max_new_tokens: Maximum length of a response.
-        stop_ids: Tokens that end a response.
-        sampling: Of target and draft.
         seed: Of the order and of sampling; all ways of a prompt draw the same numbers.
     """
     rng = np.random.default_rng(seed)
@@ -152,7 +145,6 @@ def live_record(
     predicted: float,
     resampling: Resampling,
 ) -> Live:
-    """Build the scorecard's record of decoding at one temperature."""
     rounds = [round_ for answer in answers for round_ in answer.speculative.rounds]
     return Live(
         draft=draft,
@@ -179,7 +171,6 @@ def live_record(
 
 
 def way_row(name: str, way: LiveWay, answers: Sequence[LiveAnswer], resampling: Resampling) -> WayRow:
-    """Compare a way other than the draft with plain decoding."""
     return WayRow(
         way=name,
         lookahead=way.lookahead,
@@ -225,10 +216,8 @@ def compare_with_replay(answers: Sequence[LiveAnswer], replayed: Sequence[Counts
     """Compare decoding with replay, prompt by prompt: the lossless check.
 
     Args:
-        answers: Decoded prompts.
         replayed: Counts of the replay at the same number of speculative tokens: of each recorded response if greedy,
             else of each text that was generated with the draft.
-        is_greedy: True if texts are greedy.
     """
     counts = [answer.counts for answer in answers]
     same_text = sum(answer.speculative.token_ids == answer.plain.token_ids for answer in answers)

@@ -113,11 +113,7 @@ class MadeSteps:
 
 
 class CapturedSteps:
-    """Opener (eval.decoding.kv_cache.Opener) whose steps are captured once for each model and shape.
-
-    Args:
-        recorder_on: Makes the recorder of one model, on its device.
-    """
+    """Opener (eval.decoding.kv_cache.Opener) whose steps are captured once for each model and shape."""
 
     def __init__(self, recorder_on: Callable[[torch.device], Recorder] = CudaRecorder) -> None:
         self.recorder_on = recorder_on
@@ -133,7 +129,6 @@ class CapturedSteps:
             self.recorders[id(model)] = self.recorder_on(model.device)
 
     def forget(self) -> None:
-        """Drop every cache that no sequencer holds, with its captured steps."""
         self.free.clear()
 
     def __call__(
@@ -225,7 +220,6 @@ class FixedSequencer:
 
 
 def new_row_cache(model: PreTrainedModel, *, rows: int, capacity: int) -> RowCache:
-    """Return a cache with allocated tensors."""
     cache = RowCache(capacity)
     with without_cudnn():
         forward(model, *filling(model, rows=rows, tokens=1), cache, Sight.of(model), width=1, whole=False)
@@ -266,7 +260,6 @@ class BatchSteps:
     def __call__(
         self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, capacity: int, **how: Any
     ) -> Sequencer:
-        """See eval.decoding.kv_cache.open_sequencer."""
         shape = id(model), len(prompts), captured_capacity(capacity)
         self.steps.free = {key: made for key, made in self.steps.free.items() if key == shape}
         opener: Opener = self.steps if self.fits(model, len(prompts), shape[2]) else open_sequencer

@@ -74,10 +74,6 @@ def write_traces(
     it; stderr reports the count.
 
     Args:
-        target: Directory of the target.
-        prompts: All prompts, whichever are dropped.
-        out: Directory of the responses.
-        settings: Decoding settings.
         name: Prefix of the shards' names.
         answered_by: Generates the responses: an Answerer by default, or an engine (eval.engines.external_generate).
         part: The files to write; other jobs may write the rest at the same time.
@@ -121,7 +117,6 @@ def write_traces(
 
 
 def sampling_of(settings: DecodingSettings) -> Sampling:
-    """Return the sampling part of the decoding settings."""
     return Sampling(settings.temperature, settings.top_p, settings.top_k, settings.min_p, settings.repetition_penalty)
 
 
@@ -185,15 +180,12 @@ class Answerer:
         return text_config(self.target).vocab_size
 
     def mine(self, missing: Sequence[Path]) -> Sequence[Path]:
-        """Return the shards that this process writes."""
         return self.share.mine(missing)
 
     def work_of(self, missing: Missing) -> float:
-        """Return the work of some shards, in any unit."""
         return sum(work_of(num_turns(turns), self.settings.batch_size) for _, turns in missing)
 
     def write_all(self, missing: Missing) -> Iterator[Trace]:
-        """Write shards one after another; yield their responses."""
         for path, turns in missing:
             yield from self.write(path, turns)
 
@@ -224,7 +216,6 @@ class Answerer:
             yield from self.answer_batch(fitting[start : start + self.settings.batch_size])
 
     def render(self, turn: Turn) -> list[int]:
-        """Return the prompt ids of a turn."""
         ids = render_prompt(self.tokenizer, turn.messages)
         require_rows_for_row(ids, self.target, self.vocab_size, turn.source)
         return ids
@@ -245,7 +236,6 @@ class Answerer:
         self.advance(work - steps * step_work, items=0)
 
     def decode(self, batch: Sequence[Rendered]) -> Iterator[Emitted | tuple[int, Decoded]]:
-        """Decode a batch of turns step by step."""
         wanted = Wanted(
             [ids for ids, _ in batch],
             Limits(self.settings.max_new_tokens, stop_token_ids(self.model)),
@@ -255,7 +245,6 @@ class Answerer:
         return decode_steps([self.model], wanted, row_seeds=seeds, opener=self.opener)
 
     def trace(self, turn: Turn, prompt_ids: Sequence[int], decoded: Decoded) -> Trace:
-        """Build the record of one response."""
         text = self.tokenizer.decode(
             list(decoded.token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
@@ -279,5 +268,4 @@ def work_of(count: int, batch_size: int) -> int:
 
 
 def derive_seed(seed: int, name: str, index: int) -> int:
-    """Derive a seed for one prompt, unrelated to those of its neighbours."""
     return int.from_bytes(sha256(f"{seed}/{name}/{index}".encode()).digest()[:8], "big", signed=True)

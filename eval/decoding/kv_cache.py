@@ -66,7 +66,6 @@ def new_cache(model: PreTrainedModel) -> DynamicCache:
 
 
 def roll_back(cache: DynamicCache, length: int) -> None:
-    """Truncate the cache to its first `length` tokens."""
     surplus = cache.get_seq_length() - length
     assert surplus >= 0, f"the cache holds {length + surplus} tokens, fewer than the {length} to keep"
     cache.crop(-surplus)  # transformers 5 takes the number of tokens to remove, negative
@@ -120,7 +119,6 @@ class RowCache:
         self.replace(lambda cache_BHSD: pad(cache_BHSD, (0, 0, 0, missing)))
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep only the given rows."""
         rows_B = torch.tensor(rows, device=self.slots_BT.device)
         self.replace(lambda cache_BHSD: cache_BHSD[rows_B])
 
@@ -163,8 +161,6 @@ def positions_of(spans: Sequence[Span], width: int, *, left: bool) -> Tensor:
     """Return positions_BT of the fed tokens, -1 for padding.
 
     Args:
-        spans: One per row.
-        width: Tokens of the longest row.
         left: Align tokens left and pad on the right.
     """
     steps_T = torch.arange(width)
@@ -192,7 +188,6 @@ class Sight:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> "Sight":
-        """Read a model's config."""
         config = model.config.get_text_config(decoder=True)
         eager = config._attn_implementation == "eager"  # noqa: SLF001  # there is no public attribute
         family = FAMILIES.get(config.model_type)
@@ -209,7 +204,6 @@ class Sight:
         return {kind: self.as_attention_takes_it(near_BTS if kind == WINDOWED else seen_BTS) for kind in self.kinds}
 
     def as_attention_takes_it(self, seen_BTS: Tensor) -> Tensor:
-        """Convert to a boolean or additive mask."""
         if self.added is None:
             return seen_BTS[:, None]
         lowest = torch.finfo(self.added).min
@@ -229,8 +223,6 @@ class Sequencer(Protocol):
 
         Args:
             ids_BT: Tokens. Shorter rows are padded, on the right if `whole`, else on the left.
-            spans: One per row.
-            whole: Return logits after every token.
 
         Returns:
             logits [B, T, V] if `whole`, else [B, 1, V]; undefined at padding. With a reduced vocabulary column v is
@@ -255,9 +247,7 @@ class Opener(Protocol):
         vocab_size: int,
         feeds: Sequence[Feed] = (),
         goes_back: bool = True,
-    ) -> Sequencer:
-        """See open_sequencer."""
-        ...
+    ) -> Sequencer: ...
 
 
 def open_sequencer(
@@ -272,8 +262,6 @@ def open_sequencer(
     """Return a sequencer for some prompts, none of which has been prefilled.
 
     Args:
-        model: Any causal or encoder-decoder model.
-        prompts: One per row.
         capacity: Maximum tokens per row.
         vocab_size: Larger ids are dropped from the logits.
         feeds: Steps that will be fed repeatedly after the prompts.
@@ -325,7 +313,6 @@ class RowSequencer:
 
     @without_cudnn()
     def feed(self, ids_BT: Tensor, spans: Sequence[Span], *, whole: bool) -> Tensor:
-        """See Sequencer."""
         positions_BT = positions_of(spans, ids_BT.shape[1], left=whole).to(ids_BT.device, non_blocking=True)
         width = max((start + count for start, count in spans if count), default=1)
         if width > self.cache.capacity:
@@ -334,7 +321,6 @@ class RowSequencer:
         return logits_BTV[..., : self.columns]
 
     def keep(self, rows: Sequence[int]) -> None:
-        """See Sequencer."""
         self.cache.keep(rows)
 
 
@@ -372,7 +358,6 @@ class TextSequencer:
         return output.logits[..., : self.columns]
 
     def keep(self, rows: Sequence[int]) -> None:
-        """See Sequencer."""
         rows_B = torch.tensor(rows, device=self.real_BT.device)
         self.cache.batch_select_indices(rows_B)
         self.real_BT = self.real_BT[rows_B]
@@ -414,7 +399,6 @@ class TranslationSequencer:
         return logits[..., : self.columns]
 
     def keep(self, rows: Sequence[int]) -> None:
-        """See Sequencer."""
         rows_B = torch.tensor(rows, device=self.encoded_BSH.device)
         self.own_past.batch_select_indices(rows_B)
         self.cache.cross_attention_cache.batch_select_indices(rows_B)

@@ -56,7 +56,6 @@ class Sampling:
 
     @classmethod
     def of(cls, temperature: float, config: SamplingConfig) -> "Sampling":
-        """Combine a temperature with a recipe's or command's settings."""
         return cls(temperature, **config.model_dump())
 
     @property
@@ -68,8 +67,6 @@ def penalised(logits_NV: Tensor, sampling: Sampling, seen_NV: Tensor | None) -> 
     """Apply the repetition penalty; returns float32, or float64 if the logits have it.
 
     Args:
-        logits_NV: Of a model.
-        sampling: Holds the penalty.
         seen_NV: Tokens in the sequence so far; may be None without a penalty.
     """
     logits_NV = logits_NV if logits_NV.dtype is torch.float64 else logits_NV.float()
@@ -86,8 +83,6 @@ def distribution(logits_NV: Tensor, sampling: Sampling, seen_NV: Tensor | None =
 
     Args:
         logits_NV: Of a model, in any dtype.
-        sampling: Sampling settings.
-        seen_NV: As in `penalised`.
     """
     return chosen_from(logits_NV, sampling, seen_NV).softmax(dim=-1)
 
@@ -115,9 +110,6 @@ def seen_along(
 
     Args:
         prompt_ids: The decoder's tokens before the response.
-        answer_ids: The response.
-        sampling: Holds the penalty.
-        like_TV: Logits of the response, for shape and device.
     """
     if sampling.repetition_penalty == 1:
         return None
@@ -129,7 +121,6 @@ def seen_along(
 
 
 def filters(sampling: Sampling) -> list[LogitsProcessor]:
-    """Return transformers' logits processors for top-k, top-p and min-p."""
     processors: list[LogitsProcessor] = []
     if sampling.top_k is not None:
         processors.append(TopKLogitsWarper(sampling.top_k))
@@ -179,7 +170,6 @@ class Proposal:
 
     @classmethod
     def nothing(cls, rows: int, device: torch.device) -> "Proposal":
-        """Return a proposal without tokens."""
         tokens_B0 = torch.zeros(rows, 0, dtype=torch.long, device=device)
         return cls(tokens_B0, tokens_B0.new_zeros(rows, 0, 0, dtype=torch.float), tokens_B0.new_zeros(rows))
 
@@ -199,12 +189,7 @@ class Draws:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Outcome of a verification step.
-
-    Attributes:
-        accepted_B: Number of accepted tokens.
-        next_B: The token after them.
-    """
+    """Outcome of a verification step."""
 
     accepted_B: Tensor
     next_B: Tensor
@@ -219,7 +204,6 @@ def judge_rejection(target_BJV: Tensor, proposal: Proposal, draws: Draws) -> Ver
     Args:
         target_BJV: p at every proposed token and after the last.
         proposal: Drawn from its probs_BKS.
-        draws: Uniform numbers.
     """
     chances_BK = accept_chances(target_BJV, proposal)
     accepted_B = leading(draws.accept_BK < chances_BK, proposal.counts_B)
@@ -259,9 +243,7 @@ def residual(target_BV: Tensor, draft_BS: Tensor, ids_S: Tensor | None = None) -
     """Return (p - q)+, not normalised; p itself if rounding leaves nothing of it.
 
     Args:
-        target_BV: p.
         draft_BS: q over the draft's output ids; no columns if nothing was proposed.
-        ids_S: As in Proposal.
     """
     if draft_BS.shape[-1] == 0:
         return target_BV
@@ -295,15 +277,12 @@ def leading(kept_BK: Tensor, counts_B: Tensor) -> Tensor:
 
 
 def chance_of(probs_BKV: Tensor, tokens_BK: Tensor) -> Tensor:
-    """Return the probability of each token, as [B, K]."""
     return probs_BKV.gather(-1, tokens_BK[:, :, None])[:, :, 0]
 
 
 def row_at(probs_BJV: Tensor, positions_B: Tensor) -> Tensor:
-    """Return the distribution at one position of each row, as [B, V]."""
     return probs_BJV[torch.arange(len(positions_B), device=positions_B.device), positions_B]
 
 
 def at(values_BJ: Tensor, positions_B: Tensor) -> Tensor:
-    """Return one value of each row, as [B]."""
     return values_BJ.gather(1, positions_B[:, None])[:, 0]

@@ -69,12 +69,7 @@ class NgramLookup:
     shortest: int = 1
 
     def continuation(self, token_ids: Sequence[int], count: int) -> list[int]:
-        """Return up to `count` tokens that followed the latest earlier match; none without a match.
-
-        Args:
-            token_ids: The sequence so far, prompt included.
-            count: Maximum number of tokens.
-        """
+        """Return up to `count` tokens that followed the latest earlier match; none without a match."""
         ids_T = np.asarray(token_ids)
         for length in range(min(self.longest, len(ids_T) - 1), self.shortest - 1, -1):
             earlier = sliding_window_view(ids_T[:-1], length)  # the suffix itself is no match
@@ -90,17 +85,12 @@ class LookupFirst:
     """Prompt lookup if the last `size_n` tokens occurred before, the draft otherwise.
 
     The two parameters are those of llama.cpp's `--spec-type ngram-simple,draft-simple`.
-
-    Attributes:
-        size_n: Tokens that must match.
-        size_m: Maximum number of copied tokens.
     """
 
     size_n: int = 12
     size_m: int = 48
 
     def continuation(self, token_ids: Sequence[int], limit: int) -> list[int]:
-        """Return at most `limit` copied tokens; none if the draft proposes."""
         return NgramLookup(self.size_n, self.size_n).continuation(token_ids, min(self.size_m, limit))
 
 
@@ -110,8 +100,6 @@ class Wanted:
 
     Attributes:
         prompts: Token ids, each at least one; encoder inputs for an encoder-decoder model.
-        limits: When a sequence ends.
-        sampling: Sampling settings of both models.
         speculation: None for plain decoding.
         lookup: Proposes tokens instead of a draft model.
         lookup_first: Prompt lookup with the draft as fallback; None for the draft everywhere.
@@ -139,7 +127,6 @@ class Wanted:
 
     @property
     def draft_p_min(self) -> float:
-        """Confidence below which the draft stops proposing."""
         return 0.0 if self.speculation is None else self.speculation.draft_p_min
 
     @property
@@ -155,7 +142,6 @@ class Wanted:
 
     @property
     def goes_back(self) -> bool:
-        """True if tokens are fed that may be rolled back."""
         return self.speculation is not None
 
     def __post_init__(self) -> None:
@@ -193,7 +179,6 @@ class Turn:
 
     @cached_property
     def looked_up_B(self) -> Tensor:  # noqa: N802  # the suffix of a shape
-        """Mask of the rows with looked-up tokens."""
         return torch.tensor([bool(ids) for ids in self.lookups], device=self.drafted.tokens_BK.device)
 
     @cached_property
@@ -212,9 +197,7 @@ class Turn:
         """Apply an acceptance rule.
 
         Args:
-            rule: One of eval.decoding.sampling.RULES.
             target_BJV: p at every token of `proposal` and after the last.
-            draws: Uniform numbers of the same width.
         """
         if not any(self.lookups):
             return RULES[rule](target_BJV, self.drafted, draws)
@@ -233,7 +216,6 @@ class Emitted:
     """Tokens that one step added to one sequence.
 
     Attributes:
-        index: Index of the prompt.
         accepted: Number of draft tokens among them; the last token is always the target's.
         rejected: Proposed token that the last one replaces; None if it replaces none.
     """
@@ -248,9 +230,6 @@ class Batch:
     """Unfinished sequences and the state of the models; rows in the order of the sequences.
 
     Args:
-        models: The target, and optionally a draft.
-        wanted: Decoding request.
-        streams: Random numbers of all prompts.
         indices: Prompts of this batch; they are prefilled together.
         opener: Makes the models' sequencers, before the clock of the batch starts.
 
@@ -285,14 +264,12 @@ class Batch:
         self.prefill_s = self.prefilled_s - start_s
 
     def sequencer_of(self, opener: Opener, model: PreTrainedModel, feeds: Sequence[Feed]) -> Sequencer:
-        """Open a sequencer that has read nothing yet."""
         capacity = max(len(text.context) for text in self.texts) + self.wanted.limits.max_new_tokens
         prompts = [self.wanted.prompts[text.index] for text in self.texts]
         goes_back = self.wanted.goes_back
         return opener(model, prompts, capacity=capacity, vocab_size=self.vocab_size, feeds=feeds, goes_back=goes_back)
 
     def read_contexts(self, sequencer: Sequencer) -> None:
-        """Prefill every context except its last token."""
         contexts = [text.context[:-1] for text in self.texts]
         if any(contexts):
             sequencer.feed(self.filled(contexts), [(0, len(context)) for context in contexts], whole=False)
@@ -307,7 +284,6 @@ class Batch:
         return seen_BV
 
     def plain_step(self) -> Iterator[Emitted]:
-        """Decode one token per sequence."""
         yield from self.append(*self.next_tokens())
 
     def next_tokens(self) -> tuple[Tensor, list[float]]:
@@ -320,7 +296,6 @@ class Batch:
         return tokens_of(columns_B, self.output_ids_S), logp
 
     def append(self, tokens_B: Tensor, logp: Sequence[float] = ()) -> Iterator[Emitted]:
-        """Append one token to every sequence."""
         for text, token, chance in zip_longest(self.texts, tokens_B.tolist(), logp):
             text.extend([token], self.wanted.limits)
             text.logp += [] if chance is None else [chance]
@@ -334,7 +309,6 @@ class Batch:
         return self.seen_BV.index_select(1, self.output_ids_S)
 
     def is_greedy(self, *, drafting: bool) -> bool:
-        """Return True if the model takes its argmax."""
         return self.wanted.sampling.is_greedy or (drafting and self.wanted.rule == EXACT_GREEDY_DRAFT)
 
     def draws(self, stream_BD: Tensor, count: int, *, drafting: bool = False) -> Sequence[Tensor | None]:
@@ -387,16 +361,11 @@ def first_tokens(target: PreTrainedModel, prompt_ids: Sequence[int]) -> tuple[in
 
 
 def marked(seen_BS: Tensor | None, columns_B: Tensor) -> Tensor | None:
-    """Add one seen token per row; None stays None."""
     return None if seen_BS is None else seen_BS.scatter(1, columns_B[:, None], value=True)
 
 
 class Rounds:
-    """Speculative decoding of a batch.
-
-    Args:
-        batch: Its `wanted` has a speculation.
-    """
+    """Speculative decoding of a batch."""
 
     def __init__(self, batch: Batch) -> None:
         assert batch.wanted.speculation is not None
@@ -405,7 +374,6 @@ class Rounds:
 
     @property
     def texts(self) -> list[Text]:
-        """Unfinished sequences."""
         return self.batch.texts
 
     def step(self) -> Iterator[Emitted]:
@@ -438,7 +406,6 @@ class Rounds:
         return Turn(drafted, lookups), [len(ids) or count for ids, count in zip(lookups, counts, strict=True)]
 
     def look_up(self, text: Text, limit: int) -> list[int]:
-        """Return looked-up tokens of one sequence, if lookup is enabled."""
         if self.wanted.lookup is not None:
             return self.wanted.lookup.continuation(text.everything(), min(self.speculation.lookahead, limit))
         if self.wanted.lookup_first is None:
@@ -454,7 +421,6 @@ class Rounds:
         *,
         looked_up: bool,
     ) -> Emitted:
-        """Append the tokens of one verification step to a sequence."""
         start, proposed = len(text.emitted), len(proposed_ids)
         kept = text.extend(token_ids, self.wanted.limits)
         copied = self.wanted.lookup_first if looked_up else None
@@ -550,7 +516,6 @@ class Rounds:
         return torch.stack(seen, dim=1).flatten(0, 1)
 
     def mark_emitted(self) -> None:
-        """Mark the tokens of the last step as seen, for the repetition penalty."""
         if self.batch.seen_BV is not None:
             for row, text in enumerate(self.texts):
                 self.batch.seen_BV[row, text.last(text.rounds[-1].accepted + 1)] = True
@@ -578,10 +543,6 @@ def speculative_decode(
         target: Decides every token.
         draft: Proposes tokens; a model shares the target's tokenizer and device.
         prompts: Token ids, each at least one; encoder inputs for an encoder-decoder model.
-        limits: When a sequence ends.
-        speculation: How the draft is used.
-        sampling: Sampling settings of both models.
-        seeds: Of the three random streams.
         row_seeds: One per prompt, from `eval.decoding.texts.row_seed`; required above temperature 0, since prompts of
             two calls that both count from 0 would draw the same numbers.
         opener: `open_sequencer`, or an eval.decoding.cuda_graphs.CapturedSteps.
@@ -627,10 +588,6 @@ def decode_steps(
 
     Args:
         models: The target, and optionally a draft model.
-        wanted: Decoding request.
-        seeds: Of the three random streams.
-        row_seeds: One per prompt.
-        opener: How the models are run.
 
     Yields:
         Tokens that a step added to a sequence; after its last step, (index of the prompt, finished sequence).
@@ -654,7 +611,6 @@ def decode_steps(
 
 
 def collected(steps: Iterator[Emitted | tuple[int, Decoded]], count: int) -> list[Decoded]:
-    """Return the finished sequences in the order of their prompts."""
     texts = dict(finished(steps))
     return [texts[index] for index in range(count)]
 

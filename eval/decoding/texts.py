@@ -20,7 +20,6 @@ class Limits:
     """Stopping criteria.
 
     Attributes:
-        max_new_tokens: >= 1.
         stop_ids: Tokens that end a sequence and are its last; may be empty.
     """
 
@@ -91,7 +90,6 @@ class Speculation:
 
     Attributes:
         lookahead: Tokens proposed per step, fewer near the end of the sequence.
-        rule: One of eval.decoding.sampling.RULES.
         draft_p_min: Confidence (the draft's largest probability at temperature 1) below which it stops proposing in
             this step, in [0, 1]: llama.cpp's `--spec-draft-p-min`; 0 never stops.
     """
@@ -137,7 +135,6 @@ class Text:
     """A sequence during decoding.
 
     Attributes:
-        index: Of its prompt.
         context: The decoder's tokens before generation: the prompt, or the start token of an encoder-decoder.
         missing: Emitted tokens except the last that the draft has not read.
         logp: As in Decoded.
@@ -153,7 +150,6 @@ class Text:
 
     @property
     def length(self) -> int:
-        """Tokens of context and response."""
         return len(self.context) + len(self.emitted)
 
     def last(self, count: int) -> list[int]:
@@ -166,7 +162,6 @@ class Text:
         return [*self.context, *self.emitted]
 
     def num_left(self, limits: Limits) -> int:
-        """Return the number of tokens that may still be emitted."""
         return limits.max_new_tokens - len(self.emitted)
 
     def extend(self, token_ids: Sequence[int], limits: Limits) -> int:
@@ -193,7 +188,6 @@ def row_seed(index: int, repetition: int = 0) -> int:
 
 
 def stream_seed(seed: int, row: int) -> int:
-    """Return the seed of one row's draws in one stream."""
     return int(np.random.SeedSequence((seed, row % 2**64)).generate_state(1, np.uint64)[0] >> 1)
 
 
@@ -203,8 +197,6 @@ def stream(seed: int, row_seeds: Sequence[int], count: int, device: torch.device
     Args:
         seed: Of the stream, >= 0.
         row_seeds: From -2**63 to 2**64 - 1.
-        count: Draws per row.
-        device: Of the result.
     """
     return uniform_draws([stream_seed(seed, row) for row in row_seeds], count).to(device)
 

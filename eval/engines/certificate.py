@@ -25,8 +25,6 @@ class Counted:
     """An engine's own counters.
 
     Attributes:
-        rounds: Verification steps.
-        proposed: Draft tokens, accepted or not.
         by_position: Accepted tokens by position in a step; None if the engine does not report them.
     """
 
@@ -44,10 +42,6 @@ class TextRun:
 
     Attributes:
         prompt_ids: As read by the engine, with its own chat template.
-        plain_ids: Response without a draft.
-        drafted_ids: Response with it.
-        plain_s: Seconds, prefill included.
-        drafted_s: Seconds with the draft, prefill included.
         counted: Counters of the run with the draft.
     """
 
@@ -66,11 +60,8 @@ class EngineRun:
     """An engine's run on a pair.
 
     Attributes:
-        version: Of the engine.
-        command: For reproduction.
         dtype: Of both models, or the quantisation.
         own: Counters with the target as its own draft.
-        texts: One per prompt.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -160,8 +151,6 @@ def write_certificate(folder: Path, certificate: Certificate, *, target: str, dr
     Certificates of another target or draft are dropped: they describe models that are no longer there.
 
     Args:
-        folder: Directory of the file.
-        certificate: Of one engine.
         target: fingerprint_checkpoint of the target.
         draft: fingerprint_checkpoint of the draft.
     """
@@ -177,7 +166,6 @@ def write_certificate(folder: Path, certificate: Certificate, *, target: str, dr
 
 
 def pooled(counts: Sequence[Counted]) -> Counted:
-    """Add up the counters of several texts."""
     positions = [text.by_position for text in counts if text.by_position is not None]
     return Counted(
         rounds=sum(text.rounds for text in counts),

@@ -235,7 +235,6 @@ def make_certificate(settings: CertifySettings, target: Path, draft: Path, *, th
 
 
 def speed_of(run: EngineRun, seed: int) -> Speed:
-    """Return tokens per second both ways and the speedup, prefill included."""
     from eval.intervals import Resampling, paired_ratio_quotient
 
     plain = [text.plain_s for text in run.texts], [float(len(text.plain_ids)) for text in run.texts]
@@ -250,7 +249,6 @@ def speed_of(run: EngineRun, seed: int) -> Speed:
 
 
 def print_certificate(certificate: Certificate) -> None:
-    """Print findings and speed."""
     run, speed = certificate.run, certificate.speed
     interval = "" if speed.interval is None else " [{:.2f}, {:.2f}]".format(*speed.interval)
     print(f"{run.engine} {run.version}, {run.dtype}, lookahead {run.lookahead}, {certificate.hardware}")

@@ -60,7 +60,6 @@ class ServerLostError(UserError):
 
 @contextmanager
 def client_errors(url: str) -> Iterator[None]:
-    """Convert the client's errors to UserErrors that name the server."""
     import openai
 
     try:
@@ -126,7 +125,6 @@ class Server:
     def ask_vllm(
         self, prompt_ids: list[int], seed: int, max_tokens: int, stop_ids: list[int], sampling: Sampling
     ) -> tuple[list[int], bool]:
-        """Return token ids, and True if a stop token ended them."""
         own = {"stop_token_ids": stop_ids, "return_token_ids": True, **sampling_fields(sampling, no_top_k=0)}
         response = self.client.completions.create(
             model=self.model, prompt=prompt_ids, max_tokens=max_tokens, seed=seed, extra_body=own
@@ -185,7 +183,6 @@ class Servers:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def lose(self, server: Server, error: ServerLostError) -> None:
-        """Stop using a server; raise the error if it is the last."""
         others = [each for each in self.servers if each is not server]
         if not others:
             raise error
@@ -208,10 +205,8 @@ class OfflineVllm:
     """vLLM in a subprocess, with the target loaded.
 
     Args:
-        target: Directory of the target.
         config: Recipe section `generate`.
         share: Of this process, whose GPU is the worker's first.
-        dtype: Of weights and arithmetic.
         max_model_len: Tokens of prompt and response together.
 
     Raises:
@@ -349,7 +344,6 @@ class EngineKind:
         return EngineAnswerer(*args, kind=self, **named)
 
     def open(self, target: Path, settings: DecodingSettings, share: Share) -> Engine:
-        """Return the engine with only this target loaded."""
         max_model_len = settings.max_prompt_len + settings.max_new_tokens
         wanted = (target, settings.dtype, max_model_len)
         if self.engine is None or self.loaded != wanted:
@@ -432,7 +426,6 @@ class EngineAnswerer(Answerer):
 
 
 def engine_part(config: GenerateConfig, share: Share, shards: Sequence[Path], *, gpus: int) -> Sequence[Path]:
-    """Return the shards that this process's engine generates."""
     if config.engine == "endpoint":
         return share.mine(shards)
     wide = config.tensor_parallel if gpus else share.per_machine

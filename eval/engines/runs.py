@@ -47,7 +47,6 @@ LINES_SHOWN = 12  # of a failed worker's output
 
 
 def command_of(engine: Engine, request: dict[str, Any]) -> str:
-    """Return the engine's command, for reproduction."""
     lookahead, threads = request["lookahead"], request.get("threads")
     if engine == "transformers":
         return f"generate(assistant_model=DRAFT, num_assistant_tokens={lookahead}, do_sample=False)"
@@ -70,7 +69,6 @@ def command_of(engine: Engine, request: dict[str, Any]) -> str:
 
 
 def counts_of(engine: Engine, text: dict[str, Any], lookahead: int) -> Counted:
-    """Convert an engine's counters of one text."""
     if engine == "vllm":
         counters = text["counters"]
         return Counted(
@@ -97,7 +95,6 @@ def counts_of(engine: Engine, text: dict[str, Any], lookahead: int) -> Counted:
 
 
 def engine_run(engine: Engine, request: dict[str, Any], answer: dict[str, Any]) -> EngineRun:
-    """Build the record of an engine's reply to a request."""
     files = f"{Path(request['target']).stem} with {Path(request['draft']).stem}"  # llama.cpp's are in the files
     lookahead = request["lookahead"]
     return EngineRun(
@@ -164,7 +161,6 @@ class AssistedGeneration:
 
     Args:
         models: By the request's names of target and draft.
-        request: As for the workers.
         draft: Its name; None for plain decoding.
     """
 
@@ -242,7 +238,6 @@ def find(
     """Check every law.
 
     Args:
-        run: Of the engine.
         prompts: As rendered by the target's own tokenizer and template.
         replay: Exact counts over the engine's plain texts.
         differing: Files that differ between draft and target: "tokenizer", "chat template".
@@ -306,7 +301,6 @@ def differs(text: TextRun) -> bool:
 
 
 def first_difference(some: Sequence[int], others: Sequence[int]) -> int | None:
-    """Return the first index at which two texts differ; None if they are equal."""
     pairs = zip_longest(some, others)
     return next((index for index, (token, other) in enumerate(pairs) if token != other), None)
 
@@ -320,7 +314,6 @@ def find_ties(target: PreTrainedModel, run: EngineRun, stop_id: int) -> list[int
 
     Args:
         target: In float32.
-        run: Of the engine.
         stop_id: Stands for the end of a text, which engines leave out.
     """
     is_f16 = "F16" in run.dtype.upper() and "BF16" not in run.dtype.upper()  # of GGUF files
@@ -351,7 +344,6 @@ class OwnTokens:
     unknown: int
 
     def read(self, target_ids: Sequence[int]) -> list[int]:
-        """Convert target ids to draft ids."""
         return [self.ids.get(token, self.unknown) for token in target_ids]
 
     def wanted(self, target_ids: Sequence[int]) -> list[int]:
