@@ -73,9 +73,8 @@ def record_answers(
     share: Share = ALONE,
 ) -> Answers:
     """Generate the target's responses into out/answers unless they exist; each process generates a part."""
-    penalty_only = SamplingConfig(
-        repetition_penalty=config.sampling.repetition_penalty
-    )  # all that affects greedy decoding
+    # Greedy decoding uses only the penalty.
+    penalty_only = SamplingConfig(repetition_penalty=config.sampling.repetition_penalty)
     settings = DecodingSettings(
         max_new_tokens=config.max_new_tokens,
         temperature=temperature,

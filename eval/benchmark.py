@@ -195,7 +195,6 @@ def run_assisted(
 
 
 def groups_of(prompts: Prompts, batch: int) -> list[Prompts]:
-    """Split prompts into groups that are decoded together; the last one may be smaller."""
     return [prompts[start : start + batch] for start in range(0, len(prompts), batch)]
 
 
@@ -282,10 +281,10 @@ class MethodRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Speedup of a method over another in the same runs, with a simultaneous interval.
+    """Speedup of a method over another in the same runs, with a simultaneous interval (eval/intervals.py).
 
-    The best of several, picked and judged on the same runs, owes some of its lead to chance; simultaneous intervals
-    (eval/intervals.py) account for it.
+    The best of several, picked and judged on the same runs, owes some of its lead to luck; the interval accounts for
+    it.
     """
 
     method: str

@@ -172,11 +172,7 @@ def behind_the_best(tau_columns: Sequence[Columns], best: int, resampling: Resam
 
 
 def read_curves(path: Path) -> Curves:
-    """Read checkpoints.json.
-
-    Raises:
-        UserError: If it is another file; names it and the field.
-    """
+    """Read checkpoints.json; a UserError names the file and the field."""
     return read_typed(
         path, TypeAdapter(Curves), f"Delete the file, or run {command_of('eval', '--checkpoints')} again."
     )

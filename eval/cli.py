@@ -168,7 +168,6 @@ class BenchmarkSettings(DecodingFlags):
 
     @property
     def num_repeats(self) -> int:
-        """Repetitions of every run, or of every step of the grid."""
         return self.repeats or (GRID_REPEATS if self.grid else 1)
 
 

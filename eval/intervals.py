@@ -1,10 +1,9 @@
 """Values with intervals by bootstrap over prompts, paired tests, and intervals for few units.
 
-A unit is drawn independently: a prompt, a group of prompts that were decoded together, a repetition of a step. The
-coverage of each interval at the sizes that commands use is simulated (docs/scoring.md, How sure intervals are).
-
-A single comparison has the interval of Student's t. Intervals of several are wider, so that picking the best of them
-costs no confidence. All are linearised: the contribution of each prompt to the comparison, to first order.
+A unit is drawn independently: a prompt, a group of prompts decoded together, a repetition of a step. The coverage of
+each interval at the sizes that commands use is simulated (docs/scoring.md, How sure intervals are). A single
+comparison has the interval of Student's t; those of several are wider, so that picking the best of them costs no
+confidence. All are linearised: the contribution of each prompt to the comparison, to first order.
 
 Shape suffixes used in this file:
     P = prompts
@@ -32,8 +31,8 @@ Array = NDArray[np.float64]
 def least_units(confidence: float) -> int:
     """Return the number of units below which there is no interval.
 
-    Each unit lies on either side of the truth with probability 1/2, so n of them lie on one side by chance with
-    probability 2 / 2^n, which must not exceed 1 - confidence. At 0.95 that makes six.
+    Each unit lies on either side of the truth with probability 1/2, so n of them lie on the same side with probability
+    2 / 2^n, which must not exceed 1 - confidence. At 0.95 that makes six.
     """
     return math.ceil(1 - math.log2(1 - confidence))
 

@@ -169,7 +169,7 @@ class Layers:
 
     @contextmanager
     def interrupted(self, turn: int, kept: dict[int, Any]) -> Iterator[None]:
-        """Context in which a call runs only one layer and ends after it."""
+        """Let calls in the block run only one layer and end after it."""
         self.turn, self.kept, self.embedded = turn, kept, 0
         try:
             yield
@@ -178,7 +178,7 @@ class Layers:
 
     @contextmanager
     def loading(self, part: DiskPart) -> Iterator[None]:
-        """Context in which a part has its weights; they are unloaded afterwards unless they were loaded before."""
+        """Load a part for the block; unload it afterwards unless it was loaded before."""
         is_new = part not in self.absent
         try:
             if is_new:
@@ -190,7 +190,7 @@ class Layers:
 
     @contextmanager
     def head_stays(self) -> Iterator[None]:
-        """Context in which the output head keeps its weights once loaded."""
+        """Keep the output head's weights within the block once loaded."""
         self.keeps_head = True
         try:
             yield
@@ -212,11 +212,7 @@ class Layers:
             parameter.data = absent[name]
 
     def placed(self, name: str, tensor: Tensor) -> Tensor:
-        """Move a tensor to the device in the model's dtype.
-
-        Raises:
-            UserError: If it has a NaN or infinite entry.
-        """
+        """Move a tensor to the device in the model's dtype; UserError if it has a NaN or infinite entry."""
         placed = tensor.to(self.dtype).to(self.device)
         refuse_not_finite_tensor(str(self.weights.files[name]), name, placed)
         return placed
@@ -330,7 +326,6 @@ def access_to(model: PreTrainedModel, folder: Path) -> Access | None:
 
 
 def stored(weights: Weights, family: Family, dtype: torch.dtype, device: torch.device, name: str) -> Tensor:
-    """Read a parameter from disk as the model computes with it."""
     module, _, kind = name.rpartition(".")
     tensor = weights.read(f"{family.renamed_modules.get(module, module)}.{kind}")
     return tensor.to(dtype).to(device)
@@ -488,7 +483,6 @@ def give(model: nn.Module, held: nn.Module, kind: str, parameter: nn.Parameter, 
 
 
 def held_facts(holding: Holding) -> dict[str, Any]:
-    """Return the placement for a scorecard; empty if the target is whole."""
     placed = {} if holding.placement == "whole" else {"placement": holding.placement}
     return placed | holding.claimed
 

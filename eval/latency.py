@@ -131,7 +131,6 @@ def draft_steps(name: str, draft: PreTrainedModel, setting: Setting) -> dict[Kin
 def decoding_steps(
     models: Mapping[str, PreTrainedModel], setting: Setting, lookaheads: Iterable[int]
 ) -> dict[Kind, Step]:
-    """Return timers for every kind of step but prefill; models by name, including TARGET."""
     steps = target_steps(models[TARGET], setting, lookaheads)
     for name, model in models.items():
         if name != TARGET:
@@ -261,7 +260,6 @@ def measure_latency(
     """Time every kind of step that decoding with these drafts takes, with a progress bar.
 
     Args:
-        lookaheads: Values of k whose verification is timed.
         resampling: Its confidence is that of percentiles, its seed draws the order of the steps.
     """
     ticks = track(range(repeats), description="timing steps", total=repeats)
@@ -304,8 +302,6 @@ class Grid:
     """Cells to measure.
 
     Attributes:
-        contexts: Tokens in every row before a step.
-        lookaheads: Values of k whose verification is timed.
         how: Measure every step this way, in addition to eager steps.
     """
 
@@ -407,9 +403,7 @@ def shape_of(model: PreTrainedModel) -> Shape | None:
     config = model.config.get_text_config(decoder=True)
     if model.config.is_encoder_decoder or config.model_type not in FAMILIES:
         return None
-    sizes = {
-        key: value for key, value in config.to_dict().items() if key != "quantization_config"
-    }  # the same with or without quantisation
+    sizes = {key: value for key, value in config.to_dict().items() if key != "quantization_config"}
     return Shape.from_config(sizes, where=str(model.name_or_path))
 
 
@@ -451,11 +445,7 @@ def untrained_model(target: PreTrainedModel, shape: Shape) -> PreTrainedModel:
 
 
 def source_shape(target: PreTrainedModel) -> Shape:
-    """Return the target's shape.
-
-    Raises:
-        UserError: If drafts of its family are not supported.
-    """
+    """Return the target's shape; UserError if drafts of its family are not supported."""
     shape = shape_of(target)
     if shape is None:
         raise UserError(f"{target.name_or_path}: drafts cannot be cut from models of type {target.config.model_type}.")

@@ -3,7 +3,7 @@
     greedy text      In float32 the tokens equal plain decoding of the target. In half precision, where one token and
                      several at once round differently, each token must only be the argmax, or nearly tie with it, if
                      the target reads the whole sequence again without a cache. Near ties may be no more frequent and
-                     no larger than honest rounding explains (eval/lossless.py).
+                     no larger than honest rounding explains (below).
     own draft        The target accepts all its own proposals.
     distribution     Sampled sequences follow the target. Given the tokens before it, a token x drawn from p has a
                      quantile u = P(tokens ordered before x) + v p(x), v uniform, that is uniform in [0, 1] and
@@ -460,7 +460,9 @@ def inflated_by_rule(rule: str) -> Inflated:
 
 
 def inflated_rejection(p_TV: Tensor, q_TV: Tensor, by: float) -> Tensor:
-    """Distribution if accepting with probability min(1, (1 + by) p / q) and replacing correctly; p if `by` is 0."""
+    """Return the distribution if accepted with probability min(1, (1 + by) p / q) and replaced correctly; p if `by` is
+    0.
+    """
     accepted_TV = torch.minimum(q_TV, (1 + by) * p_TV)
     rest_TV = (p_TV - q_TV).clamp(min=0)
     total_T1 = rest_TV.sum(dim=-1, keepdim=True)
@@ -469,7 +471,7 @@ def inflated_rejection(p_TV: Tensor, q_TV: Tensor, by: float) -> Tensor:
 
 
 def inflated_exact(p_TV: Tensor, q_TV: Tensor, by: float) -> Tensor:
-    """Distribution if accepting matches and, in addition, mismatches so that acceptance has probability (1 + by) p."""
+    """Return the distribution if matches are accepted, and mismatches so that acceptance has probability (1 + by) p."""
     wrong_TV = torch.where(p_TV < 1, by * p_TV / (1 - p_TV), 0).clamp(max=1)
     rejected_TV = q_TV * (1 - wrong_TV)
     replaced_TV = p_TV * (rejected_TV.sum(dim=-1, keepdim=True) - rejected_TV)

@@ -80,7 +80,7 @@ class Packed:
 
 
 def slow_type() -> torch.dtype | None:
-    """Return the dtype in which MKL is slower than oneDNN on this CPU; None if neither or one is not available."""
+    """Return the dtype in which MKL is slower than oneDNN on this CPU; None if there is none or a backend is missing."""
     if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
         return None
     if torch.backends.cpu.get_cpu_capability() == SLOW_WITH_MKL:
@@ -113,7 +113,7 @@ def bytes_to_pack(model: nn.Module) -> int:
 
 
 def quick_forward(layer: nn.Linear, packed: Packed | None, inputs: Tensor) -> Tensor:
-    """Forward pass of a linear layer: oneDNN in inference mode, otherwise PyTorch's default."""
+    """Compute a linear layer with oneDNN in inference mode, otherwise with PyTorch's default."""
     if not torch.is_inference_mode_enabled() or torch.compiler.is_compiling():
         return linear(inputs, layer.weight, layer.bias)
     rows = inputs.numel() // inputs.shape[-1]
@@ -438,7 +438,6 @@ def refuse_incomplete(folder: Path, report: dict[str, Any]) -> None:
 
 
 def require_rows(folder: Path, *, last_id: int) -> None:
-    """Raise UserError if a model's vocabulary ends before its tokenizer's."""
     vocab_size = text_config(folder).vocab_size
     if vocab_size <= last_id:
         raise UserError(
@@ -448,7 +447,6 @@ def require_rows(folder: Path, *, last_id: int) -> None:
 
 
 def vocabulary_difference(target: dict[str, int], draft: dict[str, int]) -> str:
-    """Describe the first token on which two vocabularies disagree; empty if they agree."""
     if target == draft:
         return ""
     differing = sorted({token for token, _ in target.items() ^ draft.items()})
@@ -489,11 +487,7 @@ def model_facts(folder: Path, model: PreTrainedModel) -> dict[str, Any]:
 
 
 def loading_arguments(bits: int, *, dtype: str, device: str) -> dict[str, Any]:
-    """Return arguments of from_pretrained for an 8-bit or 4-bit model.
-
-    Raises:
-        UserError: If bitsandbytes is not installed.
-    """
+    """Return arguments of from_pretrained for an 8-bit or 4-bit model; UserError if bitsandbytes is not installed."""
     if importlib.util.find_spec("bitsandbytes") is None:
         raise UserError(
             f"{bits} bits: bitsandbytes packs the weights and is not installed. Run: pip install 'widedraft[quantised]'"

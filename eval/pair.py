@@ -67,11 +67,7 @@ def load_pair(target: str, draft: str, *, dtype: str, holding: Holding = WHOLE) 
 
 
 def load_pairs(target: str, drafts: Sequence[str], *, dtype: str, holding: Holding = WHOLE) -> list[LoadedPair]:
-    """Load a target once, and several drafts of it.
-
-    Raises:
-        UserError: As for `load_pair`.
-    """
+    """Load a target once, and several drafts of it; errors as for `load_pair`."""
     first, *others = (resolve_checkpoint(each) for each in (target, *drafts))
     for folder in others:
         require_same_tokenizer(first, folder)

@@ -182,7 +182,6 @@ def begins_a_list(path: Path) -> bool:
 
 
 def dataset_rows(source: PromptSource) -> Rows:
-    """Yield the rows of a split: of a hub id, a local directory, or a named task."""
     if source.name is not None:
         from datasets import config
 
@@ -198,7 +197,6 @@ def dataset_rows(source: PromptSource) -> Rows:
 
 
 def opened_rows(hub: HubRows, place: str) -> Rows:
-    """Yield the rows of a dataset; messages begin with their location."""
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
@@ -262,9 +260,7 @@ def wrong(where: str, name: str, expected: str, value: Any) -> UserError:
 # Rows of named tasks.
 
 FIELD_IN_TEMPLATE = re.compile(r"\{(\w+)\}")
-PIECE = re.compile(
-    r" ?[^\W\d_]+| ?\d| ?(?:[^\w\s]|_)+|\s+"
-)  # words, digits, punctuation, white space: together all of a text
+PIECE = re.compile(r" ?[^\W\d_]+| ?\d| ?(?:[^\w\s]|_)+|\s+")  # words, digits, punctuation, or white space
 
 
 def task_prompt(task: Task, row: Any, where: str) -> Prompt:
@@ -372,11 +368,7 @@ def render_prompt(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Messa
 def render_chat(
     tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], *, add_generation_prompt: bool
 ) -> list[int]:
-    """Return the token ids of a conversation rendered with the chat template.
-
-    Raises:
-        UserError: As `chat_text`.
-    """
+    """Return the token ids of a conversation rendered with the chat template; errors as for `chat_text`."""
     text = chat_text(tokenizer, messages, add_generation_prompt=add_generation_prompt)
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
@@ -450,11 +442,8 @@ def load_in_turn(sources: Sequence[PromptSource], *, most: int) -> list[Prompt]:
     """Load the prompts of every source, interleaved, so that the first few come from all of them.
 
     Args:
-        sources: Prompt sources.
+        sources: As for `load_prompts`, like the errors.
         most: Limit for a dataset without num_prompts; files are read whole.
-
-    Raises:
-        UserError: As `load_prompts`.
     """
     bounded = [
         source if source.path or source.num_prompts else source.model_copy(update={"num_prompts": most})

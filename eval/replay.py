@@ -451,23 +451,25 @@ class DraftScore:
         return list(sums.values())
 
     def alpha_columns(self) -> tuple[list[float], list[float]]:
-        """Per prompt: sum of acceptance probabilities, and tokens."""
+        """Return, per prompt, the sum of acceptance probabilities, and tokens."""
         return self.per_prompt(lambda answer: answer.alpha_sum), self.per_prompt(lambda answer: answer.num_tokens)
 
     def accept_columns(self) -> tuple[list[float], list[float]]:
-        """Per prompt: sum of the probabilities that the target's own tokens come from the draft, and tokens."""
+        """Return, per prompt, the sum of the probabilities that the target's own tokens come from the draft, and
+        tokens.
+        """
         return self.per_prompt(lambda answer: answer.accept_sum), self.per_prompt(lambda answer: answer.num_tokens)
 
     def coverage_columns(self) -> tuple[list[float], list[float]]:
-        """Per prompt: tokens that are output ids of the draft, and tokens."""
+        """Return, per prompt, tokens that are output ids of the draft, and tokens."""
         return self.per_prompt(lambda answer: answer.num_covered), self.per_prompt(lambda answer: answer.num_tokens)
 
     def match_columns(self) -> tuple[list[float], list[float]]:
-        """Per prompt: tokens with the same argmax in both models, and tokens."""
+        """Return, per prompt, tokens with the same argmax in both models, and tokens."""
         return self.per_prompt(lambda answer: answer.matches.sum()), self.per_prompt(lambda answer: answer.num_tokens)
 
     def tau_columns(self, lookahead: int) -> tuple[list[float], list[float]]:
-        """Per prompt: tokens emitted, and verification steps."""
+        """Return, per prompt, emitted tokens and verification steps."""
         return (
             self.count_column(lookahead, lambda counts: counts.emitted_tokens),
             self.count_column(lookahead, lambda counts: counts.rounds),

@@ -315,7 +315,6 @@ def error_bars(
 
 
 def speedup_figure(drafts: Sequence[ScoredDraft]) -> Image:
-    """Plot measured and predicted speedup of every draft at every temperature."""
     rows: list[tuple[str, float, tuple[float, float] | None, bool]] = []
     for draft, temperature in at_temperatures(drafts):
         name = f"{draft.label}, T={temperature:g}"

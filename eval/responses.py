@@ -310,9 +310,7 @@ class DecodingSettings:
 
         The placement of the weights is left out, like the device; their number of bits is not: it makes another model.
         """
-        unsaid = {
-            field.name: field.default for field in fields(self)
-        }  # MISSING for settings without a default, which are always recorded
+        unsaid = {field.name: field.default for field in fields(self)}  # MISSING if there is no default
         values = {name: value for name, value in asdict(self).items() if name != "holding"}
         said = {name: value for name, value in values.items() if value != unsaid[name]}
         return said | self.holding.claimed
@@ -343,7 +341,6 @@ class Turn:
         return self.row if self.number == 1 else f"{self.row}#{self.number}"
 
     def following(self, answer: str) -> "Turn":
-        """Return the next turn of the conversation, given the response to this one."""
         question, *later_turns = self.later_turns
         messages = ({"role": "assistant", "content": answer}, {"role": "user", "content": question})
         return replace(
@@ -393,7 +390,6 @@ def parsed_trace(where: str, line: bytes) -> Trace:
 
 
 def continues(earlier_ids: Sequence[int], later_ids: Sequence[int]) -> bool:
-    """Return True if the later tokens start with all of the earlier ones."""
     return tuple(later_ids[: len(earlier_ids)]) == tuple(earlier_ids)
 
 

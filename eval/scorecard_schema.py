@@ -241,7 +241,6 @@ class Rounds(RoundFigures):
 
     @property
     def full_rate(self) -> float:
-        """Share of the verification steps that accepted all tokens."""
         return self.fully_accepted / self.rounds
 
 
@@ -730,7 +729,6 @@ class GridFile(Record):
         return self.cells[0].lookaheads
 
     def name_of(self, fingerprint: str) -> str | None:
-        """Return the name of a draft here; None if it was not timed."""
         return next((name for name in self.drafts if self.models[name].fingerprint == fingerprint), None)
 
     @property
@@ -740,9 +738,5 @@ class GridFile(Record):
 
 
 def read_grid_file(path: Path) -> GridFile:
-    """Read a grid of step times.
-
-    Raises:
-        UserError: If it is another file; names it and the field.
-    """
+    """Read a grid of step times; a UserError names the file and the field."""
     return read_typed(path, TypeAdapter(GridFile), "Name a file that `widedraft benchmark --grid --out` wrote.")

@@ -93,7 +93,9 @@ def predicted(draft: ScoredDraft, temperature: float) -> str:
 
 
 def results(drafts: Sequence[ScoredDraft], *, all_methods: bool = True) -> Table:
-    """Acceptance and speedups of every draft at every temperature, by all acceptance methods or the leading one."""
+    """Tabulate acceptance and speedups of every draft at every temperature, by all acceptance methods or the leading
+    one.
+    """
     rows, coverages = [], []
     for draft, temperature in at_temperatures(drafts):
         row, k, live = draft.row(temperature), draft.best_k(temperature), draft.live(temperature)
@@ -115,7 +117,7 @@ def with_column(table: Table, name: str, estimates: Sequence[Estimate | Ratio | 
 
 
 def measured(drafts: Sequence[ScoredDraft]) -> Table | None:
-    """Wall-clock decoding in interleaved runs: plain, with the draft, with prompt lookup."""
+    """Tabulate wall-clock decoding in interleaved runs: plain, with the draft, with prompt lookup."""
     rows = []
     for draft, temperature in at_temperatures(drafts):
         live = draft.live(temperature)
@@ -171,7 +173,6 @@ def measured(drafts: Sequence[ScoredDraft]) -> Table | None:
 
 
 def by_k(drafts: Sequence[ScoredDraft]) -> Table:
-    """Acceptance length and predicted speedup for every number of speculative tokens."""
     rows = []
     for draft, temperature in at_temperatures(drafts):
         forecasts = draft.card.speedup_of(draft.draft, temperature)
@@ -194,7 +195,7 @@ def by_k(drafts: Sequence[ScoredDraft]) -> Table:
 
 
 def positions(drafts: Sequence[ScoredDraft]) -> Table:
-    """Acceptance by position in the verification step, at the largest k; without baselines."""
+    """Tabulate acceptance by position in the verification step, at the largest k; without baselines."""
     rows = [
         (draft.label, f"{temperature:g}", p.position, interval(p.conditional), interval(p.joint), f"{p.reached:.1f}")
         for draft, temperature in at_temperatures(primaries(drafts))
@@ -205,7 +206,7 @@ def positions(drafts: Sequence[ScoredDraft]) -> Table:
 
 
 def groups(drafts: Sequence[ScoredDraft]) -> Table | None:
-    """Acceptance by task, category, output position and entropy of the target; without baselines."""
+    """Tabulate acceptance by task, category, output position and entropy of the target; without baselines."""
     rows = []
     for draft, temperature in at_temperatures(primaries(drafts)):
         row, k = draft.row(temperature), draft.best_k(temperature)
@@ -219,7 +220,6 @@ def groups(drafts: Sequence[ScoredDraft]) -> Table | None:
 
 
 def step_times(cards: Mapping[str, Scorecard]) -> Table:
-    """Every kind of step of every scorecard, in milliseconds."""
     rows: list[tuple[object, ...]] = []
     for name, card in cards.items():
         latency = card.latency
@@ -247,7 +247,7 @@ def step_times(cards: Mapping[str, Scorecard]) -> Table:
 
 
 def differences(cards: Mapping[str, Scorecard]) -> Table | None:
-    """Draft minus baseline on the same responses, prompts resampled together."""
+    """Tabulate draft minus baseline on the same responses, prompts resampled together."""
     rows = []
     for name, card in cards.items():
         for row in card.differences:
@@ -272,7 +272,7 @@ def differences(cards: Mapping[str, Scorecard]) -> Table | None:
 
 
 def between_runs(first: str, name: str, baseline: Scorecard, card: Scorecard) -> list[tuple[object, ...]]:
-    """The draft of a run minus that of the first, at temperatures at which both have the same responses."""
+    """Return rows of a run's draft minus that of the first, at temperatures at which both have the same responses."""
     rows, resampling = [], card.settings.resampling
     for temperature in card.temperatures:
         same_prompts = card.prompts.ids_sha256 == baseline.prompts.ids_sha256
@@ -327,7 +327,6 @@ def models(cards: Mapping[str, Scorecard | RecordedScorecard]) -> Table:
 
 
 def setup(card: Scorecard | RecordedScorecard) -> Table:
-    """Prompts, settings, hardware, versions and the command of a scorecard."""
     settings, origin = card.settings, card.provenance
     if isinstance(card, Scorecard):
         prompts = card.prompts
@@ -363,7 +362,7 @@ def setup(card: Scorecard | RecordedScorecard) -> Table:
 
 
 def recorded_results(cards: Mapping[str, RecordedScorecard]) -> Table:
-    """Acceptance along recorded responses; without the target there are no speeds."""
+    """Tabulate acceptance along recorded responses; without the target there are no speeds."""
     rows, coverages = [], []
     for name, card in cards.items():
         for row in card.acceptance:

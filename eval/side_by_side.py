@@ -65,12 +65,7 @@ def write_examples(
     target: str,
     draft: str,
 ) -> None:
-    """Write some of the texts that were decoded with a draft.
-
-    Args:
-        traces: Their prompts.
-        decoded: The texts, in the same order.
-    """
+    """Write some of the texts that were decoded with a draft."""
     examples = []
     for index in chosen_indices([trace.category for trace in traces], NUM_EXAMPLES):
         trace, text = traces[index], decoded[index]
@@ -81,11 +76,7 @@ def write_examples(
 
 
 def read_examples(path: Path) -> Examples:
-    """Read examples.json.
-
-    Raises:
-        UserError: If it is another file; names it and the field.
-    """
+    """Read examples.json; a UserError names the file and the field."""
     return read_typed(path, TypeAdapter(Examples), "Delete the file, or run `widedraft eval` again.")
 
 

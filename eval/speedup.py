@@ -67,11 +67,7 @@ def best_lookahead(speedups: Mapping[int, float]) -> int:
 
 
 def break_even_alpha(lookahead: int, times: StepTimes, batch: int = 1) -> float | None:
-    """Return the alpha at which drafting neither gains nor loses time, with independent acceptance.
-
-    Returns:
-        A number in [0, 1]; None if not even alpha = 1 pays.
-    """
+    """Return the alpha in [0, 1] at which drafting pays, with independent acceptance; None if not even 1 does."""
     return root_in_unit(lambda alpha: iid_speedup(alpha, lookahead, times, batch) - 1)
 
 
@@ -153,8 +149,7 @@ def predicted_interval(
 ) -> tuple[float, float] | None:
     """Return the interval of a predicted speedup from the uncertainty of acceptance and step times.
 
-    Returns:
-        None with too few prompts or repetitions.
+    None with too few prompts or repetitions.
     """
     drawn_N = drawn_speedups(row, lookahead, drawn_times(latency, resampling)[row.draft], resampling)
     return drawn_interval(drawn_N, latency, resampling, len(row.by_prompt.tokens))
@@ -233,7 +228,6 @@ class Prospect:
 
 
 def prospect(steps: StepTimes, batch: int = 1) -> Prospect:
-    """Compute the bounds over all k whose verification was timed at this batch."""
     needed = {lookahead: break_even_alpha(lookahead, steps, batch) for lookahead in steps.verify_s}
     paying = {lookahead: alpha for lookahead, alpha in needed.items() if alpha is not None}
     lookahead = min(paying, key=lambda each: paying[each]) if paying else min(needed)

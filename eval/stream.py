@@ -19,10 +19,7 @@ from eval.tasks import PromptSource
 
 Mix = Literal["in_order", "sharp", "smooth"]
 POLL_S = 0.1
-LEAST_SHARE, SWAPPED_SHARE = (
-    0.1,
-    0.7,
-)  # for more than two sets: initial share of the first, and the share that moves to it from the second
+LEAST_SHARE, SWAPPED_SHARE = 0.1, 0.7  # of more than two sets: initial share of the first, and its growth
 
 
 class StreamConfig(Section):

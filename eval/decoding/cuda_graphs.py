@@ -82,16 +82,12 @@ class CudaRecorder:
             raise UserError(f"--capture needs a GPU, and the models are on {device}. Leave out --capture.")
         self.device = device
         self.stream = cast("torch.cuda.Stream", torch.cuda.Stream(device))
-        self.first: torch.cuda.CUDAGraph | None = (
-            None  # keeps the pool alive: a pool that no graph uses any longer cannot be reused
-        )
+        self.first: torch.cuda.CUDAGraph | None = None  # keeps the pool alive: without graphs it cannot be reused
 
     def __call__(self, run: Run) -> tuple[Callable[[], None], Tensor]:
         """Warm up a pass on a side stream, then capture it."""
         caller = torch.cuda.current_stream(self.device)
-        with torch.cuda.stream(
-            caller
-        ):  # restored even after a failed capture, when torch would stay on the side stream
+        with torch.cuda.stream(caller):  # after a failed capture torch would stay on the side stream
             self.stream.wait_stream(caller)
             with torch.cuda.stream(self.stream):
                 for _ in range(WARM_UPS):
@@ -141,11 +137,7 @@ class CapturedSteps:
         feeds: Sequence[Feed] = (),
         goes_back: bool = True,  # noqa: ARG002  # always supported
     ) -> Sequencer:
-        """Return a sequencer with every step captured; see eval.decoding.kv_cache.open_sequencer.
-
-        Raises:
-            UserError: If the model's steps cannot be captured.
-        """
+        """Return a sequencer with every step captured; see eval.decoding.kv_cache.open_sequencer and `require`."""
         self.require(model)
         self.models[id(model)] = model
         rows, capacity = len(prompts), captured_capacity(capacity)
@@ -227,7 +219,6 @@ def new_row_cache(model: PreTrainedModel, *, rows: int, capacity: int) -> RowCac
 
 
 def filling(model: PreTrainedModel, *, rows: int, tokens: int) -> tuple[Tensor, Tensor]:
-    """Return ids_BT and positions_BT of padding tokens."""
     ids_BT = torch.zeros(rows, tokens, dtype=torch.int64, device=model.device)
     return ids_BT, torch.full_like(ids_BT, -1)
 
@@ -283,7 +274,6 @@ class BatchSteps:
 
 @torch.inference_mode()
 def bytes_per_slot(model: PreTrainedModel) -> int:
-    """Measure the bytes that one token of one row takes in a cache."""
     cache = new_row_cache(model, rows=1, capacity=1)
     tensors = [*cache.keys, *cache.values]
     return sum(tensor.numel() * tensor.element_size() // tensor.shape[2] for tensor in tensors)

@@ -51,9 +51,7 @@ Rendered = tuple[list[int], Turn]  # prompt ids of a conversation so far, and it
 Missing = Sequence[tuple[Path, Sequence[Turn]]]  # missing shards, and the first turns of each
 
 
-Kind = Callable[
-    ..., "Answerer"
-]  # takes the arguments of Answerer: itself, or an engine of eval.engines.external_generate
+Kind = Callable[..., "Answerer"]  # Answerer, or an engine of eval.engines.external_generate
 
 
 def write_traces(
@@ -126,11 +124,7 @@ def claimed_draws(temperature: float, draws: str = DRAWS) -> dict[str, str]:
 
 
 def within_context(target: Path, settings: DecodingSettings) -> DecodingSettings:
-    """Limit max_prompt_len so that a prompt and a whole response fit the target's context length.
-
-    Raises:
-        UserError: If no token is left for a prompt.
-    """
+    """Limit max_prompt_len so that prompt and response fit the context length; UserError if no token is left."""
     limit = context_length_of(target)
     if limit is None:
         return settings

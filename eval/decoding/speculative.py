@@ -540,7 +540,6 @@ def speculative_decode(
     """Generate the target's continuations with the help of a draft.
 
     Args:
-        target: Decides every token.
         draft: Proposes tokens; a model shares the target's tokenizer and device.
         prompts: Token ids, each at least one; encoder inputs for an encoder-decoder model.
         row_seeds: One per prompt, from `eval.decoding.texts.row_seed`; required above temperature 0, since prompts of
@@ -616,5 +615,4 @@ def collected(steps: Iterator[Emitted | tuple[int, Decoded]], count: int) -> lis
 
 
 def finished(steps: Iterator[Emitted | tuple[int, Decoded]]) -> Iterator[tuple[int, Decoded]]:
-    """Yield (index of the prompt, sequence) as sequences finish."""
     return (step for step in steps if isinstance(step, tuple))

@@ -137,11 +137,7 @@ FORM = TypeAdapter(CertificateFile)
 
 
 def read_certificates(folder: Path) -> CertificateFile:
-    """Read the file in a directory.
-
-    Raises:
-        UserError: If there is none, or it is damaged.
-    """
+    """Read the file in a directory; UserError if there is none, or it is damaged."""
     return read_typed(folder / FILE_NAME, FORM, REMEDY)
 
 

@@ -29,10 +29,7 @@ from architectures.settings import (
 from eval.engines.certificate import Certificate, Engine, EngineRun, Speed, pooled, write_certificate
 from eval.tasks import PromptWords
 
-FILES = {
-    "llama.cpp": "`widedraft export --gguf`",
-    "openvino": "`optimum-cli export openvino`",
-}  # commands that write their files
+FILES = {"llama.cpp": "`widedraft export --gguf`", "openvino": "`optimum-cli export openvino`"}
 PACKAGES = {"vllm": "vLLM", "llama.cpp": "xllamacpp", "openvino": "openvino-genai"}
 
 DRY = ("revision", "tensor_parallel")  # options of a dry run only

@@ -205,7 +205,6 @@ class OfflineVllm:
     """vLLM in a subprocess, with the target loaded.
 
     Args:
-        config: Recipe section `generate`.
         share: Of this process, whose GPU is the worker's first.
         max_model_len: Tokens of prompt and response together.
 
@@ -271,7 +270,6 @@ class OfflineVllm:
         return json.loads(line)
 
     def close(self) -> None:
-        """Close the worker's input; kill it if it does not exit in time."""
         assert self.process.stdin is not None
         with suppress(OSError):
             self.process.stdin.close()
@@ -320,7 +318,7 @@ class Engine(Protocol):
 
 @contextmanager
 def responses_by(config: GenerateConfig) -> Iterator[Kind]:
-    """Context with the response generator of recipe section `generate`."""
+    """Provide the response generator of recipe section `generate` for the block."""
     if config.is_local:
         yield Answerer
         return
@@ -396,7 +394,6 @@ class EngineAnswerer(Answerer):
                 write_shard(path, rows_of(rows))
 
     def answer_each(self, turns: Sequence[Turn]) -> Iterator[tuple[Turn, Trace]]:
-        """Yield one response per turn; turns that are too long have none."""
         rendered = [(self.render(turn), turn) for turn in turns]
         new = [(ids, turn) for ids, turn in rendered if len(ids) <= self.settings.max_prompt_len]
         if not new:
