@@ -1,7 +1,6 @@
 """Task accuracy with and without a draft: questions with a numeric answer, decoded greedily both ways.
 
-    gsm8k            Right if the last number of the text is the one behind "####" in the reference answer (Cobbe et
-    al.
+    gsm8k            Right if the last number of the text is the one after "####" in the reference answer (Cobbe et al.
                      2021, "Training Verifiers to Solve Math Word Problems", arXiv 2110.14168).
     multiplication   Three solved products, then two numbers from 1 to 99; right if the first line is their product.
 

@@ -323,8 +323,7 @@ def measure_grid(
         resampling: How intervals are made; the seed also draws the order of the steps.
 
     Raises:
-        UserError: If a model takes one sequence at a time and the grid has larger batches, or its steps cannot be
-            captured.
+        UserError: If a model does not support a batch size, or its steps cannot be captured.
     """
     require_rows(models, grid.batches)
     ways: list[How] = ["eager"] if grid.how == "eager" else ["eager", grid.how]

@@ -460,9 +460,7 @@ def inflated_by_rule(rule: str) -> Inflated:
 
 
 def inflated_rejection(p_TV: Tensor, q_TV: Tensor, by: float) -> Tensor:
-    """Return the distribution if accepted with probability min(1, (1 + by) p / q) and replaced correctly; p if `by` is
-    0.
-    """
+    """Return the distribution if accepted with probability min(1, (1 + by) p / q) and replaced correctly."""
     accepted_TV = torch.minimum(q_TV, (1 + by) * p_TV)
     rest_TV = (p_TV - q_TV).clamp(min=0)
     total_T1 = rest_TV.sum(dim=-1, keepdim=True)

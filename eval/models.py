@@ -80,7 +80,7 @@ class Packed:
 
 
 def slow_type() -> torch.dtype | None:
-    """Return the dtype in which MKL is slower than oneDNN on this CPU; None if there is none or a backend is missing."""
+    """Return the dtype in which MKL is slower than oneDNN on this CPU; None if there is none."""
     if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
         return None
     if torch.backends.cpu.get_cpu_capability() == SLOW_WITH_MKL:

@@ -157,8 +157,7 @@ def read_recorded_text(path: Path, prompts: str, draft: Path) -> Recording:
     Further prompts are left out, as for the published file with 145 responses and 10,003 prompts.
 
     Raises:
-        UserError: If there are fewer prompts than responses, one has no token, or an id exceeds the draft's
-            vocabulary.
+        UserError: If prompts are missing, one has no token, or an id exceeds the draft's vocabulary.
     """
     responses = read_text_responses(path, vocab_size=text_config(draft).vocab_size)
     rows = load_rows(PromptSource(path=prompts), lambda row, where: (where, prompt_text(row, where)))

@@ -130,8 +130,7 @@ def count_proposals(rounds: Iterable[tuple[int, int, int]], *, num_tokens: int, 
     """Count the steps of a trace with varying numbers of proposed tokens, as when a draft stops early.
 
     Args:
-        rounds: Start, proposed and accepted tokens of each step. Proposals beyond the end of the response do not
-            count.
+        rounds: Start, proposed and accepted tokens of each step. Proposals beyond the end do not count.
         most: Positions to count, at least the largest number of proposed tokens.
     """
     visits_T, tail_TK, remaining_T = np.zeros(num_tokens), np.zeros((num_tokens, most)), remaining_after(num_tokens)
@@ -189,8 +188,7 @@ class Accepts:
 
     Attributes:
         accept: Probability that y_t comes from the draft if proposed.
-        alpha: Probability that a proposal at t is accepted, whichever token is emitted: the mean of accept over y_t ~
-            p.
+        alpha: Probability that a proposal at t is accepted: the mean of accept over y_t ~ p.
     """
 
     accept: Array
@@ -204,8 +202,7 @@ class Replay:
     Attributes:
         rules: By name, those of rule_names.
         match: 1 if both models have the same argmax after a repetition penalty, else 0.
-        target_logp: log p(y_t) as sampled, in nats; 0 or -inf at temperature 0, and -inf if a filter excludes the
-            token.
+        target_logp: log p(y_t) as sampled, in nats; 0 or -inf at temperature 0, -inf for tokens excluded by a filter.
         draft_logp: The same for the draft; -inf outside its vocabulary.
         target_entropy: In nats, of the target's distribution at temperature 1, whatever the response's temperature.
         covered: 1 if y_t is an output id of the draft, else 0; all 1 with the full vocabulary.
@@ -455,9 +452,7 @@ class DraftScore:
         return self.per_prompt(lambda answer: answer.alpha_sum), self.per_prompt(lambda answer: answer.num_tokens)
 
     def accept_columns(self) -> tuple[list[float], list[float]]:
-        """Return, per prompt, the sum of the probabilities that the target's own tokens come from the draft, and
-        tokens.
-        """
+        """Return, per prompt, the sum of the probabilities that the target's tokens come from the draft, and tokens."""
         return self.per_prompt(lambda answer: answer.accept_sum), self.per_prompt(lambda answer: answer.num_tokens)
 
     def coverage_columns(self) -> tuple[list[float], list[float]]:

@@ -93,9 +93,7 @@ def predicted(draft: ScoredDraft, temperature: float) -> str:
 
 
 def results(drafts: Sequence[ScoredDraft], *, all_methods: bool = True) -> Table:
-    """Tabulate acceptance and speedups of every draft at every temperature, by all acceptance methods or the leading
-    one.
-    """
+    """Tabulate acceptance and speedups of every draft at every temperature, by all methods or the leading one."""
     rows, coverages = [], []
     for draft, temperature in at_temperatures(drafts):
         row, k, live = draft.row(temperature), draft.best_k(temperature), draft.live(temperature)

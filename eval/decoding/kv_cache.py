@@ -3,10 +3,10 @@
 Feeding a token at a position discards everything at and after it in that row, so a loop that rolls back simply feeds
 at an earlier position.
 
-    RowSequencer             many rows at once, each with its own length FixedSequencer           the same with
-    captured steps (eval/decoding/cuda_graphs.py) TextSequencer            any decoder-only model, with the cache of
-    transformers: one row, or several without rollback TranslationSequencer     rows of an encoder-decoder model,
-    prompts encoded once; several only without rollback
+    RowSequencer             many rows at once, each with its own length
+    FixedSequencer           the same with captured steps (eval/decoding/cuda_graphs.py)
+    TextSequencer            any decoder-only model, with the transformers cache: one row, or several without rollback
+    TranslationSequencer     rows of an encoder-decoder model, prompts encoded once; several only without rollback
 
 In the row cache a token is written at its position, and nothing is ever removed: slots after a row's last token are
 overwritten later, and until then no token attends to them. Rolling back rejected tokens is therefore free, and the

@@ -123,8 +123,7 @@ def run_external(engine: Engine, python: Path, request: dict[str, Any]) -> Engin
     """Decode every prompt in the engine's own environment, as in eval.engines.workers.turns.
 
     Raises:
-        UserError: If there is no such Python, it lacks the engine, or the engine rejects the pair; with its last
-            output.
+        UserError: If there is no such Python, it lacks the engine, or the engine fails; with its last output.
     """
     script = WORKERS / f"{engine.replace('.', '_')}_worker.py"
     return engine_run(engine, request, answer_of(python, script, request, engine=engine))
