@@ -31,18 +31,12 @@ html_use_index = False
 NAVIGATION = {
     "Make a draft": {
         "Recipes": "recipes",
-        "Choosing a shape": "choosing",
-        "Pruning": "pruning",
-        "Tasks": "tasks",
-        "Answers": "answers",
+        "Prune a target": "prune",
+        "Generate responses": "generate",
     },
     "Train it": {
-        "Distilling": "distilling",
-        "Losses": "losses",
-        "The student's own text": "on_policy",
-        "Teachers": "teacher",
-        "Text": "text",
-        "Online": "online",
+        "Train the draft": "train",
+        "Online training": "online",
         "Benchmarks": "benchmarks",
         "On a GPU": "gpu",
         "On several machines": "cluster",

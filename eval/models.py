@@ -586,7 +586,7 @@ def refuse_whole_numbers(folder: Path, model: PreTrainedModel) -> None:
 def refuse_not_finite(folder: Path, model: PreTrainedModel) -> None:
     """Raise UserError naming the first tensor with an entry that is NaN or infinite.
 
-    One reading of the weights (docs/pruning.md has the time); the device is waited for once.
+    One pass over the weights (24 ms of CPU time for SmolLM2-135M in float32); the device is waited for once.
     """
     tensors = {
         name: parameter

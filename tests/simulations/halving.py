@@ -1,6 +1,6 @@
-"""What `widedraft choose` loses by training on only those in play: simulated, and written into docs/choosing.md.
+"""What `widedraft choose` loses by training on only those in play: simulated, and written into docs/prune.md.
 
-python -m tests.simulations.halving --out benchmarks/results/halving.json --doc docs/choosing.md
+python -m tests.simulations.halving --out benchmarks/results/halving.json --doc docs/prune.md
 
 Seven depths learn as a law fitted to trainings of one to four layers has it (`tau_of`; deeper ones are extrapolated),
 so their order changes on the way. Every ranking has the doubt of its prompts, of its step times,
@@ -40,12 +40,12 @@ LONG = (838_000, 3)  # answer tokens and readings of the training that is meant 
 BASE_COST = 0.02  # of a draft's step in the target's, without its layers
 Keep = Callable[[Sequence[Ranked]], list[Ranked]]
 BEGIN, END = "<!-- halving: begin -->", "<!-- halving: end -->"
-COLUMNS = ("a layer costs", "trained on", "batches", "best one dropped", "speed lost", "most", "after long training")
+COLUMNS = ("layer cost", "continued", "batches", "best dropped", "speedup lost", "maximum", "after long training")
 KEEPS: Mapping[str, Keep] = {
-    "the better half and rivals": in_play,
-    "the better half alone": lambda ranked: list(ranked[: math.ceil(len(ranked) / 2)]),
-    "rivals alone": lambda ranked: [each for place, each in enumerate(ranked) if not place or is_rival(each)],
-    "everybody": list,
+    "top half and rivals (default)": in_play,
+    "top half only": lambda ranked: list(ranked[: math.ceil(len(ranked) / 2)]),
+    "rivals only": lambda ranked: [each for place, each in enumerate(ranked) if not place or is_rival(each)],
+    "all": list,
 }
 
 
