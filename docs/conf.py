@@ -44,10 +44,8 @@ NAVIGATION = {
         "Text": "text",
         "Online": "online",
         "Benchmarks": "benchmarks",
-        "On a GPU": "gpu",
         "On several machines": "cluster",
         "Targets larger than one device": "large_targets",
-        "What more GPUs gain": "scale",
     },
     "Judge it": {
         "Scoring": "scoring",
@@ -63,8 +61,7 @@ NAVIGATION = {
     },
     "Look inside": {
         "Adding to it": "contributing",
-        "Log of results": "log",
-        "Faults of other tools": "faults",
+        "Library bugs": "library_bugs",
     },
 }
 

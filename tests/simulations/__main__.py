@@ -23,7 +23,7 @@ from tests.simulations.turns import read_recordings
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 COLUMNS = ("interval or decision", "samples", "nominal", "simulated", "±")
-NUMBER = re.compile(r"\d+")
+SIZE = re.compile(r"\d+|equal|varying")  # the part of a sample that differs within one line of the table
 BEGIN, END = "<!-- simulations: begin -->", "<!-- simulations: end -->"
 
 
@@ -63,15 +63,15 @@ def with_table(text: str, rows: Iterable[Row]) -> str:
     """A page with the table between its two marks: one line for each decision, over all sample sizes of a kind."""
     kinds: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        kinds.setdefault((row.what, NUMBER.sub("#", row.size)), []).append(row)
+        kinds.setdefault((row.what, SIZE.sub("#", row.size)), []).append(row)
     return replace_between(text, BEGIN, END, markdown(Table(COLUMNS, [merged_cells(each) for each in kinds.values()])))
 
 
 def merged_cells(rows: Sequence[Row]) -> tuple[str, ...]:
     """One line: the sizes, and the smallest and the largest share, in percent."""
-    sizes = [NUMBER.findall(row.size) for row in rows]
+    sizes = [SIZE.findall(row.size) for row in rows]
     columns = iter(["/".join(dict.fromkeys(column)) for column in zip(*sizes, strict=True)])
-    samples = NUMBER.sub(lambda _: next(columns), rows[0].size)
+    samples = SIZE.sub(lambda _: next(columns), rows[0].size)
     least, largest = (f"{pick(row.share for row in rows):.1%}" for pick in (min, max))
     simulated = least if least == largest else f"{least} to {largest}"
     return rows[0].what, samples, nominal_of(rows[0]), simulated, f"{max(row.error for row in rows):.1%}"

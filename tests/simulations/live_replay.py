@@ -16,7 +16,7 @@ FAULT = 1.15  # chances kept more often than replay knows
 
 def replay_rows(runs: int, *, seed: int, sizes: tuple[int, ...] = SIZES) -> Iterator[Row]:
     """How often a sound loop is said to differ from the replay, and one that keeps 15 % too much."""
-    for fault, level, what in ((1.0, LEAST_P, "a correct loop"), (FAULT, None, "15 % too many accepted")):
+    for fault, level, what in ((1.0, LEAST_P, "a correct loop"), (FAULT, None, "15% too many accepted")):
         for size in sizes:
 
             def differs(rng: np.random.Generator, *, fault: float = fault, size: int = size) -> bool:

@@ -16,7 +16,7 @@ SPREADS = (0.0, 0.15)  # of the log of a prompt's own speed-up: none, and what d
 WAY_SPREAD = 0.03  # of what a lookahead has for itself on a prompt, where prompts differ
 LIVE_PROMPTS = (12, 16)  # the quickstart's, and eval.live_prompts
 DRAFT_WAY = Method(DRAFT, 1, "draft")
-LIVE = "scorecard, wall-clock: {:.2g}x reported faster or slower"
+LIVE = "scorecard, wall-clock: {:.2g}x decided"
 NOTHING = (1.0,) * 6  # true speed-ups at lookaheads 1 to 6
 FASTER = (1.12, 1.18, 1.2, 1.18, 1.14, 1.1)
 Interval = Sequence[float] | None
@@ -76,16 +76,16 @@ def three_drafts(*speedups: float) -> dict[Method, float]:
 
 
 CASES = (
-    Case("benchmark, one method: 1.00x reported faster or slower", {DRAFT_WAY: 1.0}, single_way_is_called, 0.05),
-    Case("benchmark, one method: 1.2x reported faster or slower", {DRAFT_WAY: 1.2}, single_way_is_called, None),
+    Case("benchmark, one method: 1.00x decided", {DRAFT_WAY: 1.0}, single_way_is_called, 0.05),
+    Case("benchmark, one method: 1.2x decided", {DRAFT_WAY: 1.2}, single_way_is_called, None),
     Case(
-        "benchmark, draft and lookup, best of 6 k: 1.00x reported faster or slower",
+        "benchmark, draft and lookup, best of 6 k: 1.00x decided",
         {**draft_ways(NOTHING), **lookup_ways(NOTHING)},
         any_best_is_called,
         0.05,
     ),
     Case(
-        "benchmark, draft, best of 6 k: 1.2x reported faster",
+        "benchmark, draft, best of 6 k: 1.2x found",
         {**draft_ways(FASTER), **lookup_ways(NOTHING)},
         draft_is_faster,
         None,
