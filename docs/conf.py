@@ -38,10 +38,8 @@ NAVIGATION = {
         "Train the draft": "train",
         "Online training": "online",
         "Benchmarks": "benchmarks",
-        "On a GPU": "gpu",
         "On several machines": "cluster",
         "Targets larger than one device": "large_targets",
-        "What more GPUs gain": "scale",
     },
     "Judge it": {
         "Scoring": "scoring",
@@ -57,8 +55,7 @@ NAVIGATION = {
     },
     "Look inside": {
         "Adding to it": "contributing",
-        "Log of results": "log",
-        "Faults of other tools": "faults",
+        "Library bugs": "library_bugs",
     },
 }
 
