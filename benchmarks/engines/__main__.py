@@ -1,6 +1,6 @@
-"""One pair in every engine: speeds with and without the draft, as a table of docs/benchmarks.md.
+"""One pair in every engine that runs here, and in widedraft: speeds with and without the draft, for docs/engines.md.
 
-    python -m benchmarks.engines whole=RUN/certificate.json own-tokenizer=... --speed FILE --doc docs/benchmarks.md
+    python -m benchmarks.engines whole=RUN/certificate.json own-tokenizer=... --speed speed.json --doc docs/engines.md
 
 A certificate is what `widedraft certify` wrote beside one form of the draft, and its name that of the form. --speed is
 what `widedraft benchmark --out` wrote of the same pair: the first draft there is the one that the table is of.

@@ -1,6 +1,6 @@
-"""Simulate every interval and decision of the project; write the results and the table of docs/evaluate.md.
+"""Simulate every interval of the project, keep what was found, and write it as the table of docs/scoring.md.
 
-python -m tests.simulations --out benchmarks/results/simulations.json --doc docs/evaluate.md
+python -m tests.simulations --out benchmarks/results/simulations.json --doc docs/scoring.md
 """
 
 import argparse
@@ -21,7 +21,7 @@ from tests.simulations.speed import live_rows, speed_rows
 from tests.simulations.turns import read_recordings
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-COLUMNS = ("case", "nominal", "share of runs, by sample", "± at most")
+COLUMNS = ("interval or decision", "made of", "should be", "is", "±")
 BEGIN, END = "<!-- simulations: begin -->", "<!-- simulations: end -->"
 
 
@@ -36,7 +36,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     for row in all_rows(options):
-        print(f"{row.what} | {row.size} | {row.share:.1%} | ± {row.error:.1%}", flush=True)
+        print(" | ".join(cells_of(row)), flush=True)
         rows.append(row)
     result = {"rows": [asdict(row) for row in rows], "seed": options.seed, "commit": git_commit()}
     options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -59,23 +59,14 @@ def all_rows(options: argparse.Namespace) -> Iterator[Row]:
 
 def with_table(text: str, rows: Iterable[Row]) -> str:
     """A page with the table between its two marks."""
-    return replace_between(text, BEGIN, END, markdown(Table(COLUMNS, table_rows(rows))))
+    return replace_between(text, BEGIN, END, markdown(Table(COLUMNS, [cells_of(row) for row in rows])))
 
 
-def table_rows(rows: Iterable[Row]) -> list[tuple[str, ...]]:
-    """One line for each interval or decision, with its shares by sample."""
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row.what, []).append(row)
-    return [
-        (
-            f"{what}{' (covers)' if group[0].holds else ''}",
-            "high" if (nominal := group[0].nominal) is None else f"{'' if group[0].holds else '≤ '}{100 * nominal:g}%",
-            "; ".join(f"{row.size}: {row.share:.1%}" for row in group),
-            f"{max(row.error for row in group):.1%}",
-        )
-        for what, group in groups.items()
-    ]
+def cells_of(row: Row) -> tuple[str, ...]:
+    """One line, in percent."""
+    nominal = "" if row.nominal is None else f"{100 * row.nominal:g}%"
+    should = "high" if row.nominal is None else nominal if row.holds else f"at most {nominal}"
+    return row.what, row.size, should, f"{row.share:.1%}", f"{row.error:.1%}"
 
 
 if __name__ == "__main__":

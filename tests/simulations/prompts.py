@@ -1,9 +1,9 @@
 """Prompts with drafts whose acceptance is known: a large population, from which a scoring draws a few.
 
 Synthetic: a prompt's own alpha is logistic-normal, tokens are kept independently with it, and half of the texts reach
-the limit of 128 tokens while the others end anywhere from 20 on. Prompts differ as widely as in the scorecards of six
-depths in docs/benchmarks.md (alpha 0.202 [0.173, 0.236] and 0.473 [0.438, 0.514] of 48 prompts: a spread of 0.10 and
-0.12 in addition to the noise of 96 tokens). Two drafts share most of the difficulty of a prompt.
+the limit of 128 tokens while the others end anywhere from 20 on. Prompts differ as widely as in the scorecards of
+docs/depths (alpha 0.202 [0.173, 0.236] and 0.473 [0.438, 0.514] of 48 prompts: a spread of 0.10 and 0.12 beside what
+96 tokens leave to chance). Two drafts share most of what makes a prompt hard.
 
 Shape suffixes used in this file:
     P = prompts, D = drafts, T = tokens of a text

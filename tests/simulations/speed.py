@@ -75,22 +75,22 @@ def three_drafts(*speedups: float) -> dict[Method, float]:
 
 
 CASES = (
-    Case("benchmark, one method, 1.0x", {DRAFT_WAY: 1.0}, single_way_is_called, 0.05),
-    Case("benchmark, one method, 1.2x", {DRAFT_WAY: 1.2}, single_way_is_called, None),
+    Case("speed, one way: 1.00x is called", {DRAFT_WAY: 1.0}, single_way_is_called, 0.05),
+    Case("speed, one way: 1.2x is called", {DRAFT_WAY: 1.2}, single_way_is_called, None),
     Case(
-        "benchmark, draft and lookup at the best of 6 k, 1.0x",
+        "speed, draft and look-up at the best of 6 lookaheads: 1.00x is called",
         {**draft_ways(NOTHING), **lookup_ways(NOTHING)},
         any_best_is_called,
         0.05,
     ),
     Case(
-        "benchmark, draft at the best of 6 k, 1.2x",
+        "speed, draft at the best of 6 lookaheads: 1.2x is called faster",
         {**draft_ways(FASTER), **lookup_ways(NOTHING)},
         draft_is_faster,
         None,
     ),
-    Case("benchmark, three equal drafts", three_drafts(1, 1, 1), a_draft_is_ahead, 0.05),
-    Case("benchmark, three drafts, one 1.2x", three_drafts(1, 1, 1.2), a_draft_is_ahead, None),
+    Case("speed, three equal drafts: one is called the fastest", three_drafts(1, 1, 1), a_draft_is_ahead, 0.05),
+    Case("speed, three drafts of 1, 1 and 1.2: one is called faster", three_drafts(1, 1, 1.2), a_draft_is_ahead, None),
 )
 
 
@@ -105,7 +105,7 @@ def speed_rows(recordings: Sequence[Recording], runs: int, *, seed: int) -> Iter
         for recording in recordings:
             for spread in SPREADS:
                 groups = default_groups(recording.batch)
-                size = f"batch {recording.batch}, {'varied' if spread else 'equal'} prompts"
+                size = f"batch {recording.batch}, {groups} groups of prompts {'that differ' if spread else 'alike'}"
                 yield case_row(case, recording, spread, groups, size, runs=runs, seed=seed)
 
 
@@ -114,8 +114,10 @@ def live_rows(recordings: Sequence[Recording], runs: int, *, seed: int) -> Itera
     [recording] = [recording for recording in recordings if recording.batch == 1]
     for prompts in LIVE_PROMPTS:
         for speedup, level in ((1.0, 0.05), (1.2, None)):
-            case = Case(f"scorecard, wall clock, {speedup}x", {DRAFT_WAY: speedup}, single_way_is_called, level)
-            yield case_row(case, recording, SPREADS[-1], prompts, f"{prompts} prompts", runs=runs, seed=seed)
+            case = Case(f"scorecard, live: {speedup:.2g}x is called", {DRAFT_WAY: speedup}, single_way_is_called, level)
+            yield case_row(
+                case, recording, SPREADS[-1], prompts, f"{prompts} prompts that differ", runs=runs, seed=seed
+            )
 
 
 def case_row(case: Case, recording: Recording, spread: float, groups: int, size: str, *, runs: int, seed: int) -> Row:
