@@ -2,7 +2,7 @@
 
 The checks were read in the code of the engines: vLLM 0.32.0 (method draft_model), SGLang 0.5.23 (STANDALONE), llama.cpp
 as of llama-cpp-python 0.3.36 (-md), transformers 5.23 (assistant_model), OpenVINO GenAI 2026.4 (draft_model), and in
-the documentation of TensorRT-LLM of 2026-11 (DraftTarget). docs/engines.md says which of them were run here.
+the documentation of TensorRT-LLM of 2026-11 (DraftTarget). docs/deploy.md lists those that were run here.
 """
 
 import json

@@ -236,7 +236,7 @@ def losing_row(head_KH: Tensor, pushed_K: Tensor) -> Tensor:
     prefers none of its ids (a hidden state of zeros), where argmax takes the lowest id of all.
 
     Most of the weight is on rows that training pushed down: those of ids that the training answers never contain. When
-    sampling, the ids that are not output then get little (docs/engines.md).
+    sampling, the ids that are not output then get little (docs/deploy.md).
 
     Rounding shifts the logit by at most half a unit in the last place of each weight, summed over H: far less than the
     distance of the largest logit from the mean, unless all are nearly equal.

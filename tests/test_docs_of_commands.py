@@ -11,7 +11,7 @@ from distill.recipe.recipe import Recipe
 from widedraft import STAGES
 
 ROOT = Path(__file__).parents[1]
-PAGES = [path.relative_to(ROOT) for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]]
+PAGES = [path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]]
 CODE = re.compile(r"^ {4,}widedraft .*$|`widedraft [^`]+`", re.MULTILINE)
 COMMAND = re.compile(r"widedraft ([a-z][a-z-]*)((?: +[^\s#|;`&]+)*)")
 KEY = re.compile(r"`((?:target|architecture|data|distill|text|eval|export)(?:\.\w+(?:\[\d*\])?)+)[`=]")
