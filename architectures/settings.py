@@ -1,10 +1,10 @@
 """Settings of commands and recipe sections: their base class, common fields, dtypes, and flags made from them.
 
 A processor without bfloat16 instructions converts every product: on an Intel Xeon with avx512f but not avx512_bf16 a
-bfloat16 product takes 4.3 times as long as a float32 one (docs/log.md), where an AMD EPYC with it takes half as long.
-An Intel Xeon with avx512_bf16 and no amx_bf16 lies between: what reads weights once for a few rows, as decoding one
-text does, is no slower in bfloat16; what multiplies many rows, as training and a batch of answers do, takes 1.5 to 1.8
-times as long (docs/log.md, 2026-11-24).
+bfloat16 product takes 4.3 times as long as a float32 one (docs/benchmarks.md), where an AMD EPYC with it takes half as
+long. An Intel Xeon with avx512_bf16 and no amx_bf16 lies between: what reads weights once for a few rows, as decoding
+one text does, is no slower in bfloat16; what multiplies many rows, as training and a batch of answers do, takes 1.5 to
+1.8 times as long (docs/benchmarks.md).
 
 Why not a library: pydantic-settings 2.16 adds 0.2 s to every start, takes several numbers as `--n 1 --n 2` alone, and
 answers a wrong one with a traceback and exit code 1; tyro 1.0 prints pydantic's own words in a frame.

@@ -49,17 +49,14 @@ NAVIGATION = {
         "Text": "text",
         "Online": "online",
         "Benchmarks": "benchmarks",
-        "On a GPU": "gpu",
         "Clusters and large targets": "clusters",
-        "What more GPUs gain": "scale",
     },
     "Use it": {
         "Evaluation": "evaluate",
         "Deployment": "deploy",
     },
     "Look inside": {
-        "Log of results": "log",
-        "Faults of other tools": "faults",
+        "Library bugs": "library_bugs",
     },
 }
 PROJECT = {"Contributing": "CONTRIBUTING", "Changelog": "CHANGELOG"}  # beside README.md, which links to them
