@@ -59,7 +59,7 @@ NAVIGATION = {
         "Library bugs": "library_bugs",
     },
 }
-PROJECT = {"Contributing": "CONTRIBUTING", "Changelog": "CHANGELOG"}  # beside README.md, which links to them
+PROJECT = {"Contributing": "CONTRIBUTING", "Changelog": "CHANGELOG"}  # next to README.md, which links to them
 
 
 def add_navigation(_: "Sphinx", page: str, source: list[str]) -> None:
