@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from benchmarks.gpu.record import DEVICES
 from benchmarks.gpu.stage import Row
 from benchmarks.gpu.vllm_steps import FULL
-from benchmarks.gpu.vllm_table import costs, is_step, own_loop, rows_of
+from benchmarks.gpu.vllm_table import OWN_LOOP, costs, is_step, medians_of, rows_of
 
-DEVICE = "nvidia-h200"
+DEVICE, TARGET = "nvidia-h200", "llama-7b"
 OUT = Path(__file__).parents[1] / "docs" / "images" / "step-time.svg"
 BATCH, K = 1, 3
 CROWDED_LAYERS = 5
@@ -33,9 +33,9 @@ def draw(vllm_rows: Sequence[Row], own_rows: Sequence[Row], out: Path) -> None:
     """Two lines: drafts in vLLM, and in our loop; dashed, one token of the target in each."""
     found = [cost for cost in costs(vllm_rows) if cost["batch"] == BATCH and cost["draft_ms"].get(K) is not None]
     vllm = sorted((FULL.drafts[cost["draft"]].layers, cost["draft_ms"][K]) for cost in found)
-    own_costs = {cost["draft"]: own_loop(own_rows, cost["draft"], BATCH) for cost in found}
-    own = sorted((FULL.drafts[name].layers, cost["draft_ms"]) for name, cost in own_costs.items() if cost is not None)
-    own_target = next(cost["plain_ms"] for cost in own_costs.values() if cost is not None)
+    how, context = OWN_LOOP
+    step_ms = {name: ms[1] for (name, where), ms in medians_of(own_rows).items() if where == (how, BATCH, context)}
+    own = sorted((shape.layers, step_ms[name]) for name, shape in FULL.drafts.items() if name in step_ms)
 
     figure = Figure(figsize=(7, 3.4), layout="constrained")
     FigureCanvasSVG(figure)
@@ -44,7 +44,7 @@ def draw(vllm_rows: Sequence[Row], own_rows: Sequence[Row], out: Path) -> None:
     axes.plot(*zip(*own, strict=True), "s-", color="C1", label="draft in a CUDA graph")
     target_ms = found[0]["plain_ms"]
     axes.axhline(target_ms, color="C0", linestyle="--", linewidth=1, label="LLaMA-7B in vLLM")
-    axes.axhline(own_target, color="C1", linestyle="--", linewidth=1, label="LLaMA-7B in a CUDA graph")
+    axes.axhline(step_ms[TARGET], color="C1", linestyle="--", linewidth=1, label="LLaMA-7B in a CUDA graph")
     names = {FULL.drafts[cost["draft"]].layers: cost["draft"] for cost in found}
     for layers, ms in vllm:
         # The shallow drafts are close together: their names rise at an angle.

@@ -1,6 +1,6 @@
-"""Simulate every interval of the project, keep what was found, and write it as a table of docs/benchmarks.md.
+"""Simulate every interval of the project, keep what was found, and write it as a table of docs/evaluate.md.
 
-python -m tests.simulations --out benchmarks/results/simulations.json --doc docs/benchmarks.md
+python -m tests.simulations --out benchmarks/results/simulations.json --doc docs/evaluate.md
 """
 
 import argparse

@@ -18,7 +18,7 @@ from tests.simulations.shares import Row, share_of
 from tests.simulations.speed import CASES, any_best_is_called, case_row, default_groups, single_way_is_called
 from tests.simulations.turns import Truth, drawn_times, read_recordings
 
-DOC = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+DOC = Path(__file__).parents[2] / "docs" / "evaluate.md"
 
 
 @pytest.fixture(scope="module")
