@@ -354,7 +354,7 @@ def asked_size(wanted: VocabularyConfig, vocab_size: int) -> int:
 
 
 def ids_by_count(counts: Mapping[int, int], tokens: Tokens, size: int) -> tuple[int, ...]:
-    """Return exactly `size` ids, ascending: special tokens and bytes, then the most frequent, then the lowest unused."""
+    """Return `size` ids, ascending: special tokens and bytes, then the most frequent, then the lowest unused ids."""
     if size < len(tokens.always):
         raise UserError(
             f"{KEY}.size must be at least {len(tokens.always)}, got {size}: {len(tokens.special)} special tokens and "
