@@ -281,7 +281,7 @@ def difference_of(draft: Tokenizer, target: Tokenizer, *, first: int) -> str | N
 
 
 def without_vllm(model_type: str) -> str | None:
-    """Return why vLLM serves no draft of this type with its own vocabulary; None if it does or does not know the type."""
+    """Return why vLLM serves no draft of this type with its own vocabulary; None if it does or the type is unknown."""
     family = FAMILIES.get(model_type)
     if family is None:
         return None

@@ -158,7 +158,7 @@ class Masks(nn.Module):
         return self.gates(lambda name: middle(self.values(name)))
 
     def final(self) -> Gates:
-        """Return `expected`, with exactly the draft's number of open gates: everything `plan_from_masks` removes is 0."""
+        """Return `expected` with exactly the draft's number of open gates: all that `plan_from_masks` removes is 0."""
         return self.gates(lambda name: middle(self.values(name)).clamp(min=LEAST_KEPT) * self.kept(name))
 
     def kept(self, name: str) -> Tensor:
