@@ -242,9 +242,7 @@ T5 = Family(
     },
     no_width="the decoder reads what the encoder wrote, and nobody has looked into which heads and channels both need",
     tied=True,
-    untied_entry=ConfigEntry(
-        "scale_decoder_outputs", default=True
-    ),  # records the untied head of T5 1.1 in transformers 5
+    untied_entry=ConfigEntry("scale_decoder_outputs", default=True),  # records T5 1.1's untied head
     gated_entry=ConfigEntry("feed_forward_proj", default="relu"),
     default_head_dim=64,
     ignored_suffixes=("layer.1.EncDecAttention.relative_attention_bias.weight",),  # unused, in old checkpoints
