@@ -82,14 +82,12 @@ class Weights:
         return rows_RC
 
     def start(self, name: str) -> int:
-        """Return the offset of a tensor in its file."""
         file = self.files[name]
         return starts_of(file, file.stat().st_mtime_ns)[name.removeprefix(self.left_out)]
 
 
 @cache
 def starts_of(file: Path, _changed_ns: int) -> dict[str, int]:
-    """Return the offset of each tensor of a valid file."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(LENGTH_BYTES), "little")
         header = json.loads(stream.read(length))
@@ -101,7 +99,6 @@ def open_weights(folder: Path, *, base_prefix: str = "") -> Weights:
     """List the tensors of a checkpoint and check that every shard is whole.
 
     Args:
-        folder: A checkpoint.
         base_prefix: Added to every name if no name in the checkpoint has it, as in the first releases of GPT-2, BLOOM
             and OPT.
 
@@ -166,7 +163,6 @@ def require_files_of_folder(folder: Path) -> None:
 
 
 def single_file(folder: Path) -> str:
-    """Return the name of the weight file of a directory without an index."""
     if (folder / SINGLE_NAME).is_file():
         return SINGLE_NAME
     pickles = sorted(path.name for path in folder.glob("*.bin"))
@@ -209,7 +205,6 @@ def require_tensors(weights: Weights, expected: Mapping[str, tuple[int, ...]], *
     """Check that every expected tensor exists with its size, and no other.
 
     Args:
-        weights: Of a checkpoint.
         expected: Size of every tensor according to the config.
         ignored: Suffixes of names that may exist and are not read.
 
@@ -246,7 +241,6 @@ def write_weights(
     Args:
         layout: Dtype and size of every tensor, in the order of the shards.
         read: Returns the tensor of a name, with the layout's dtype and size.
-        folder: An existing directory without weights.
         max_shard_bytes: Limit of a shard, exceeded only by a single larger tensor.
 
     Raises:
@@ -271,7 +265,6 @@ def write_weights(
 
 
 def cut_into_shards(layout: Mapping[str, TensorInfo], max_shard_bytes: int) -> list[list[str]]:
-    """Return the tensor names of each shard, in order, each shard filled until the next tensor does not fit."""
     shards: list[list[str]] = [[]]
     shard_bytes = 0
     for name, info in layout.items():
@@ -312,14 +305,9 @@ def require_replaceable(out: Path, mark: str, *, reading: Path, stage: str | Non
     """Check that a directory may be replaced: it is empty or an earlier result, and not the input.
 
     Args:
-        out: The directory about to be written.
         mark: A file in every earlier result of this type.
-        reading: The file or directory the result is made from.
         stage: Stage in an earlier result's manifest, if the mark is the manifest, a file name that other tools use
             too.
-
-    Raises:
-        UserError: If it may not be replaced.
     """
     is_other = out.is_symlink() or (out.exists() and not out.is_dir())
     if is_other or reading.resolve().is_relative_to(out.resolve()):

@@ -115,11 +115,9 @@ class Model:
     """Facts about a draft or a target that engines check; None if unknown.
 
     Attributes:
-        name: As written in commands.
         path: Absolute path of a directory, otherwise the hub id.
         small_head: Rows of the output head of a reduced vocabulary; 0 if it outputs every id.
         shape: None if widedraft does not know the family.
-        context: Maximum number of tokens.
         form: Of `widedraft export --form`.
         planned: The shape comes from a recipe, and nothing is written yet.
     """
@@ -171,7 +169,6 @@ class Problem:
 
 
 def check(engine: EngineName, pair: Pair) -> list[Problem]:
-    """Return the problems of a pair in an engine, fatal ones first."""
     found = [*check_vocabulary(engine, pair), *check_tokenizer(engine, pair), *check_model(engine, pair)]
     found += [*check_devices(engine, pair), *check_numbers(engine, pair)]
     return sorted(found, key=lambda problem: not problem.is_fatal)
@@ -240,7 +237,6 @@ def check_model(engine: EngineName, pair: Pair) -> Iterator[Problem]:
 
 
 def check_devices(engine: EngineName, pair: Pair) -> Iterator[Problem]:
-    """Check that both models can be divided over the devices."""
     devices = pair.tensor_parallel
     if devices > 1 and engine not in DIVIDES_TENSORS:
         yield Problem("tensor parallel", f"how {LABELS[engine]} divides a draft over {devices} devices is not checked.")
@@ -302,7 +298,6 @@ def refuse_misleading_name(name: str) -> None:
 
 
 def serve_command(engine: EngineName, pair: Pair) -> str:
-    """Return the command that serves a pair: shell, Python or YAML, depending on the engine."""
     return COMMANDS[engine](pair)
 
 
@@ -385,12 +380,10 @@ COMMANDS: dict[EngineName, Callable[[Pair], str]] = {
 
 
 def shell(*parts: list[str]) -> str:
-    """Join parts of a shell command, one part per line."""
     return " \\\n  ".join(shlex.join(part) for part in parts if part)
 
 
 def gguf_name(model: Model) -> str:
-    """Return the name of the GGUF file that a directory or hub id is converted to; a GGUF file keeps its name."""
     return model.name if is_gguf(model.name) else f"{Path(model.name).name}.gguf"
 
 
@@ -413,7 +406,6 @@ def read_model(path: str, revision: str = "main") -> Model:
 
     Args:
         path: A directory, a hub id, or a .gguf file.
-        revision: Branch, tag or commit of a hub id.
 
     Raises:
         UserError: If there is no such checkpoint, the hub cannot be reached, or a file is damaged.
@@ -449,11 +441,7 @@ def read_model(path: str, revision: str = "main") -> Model:
 
 
 def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer | None:
-    """Read a tokenizer without loading it; return None if there is no tokenizer.json or its format is unknown.
-
-    Raises:
-        UserError: If a file is damaged.
-    """
+    """Read a tokenizer without loading it; return None if there is no tokenizer.json or its format is unknown."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         return None

@@ -103,12 +103,8 @@ def cut_tokenizer(tokenizer: Values, ids: Sequence[int], *, where: str) -> Value
     than by the whole tokenizer, if a token was built through one that is gone; engines pass the draft ids, not text.
 
     Args:
-        tokenizer: A tokenizer.json.
         ids: Of the tokens kept, ascending.
         where: The file, for messages.
-
-    Raises:
-        UserError: If its type is not supported.
     """
     refuse_uncut(tokenizer, where)
     model, new_ids = tokenizer["model"], {old: new for new, old in enumerate(ids)}
@@ -149,7 +145,6 @@ def refuse_uncut(tokenizer: Mapping[str, Any], where: str) -> None:
 
 
 def frames(post_processor: Mapping[str, Any] | None) -> list[str | None]:
-    """Return the types of a tokenizer's post-processors."""
     if post_processor is None:
         return [None]
     if post_processor["type"] == "Sequence":
@@ -266,9 +261,7 @@ def convert_draft(folder: Path, out: Path, form: Form) -> None:
     """Write a draft with a reduced head in another form.
 
     Args:
-        folder: The draft.
         out: An earlier conversion there is replaced.
-        form: The form to write.
 
     Raises:
         UserError: If the draft has no reduced head or is damaged, does not support the form, or out contains something
@@ -286,7 +279,6 @@ def convert_draft(folder: Path, out: Path, form: Form) -> None:
 
 
 def write_whole(draft: SmallDraft, folder: Path) -> None:
-    """Write the form that any engine loads."""
     vocabulary, head = draft.vocabulary, draft.family.weight("head")
     ids_K, pushed_K = ids_and_pushed(draft)
     write_changed(draft, folder, {head: lambda head_KH: grown_head(head_KH, ids_K, vocabulary.vocab_size, pushed_K)})

@@ -113,7 +113,6 @@ def read_text(path: Path, *, remedy: str = "Check the path.", most_mib: float | 
     """Read UTF-8 text, without a byte-order mark.
 
     Args:
-        path: A file.
         remedy: Hint at the end of the error message.
         most_mib: Maximum size in MiB; None if unlimited.
 
@@ -137,8 +136,6 @@ def unreadable(path: Path, error: OSError, remedy: str) -> str:
     """Format the error of an unreadable file; a missing file's message also names the path that was tried.
 
     Args:
-        path: The file, as the user named it.
-        error: From the operating system.
         remedy: Hint, unless the file is shipped with widedraft.
     """
     words = f"{path}: cannot be read ({error.strerror})."
@@ -166,7 +163,6 @@ def require_regular(path: Path, *, remedy: str, most_mib: float | None = None) -
 
 
 def kind_of(mode: int) -> str:
-    """Return the type of a path that is not a regular file."""
     if stat.S_ISDIR(mode):
         return "a folder"
     return "a pipe" if stat.S_ISFIFO(mode) else "a device or socket"
@@ -176,7 +172,6 @@ def parse_json(text: str | bytes, where: str, remedy: str) -> Any:
     """Parse JSON.
 
     Args:
-        text: JSON.
         where: File, or file and line; begins the error message.
         remedy: Hint at its end.
 
@@ -208,7 +203,6 @@ def read_typed(path: Path, form: TypeAdapter[Value], remedy: str) -> Value:
     """Read and validate a JSON file.
 
     Args:
-        path: The file.
         form: Type of its content, checked strictly.
         remedy: Hint at the end of the error message.
 
@@ -232,7 +226,6 @@ def checked(form: TypeAdapter[Value], value: Any, where: str, remedy: str) -> Va
 
 
 def shown(value: Any) -> str:
-    """Return a value's repr, truncated to MAX_CHARS_SHOWN."""
     text = repr(value)
     return text if len(text) <= MAX_CHARS_SHOWN else f"{text[:MAX_CHARS_SHOWN]}…"
 

@@ -109,7 +109,6 @@ def splitting_name(tokenizer: Mapping[str, Any]) -> str | None:
 
 
 def flattened(part: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    """Return the steps of a normalizer or pre-tokenizer as a flat list."""
     if part is None:
         return []
     inner = part.get("pretokenizers", part.get("normalizers")) if part["type"] == "Sequence" else None
@@ -366,7 +365,6 @@ def write_gguf(folder: Path, out: Path, kind: GgufKind, name: str) -> GgufFile:
         )
 
     def read(gguf_name: str) -> Tensor:
-        """Read one tensor in float32 and in llama.cpp's row order."""
         if gguf_name == ROPE_FACTORS:
             return torch.from_numpy(factors)
         name = names[gguf_name]
@@ -452,7 +450,6 @@ def add_vocabulary(writer: GGUFWriter, vocabulary: GgufVocabulary) -> None:
 
 
 def add_entry(writer: GGUFWriter, key: str, value: Any) -> None:
-    """Add a scalar entry with the GGUF type of its Python type."""
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):

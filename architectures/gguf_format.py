@@ -90,7 +90,6 @@ def read_gguf_header(file: Path) -> GgufHeader:
 
 
 def parse_header(data: mmap.mmap, file: Path) -> GgufHeader:
-    """Parse the header from the version on."""
     cursor = Cursor(data, position=4)
     version = cursor.scalar("I")
     if version not in VERSIONS:
@@ -136,7 +135,6 @@ class Cursor:
         return number
 
     def skip(self, num_bytes: int) -> None:
-        """Skip bytes that must exist."""
         if self.position + num_bytes > self.end:
             raise struct.error(f"{num_bytes} bytes expected at {self.position}, the header ends before {self.end}")
         self.position += num_bytes
@@ -171,7 +169,6 @@ class Cursor:
 
 
 def scalar_code(type_id: int) -> str:
-    """Return the struct code of a GGUF value type."""
     if type_id not in SCALARS:
         raise struct.error(f"unknown value type {type_id}")
     return SCALARS[type_id]
@@ -230,9 +227,6 @@ def refuse_entries(
     A dropped entry could change the model's output, and so could one that engines interpret differently.
 
     Args:
-        file: For the message.
-        metadata: Of the file.
-        prefix: Of the model's entries.
         names: Entry without the prefix -> its name in config.json.
         required: Entries without the prefix.
     """
@@ -285,8 +279,6 @@ def gguf_architecture(folder: Path, shape: Shape, config: "PreTrainedConfig") ->
     """Return llama.cpp's counterpart of a model.
 
     Args:
-        folder: For messages.
-        shape: Of the model.
         config: Its config.json, as transformers reads it.
 
     Raises:
@@ -339,5 +331,4 @@ def refuse_other_shapes(folder: Path, shape: Shape) -> Gguf:
 
 
 def refuse(folder: Path, fact: str) -> NoReturn:
-    """Raise UserError about a config.json."""
     raise UserError(f"{folder / 'config.json'}: {fact}, so it does not become a GGUF file. {SERVE_AS_IT_IS}")

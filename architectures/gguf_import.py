@@ -141,7 +141,6 @@ def num_bytes(file: Path, name: str, tensor: GgufTensor) -> int:
 
 
 def stored_bytes(size: tuple[int, ...], kind: GGMLQuantizationType) -> int:
-    """Return the bytes of a tensor of whole blocks."""
     block_size, block_bytes = GGML_QUANT_SIZES[kind]
     return prod(size) // block_size * block_bytes
 

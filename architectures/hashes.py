@@ -44,7 +44,6 @@ def sha256_of_file(path: Path) -> str:
 
 
 def read_sha256(path: Path) -> str:
-    """Return the sha256 of a file without the cache."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -158,7 +157,6 @@ def fingerprint_folder(folder: Path) -> str:
 
 
 def fingerprint_of_files(folder: Path, names: Sequence[str], *, extra: Any = None) -> str:
-    """Return the sha256 over names and contents of some files of a directory, and an additional value."""
     hashes = sha256_of_files([folder / name for name in names], description=f"hashing {folder}")
     return fingerprint_value([FINGERPRINT_KIND, extra, *zip(names, hashes, strict=True)])
 
@@ -185,9 +183,5 @@ def chat_template(folder: Path, among_settings: Any) -> Any:
 
 
 def read_json_file(path: Path) -> dict[str, Any]:
-    """Read a JSON object; empty if there is no such file.
-
-    Raises:
-        UserError: If the file is not a JSON object.
-    """
+    """Read a JSON object; empty if there is no such file."""
     return read_json_object(path, "Fetch the checkpoint again.") if path.exists() else {}

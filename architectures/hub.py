@@ -171,7 +171,6 @@ def resolve_checkpoint(path: str, *, revision: str = "main", cache: Path | None 
 
     Args:
         path: A directory, a hub id, or a .gguf file.
-        revision: Branch, tag or commit of a hub id.
         cache: Directory for the import of a .gguf file, repeated if the file changed.
 
     Raises:
@@ -202,7 +201,6 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def require_whole_head(folder: Path) -> None:
-    """Raise UserError if the checkpoint of a target has a reduced vocabulary."""
     refuse_small_head(read_config(folder), str(folder / "config.json"))
 
 

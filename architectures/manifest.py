@@ -84,7 +84,6 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def changed_inputs(manifest: Mapping[str, Any], inputs: Mapping[str, Any]) -> list[str]:
-    """Return the sorted names of inputs that differ from the recorded ones."""
     recorded = manifest["inputs"]
     return sorted(name for name in recorded.keys() | inputs.keys() if recorded.get(name) != inputs.get(name))
 
@@ -146,7 +145,6 @@ def command() -> list[str]:
 
 
 def package_version(name: str) -> str | None:
-    """Return the installed version of a distribution, or None."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -166,7 +164,6 @@ def git_commit() -> str | None:
 
 
 def hardware() -> dict[str, Any]:
-    """Return CPU, usable cores, memory, and accelerators if torch is already loaded."""
     torch = sys.modules.get("torch")
     return {
         "processor": processor_name(),
@@ -177,7 +174,6 @@ def hardware() -> dict[str, Any]:
 
 
 def processor_name() -> str:
-    """Return the CPU's model name if the system reports it."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         for line in cpuinfo.read_text().splitlines():

@@ -30,8 +30,6 @@ def track(
 
     Args:
         items: Any iterable.
-        description: Label in a few words.
-        total: Number of items.
         works: Work of an item, in any unit, if items differ; by default 1.
         whole: Work of all items.
     """
@@ -43,20 +41,13 @@ def track(
 
 @contextmanager
 def progress(description: str, *, total: int, whole: float) -> Iterator[Advance]:
-    """Show the progress of a block, which calls advance(work) after each item, or advance(work, items=0) within one.
-
-    Args:
-        description: Label in a few words.
-        total: Number of items.
-        whole: Work of all items, in the unit of `advance`.
-    """
+    """Show the progress of a block, which calls advance(work) after each item, or advance(work, items=0) within one."""
     with (bar if sys.stderr.isatty() else lines)(description, total, whole) as advance:
         yield advance
 
 
 @contextmanager
 def bar(description: str, total: int, whole: float) -> Iterator[Advance]:
-    """Show a rich progress bar."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -75,7 +66,6 @@ def bar(description: str, total: int, whole: float) -> Iterator[Advance]:
 
 @contextmanager
 def lines(description: str, total: int, whole: float) -> Iterator[Advance]:
-    """Print one line per minute."""
     start_s = reported_s = time.monotonic()
     done, done_work = 0, 0.0
 

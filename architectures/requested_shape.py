@@ -18,7 +18,6 @@ from architectures.vocabulary import VocabularyConfig
 
 
 def named_shape(name: str) -> str:
-    """Validate the name of a named shape."""
     if name not in NAMED_SHAPES:
         near = get_close_matches(name, NAMED_SHAPES, n=1)
         hint = f"Did you mean {near[0]}?" if near else "`widedraft recipes --shapes` lists them."
@@ -233,7 +232,6 @@ def draft_shape(source: Shape, config: ArchitectureConfig) -> Shape:
     """Return the shape of the draft. Vocabulary, head width, biases and tied embeddings stay the target's.
 
     Args:
-        source: The target's shape.
         config: A named shape, or sizes; a size left out is the target's, and kv_heads follow heads.
 
     Raises:
@@ -347,7 +345,6 @@ def following_kv_heads(heads: int, source: Shape) -> int:
 
 
 def refuse_larger(wanted: dict[str, int], source: Shape, key: str) -> None:
-    """Raise UserError if a size exceeds the target's."""
     larger = [
         f"{name} {size} (target {getattr(source, name)})"
         for name, size in wanted.items()

@@ -212,7 +212,6 @@ def nearest_key(path: tuple[str | int, ...], known: Iterable[str]) -> str | None
 
 
 def short(text: str) -> str:
-    """Truncate a text to MAX_CHARS."""
     return text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}..."
 
 
@@ -241,11 +240,7 @@ class Flag:
 
 
 def read_settings(parser: argparse.ArgumentParser, model: type[AnySection], words: Sequence[str]) -> AnySection:
-    """Parse command-line words into a section; argparse exits on flags that are not in the section.
-
-    Raises:
-        UserError: If a value is wrong.
-    """
+    """Parse command-line words into a section; argparse exits on flags that are not in the section."""
     add_flags(parser, model)
     given = {name: value for name, value in vars(parser.parse_intermixed_args(words)).items() if value is not None}
     try:
@@ -255,7 +250,6 @@ def read_settings(parser: argparse.ArgumentParser, model: type[AnySection], word
 
 
 def add_flags(parser: argparse.ArgumentParser, model: type[Section]) -> None:
-    """Add a flag, or a positional argument, for every field."""
     schema = model.model_json_schema()
     for name, field in model.model_fields.items():
         node = schema["properties"][name]
@@ -283,12 +277,10 @@ def spelling(field: FieldInfo, node: Schema, schema: Schema) -> dict[str, Any]:
 
 
 def options_of(node: Schema, schema: Schema) -> list[Schema]:
-    """Return the alternatives of a node except null."""
     return [option for option in options(node, schema) if option.get("type") != "null"]
 
 
 def metavar(options: Sequence[Schema]) -> str:
-    """Return the placeholder of a value: its choices, or a letter for its type."""
     choices = [
         str(each) for option in options for each in option.get("enum", [option["const"]] if "const" in option else [])
     ]
@@ -296,7 +288,6 @@ def metavar(options: Sequence[Schema]) -> str:
 
 
 def help_of(field: FieldInfo, options: Sequence[Schema]) -> str:
-    """Return the help text of a field, with its default."""
     told, text = flag_told(field), str(field.description or options[0].get("description", "")).removesuffix(".")
     default, is_nothing = told.absent, field.default is None or field.default is False or field.default == ()
     if default is None and not field.is_required() and not is_nothing:
@@ -307,7 +298,6 @@ def help_of(field: FieldInfo, options: Sequence[Schema]) -> str:
 
 
 def flag_told(field: FieldInfo) -> Flag:
-    """Return the last Flag in a field's annotation, or a default Flag."""
     return next((each for each in reversed(field.metadata) if isinstance(each, Flag)), Flag())
 
 
@@ -327,7 +317,6 @@ def sentences(error: ValidationError, given: Mapping[str, Any], model: type[Sect
 
 
 def sentence(details: ErrorDetails, given: Mapping[str, Any], model: type[Section]) -> str:
-    """Format one pydantic error with its flag and value."""
     location, problem = details["loc"], details["msg"].removeprefix("Value error, ")
     if not location:
         return problem
@@ -346,21 +335,18 @@ Value = TypeVar("Value")
 
 
 def no_folder(path: Path | None) -> Path | None:
-    """Validate that a path is not a directory, so a file can be written there."""
     if path is not None and path.is_dir():
         raise ValueError(f"{path}: is a folder. Name a file in it.")
     return path
 
 
 def each_once(values: tuple[Value, ...]) -> tuple[Value, ...]:
-    """Validate that values are unique."""
     if len(set(values)) < len(values):
         raise ValueError(f"must name each value once, got {list(values)}.")
     return values
 
 
 def packed_bits(bits: int) -> int:
-    """Validate a bit width that bitsandbytes supports."""
     if bits not in (8, 4):
         raise ValueError(f"must be 8 or 4, got {bits}.")
     return bits

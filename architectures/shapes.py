@@ -44,10 +44,6 @@ class Shape:
     def from_config(cls, config: Mapping[str, Any], *, where: str = "config.json") -> "Shape":
         """Return the shape of a Hugging Face config of a known family; absent entries get transformers' defaults.
 
-        Args:
-            config: The parsed config.json.
-            where: The file, for messages.
-
         Raises:
             UserError: If the family is unknown, an entry is missing, or the heads do not divide.
         """
@@ -103,7 +99,6 @@ class Shape:
         return self.kv_heads * self.head_dim if name == "key_value" else getattr(self, name)
 
     def has_bias(self, part: Part) -> bool:
-        """Return True if a module has a bias in checkpoints of this shape."""
         if part.bias_axis is None:
             return False
         return getattr(self, part.bias) if isinstance(part.bias, str) else part.bias
@@ -129,11 +124,9 @@ class Shape:
         return {} if encoder is None else self.part_tensors(encoder.layer)
 
     def parameters_per_layer(self) -> int:
-        """Return the parameters of one layer: attention, feed-forward, norms and biases."""
         return sum(prod(size) for size in self.layer_tensors().values())
 
     def encoder_parameters(self) -> int:
-        """Return the parameters of all encoder blocks."""
         return self.encoder_layers * sum(prod(size) for size in self.encoder_layer_tensors().values())
 
     def parameters_without_embeddings(self) -> int:
@@ -192,7 +185,6 @@ def checkpoint_tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
 
 
 def named_tensors(shape: Shape, parts: Mapping[str, Part], *, prefix: str = "") -> dict[str, tuple[int, ...]]:
-    """Return the sizes of some modules' tensors under their checkpoint names."""
     return {
         f"{prefix}{parts[role].name}.{kind}": size
         for tensor, size in shape.part_tensors(parts).items()
@@ -336,7 +328,6 @@ def context_length(config: Mapping[str, Any], *, where: str) -> ContextLength | 
 
     Args:
         config: Of config.json or transformers' `to_dict`; for a multi-part model its text part.
-        where: The file, for messages.
 
     Raises:
         UserError: If a used entry is not a positive number.
@@ -390,12 +381,10 @@ def has_scaled_positions(config: Mapping[str, Any], where: str) -> bool:
 
 
 def kind_of(rope: Mapping[str, Any]) -> Any:
-    """Return the type of a rotary scaling, under either of its keys."""
     return rope.get("rope_type", rope.get("type", "default"))
 
 
 def scale(plain: ContextLength, rope: Mapping[str, Any], config: Mapping[str, Any], where: str) -> ContextLength:
-    """Return the context length after one rotary scaling."""
     kind = kind_of(rope)
     if kind in STATED_WITH_SCALING:
         return plain
@@ -416,7 +405,6 @@ def scale(plain: ContextLength, rope: Mapping[str, Any], config: Mapping[str, An
 
 
 def times(plain: ContextLength, kind: str, factor: float) -> ContextLength:
-    """Multiply a length by a factor; unchanged if the result is equal."""
     tokens = max(1, int(plain.tokens * factor))
     if tokens == plain.tokens:
         return plain

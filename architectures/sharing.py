@@ -31,8 +31,6 @@ class Share:
 
     Args:
         index: Of this process, from 0; the first one leads.
-        count: Number of processes.
-        board: Shared by all of them.
         per_machine: Processes per machine, numbered machine by machine; all by default.
     """
 
@@ -57,7 +55,6 @@ class Share:
         return "" if self.count == 1 else f", process {self.index + 1} of {self.count}"
 
     def mine(self, units: Sequence[Unit]) -> Sequence[Unit]:
-        """Return this process's part of the units."""
         return units[self.index :: self.count]
 
     def exchange(self, value: Made) -> list[Made]:
@@ -75,11 +72,9 @@ class Share:
         return values
 
     def meet(self) -> None:
-        """Wait until all processes have arrived."""
         self.exchange(None)
 
     def lead(self, decide: Callable[[], Made]) -> Made:
-        """Return the first process's decision on every process."""
         return self.exchange(decide() if self.leads else None)[0]  # pyright: ignore[reportReturnType]
 
     def together(self, made: Sequence[Made]) -> list[Made]:

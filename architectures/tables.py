@@ -32,12 +32,10 @@ Block = str | Table | TableSection  # text is Markdown: a paragraph, a list, or 
 
 
 def facts(pairs: Sequence[tuple[str, object]]) -> Table:
-    """Return a table of names and values."""
     return Table((), pairs)
 
 
 def code(text: str) -> str:
-    """Wrap lines in a Markdown code block."""
     return f"```\n{text}\n```"
 
 

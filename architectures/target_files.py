@@ -62,7 +62,6 @@ def write_assistant_settings(draft: Path, *, lookahead: int) -> bool:
     The confidence threshold is 0: transformers' default stops at the first token with a draft probability below 0.4.
 
     Args:
-        draft: Its directory.
         lookahead: Maximum number of tokens per step.
 
     Returns:

@@ -61,7 +61,6 @@ def shrunk(sizes: Iterable[int], divisor: float, *, step: int = 1, least: int = 
     """Divide sizes and round to a multiple of step; different sizes stay different, in the same order.
 
     Args:
-        sizes: Of one axis, in the target and its drafts.
         divisor: >= 1.
         step: Results are multiples of it.
         least: Minimum result, unless the size itself is smaller.
@@ -74,12 +73,7 @@ def shrunk(sizes: Iterable[int], divisor: float, *, step: int = 1, least: int = 
 
 
 def tiny_config(config: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
-    """Return the config.json of a tiny random model: the target's, with the sizes of shape.
-
-    Args:
-        config: The target's.
-        shape: From `tiny_shapes`.
-    """
+    """Return the config.json of a tiny random model: the target's, with the sizes of shape."""
     family = FAMILIES[shape.family]
     small = {key: value for key, value in config.items() if key not in NOT_OF_A_TINY_MODEL and not long_rope(value)}
     small |= {family.keys[size]: getattr(shape, size) for size in SIZES if size in family.keys}
@@ -103,5 +97,5 @@ def tiny_config(config: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
 
 
 def long_rope(value: Any) -> bool:
-    """Return True if a config entry has a factor per rotary pair of the real head, as in Phi-3's long versions."""
+    """Return True if a config entry has a factor per rotary pair, as in Phi-3's long versions."""
     return isinstance(value, Mapping) and any(isinstance(item, list) for item in value.values())

@@ -93,7 +93,6 @@ class DraftVocabulary:
 
 
 def broken_law(ids: tuple[int, ...], vocab_size: int) -> str | None:
-    """Return the error in the ids of a head; None if they are valid."""
     if not ids:
         return "ids must hold at least one id, got none"
     if any(a >= b for a, b in pairwise(ids)):
@@ -138,7 +137,6 @@ def refuse_small_head(config: Mapping[str, Any], where: str) -> None:
 
 
 def write_draft_vocabulary(vocabulary: DraftVocabulary, folder: Path) -> None:
-    """Write the file into a directory."""
     write_text(vocabulary.to_json(), folder / DRAFT_VOCABULARY_NAME)
 
 
@@ -225,7 +223,6 @@ def vocabulary(model: Mapping[str, Any]) -> dict[str, int]:
 
 
 def named_special(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the strings of the special tokens in tokenizer_config.json."""
     named = [config.get(name) for name in NAMED]
     for name in LISTED:
         entries = config.get(name) or ()
@@ -242,7 +239,6 @@ def splits_into_bytes(tokenizer: Mapping[str, Any]) -> bool:
 
 
 def listed(value: int | Iterable[int] | None) -> list[int]:
-    """Return the ids of an entry that may hold one, several or none."""
     if value is None:
         return []
     return [value] if isinstance(value, int) else list(value)
@@ -299,11 +295,7 @@ def read_list(origin: str, size: int | None) -> tuple[int, ...]:
 
 
 def require_fitting(ids: tuple[int, ...], tokens: Tokens, path: Path, target: Path) -> None:
-    """Check that all ids exist in the target's tokenizer and include its end tokens.
-
-    Raises:
-        UserError: Naming the ids.
-    """
+    """Check that all ids exist in the target's tokenizer and include its end tokens."""
     if unknown := sorted(set(ids) - tokens.ids):
         raise UserError(
             f"{path}: holds {shown(unknown)}, which the tokenizer of {target} does not have. Its ids are from "

@@ -44,7 +44,6 @@ def put_head(lm: PreTrainedModel, weight_KH: Tensor, ids_K: Tensor) -> None:
 
     Args:
         lm: A causal language model whose head has no bias.
-        weight_KH: Rows, in the model's dtype.
         ids_K: The token id of each row, ascending, int64.
     """
     head = nn.Linear(weight_KH.shape[1], len(weight_KH), bias=False, device="meta")
@@ -57,7 +56,6 @@ def put_head(lm: PreTrainedModel, weight_KH: Tensor, ids_K: Tensor) -> None:
 
 
 def cut_head(lm: PreTrainedModel, ids_K: Tensor) -> None:
-    """Reduce a model's full output head to some ids."""
     old = lm.get_output_embeddings()
     assert isinstance(old, nn.Linear), "a causal language model has a linear output head"
     assert old.bias is None, "no family drafts are cut from has a bias there"
@@ -135,10 +133,6 @@ def name_rows(lm: PreTrainedModel, ids: Sequence[int]) -> None:
 
 def read_head(folder: Path, config: Mapping[str, Any]) -> DraftVocabulary | None:
     """Read the ids of the output head of a checkpoint directory; None if it outputs every id.
-
-    Args:
-        folder: A local Hugging Face directory.
-        config: Its config.json.
 
     Raises:
         UserError: If config.json, draft_vocabulary.json and weights disagree, or the family does not support drafts.
@@ -227,7 +221,6 @@ def fit_rows(rows_VX: Tensor, vocab_size: int) -> Tensor:
 
     Args:
         rows_VX: A row, or one entry of a bias, for each id.
-        vocab_size: Of the target.
     """
     num_missing = vocab_size - len(rows_VX)
     if num_missing <= 0:
@@ -252,7 +245,6 @@ class Translation(NamedTuple):
 
 
 def encoded(model: PreTrainedModel, prompt_BS: Tensor, real_BS: Tensor | None) -> Tensor:
-    """Return the encoder's output for prompts, [B, S, H]."""
     return model.get_encoder()(input_ids=prompt_BS, attention_mask=real_BS, return_dict=True).last_hidden_state
 
 
@@ -282,8 +274,6 @@ def translation(input_ids_BT: Tensor, prompt_len_B1: Tensor, *, start_id: int, a
 
     Args:
         input_ids_BT: Each prompt, followed by its response.
-        prompt_len_B1: Tokens of the prompts.
-        start_id: The decoder's start token.
         answer_len: D, at most the length of the longest response.
     """
     places_BD = answer_places(prompt_len_B1, answer_len).clamp(max=input_ids_BT.shape[1] - 1)

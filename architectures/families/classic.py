@@ -179,7 +179,6 @@ GPT_BIGCODE = replace(
 
 
 def attention(module: str, prefix: str, norm: str) -> dict[str, Part]:
-    """Return the parts of an attention and the norm before it."""
     return {
         f"{prefix}query": linear(f"{module}.q", "query", "hidden"),
         f"{prefix}key": linear(f"{module}.k", "query", "hidden"),
@@ -190,7 +189,6 @@ def attention(module: str, prefix: str, norm: str) -> dict[str, Part]:
 
 
 def feed_forward(module: str) -> Mapping[str, Part]:
-    """Return the parts of a feed-forward and the norm before it; a gated one has two input matrices."""
     return {
         "ffn_plain": linear(f"{module}.DenseReluDense.wi", "intermediate", "hidden", when="plain"),
         "ffn_gate": linear(f"{module}.DenseReluDense.wi_0", "intermediate", "hidden", when="gated"),
@@ -201,7 +199,6 @@ def feed_forward(module: str) -> Mapping[str, Part]:
 
 
 def bias_table(stack: str) -> Part:
-    """Return the table of relative attention biases, one per head."""
     return Part(f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias", ("buckets", "heads"))
 
 

@@ -151,7 +151,6 @@ def require_config(config: Mapping[str, Any], where: str) -> None:
 
     Args:
         config: The whole config; multimodal models have the decoder's in a nested part.
-        where: The file.
     """
     for part in ("", *(name for name in TEXT_PARTS if config.get(name) is not None)):
         entries = config[part] if part else config
@@ -161,13 +160,11 @@ def require_config(config: Mapping[str, Any], where: str) -> None:
 
 
 def require_generation_config(config: Mapping[str, Any], where: str) -> None:
-    """Raise UserError naming the first entry of a generation_config.json that has a wrong type."""
     if (mistake := mistake_in(config, OF_GENERATION)) is not None:
         raise UserError(f"{where}: {mistake}. {remedy(where)}")
 
 
 def remedy(where: str) -> str:
-    """Return the hint for a damaged file."""
     return f"Take the {where.rpartition('/')[2]} the checkpoint came with."
 
 

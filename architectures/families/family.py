@@ -35,7 +35,6 @@ class Part:
 
     Attributes:
         name: In the checkpoint, relative to its layer, without .weight or .bias.
-        axes: Of the weight, as stored.
         bias_axis: Of the bias; None if there is none.
         bias: True if the bias always exists, or the name of the Shape flag that decides.
         when: Name of the Shape flag that decides whether the module exists; empty if it always does.
@@ -78,12 +77,7 @@ class ConfigEntry:
 
 @dataclass(frozen=True)
 class Encoder:
-    """Blocks that read the prompt in an encoder-decoder model.
-
-    Attributes:
-        layer: Role -> module of one block.
-        layer_prefix: Name before a block's index.
-    """
+    """Blocks that read the prompt in an encoder-decoder model."""
 
     layer: Mapping[str, Part]
     layer_prefix: str
@@ -146,9 +140,7 @@ class Family:
     """One `model_type` of transformers.
 
     Attributes:
-        layer: Role -> module of one layer.
         outside: Role -> module outside the layers; checkpoints with tied embeddings omit `head`.
-        layer_prefix: Name before a layer's index.
         base_prefix: Prefix that some checkpoints omit from every name but the head's; empty if none do.
         keys: Size -> entry of config.json.
         window_layers: Entry with the first layer that has a sliding window.
@@ -223,7 +215,6 @@ class Family:
 
     @property
     def width(self) -> bool:
-        """True if heads, neurons and channels can be pruned; otherwise only layers."""
         return not self.no_width
 
     @property
@@ -238,13 +229,11 @@ class Family:
         return all_but_each(config.get(self.rope_pattern.key, self.rope_pattern.default), layers)
 
     def biases(self, config: Mapping[str, Any]) -> dict[str, bool]:
-        """Return the bias flags of a checkpoint with this config."""
         rules = {"qkv_bias": self.qkv_bias, "output_bias": self.output_bias, "ffn_bias": self.ffn_bias}
         return {name: bool(config.get(rule, False)) if isinstance(rule, str) else rule for name, rule in rules.items()}
 
     @property
     def stored_copies(self) -> tuple[str, ...]:
-        """Names of weights that are copies of the embedding."""
         return tuple(f"{module}.weight" for module in self.copies)
 
     def refuse(self, feature: Feature, asked: str) -> None:
@@ -261,7 +250,6 @@ class Family:
             )
 
     def is_tied(self, config: Mapping[str, Any]) -> bool:
-        """Return True if a checkpoint with this config has a tied head."""
         entry = self.untied_entry
         untied = entry is not None and not config.get(entry.key, entry.default)
         return not untied and bool(config.get("tie_word_embeddings", self.tied))
@@ -272,9 +260,7 @@ class Family:
         return entry is not None and str(config.get(entry.key, entry.default)).startswith("gated")
 
     def weight(self, role: str) -> str:
-        """Return the full name of the weight of a module outside the layers."""
         return f"{self.outside[role].name}.weight"
 
     def layer_module(self, layer: int, role: str) -> str:
-        """Return the full name of a module of one layer."""
         return f"{self.layer_prefix}{layer}.{self.layer[role].name}"

@@ -53,7 +53,6 @@ class Sums(dict[Hashable, Tensor]):
     """Running sums by name."""
 
     def add(self, name: Hashable, value: Tensor) -> None:
-        """Add to the sum of this name, which starts at zero."""
         self[name] = self[name] + value if name in self else value
 
 
@@ -72,11 +71,7 @@ class Reading:
 
 
 class Watch:
-    """Model with hooks that sum up activations.
-
-    Attributes:
-        sums: Running sums.
-    """
+    """Model with hooks that sum up activations."""
 
     def __init__(self, model: PreTrainedModel, family: Family, shape: Shape) -> None:
         self.model, self.family, self.shape = model, family, shape
@@ -84,12 +79,10 @@ class Watch:
         self.reading = Reading(torch.empty(0))
 
     def read(self, reading: Reading) -> None:
-        """Run the model on a batch."""
         self.reading = reading
         read_text(self.model, reading.ids_BT)
 
     def add(self, name: Hashable, value: Tensor) -> None:
-        """Add to a sum, on the device of all sums."""
         self.sums.add(name, value.to(self.model.device))
 
     def is_first(self, name: Hashable) -> bool:
@@ -125,7 +118,6 @@ class Watch:
             yield
 
     def before(self, name: str, place: tuple[str, int], add: Callable[[str, int, Tensor], None]) -> Any:
-        """Register a hook on a module's input."""
 
         def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
             if self.is_first(place):
@@ -134,7 +126,6 @@ class Watch:
         return removable(self.model.get_submodule(name).register_forward_pre_hook(hook))
 
     def behind(self, name: str, place: tuple[str, int]) -> Any:
-        """Register a hook on a norm's output."""
 
         def hook(_module: nn.Module, _args: tuple[Any, ...], y_BTH: Tensor) -> None:
             if self.is_first(place):
@@ -203,7 +194,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def removable(handle: Any) -> Iterator[None]:
-    """Remove a hook after the block."""
     try:
         yield
     finally:
@@ -230,7 +220,6 @@ def activation_scores(
 
     Args:
         model: Of a known family, with its head; left unchanged.
-        ids_ST: Calibration text.
         batch_size: Sequences at once. No score depends on it.
         access: None for a model that is whole on one device.
 
@@ -257,11 +246,7 @@ def activation_scores(
 
 
 def require_finite(name: str, values: Tensor, dtype: torch.dtype) -> NDArray[np.float64]:
-    """Convert finite values to numpy.
-
-    Raises:
-        UserError: If a value is not finite.
-    """
+    """Convert finite values to numpy."""
     if not values.isfinite().all():
         raise UserError(
             f"{name}: not every score is finite, as activations or weights of the target overflow in {dtype}. "
@@ -351,12 +336,8 @@ def calibration_sequences(
 
     Args:
         texts: Plain texts; empty ones are skipped.
-        tokenizer: Of the target.
         tokens: Maximum number used, >= 4.
         context_tokens: Context length of the model, which limits the sequences; None if unlimited.
-
-    Raises:
-        UserError: If the texts are too short.
     """
     sequence_len = min(SEQUENCE_LEN, tokens // 4, context_tokens or SEQUENCE_LEN)
     needed = tokens // sequence_len * sequence_len

@@ -72,7 +72,6 @@ def removal_order(model: PreTrainedModel, ids_ST: Tensor, share: Share = ALONE) 
 
     Args:
         model: Of a known family, with its head; left unchanged.
-        ids_ST: Calibration text.
         share: This process's part of the candidates of each step; all processes return the same order.
 
     Raises:
@@ -102,7 +101,6 @@ def merge_order(model: PreTrainedModel, ids_ST: Tensor, share: Share = ALONE) ->
 
     Args:
         model: Of a known family, with its head; left unchanged.
-        ids_ST: Calibration text.
         share: As in removal_order.
 
     Raises:
@@ -160,11 +158,9 @@ class LayerSearch:
         return Passage(entry=noted[0][0][0], calls=calls, exit=exit_1TH)
 
     def single_layers(self) -> list[Block]:
-        """Return every layer as a block."""
         return [Block((layer,)) for layer in range(len(self.layers))]
 
     def merged(self, group: tuple[int, ...]) -> Block:
-        """Merge adjacent layers into one block."""
         return Block(group, merged_weights([self.layers[layer] for layer in group]))
 
     def nearest(self, blocks: Sequence[Block], tails: Sequence[Tail], distance_from: DistanceFrom) -> int:
@@ -212,7 +208,6 @@ class LayerSearch:
         return dict(zip(candidates, self.share.together(own), strict=True))
 
     def through(self, blocks: Sequence[Block], stream_1TH: Tensor, passage: Passage) -> Tensor:
-        """Run some blocks on the stream."""
         for block in blocks:
             first = block.layers[0]
             args, kwargs = passage.calls[first]

@@ -113,7 +113,6 @@ class Masks(nn.Module):
     """Log-alphas of all gates, and the Lagrange multipliers of the constraints on the number of open gates.
 
     Args:
-        source: The target's shape.
         draft: The shape that the constraints enforce.
         seed: Of the initial values and of every sample.
 
@@ -204,9 +203,6 @@ class Masks(nn.Module):
 
         Minimised by log-alphas and maximised by multipliers. The gradient of the multipliers is negated, so that one
         optimiser can do both.
-
-        Args:
-            progress: As in `gaps`.
         """
         terms = []
         for name, gap_C in self.gaps(progress).items():
@@ -234,7 +230,6 @@ def middle(log_alpha_X: Tensor) -> Tensor:
 
 
 def open_probability(log_alpha_X: Tensor) -> Tensor:
-    """Return P(gate > 0) of every gate."""
     return torch.sigmoid(log_alpha_X + OPEN_SHIFT)
 
 
@@ -244,7 +239,6 @@ def ascending(multipliers: Tensor) -> Tensor:
 
 
 def product(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-    """Multiply both, or return the one that is not None."""
     return first * second if first is not None and second is not None else (second if first is None else first)
 
 
@@ -265,7 +259,6 @@ def plan_from_masks(masks: Masks, *, target: str | None = None) -> PruningPlan:
     """Return the plan that keeps the largest log-alphas of every axis: exactly the draft's shape.
 
     Args:
-        masks: Trained.
         target: The target's fingerprint, recorded.
     """
     source, kept = masks.source, {name: masks.kept(name) for name in masks.axes}
@@ -289,7 +282,6 @@ def plan_from_masks(masks: Masks, *, target: str | None = None) -> PruningPlan:
 
 
 def indices(kept_X: Tensor) -> tuple[int, ...]:
-    """Return the indices at which a vector is True."""
     return tuple(int(index) for index in kept_X.nonzero()[:, 0])
 
 
@@ -301,9 +293,7 @@ def masked(model: nn.Module, gates: Gates, shape: Shape) -> Iterator[None]:
     """Multiply the model's parts by the gates while the block runs. Gradients reach both.
 
     Args:
-        model: A transformers causal language model.
         gates: On the model's device.
-        shape: Of the model.
     """
     with ExitStack() as hooks:
         for name, (before, after) in factors(gates, shape).items():
@@ -350,12 +340,10 @@ def output_factor(gates: Gates, shape: Shape, role: str, layer: int) -> Tensor |
 
 
 def multiply_input(factor: Tensor) -> Callable[..., tuple[Tensor, ...]]:
-    """Return a hook that multiplies a module's first input, in the input's dtype."""
     return lambda _, inputs: (inputs[0] * factor.to(inputs[0].dtype), *inputs[1:])
 
 
 def multiply_output(factor: Tensor) -> Callable[..., Tensor]:
-    """Return a hook that multiplies a module's output, in the output's dtype."""
     return lambda _, __, output: output * factor.to(output.dtype)
 
 
@@ -364,11 +352,8 @@ def fold(tensor: Tensor, location: TensorLocation, gates: Gates, shape: Shape) -
     """Multiply the gates into a tensor of the model, in its dtype, so that the weights compute the same as `masked`.
 
     Args:
-        tensor: Of the model the gates were made for.
-        location: Of the tensor.
         gates: `Masks.final()`: the parts that a plan removes are then 0, and slicing by that plan changes nothing
             more.
-        shape: Of the model.
     """
     family, role = FAMILIES[shape.family], location.role
     if location.layer is None:

@@ -103,8 +103,6 @@ def load_plan(file: Path, source: Shape, *, target: Path | None) -> PruningPlan:
     """Load a plan and check that it was made for this target.
 
     Args:
-        file: A plan.json.
-        source: The target's shape.
         target: The target's directory, whose fingerprint is compared; None compares only shapes.
 
     Raises:
@@ -200,10 +198,7 @@ def plan_pruning(
     """Choose the parts to keep, following the recipe's `architecture` section.
 
     Args:
-        source: The target's shape.
-        config: Shape or sizes, and how parts are chosen.
         scores: Of the target; at least those of `needed_scores`.
-        seed: Of random choices.
         target: The target's fingerprint, recorded.
 
     Raises:
@@ -323,7 +318,6 @@ def followers(starts: Kept, num_source: int) -> tuple[Kept, ...]:
 def part_scores(
     config: ArchitectureConfig, scores: Scores, part: str, sizes: tuple[int, ...], *, seed: int
 ) -> "NDArray[np.float64]":
-    """Return the scores of neurons, heads or channels by the recipe's width_method."""
     if config.width_method == "random":
         import numpy as np
 

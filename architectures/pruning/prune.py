@@ -45,10 +45,8 @@ class TensorLocation:
     """Location of a tensor in the draft.
 
     Attributes:
-        role: As families name it.
         kind: weight or bias.
         layer: Index of its layer; None outside the layers.
-        prefix: Name before that index.
         in_encoder: True for a layer of the encoder.
     """
 
@@ -60,7 +58,6 @@ class TensorLocation:
 
 
 def tensor_locations(shape: Shape) -> dict[str, TensorLocation]:
-    """Return the location of every tensor of a model, by name."""
     family = FAMILIES[shape.family]
     locations = located(shape, family.outside, TensorLocation("", "", None))
     for layer in range(shape.layers):
@@ -74,7 +71,6 @@ def tensor_locations(shape: Shape) -> dict[str, TensorLocation]:
 
 
 def located(shape: Shape, parts: Mapping[str, Part], at: TensorLocation) -> dict[str, TensorLocation]:
-    """Return the locations of some modules' tensors, all in one layer or outside the layers."""
     before = "" if at.layer is None else f"{at.prefix}{at.layer}."
     return {
         f"{before}{parts[role].name}.{kind}": replace(at, role=role, kind=kind)
@@ -84,14 +80,7 @@ def located(shape: Shape, parts: Mapping[str, Part], at: TensorLocation) -> dict
 
 
 def draft_tensor(plan: PruningPlan, location: TensorLocation, name: str, read: Callable[[str], Tensor]) -> Tensor:
-    """Compute one tensor of the draft, in the target's dtype; in float32 if it is more than a copy.
-
-    Args:
-        plan: Of the draft.
-        location: Of the tensor.
-        name: Of the tensor in the draft.
-        read: Returns a tensor of the target by name.
-    """
+    """Compute one tensor of the draft, in the target's dtype; in float32 if it is more than a copy."""
     part = part_of(plan, location)
     tensor = merged(plan, location, name, read)
     axes = part.axes if location.kind == "weight" else (str(part.bias_axis),)
@@ -114,7 +103,6 @@ def head_of_draft(plan: PruningPlan, rows_VX: Tensor) -> Tensor:
 
 
 def part_of(plan: PruningPlan, location: TensorLocation) -> Part:
-    """Return the module of a tensor of the draft."""
     family = FAMILIES[plan.source.family]
     if location.in_encoder and family.encoder is not None:
         return family.encoder.layer[location.role]
@@ -203,7 +191,6 @@ def prune_checkpoint(
     The directory is written atomically. Tied embeddings stay tied and are written once.
 
     Args:
-        source: A Hugging Face directory with safetensors.
         plan: Made for this source's shape; its draft has the target's vocabulary size.
         out: The draft directory; an earlier draft there is replaced.
         target: Directory of the draft's target, the source of tokenizer and generation settings; None if it is
