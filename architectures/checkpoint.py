@@ -205,11 +205,7 @@ def require_tensors(weights: Weights, expected: Mapping[str, tuple[int, ...]], *
     """Check that every expected tensor exists with its size, and no other.
 
     Args:
-        expected: Size of every tensor according to the config.
         ignored: Suffixes of names that may exist and are not read.
-
-    Raises:
-        UserError: Naming the first tensor that is missing, unknown or of another size.
     """
     for name, size in expected.items():
         if name not in weights.info:
@@ -239,9 +235,9 @@ def write_weights(
     """Write tensors as safetensors, each read, written and freed before the next.
 
     Args:
-        layout: Dtype and size of every tensor, in the order of the shards.
+        layout: In the order of the shards.
         read: Returns the tensor of a name, with the layout's dtype and size.
-        max_shard_bytes: Limit of a shard, exceeded only by a single larger tensor.
+        max_shard_bytes: Exceeded only by a single larger tensor.
 
     Raises:
         UserError: If the disk has too little free space; nothing is written then.
@@ -306,8 +302,7 @@ def require_replaceable(out: Path, mark: str, *, reading: Path, stage: str | Non
 
     Args:
         mark: A file in every earlier result of this type.
-        stage: Stage in an earlier result's manifest, if the mark is the manifest, a file name that other tools use
-            too.
+        stage: Stage in the manifest of an earlier result, if the mark is the manifest: other tools use that name too.
     """
     is_other = out.is_symlink() or (out.exists() and not out.is_dir())
     if is_other or reading.resolve().is_relative_to(out.resolve()):

@@ -402,10 +402,7 @@ def report(engines: tuple[EngineName, ...], pair: Pair) -> tuple[str, bool]:
 
 
 def read_model(path: str, revision: str = "main") -> Model:
-    """Read the facts about a checkpoint from its files if they are on this machine, otherwise from its config.
-
-    Args:
-        path: A directory, a hub id, or a .gguf file.
+    """Read the facts about a directory, hub id or .gguf file, from its config if its files are not on this machine.
 
     Raises:
         UserError: If there is no such checkpoint, the hub cannot be reached, or a file is damaged.

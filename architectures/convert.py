@@ -71,11 +71,7 @@ class SmallDraft:
 
 
 def read_small_draft(folder: Path) -> SmallDraft:
-    """Read a draft with a reduced vocabulary.
-
-    Raises:
-        UserError: If its head outputs all ids, or a file is missing, damaged or of another draft.
-    """
+    """Read a draft with a reduced vocabulary; UserError if its head outputs all ids, or files mismatch."""
     config = read_config(folder)
     vocabulary = read_head(folder, config)
     if vocabulary is None:
@@ -227,17 +223,16 @@ def losing_row(head_KH: Tensor, pushed_K: Tensor) -> Tensor:
 
     A mean of the head's rows, each with a weight above zero. Its logit is the same mean of the K logits whatever the
     hidden state, since a head has no bias: at most the largest, and equal to it only if all K are equal. A softcap
-    keeps the order. So greedy proposals are those of the small head, except for a step on which the small head prefers
-    none of its ids (a hidden state of zeros), where argmax returns the lowest id of all.
+    keeps the order. So greedy proposals are those of the small head, except if all its logits are equal (a hidden
+    state of zeros), where argmax returns the lowest id of all.
 
     Most of the weight is on rows that training only pushed down: those of ids that never occur in the training
-    responses. With sampling, the ids that are not output then get little probability (docs/engines.md).
+    responses. So with sampling, ids that are not output get little probability (docs/engines.md).
 
     Rounding shifts the logit by at most half a unit in the last place of each weight, summed over H: far less than the
     distance of the largest logit from the mean, unless all are nearly equal.
 
     Args:
-        head_KH: The rows of the small head.
         pushed_K: True for ids that never occur in the training responses; all False gives the plain mean.
     """
     rows_KH = head_KH.double()
@@ -336,11 +331,7 @@ def write_own_tokens(draft: SmallDraft, folder: Path) -> str:
 
 
 def read_tokenizer(folder: Path) -> dict[str, Any]:
-    """Read a draft's tokenizer.json in the current format of the tokenizers library.
-
-    Raises:
-        UserError: If there is none, or that library cannot read it.
-    """
+    """Read a draft's tokenizer.json in the current format of the tokenizers library; UserError if it cannot."""
     file = folder / TOKENIZER
     if not file.is_file():
         raise UserError(f"{folder}: holds no {TOKENIZER}, the one kind of file that is cut. {COPY_TOKENIZER}")

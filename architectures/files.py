@@ -114,7 +114,7 @@ def read_text(path: Path, *, remedy: str = "Check the path.", most_mib: float | 
 
     Args:
         remedy: Hint at the end of the error message.
-        most_mib: Maximum size in MiB; None if unlimited.
+        most_mib: Maximum size; None if unlimited.
 
     Raises:
         UserError: If it is not a regular file, cannot be read, is too large, or is not UTF-8.
@@ -133,11 +133,7 @@ def read_text(path: Path, *, remedy: str = "Check the path.", most_mib: float | 
 
 
 def unreadable(path: Path, error: OSError, remedy: str) -> str:
-    """Format the error of an unreadable file; a missing file's message also names the path that was tried.
-
-    Args:
-        remedy: Hint, unless the file is shipped with widedraft.
-    """
+    """Format the error of an unreadable file; for a missing one with the path that was tried, and how to get it."""
     words = f"{path}: cannot be read ({error.strerror})."
     if not isinstance(error, FileNotFoundError):
         return f"{words} {remedy}"
@@ -169,11 +165,7 @@ def kind_of(mode: int) -> str:
 
 
 def parse_json(text: str | bytes, where: str, remedy: str) -> Any:
-    """Parse JSON.
-
-    Args:
-        where: File, or file and line; begins the error message.
-        remedy: Hint at its end.
+    """Parse JSON; `where` begins the error message, `remedy` ends it.
 
     Raises:
         UserError: If it is not JSON, is nested too deeply, or has a number of more digits than Python converts.
@@ -200,15 +192,7 @@ def read_json_object(path: Path, remedy: str, *, most_mib: float | None = JSON_M
 
 
 def read_typed(path: Path, form: TypeAdapter[Value], remedy: str) -> Value:
-    """Read and validate a JSON file.
-
-    Args:
-        form: Type of its content, checked strictly.
-        remedy: Hint at the end of the error message.
-
-    Raises:
-        UserError: If it is invalid; names the file, the field and its value.
-    """
+    """Read a JSON file and validate it strictly; UserError names the file, the field and its value."""
     return parsed(form, read_text(path, most_mib=JSON_MIB), str(path), remedy)
 
 

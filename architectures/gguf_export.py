@@ -275,11 +275,7 @@ def require_splitting(folder: Path, described: Mapping[str, Any]) -> str:
 
 
 def framing(folder: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, bool]:
-    """Return whether the tokenizer adds a BOS and an EOS token to a text.
-
-    Raises:
-        UserError: If it adds anything else.
-    """
+    """Return flags for BOS and EOS: True if the tokenizer adds them; UserError if it adds anything else."""
     bare = tokenizer(PROBE, add_special_tokens=False)["input_ids"]
     framed = tokenizer(PROBE)["input_ids"]
     for begins in (False, True):

@@ -77,7 +77,6 @@ def import_gguf(file: Path, out: Path, *, dtype: str = "float32") -> None:
 
 
 def gguf_names(shape: Shape) -> dict[str, str]:
-    """Return Hugging Face name -> GGUF name of every tensor of the checkpoint."""
     gguf = FAMILIES[shape.family].gguf
     assert gguf is not None, "families that llama.cpp has not are refused before"
     architecture = next(each for each, name in MODEL_ARCH_NAMES.items() if name == gguf.name)
@@ -124,7 +123,6 @@ def tensor_byte_ranges(file: Path, header: GgufHeader) -> dict[str, tuple[int, i
 
 
 def num_bytes(file: Path, name: str, tensor: GgufTensor) -> int:
-    """Return the bytes of a tensor in the file; UserError for an unknown quantisation or partial blocks."""
     try:
         kind = GGMLQuantizationType(tensor.type_id)
         block_size = GGML_QUANT_SIZES[kind][0]

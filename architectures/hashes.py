@@ -49,7 +49,7 @@ def read_sha256(path: Path) -> str:
 
 
 def sha256_of_files(paths: Sequence[Path], *, description: str) -> list[str]:
-    """Return the sha256 of each file, several read at a time; raises as `sha256_of_file`."""
+    """Return the sha256 of each file, several read in parallel; raises as `sha256_of_file`."""
     with ThreadPoolExecutor(max_workers=min(os.cpu_count() or 1, MAX_THREADS)) as pool:
         hashes = pool.map(sha256_of_file, paths)
         if sum(path.stat().st_size for path in paths if path.exists()) >= LONG_BYTES:
@@ -87,14 +87,13 @@ def remember(path: Path, state: list[int], sha256: str) -> None:
 
 
 def record_file(path: Path) -> Path | None:
-    """Return the path of a file's cache record; None for a user without a home directory."""
     folder = cache_folder()
     name = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()
     return None if folder is None else folder / "file_hashes" / f"{name}.json"
 
 
 def cache_folder() -> Path | None:
-    """Return the user's cache directory; None for a user without a home directory."""
+    """Return the user's cache directory; None if there is no home directory."""
     if named := os.environ.get("WIDEDRAFT_CACHE"):
         return Path(named)
     shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
@@ -136,8 +135,7 @@ def fingerprint_file(path: Path) -> str:
 def fingerprint_checkpoint(folder: Path) -> str:
     """Return the sha256 over names and contents of the files of a Hugging Face directory that define the model.
 
-    The generation settings, whose end tokens decide when generation stops, count only with values that belong to the
-    model.
+    Generation settings count without ASSISTANT_KEYS, since their end tokens decide when generation stops.
     """
     names = sorted(
         {

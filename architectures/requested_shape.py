@@ -288,11 +288,7 @@ def named_sizes(source: Shape, config: ArchitectureConfig) -> dict[str, int]:
 
 
 def encoder_size(source: Shape, config: ArchitectureConfig) -> dict[str, int]:
-    """Return the number of encoder blocks that the draft keeps; empty for decoder-only models.
-
-    Raises:
-        UserError: If the recipe sets encoder_layers and there is no encoder.
-    """
+    """Return the number of encoder blocks that the draft keeps; empty for decoder-only models."""
     if source.encoder_layers:
         return {"encoder_layers": written_size("encoder_layers", config.encoder_layers, source.encoder_layers)}
     if config.encoder_layers is not None:
@@ -334,7 +330,6 @@ def written_size(name: str, wanted: int | str | None, of_target: int) -> int:
 
 
 def following_kv_heads(heads: int, source: Shape) -> int:
-    """Return the number of key/value heads at the target's ratio."""
     group = source.heads // source.kv_heads
     if heads % group:
         raise UserError(
@@ -357,7 +352,6 @@ def refuse_larger(wanted: dict[str, int], source: Shape, key: str) -> None:
 
 
 def refuse_width_of_classic_family(wanted: dict[str, int], source: Shape, key: str) -> None:
-    """Raise UserError if widths of a family before LLaMA are pruned."""
     changed = [name for name in WIDTHS if wanted[name] != getattr(source, name)]
     if changed and not FAMILIES[source.family].width:
         raise UserError(

@@ -115,7 +115,6 @@ class Shape:
         return sizes
 
     def layer_tensors(self) -> dict[str, tuple[int, ...]]:
-        """Return the size of every tensor of one layer, under role.weight or role.bias."""
         return self.part_tensors(FAMILIES[self.family].layer)
 
     def encoder_layer_tensors(self) -> dict[str, tuple[int, ...]]:
@@ -142,11 +141,6 @@ class Shape:
         return self.parameters_without_embeddings() + rows * self.hidden
 
     def weight_bytes(self, dtype: str) -> int:
-        """Return the bytes of all weights.
-
-        Args:
-            dtype: float32, bfloat16 or float16.
-        """
         return self.parameters() * DTYPE_BYTES[dtype]
 
     def kv_bytes_per_token(self, dtype: str) -> int:
@@ -362,7 +356,7 @@ def is_gemma_3(config: Mapping[str, Any]) -> bool:
 
 
 def ropes(config: Mapping[str, Any], where: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the rotary scalings of a config: one, or one per layer type."""
+    """Yield the rotary scalings of a config, one or one per layer type."""
     key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     rope = config.get(key) or {}
     nested = isinstance(rope, Mapping) and rope and all(isinstance(part, Mapping | None) for part in rope.values())

@@ -11,13 +11,13 @@ SCHEMA = "recipe.schema.json"  # for editors; identifies the directory
 
 
 def shipped_folders(name: str, in_checkout: str) -> tuple[Path, ...]:
-    """Return the candidates for a directory: checkout, then next to a wheel's packages, environment, user's home.
+    """Return the candidates for a directory: checkout, next to a wheel's packages, environment, user's home.
 
-    An environment may contain another copy's, so a checkout comes first.
+    An environment may contain another copy's, so the checkout comes first.
 
     Args:
-        name: The directory below share/widedraft of a wheel.
-        in_checkout: The same directory of a checkout.
+        name: Below share/widedraft in a wheel.
+        in_checkout: In a checkout.
     """
     schemes = (sysconfig.get_default_scheme(), sysconfig.get_preferred_scheme("user"))
     data = [Path(sysconfig.get_path("data", scheme)) for scheme in schemes]
@@ -25,7 +25,6 @@ def shipped_folders(name: str, in_checkout: str) -> tuple[Path, ...]:
 
 
 def shipped_root() -> Path | None:
-    """Return the directory of recipes; None if the installation has none."""
     return next((folder for folder in shipped_folders(FOLDER, FOLDER) if (folder / SCHEMA).is_file()), None)
 
 
@@ -35,7 +34,7 @@ def shipped_recipes() -> dict[str, Path]:
 
 
 def shipped_words(path: PurePath) -> str:
-    """Return a hint how widedraft writes a missing file; empty if it is not shipped."""
+    """Return a hint on how widedraft writes a missing file; empty if it is not shipped."""
     recipes, name = shipped_recipes(), path.name.removesuffix(".yaml")
     if name in recipes:
         return f"It comes with widedraft: `widedraft recipes {name}` writes {FOLDER}/{name}.yaml."

@@ -1,6 +1,6 @@
 """Files that every draft copies from its target: tokenizer, chat template, generation_config.json. No torch.
 
-Also if it is pruned from a different model: engines read these from either model, and must find the same.
+Even a draft pruned from another model does: engines read these files from draft or target, and must find the same.
 
 transformers reads three keys from the *draft's* generation_config.json for assisted generation: the number of tokens
 to propose per step, its schedule, and the confidence below which to stop. They are set when the draft is scored, and
@@ -26,11 +26,7 @@ Values = dict[str, Any]
 
 
 def read_generation_settings(folder: Path) -> Values:
-    """Read generation_config.json; without one, the special ids of config.json, as transformers does.
-
-    Raises:
-        UserError: If it is not a JSON object, or an entry is invalid.
-    """
+    """Read generation_config.json, or without one, as transformers does, the special ids of config.json."""
     file = folder / SETTINGS_NAME
     if not file.exists():
         config = read_json_object(folder / "config.json", "Give the folder of a Hugging Face checkpoint.")
@@ -57,15 +53,9 @@ def generation_identity(folder: Path) -> Values:
 
 
 def write_assistant_settings(draft: Path, *, lookahead: int) -> bool:
-    """Set the number of tokens that transformers' `generate(assistant_model=draft)` proposes per step.
+    """Set the tokens per step of transformers' `generate(assistant_model=draft)`; return True if the file changed.
 
     The confidence threshold is 0: transformers' default stops at the first token with a draft probability below 0.4.
-
-    Args:
-        lookahead: Maximum number of tokens per step.
-
-    Returns:
-        True if the file changed.
     """
     before = read_generation_settings(draft)
     after = {**before, **dict(zip(ASSISTANT_KEYS, (lookahead, "constant", 0.0), strict=True))}
@@ -95,11 +85,7 @@ def require_tokenizer(target: Path) -> None:
 
 
 def carry_files(target: Path, folder: Path, *, names: Sequence[str] = CARRIED_FILES) -> None:
-    """Copy tokenizer, chat template and generation settings into a new directory, byte for byte.
-
-    Raises:
-        UserError: If the generation settings are invalid.
-    """
+    """Copy tokenizer, chat template and generation settings into a new directory, byte for byte."""
     read_generation_settings(target)
     for name in names:
         if (target / name).is_dir():

@@ -1,4 +1,4 @@
-"""Tiny target with the proportions of a real one, for seconds on a CPU: the model of `--debug`. No torch.
+"""Tiny target with the proportions of the real one, which runs in seconds on a CPU (`--debug`). No torch.
 
 Ratios of query to key/value heads and of widths to the width of all heads are preserved, and sizes that are smaller in
 the draft than in the target stay smaller.
@@ -58,13 +58,7 @@ def head_divisor(shapes: Sequence[Shape]) -> int:
 
 
 def shrunk(sizes: Iterable[int], divisor: float, *, step: int = 1, least: int = 1) -> dict[int, int]:
-    """Divide sizes and round to a multiple of step; different sizes stay different, in the same order.
-
-    Args:
-        divisor: >= 1.
-        step: Results are multiples of it.
-        least: Minimum result, unless the size itself is smaller.
-    """
+    """Divide sizes and round to multiples of step, at least `least`; different sizes stay different and ordered."""
     small: dict[int, int] = {}
     last = 0
     for size in sorted(set(sizes)):

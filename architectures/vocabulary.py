@@ -103,17 +103,13 @@ def broken_law(ids: tuple[int, ...], vocab_size: int) -> str | None:
 
 
 def read_draft_vocabulary(folder: Path) -> DraftVocabulary:
-    """Read the ids of a checkpoint directory whose config.json has CONFIG_KEY.
-
-    Raises:
-        UserError: If the file is missing, damaged, or invalid.
-    """
+    """Read the ids of a draft with a reduced head; UserError if the file is missing, damaged or invalid."""
     path = folder / DRAFT_VOCABULARY_NAME
     return parse_draft_vocabulary(read_text(path, remedy=VOCABULARY_REMEDY, most_mib=MOST_MIB), path)
 
 
 def parse_draft_vocabulary(text: str, path: Path) -> DraftVocabulary:
-    """Parse the content of such a file; raises like `read_draft_vocabulary`."""
+    """Parse draft_vocabulary.json; raises as `read_draft_vocabulary`."""
     vocabulary = parsed(TypeAdapter(DraftVocabulary), text, f"{path}: not the ids of an output head", VOCABULARY_REMEDY)
     mistake, unknown = broken_law(vocabulary.ids, vocabulary.vocab_size), vocabulary.unknown_id
     if unknown is not None and (unknown not in range(vocabulary.vocab_size) or unknown in vocabulary.ids):
@@ -161,8 +157,7 @@ class Tokens:
     """Token ids of a tokenizer that have a row in its model.
 
     Attributes:
-        ids: All ids, without the rows that pad the vocabulary.
-        special: Special tokens, including BOS, EOS and padding.
+        special: Includes BOS, EOS and padding.
         single_bytes: Tokens of one byte.
         ends: Stop tokens of the generation config.
     """
@@ -179,11 +174,7 @@ class Tokens:
 
 
 def read_tokens(folder: Path, vocab_size: int) -> Tokens:
-    """Read the tokens of a checkpoint directory with a tokenizer.json.
-
-    Raises:
-        UserError: If that or one of the files next to it is damaged.
-    """
+    """Read the tokens of a checkpoint directory with a tokenizer.json; UserError if a file is damaged."""
     return tokens_of(read_json_object(folder / TOKENIZER, TOKENS_REMEDY), folder, vocab_size)
 
 
@@ -249,11 +240,7 @@ LIST_REMEDY = f"Set {KEY}.from to answers, to text, or to the path of a JSON lis
 
 
 def list_file(origin: str) -> Path:
-    """Return the file of a recipe's `from`, which names it or the directory of a draft.
-
-    Raises:
-        UserError: If there is none.
-    """
+    """Return the file that a recipe's `from` names, directly or by the directory of a draft."""
     path = Path(origin).expanduser()
     if path.is_dir():
         if not (path / DRAFT_VOCABULARY_NAME).is_file():
@@ -309,14 +296,10 @@ def require_fitting(ids: tuple[int, ...], tokens: Tokens, path: Path, target: Pa
 
 
 def with_asked_head(draft: Shape, wanted: VocabularyConfig | None) -> Shape:
-    """Return the draft's shape with the untied output head of a recipe.
-
-    Args:
-        draft: With the target's vocabulary; its head may already be reduced, as in its source.
-        wanted: None keeps the head.
+    """Return the draft's shape with the untied output head of a recipe; None keeps the head.
 
     Raises:
-        UserError: As `asked_size`, or if the source's head has another number of ids.
+        UserError: As `asked_size`, or if the source's head is already reduced to another number of ids.
     """
     if wanted is None:
         return draft
@@ -330,11 +313,7 @@ def with_asked_head(draft: Shape, wanted: VocabularyConfig | None) -> Shape:
 
 
 def asked_size(wanted: VocabularyConfig, vocab_size: int) -> int:
-    """Return the number of ids the draft outputs, below the target's.
-
-    Raises:
-        UserError: If it is not below, or the list cannot be read.
-    """
+    """Return the number of ids the draft outputs; UserError if it is not below the target's."""
     size = wanted.size if wanted.origin in COUNTED else len(read_list(wanted.origin, wanted.size))
     assert size is not None  # counts require a size
     if size >= vocab_size:
@@ -370,11 +349,7 @@ CARD_NAME = "README.md"
 
 
 def small_head_card(vocabulary: DraftVocabulary, head: str) -> str:
-    """Return the model card of a draft as widedraft trains and decodes it.
-
-    Args:
-        head: Name of the head's tensor.
-    """
+    """Return the model card of a draft as widedraft trains and decodes it; `head` is the name of the head's tensor."""
     return f"""# A draft with a small output head
 
 It reads every token of its target and proposes {len(vocabulary.ids):,} of the {vocabulary.vocab_size:,} ids only: row k
@@ -387,11 +362,7 @@ SGLang and llama.cpp expect a row for every id; make what they load:
 
 
 def whole_head_card(vocabulary: DraftVocabulary, *, tied_in: Sequence[str]) -> str:
-    """Return the model card of a draft with an expanded head.
-
-    Args:
-        tied_in: Engines that always tie the head to the embedding.
-    """
+    """Return the model card of a draft with an expanded head; engines in `tied_in` always tie the head."""
     warning = f"\n**Not for {', '.join(tied_in)}**: a model of this family has no head but the embedding there.\n"
     return f"""# A draft with its output head grown back
 
@@ -402,11 +373,7 @@ small head. **This form saves no time**: the head has as many rows as the target
 
 
 def own_tokenizer_card(vocabulary: DraftVocabulary, unknown: str) -> str:
-    """Return the model card of a draft with its own tokenizer.
-
-    Args:
-        unknown: String of the unknown token.
-    """
+    """Return the model card of a draft with its own tokenizer and the string of its unknown token."""
     known, how = len(vocabulary.ids), "is a mean" if vocabulary.unknown_id is None else "was trained"
     return f"""# A draft with a vocabulary of its own
 

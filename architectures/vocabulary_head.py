@@ -183,11 +183,7 @@ def with_unknown(folder: Path) -> DraftVocabulary:
 
 
 def small_vocabulary_of(folder: Path) -> DraftVocabulary:
-    """Read the reduced vocabulary of a draft's directory.
-
-    Raises:
-        UserError: If its head outputs every id.
-    """
+    """Read the reduced vocabulary of a draft's directory; UserError if its head outputs every id."""
     if CONFIG_KEY not in read_config(folder):
         raise UserError(
             f"{folder}: its head says every id, so that distill.unknown_inputs has no input to show as unknown. "
@@ -197,7 +193,7 @@ def small_vocabulary_of(folder: Path) -> DraftVocabulary:
 
 
 def begin_unknown(lm: PreTrainedModel, folder: Path) -> None:
-    """Prepare a student for unknown inputs: set their row to the mean of those it represents, unless already trained.
+    """Set the input row of unknown tokens to the mean of the rows it represents, unless it was trained.
 
     Args:
         lm: Of that directory, not trained since.

@@ -237,12 +237,7 @@ class Family:
         return tuple(f"{module}.weight" for module in self.copies)
 
     def refuse(self, feature: Feature, asked: str) -> None:
-        """Raise UserError if this family does not support a feature.
-
-        Args:
-            feature: A key of `refused`.
-            asked: The recipe key or command; begins the message.
-        """
+        """Raise UserError if this family does not support a feature; `asked` is the recipe key or command."""
         if feature in self.refused:
             raise UserError(
                 f"{asked}: not for targets of model_type {self.model_type}: {self.refused[feature]}. "

@@ -71,11 +71,8 @@ def removal_order(model: PreTrainedModel, ids_ST: Tensor, share: Share = ALONE) 
     Source: Song et al. 2024, "SLEB", sec. 3 (arXiv 2402.09025), with KL instead of perplexity.
 
     Args:
-        model: Of a known family, with its head; left unchanged.
+        model: Of a known family; left unchanged. UserError if it overflows.
         share: This process's part of the candidates of each step; all processes return the same order.
-
-    Raises:
-        UserError: If the model, whole or pruned, overflows.
     """
     with evaluating(model), torch.inference_mode():
         search = LayerSearch(model, ids_ST, share)
@@ -97,14 +94,8 @@ def merge_order(model: PreTrainedModel, ids_ST: Tensor, share: Share = ALONE) ->
     Source: Yang et al. 2024, "LaCo", sec. 3 (arXiv 2402.11187). LaCo merges a fixed number of layers wherever a
     threshold allows it, from the top down; merging the best pair instead reaches any depth.
 
-    Takes memory for a second copy of the layers: each pair is merged once, not for every step and sequence.
-
-    Args:
-        model: Of a known family, with its head; left unchanged.
-        share: As in removal_order.
-
-    Raises:
-        UserError: If the model, whole or merged, overflows.
+    Takes memory for a second copy of the layers: each pair is merged once, not for every step and sequence. Arguments
+    as in `removal_order`.
     """
     with evaluating(model), torch.inference_mode():
         search = LayerSearch(model, ids_ST, share)
@@ -144,7 +135,6 @@ class LayerSearch:
         self.passages = [self.passage(ids_1T) for ids_1T in ids_ST.to(model.device).split(1)]
 
     def passage(self, ids_1T: Tensor) -> Passage:
-        """Run the whole model on a sequence and record the arguments of each layer."""
         noted: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
         def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -170,9 +160,7 @@ class LayerSearch:
         so a candidate is dropped once its sum exceeds the total of the candidate that did best on the first sequence.
 
         Args:
-            blocks: The current model.
             tails: For each candidate, an index of blocks, the blocks that follow blocks[:candidate] in it.
-            distance_from: Returns the distance from the whole model on a sequence.
         """
         first, *others = self.passages
         total_C = self.distances(first, blocks, range(len(tails)), tails, distance_from)
@@ -222,7 +210,6 @@ class LayerSearch:
         return lambda exit_1TH: (p_1TV * (logp_1TV - self.log_probabilities(exit_1TH))).sum(dim=-1).mean()
 
     def log_probabilities(self, exit_1TH: Tensor) -> Tensor:
-        """Return the next token's log-probabilities in float32."""
         logits_1TV = self.head(exit_1TH).float() / getattr(self.model.config, "logits_scaling", 1.0)  # Granite only
         cap = getattr(self.model.config, "final_logit_softcapping", None)  # Gemma only
         if cap is not None:

@@ -306,7 +306,7 @@ def masked(model: nn.Module, gates: Gates, shape: Shape) -> Iterator[None]:
 
 
 def factors(gates: Gates, shape: Shape) -> dict[str, tuple[Tensor | None, Tensor | None]]:
-    """Return the factors of the input and the output of every gated module."""
+    """Return the factors of input and output of every gated module."""
     family = FAMILIES[shape.family]
     by_module: dict[str, tuple[Tensor | None, Tensor | None]] = {}
     for role in ("embedding", "final_norm"):
@@ -322,14 +322,12 @@ def factors(gates: Gates, shape: Shape) -> dict[str, tuple[Tensor | None, Tensor
 
 
 def input_factor(gates: Gates, shape: Shape, role: str, layer: int) -> Tensor | None:
-    """Return the factor of the inputs of a projection that writes to the stream; None if it has none."""
     if role == "attention_output" and gates.heads_LN is not None:
         return gates.heads_LN[layer].repeat_interleave(shape.head_dim)
     return gates.neurons_LF[layer] if role == "ffn_down" and gates.neurons_LF is not None else None
 
 
 def output_factor(gates: Gates, shape: Shape, role: str, layer: int) -> Tensor | None:
-    """Return the factor of the outputs of a projection, or of the norm after it; None if it has none."""
     layer_gate = None if gates.layers_L is None else gates.layers_L[layer]
     if role in POST_NORMS:
         return layer_gate

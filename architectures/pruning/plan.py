@@ -39,10 +39,10 @@ class PruningPlan:
     Attributes:
         source_layers: For each draft layer, the target's layer it is copied from.
         merged_layers: For each draft layer, the target's layers merged into it; empty if none are merged.
-        neurons: For each draft layer, the feed-forward neurons kept; None keeps all.
-        heads: For each draft layer, the query heads kept; None keeps all.
-        kv_heads: For each draft layer, the key/value heads kept; None keeps all.
-        channels: Of the residual stream, kept everywhere; None keeps all.
+        neurons: Kept feed-forward neurons of each draft layer; None keeps all.
+        heads: Kept query heads of each draft layer; None keeps all.
+        kv_heads: Kept key/value heads of each draft layer; None keeps all.
+        channels: Kept channels of the residual stream; None keeps all.
         vocabulary: Token ids with a row in the output head, ascending; None keeps all.
         encoder_layers: For each encoder block of the draft, the target's block; empty for decoder-only models.
         target: Fingerprint of the checkpoint this plan was made for; None if it fits any of this shape.
@@ -100,13 +100,10 @@ def listed(layers: Kept, num_source: int) -> str:
 
 
 def load_plan(file: Path, source: Shape, *, target: Path | None) -> PruningPlan:
-    """Load a plan and check that it was made for this target.
+    """Load a plan; UserError if it cannot be read or was made for another target.
 
     Args:
         target: The target's directory, whose fingerprint is compared; None compares only shapes.
-
-    Raises:
-        UserError: If it cannot be read, or was made for another target.
     """
     plan = PruningPlan.from_json(read_text(file, remedy=REMEDY, most_mib=PLAN_MIB), where=str(file))
     fingerprint = plan.target if target is None else fingerprint_checkpoint(target)
@@ -162,8 +159,7 @@ class Scores:
     """Named arrays, computed once from calibration text for every shape. Parts with higher scores are kept.
 
     block_influence_L: 1 - cos between a layer's input and output, mean over tokens.
-    removal_order: L - 1 layers, each the one whose removal increases the loss least after the earlier ones are
-    removed.
+    removal_order: L - 1 layers in greedy order, the removal that increases the loss least first.
     merge_order: L - 1 layers, in the order in which each is merged into its predecessors.
     <method>.neurons_LF, <method>.heads_LN, <method>.channels_H: for activation, flap and magnitude.
     """
@@ -195,14 +191,11 @@ def load_scores(file: Path) -> Scores:
 def plan_pruning(
     source: Shape, config: ArchitectureConfig, scores: Scores | None = None, *, seed: int = 0, target: str | None = None
 ) -> PruningPlan:
-    """Choose the parts to keep, following the recipe's `architecture` section.
+    """Choose the parts to keep; UserError if the requested shape cannot be pruned from the target.
 
     Args:
         scores: Of the target; at least those of `needed_scores`.
         target: The target's fingerprint, recorded.
-
-    Raises:
-        UserError: If the shape cannot be pruned from the target.
     """
     draft, scores = draft_shape(source, config), scores or Scores()
 
@@ -279,7 +272,7 @@ def first_last(num_source: int, num_kept: int) -> Kept:
     """Return the first num_kept - 1 layers and the last one: the middle of a deep model matters least.
 
     A single layer is the first: only it was trained to read plain embeddings. (SmolLM2-135M on 1024 tokens of GSM8K
-    responses, greedy agreement with the target: 0.079 for only layer 0, 0.002 for only layer 29.)
+    responses, greedy agreement with the target: layer 0 0.079, layer 29 0.002.)
 
     Source: the order in which ShortGPT (Men et al. 2024, arXiv 2403.03853) and Minitron (Sreenivas et al. 2024, arXiv
     2408.11796) drop layers, continued to the end.
@@ -290,7 +283,7 @@ def first_last(num_source: int, num_kept: int) -> Kept:
 
 
 def evenly_spaced(num_source: int, num_kept: int) -> Kept:
-    """Return first, last and evenly spaced layers between, each rounded to the nearest, halves up.
+    """Return the first, the last and evenly spaced layers between, rounded to the nearest, halves up.
 
     A step is at least 1, so no layer is repeated. A single layer is the first, as in first_last.
     """
@@ -332,7 +325,7 @@ def best(scores_X: "Sequence[float] | NDArray[np.float64]", count: int) -> Kept:
 
 
 def best_heads(scores_N: "NDArray[np.float64]", source: Shape, draft: Shape) -> tuple[Kept, Kept]:
-    """Return the query and key/value heads to keep: the best whole groups, and n best query heads in each.
+    """Return query and key/value heads to keep: the best groups, and equally many of the best heads in each.
 
     A group is the query heads that share one key/value head. Its score is the sum over the heads that would be kept.
     """

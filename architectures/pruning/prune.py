@@ -150,7 +150,6 @@ def kept_entries(plan: PruningPlan, axis: str, layer: int | None) -> Tensor | No
 
 
 def kept_of_plain_axis(plan: PruningPlan, axis: str, layer: int | None) -> Tensor | None:
-    """Return the kept indices of an axis that is not fused; None for all."""
     if axis == "hidden":
         return None if plan.channels is None else torch.tensor(plan.channels)
     chosen = {"intermediate": plan.neurons, "query": plan.heads, "key_value": plan.kv_heads}.get(axis)
@@ -191,10 +190,9 @@ def prune_checkpoint(
     The directory is written atomically. Tied embeddings stay tied and are written once.
 
     Args:
-        plan: Made for this source's shape; its draft has the target's vocabulary size.
-        out: The draft directory; an earlier draft there is replaced.
-        target: Directory of the draft's target, the source of tokenizer and generation settings; None if it is
-            `source`.
+        plan: Made for this source's shape, else ValueError; its draft has the target's vocabulary size.
+        out: An earlier draft there is replaced.
+        target: Source of tokenizer and generation settings; None if it is `source`.
         dtype: float32, bfloat16 or float16 for every weight; None keeps each tensor's own.
         origin: Provenance of plan.vocabulary, recorded.
         finish: Called with the directory before it takes its place; may add files.
@@ -202,7 +200,6 @@ def prune_checkpoint(
     Raises:
         UserError: If the source is incomplete or of an unknown family, the target has no tokenizer, or out contains
             something else.
-        ValueError: If plan was made for another shape.
     """
     target, config = target or source, read_config(source)
     shape = Shape.from_config(config, where=str(source / "config.json"))
@@ -232,10 +229,9 @@ def prune_checkpoint(
 
 
 def say_vocabulary(plan: PruningPlan, source: Path, folder: Path, origin: Mapping[str, Any]) -> None:
-    """Write the ids of a reduced head next to the weights; nothing for a head that outputs all.
+    """Write the ids of a reduced head next to the weights.
 
-    If the source's head is already reduced, they are the source's ids; the target's vocabulary may be padded
-    differently.
+    The ids of a source with a reduced head are copied; the target's vocabulary may be padded differently.
     """
     if plan.vocabulary is not None:
         write_draft_vocabulary(DraftVocabulary(ids=plan.vocabulary, vocab_size=plan.draft.vocab, origin=origin), folder)
@@ -263,7 +259,6 @@ def require_whole_source(weights: Weights, source: Shape) -> None:
 
 
 def draft_layout(plan: PruningPlan, weights: Weights, dtype: str | None) -> dict[str, TensorInfo]:
-    """Return dtype and size of every tensor of the draft; without a dtype each keeps its source tensor's."""
     layout, locations = {}, tensor_locations(plan.draft)
     for name, size in checkpoint_tensors(plan.draft).items():
         source = source_name(plan, locations[name], name)
@@ -272,11 +267,7 @@ def draft_layout(plan: PruningPlan, weights: Weights, dtype: str | None) -> dict
 
 
 def require_numbers(weights: Weights, name: str) -> Tensor:
-    """Read a tensor of the source and check that it is finite.
-
-    Raises:
-        UserError: If it contains NaN or infinity; names the tensor.
-    """
+    """Read a tensor of the source; UserError naming it if it contains NaN or infinity."""
     tensor = weights.read(name)
     if tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():
         raise UserError(
