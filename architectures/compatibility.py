@@ -2,8 +2,8 @@
 
 Reads configs and tokenizers; no torch. The checks follow the source code of vLLM 0.32.0 (method draft_model), SGLang
 0.5.23 (STANDALONE), llama.cpp as of llama-cpp-python 0.3.36 (-md), transformers 5.23 (assistant_model) and OpenVINO
-GenAI 2026.4 (draft_model), and the documentation of TensorRT-LLM of 2026-11 (DraftTarget). docs/engines.md lists which
-of them were run here.
+GenAI 2026.4 (draft_model), and the documentation of TensorRT-LLM of 2026-11 (DraftTarget). docs/deploy.md lists those
+that were run here.
 """
 
 import json

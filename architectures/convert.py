@@ -227,7 +227,7 @@ def losing_row(head_KH: Tensor, pushed_K: Tensor) -> Tensor:
     state of zeros), where argmax returns the lowest id of all.
 
     Most of the weight is on rows that training only pushed down: those of ids that never occur in the training
-    responses. So with sampling, ids that are not output get little probability (docs/engines.md).
+    responses. So with sampling, ids that are not output get little probability (docs/deploy.md).
 
     Rounding shifts the logit by at most half a unit in the last place of each weight, summed over H: far less than the
     distance of the largest logit from the mean, unless all are nearly equal.

@@ -66,12 +66,12 @@ Size = Annotated[
 class TargetConfig(Section):
     """The model the draft will draft for; while training it is the teacher."""
 
-    path: str = Field(min_length=1, description="A local Hugging Face folder, a hub id, or a *.gguf file.")
+    path: str = Field(min_length=1, description="A local Hugging Face directory, a hub id, or a *.gguf file.")
     revision: str = Field(default="main", min_length=1, description="Branch, tag or commit of a hub id.")
     dtype: BatchDtypeOrAuto = Field(
         default="bfloat16",
-        description="Number type of the target's weights while it writes answers and teaches; auto is bfloat16 on a "
-        "GPU and on processors that multiply many rows faster in it, else float32.",
+        description="Dtype of the target's weights; auto is bfloat16 on a GPU and on CPUs that multiply faster in it, "
+        "else float32.",
     )
     placement: TargetPlacement = "whole"
     device_memory_gib: DeviceMemoryGib = None
@@ -95,9 +95,9 @@ class CalibrationConfig(Section):
     text: str | None = Field(
         default=None,
         min_length=1,
-        description="A text file, or JSON lines with prompts; null takes the prompts of data, self-written or not.",
+        description="A text file, or JSON lines with prompts; null uses the prompts of data.",
     )
-    tokens: int = Field(default=1024, ge=16, description="Tokens of that text used; less text is an error.")
+    tokens: int = Field(default=1024, ge=16, description="Calibration tokens; less text is an error.")
 
 
 class MasksConfig(Section):
@@ -108,11 +108,11 @@ class MasksConfig(Section):
         pattern="^[1-9](?:_?[0-9]){0,14}ba$",
         title="a time in batches",
         examples=["3200ba"],
-        description="Length of the training; after a tenth of warm-up, rates fall to a tenth along a cosine.",
+        description="Length of mask training: 10 % warm-up, then cosine to a tenth of the rates.",
     )
-    global_train_batch_size: int = Field(default=32, ge=1, description="Sequences per step over all processes.")
+    global_train_batch_size: int = Field(default=32, ge=1, description="Sequences per step, over all processes.")
     weight_lr: float = Field(default=1e-4, gt=0, description="Peak learning rate of the weights.")
-    mask_lr: float = Field(default=0.3, gt=0, description="Peak learning rate of masks and multipliers.")
+    mask_lr: float = Field(default=0.3, gt=0, description="Peak learning rate of masks and Lagrange multipliers.")
 
 
 class ArchitectureConfig(Section):
@@ -120,53 +120,53 @@ class ArchitectureConfig(Section):
 
     shape: ShapeName | None = Field(default=None, description="A named shape; `widedraft recipes --shapes` lists them.")
     layers: Size | None = Field(
-        default=None, description="Layers of the draft. This and the sizes below: a number, or a share as 0.5x."
+        default=None, description="Layers of the draft: a number, or a fraction of the target's (0.5x)."
     )
-    hidden: Size | None = Field(default=None, description="Channels of the residual stream.")
-    intermediate: Size | None = Field(default=None, description="Neurons of a feed-forward layer.")
-    heads: Size | None = Field(default=None, description="Query heads of a layer.")
+    hidden: Size | None = Field(default=None, description="Residual stream channels.")
+    intermediate: Size | None = Field(default=None, description="Feed-forward neurons per layer.")
+    heads: Size | None = Field(default=None, description="Query heads per layer.")
     kv_heads: Size | None = Field(
         default=None,
-        description="Key/value heads of a layer; null keeps the target's number of query heads for each.",
+        description="Key/value heads per layer; null keeps the target's ratio.",
     )
     encoder_layers: Size | None = Field(
         default=None,
-        description="Blocks of the encoder, evenly spaced, of an encoder-decoder target; null keeps all of them.",
+        description="Encoder blocks of an encoder-decoder draft, evenly spaced; null keeps all.",
     )
     stages: list[int] | None = Field(
         default=None,
         min_length=2,
-        description="Layers after each of several cuts, as [16, 8, 5]; each is distilled before the next.",
+        description="Layers after each of several prunings ([16, 8, 5]); each is distilled before the next.",
     )
     source: str | None = Field(
         default=None,
         min_length=1,
-        description="Folder or hub id the draft is cut from, if not the target: an earlier draft, or a smaller model "
-        "with the target's tokenizer; owner/name@v2 is a branch, tag or commit. The target still teaches.",
+        description="Directory or hub id (owner/name@revision) of the weights to prune, if not the target: an earlier "
+        "draft, or a smaller model with its tokenizer.",
     )
     method: Literal["first_last", "evenly_spaced", "block_influence", "greedy", "merge", "random", "learned_masks"] = (
         Field(
             default="greedy",
-            description="Which of the target's layers are kept, or merged; learned_masks trains masks, of widths too.",
+            description="How layers are selected or merged; learned_masks also selects widths.",
         )
     )
     width_method: Literal["activation", "flap", "magnitude", "random"] = Field(
-        default="activation", description="Which heads, neurons and channels are kept."
+        default="activation", description="How heads, neurons and channels are selected."
     )
     calibration: CalibrationConfig = Field(default=CalibrationConfig(), description="Text the scores are computed on.")
     scores: str | None = Field(
         default=None,
         min_length=1,
-        description="Folder of the scores, which runs of one target may share; null means <run_dir>/scores.",
+        description="Directory of importance scores, shareable by runs of one target; null: <run_dir>/scores.",
     )
     masks: MasksConfig = Field(default=MasksConfig(), description="Training of learned_masks.")
     vocabulary: VocabularyConfig | None = Field(
-        default=None, description="Token ids the draft can say; null is all of the target's."
+        default=None, description="Reduced output vocabulary; null keeps all ids."
     )
     plan: str | None = Field(
         default=None,
         min_length=1,
-        description="A plan.json made for this target, taken as it is; shape, sizes and methods are then left out.",
+        description="A plan.json made for this target, instead of shape, sizes and methods.",
     )
 
     @property

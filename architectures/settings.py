@@ -1,10 +1,10 @@
 """Settings of commands and recipe sections: base class, common fields, dtypes, and command-line flags made from them.
 
 A CPU without bfloat16 instructions converts every product: on an Intel Xeon with avx512f but not avx512_bf16 a
-bfloat16 product takes 4.3 times as long as a float32 one (docs/log.md), while on an AMD EPYC with it, it takes half as
-long. An Intel Xeon with avx512_bf16 but no amx_bf16 lies between: work that reads weights once for a few rows, such as
-decoding one sequence, is no slower in bfloat16; work that multiplies many rows, such as training or batched
-generation, takes 1.5 to 1.8 times as long (docs/log.md, 2026-11-24).
+bfloat16 product takes 4.3 times as long as a float32 one, while on an AMD EPYC with it, it takes half as long. An
+Intel Xeon with avx512_bf16 but no amx_bf16 lies between: work that reads weights once for a few rows, such as decoding
+one sequence, is no slower in bfloat16; work that multiplies many rows, such as training or batched generation, takes
+1.5 to 1.8 times as long (docs/benchmarks.md).
 
 Why not a library: pydantic-settings 2.16 adds 0.2 s to every start, accepts several numbers only as `--n 1 --n 2`, and
 reports a wrong one with a traceback and exit code 1; tyro 1.0 prints pydantic's own messages in a frame.
@@ -366,8 +366,8 @@ Revision = Annotated[str, Field(description="Branch, tag or commit of a target o
 TargetPlacement = Annotated[
     Placement,
     Field(
-        description="Where the target's weights are: whole on one device; spread over the GPUs, the memory and the "
-        "disk of this machine; or, of layers, on the disk, read layer by layer."
+        description="whole: on one device; spread: over the GPUs, host memory and disk of this machine; layers: on "
+        "disk, read layer by layer."
     ),
 ]
 DeviceMemoryGib = Annotated[
@@ -375,21 +375,21 @@ DeviceMemoryGib = Annotated[
     Field(
         gt=0,
         le=MOST,
-        description="GiB that a target which is not whole may take on each GPU, or of the memory where there is none; "
-        "null takes what is free.",
+        description="GiB per GPU (or of host memory without one) for a target that is spread or in layers; null: all "
+        "that is free.",
     ),
 ]
 TargetBits = Annotated[
     Annotated[int, AfterValidator(packed_bits), WithJsonSchema({"type": "integer", "enum": [8, 4]})] | None,
     Field(
-        description="Pack the target's linear layers into 8 or 4 bits a weight (bitsandbytes): another model, which "
-        "manifests and scorecards name; null leaves them as they are."
+        description="Quantize the target's linear layers to 8 or 4 bits (bitsandbytes). This is another model; "
+        "manifests and scorecards record it."
     ),
 ]
 
-Lookahead = Annotated[int, Field(ge=1, le=MOST, description="Draft tokens per round.")]
+Lookahead = Annotated[int, Field(ge=1, le=MOST, description="Draft tokens per verification step.")]
 Lookaheads = Annotated[
-    tuple[Lookahead, ...], Several, Field(description="Numbers of draft tokens per round, each once."), Once
+    tuple[Lookahead, ...], Several, Field(description="Numbers of draft tokens per verification step."), Once
 ]
 DraftPMin = Annotated[
     float,
@@ -401,40 +401,33 @@ DraftPMin = Annotated[
     ),
 ]
 Temperature = Annotated[float, Field(ge=0, le=MOST, description="Sampling temperature; 0 is greedy.")]
-TopP = Annotated[
-    float, Field(gt=0, le=1, description="Probability mass of the likeliest tokens that are sampled from; 1 is all.")
-]
-TopK = Annotated[
-    int | None, Field(ge=1, le=MOST, description="Number of the likeliest tokens that are sampled from; none is all.")
-]
+TopP = Annotated[float, Field(gt=0, le=1, description="Nucleus sampling; 1 samples from all tokens.")]
+TopK = Annotated[int | None, Field(ge=1, le=MOST, description="Sample from the k most likely tokens; none: from all.")]
 MinP = Annotated[
     float,
-    Field(ge=0, lt=1, description="Least chance of a token that is sampled, as a share of the likeliest one's."),
+    Field(ge=0, lt=1, description="Minimum probability of a sampled token, relative to the most likely one."),
 ]
 RepetitionPenalty = Annotated[
-    float, Field(gt=0, le=MOST, description="Divides the logits of tokens that stand in the text already; 1 is none.")
+    float, Field(gt=0, le=MOST, description="Repetition penalty, as in transformers; 1 disables it.")
 ]
 Temperatures = Annotated[
-    tuple[Temperature, ...], Several, Field(description="Sampling temperatures, each once; 0 is greedy."), Once
+    tuple[Temperature, ...], Several, Field(description="Sampling temperatures; 0 is greedy."), Once
 ]
-BatchSize = Annotated[int, Field(ge=1, le=MOST, description="Rows decoded together.")]
-BatchSizes = Annotated[
-    tuple[BatchSize, ...], Field(strict=False, description="Rows decoded together, each once."), Once
-]
+BatchSize = Annotated[int, Field(ge=1, le=MOST, description="Sequences decoded together.")]
+BatchSizes = Annotated[tuple[BatchSize, ...], Field(strict=False, description="Batch sizes."), Once]
 Context = Annotated[int, Field(ge=1, le=MOST, description="Tokens before a step.")]
 Contexts = Annotated[tuple[Context, ...], Field(strict=False, description="Tokens before a step, each once."), Once]
 
-NumPrompts = Annotated[int, Field(ge=1, le=MOST, description="Prompts used at most.")]
-MaxNewTokens = Annotated[int, Field(ge=1, le=MOST, description="Tokens of a text at most.")]
+NumPrompts = Annotated[int, Field(ge=1, le=MOST, description="Maximum number of prompts.")]
+MaxNewTokens = Annotated[int, Field(ge=1, le=MOST, description="Maximum tokens of a response.")]
 # A single token has no verification step.
-MaxScoredTokens = Annotated[int, Field(ge=2, le=MOST, description="Tokens of an answer at most.")]
+MaxScoredTokens = Annotated[int, Field(ge=2, le=MOST, description="Maximum tokens of a response.")]
 Repeats = Annotated[int, Field(ge=1, le=MOST, description="Repetitions.")]
 Seed = Annotated[int, Field(ge=0, lt=2**32, description="Seed of every random choice.")]
 NumberType = Annotated[
     DtypeOrAuto,
     Field(
-        description="Number type of target and draft; auto is bfloat16 on a GPU and on processors that compute in it, "
-        "else float32."
+        description="Dtype of target and draft; auto is bfloat16 on a GPU and on CPUs that compute in it, else float32."
     ),
 ]
 

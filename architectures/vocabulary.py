@@ -44,13 +44,13 @@ class VocabularyConfig(Section):
     size: int | None = Field(
         default=None,
         ge=1,
-        description="How many ids, special tokens and single bytes included; of a list, null takes all of it.",
+        description="Number of output ids, special and single-byte tokens included; null: the whole list.",
     )
     origin: Origin = Field(
         default="answers",
         alias="from",
-        description="What ids are ranked by: how often the training answers say them, or section text does; or the "
-        "path of a JSON list of ids, the first ones first, or of a draft whose ids are taken.",
+        description="Rank ids by frequency in the training responses or in section text; or the path of a JSON list of "
+        "ids, or of a draft whose ids are used.",
     )
 
     @model_validator(mode="after")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from distill.board import StoreBoard
 
 MEETING_S = 1800  # in which all have to come: those of another machine may start later
-STORE = "env://?use_libuv=0"  # libuv's loses connections where values are of MiB: docs/faults.md
+STORE = "env://?use_libuv=0"  # libuv's loses connections where values are of MiB: docs/library_bugs.md
 PORT_TAKEN = "failed to listen on any local network address"  # as torch says it
 
 

@@ -1,7 +1,7 @@
 """Every loss a recipe may name: its formulas, its parameters with range and default, and what it needs of a teacher.
 
 The one table of losses, which recipes, checks and training read. A new loss is a row of it, its formula in dense.py,
-and a row of docs/losses.md. No torch.
+and a row of docs/train.md. No torch.
 
 Shape suffixes used in this file:
     C = some answer tokens, one row each
@@ -85,7 +85,7 @@ LOSSES = {
     # -log q of the token that was written: no teacher is asked
     "cross_entropy": TokenLoss({Knowledge.TOKENS: loss_formulas.cross_entropy}),
 }
-# What a recipe trains on that names no loss: the first that its teacher serves, the best of docs/losses.md before.
+# What a recipe trains on that names no loss: the first that its teacher serves, the best first (docs/benchmarks.md).
 PREFERRED = ("negative_log_acceptance", "forward_kl", "cross_entropy")
 
 if TYPE_CHECKING:
@@ -97,20 +97,20 @@ else:
 class LossTerm(Section):
     """One loss of a weighted sum, in nats per answer token. A parameter is null in losses that have none."""
 
-    name: LossName = Field(description="A loss of docs/losses.md.")
-    weight: float = Field(default=1.0, gt=0, description="Factor in the sum.")
+    name: LossName = Field(description="A loss of docs/train.md.")
+    weight: float = Field(default=1.0, gt=0, description="Weight in the sum.")
     forward_weight: OpenFraction | None = Field(
-        default=None, description="Share of the forward KL in kl_mixture; null is 0.9."
+        default=None, description="Weight of the forward KL in kl_mixture; null is 0.9."
     )
     beta: OpenFraction | None = Field(
-        default=None, description="Teacher's share of the mixture in jensen_shannon; null is 0.5."
+        default=None, description="Weight of the teacher in the mixture of jensen_shannon; null is 0.5."
     )
     skew: OpenFraction | None = Field(
         default=None,
-        description="Share of the first distribution in what a skewed KL compares it with; null is 0.1.",
+        description="Weight of the first distribution in the mixture of a skewed KL; null is 0.1.",
     )
     decay: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="How fast lk_hybrid turns from KL to acceptance as that grows; null is 3."
+        default=None, description="Decay of the KL weight with the acceptance rate in lk_hybrid; null is 3."
     )
 
     @field_validator("forward_weight", "beta", "skew", "decay")

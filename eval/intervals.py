@@ -1,8 +1,7 @@
 """Values with intervals by bootstrap over prompts, tests of pairs, and intervals for few units.
 
 A unit is what is drawn by itself: a prompt, a group of prompts that were decoded together, a repetition of a step.
-How often each interval holds the truth at the sizes our commands use is simulated (docs/scoring.md, How sure intervals
-are).
+How often each interval holds the truth at the sizes our commands use is simulated (docs/evaluate.md).
 
 A comparison alone has the interval of Student's t. Of several the intervals are wider, so that picking the best of them
 costs no confidence. All is linearised: what each prompt adds to the comparison, to first order.

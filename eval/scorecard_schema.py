@@ -1,4 +1,4 @@
-"""scorecard.json as types: one target, its drafts, and everything measured. docs/scoring.md explains the fields.
+"""scorecard.json as types: one target, its drafts, and everything measured. docs/evaluate.md explains the fields.
 
 The drafts stand in order: baselines first, last the one that the scorecard is about (`primary`).
 """

@@ -1,4 +1,4 @@
-"""README and docs name commands, flags and recipe keys that there are. The log tells of its days and is not asked."""
+"""README and docs name commands, flags and recipe keys that there are."""
 
 import argparse
 import re
@@ -11,7 +11,7 @@ from distill.recipe.recipe import Recipe
 from widedraft import STAGES
 
 ROOT = Path(__file__).parents[1]
-PAGES = [path.relative_to(ROOT) for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")] if path.stem != "log"]
+PAGES = [path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]]
 CODE = re.compile(r"^ {4,}widedraft .*$|`widedraft [^`]+`", re.MULTILINE)
 COMMAND = re.compile(r"widedraft ([a-z][a-z-]*)((?: +[^\s#|;`&]+)*)")
 KEY = re.compile(r"`((?:target|architecture|data|distill|text|eval|export)(?:\.\w+(?:\[\d*\])?)+)[`=]")

@@ -42,7 +42,7 @@ LOW, HIGH, BETA = -0.1, 1.1, 2 / 3  # stretch limits of the concrete distributio
 OPEN_SHIFT = -BETA * log(-LOW / HIGH)  # P(gate > 0) = sigmoid(log_alpha + OPEN_SHIFT)
 # Nearly all gates are open at the start, P(gate > 0) = 0.98, and no two are equal. From 5.0 they would fall together
 # through values at which no gate is ever half open, and learn nothing: in a toy model, 400 steps then kept 0.28 to
-# 0.44 of the most important layers, and 0.56 to 0.83 from 2.5 (docs/log.md; a random choice keeps 0.20).
+# 0.44 of the most important layers, and 0.56 to 0.83 from 2.5 (docs/benchmarks.md; a random choice keeps 0.20).
 FIRST_LOG_ALPHA, FIRST_SPREAD = 2.5, 0.01
 NOISE_MARGIN = 1e-6
 LARGEST_FLOOR = 1e-4  # maximum P(gate > 0) of a gate that counts as closed

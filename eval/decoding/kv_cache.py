@@ -13,9 +13,9 @@ token is written over later, and until then no token looks there. Taking back re
 rows of one batch need not agree on how many they keep.
 
 cuDNN's attention makes a plan for every shape it first meets. On an NVIDIA H200 a training step took 0.35 s more
-wherever its width was new (torch 2.11, docs/gpu.md), and decoding meets new widths all the time, so it goes without.
-Steps of fixed shapes keep cuDNN's: without it a captured step of 7 billion parameters at 1,024 tokens took 1.21 times
-as long on that GPU, with 32 rows 1.40 times.
+wherever its width was new (torch 2.11, docs/benchmarks.md), and decoding meets new widths all the time, so it goes
+without. Steps of fixed shapes keep cuDNN's: without it a captured step of 7 billion parameters at 1,024 tokens took
+1.21 times as long on that GPU, with 32 rows 1.40 times.
 
 Shape suffixes used in this file:
     B = rows, T = tokens fed to the longest row, S = slots, or tokens that an encoder reads of the longest prompt
