@@ -129,7 +129,7 @@ class Shape:
         return self.encoder_layers * sum(prod(size) for size in self.encoder_layer_tensors().values())
 
     def parameters_without_embeddings(self) -> int:
-        """Return the parameters of layers and outer norms, without embedding, position table and output head."""
+        """Return the parameters of layers, outer norms and attention-bias tables; no embedding, positions or head."""
         outside = FAMILIES[self.family].outside
         norms = {role: part for role, part in outside.items() if role not in EMBEDDING_ROLES}
         layers = self.layers * self.parameters_per_layer() + self.encoder_parameters()
