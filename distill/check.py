@@ -131,7 +131,7 @@ def check_recipe(
 
     Args:
         device: Name of the device for hours and memory, as in `find_device`.
-        processes: Processes of every stage; None reports one, and raises if 8 do not fit either.
+        processes: Processes of every stage; None reports one, and raises if a device is too small for one of 8.
         device_gib: Memory of a device; None uses that of the known device.
 
     Raises:

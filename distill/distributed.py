@@ -3,7 +3,7 @@
     composer -n 8 -m widedraft run RECIPE
 
 Composer's launcher and torchrun set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
-Without these there is one process, and this module imports no torch.
+Without these there is one process, and `joined` imports no torch.
 
 This process is replaced (exec) by Composer's launcher, so signals and exit code are the launcher's.
 """

@@ -14,7 +14,7 @@ def refuse_foreign_packages() -> None:
     """Exit with code 2 if a file of the working directory shadows one of widedraft's packages.
 
     `python -m` puts the working directory first on the import path, so an `eval.py` there would be imported as `eval`.
-    Only local rank 0 prints and exits; other ranks wait to be stopped, since the launcher's exit code is that of the
+    Local rank 0 prints and exits first; other ranks wait to be stopped, since the launcher's exit code is that of the
     first failure.
     """
     ours = Path(__file__).resolve().parents[1]
