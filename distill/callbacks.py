@@ -52,7 +52,7 @@ PART_OF_EVENT = {
 
 
 class EvaluationIntervals(Callback):
-    """Logs the interval of every evaluation metric that has one, as `<metric>/low` and `<metric>/high`."""
+    """Logs the intervals of evaluation metrics, as `<metric>/low` and `<metric>/high`."""
 
     def eval_end(self, state: State, logger: Logger) -> None:
         bounds: dict[str, float] = {}
@@ -67,12 +67,12 @@ class EvaluationIntervals(Callback):
 class GradientNorm(Algorithm):
     """Logs and clips the global gradient norm of a batch; stops the training run if it is not finite.
 
-    Composer's GradientClipping looks for FSDP1 modules in a sharded model and so leaves FSDP2's unclipped; torch's
-    functions handle both plain and sharded gradients. A step with a non-finite gradient would make every weight
-    non-finite, and the next checkpoint useless.
+    Composer's GradientClipping looks for FSDP1 modules and so leaves FSDP2's unclipped; torch's functions handle
+    sharded gradients. A step with a non-finite gradient would make all weights non-finite, and the next checkpoint
+    useless.
 
     Args:
-        checkpoints: Directory of the checkpoints, for the error message.
+        checkpoints: Directory, for the error message.
         threshold: Maximum norm; None disables clipping.
         parameters: Parameters whose gradients count; by default the model's.
         passes_over: Skip a non-finite step with a message instead of stopping, as online training does.
@@ -90,11 +90,10 @@ class GradientNorm(Algorithm):
         self.parameters = parameters or (lambda state: state.model.parameters())
 
     def match(self, event: Event, state: State) -> bool:  # noqa: ARG002  # Composer's signature
-        """Return True after the gradients of all micro-batches have been accumulated."""
         return event == Event.AFTER_TRAIN_BATCH
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Log and clip; raises UserError on all processes if the norm is not finite, unless such steps are skipped."""
+        """Raises UserError on all processes if the norm is not finite, unless such steps are skipped."""
         parameters = [parameter for parameter in self.parameters(state) if parameter.grad is not None]
         norm = total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         if torch.isfinite(norm):
@@ -118,18 +117,15 @@ class GradientNorm(Algorithm):
 
 
 def total_norm(gradients: Iterable[Tensor]) -> Tensor:
-    """Compute the Euclidean norm of all gradients, over all shards; scalar."""
+    """Compute the Euclidean norm over all gradients and shards; scalar."""
     norm = nn.utils.get_total_norm(list(gradients))
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 class PhaseClock:
-    """Accumulates the seconds of each phase. A phase lasts until the next begins, so phases leave no gap.
+    """Accumulates the seconds of each phase; a phase lasts until the next begins, so there are no gaps.
 
     On a GPU, which runs asynchronously, CUDA events mark the ends of a phase, so its time is device time.
-
-    Args:
-        on_gpu: Time the current CUDA device rather than the host.
     """
 
     def __init__(self, *, on_gpu: bool):
@@ -139,7 +135,7 @@ class PhaseClock:
         self.marks = [(IDLE, self.mark())]
 
     def mark(self) -> Any:
-        """Record a point in time: seconds, or a CUDA event."""
+        """Return the time in seconds, or a CUDA event."""
         if not self.on_gpu:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -147,7 +143,6 @@ class PhaseClock:
         return event
 
     def switch(self, phase: str) -> None:
-        """End the current phase and begin another."""
         self.current = phase
         self.marks.append((phase, self.mark()))
 
@@ -173,7 +168,6 @@ class PhaseClock:
 
 
 def seconds_between(start: Any, end: Any) -> float:
-    """Return the seconds between two marks of one clock."""
     if isinstance(start, float):
         return end - start
     end.synchronize()
@@ -192,7 +186,6 @@ class StepTimes(Callback):
         self.clock = clock
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
-        """Switch to the phase that begins with an event."""
         if event in PHASE_OF_EVENT:
             self.clock.switch(PHASE_OF_EVENT[event])
         super().run_event(event, state, logger)
@@ -211,10 +204,6 @@ class StepProfile(Callback):
     """Records the fourth step of this session with torch's profiler, and writes its trace and table as `step`.
 
     Composer's own profiler does not label the parts of a step and passes its files to every logger.
-
-    Args:
-        folder: Output directory.
-        clock: Clock by which the model labels its parts; optional.
     """
 
     def __init__(self, folder: Path, clock: PhaseClock | None = None):
@@ -224,13 +213,11 @@ class StepProfile(Callback):
         self.steps = 0  # trained in this session
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
-        """Open the label of the part that begins with an event."""
         if event in PART_OF_EVENT:
             self.enter(PART_OF_EVENT[event])
         super().run_event(event, state, logger)
 
     def before_dataloader(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
-        """Begin a step, unless the epoch has no more batches."""
         length = state.dataloader_len
         if length is not None and state.timestamp.batch_in_epoch >= length:
             return
@@ -244,7 +231,6 @@ class StepProfile(Callback):
         self.enter("data")
 
     def batch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Write the files after the recorded step."""
         self.enter(None)
         if self.recording is not None and self.steps == WARM_STEPS:
             recording = self.recording
@@ -255,7 +241,7 @@ class StepProfile(Callback):
         self.steps += 1
 
     def close(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Report if training ended before the recorded step, also after an error. Composer closes callbacks twice."""
+        """Report a missing profile, also after an error. Composer calls this twice."""
         if 0 <= self.steps <= WARM_STEPS:
             self.enter(None)
             self.stop()
@@ -264,7 +250,6 @@ class StepProfile(Callback):
         self.steps = -1
 
     def stop(self) -> None:
-        """Stop recording and labelling."""
         if self.clock is not None:
             self.clock.label = nullcontext
         if self.recording is not None:
@@ -291,11 +276,9 @@ TRACKERS = {"tensorboard": TensorboardLogger, "wandb": WandBLogger, "mlflow": ML
 
 
 def build_loggers(config: DistillConfig, log_folder: Path, run_name: str) -> list[LoggerDestination]:
-    """Build the console logger and every logger of the recipe.
+    """Build the console logger and every logger of section distill.
 
     Args:
-        config: Section distill.
-        log_folder: Directory of log files.
         run_name: Run name in trackers, unless the recipe sets one.
 
     Raises:
@@ -323,10 +306,10 @@ def build_logger(name: str, arguments: Mapping[str, Any]) -> LoggerDestination:
 
 
 class MetricsFile(LoggerDestination):
-    """Appends every metric to a JSON-lines file, on rank 0 only.
+    """Appends metrics to a JSON-lines file, on rank 0.
 
-    A line has "batch", the number of batches trained, and metrics by name. The metrics of one batch may be split over
-    several lines. A resumed training run first drops the lines after the batch it resumes from.
+    A line has "batch", the number of batches trained, and metrics by name; those of one batch may be split over
+    several lines. A resumed training run first drops the lines after its checkpoint.
     """
 
     def __init__(self, filename: str):
@@ -352,7 +335,6 @@ class MetricsFile(LoggerDestination):
             self.pending = {}
 
     def after_load(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
-        """Drop metrics that an earlier session logged after the loaded checkpoint."""
         if dist.get_global_rank() == 0 and self.path.is_file():
             batch = state.timestamp.batch.value
             lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -360,7 +342,6 @@ class MetricsFile(LoggerDestination):
             self.path.write_text("".join(kept) if batch > 0 else "", encoding="utf-8")
 
     def eval_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Write the evaluation to disk as soon as it is done."""
         self.write()
 
     def fit_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
@@ -368,10 +349,9 @@ class MetricsFile(LoggerDestination):
 
 
 class ConsoleReport(LoggerDestination):
-    """Progress, loss and held-out acceptance on stderr, on rank 0 only.
+    """Progress, loss and held-out acceptance on stderr, on rank 0; one progress bar in a terminal.
 
-    Composer's progress bar has neither loss nor intervals, and its console logger prints every metric on a line of its
-    own. A terminal gets one bar with the time left.
+    Composer's progress bar has neither loss nor intervals, and its console logger prints a line per metric.
     """
 
     def __init__(self) -> None:
@@ -384,11 +364,10 @@ class ConsoleReport(LoggerDestination):
         self.start_s, self.start_fraction, self.start_tokens, self.start_training_s = time.monotonic(), 0.0, 0, 0.0
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:  # noqa: ARG002
-        """Store the latest value of every metric."""
         self.latest.update(metrics)
 
     def fit_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Start the clock at the progress of the session's start."""
+        """Start the clock at the progress of a resumed training run."""
         self.start_s, self.start_fraction = time.monotonic(), fraction_done(state)
         self.start_tokens, self.start_training_s = state.timestamp.token.value, training_s(state)
         if self.bar is not None:
@@ -396,19 +375,16 @@ class ConsoleReport(LoggerDestination):
             self.bar.start()
 
     def batch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Advance the bar, or print a line if one is due."""
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], completed=fraction_done(state), description=self.describe(state))
         elif self.is_due(state, Event.BATCH_END):
             self.print_line(state)
 
     def epoch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Print a line if lines are due by epoch."""
         if self.bar is None and self.is_due(state, Event.EPOCH_END):
             self.print_line(state)
 
     def eval_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Print the held-out metrics."""
         for line in describe_evaluation(estimates(state.eval_metrics["eval"])):
             self.console.print(f"batch {state.timestamp.batch.value}: held-out {line}", style="bold")
 
@@ -418,13 +394,11 @@ class ConsoleReport(LoggerDestination):
             self.bar.stop()
 
     def print_line(self, state: State) -> None:
-        """Print the progress of the training run."""
         fraction = (fraction_done(state) - self.start_fraction) / max(1e-9, 1 - self.start_fraction)
         left = time_left(time.monotonic() - self.start_s, fraction)
         self.console.print(f"{self.describe(state)}, {duration(left)} left")
 
     def describe(self, state: State) -> str:
-        """Format the state of the training run in one line."""
         elapsed_s = training_s(state) - self.start_training_s
         tokens_per_s = (state.timestamp.token.value - self.start_tokens) / max(elapsed_s, 1e-9)
         mfu = self.latest.get("throughput/device/mfu")
@@ -435,7 +409,7 @@ class ConsoleReport(LoggerDestination):
 
 
 def describe_evaluation(results: Mapping[str, Estimate]) -> list[str]:
-    """Format one line for all responses, and one for each task if there are several."""
+    """Format one line for all responses, and one per task if there are several."""
     lines: dict[str, list[str]] = {}
     for name, estimate in results.items():
         task, _, metric = name.rpartition("/")
@@ -451,5 +425,5 @@ def fraction_done(state: State) -> float:
 
 
 def training_s(state: State) -> float:
-    """Return the seconds of training so far, over all sessions, without evaluations."""
+    """Return the seconds of training over all sessions, without evaluations."""
     return state.timestamp.total_wct.total_seconds()

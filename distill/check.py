@@ -89,7 +89,7 @@ def planned_shapes(recipe: Recipe) -> PlannedShapes:
 
 
 def shape_at_hand(key: str, path: str, revision: str) -> tuple[Shape, ContextLength | None, bool]:
-    """Return shape and context length of a checkpoint of the recipe, and True if its own config.json has them."""
+    """Return shape and context length of a checkpoint, and True if its own config.json has them."""
     try:
         config, own = config_at_hand(path, revision)
     except UserError as error:
@@ -130,9 +130,9 @@ def check_recipe(
     """List name and value of the facts about a run: shapes, memory, disk, steps, hours.
 
     Args:
-        device: Name of the device for hours and memory, as in `find_device`.
+        device: As in `find_device`.
         processes: Processes of every stage; None reports one, and raises if a device is too small for one of 8.
-        device_gib: Memory of a device; None uses that of the known device.
+        device_gib: Memory of a device; by default that of `device`.
 
     Raises:
         UserError: With all errors, one per line.
@@ -140,7 +140,6 @@ def check_recipe(
     problems: list[str] = []
 
     def attempt(step: Callable[..., Value], *args: object, **options: object) -> Value | None:
-        """Return the step's result, or None after collecting its UserError."""
         try:
             return step(*args, **options)
         except UserError as error:
@@ -204,7 +203,7 @@ def check_recipe(
 
 
 def read_rows(source: PromptSource, *, given: bool = False) -> Rows | None:
-    """Return the prompts of a file, or its conversations with responses; None for a data set, which is slow to open."""
+    """Read the prompts or conversations of a file; None for a data set, which is slow to open."""
     if source.path is None:
         return None
     return load_conversations([source]) if given else load_prompts([source])
@@ -236,7 +235,7 @@ def refuse(message: str) -> None:
 
 
 def refuse_missing_packages(recipe: Recipe) -> None:
-    """Raise UserError if a pending training run logs to a tracker whose package is not installed."""
+    """Raise UserError if a pending training run logs to a tracker that is not installed."""
     if not (Run.of(recipe).draft.manifest or {}).get("finished"):
         problems = [words for name in recipe.distill.loggers if (words := missing_package(name))]
         if problems:
@@ -244,21 +243,14 @@ def refuse_missing_packages(recipe: Recipe) -> None:
 
 
 def refuse_foreign_list(run: Run, vocab_size: int) -> None:
-    """Raise UserError if a list of token ids does not fit the target's tokenizer, if that is available locally."""
+    """Raise UserError if a list of token ids does not fit the target's tokenizer, if available locally."""
     wanted, folder = run.recipe.architecture.vocabulary, tokenizer_folder(run)
     if wanted is not None and wanted.origin not in COUNTED and folder is not None:
         listed_ids(wanted, read_tokens(folder, vocab_size), folder)
 
 
 def planned_pair(recipe: Recipe, draft: Shape) -> Pair:
-    """Return the pair of target and draft for engine checks, as far as known before pruning.
-
-    Args:
-        draft: Shape with the target's vocabulary.
-
-    Raises:
-        UserError: As `read_model`.
-    """
+    """Return target and draft for engine checks, as far as known before pruning; errors as `read_model`."""
     target, wanted = read_model(recipe.target.path, recipe.target.revision), recipe.architecture
     source = target if wanted.source_at is None else read_model(*wanted.source_at)
     folder = Run.of(recipe).draft.path
@@ -285,7 +277,7 @@ def planned_pair(recipe: Recipe, draft: Shape) -> Pair:
 
 
 def shape_words(shape: Shape, name: str | None = None) -> str:
-    """Format all sizes of a shape, its parameter counts, and the nominal size it was published under."""
+    """Format sizes, parameter counts, and the nominal size the shape was published under."""
     head = f", {shape.head_vocab} in the output head" if shape.head_vocab else ""
     nominal = [named.nominal for key, named in NAMED_SHAPES.items() if key == name or named.shape == shape]
     return (
@@ -297,11 +289,7 @@ def shape_words(shape: Shape, name: str | None = None) -> str:
 
 
 def engine_rows(recipe: Recipe, draft: Shape) -> list[Row]:
-    """Return one row for each of export.engines.
-
-    Raises:
-        UserError: With every reason why an engine cannot serve the draft, one per line.
-    """
+    """Return one row per engine; raises UserError with every reason why one cannot serve the draft."""
     if not recipe.export.engines:
         return []
     pair = planned_pair(recipe, draft)
@@ -321,7 +309,7 @@ def engine_rows(recipe: Recipe, draft: Shape) -> list[Row]:
 
 
 def tokenizer_folder(run: Run) -> Path | None:
-    """Return the directory of the target's tokenizer, if it is readable without downloads or conversion."""
+    """Return the directory of the target's tokenizer, if readable without downloads or conversion."""
     path, revision = run.recipe.target.path, run.recipe.target.revision
     folder = run.imported_target if is_gguf(path) else local_path(path, revision)
     folder = folder or cached_config(path, revision)
@@ -329,7 +317,7 @@ def tokenizer_folder(run: Run) -> Path | None:
 
 
 def encoder_at_hand(run: Run) -> Encode | None:
-    """Return the encode function of the target's tokenizer; None if it is not available locally."""
+    """Return the target's tokenizer as a function; None if it is not available locally."""
     from tokenizers import Tokenizer
 
     folder = tokenizer_folder(run)
@@ -340,13 +328,11 @@ def encoder_at_hand(run: Run) -> Encode | None:
 
 
 def in_gib(parts: Mapping[str, int], limit: str) -> str:
-    """Format a sum of bytes and its parts."""
     each = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items())
     return f"{sum(parts.values()) / GIB:.2f}{limit} GiB: {each}"
 
 
 def work_rows(recipe: Recipe, work: Work) -> list[Row]:
-    """Return the rows of prompts and steps."""
     config, bound = recipe.distill, "at most " if work.is_bound else ""
     prompts = "unknown until generate opens the data set" if work.prompts is None else f"{bound}{work.prompts:,}"
     rows = [("prompts", f"{prompts}, {recipe.data.num_eval_prompts} held out")]
@@ -366,7 +352,6 @@ def work_rows(recipe: Recipe, work: Work) -> list[Row]:
 
 
 def hours(recipe: Recipe, shapes: PlannedShapes, work: Work, device: Device | None) -> str:
-    """Format the hours of the long stages on one device."""
     if device is None:
         return "unknown: this device was not measured; --device NAME computes those of another"
     seconds = stage_seconds(recipe, shapes, work, device)

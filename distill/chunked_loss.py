@@ -77,12 +77,12 @@ class Head:
     divisor: float = 1.0
 
     def logits(self, hidden_AH: Tensor) -> Tensor:
-        """Compute logits_AV over the first vocab_size entries, in autocast's or the head's dtype."""
+        """Compute logits_AV in autocast's or the head's dtype."""
         weight_VH, bias_V = self.used()
         return self.shaped(linear(hidden_AH, weight_VH, bias_V))
 
     def used(self) -> tuple[Tensor, Tensor | None]:
-        """Return weight and bias without the rows of padding."""
+        """Return weight and bias without padding."""
         return self.weight_VH[: self.vocab_size], None if self.bias_V is None else self.bias_V[: self.vocab_size]
 
     def shaped(self, logits_AV: Tensor) -> Tensor:
@@ -91,17 +91,15 @@ class Head:
         return logits_AV if self.softcap is None else self.softcap * (logits_AV / self.softcap).tanh()
 
     def narrowed(self, vocab_size: int) -> "Head":
-        """Return the head limited to at most `vocab_size` entries."""
         return replace(self, vocab_size=min(vocab_size, self.vocab_size))
 
     def rows_of(self, ids_K: Tensor) -> "Head":
-        """Return a copy of the rows of some token ids as a head; requires a head that outputs every id."""
+        """Copy the rows of some token ids; requires a head that outputs every id."""
         assert self.ids_V is None, "rows of a small head are not found by their ids"
         bias_K = None if self.bias_V is None else self.bias_V[ids_K]
         return replace(self, weight_VH=self.weight_VH[ids_K], bias_V=bias_K, vocab_size=len(ids_K), ids_V=ids_K)
 
     def frozen(self, dtype: torch.dtype) -> "Head":
-        """Return the head in another dtype, detached."""
         bias_V = None if self.bias_V is None else self.bias_V.detach().to(dtype)
         return replace(self, weight_VH=self.weight_VH.detach().to(dtype), bias_V=bias_V)
 
@@ -118,12 +116,12 @@ def sum_of_rows(hidden_AH: Tensor, head: Head, loss_of_rows: FunctionOfRows) -> 
 
 
 def rows_at_a_time(hidden_AH: Tensor, entries: int) -> int:
-    """Return the rows of a chunk whose rows have `entries` entries."""
+    """Return the rows of a chunk."""
     return chunk_size(entries) * (GPU_CHUNKS if hidden_AH.is_cuda else 1)
 
 
 def plain_sum(hidden_AH: Tensor, head: Head, loss_of_rows: FunctionOfRows) -> Tensor:
-    """Compute the result of `chunked_sum` from all logits at once: the reference, and faster for few tokens."""
+    """Compute `chunked_sum` from all logits at once: the reference, and faster for few tokens."""
     logits_AV = head.logits(hidden_AH)
     with torch.autocast(hidden_AH.device.type, enabled=False):
         return loss_of_rows(logits_AV, slice(0, len(hidden_AH))).sum()
@@ -144,7 +142,6 @@ def chunked_sum(
 
     Args:
         hidden_AH: Output of the last norm.
-        head: Of the student.
         loss_of_rows: Maps the student's logits_CV and their slice of A to loss_C, float32.
         chunk_tokens: Rows whose logits exist at a time, > 0.
 
@@ -166,16 +163,13 @@ def map_rows(
     chunk_tokens: int | None = None,
     entries: int | None = None,
 ) -> Tensor:
-    """Map a function over the logits of all tokens, without gradients, e.g. for metrics or sampling.
+    """Map a function over the logits of all tokens, without gradients, and concatenate its A rows.
 
     Args:
         hidden_AH: Output of the last norm.
         function_of_rows: Maps logits_CV and their slice of A to one row each.
         chunk_tokens: Rows whose logits exist at a time; derived from `entries` by default.
         entries: Columns of the widest tensor that the function creates; those of the head by default.
-
-    Returns:
-        The concatenated rows, A in total.
     """
     dtype = product_dtype(hidden_AH)
     with torch.autocast(hidden_AH.device.type, enabled=False):
@@ -235,7 +229,7 @@ class ChunkedSum(torch.autograd.Function):
 
 
 def loss_and_gradient(hidden_CH: Tensor, head: Head, job: Job, rows: slice) -> tuple[Tensor, Tensor]:
-    """Return the loss of one chunk, and its gradient with respect to the logits before divisor and softcap."""
+    """Return the loss of a chunk, and its gradient with respect to the logits before divisor and softcap."""
     weight_VH, bias_V = head.used()
     logits_CV = linear(hidden_CH, weight_VH, bias_V).requires_grad_()
     with torch.enable_grad():
@@ -247,7 +241,7 @@ def loss_and_gradient(hidden_CH: Tensor, head: Head, job: Job, rows: slice) -> t
 def add_gradients(
     gradients: list[Tensor | None], rows: slice, grad_CV: Tensor, hidden_CH: Tensor, weight_VH: Tensor
 ) -> None:
-    """Accumulate the required gradients of hidden states, weight and bias from those of a chunk's logits."""
+    """Accumulate the required gradients from those of a chunk's logits."""
     of_hidden_AH, of_weight_VH, of_bias_V = gradients
     vocab_size = len(weight_VH)
     if of_hidden_AH is not None:
@@ -263,13 +257,13 @@ def add_gradients(
 
 
 def product_dtype(hidden_AH: Tensor) -> torch.dtype:
-    """Return the dtype of matrix products: autocast's if enabled, else that of the hidden states."""
+    """Return autocast's dtype if enabled, else that of the hidden states."""
     device = hidden_AH.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_AH.dtype
 
 
 def chunks(num_tokens: int, chunk_tokens: int) -> Iterator[slice]:
-    """Yield slices of at most chunk_tokens rows that cover all tokens; one empty slice without tokens."""
+    """Yield slices of at most chunk_tokens rows; one empty slice without tokens."""
     for start in range(0, max(1, num_tokens), chunk_tokens):
         yield slice(start, min(start + chunk_tokens, num_tokens))
 
@@ -285,12 +279,12 @@ class AnswerLogits(nn.Module):
     and head, which belong to the outermost sharded module, in that module's forward.
 
     Args:
-        packing: Reduce padding: pack the sequences of a batch into fewer rows if that saves FLOPs. Outputs and their
-            order are the same, up to the order of floating-point sums.
+        packing: Pack the sequences of a batch into fewer rows if that saves FLOPs. Outputs and their order are the
+            same, up to the order of floating-point sums.
         multiple: Round the width of packed rows up to a multiple of this.
 
     Raises:
-        UserError: If packing is on and the attention implementation would attend across the sequences of a row.
+        UserError: If the attention implementation does not support packing.
     """
 
     def __init__(self, lm: PreTrainedModel, *, packing: bool = False, multiple: int = 1):
@@ -344,7 +338,6 @@ class AnswerLogits(nn.Module):
         return self.last_hidden(ids_RW, positions_RW).flatten(0, 1)[slots_BT[keep_BT]]
 
     def last_hidden(self, input_ids_BT: Tensor, position_ids_BT: Tensor | None) -> Tensor:
-        """Return hidden_BTH after the last norm."""
         apart = nullcontext() if position_ids_BT is None else texts_apart(self.lm, position_ids_BT)
         with apart:
             states = self.lm.base_model(input_ids=input_ids_BT, position_ids=position_ids_BT, use_cache=False)
@@ -356,7 +349,7 @@ class AnswerLogits(nn.Module):
 
 
 def answer_states(lm: PreTrainedModel, input_ids_BT: Tensor, keep_BT: Tensor, prompt_len_B1: Tensor | None) -> Tensor:
-    """Return hidden_AH of an encoder-decoder model at the kept positions, which are those of its decoder.
+    """Return hidden_AH of an encoder-decoder model at the kept positions of its decoder.
 
     The decoder's start token takes the position of the last prompt token, and predicts the first response token.
 
@@ -376,11 +369,7 @@ def answer_states(lm: PreTrainedModel, input_ids_BT: Tensor, keep_BT: Tensor, pr
 
 
 def packed_flops_per_token(lm: PreTrainedModel) -> Callable[[int], int]:
-    """Return a function from context length to FLOPs of a model's layers for one token.
-
-    Raises:
-        UserError: If the attention implementation would attend across the sequences of a row.
-    """
+    """Return the FLOPs of a model's layers per token by context length; raises UserError as AnswerLogits."""
     where = str(lm.config.name_or_path)
     refuse_attention(str(lm.config._attn_implementation), where=where)  # noqa: SLF001  # it has no other name
     shape = Shape.from_config(lm.config.to_dict(), where=where)
@@ -389,7 +378,6 @@ def packed_flops_per_token(lm: PreTrainedModel) -> Callable[[int], int]:
 
 
 def head_of(lm: PreTrainedModel) -> Head:
-    """Return the output head of a language model, all of its rows."""
     module = lm.get_output_embeddings()
     assert isinstance(module, nn.Linear), "a language model has a linear output head"
     cap = getattr(lm.config, "final_logit_softcapping", None)  # of Gemma
@@ -404,7 +392,7 @@ def vocab_size_of(lm: PreTrainedModel) -> int:
 
 
 def logits_of(hidden_AH: Tensor, head: Head) -> Tensor:
-    """Compute logits_AV: the `read` of AnswerLogits that returns all logits."""
+    """`read` of AnswerLogits that returns all logits."""
     return head.logits(hidden_AH)
 
 
@@ -415,21 +403,16 @@ def rows_of_tokens(ids_K: Tensor, token_ids_X: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         ids_K: Token id of each row, ascending.
-        token_ids_X: Of any shape.
     """
     rows_X = torch.searchsorted(ids_K, token_ids_X.contiguous()).clamp(max=len(ids_K) - 1)
     return rows_X, ids_K[rows_X] == token_ids_X
 
 
 def learned(batch: Mapping[str, Tensor], ids_K: Tensor | None) -> dict[str, Tensor]:
-    """Return a batch for a head of some ids: tokens that it cannot output move from `keep` to `unsaid`.
+    """Return a batch for a reduced vocabulary: `next_ids` are head rows, missing tokens move from `keep` to `unsaid`.
 
     Args:
-        batch: Of distill/data/batches.py, distill/text_training.py or distill/teacher_cache.py.
         ids_K: Token id of each row, ascending; None if row k is token k, and the batch is unchanged.
-
-    Returns:
-        The batch with rows of the head in `next_ids`.
     """
     if ids_K is None:
         return dict(batch)
@@ -439,13 +422,13 @@ def learned(batch: Mapping[str, Tensor], ids_K: Tensor | None) -> dict[str, Tens
 
 
 class FrozenRows:
-    """Cache of some rows of a frozen head, copied once: every step reads the same ones."""
+    """Cache of some rows of a frozen head, which every step reads."""
 
     def __init__(self) -> None:
         self.head: Head | None = None
 
     def of(self, head: Head, ids_K: Tensor) -> Head:
-        """Return the head with the rows of these ids; a head that already outputs only those is returned as is."""
+        """Return the head with the rows of these ids; a head that outputs only those is returned as is."""
         if head.ids_V is not None:
             return head.narrowed(len(ids_K))
         if self.head is None:

@@ -30,7 +30,7 @@ SHARD = re.compile(r"[1-9]\d{0,4}/[1-9]\d{0,4}")
 
 
 class Named(NamedTuple):
-    """The run of a command's recipe, and the recipe file and overrides from which training processes load it again."""
+    """A run, and the recipe file and overrides from which training processes load its recipe again."""
 
     run: "Run"
     path: Path
@@ -38,7 +38,7 @@ class Named(NamedTuple):
 
 
 class StageSettings(Section):
-    """Settings of a command that runs a stage."""
+    """Settings of a stage."""
 
     recipe: RecipeFile
     overrides: Overrides = ()
@@ -47,13 +47,13 @@ class StageSettings(Section):
 
 
 class RunSettings(StageSettings):
-    """Settings of a command that runs stages, training included."""
+    """Settings of stages, training included."""
 
     trust_checkpoints: TrustCheckpoints = False
 
 
 class GenerateSettings(StageSettings):
-    """Settings of `generate`: the recipe, and the part of the responses to write."""
+    """Settings of `generate`."""
 
     shard: Annotated[str | None, Flag(metavar="I/N", absent="all of them")] = Field(
         default=None,
@@ -69,7 +69,6 @@ class GenerateSettings(StageSettings):
 
     @property
     def part(self) -> Part:
-        """Part of the response files to write."""
         return EVERY_FILE if self.shard is None else Part(*map(int, self.shard.split("/")))
 
 
@@ -101,16 +100,11 @@ class CacheSettings(StageSettings):
 
 
 def of_words(words: Sequence[str], *, debug: bool) -> StageSettings:
-    """Parse words into settings: the recipe first, then overrides."""
     return StageSettings(recipe=Path(words[0]), overrides=tuple(words[1:]), debug=debug)
 
 
 def why_alone(settings: Any) -> str | None:
-    """Return the reason to run a distributed command in one process; None for one process per GPU.
-
-    Raises:
-        UserError: If the recipe of the settings is invalid.
-    """
+    """Return the reason to run a distributed command in one process; None for one process per GPU."""
     if getattr(settings, "is_without_recipe", False):
         placement = settings.holding.placement
     else:
@@ -120,18 +114,17 @@ def why_alone(settings: Any) -> str | None:
 
 
 def trust_if_asked(asked: bool) -> None:  # noqa: FBT001
-    """Trust checkpoints from here on if --trust-checkpoints was given."""
     if asked:
         trust_checkpoints()
 
 
 def recipe_of(settings: NamesRecipe, *, weights: bool = True) -> "Recipe":
-    """Load the recipe of a command, or that of its debug run; `weights` as in `begin_debug`."""
+    """Load the recipe of a command or its debug run; `weights` as in `begin_debug`."""
     return load_recipe(*recipe_words(settings, weights=weights))
 
 
 def recipe_words(settings: NamesRecipe, *, weights: bool = True) -> tuple[Path, list[str]]:
-    """Return the recipe file and overrides of a command, or the recipe file of its debug run."""
+    """Return the recipe file and overrides of a command or its debug run."""
     if not settings.debug:
         return settings.recipe, list(settings.overrides)
     from distill.debug import begin_debug
@@ -186,7 +179,7 @@ def prune(settings: RunSettings) -> None:
 
 
 def generate(settings: GenerateSettings) -> None:
-    """Generate target responses for the prompts, or one part of them next to other jobs."""
+    """Generate target responses for the prompts, or a part of them."""
     from distill.pipeline import generate_stage
 
     with own_run(settings, beside_others=settings.part != EVERY_FILE) as named:
@@ -218,7 +211,7 @@ def distill(settings: DistillSettings) -> None:
 
 
 def score(settings: EvalSettings) -> None:
-    """Score a recipe's draft, any draft against any target, or any draft on recorded responses."""
+    """Score a recipe's draft, or any draft against any target or on recorded responses."""
     if settings.is_without_recipe:
         score_without_recipe(settings)
         return
@@ -302,7 +295,7 @@ class ExportSettings(Section):
 
     @property
     def is_folder(self) -> bool:
-        """True if the argument is a draft directory instead of a recipe."""
+        """True for a draft directory, False for a recipe."""
         return bool(self.words) and Path(self.words[0]).is_dir()
 
 
@@ -332,7 +325,7 @@ def export(settings: ExportSettings) -> None:
 
 
 def write_form(draft: Path, settings: ExportSettings) -> None:
-    """Convert a draft with a reduced vocabulary to the form that an engine loads, if requested."""
+    """Convert a draft with a reduced vocabulary to an engine's form, if requested."""
     if settings.form is None or settings.to is None:
         return
     from architectures.convert import convert_draft
@@ -342,7 +335,7 @@ def write_form(draft: Path, settings: ExportSettings) -> None:
 
 
 def write_gguf_files(folder: Path, name: str, kinds: Sequence[GgufKind]) -> None:
-    """Export a draft directory as GGUF files into itself, and print each."""
+    """Export a draft as GGUF files into its directory."""
     if not kinds:
         return
     from architectures.gguf_export import export_gguf
@@ -357,7 +350,7 @@ def write_gguf_files(folder: Path, name: str, kinds: Sequence[GgufKind]) -> None
 
 
 class CheckSettings(Section):
-    """Settings of `check`: recipes and a device."""
+    """Settings of `check`."""
 
     recipe: RecipeFile
     words: Annotated[tuple[str, ...], Flag(metavar="RECIPE | key=value", is_word=True)] = Field(
@@ -385,7 +378,6 @@ class CheckSettings(Section):
 
     @property
     def recipes(self) -> list[Path]:
-        """Paths of all recipes, without duplicates."""
         more = (Path(word) for word in self.words if is_recipe(word))
         return list(dict.fromkeys((self.recipe, *more)))
 
@@ -395,11 +387,7 @@ class CheckSettings(Section):
 
 
 def check(settings: CheckSettings) -> None:
-    """Print shapes and costs of recipes.
-
-    Raises:
-        UserError: With every error of a single recipe; with the number of invalid ones of several.
-    """
+    """Print shapes and costs of recipes; raises UserError with all errors of one, or the invalid ones of several."""
     from distill.check import check_recipe
 
     several, wrong = len(settings.recipes) > 1, []

@@ -39,7 +39,7 @@ class TinyRun:
     """Shapes of a debug run.
 
     Attributes:
-        source: Model that the draft is pruned from; the target, unless architecture.source names another.
+        source: The target, unless architecture.source names another.
         stages: Layers after each stage of pruning, if the recipe has several.
     """
 
@@ -50,11 +50,7 @@ class TinyRun:
 
 
 def tiny_run(recipe: Recipe, target: Shape, source: Shape) -> TinyRun:
-    """Compute the shapes of a recipe's debug run.
-
-    Args:
-        target: Shape of the real target.
-        source: Shape of architecture.source; by default the target's.
+    """Compute the shapes of a recipe's debug run from those of target and architecture.source.
 
     Raises:
         UserError: If the draft cannot be pruned from its source.
@@ -109,7 +105,7 @@ def debug_recipe(recipe: Recipe, tiny: TinyRun) -> Recipe:
 
 
 def shrink_architecture(wanted: Values, tiny: TinyRun, run: Path) -> None:
-    """Replace shapes, shares or a plan by the tiny draft's sizes; shorten calibration and mask training."""
+    """Use the tiny draft's sizes instead of a shape, shares or a plan; shorten calibration and mask training."""
     wanted |= {size: getattr(tiny.draft, size) for size in SIZES}
     if tiny.stages is not None:
         wanted |= {"layers": None, "stages": tiny.stages}
@@ -133,7 +129,7 @@ def shrink_architecture(wanted: Values, tiny: TinyRun, run: Path) -> None:
 
 
 def shrink_training(distill: Values, run: Path) -> None:
-    """Set six steps of eight sequences, two evaluations and two checkpoints; eight, so 8 processes can share them."""
+    """Set six steps of eight sequences, so 8 processes can share them, and two evaluations and checkpoints."""
     distill |= {"max_duration": "6ba", "global_train_batch_size": 8, "push_to_hub": None, "loggers": {"file": {}}}
     distill |= {"eval_interval": "0.5dur", "save_interval": "0.5dur"}
     distill["scheduler"]["t_warmup"] = "0.2dur"
@@ -153,13 +149,11 @@ def built_in(sources: list[Values], run: Path) -> list[Values]:
 
 
 def text_fields(recipe: Recipe) -> list[str]:
-    """Return the fields that the tasks of a debug run read text from."""
     tasks = [TASKS[source.task] for source in (*recipe.data.prompts, *recipe.eval.tasks) if source.task is not None]
     return [names[0] for task in tasks for names in task.fields.values()]
 
 
 def at_most(value: Any, bound: int) -> Any:
-    """Bound a number; return anything else, such as "auto", unchanged."""
     return min(value, bound) if isinstance(value, int) else value
 
 
@@ -175,10 +169,10 @@ THINGS = ("river", "loaf of bread", "bicycle", "violin", "garden", "snowy day")
 
 
 def begin_debug(recipe_path: Path, overrides: Sequence[str], *, weights: bool = True) -> Path:
-    """Write a recipe's debug run with all its inputs, announce it on stderr, and return the path of its recipe.
+    """Write a recipe's debug run with all its inputs, and return the path of its recipe.
 
     Args:
-        overrides: key=value words of the command line, applied before shrinking.
+        overrides: key=value words, applied before shrinking.
         weights: Create tiny weights and tokenizers, which requires torch.
 
     Raises:
@@ -215,7 +209,6 @@ def begin_debug(recipe_path: Path, overrides: Sequence[str], *, weights: bool = 
 
 
 def config_for_debug(key: str, path: str, revision: str) -> Mapping[str, Any]:
-    """Return the config.json from which a tiny model takes its family and proportions."""
     try:
         return config_at_hand(path, revision)[0]
     except UserError as error:
@@ -229,7 +222,7 @@ def prompts() -> list[str]:
 
 
 def write_tiny(folder: Path, config: Mapping[str, Any], *, weights: bool) -> None:
-    """Write a tiny checkpoint with this config, unless the directory has one with the same config."""
+    """Write a tiny checkpoint, unless the directory has one with the same config."""
     file = folder / "config.json"
     text = dumps(config, indent=2, sort_keys=True) + "\n"
     if not file.is_file() or file.read_text(encoding="utf-8") != text:
@@ -240,7 +233,7 @@ def write_tiny(folder: Path, config: Mapping[str, Any], *, weights: bool) -> Non
 
 
 def write_tiny_weights(folder: Path) -> None:
-    """Write random weights of a fixed seed for a directory's config.json, after a byte-level tokenizer."""
+    """Write a byte-level tokenizer, then random weights of a fixed seed, for a directory's config.json."""
     import torch
 
     from architectures.vocabulary_head import cut_head

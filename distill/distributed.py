@@ -3,9 +3,8 @@
     composer -n 8 -m widedraft run RECIPE
 
 Composer's launcher and torchrun set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
-Without these there is one process, and `joined` imports no torch.
-
-This process is replaced (exec) by Composer's launcher, so signals and exit code are the launcher's.
+Without these there is one process, and `joined` imports no torch. `--processes` replaces this process by Composer's
+launcher (exec), so signals and exit code are the launcher's.
 """
 
 import os
@@ -39,13 +38,12 @@ PORT_TAKEN = "failed to listen on any local network address"  # torch's message
 
 
 def is_launched() -> bool:
-    """Return True if a launcher started this process as one of several."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 @contextmanager
 def joined() -> Iterator[Share]:
-    """Yield this process's share of the work among the processes of a launcher; all of it without a launcher.
+    """Yield this process's share of the work; all of it without a launcher.
 
     Only rank 0 prints. A UserError in one process ends all of them.
 
@@ -72,7 +70,7 @@ def joined() -> Iterator[Share]:
 
 
 def share_until_the_end(board: "StoreBoard") -> Iterator[Share]:
-    """Yield a process's share; publish its UserError to all, and keep serving values they still wait for."""
+    """Publish a UserError to all processes, and keep serving values they still wait for."""
     try:
         per_machine = int(os.environ.get("LOCAL_WORLD_SIZE", board.count))
         yield Share(board.index, board.count, board, per_machine=per_machine)
@@ -84,7 +82,7 @@ def share_until_the_end(board: "StoreBoard") -> Iterator[Share]:
 
 
 def refuse_half_launched() -> None:
-    """Raise UserError if the environment has a WORLD_SIZE above 1, but no valid rank or master."""
+    """Raise UserError if WORLD_SIZE is set, but no valid rank or master."""
     numbers = ("RANK", "WORLD_SIZE", "MASTER_PORT")
     unset = [name for name in numbers if not os.environ.get(name, "").isdecimal()]
     unset += [] if os.environ.get("MASTER_ADDR") else ["MASTER_ADDR"]
@@ -97,7 +95,7 @@ def refuse_half_launched() -> None:
 
 
 def meeting_place(index: int, count: int) -> "Store":
-    """Return the store shared by all processes, from the environment.
+    """Return the store shared by all processes.
 
     Raises:
         UserError: If its port is taken.
@@ -123,7 +121,7 @@ def meeting_place(index: int, count: int) -> "Store":
 
 
 def take_own_device() -> None:
-    """Select this process's GPU as "cuda"; on CPU limit its threads to its share of the cores.
+    """Select this process's GPU as "cuda", or limit its CPU threads to its share of the cores.
 
     Raises:
         UserError: If this machine has fewer GPUs than processes.
@@ -143,7 +141,6 @@ def take_own_device() -> None:
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Silence stdout and stderr: only rank 0 prints."""
     out, err = sys.stdout, sys.stderr
     with Path(os.devnull).open("w") as nowhere:
         sys.stdout = sys.stderr = nowhere
@@ -170,11 +167,10 @@ def launch_if_several(
     Args:
         settings: Of the command. It is distributed if it has `processes`, unless `is_for_one`.
         words: Command line without the program.
-        why_alone: Returns a reason to give all GPUs to one process, used if the number of processes is not set.
+        why_alone: Returns a reason for one process, used if `processes` is not set.
 
     Raises:
-        UserError: If a launcher started this process, and the command is not distributed or sets a number of
-            processes.
+        UserError: If a launcher started this process, and the command is not distributed or sets `processes`.
     """
     is_shared = "processes" in type(settings).model_fields and not getattr(settings, "is_for_one", False)
     wanted: int | None = getattr(settings, "processes", None)
@@ -192,7 +188,6 @@ def launch_if_several(
 
 
 def refuse_launched(words: Sequence[str], *, is_shared: bool, wanted: int | None) -> None:
-    """Raise UserError if a launched command is not distributed, or sets a number of processes."""
     started = f"a launcher has started {os.environ['WORLD_SIZE']} processes"
     if wanted is not None:
         raise UserError(f"{FLAG} must be left out where {started} already.")
@@ -204,7 +199,6 @@ def refuse_launched(words: Sequence[str], *, is_shared: bool, wanted: int | None
 
 
 def launching_command(count: int, words: Sequence[str]) -> list[str]:
-    """Return the command line of Composer's launcher for this command."""
     return [sys.executable, "-m", "composer", "-n", str(count), "-m", "widedraft", *without_flag(words)]
 
 
@@ -229,14 +223,11 @@ ABSENT = "nothing"
 
 
 def require_same(share: Share, what: str, values: Mapping[str, str]) -> None:
-    """Compare named values across processes.
+    """Raise UserError on all processes if their values differ, with the first differing ones.
 
     Args:
         what: Name of the values, for the message.
         values: This process's values or fingerprints, by name.
-
-    Raises:
-        UserError: On all processes, if two of them differ, with the first differing values.
     """
     refuse_differing(what, share.exchange(dict(values)))
 
@@ -271,7 +262,7 @@ def require_one_folder(share: Share, folder: Path) -> None:
     """Check that every process sees a file that rank 0 creates; collective.
 
     Raises:
-        UserError: On all processes, if one does not: otherwise only the end of a stage would reveal missing files.
+        UserError: On all processes, since only the end of a stage would reveal missing files.
     """
     if share.count == 1:
         return
@@ -293,7 +284,6 @@ def require_one_folder(share: Share, folder: Path) -> None:
 
 
 def is_seen(mark: Path) -> bool:
-    """Return True if a file appears within SEEN_S."""
     until_s = time.monotonic() + SEEN_S
     while not mark.exists():
         if time.monotonic() > until_s:

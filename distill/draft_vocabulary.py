@@ -64,7 +64,6 @@ def choose_output_ids(
 
     Args:
         wanted: Section architecture.vocabulary.
-        target: The target's directory.
         answers: Directory of responses to count in, <run>/data.
         text: Text to count in; None if the recipe has none.
         seed: Of the order of the text.
@@ -93,12 +92,9 @@ def choose_output_ids(
 def with_output_ids(
     plan: PruningPlan, wanted: OutputIds | None, weights: Path, plan_file: str | None
 ) -> tuple[PruningPlan, dict[str, Any]]:
-    """Return the plan with the ids of a recipe, and their origin.
-
-    A plan or a source with a reduced vocabulary keeps its ids.
+    """Return the plan with the ids of a recipe, and their origin; a reduced vocabulary of plan or source is kept.
 
     Args:
-        plan: With the target's vocabulary.
         wanted: None if the recipe reduces no vocabulary.
         weights: Directory of the source model.
         plan_file: Path the plan was read from, if any.
@@ -132,7 +128,7 @@ def with_output_ids(
 
 
 def listed_ids(wanted: VocabularyConfig, tokens: Tokens, target: Path) -> tuple[int, ...]:
-    """Return the ids of the recipe's list, ascending; errors as for `read_list` and `require_fitting`."""
+    """Read the recipe's list, ascending; errors as for `read_list` and `require_fitting`."""
     ids = read_list(wanted.origin, wanted.size)
     require_fitting(ids, tokens, list_file(wanted.origin), target)
     return tuple(sorted(ids))
@@ -142,7 +138,7 @@ def tokens_in(folder: Path, vocab_size: int) -> Tokens:
     """Read the tokens of a checkpoint directory, for tokenizers of any file format.
 
     Raises:
-        UserError: If the files are damaged, or their format has no information about bytes and special tokens.
+        UserError: If the files are damaged, or have no information about bytes and special tokens.
     """
     if (folder / TOKENIZER).is_file():
         return read_tokens(folder, vocab_size)
@@ -170,9 +166,7 @@ COUNTED_ANSWER = TypeAdapter(CountedAnswer)
 
 
 def id_counts_in(folder: Path, name: str, *, most_tokens: int | None = None) -> IdCounts:
-    """Count the token ids of responses by domain, without their prompts.
-
-    A domain is the task of a prompt, else the file or data set it came from.
+    """Count the token ids of responses by domain: the task of a prompt, else the file or data set it came from.
 
     Args:
         folder: Directory of responses.
@@ -195,13 +189,9 @@ def id_counts_in(folder: Path, name: str, *, most_tokens: int | None = None) -> 
 
 
 def id_counts_in_text(text: TextConfig, target: Path, *, seed: int) -> IdCounts:
-    """Count the first TEXT_TOKENS that a training run on section text reads, in its initial mixture.
+    """Count the first TEXT_TOKENS of training on section text, in its initial mixture.
 
-    The sequences and their order are those of training, without held-out ones; fewer if every domain ends before that.
-
-    Args:
-        target: Directory of the tokenizer.
-        seed: Of the order.
+    Sequences and order are those of training, without held-out ones; fewer if every domain ends before that.
 
     Raises:
         UserError: If a text cannot be read, or is too short.
@@ -220,7 +210,6 @@ def id_counts_in_text(text: TextConfig, target: Path, *, seed: int) -> IdCounts:
 
 
 def pooled(counts: IdCounts) -> Counter[int]:
-    """Return the counts of all domains together."""
     return sum(counts.values(), Counter())
 
 

@@ -47,7 +47,7 @@ def forward_flops(shape: Shape, answers: Iterable[tuple[int, int]]) -> int:
 
 
 def head_flops(rows: int, hidden: int) -> int:
-    """Compute the FLOPs of an output head at one position."""
+    """Return the FLOPs at one position."""
     return 2 * rows * hidden
 
 
@@ -75,12 +75,12 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Device:
-    """Speed and memory of a device, from which hours are computed.
+    """Speed and memory of a device.
 
     Attributes:
         name: As nvidia-smi reports it, or the CPU with its number of cores.
         train_flops_per_s: Achieved by training steps, by distill.precision.
-        bandwidth_gb_s: Memory bandwidth achieved by decoding steps.
+        bandwidth_gb_s: Achieved by decoding steps.
         layer_ms: Minimum time of a layer in a decoding step: kernel launches.
         memory_gib: As torch reports it; None for a CPU.
         source: "measured DATE", or "assumed from published peaks".
@@ -115,16 +115,12 @@ DEVICES = (
 
 
 def slug_of(name: str) -> str:
-    """Return a name in kebab case: NVIDIA H100 80GB HBM3 becomes nvidia-h100-80gb-hbm3."""
+    """Return e.g. nvidia-h100-80gb-hbm3 for NVIDIA H100 80GB HBM3."""
     return re.sub(r"[^a-z0-9]+", "-", name.casefold()).strip("-")
 
 
 def find_device(wanted: str | None) -> Device | None:
-    """Return the named device, or without a name this machine's; None if this machine's is unknown.
-
-    Raises:
-        UserError: If the named device is unknown.
-    """
+    """Return the named device, or by default this machine's, None if unknown; raises UserError for an unknown name."""
     name = wanted or gpu_name() or processor_device_name()
     found = next((device for device in DEVICES if slug_of(device.name) == slug_of(name)), None)
     if found is None and wanted is not None:
@@ -135,7 +131,6 @@ def find_device(wanted: str | None) -> Device | None:
 
 
 def processor_device_name() -> str:
-    """Return the CPU model and the number of cores this process may use."""
     machine = hardware()
     processor, cores = machine["processor"], machine["cores"]
     return processor if cores is None else f"{processor}, {plural(cores, 'core')}"
@@ -160,14 +155,13 @@ def gpu_name() -> str | None:
 
 @dataclass(frozen=True)
 class Work:
-    """Amount of work: prompts to generate responses for, and sequences to train on.
+    """Prompts to generate responses for, and sequences to train on.
 
     Attributes:
-        prompts: Number of prompts; None until a data set is opened.
-        sequences: Number of training sequences; None until a data set is opened.
+        prompts, sequences: Their numbers; None until a data set is opened.
         prompt_tokens: Mean by the target's tokenizer; the maximum if that is not available locally.
         response_tokens: Mean of the responses on disk; the maximum without any.
-        is_bound: True if the first two are upper bounds: a data set may have fewer rows than the recipe reads.
+        is_bound: True if the numbers are upper bounds: a data set may have fewer rows than the recipe reads.
     """
 
     prompts: int | None
@@ -182,7 +176,7 @@ class Work:
 
 
 def finished_counts(recipe: Recipe) -> Counts | None:
-    """Return the counts in the manifest of this recipe's finished <run>/data; the target's files are not compared."""
+    """Return the counts of this recipe's finished <run>/data, without comparing the target's files."""
     manifest = Run.of(recipe).data.manifest
     if manifest is None or manifest.get("target") != target_record(recipe.target):
         return None
@@ -232,10 +226,7 @@ def expected_work(
 
 
 def mean_tokens(rows: Rows, encode: Encode, *, learned: bool, sample: int = 200) -> int:
-    """Return the mean tokens per row of messages that are learned, or that are not, over `sample` evenly spaced rows.
-
-    The chat template is not counted.
-    """
+    """Return the mean tokens per row of learned, or of not learned, messages in a sample, without the chat template."""
     return round(
         mean(
             sum(
@@ -250,7 +241,7 @@ def mean_tokens(rows: Rows, encode: Encode, *, learned: bool, sample: int = 200)
 
 @dataclass(frozen=True)
 class Steps:
-    """Length of a training run: optimiser steps, sequences read, and epochs (None for text)."""
+    """Length of a training run; epochs are None for text."""
 
     steps: int
     sequences: int
@@ -294,7 +285,7 @@ class PlannedShapes:
     """Shapes of a run, from config files only.
 
     Attributes:
-        source: Model that the draft is pruned from: the target, unless architecture.source names another.
+        source: The target, unless architecture.source names another.
         how: Pruning method, for display.
         lengths: Context lengths of target and source.
         unread: Checkpoints whose shape comes from the built-in table, not from their config.json.
@@ -322,7 +313,7 @@ TOKEN_LOSS_BYTES = {"amp_bf16": 14, "fp32": 16}
 
 
 def stage_memory(recipe: Recipe, shapes: PlannedShapes, *, processes: int, on_gpu: bool) -> dict[str, dict[str, int]]:
-    """Estimate the bytes of one process in each stage, in the order of stages, by part.
+    """Estimate the bytes of one process in each stage, by part.
 
     Stages that only run models hold weights and the KV cache of a batch.
     """
@@ -450,12 +441,12 @@ def longest_lengths(recipe: Recipe, *, on_text: bool) -> tuple[int, int]:
 
 
 def gathered_parameters(shape: Shape) -> int:
-    """Return the parameters that FSDP2 holds unsharded at a time: everything outside the layers, and two layers."""
+    """Return the parameters that FSDP2 holds unsharded: everything outside the layers, and two layers."""
     return shape.parameters() - (shape.layers - min(2, shape.layers)) * shape.parameters_per_layer()
 
 
 def matrix_parameters(shape: Shape) -> int:
-    """Return the parameters of matrix products: those of the layers, and the output head."""
+    """Return the parameters of the layers' matrices and the output head."""
     in_layer = sum(prod(size) for size in shape.layer_tensors().values() if len(size) == 2)
     return shape.layers * in_layer + shape.head_rows * shape.hidden
 
@@ -554,7 +545,7 @@ def stage_seconds(recipe: Recipe, shapes: PlannedShapes, work: Work, device: Dev
 def distill_seconds(
     recipe: Recipe, shapes: PlannedShapes, work: Work, device: Device, flops_per_s: float
 ) -> float | None:
-    """Estimate the seconds of all distillation stages; None if unknown, or online, where requests set the pace."""
+    """Estimate the seconds of distillation; None if unknown, or online, where requests set the pace."""
     data, config, target, draft = recipe.data, recipe.distill, shapes.target, shapes.draft
     length, seq_len, loss_tokens = expected_steps(recipe, work)
     if length is None or config.online is not None:

@@ -1,7 +1,7 @@
 """Export of checkpoints to Hugging Face directories: the init directory with the trained tensors.
 
-Tokenizer, chat template, generation config, special ids and vocab_size are the target's. Checkpoints can also be
-scored without exporting each (`saved_models`).
+Tokenizer, chat template, generation config, special ids and vocab_size are the target's. `saved_models` scores
+checkpoints without exporting each.
 
 Shape suffixes used in this file:
     T = tokens, V = vocabulary entries, or rows of a small output head
@@ -100,7 +100,6 @@ def export_any(checkpoint: Path, init: Path, out: Path, *, target: Path, dtype: 
 
 
 def fingerprint_saved(checkpoint: Path) -> str:
-    """Hash all bytes of a checkpoint, file or directory."""
     if checkpoint.is_file():
         return fingerprint_file(checkpoint)
     return fingerprint_value({path.name: fingerprint_file(path) for path in sorted(checkpoint.iterdir())})
@@ -121,7 +120,7 @@ def export_checkpoint(
     Tokenizer, chat template and generation_config.json are byte-identical to the target's. Tied embeddings stay tied.
 
     Args:
-        checkpoint: File or directory in <run>/checkpoints, from any number of processes.
+        checkpoint: File or directory in <run>/checkpoints.
         init: Directory the training run started from.
         out: Draft directory; replaces an earlier draft.
         target: Directory of the target. The student's rows beyond the target's vocab_size are untrained padding and
@@ -183,19 +182,18 @@ def export_checkpoint(
 
 
 def read_student(checkpoint: Path, family: Family) -> dict[str, Tensor]:
-    """Read the student's tensors under their names in a Hugging Face checkpoint; those of a file are memory-mapped."""
+    """Read the student's tensors under their Hugging Face names; those of a file are memory-mapped."""
     tensors = read_model(checkpoint)
     return {stored_name(name.removeprefix(STUDENT_PREFIX), family): tensor for name, tensor in tensors.items()}
 
 
 def stored_name(name: str, family: Family) -> str:
-    """Return the name in a checkpoint of a parameter of transformers' module."""
+    """Return a parameter's name in a Hugging Face checkpoint."""
     module, kind = name.rsplit(".", 1)
     return f"{family.renamed_modules.get(module, module)}.{kind}"
 
 
 def vocab_size_of(folder: Path) -> int:
-    """Return the rows of the embedding of a checkpoint directory."""
     return shape_of(folder).vocab
 
 
@@ -210,11 +208,7 @@ def require_ids_of(target: Path, vocab_size: int, vocabulary: DraftVocabulary, i
 
 
 def saved_models(run: Run) -> list[Saved]:
-    """List the initial draft of a run and every intact checkpoint, oldest first.
-
-    Raises:
-        UserError: If there is no checkpoint.
-    """
+    """List the initial draft of a run and every intact checkpoint, oldest first; raises UserError without any."""
     folder, init = run.checkpoints.path, run.init.path
     paths = []
     for path in find_checkpoints(folder):
@@ -231,23 +225,13 @@ def saved_models(run: Run) -> list[Saved]:
 
 
 def saved_model(path: Path, load: Callable[[], PreTrainedModel]) -> Saved:
-    """Describe a checkpoint without loading its weights."""
     timestamp = read_state(path)["timestamp"]["Timestamp"]
     name = path.name.removesuffix(OF_A_FILE)
     return Saved(name, timestamp["batch"], timestamp["token"], load)
 
 
 def load_checkpoint(init: Path, path: Path, *, dtype: str, rounded: str) -> PreTrainedModel:
-    """Load the student of a checkpoint, its weights rounded as in an export.
-
-    Args:
-        init: Directory the training run started from.
-        dtype: Of the model.
-        rounded: dtype of the export.
-
-    Raises:
-        UserError: If the checkpoint was not trained from init.
-    """
+    """Load the student of a checkpoint, rounded to the dtype of an export; raises UserError for another init."""
     model, kept = load_model(init, dtype=dtype), getattr(torch, rounded)
     weights = {name.removeprefix(STUDENT_PREFIX): tensor.to(kept) for name, tensor in read_model(path).items()}
     try:

@@ -1,8 +1,7 @@
 """Training of learned masks before pruning, the first step of `composer -n N -m distill.train RECIPE`.
 
-Reads the target and the recipe's text, writes <run>/mask_checkpoints and <run>/logs/masks.jsonl, and ends with
-<run>/masks: the target's files with trained weights, the gates multiplied into them, and the pruning plan of the
-draft. A rerun after an interruption resumes.
+Writes <run>/mask_checkpoints, <run>/logs/masks.jsonl and finally <run>/masks: the target's files with trained weights,
+the gates multiplied into them, and the pruning plan of the draft. A rerun after an interruption resumes.
 
 Shape suffixes used in this file:
     B = sequences in the batch, T = tokens per sequence, V = vocabulary entries, H = channels
@@ -67,7 +66,7 @@ def train_masks(run: Run, profile: Path | None = None) -> None:
     """Train masks into <run>/masks, from the start or from the checkpoint of an earlier session.
 
     Args:
-        profile: Directory for rank 0's profile of a step; None disables profiling.
+        profile: Directory for rank 0's profile of a step.
 
     Raises:
         UserError: If the target is a draft with a reduced vocabulary, the shape cannot be pruned from it, it lacks a
@@ -104,14 +103,13 @@ def train_masks(run: Run, profile: Path | None = None) -> None:
 
 
 class MaskModel(ComposerModel):
-    """Model of weights and masks trained to minimise the loss under constraints on the number of open gates.
+    """Weights and masks trained to minimise the loss under constraints on the number of open gates.
 
     Only the submodules `student` and `masks` are trained and saved, not the teacher. `step` must be set before every
     batch (MaskSchedule does); gates and required sizes depend on it.
 
     Args:
         student: Initialised with the target's weights.
-        masks: From the target's shape to the draft's.
         teacher: The target, frozen.
         warmup_batches: Over which the required sizes move from the target's to the draft's.
         cpu_bfloat16: As in DistillModel.
@@ -128,7 +126,7 @@ class MaskModel(ComposerModel):
 
     @property
     def progress(self) -> float:
-        """Progress of the required sizes from the target's to the draft's, in [0, 1]."""
+        """Progress of the required sizes, in [0, 1]."""
         return min(1.0, self.step / self.warmup_batches)
 
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -160,10 +158,7 @@ class MaskModel(ComposerModel):
 
 
 def token_losses(teacher: TeacherRows, next_ids_A: Tensor, student_AH: Tensor, head: Head) -> dict[str, Tensor]:
-    """Compute means over tokens in chunks of logits: `tokens`, and its two parts without gradients.
-
-    `lm` is the next-token loss, `kl` is KL(target || masked).
-    """
+    """Compute means over tokens: `tokens`, and without gradients its parts, `lm` and `kl`, KL(target || masked)."""
     parts = {name: torch.zeros((), device=student_AH.device) for name in ("lm", "kl")}
 
     def loss_of_rows(student_CV: Tensor, rows: slice) -> Tensor:
@@ -200,13 +195,12 @@ def build_mask_model(run: Run) -> MaskModel:
 
 
 def fresh_masks(run: Run) -> Masks:
-    """Build the masks of a run before the first step."""
     source = shape_of(run.target)
     return Masks(source, masked_shape(source, run.recipe.architecture), seed=run.recipe.seed)
 
 
 def load_frozen(run: Run, *, dtype: str, sharded: bool | None = None) -> Teacher:
-    """Load the original target on this process's device, sharded as the recipe's teacher unless `sharded` is given."""
+    """Load the original target, by default sharded as the recipe's teacher."""
     device = f"cuda:{dist.get_local_rank()}" if torch.cuda.is_available() else "cpu"
     sharded = run.recipe.distill.teacher.is_sharded if sharded is None else sharded
     return (load_sharded_teacher if sharded else load_teacher)(run.target, dtype=dtype, device=device)
@@ -297,7 +291,6 @@ def in_batches(share: str, config: MasksConfig) -> int:
 
 
 def build_mask_optimizer(config: MasksConfig, model: MaskModel) -> DecoupledAdamW:
-    """Build an optimiser with separate learning rates for weights, and for masks with multipliers."""
     groups = [
         {"params": list(model.student.parameters()), "lr": config.weight_lr},
         {"params": list(model.masks.parameters()), "lr": config.mask_lr},
@@ -321,7 +314,6 @@ class MaskSchedule(Callback):
         mask_model(state).step = state.timestamp.batch.value
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Clamp and log, after the optimiser step and before a checkpoint."""
         model = mask_model(state)
         model.masks.limit()
         logger.log_metrics(mask_metrics(model))
@@ -329,7 +321,7 @@ class MaskSchedule(Callback):
 
 @torch.no_grad()
 def mask_metrics(model: MaskModel) -> dict[str, float]:
-    """Return the expected open gates, the largest constraint gap and the open share of kept gates of every axis."""
+    """Return expected open gates, largest constraint gap and open share of kept gates of every axis."""
     masks, metrics = model.masks, {}
     for name, size in masks.expected_sizes().items():
         metrics[f"masks/{name}/expected"] = float(size)
@@ -340,7 +332,7 @@ def mask_metrics(model: MaskModel) -> dict[str, float]:
 
 
 def mask_model(state: State) -> MaskModel:
-    """Return the model inside Composer's wrappers."""
+    """Unwrap the model from Composer's wrappers."""
     model = getattr(state.model, "module", state.model)
     assert isinstance(model, MaskModel)
     return model
@@ -350,7 +342,6 @@ class MaskReport(ConsoleReport):
     """Console report of mask training, with the remaining sizes."""
 
     def describe(self, state: State) -> str:
-        """Format the state of the training run in one line."""
         latest: dict[str, Any] = self.latest
         losses = [f"{name} {latest[key]:.4f}" for name in ("lm", "kl") if (key := f"loss/train/{name}") in latest]
         axes = mask_model(state).masks.axes
@@ -359,7 +350,7 @@ class MaskReport(ConsoleReport):
 
 
 def build_mask_loggers(run: Run) -> list[LoggerDestination]:
-    """Build the console and file loggers; trackers of the recipe log only the distillation."""
+    """Build console and file loggers; trackers of the recipe log only the distillation."""
     return [MaskReport(), MetricsFile(str(run.logs / "masks.jsonl"))]
 
 
@@ -367,10 +358,7 @@ def build_mask_loggers(run: Run) -> list[LoggerDestination]:
 
 
 def write_masks(run: Run, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-    """Write <run>/masks from the state of the trained model, and print the next command.
-
-    The weights are the student's with the final gates multiplied in. The directory appears whole or not at all.
-    """
+    """Write <run>/masks atomically, with the final gates multiplied in, and print the next command."""
     out, target, dtype = run.masks.path, run.target, run.recipe.target.dtype
     masks = fresh_masks(run)
     masks.load_state_dict(part_of(state, "masks."))
@@ -401,7 +389,6 @@ def write_masks(run: Run, state: Mapping[str, Any], metrics: Mapping[str, float]
 
 
 def part_of(state: Mapping[str, Any], prefix: str) -> dict[str, Tensor]:
-    """Return the tensors of one module, without the prefix of their names."""
     return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
