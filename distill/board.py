@@ -26,13 +26,7 @@ Answer = TypeVar("Answer")
 
 
 class StoreBoard:
-    """Board (architectures.sharing) in torch's store.
-
-    Args:
-        store: Shared by all processes.
-        index: Rank of this process.
-        count: Number of processes.
-    """
+    """Board (architectures.sharing) in torch's store, which all processes share."""
 
     def __init__(self, store: Store, index: int, count: int) -> None:
         self.store, self.index, self.count = PrefixStore("widedraft", store), index, count
@@ -65,10 +59,7 @@ class StoreBoard:
         self.store.set(MISTAKE, message)
 
     def leave(self) -> None:
-        """Announce that this process needs the store no longer; rank 0 waits up to LAST_WORDS_S for all processes.
-
-        Errors of the store are ignored, since this process is ending.
-        """
+        """Announce that this process is done; rank 0 waits up to LAST_WORDS_S for all. Ignores errors of the store."""
         until_s = time.monotonic() + LAST_WORDS_S
         try:
             left = self.store.add("left", 1)
@@ -79,7 +70,6 @@ class StoreBoard:
             return
 
     def beat(self, number: int) -> None:
-        """Publish a heartbeat."""
         self.store.set(f"beat/{self.index}", str(number))
 
     def _wait_for(self, name: str) -> None:
@@ -94,7 +84,6 @@ class StoreBoard:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _refuse_silence(self) -> None:
-        """Raise LostProcessError if a process has sent no heartbeat for SILENT_S."""
         now_s = time.monotonic()
         for index in range(self.count):
             name = f"beat/{index}"
@@ -118,11 +107,7 @@ class StoreBoard:
 
 
 def asked(question: Callable[..., Answer], *words: Any) -> Answer:
-    """Call a method of the store.
-
-    Raises:
-        LostProcessError: If the store is gone, and with it rank 0.
-    """
+    """Call a method of the store; raises LostProcessError if it is gone, and with it rank 0."""
     try:
         return question(*words)
     except torch.distributed.DistError as error:

@@ -48,12 +48,11 @@ FILES = TypeAdapter(dict[str, FileRecord])
 
 
 def remedy() -> str:
-    """Return the hint for a damaged cache."""
     return f"Delete the folder and run {command_of('cache')}."
 
 
 def recorded_files(folder: Path) -> dict[str, FileRecord]:
-    """Return the record of every file of a finished cache, by name.
+    """Return the files of a finished cache.
 
     Raises:
         UserError: If the cache is not finished, or its format is not supported.
@@ -66,7 +65,6 @@ def recorded_files(folder: Path) -> dict[str, FileRecord]:
 
 
 def refuse_other_format(folder: Path, written: str | None) -> None:
-    """Raise UserError if the format of a cache, finished or not, is not supported."""
     if written != FORMAT:
         raise UserError(
             f"{folder}: its format is {written!r}, this version reads {FORMAT!r}. "
@@ -75,7 +73,7 @@ def refuse_other_format(folder: Path, written: str | None) -> None:
 
 
 def ill_sized_files(folder: Path) -> list[str]:
-    """Return the names of files of a finished cache that are missing or of a wrong size; reads no contents."""
+    """List files of a finished cache that are missing or of a wrong size; reads no contents."""
     return [
         name
         for name, record in recorded_files(folder).items()
@@ -84,12 +82,11 @@ def ill_sized_files(folder: Path) -> list[str]:
 
 
 def is_whole(folder: Path) -> bool:
-    """Return True for a finished cache without missing or truncated files."""
     return read_manifest(folder) is not None and not ill_sized_files(folder)
 
 
 def refuse_ill_sized(folder: Path) -> None:
-    """Raise UserError naming the first missing or truncated file."""
+    """Raise UserError if a file is missing or truncated."""
     damaged = ill_sized_files(folder)
     if damaged:
         raise UserError(
@@ -99,7 +96,7 @@ def refuse_ill_sized(folder: Path) -> None:
 
 
 def verify_files(folder: Path) -> int:
-    """Compare the checksum of every file of a finished cache; return the number of files.
+    """Verify the checksums of a finished cache; return the number of files.
 
     Raises:
         UserError: With the names of missing or damaged files.
@@ -146,10 +143,8 @@ def begin_capture(folder: Path, inputs: Mapping[str, Any]) -> None:
 
 
 def end_capture(folder: Path) -> None:
-    """Remove the mark of an unfinished cache."""
     (folder / CAPTURE_NAME).unlink()
 
 
 def record_file(path: Path) -> FileRecord:
-    """Return size and checksum of a file that an earlier capture wrote."""
     return FileRecord(path.stat().st_size, read_sha256(path))

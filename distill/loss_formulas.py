@@ -2,12 +2,12 @@
 
 p is the teacher's distribution, q the student's, both at the temperature. Logits may have any float dtype and must be
 finite; everything is computed in float32 from log-probabilities, so a probability that underflows leaves every
-gradient finite. No gradient flows to the teacher. Unless stated otherwise a loss is zero at p = q, and never negative
-beyond rounding.
+gradient finite. No gradient flows to the teacher. Losses are float32, and unless stated otherwise zero at p = q and
+never negative beyond rounding.
 
-The divergences are scaled by temperature**2 so that gradients keep their size (Hinton et al. 2015, "Distilling the
-Knowledge in a Neural Network", sec. 2, arXiv 1503.02531). The acceptance losses are not: they are probabilities at
-that temperature.
+The losses of student and teacher logits take the arguments of `forward_kl` and raise the same errors. Divergences are
+scaled by temperature**2 so that gradients keep their size (Hinton et al. 2015, sec. 2). `total_variation`,
+`negative_log_acceptance` and `lk_hybrid` are not: acceptance is a probability at that temperature.
 
 Masking happens before (distill/chunked_loss.py passes only the rows that count), normalisation after
 (distill/model.py). Defaults of options are in distill/losses.py, which reads this file without torch.
@@ -45,7 +45,7 @@ def forward_kl(student_logits_AV: Tensor, teacher_logits_AV: Tensor, *, temperat
         temperature: Divides both logits, > 0.
 
     Returns:
-        loss_A, float32, times temperature**2.
+        loss_A, times temperature**2.
 
     Raises:
         ValueError: If the shapes differ.
@@ -58,7 +58,6 @@ def reverse_kl(student_logits_AV: Tensor, teacher_logits_AV: Tensor, *, temperat
     """KL(student || teacher): mode-seeking, penalises tokens that are unlikely under the teacher.
 
     Source: Gu et al. 2024, "MiniLLM: Knowledge Distillation of Large Language Models", sec. 2.1 (arXiv 2306.08543).
-    Arguments, result and errors as of forward_kl.
     """
     student_logp_AV, teacher_logp_AV = log_probabilities(student_logits_AV, teacher_logits_AV, temperature)
     return temperature**2 * divergence(student_logp_AV, teacher_logp_AV)
@@ -67,10 +66,9 @@ def reverse_kl(student_logits_AV: Tensor, teacher_logits_AV: Tensor, *, temperat
 def kl_mixture(
     student_logits_AV: Tensor, teacher_logits_AV: Tensor, *, temperature: float = 1.0, forward_weight: float
 ) -> Tensor:
-    """Forward KL with weight w plus reverse KL with 1 - w; called "jsd" in OSD's code, although it is none.
+    """Forward KL with weight w = forward_weight in (0, 1), plus reverse KL with 1 - w.
 
-    Source: code of Liu et al. 2023, "Online Speculative Decoding" (arXiv 2310.07177).
-    Arguments, result and errors as of forward_kl; forward_weight w is in (0, 1).
+    Source: code of Liu et al. 2023, "Online Speculative Decoding" (arXiv 2310.07177), which calls it "jsd", wrongly.
     """
     student_logp_AV, teacher_logp_AV = log_probabilities(student_logits_AV, teacher_logits_AV, temperature)
     forward_A = divergence(teacher_logp_AV, student_logp_AV)
@@ -83,9 +81,8 @@ def jensen_shannon(
 ) -> Tensor:
     """Generalised Jensen-Shannon divergence: beta KL(p || m) + (1 - beta) KL(q || m), with m = beta p + (1 - beta) q.
 
-    Bounded by the entropy of (beta, 1 - beta), log 2 at 0.5.
+    With beta in (0, 1); bounded by the entropy of (beta, 1 - beta), log 2 at 0.5.
     Source: Agarwal et al. 2024, "On-Policy Distillation of Language Models", sec. 2 (arXiv 2306.13649).
-    Arguments, result and errors as of forward_kl; beta is in (0, 1).
     """
     student_logp_AV, teacher_logp_AV = log_probabilities(student_logits_AV, teacher_logits_AV, temperature)
     mixture_logp_AV = mixture(teacher_logp_AV, student_logp_AV, share=beta)
@@ -96,11 +93,9 @@ def jensen_shannon(
 def skewed_forward_kl(
     student_logits_AV: Tensor, teacher_logits_AV: Tensor, *, temperature: float = 1.0, skew: float
 ) -> Tensor:
-    """KL(p || skew p + (1 - skew) q): the forward KL with bounded gradients; at most -log(skew).
+    """KL(p || skew p + (1 - skew) q), skew in (0, 1): the forward KL with bounded gradients; at most -log(skew).
 
-    Source: Ko et al. 2024, "DistiLLM: Towards Streamlined Distillation for Large Language Models", sec. 3.1 (arXiv
-    2402.03898).
-    Arguments, result and errors as of forward_kl; skew is in (0, 1).
+    Source: Ko et al. 2024, "DistiLLM", sec. 3.1 (arXiv 2402.03898).
     """
     student_logp_AV, teacher_logp_AV = log_probabilities(student_logits_AV, teacher_logits_AV, temperature)
     return temperature**2 * divergence(teacher_logp_AV, mixture(teacher_logp_AV, student_logp_AV, share=skew))
@@ -109,10 +104,9 @@ def skewed_forward_kl(
 def skewed_reverse_kl(
     student_logits_AV: Tensor, teacher_logits_AV: Tensor, *, temperature: float = 1.0, skew: float
 ) -> Tensor:
-    """KL(q || skew q + (1 - skew) p): the reverse KL, at most -log(skew).
+    """KL(q || skew q + (1 - skew) p), skew in (0, 1): the reverse KL, at most -log(skew).
 
-    Source: Ko et al. 2024, as skewed_forward_kl, sec. 3.1.
-    Arguments, result and errors as of forward_kl; skew is in (0, 1).
+    Source: as skewed_forward_kl.
     """
     student_logp_AV, teacher_logp_AV = log_probabilities(student_logits_AV, teacher_logits_AV, temperature)
     return temperature**2 * divergence(student_logp_AV, mixture(student_logp_AV, teacher_logp_AV, share=skew))
@@ -121,9 +115,8 @@ def skewed_reverse_kl(
 def total_variation(student_logits_AV: Tensor, teacher_logits_AV: Tensor, *, temperature: float = 1.0) -> Tensor:
     """1 - alpha: the probability that rejection sampling rejects the student's token. In [0, 1], not in nats.
 
-    Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", corollary 3.6 (arXiv
-    2211.17192).
-    Arguments and errors as of forward_kl; not scaled by the temperature.
+    Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", corollary 3.6
+    (arXiv 2211.17192).
     """
     student_logp_AV, teacher_logp_AV = log_probabilities(student_logits_AV, teacher_logits_AV, temperature)
     return (teacher_logp_AV.exp() - student_logp_AV.exp()).relu().sum(dim=-1)
@@ -136,7 +129,6 @@ def negative_log_acceptance(
 
     Source: "LK losses" (arXiv 2602.23881); here of each token's alpha, not of a batch mean, so the gradient of a batch
     does not depend on how it is split.
-    Arguments and errors as of forward_kl; not scaled by the temperature.
     """
     student_logp_AV, teacher_logp_AV = log_probabilities(student_logits_AV, teacher_logits_AV, temperature)
     return -student_logp_AV.minimum(teacher_logp_AV).logsumexp(dim=-1)
@@ -147,9 +139,8 @@ def lk_hybrid(
 ) -> Tensor:
     """KL(p || q) at low acceptance, 1 - alpha at high: w KL + (1 - w)(1 - alpha), with w = exp(-decay alpha).
 
-    No gradient flows through w.
+    No gradient flows through w; decay > 0.
     Source: "LK losses" (arXiv 2602.23881); w of each token's own alpha, as in negative_log_acceptance.
-    Arguments and errors as of forward_kl; decay > 0; not scaled by the temperature.
     """
     student_logp_AV, teacher_logp_AV = log_probabilities(student_logits_AV, teacher_logits_AV, temperature)
     rejected_A = (teacher_logp_AV.exp() - student_logp_AV.exp()).relu().sum(dim=-1)
@@ -158,22 +149,14 @@ def lk_hybrid(
 
 
 def cross_entropy(student_logits_AV: Tensor, token_ids_A: Tensor) -> Tensor:
-    """-log q of the next tokens, at temperature 1. The minimum of its mean is the entropy of the text.
-
-    Args:
-        student_logits_AV: Any float dtype.
-        token_ids_A: Next tokens, in [0, V).
-
-    Returns:
-        loss_A, float32.
-    """
+    """-log q of the next tokens token_ids_A, at temperature 1. The minimum of its mean is the entropy of the text."""
     return -student_logits_AV.float().log_softmax(dim=-1).gather(-1, token_ids_A[:, None]).squeeze(-1)
 
 
 def log_probabilities(
     student_logits_AV: Tensor, teacher_logits_AV: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the student's and the teacher's log-probabilities at a temperature, float32; the teacher's detached."""
+    """Return the log-probabilities of student and teacher at a temperature, float32; the teacher's detached."""
     if student_logits_AV.shape != teacher_logits_AV.shape:
         raise ValueError(
             "student and teacher logits must have one shape [answer tokens, vocab], got "
@@ -197,19 +180,13 @@ def mixture(first_logp_AV: Tensor, second_logp_AV: Tensor, *, share: float) -> T
 
 
 def kept_forward_kl(student_logits_AV: Tensor, kept: Mapping[str, Tensor], *, temperature: float = 1.0) -> Tensor:
-    """Compute the forward KL from the entries a cache kept, by the loss for its contents.
+    """Compute the forward KL from cached entries: `top_k_kl` or `sampled_cross_entropy`, by the contents of the cache.
 
     Args:
-        student_logits_AV: Any float dtype; computed in float32.
+        student_logits_AV: Any float dtype.
         kept: Result of `TeacherCache.rows` for these A tokens: ids_AK, log_probs_AK and log_tail_A of a top-k cache,
             or ids_AS of a cache of samples.
-        temperature: Must be 1.
-
-    Returns:
-        loss_A of top_k_kl or of sampled_cross_entropy.
-
-    Raises:
-        ValueError: If the temperature is not 1.
+        temperature: Must be 1, else raises ValueError.
     """
     if temperature != 1:
         raise ValueError(f"temperature must be 1, at which the cache was written, got {temperature}.")
@@ -228,13 +205,10 @@ def top_k_kl(student_logits_AV: Tensor, ids_AK: Tensor, log_probs_AK: Tensor, lo
     the total mass of the K tokens under teacher and student.
 
     Args:
-        student_logits_AV: Any float dtype; computed in float32.
+        student_logits_AV: Any float dtype.
         ids_AK: Distinct tokens, int64.
         log_probs_AK: Of the teacher at these tokens.
         log_tail_A: Log of the teacher's mass on all other tokens; -inf if K = V.
-
-    Returns:
-        loss_A, float32; zero if the K + 1 probabilities agree.
     """
     import torch  # imported here, since recipes, which name this loss, are read without torch
 
@@ -252,20 +226,13 @@ def top_k_kl(student_logits_AV: Tensor, ids_AK: Tensor, log_probs_AK: Tensor, lo
 
 
 def sampled_cross_entropy(student_logits_AV: Tensor, ids_AS: Tensor) -> Tensor:
-    """-Σ t log q, with t the empirical distribution of S teacher samples: a token drawn twice counts twice.
+    """-Σ t log q, with t the empirical distribution of S teacher samples ids_AS: a token drawn twice counts twice.
 
     Its expectation over the samples is the cross-entropy -Σ p log q, and that of its gradient q - t is q - p, the
-    gradient of the full forward KL. The value is no divergence: its expected minimum, where student and teacher agree,
-    is the teacher's entropy, which the samples do not determine. Compare values of one cache only.
-    Source: Anshumann et al. 2025, "Sparse Logit Sampling: Accelerating Knowledge Distillation in LLMs" (arXiv
-    2503.16870).
-
-    Args:
-        student_logits_AV: Any float dtype; computed in float32.
-        ids_AS: Sampled tokens, int64.
-
-    Returns:
-        loss_A, float32; at least the entropy of the samples.
+    gradient of the full forward KL. The value is no divergence: its minimum is the entropy of the samples, and in
+    expectation that of the teacher, which the samples do not determine. Compare values of one cache only.
+    Source: Anshumann et al. 2025, "Sparse Logit Sampling: Accelerating Knowledge Distillation in LLMs"
+    (arXiv 2503.16870).
     """
     logits_AV = student_logits_AV.float()
     return logits_AV.logsumexp(dim=-1) - logits_AV.gather(-1, ids_AS).mean(dim=-1)

@@ -1,7 +1,6 @@
 """Table of the losses a recipe may name: formulas, parameters, and the knowledge of the teacher that each needs.
 
-Read by recipes, checks and training. A new loss needs a row here, its formula in distill/loss_formulas.py, and a row
-in docs/train.md. No torch.
+A new loss needs a row here, its formula in distill/loss_formulas.py, and a row in docs/train.md. No torch.
 
 Shape suffixes used in this file:
     C = some response tokens, one row each
@@ -36,7 +35,7 @@ Formula: TypeAlias = Callable[..., "Tensor"]
 
 
 class Knowledge(IntEnum):
-    """Information about the teacher at a response token: provided by a teacher, and required by a loss."""
+    """Information about the teacher at a response token."""
 
     TOKENS = 0  # only the response's own token: no teacher is needed
     ENTRIES = 1  # some entries of its distribution, as in a cache of top_k or samples
@@ -58,7 +57,7 @@ class TokenLoss:
 
     @property
     def needs(self) -> Knowledge:
-        """Minimum knowledge that the loss can be computed from."""
+        """Minimum knowledge to compute it."""
         return min(self.formulas)
 
 
@@ -127,7 +126,7 @@ class LossTerm(Section):
 
     @property
     def parameters(self) -> dict[str, float]:
-        """Value of each parameter of the loss, defaults included."""
+        """Parameters of the loss, defaults included."""
         given = {name: getattr(self, name) for name in self.loss.parameters}
         return {name: self.loss.parameters[name] if value is None else value for name, value in given.items()}
 
@@ -136,18 +135,12 @@ Loss: TypeAlias = LossName | Annotated[list[LossTerm], Field(min_length=1)]
 
 
 def loss_terms(loss: str | Sequence[LossTerm]) -> tuple[LossTerm, ...]:
-    """Return the terms of a sum; a name is one term of weight 1."""
     return (LossTerm(name=loss),) if isinstance(loss, str) else tuple(loss)
 
 
 @dataclass(frozen=True)
 class Objective:
-    """Weighted sum of token losses.
-
-    Attributes:
-        terms: Losses with weights and options.
-        temperature: Of every loss that compares student and teacher; cross_entropy always uses 1.
-    """
+    """Weighted sum of token losses; cross_entropy ignores the temperature."""
 
     terms: tuple[LossTerm, ...]
     temperature: float
@@ -158,17 +151,13 @@ class Objective:
         return any(term.loss.needs > Knowledge.TOKENS for term in self.terms)
 
     def __call__(self, student_CV: "Tensor", teacher: "TeacherOutput | None", token_ids_C: "Tensor") -> "Tensor":
-        """Compute loss_C, float32, from student logits, the teacher output for the same rows, and the next tokens.
-
-        The teacher's output may be None if `asks_teacher` is False.
-        """
+        """Compute loss_C, float32; the teacher's output may be None if `asks_teacher` is False."""
         first, *others = (term.weight * self.of_term(term, student_CV, teacher, token_ids_C) for term in self.terms)
         return sum(others, start=first)
 
     def of_term(
         self, term: LossTerm, student_CV: "Tensor", teacher: "TeacherOutput | None", token_ids_C: "Tensor"
     ) -> "Tensor":
-        """Compute one term, unweighted."""
         if term.loss.needs is Knowledge.TOKENS:
             return term.loss.formulas[Knowledge.TOKENS](student_CV, token_ids_C)
         told = Knowledge.ENTRIES if isinstance(teacher, Mapping) else Knowledge.LOGITS
@@ -180,5 +169,5 @@ def build_objective(loss: str | Sequence[LossTerm], *, temperature: float) -> Ob
 
 
 def chunk_size(vocab_size: int) -> int:
-    """Return the tokens per chunk of a loss on a CPU; a GPU uses GPU_CHUNKS times this."""
+    """Return the tokens per chunk on a CPU; a GPU uses GPU_CHUNKS times this."""
     return max(MIN_CHUNK_TOKENS, CHUNK_ENTRIES // vocab_size)

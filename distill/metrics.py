@@ -27,14 +27,11 @@ RESAMPLING = Resampling(confidence=0.95, num_resamples=1000, seed=17)
 
 
 def expected_acceptance(student_logits_AV: Tensor, teacher_logits_AV: Tensor) -> Tensor:
-    """Compute the probability that rejection sampling accepts a token sampled from the student, at temperature 1.
+    """Compute alpha_A, the probability that rejection sampling accepts the student's sample, at temperature 1; float32.
 
     alpha = sum_x min(p(x), q(x)), with p the teacher's distribution and q the student's.
-    Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", corollary 3.6 (arXiv
-    2211.17192).
-
-    Returns:
-        alpha_A, float32, in [0, 1].
+    Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", corollary 3.6
+    (arXiv 2211.17192).
     """
     student_p_AV = student_logits_AV.float().softmax(dim=-1)
     teacher_p_AV = teacher_logits_AV.float().softmax(dim=-1)
@@ -42,7 +39,7 @@ def expected_acceptance(student_logits_AV: Tensor, teacher_logits_AV: Tensor) ->
 
 
 def greedy_match(student_logits_AV: Tensor, teacher_logits_AV: Tensor) -> Tensor:
-    """Return match_A: 1.0 if student and teacher have the same argmax, else 0.0; float32."""
+    """Return match_A, float32: 1.0 if student and teacher have the same argmax, else 0.0."""
     return (student_logits_AV.argmax(dim=-1) == teacher_logits_AV.argmax(dim=-1)).float()
 
 
@@ -57,7 +54,7 @@ def accept_chance(
     """Compute the probability that each response token is accepted from the draft, as in exact replay.
 
     Args:
-        student_logits_AV: Any float dtype; computed in float32.
+        student_logits_AV: Any float dtype.
         teacher_logits_AV: Same shape.
         temperature: Of the recorded responses; 0 is greedy.
         top_p: Of the recorded responses; applied to both models.
@@ -74,7 +71,7 @@ def accept_chance(
 
 
 def logp_of(token_ids_A: Tensor, logits_AV: Tensor, temperature: float, top_p: float) -> Tensor:
-    """Compute logp_A of tokens under a temperature and top-p, float32."""
+    """Compute logp_A of tokens, float32."""
     logits_AV = logits_AV.float() / temperature
     if top_p < 1:
         logits_AV = TopPLogitsWarper(top_p)(token_ids_A[:, None], logits_AV)  # pyright: ignore[reportArgumentType]
@@ -104,7 +101,7 @@ def quantities_of_rows(
     temperature: float,
     top_p: float = 1.0,
 ) -> Tensor:
-    """Compute values_AQ, one column for each attribute of Answer, in order; arguments as of `accept_chance`."""
+    """Compute values_AQ, a column per attribute of Answer; arguments as of `accept_chance`."""
     return torch.stack(
         [
             expected_acceptance(student_logits_AV, teacher_logits_AV),
@@ -180,7 +177,6 @@ class PooledOverAnswers(Metric):
         self.add_state("denominators", [], dist_reduce_fx="cat")
 
     def update(self, answers: Sequence[Answer], tasks: Sequence[int]) -> None:
-        """Add the responses of one batch, each with the index of its task."""
         terms = [self.terms(answer) for answer, task in zip(answers, tasks, strict=True) if self.task in (None, task)]
         assert isinstance(self.numerators, list)
         assert isinstance(self.denominators, list)
@@ -189,7 +185,7 @@ class PooledOverAnswers(Metric):
         self.denominators.append(sums[:, 1])
 
     def compute(self) -> Tensor:
-        """Compute the ratio over the responses of all ranks; `estimate` keeps it with its interval."""
+        """Compute the ratio over the responses of all ranks, and store it with its interval in `estimate`."""
         numerators, denominators = (
             as_array(dim_zero_cat(parts)).tolist() for parts in (self.numerators, self.denominators)
         )
@@ -211,7 +207,7 @@ class Known:
     temperature: float = 0.0
 
     def tau_name(self, lookahead: int) -> str:
-        """Return the metric name of tau at `lookahead`; it names the rule if that is not the default of scorecards."""
+        """Return the metric name of tau; it includes the rule if that is not the default of scorecards."""
         sampled_alone = not self.teacher and self.temperature > 0
         return f"{EXACT_SAMPLED_DRAFT}_tau_{lookahead}" if sampled_alone else f"tau_{lookahead}"
 
@@ -222,7 +218,6 @@ class Known:
 
     @property
     def terms(self) -> dict[str, Terms]:
-        """Terms of every metric, by name."""
         terms: dict[str, Terms] = {"alpha": alpha_terms} if self.teacher else {}
         if self.teacher or self.temperature == 0:
             terms["greedy_match"] = match_terms
@@ -232,8 +227,7 @@ class Known:
 def eval_metrics(tasks: Sequence[str] = (), known: Known = Known()) -> dict[str, PooledOverAnswers]:
     """Build the metrics of a held-out evaluation, by the name they are logged under "metrics/eval/".
 
-    Args:
-        tasks: Tasks of the held-out prompts; with several, each also has its own metrics, named "task/name".
+    With several tasks each also has its own metrics, named "task/name".
     """
     terms = known.terms
     metrics = {name: PooledOverAnswers(of_answer) for name, of_answer in terms.items()}
@@ -247,7 +241,7 @@ def eval_metrics(tasks: Sequence[str] = (), known: Known = Known()) -> dict[str,
 
 
 def estimates(metrics: Mapping[str, Metric]) -> dict[str, Estimate]:
-    """Return the last computed value of every metric of `eval_metrics`, with its interval."""
+    """Return the last computed value of every metric, with its interval."""
     return {
         name: metric.estimate
         for name, metric in metrics.items()

@@ -47,8 +47,8 @@ class HeldOut:
 
     Attributes:
         tasks: Names of the prompts' tasks; a batch's `task` is an index into it.
-        temperature: They were sampled at; 0 is greedy.
-        top_p: They were sampled with.
+        temperature: Of sampling; 0 is greedy.
+        top_p: Of sampling.
     """
 
     tasks: tuple[str, ...] = ()
@@ -118,7 +118,6 @@ class DistillModel(ComposerModel):
         return outputs / batch["keep"].sum().clamp(min=1)
 
     def eval_forward(self, batch: Batch, outputs: Tensor | None = None) -> list[Answer]:  # noqa: ARG002
-        """Compute the metrics of each response of the batch."""
         if isinstance(self.teacher, AbsentTeacher):
             return self.eval_alone(batch)
         teacher, token_ids_A = self.rows_of(self.teacher, batch), batch["next_ids"][batch["keep"]]
@@ -134,7 +133,7 @@ class DistillModel(ComposerModel):
         return answers_of(self.read(batch, measure), batch["keep"].sum(dim=1).tolist())
 
     def eval_alone(self, batch: Batch) -> list[Answer]:
-        """Compute the metrics of each response of the batch without a teacher."""
+        """Compute metrics without a teacher."""
         token_ids_A, temperature = batch["next_ids"][batch["keep"]], self.held_out.temperature
         decoding = {"temperature": temperature, "top_p": self.held_out.top_p}
 
@@ -152,7 +151,6 @@ class DistillModel(ComposerModel):
         return student_CK if ids_K is None else spread(student_CK, ids_K, self.vocab_size, elsewhere=-torch.inf)
 
     def get_metrics(self, is_train: bool = False) -> dict[str, Metric]:  # noqa: FBT001, FBT002  # Composer's signature
-        """Return the metrics of held-out responses; none for training, which logs only the loss."""
         known = Known(not isinstance(self.teacher, AbsentTeacher), self.held_out.temperature)
         return {} if is_train else dict(eval_metrics(self.held_out.tasks, known))
 
@@ -160,7 +158,7 @@ class DistillModel(ComposerModel):
         metric.update(outputs, batch["task"][:, 0].tolist())
 
     def flops_per_batch(self, batch: Batch) -> int:
-        """Return the FLOPs of a training step on a batch, from which Composer's SpeedMonitor computes MFU."""
+        """Return the FLOPs of a training step, for the MFU of Composer's SpeedMonitor."""
         batch, rows = learned(batch, self.ids_K), None if self.ids_K is None else self.rows
         teacher = self.teacher.flops(batch, rows=rows) if self.objective.asks_teacher else 0
         return training_flops(self.shape, answers_in(batch), teacher=teacher)
@@ -186,7 +184,6 @@ class DistillModel(ComposerModel):
     def loss_sum(
         self, hidden_AH: Tensor, head: Head, *, batch: Batch, teacher: TeacherRows | KeptEntries | None
     ) -> Tensor:
-        """Compute the loss summed over response tokens; scalar float32."""
         token_ids_A = batch["next_ids"][batch["keep"]]
 
         def loss_of_rows(student_CK: Tensor, rows: slice) -> Tensor:

@@ -24,7 +24,7 @@ NAME_PATTERN = re.compile(r"ep(\d+)-ba(\d+)(-rank0\.pt)?")
 
 
 def newest_intact_checkpoint(folder: Path) -> Path | None:
-    """Return the checkpoint to resume from, or None; damaged ones are skipped with a message on stderr."""
+    """Return the checkpoint to resume from, or None; reports damaged ones on stderr."""
     for path in reversed(find_checkpoints(folder)):
         problem = damage(path)
         if problem is None:
@@ -40,7 +40,7 @@ def chosen_checkpoint(folder: Path, which: Literal["best", "latest"]) -> Path | 
 
 
 def best_checkpoint(folder: Path) -> Path | None:
-    """Return the target of the best link; None without a link, or if the checkpoint is missing or damaged."""
+    """Return the checkpoint of the best link; None without a link, or if it is missing or damaged."""
     link = folder / BEST_NAME
     if not link.is_symlink():
         return None
@@ -58,7 +58,6 @@ def find_checkpoints(folder: Path) -> list[Path]:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Return True for a file or directory with the name of a checkpoint of its kind."""
     match = NAME_PATTERN.fullmatch(path.name)
     return match is not None and (path.is_dir() if match[3] is None else path.is_file())
 
@@ -97,7 +96,6 @@ def disk_error(error: BaseException | None) -> OSError | None:
 
 
 def explain_write_failure(cause: OSError, path: Path) -> str:
-    """Format the message for a failed checkpoint write, with the last usable checkpoint."""
     usable = find_checkpoints(path.parent)
     earlier = f"{usable[-1]} stays usable" if usable else "there is no earlier one"
     free_gib = shutil.disk_usage(path.parent).free / 2**30

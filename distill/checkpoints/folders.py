@@ -70,19 +70,13 @@ class UnreadableMetadata(Exception):  # noqa: N818  # not a bug, but a damaged f
 
 
 class AllowedOnly(pickle.Unpickler):
-    """Unpickler restricted to dtypes and the classes of ALLOWED; rejects any other before it is imported.
-
-    Args:
-        content: The pickle.
-        path: Its file, for messages.
-    """
+    """Unpickler restricted to dtypes and the classes of ALLOWED; rejects any other before it is imported."""
 
     def __init__(self, content: bytes, path: Path):
         super().__init__(io.BytesIO(content))
         self.path = path
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return an allowed class, else raise UserError."""
         if (module, name) in ALLOWED:
             return ALLOWED[module, name]
         number_type = getattr(torch, name, None) if module == "torch" else None
@@ -97,7 +91,6 @@ def read_metadata(folder: Path) -> Metadata:
     Raises:
         UnreadableMetadata: If the file is truncated or not metadata.
         UserError: If it references a class outside ALLOWED, unless checkpoints are trusted.
-        OSError: If it cannot be read.
     """
     path = folder / METADATA_NAME
     content = path.read_bytes()
@@ -134,7 +127,7 @@ def require_tensors(read: Any, path: Path) -> None:
 
 
 def folder_damage(folder: Path) -> str | None:
-    """Describe the damage of a sharded checkpoint and name the file; None if every byte is intact.
+    """Describe the damage of a sharded checkpoint; None if every byte is intact.
 
     Raises:
         UserError: If its metadata references code.
@@ -188,11 +181,7 @@ class CheckedReader(FileSystemReader):
 
 
 def read_tensors(folder: Path, part: str) -> dict[str, Tensor]:
-    """Read all unsharded tensors of one part, by their names within it.
-
-    Raises:
-        UserError: If the directory is not a checkpoint of a training run.
-    """
+    """Read all tensors of one part, unsharded, by their names within it; raises UserError for other directories."""
     try:
         described = read_metadata(folder).state_dict_metadata
     except (UnreadableMetadata, OSError) as problem:

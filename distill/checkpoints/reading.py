@@ -53,7 +53,6 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> Any:
-    """Read one file; see `read_checkpoint`."""
     if are_trusted():
         return torch.load(path, map_location="cpu", mmap=True, weights_only=False)
     try:
@@ -81,13 +80,13 @@ def read_model(path: Path) -> dict[str, Tensor]:
 
 
 def is_free_of_code(path: str | Path, specs: Any = None) -> bool:  # noqa: ARG001  # Composer's signature
-    """Validate a checkpoint for Composer before it is read: return True, or raise UserError."""
+    """Validate a checkpoint for Composer before it is read; raises UserError."""
     read_checkpoint(Path(path).resolve())  # resolved, since Composer passes its own link to the file
     return True
 
 
 def is_trusted(path: str | Path, specs: Any = None) -> bool:  # noqa: ARG001  # Composer's signature
-    """Validate any checkpoint, after `--trust-checkpoints`."""
+    """Accept any checkpoint, after `--trust-checkpoints`."""
     return True
 
 

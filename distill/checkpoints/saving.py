@@ -140,10 +140,9 @@ def rest_of(state: State) -> dict[str, Any]:
 
 
 def read_into(state: State, folder: Path, beside: Mapping[str, Any]) -> None:
-    """Load the weights and moments of a sharded checkpoint into a trainer, each process its own shards; collective.
+    """Load the weights and moments of a sharded checkpoint, each process its own shards; collective.
 
     Args:
-        folder: The checkpoint, from any number of processes.
         beside: The optimiser's state without tensors.
     """
     tensors, own = tensors_and_rest(state)
@@ -157,14 +156,12 @@ def read_into(state: State, folder: Path, beside: Mapping[str, Any]) -> None:
 class CheckpointWriter(CheckpointSaver):
     """Composer's saver with atomic writes, which also counts checkpoints of earlier sessions among those it keeps.
 
-    An evaluation at least as good as all earlier ones triggers a checkpoint even if none is due, kept until another is
-    as good.
+    An evaluation at least as good as all earlier ones triggers a checkpoint, kept until another is as good.
 
     Args:
         save_interval: Composer time string; the end of training is always saved.
-        num_to_keep: Number of newest checkpoints to keep. One more exists during a write, so a failed write loses
-            none.
-        best_by: Evaluation metric whose highest value makes a checkpoint the best; None for no best checkpoint.
+        num_to_keep: One more exists during a write, so a failed write loses none.
+        best_by: Evaluation metric whose highest value makes a checkpoint the best.
         sharded: Write each process's shards.
         continues: Restores a trainer from a sharded checkpoint; Composer itself restores only files.
     """
@@ -210,7 +207,7 @@ class CheckpointWriter(CheckpointSaver):
         self.tmp_dir_for_symlink.cleanup()
 
     def eval_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
-        """Record an evaluation at least as good as all earlier ones; the one before the first batch does not count."""
+        """Record an evaluation at least as good as all earlier ones, except before the first batch."""
         if self.best_by is None or state.timestamp.batch == 0:
             return
         value = float(state.eval_metric_values[self.best_by])
@@ -220,17 +217,14 @@ class CheckpointWriter(CheckpointSaver):
                 self.tidy(Path(self.folder), self.best_batch)  # an evaluation at the end of an epoch or of training
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
-        """Write a checkpoint if one is due, or if it is the best."""
         super().batch_checkpoint(state, logger)
         self.save_best(state, logger)
 
     def epoch_checkpoint(self, state: State, logger: Logger) -> None:
-        """As after a batch, for intervals in epochs."""
         super().epoch_checkpoint(state, logger)
         self.save_best(state, logger)
 
     def save_best(self, state: State, logger: Logger) -> None:
-        """Write the best checkpoint unless it exists."""
         if self.best_batch == state.timestamp.batch != self.last_checkpoint_batch:
             self._save_checkpoint(state, logger)
 
@@ -263,7 +257,7 @@ class CheckpointWriter(CheckpointSaver):
             raise UserError(outcome[0])
 
     def _publish(self, contents: dict[str, Any], path: Path) -> str | None:
-        """Write the file and update links; return the problem if the write failed."""
+        """Return the problem if the write failed."""
         try:
             write_checkpoint(contents, path)
         except (OSError, RuntimeError) as error:
@@ -275,7 +269,6 @@ class CheckpointWriter(CheckpointSaver):
         return None
 
     def _is_there(self, path: Path) -> None:
-        """Point `latest` at a new checkpoint and remove surplus ones."""
         link_to(path, LATEST_NAME.format(rank=0))
         self.tidy(path.parent, training_time(path)[0])
 
@@ -294,13 +287,12 @@ class CheckpointWriter(CheckpointSaver):
 
 
 def write_checkpoint(contents: dict[str, Any], path: Path) -> None:
-    """Write a checkpoint atomically, through a temporary file and a rename."""
     with replacing(path) as file:
         torch.save(contents, file)
 
 
 def remove(checkpoint: Path) -> None:
-    """Delete a checkpoint, file or directory; of a link to an earlier training run only the link."""
+    """Delete a checkpoint; of a link to an earlier training run only the link."""
     if checkpoint.is_dir() and not checkpoint.is_symlink():
         shutil.rmtree(checkpoint)
     else:
@@ -308,12 +300,10 @@ def remove(checkpoint: Path) -> None:
 
 
 def link_to(path: Path, name: str) -> None:
-    """Create or replace a symlink of this name next to a checkpoint."""
     link = path.with_name(name)
     link.unlink(missing_ok=True)
     link.symlink_to(path.name)
 
 
 def linked(link: Path) -> str | None:
-    """Return the name that a symlink points to; None without a link."""
     return link.readlink().name if link.is_symlink() else None

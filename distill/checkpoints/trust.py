@@ -59,12 +59,10 @@ def guard_composer() -> None:
 
 
 def are_trusted() -> bool:
-    """Return True after `--trust-checkpoints`."""
     return os.environ.get(VALIDATION_VARIABLE) == TRUST
 
 
 def code_found(path: object, fact: str) -> UserError:
-    """Build the error for a checkpoint with code."""
     return UserError(
         f"{path}: {fact}, which no checkpoint of a training here does; reading it might run code. "
         f"Delete it, or give {OPTION} if you know who made it."
