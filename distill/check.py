@@ -99,7 +99,7 @@ def shape_at_hand(key: str, path: str, revision: str) -> tuple[Shape, ContextLen
 
 
 def draft_and_origin(wanted: ArchitectureConfig, source: Shape, seed: int) -> tuple[Shape, str]:
-    """Return the draft's shape, and a description of how it is pruned from its source."""
+    """Return the draft's shape, and how it is pruned from its source."""
     if wanted.plan is not None:
         plan = load_plan(Path(wanted.plan), source, target=None)
         return plan.draft, f"{wanted.plan}, layers {', '.join(map(str, plan.source_layers))}"

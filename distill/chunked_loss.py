@@ -116,7 +116,6 @@ def sum_of_rows(hidden_AH: Tensor, head: Head, loss_of_rows: FunctionOfRows) -> 
 
 
 def rows_at_a_time(hidden_AH: Tensor, entries: int) -> int:
-    """Return the rows of a chunk."""
     return chunk_size(entries) * (GPU_CHUNKS if hidden_AH.is_cuda else 1)
 
 
@@ -143,7 +142,6 @@ def chunked_sum(
     Args:
         hidden_AH: Output of the last norm.
         loss_of_rows: Maps the student's logits_CV and their slice of A to loss_C, float32.
-        chunk_tokens: Rows whose logits exist at a time, > 0.
 
     Returns:
         Scalar float32; 0 without rows.
@@ -166,9 +164,8 @@ def map_rows(
     """Map a function over the logits of all tokens, without gradients, and concatenate its A rows.
 
     Args:
-        hidden_AH: Output of the last norm.
         function_of_rows: Maps logits_CV and their slice of A to one row each.
-        chunk_tokens: Rows whose logits exist at a time; derived from `entries` by default.
+        chunk_tokens: Derived from `entries` by default.
         entries: Columns of the widest tensor that the function creates; those of the head by default.
     """
     dtype = product_dtype(hidden_AH)
@@ -321,7 +318,6 @@ class AnswerLogits(nn.Module):
         position_ids_BT: Tensor | None = None,
         prompt_len_B1: Tensor | None = None,
     ) -> Tensor:
-        """Return hidden_AH, the input of the head, at the kept positions."""
         if self.lm.config.is_encoder_decoder:
             return answer_states(self.lm, input_ids_BT, keep_BT, prompt_len_B1)
         layout, width = None, keep_BT.shape[1]

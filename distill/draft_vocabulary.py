@@ -60,13 +60,7 @@ class OutputIds:
 def choose_output_ids(
     wanted: VocabularyConfig, target: Path, vocab_size: int, *, answers: Path, text: TextConfig | None, seed: int
 ) -> OutputIds:
-    """Choose the output ids of a draft.
-
-    Args:
-        wanted: Section architecture.vocabulary.
-        answers: Directory of responses to count in, <run>/data.
-        text: Text to count in; None if the recipe has none.
-        seed: Of the order of the text.
+    """Choose the output ids of a draft, counted in the responses of <run>/data or in text, or listed.
 
     Raises:
         UserError: If the list does not fit the target, or the size is impossible.
@@ -95,7 +89,6 @@ def with_output_ids(
     """Return the plan with the ids of a recipe, and their origin; a reduced vocabulary of plan or source is kept.
 
     Args:
-        wanted: None if the recipe reduces no vocabulary.
         weights: Directory of the source model.
         plan_file: Path the plan was read from, if any.
 
@@ -169,9 +162,8 @@ def id_counts_in(folder: Path, name: str, *, most_tokens: int | None = None) -> 
     """Count the token ids of responses by domain: the task of a prompt, else the file or data set it came from.
 
     Args:
-        folder: Directory of responses.
         name: "train" or "eval".
-        most_tokens: Stop after the response that reaches this count; None reads all.
+        most_tokens: Stop after the response that reaches this count.
 
     Raises:
         UserError: If responses are missing or damaged.

@@ -47,15 +47,11 @@ def forward_flops(shape: Shape, answers: Iterable[tuple[int, int]]) -> int:
 
 
 def head_flops(rows: int, hidden: int) -> int:
-    """Return the FLOPs at one position."""
     return 2 * rows * hidden
 
 
 def training_flops(student: Shape, answers: Iterable[tuple[int, int]], *, teacher: int) -> int:
-    """Compute the model FLOPs of a training step: the student's forward and backward pass, plus `teacher` FLOPs.
-
-    Recomputation to save memory is not counted, as usual for MFU.
-    """
+    """Compute the FLOPs of a training step, forward and backward, plus `teacher`; without recomputation."""
     return (1 + BACKWARD) * forward_flops(student, answers) + teacher
 
 
@@ -190,7 +186,7 @@ def expected_work(
 
     Args:
         sources: Rows of each of data.prompts; None for a data set.
-        counts: Of finished responses (`finished_counts`); None without any.
+        counts: Of finished responses (`finished_counts`).
         encode: The target's tokenizer; None if it is not available locally.
 
     Raises:
@@ -452,7 +448,6 @@ def matrix_parameters(shape: Shape) -> int:
 
 
 def layer_bytes_per_token(shape: Shape, precision: str, *, masks: bool = False) -> int:
-    """Return the bytes that one layer saves per token for the backward pass."""
     total = sum(part.axes == ("hidden",) for part in FAMILIES[shape.family].layer.values()) * NORM_BYTES * shape.hidden
     for hidden, query, key_value, intermediate in (KEPT[precision], *([KEPT_BY_MASKS[precision]] if masks else [])):
         total += hidden * shape.hidden + intermediate * shape.intermediate

@@ -109,8 +109,6 @@ class MaskModel(ComposerModel):
     batch (MaskSchedule does); gates and required sizes depend on it.
 
     Args:
-        student: Initialised with the target's weights.
-        teacher: The target, frozen.
         warmup_batches: Over which the required sizes move from the target's to the draft's.
         cpu_bfloat16: As in DistillModel.
     """

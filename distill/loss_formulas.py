@@ -40,12 +40,7 @@ def forward_kl(student_logits_AV: Tensor, teacher_logits_AV: Tensor, *, temperat
     Source: Hinton et al. 2015, "Distilling the Knowledge in a Neural Network", sec. 2 (arXiv 1503.02531).
 
     Args:
-        student_logits_AV: Any float dtype.
-        teacher_logits_AV: Same shape.
-        temperature: Divides both logits, > 0.
-
-    Returns:
-        loss_A, times temperature**2.
+        temperature: Divides both logits, > 0. The loss is multiplied by its square.
 
     Raises:
         ValueError: If the shapes differ.
@@ -183,7 +178,6 @@ def kept_forward_kl(student_logits_AV: Tensor, kept: Mapping[str, Tensor], *, te
     """Compute the forward KL from cached entries: `top_k_kl` or `sampled_cross_entropy`, by the contents of the cache.
 
     Args:
-        student_logits_AV: Any float dtype.
         kept: Result of `TeacherCache.rows` for these A tokens: ids_AK, log_probs_AK and log_tail_A of a top-k cache,
             or ids_AS of a cache of samples.
         temperature: Must be 1, else raises ValueError.
@@ -205,7 +199,6 @@ def top_k_kl(student_logits_AV: Tensor, ids_AK: Tensor, log_probs_AK: Tensor, lo
     the total mass of the K tokens under teacher and student.
 
     Args:
-        student_logits_AV: Any float dtype.
         ids_AK: Distinct tokens, int64.
         log_probs_AK: Of the teacher at these tokens.
         log_tail_A: Log of the teacher's mass on all other tokens; -inf if K = V.

@@ -54,8 +54,6 @@ def accept_chance(
     """Compute the probability that each response token is accepted from the draft, as in exact replay.
 
     Args:
-        student_logits_AV: Any float dtype.
-        teacher_logits_AV: Same shape.
         temperature: Of the recorded responses; 0 is greedy.
         top_p: Of the recorded responses; applied to both models.
 
