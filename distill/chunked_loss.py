@@ -10,13 +10,14 @@ loss is 0, and it counts in the mean); at all other positions the student is com
 the teacher's logits over S.
 
 For responses sampled from the teacher at temperature 1 this has the gradient of the forward KL in expectation.
-KL(p || q) is infinite if P < 1, but the part of it that depends on q is -Σ_S p log q = P (KL(p_S || q) +
-H(p_S)), whose gradient is P times that of KL(p_S || q). The probability that the response token is in S is P, so the
+KL(p || q) is infinite if P < 1, but the part of it that depends on q is -Σ_S p log q = P (KL(p_S || q) + H(p_S)),
+whose gradient is P times that of KL(p_S || q). The probability that the response token is in S is P, so the
 expectation over responses, E[1(token in S)] KL(p_S || q), has the same gradient; and only K logits of the teacher are
 computed. `cross_entropy` is the same with the token in place of p_S: E[1(token in S) (-log q(token))] = -Σ_S p log q.
-Any other loss L has the expectation P L(p_S, q), which is zero at q = p_S, the maximum-likelihood q. There Σ_S min(p,
-q) = P, the highest acceptance rate of any q on S; and before convergence P Σ_S min(p_S, q) = Σ_S min(p, P q) is a
-lower bound of the true alpha. For greedy responses P is 0 or 1: if the token is outside S, no student is accepted.
+Any other loss L has the expectation P L(p_S, q), which is zero at q = p_S, the maximum-likelihood q. There
+Σ_S min(p, q) = P, the highest acceptance rate of any q on S; and before convergence
+P Σ_S min(p_S, q) = Σ_S min(p, P q) is a lower bound of the true alpha. For greedy responses P is 0 or 1: if the token
+is outside S, no student is accepted.
 
 Shape suffixes used in this file:
     A = tokens, one row each

@@ -2,9 +2,6 @@
 
 Tokenizer, chat template, generation config, special ids and vocab_size are the target's. `saved_models` scores
 checkpoints without exporting each.
-
-Shape suffixes used in this file:
-    T = tokens, V = vocabulary entries, or rows of a small output head
 """
 
 import shutil
