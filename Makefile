@@ -51,11 +51,11 @@ $(VENV)-llama-cpp/ready:
 	$(VENV)-llama-cpp/bin/python -m pip install --quiet xllamacpp==2026.10.11549
 	touch $@
 
-simulations: $(READY) # about fifteen minutes of one core; the tables of docs/scoring.md and docs/choosing.md
+simulations: $(READY) # about fifteen minutes of one core; tables of docs/evaluate.md and docs/benchmarks.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.simulations \
-		--out benchmarks/results/simulations.json --doc docs/scoring.md
+		--out benchmarks/results/simulations.json --doc docs/evaluate.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.simulations.halving \
-		--out benchmarks/results/halving.json --doc docs/choosing.md
+		--out benchmarks/results/halving.json --doc docs/benchmarks.md
 
 $(READY): requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)

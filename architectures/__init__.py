@@ -1,1 +1,1 @@
-"""What a draft is, and how a target's weights become one. Never imports Composer."""
+"""Draft architectures: shapes, pruning and checkpoint formats. Never imports Composer."""

@@ -1,7 +1,7 @@
-"""Safetensors, one tensor at a time: read lazily from one file or many shards, written in shards of bounded size.
+"""Safetensors, one tensor at a time: lazy reads from one file or many shards, writes in shards of bounded size.
 
-Memory holds one tensor, whatever the size of the checkpoint. Tensors are read by plain reads: safetensors maps a whole
-file, and a process whose memory is capped may not map one that is larger than its cap.
+Memory holds one tensor, whatever the size of the checkpoint. Files are read, not mapped: safetensors maps a whole
+file, and a process with a memory limit may not map a file larger than its limit.
 
 Shape suffixes used in this file:
     N = bytes
@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from io import BufferedReader
 from math import prod
 from mmap import mmap
 from pathlib import Path
@@ -31,16 +32,16 @@ from architectures.progress import track
 SINGLE_NAME = "model.safetensors"
 REMEDY = "Choose another folder, or empty this one."
 INDEX_NAME = "model.safetensors.index.json"
-LENGTH_BYTES = 8  # of the length of a header, with which a file begins
-MAX_SHARD_BYTES = 5 * 10**9  # as transformers' save_pretrained cut them for years; the hub takes any size
+LENGTH_BYTES = 8  # length prefix of the header
+MAX_SHARD_BYTES = 5 * 10**9  # the limit of transformers' save_pretrained for years; the hub accepts any size
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-INDEX = TypeAdapter(Annotated[dict[str, str], Field(min_length=1)])  # the file of each tensor
+INDEX = TypeAdapter(Annotated[dict[str, str], Field(min_length=1)])  # file of each tensor
 DTYPE_CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What is known of a tensor before it is read."""
+    """Dtype and size of a tensor."""
 
     dtype: torch.dtype
     size: tuple[int, ...]
@@ -52,25 +53,25 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Weights:
-    """The tensors of a checkpoint folder; `read` loads one."""
+    """Tensors of a checkpoint directory; `read` loads one."""
 
     folder: Path
     info: Mapping[str, TensorInfo]
-    files: Mapping[str, Path]  # which file holds a tensor
-    left_out: str = ""  # what every name has before the name the file gives it
+    files: Mapping[str, Path]  # file of each tensor
+    left_out: str = ""  # prefix of every name that the names in the files lack
 
     def read(self, name: str) -> Tensor:
-        """One tensor; nothing else of its file takes memory."""
+        """Read one tensor; nothing else of its file takes memory."""
         info = self.info[name]
-        # Memory that goes back to the system with the tensor; of others that are freed the C library keeps some.
+        # An anonymous mapping returns to the system with the tensor; the C library keeps part of freed heap memory.
         bytes_N = torch.frombuffer(mmap(-1, info.num_bytes or 1), dtype=torch.uint8)[: info.num_bytes]
         with self.files[name].open("rb") as stream:
             stream.seek(self.start(name))
-            stream.readinto(bytes_N.numpy().data)
+            self.fill(bytes_N.numpy().data, stream)
         return bytes_N.view(info.dtype).view(info.size)
 
     def read_rows(self, name: str, rows: Sequence[int]) -> Tensor:
-        """rows_RC of a matrix; ascending rows are read fastest."""
+        """Return rows_RC of a matrix; ascending rows are read fastest."""
         columns, dtype = self.info[name].size[1], self.info[name].dtype
         rows_RC = torch.empty((len(rows), columns), dtype=dtype)
         num_bytes, start = columns * dtype.itemsize, self.start(name)
@@ -78,18 +79,21 @@ class Weights:
         with self.files[name].open("rb") as stream:
             for place, row in enumerate(rows):
                 stream.seek(start + row * num_bytes)
-                stream.readinto(bytes_R[place].data)
+                self.fill(bytes_R[place].data, stream)
         return rows_RC
 
+    def fill(self, buffer: memoryview, stream: BufferedReader) -> None:
+        """Read bytes of a tensor; raises UserError if the file has become shorter since it was opened."""
+        if stream.readinto(buffer) != buffer.nbytes:
+            raise UserError(f"{stream.name}: was truncated while it was read. Copy or download it again.")
+
     def start(self, name: str) -> int:
-        """Where the bytes of a tensor begin in its file."""
         file = self.files[name]
         return starts_of(file, file.stat().st_mtime_ns)[name.removeprefix(self.left_out)]
 
 
 @cache
 def starts_of(file: Path, _changed_ns: int) -> dict[str, int]:
-    """Where the bytes of each tensor of a sound file begin."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(LENGTH_BYTES), "little")
         header = json.loads(stream.read(length))
@@ -101,13 +105,12 @@ def open_weights(folder: Path, *, base_prefix: str = "") -> Weights:
     """List the tensors of a checkpoint and check that every shard is whole.
 
     Args:
-        folder: A checkpoint.
-        base_prefix: Put before every name of a checkpoint in which no name has it: GPT-2, BLOOM and OPT were first
-            published so.
+        base_prefix: Added to every name if no name in the checkpoint has it, as in the first releases of GPT-2, BLOOM
+            and OPT.
 
     Raises:
-        UserError: If there are no safetensors, a shard is missing or cut short, the index and the shards disagree,
-            or a tensor has no floating dtype we know.
+        UserError: If there are no safetensors, a shard is missing or truncated, the index and the shards disagree, or
+            a tensor has an unsupported dtype.
     """
     require_files_of_folder(folder)
     indexed = read_index(folder)
@@ -135,10 +138,10 @@ def open_weights(folder: Path, *, base_prefix: str = "") -> Weights:
 
 
 def read_index(folder: Path) -> dict[str, str]:
-    """Tensor name -> shard name; empty where one file holds everything.
+    """Return tensor name -> shard name; empty if there is no index.
 
     Raises:
-        UserError: If it is no index, or names anything but a safetensors file in this very folder.
+        UserError: If it is not an index, or names anything but a safetensors file in the same directory.
     """
     path = folder / INDEX_NAME
     if not path.exists():
@@ -155,7 +158,7 @@ def read_index(folder: Path) -> dict[str, str]:
 
 
 def require_files_of_folder(folder: Path) -> None:
-    """Raise UserError if a checkpoint names weight files outside its folder, or others than `open_weights` reads."""
+    """Raise UserError if a checkpoint has weight files outside its directory, or files `open_weights` does not read."""
     read_index(folder)
     config = folder / "config.json"
     if config.is_file() and read_json_object(config, "Fetch the checkpoint again.").get("transformers_weights"):
@@ -166,7 +169,6 @@ def require_files_of_folder(folder: Path) -> None:
 
 
 def single_file(folder: Path) -> str:
-    """The name of the one weight file of a folder without an index."""
     if (folder / SINGLE_NAME).is_file():
         return SINGLE_NAME
     pickles = sorted(path.name for path in folder.glob("*.bin"))
@@ -181,10 +183,9 @@ def single_file(folder: Path) -> str:
 
 
 def read_header(file: Path) -> dict[str, TensorInfo]:
-    """The tensors of one shard. Opening checks that the file is as long as its header says.
+    """Return the tensors of one shard. Opening checks that the file is as long as its header states.
 
-    It is opened as for numpy: for torch the whole file would be mapped as memory of this process's own, which a cap of
-    that memory may not allow.
+    Opened for numpy: for torch the whole file would be mapped as private memory, which a memory limit may not allow.
     """
     if not file.is_file():
         raise UserError(f"{file}: missing shard. Fetch the checkpoint again.")
@@ -207,15 +208,10 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
 
 
 def require_tensors(weights: Weights, expected: Mapping[str, tuple[int, ...]], *, ignored: tuple[str, ...]) -> None:
-    """Every expected tensor is there with its size, and no other, or a message that names the first offender.
+    """Check that every expected tensor exists with its size, and no other.
 
     Args:
-        weights: Of a checkpoint.
-        expected: Size of every tensor the config promises.
-        ignored: Endings of names that may be there and are not read.
-
-    Raises:
-        UserError: If a tensor is missing, unknown or of another size.
+        ignored: Suffixes of names that may exist and are not read.
     """
     for name, size in expected.items():
         if name not in weights.info:
@@ -242,13 +238,12 @@ def write_weights(
     *,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Write tensors into folder as safetensors, each read, written and let go before the next.
+    """Write tensors as safetensors, each read, written and freed before the next.
 
     Args:
-        layout: Dtype and size of every tensor; cut into shards in this order.
-        read: Gives the tensor of a name, in the layout's dtype and size.
-        folder: An existing folder without weights.
-        max_shard_bytes: A shard grows no larger, unless one tensor does.
+        layout: In the order of the shards.
+        read: Returns the tensor of a name, with the layout's dtype and size.
+        max_shard_bytes: Exceeded only by a single larger tensor.
 
     Raises:
         UserError: If the disk has too little free space; nothing is written then.
@@ -261,7 +256,7 @@ def write_weights(
             "free. Make room or choose another folder."
         )
     shards = cut_into_shards(layout, max_shard_bytes)
-    count = len(shards)  # files are named as transformers names them
+    count = len(shards)  # files are named as in transformers
     names = [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
     names = [SINGLE_NAME] if count == 1 else names
     for name, shard in zip(names, shards, strict=True):
@@ -272,7 +267,6 @@ def write_weights(
 
 
 def cut_into_shards(layout: Mapping[str, TensorInfo], max_shard_bytes: int) -> list[list[str]]:
-    """Tensor names of each shard, in order, each shard filled until the next tensor does not fit."""
     shards: list[list[str]] = [[]]
     shard_bytes = 0
     for name, info in layout.items():
@@ -306,20 +300,15 @@ def write_shard(layout: Mapping[str, TensorInfo], read: Callable[[str], Tensor],
             if TensorInfo(tensor.dtype, tuple(tensor.shape)) != layout[name]:
                 raise ValueError(f"{name}: laid out as {layout[name]}, got {tensor.dtype} {tuple(tensor.shape)}.")
             stream.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
-            del tensor  # before the next one is read
+            del tensor  # free it before the next one is read
 
 
 def require_replaceable(out: Path, mark: str, *, reading: Path, stage: str | None = None) -> None:
-    """Refuse to replace a folder that is not ours, or one we read from.
+    """Check that a directory may be replaced: it is empty or an earlier result, and not the input.
 
     Args:
-        out: The folder about to be written.
-        mark: A file that every earlier result of the same kind holds.
-        reading: The file or folder the result is made from.
-        stage: That an earlier result's manifest names, where the mark is the manifest: others write files of that name.
-
-    Raises:
-        UserError: If out exists and is neither empty nor such a result.
+        mark: A file in every earlier result of this type.
+        stage: Stage in the manifest of an earlier result, if the mark is the manifest: other tools use that name too.
     """
     is_other = out.is_symlink() or (out.exists() and not out.is_dir())
     if is_other or reading.resolve().is_relative_to(out.resolve()):

@@ -1,8 +1,9 @@
-"""Whether an engine can serve a target with a draft, and with which command. Reads configs and tokenizers; no torch.
+"""Check whether an engine can serve a draft with its target, and build the command.
 
-The checks were read in the code of the engines: vLLM 0.32.0 (method draft_model), SGLang 0.5.23 (STANDALONE), llama.cpp
-as of llama-cpp-python 0.3.36 (-md), transformers 5.23 (assistant_model), OpenVINO GenAI 2026.4 (draft_model), and in
-the documentation of TensorRT-LLM of 2026-11 (DraftTarget). docs/engines.md says which of them were run here.
+Reads configs and tokenizers; no torch. The checks follow the source code of vLLM 0.32.0 (method draft_model), SGLang
+0.5.23 (STANDALONE), llama.cpp as of llama-cpp-python 0.3.36 (-md), transformers 5.23 (assistant_model) and OpenVINO
+GenAI 2026.4 (draft_model), and the documentation of TensorRT-LLM of 2026-11 (DraftTarget). docs/deploy.md lists those
+that were run here.
 """
 
 import json
@@ -32,10 +33,10 @@ Q4_0_BLOCK, K_QUANT_BLOCK = 32, 256  # llama.cpp, ggml-common.h: QK4_0 and QK_K
 
 
 def serving_problems(shape: Shape) -> list[str]:
-    """Why no engine can serve a shape, one sentence each; empty when one can.
+    """Return why no engine can serve a shape, one sentence each; empty if one can.
 
-    Source: vLLM and transformers, the checks of their LLaMA models: whole groups of query heads, rotary pairs, and
-    hidden_size a multiple of num_attention_heads even where head_dim is written out.
+    Source: the checks of the LLaMA models in vLLM and transformers: whole groups of query heads, rotary pairs, and
+    hidden_size a multiple of num_attention_heads even if head_dim is given.
     """
     problems = []
     if shape.heads % shape.kv_heads:
@@ -53,7 +54,7 @@ def serving_problems(shape: Shape) -> list[str]:
 
 
 def tensor_parallel_degrees(shape: Shape) -> list[int]:
-    """Over how many devices tensor parallelism can divide the shape.
+    """Return the tensor-parallel degrees that divide the shape.
 
     Source: vLLM, ModelConfig.verify_with_parallel_config and LlamaAttention: the degree divides the heads, and divides
     the key/value heads or is a multiple of them (they are then copied); the feed-forward width is divided too.
@@ -68,7 +69,7 @@ def tensor_parallel_degrees(shape: Shape) -> list[int]:
 
 
 def quantised_formats(shape: Shape) -> str:
-    """Which of llama.cpp's formats the rows of every matrix fit: "k-quants", "q8_0, q4_0" or "none"."""
+    """Return the llama.cpp formats that fit the rows of every matrix: "k-quants", "q8_0, q4_0" or "none"."""
     rows = (shape.hidden, shape.intermediate, shape.heads * shape.head_dim)
     if all(row % K_QUANT_BLOCK == 0 for row in rows):
         return "k-quants"
@@ -85,8 +86,8 @@ LABELS: dict[EngineName, str] = {
     "openvino": "OpenVINO",
     "tensorrt-llm": "TensorRT-LLM",
 }
-DEFAULT_LOOKAHEAD = 3  # llama.cpp's, SGLang's and TensorRT-LLM's own
-COMPARES_TOKENS = ("sglang", "llama.cpp", "tensorrt-llm")  # and stop if they differ; others propose wrong tokens
+DEFAULT_LOOKAHEAD = 3  # the defaults of llama.cpp, SGLang and TensorRT-LLM
+COMPARES_TOKENS = ("sglang", "llama.cpp", "tensorrt-llm")  # and stop if they differ; the rest propose wrong tokens
 DIVIDES_TENSORS = ("vllm", "sglang")  # draft and target over the same devices
 LLAMA_CPP_MAX_DIFFERENCE, LLAMA_CPP_FIRST_COMPARED = 128, 5  # common/speculative.cpp
 OTHER_METHODS = ("eagle-", "eagle3", "dflash", "dspark")  # vllm/config/speculative.py
@@ -95,7 +96,13 @@ MAX_TOKENIZER_MIB = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer:
-    """What engines compare: id of every text, the kind of model (BPE, Unigram), ids of BOS and EOS, chat template."""
+    """Tokenizer facts that engines compare.
+
+    Attributes:
+        ids: Id of each token string.
+        kind: Model type, as BPE or Unigram.
+        special: Ids of BOS and EOS.
+    """
 
     ids: Mapping[str, int]
     kind: str
@@ -105,16 +112,14 @@ class Tokenizer:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A draft or a target, as far as engines look; what is not known is None.
+    """Facts about a draft or a target that engines check; None if unknown.
 
     Attributes:
-        name: As a command names it.
-        path: Absolute of a folder, otherwise the hub id.
+        path: Absolute path of a directory, otherwise the hub id.
         small_head: Rows of the output head of a reduced vocabulary; 0 if it outputs every id.
-        shape: None of a family that widedraft does not know.
-        context: Maximum number of tokens.
+        shape: None if widedraft does not know the family.
         form: Of `widedraft export --form`.
-        planned: Whether it is the shape of a recipe, of which nothing is written yet.
+        planned: The shape comes from a recipe, and nothing is written yet.
     """
 
     name: str
@@ -134,7 +139,7 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """What is to be served."""
+    """Draft, target and serving options."""
 
     draft: Model
     target: Model
@@ -144,19 +149,19 @@ class Pair:
 
     @property
     def has_own_tokenizer(self) -> bool:
-        """Whether the draft has another tokenizer and another number of ids than its target."""
+        """True if the draft has both another tokenizer and another vocabulary size than its target."""
         ours, theirs = self.draft.tokenizer, self.target.tokenizer
         other = self.draft.form == "own-tokenizer" or (ours and theirs and ours.ids != theirs.ids)
         return bool(other) and self.draft.vocab_size != self.target.vocab_size
 
     def is_mapped_by(self, engine: EngineName) -> bool:
-        """Whether the engine maps tokens of two tokenizers by their texts."""
+        """Return True if the engine maps tokens between the two tokenizers by their strings."""
         return self.has_own_tokenizer and engine in ("vllm", "transformers")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that speaks against serving a pair; a fatal one stops the engine, others cost acceptance or speed."""
+    """Reason against serving a pair: a fatal one stops the engine, any other costs acceptance or speed."""
 
     what: str
     message: str
@@ -164,14 +169,13 @@ class Problem:
 
 
 def check(engine: EngineName, pair: Pair) -> list[Problem]:
-    """What speaks against a pair in an engine, fatal problems first."""
     found = [*check_vocabulary(engine, pair), *check_tokenizer(engine, pair), *check_model(engine, pair)]
     found += [*check_devices(engine, pair), *check_numbers(engine, pair)]
     return sorted(found, key=lambda problem: not problem.is_fatal)
 
 
 def check_vocabulary(engine: EngineName, pair: Pair) -> Iterator[Problem]:
-    """Every id of the target has a row of the draft's head; llama.cpp allows padding of different sizes."""
+    """Check that the draft's head has a row for every id of the target; llama.cpp allows different padding."""
     draft, target = pair.draft, pair.target
     allowed = LLAMA_CPP_MAX_DIFFERENCE if engine == "llama.cpp" else 0
     sizes = f"vocab_size is {draft.vocab_size} in the draft and {target.vocab_size} in the target"
@@ -193,7 +197,7 @@ def check_vocabulary(engine: EngineName, pair: Pair) -> Iterator[Problem]:
 
 
 def check_tokenizer(engine: EngineName, pair: Pair) -> Iterator[Problem]:
-    """The same text for every id, and the same template around conversations."""
+    """Check that every id has the same string and that the chat templates are equal."""
     draft, target = pair.draft.tokenizer, pair.target.tokenizer
     if draft is None or target is None:
         if not pair.draft.planned:
@@ -213,7 +217,7 @@ def check_tokenizer(engine: EngineName, pair: Pair) -> Iterator[Problem]:
 
 
 def check_model(engine: EngineName, pair: Pair) -> Iterator[Problem]:
-    """What the engine's model code can compute."""
+    """Check that the engine implements the draft's model type and shape."""
     draft, label, family = pair.draft, LABELS[engine], FAMILIES.get(pair.draft.model_type)
     if family is None or draft.shape is None:
         yield Problem("model type", f"{draft.model_type} is not known to widedraft; its sizes were not checked.")
@@ -233,7 +237,6 @@ def check_model(engine: EngineName, pair: Pair) -> Iterator[Problem]:
 
 
 def check_devices(engine: EngineName, pair: Pair) -> Iterator[Problem]:
-    """Both models can be divided over the devices."""
     devices = pair.tensor_parallel
     if devices > 1 and engine not in DIVIDES_TENSORS:
         yield Problem("tensor parallel", f"how {LABELS[engine]} divides a draft over {devices} devices is not checked.")
@@ -246,7 +249,7 @@ def check_devices(engine: EngineName, pair: Pair) -> Iterator[Problem]:
 
 
 def check_numbers(engine: EngineName, pair: Pair) -> Iterator[Problem]:
-    """Length, dtype, and a name that vLLM does not mistake."""
+    """Check context length and dtype, and that vLLM does not mistake the draft's name."""
     draft, target = pair.draft, pair.target
     if draft.context is not None and target.context is not None and draft.context < target.context:
         yield Problem("length", f"the draft was made for {draft.context} tokens, the target for {target.context}.")
@@ -263,7 +266,7 @@ def check_numbers(engine: EngineName, pair: Pair) -> Iterator[Problem]:
 
 
 def difference_of(draft: Tokenizer, target: Tokenizer, *, first: int) -> str | None:
-    """The first id from `first` on, as far as both go, that has different texts; or different sizes if first is 0."""
+    """Return the first id >= `first` with different strings, or the sizes if `first` is 0; None if there is none."""
     if draft.ids == target.ids:
         return None
     one, other = ({number: text for text, number in each.ids.items()} for each in (draft, target))
@@ -274,7 +277,7 @@ def difference_of(draft: Tokenizer, target: Tokenizer, *, first: int) -> str | N
 
 
 def without_vllm(model_type: str) -> str | None:
-    """Why vLLM serves no draft of this type with a vocabulary of its own; None if it does, or was not asked."""
+    """Return why vLLM serves no draft of this type with its own vocabulary; None if it does or the type is unknown."""
     family = FAMILIES.get(model_type)
     if family is None:
         return None
@@ -284,18 +287,17 @@ def without_vllm(model_type: str) -> str | None:
 
 
 def misleading_part(name: str) -> str | None:
-    """The part of a path or hub id by which vLLM takes a draft for another method's; None if there is none."""
+    """Return the part of a path or hub id that makes vLLM infer another speculative method; None if there is none."""
     return next((part for part in OTHER_METHODS if part in name.lower()), None)
 
 
 def refuse_misleading_name(name: str) -> None:
-    """Raise UserError for a hub id or an absolute path by which vLLM would take the draft for another method's."""
+    """Raise UserError for a hub id or absolute path from which vLLM would infer another speculative method."""
     if (part := misleading_part(name)) is not None:
         raise UserError(f"{name}: contains {part!r}, which vLLM takes for another method. Choose another name.")
 
 
 def serve_command(engine: EngineName, pair: Pair) -> str:
-    """How a pair is served: shell, Python or YAML, as the engine takes it."""
     return COMMANDS[engine](pair)
 
 
@@ -314,7 +316,7 @@ def serve_vllm(pair: Pair) -> str:
 
 
 def serve_sglang(pair: Pair) -> str:
-    """A shell command; SGLang counts the token after the proposed ones among the draft's."""
+    """Return a shell command; SGLang counts the bonus token as one of the draft tokens."""
     parallel = ["--tp-size", str(pair.tensor_parallel)] if pair.tensor_parallel > 1 else []
     return shell(
         ["python", "-m", "sglang.launch_server", "--model-path", pair.target.name, *revision_of(pair), *parallel],
@@ -333,7 +335,7 @@ def serve_llama_cpp(pair: Pair) -> str:
 
 
 def serve_transformers(pair: Pair) -> str:
-    """Lines of Python; transformers reads the settings from the draft's generation config, nowhere else."""
+    """Return lines of Python; transformers reads these settings only from the draft's generation config."""
     draft = pair.draft
     values = zip(ASSISTANT_KEYS, (pair.lookahead, "constant", 0.0), strict=True)
     has_encoder = draft.shape is not None and draft.shape.encoder_layers > 0
@@ -352,7 +354,7 @@ def serve_transformers(pair: Pair) -> str:
 
 
 def serve_openvino(pair: Pair) -> str:
-    """Lines of Python, for folders as `optimum-cli export openvino` writes them."""
+    """Return lines of Python, for directories written by `optimum-cli export openvino`."""
     return (
         f'pipe = LLMPipeline({pair.target.name!r}, "CPU", draft_model=draft_model({pair.draft.name!r}, "CPU"))\n'
         f"pipe.generate(prompt, GenerationConfig(num_assistant_tokens={pair.lookahead}))"
@@ -360,7 +362,7 @@ def serve_openvino(pair: Pair) -> str:
 
 
 def serve_tensorrt_llm(pair: Pair) -> str:
-    """A YAML file for its LLM API."""
+    """Return a YAML file for its LLM API."""
     return (
         "disable_overlap_scheduler: true\nspeculative_config:\n  decoding_type: DraftTarget\n"
         f"  max_draft_len: {pair.lookahead}\n  speculative_model: {json.dumps(pair.draft.name)}"
@@ -378,17 +380,15 @@ COMMANDS: dict[EngineName, Callable[[Pair], str]] = {
 
 
 def shell(*parts: list[str]) -> str:
-    """A shell command over several lines."""
     return " \\\n  ".join(shlex.join(part) for part in parts if part)
 
 
 def gguf_name(model: Model) -> str:
-    """The file that a folder or hub id is converted to; a GGUF file itself."""
     return model.name if is_gguf(model.name) else f"{Path(model.name).name}.gguf"
 
 
 def report(engines: tuple[EngineName, ...], pair: Pair) -> tuple[str, bool]:
-    """Problems and command of each engine as text, and whether all of them can serve the pair."""
+    """Format problems and command of each engine, and return whether all engines can serve the pair."""
     lines, all_serve = [], True
     for engine in engines:
         problems = check(engine, pair)
@@ -402,11 +402,7 @@ def report(engines: tuple[EngineName, ...], pair: Pair) -> tuple[str, bool]:
 
 
 def read_model(path: str, revision: str = "main") -> Model:
-    """The facts of a checkpoint: of its files if they are on this machine, otherwise of its config.
-
-    Args:
-        path: A folder, a hub id, or a .gguf file.
-        revision: Branch, tag or commit of a hub id.
+    """Read the facts about a directory, hub id or .gguf file, from its config if its files are not on this machine.
 
     Raises:
         UserError: If there is no such checkpoint, the hub cannot be reached, or a file is damaged.
@@ -442,11 +438,7 @@ def read_model(path: str, revision: str = "main") -> Model:
 
 
 def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer | None:
-    """The tokenizer of a folder without loading it; None if there is no tokenizer.json, or of an unknown form.
-
-    Raises:
-        UserError: If a file is damaged.
-    """
+    """Read a tokenizer without loading it; return None if there is no tokenizer.json or its format is unknown."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         return None

@@ -1,6 +1,6 @@
-"""A draft of a reduced vocabulary in the forms that engines load: `widedraft export --form`.
+"""Convert a draft with a reduced vocabulary into a form that engines load: `widedraft export --form`.
 
-`whole`: the head has a row for every id again. Any engine loads it, and nothing is faster.
+`whole`: the head has a row for every id again. Any engine loads it, without the speedup of the small head.
 `own-tokenizer`: a model and a tokenizer of the kept tokens, for vLLM's `use_heterogeneous_vocab`.
 
 Shape suffixes used in this file:
@@ -57,7 +57,7 @@ from architectures.vocabulary_head import mean_of_dropped, read_head
 
 @dataclass(frozen=True)
 class SmallDraft:
-    """What is known of it; weights are read one by one."""
+    """Draft with a reduced vocabulary; its weights are read one by one."""
 
     folder: Path
     config: dict[str, Any]
@@ -71,11 +71,7 @@ class SmallDraft:
 
 
 def read_small_draft(folder: Path) -> SmallDraft:
-    """A draft of a reduced vocabulary.
-
-    Raises:
-        UserError: If its head outputs all ids, or a file is missing, damaged or of another draft.
-    """
+    """Read a draft with a reduced vocabulary; UserError if its head outputs all ids, or files mismatch."""
     config = read_config(folder)
     vocabulary = read_head(folder, config)
     if vocabulary is None:
@@ -91,36 +87,32 @@ def read_small_draft(folder: Path) -> SmallDraft:
 
 
 Values = dict[str, Any]
-CUT_KIND = "BPE"  # the one model of the tokenizers library whose parts are known to come apart
-PLAIN_FRAMES = (None, "ByteLevel")  # post-processors that name no token
+CUT_KIND = "BPE"  # the only model type of the tokenizers library that can be reduced
+PLAIN_FRAMES = (None, "ByteLevel")  # post-processors that name no tokens
 REMEDY = "Use --form whole."
 
 
 def cut_tokenizer(tokenizer: Values, ids: Sequence[int], *, where: str) -> Values:
-    """A tokenizer.json of these tokens and an unknown one, whose text is the model's unk_token.
+    """Return a tokenizer.json of these tokens and an unknown one, whose string is the model's unk_token.
 
-    A merge stays where both parts and their sum do. Text whose tokens are all kept may be cut otherwise than by the
-    whole tokenizer, where a token was built by way of one that is gone; what reads it in an engine are ids.
+    A merge is kept if both parts and their result are. Text whose tokens are all kept may be tokenized differently
+    than by the whole tokenizer, if a token was built through one that is gone; engines pass the draft ids, not text.
 
     Args:
-        tokenizer: A tokenizer.json.
         ids: Of the tokens kept, ascending.
         where: The file, for messages.
-
-    Raises:
-        UserError: If it is of a kind that is not cut.
     """
     refuse_uncut(tokenizer, where)
     model, new_ids = tokenizer["model"], {old: new for new, old in enumerate(ids)}
 
-    # The unknown token's text is that of no other token: vLLM would take one for the other.
+    # The unknown token needs a unique string, since vLLM maps tokens by their strings.
     taken, unknown = {*model["vocab"], *(token["content"] for token in tokenizer["added_tokens"])}, "<|unknown|>"
     while unknown in taken:
         unknown = f"<{unknown}>"
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     unknown_token = {"id": len(ids), "content": unknown, **plain, "special": True}
 
-    # Special tokens stand in the vocabulary too, or the library would choose their ids itself.
+    # Special tokens must be in the vocabulary too, or the library would choose their ids.
     specials = [{**token, "id": new_ids[token["id"]]} for token in tokenizer["added_tokens"] if token["id"] in new_ids]
     vocab = {text: new_ids[old] for text, old in model["vocab"].items() if old in new_ids}
     vocab |= {token["content"]: token["id"] for token in [*specials, unknown_token]}
@@ -139,7 +131,7 @@ def cut_tokenizer(tokenizer: Values, ids: Sequence[int], *, where: str) -> Value
 
 
 def refuse_uncut(tokenizer: Mapping[str, Any], where: str) -> None:
-    """Raise UserError for a tokenizer of which no part makes a tokenizer."""
+    """Raise UserError for a tokenizer that cannot be reduced."""
     kind = (tokenizer.get("model") or {}).get("type")
     if kind != CUT_KIND:
         raise UserError(f"{where}: a tokenizer of kind {kind}; only {CUT_KIND} can be cut to some tokens. {REMEDY}")
@@ -149,7 +141,6 @@ def refuse_uncut(tokenizer: Mapping[str, Any], where: str) -> None:
 
 
 def frames(post_processor: Mapping[str, Any] | None) -> list[str | None]:
-    """The kinds of a tokenizer's post-processors."""
     if post_processor is None:
         return [None]
     if post_processor["type"] == "Sequence":
@@ -158,7 +149,7 @@ def frames(post_processor: Mapping[str, Any] | None) -> list[str | None]:
 
 
 def kept_merges(model: Mapping[str, Any], vocab: Mapping[str, int]) -> list[Any]:
-    """The merges whose parts and sum are kept, in their order; each as the file writes it."""
+    """Return the merges whose parts and result are kept, in order and in the file's format."""
     prefix = model.get("continuing_subword_prefix") or ""
     kept = []
     for merge in model["merges"]:
@@ -169,7 +160,7 @@ def kept_merges(model: Mapping[str, Any], vocab: Mapping[str, int]) -> list[Any]
 
 
 def cut_frame(frame: Values | None, vocab: Mapping[str, int], unknown: str) -> Values | None:
-    """A post-processor whose special tokens have their new ids; one that is gone is the unknown token."""
+    """Return a post-processor with new ids; a special token that is not kept becomes the unknown token."""
     if frame is None or frame["type"] in PLAIN_FRAMES:
         return frame
     if frame["type"] == "Sequence":
@@ -182,9 +173,9 @@ def cut_frame(frame: Values | None, vocab: Mapping[str, int], unknown: str) -> V
 
 
 def cut_settings(settings: Values, vocab: Mapping[str, int], unknown: str) -> Values:
-    """tokenizer_config.json or special_tokens_map.json for the tokens of a vocabulary.
+    """Return tokenizer_config.json or special_tokens_map.json for the tokens of a vocabulary.
 
-    A special token that is not kept is the unknown one; of lists and tables it is left out.
+    A special token that is not kept becomes the unknown one; lists and tables omit it.
     """
 
     def is_kept(token: str | Mapping[str, Any]) -> bool:
@@ -204,9 +195,9 @@ def cut_settings(settings: Values, vocab: Mapping[str, int], unknown: str) -> Va
 
 
 def cut_ids(settings: Values, ids: Sequence[int]) -> Values:
-    """config.json or generation_config.json with every token id replaced by the new one.
+    """Return config.json or generation_config.json with every token id renumbered.
 
-    An id that is not kept is the unknown token's, which is never proposed; of ids to suppress it is left out.
+    An id that is not kept becomes the unknown token's, which is never proposed; suppression lists omit it.
     """
     new_ids = {old: new for new, old in enumerate(ids)}
 
@@ -224,26 +215,25 @@ def cut_ids(settings: Values, ids: Sequence[int]) -> Values:
     return cut
 
 
-SHARE_OF_ALL = 1 / 16  # of the losing row's weight, so that rows never output may tie for the largest logit
+SHARE_OF_ALL = 1 / 16  # of the plain mean: the losing row stays below the largest logit even if pushed rows tie for it
 
 
 def losing_row(head_KH: Tensor, pushed_K: Tensor) -> Tensor:
-    """row_H for an id that the draft must never propose, in the head's number type.
+    """Return row_H for an id that the draft must never propose, in the head's dtype.
 
     A mean of the head's rows, each with a weight above zero. Its logit is the same mean of the K logits whatever the
-    hidden state, since a head has no bias: at most the largest, and as large only where all K are equal. A softcap
-    keeps the order. So greedily the draft proposes what the small head proposes, but for a step on which the small head
-    prefers none of its ids (a hidden state of zeros), where argmax takes the lowest id of all.
+    hidden state, since a head has no bias: at most the largest, and equal to it only if all K are equal. A softcap
+    keeps the order. So greedy proposals are those of the small head, except if all its logits are equal (a hidden
+    state of zeros), where argmax returns the lowest id of all.
 
-    Most of the weight is on rows that training pushed down: those of ids that the training answers never contain. When
-    sampling, the ids that are not output then get little (docs/engines.md).
+    Most of the weight is on rows that training only pushed down: those of ids that never occur in the training
+    responses. So with sampling, ids that are not output get little probability (docs/deploy.md).
 
     Rounding shifts the logit by at most half a unit in the last place of each weight, summed over H: far less than the
     distance of the largest logit from the mean, unless all are nearly equal.
 
     Args:
-        head_KH: The rows there are.
-        pushed_K: True where the id is never output; all False where nobody counted: then it is the plain mean.
+        pushed_K: True for ids that never occur in the training responses; all False gives the plain mean.
     """
     rows_KH = head_KH.double()
     mean_H = rows_KH.mean(dim=0)
@@ -253,25 +243,24 @@ def losing_row(head_KH: Tensor, pushed_K: Tensor) -> Tensor:
 
 
 def grown_head(head_KH: Tensor, ids_K: Tensor, vocab_size: int, pushed_K: Tensor) -> Tensor:
-    """head_VH: each row at its id, the losing row at all others."""
+    """Return head_VH: each row at its id, the losing row at every other id."""
     head_VH = losing_row(head_KH, pushed_K).expand(vocab_size, -1).clone()
     return head_VH.index_copy_(0, ids_K, head_KH)
 
 
-TOKENIZER_MIB = 512  # as eval.models
+TOKENIZER_MIB = 512  # as in eval.models
 COPY_TOKENIZER = "Copy the target's tokenizer files there, or use --form whole."
 
 
 def convert_draft(folder: Path, out: Path, form: Form) -> None:
-    """Write a draft with a small head in another form.
+    """Write a draft with a reduced head in another form.
 
     Args:
-        folder: The draft.
-        out: The folder; an earlier conversion there is replaced.
-        form: Which.
+        out: An earlier conversion there is replaced.
 
     Raises:
-        UserError: If the draft has no small head or is damaged, the form is not for it, or out holds something else.
+        UserError: If the draft has no reduced head or is damaged, does not support the form, or out contains something
+            else.
     """
     draft = read_small_draft(folder)
     require_tokenizer(folder)
@@ -285,7 +274,6 @@ def convert_draft(folder: Path, out: Path, form: Form) -> None:
 
 
 def write_whole(draft: SmallDraft, folder: Path) -> None:
-    """The form that any engine loads."""
     vocabulary, head = draft.vocabulary, draft.family.weight("head")
     ids_K, pushed_K = ids_and_pushed(draft)
     write_changed(draft, folder, {head: lambda head_KH: grown_head(head_KH, ids_K, vocabulary.vocab_size, pushed_K)})
@@ -296,14 +284,14 @@ def write_whole(draft: SmallDraft, folder: Path) -> None:
 
 
 def write_own_tokenizer(draft: SmallDraft, folder: Path) -> None:
-    """The form for vLLM's use_heterogeneous_vocab."""
+    """Write the form for vLLM's use_heterogeneous_vocab."""
     reason = without_vllm(draft.shape.family)
     if reason is not None:
         raise UserError(f"{draft.folder}: {reason}, and no other engine takes this form. Use --form whole.")
     vocabulary, family = draft.vocabulary, draft.family
     ids_K, pushed_K = ids_and_pushed(draft)
 
-    # One more row for all other tokens: the unknown one is read, and never proposed.
+    # One more row for all other tokens: the unknown one is read, but never proposed.
     def cut_embedding(embedding_VH: Tensor) -> Tensor:
         if vocabulary.unknown_id is None:
             unknown_H = mean_of_dropped(embedding_VH, vocabulary.ids).to(embedding_VH.dtype)
@@ -324,18 +312,18 @@ def write_own_tokenizer(draft: SmallDraft, folder: Path) -> None:
 
 
 def ids_and_pushed(draft: SmallDraft) -> tuple[Tensor, Tensor]:
-    """ids_K that the head outputs, and pushed_K: which of them training only pushed down."""
+    """Return ids_K that the head outputs, and pushed_K: True for those that training only pushed down."""
     ids_K = torch.tensor(draft.vocabulary.ids)
     return ids_K, torch.isin(ids_K, torch.tensor(draft.vocabulary.unused_ids, dtype=ids_K.dtype))
 
 
 def write_own_tokens(draft: SmallDraft, folder: Path) -> str:
-    """Write a tokenizer of the kept tokens; returns the text of its unknown one."""
+    """Write a tokenizer of the kept tokens and return the string of its unknown token."""
     where = str(draft.folder / TOKENIZER)
     cut = cut_tokenizer(read_tokenizer(draft.folder), draft.vocabulary.ids, where=where)
     unknown = cut["model"]["unk_token"]
     write_json(cut, folder / TOKENIZER)
-    own = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": unknown}  # which takes the file as it is
+    own = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": unknown}  # a class that loads the file unchanged
     settings = read_json_file(draft.folder / TOKENIZER_SETTINGS)
     write_json(cut_settings(settings, cut["model"]["vocab"], unknown) | own, folder / TOKENIZER_SETTINGS)
     carry_files(draft.folder, folder, names=TEMPLATES)
@@ -343,11 +331,7 @@ def write_own_tokens(draft: SmallDraft, folder: Path) -> str:
 
 
 def read_tokenizer(folder: Path) -> dict[str, Any]:
-    """What a draft's tokenizer.json holds, as the tokenizers library writes it today.
-
-    Raises:
-        UserError: If there is none, or that library cannot read it.
-    """
+    """Read a draft's tokenizer.json in the current format of the tokenizers library; UserError if it cannot."""
     file = folder / TOKENIZER
     if not file.is_file():
         raise UserError(f"{folder}: holds no {TOKENIZER}, the one kind of file that is cut. {COPY_TOKENIZER}")
@@ -361,7 +345,7 @@ def read_tokenizer(folder: Path) -> dict[str, Any]:
 
 
 def write_changed(draft: SmallDraft, folder: Path, changes: dict[str, Callable[[Tensor], Tensor]]) -> None:
-    """Write the draft's tensors, some of them with other rows; refuse those that hold no numbers."""
+    """Write the draft's tensors, some with other rows; UserError if one is not finite."""
     changed: dict[str, Any] = {name: change(require_numbers(draft.weights, name)) for name, change in changes.items()}
     layout = {name: draft.weights.info[name] for name in checkpoint_tensors(draft.shape)}
     layout |= {name: TensorInfo(tensor.dtype, tuple(tensor.shape)) for name, tensor in changed.items()}

@@ -1,8 +1,8 @@
-"""The one exception that means: the user can mend this."""
+"""The exception for errors that the user can fix."""
 
 
 class UserError(ValueError):
-    """A mistake the user can mend. The command line prints its message alone and exits with code 2.
+    """Error that the user can fix. The command line prints only its message and exits with code 2.
 
-    The message is one sentence of fact with the offending value, then one sentence of remedy.
+    The message is one sentence of fact with the offending value, then one sentence with a hint.
     """

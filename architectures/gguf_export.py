@@ -1,4 +1,4 @@
-"""A checkpoint folder becomes a GGUF file: metadata, then each tensor read, put in llama.cpp's order and quantised.
+"""Export a checkpoint directory to a GGUF file: metadata, then each tensor reordered for llama.cpp and quantised.
 
 Shape suffixes used in this file:
     N = heads, D = head width, C = columns of a matrix (a bias has none)
@@ -44,15 +44,15 @@ from architectures.target_files import read_generation_settings
 from architectures.vocabulary import BYTE_NAMES
 
 F32, F16 = GGMLQuantizationType.F32, GGMLQuantizationType.F16
-MOST_F16 = 65504.0  # what F16 holds, and so the scale of a quantised block
+MOST_F16 = 65504.0  # largest F16 value, which also limits the scale of a quantised block
 
 
 def quantisation(size: tuple[int, ...], kind: GgufKind, *, is_head: bool) -> GGMLQuantizationType:
-    """How a tensor of a file of a kind is stored.
+    """Return the quantisation type of a tensor.
 
-    Vectors stay in F32, as llama.cpp wants them; a matrix whose rows are no whole blocks is F16. The head of a file of
-    Q4_0 is wider, since its errors go straight into the choice of a token; llama.cpp's own quantiser takes Q6_K there,
-    which the gguf package cannot write.
+    Vectors stay in F32, as llama.cpp requires; a matrix whose rows are no whole blocks is F16. The head of a Q4_0 file
+    is Q8_0, since its errors directly affect the choice of a token; llama.cpp's own quantiser uses Q6_K there, which
+    the gguf package cannot write.
     """
     if len(size) == 1:
         return F32
@@ -61,23 +61,23 @@ def quantisation(size: tuple[int, ...], kind: GgufKind, *, is_head: bool) -> GGM
 
 
 def rope_factors(rope: Mapping[str, Any], head_dim: int) -> np.ndarray | None:
-    """By what each rotary frequency of a Llama 3 is divided, as float32; None where the type is another.
+    """Return the divisor of each rotary frequency for rope_type llama3, as float32; None for other types.
 
     Source: "The Llama 3 Herd of Models" (arXiv 2407.21783), sec. 3.4.2 names the scaling; the formula is that of
-    transformers' rope_type llama3: short waves stay, long ones are `factor` times as long, between them a blend.
+    transformers' rope_type llama3: short wavelengths stay, long ones are multiplied by `factor`, with a blend between.
     """
     if rope.get("rope_type") != "llama3":
         return None
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
     wavelengths = 2 * math.pi * float(rope["rope_theta"]) ** exponents  # in tokens
-    turns = rope["original_max_position_embeddings"] / wavelengths  # in the context it was trained with first
+    turns = rope["original_max_position_embeddings"] / wavelengths  # in the original context
     kept = np.clip((turns - low) / (high - low), 0, 1)
     return (1 / (kept + (1 - kept) / rope["factor"])).astype(np.float32)
 
 
 def rope_entries(rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Entries below `<architecture>.rope.`; a Llama 3's factors say the rest."""
+    """Return the entries below `<architecture>.rope.`; the factors of llama3 are a tensor instead."""
     entries: dict[str, Any] = {"freq_base": float(rope["rope_theta"])}
     kind = rope.get("rope_type", "default")
     if kind in ("linear", "yarn"):
@@ -91,13 +91,13 @@ def rope_entries(rope: Mapping[str, Any]) -> dict[str, Any]:
 WORDS, BYTES = ("ByteLevel", "words"), ("ByteLevel", "bytes")
 DIGITS = ("Digits", "each")
 BY_PARTS = {(WORDS,): "gpt-2", (DIGITS, WORDS): "smollm"}
-# Names of those in transformers' table of patterns, by whether a word that is a token stays whole whatever the merges
-# say: llama.cpp knows that by the name alone.
+# Names in transformers' table of patterns, by ignore_merges (a word that is a token stays whole whatever the merges):
+# llama.cpp infers this only from the name.
 NAMES = {False: ("qwen2", "gpt-4o", "smaug-bpe"), True: ("llama-bpe", "tekken")}
 
 
 def splitting_name(tokenizer: Mapping[str, Any]) -> str | None:
-    """The name of the splitting of a byte-level tokenizer.json; None where llama.cpp has none that is known here."""
+    """Return llama.cpp's name for the pre-tokenizer of a byte-level tokenizer.json; None if no known name matches."""
     parts = tuple(splitting_step(part) for part in flattened(tokenizer.get("pre_tokenizer")))
     keeps_words = bool(tokenizer["model"].get("ignore_merges"))
     if parts in BY_PARTS and not keeps_words:
@@ -109,7 +109,6 @@ def splitting_name(tokenizer: Mapping[str, Any]) -> str | None:
 
 
 def flattened(part: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    """The steps of a normalizer or pre-tokenizer."""
     if part is None:
         return []
     inner = part.get("pretokenizers", part.get("normalizers")) if part["type"] == "Sequence" else None
@@ -117,12 +116,12 @@ def flattened(part: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
 
 
 def splitting_step(part: Mapping[str, Any]) -> tuple[str, str]:
-    """A step of a pre-tokenizer; what is not known gets a name that nothing has."""
+    """Return a pre-tokenizer step as a comparable pair; an unknown step gets a pair that matches no name."""
     if part["type"] == "ByteLevel" and not part.get("add_prefix_space"):
         return WORDS if part.get("use_regex", True) else BYTES
     if part["type"] == "Digits" and part.get("individual_digits"):
         return DIGITS
-    # Removing all that matches the inverse leaves what isolating the matches leaves, for patterns that match all text
+    # Removing all matches of the inverse equals isolating the matches, for patterns that match all text.
     isolates = [("Isolated", False), ("Removed", True)]
     if part["type"] == "Split" and (part["behavior"], bool(part.get("invert"))) in isolates:
         return "Split", part["pattern"].get("Regex", "")
@@ -132,14 +131,14 @@ def splitting_step(part: Mapping[str, Any]) -> tuple[str, str]:
 SPACE = "▁"
 PREPEND = {"type": "Prepend", "prepend": SPACE}
 REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
-BELOW_ALL = -1e4  # for pieces that no merge makes; llama.cpp never asks for their score
+BELOW_ALL = -1e4  # for pieces that no merge makes; llama.cpp never reads their score
 
 
 def piece_scores(tokens: Sequence[str], merges: Sequence[str]) -> list[float] | None:
-    """A score for each token, by which llama.cpp merges in the order of the merges.
+    """Return a score for each token with which llama.cpp merges in the order of `merges`; None if none exist.
 
-    It joins the pair whose whole has the highest score. So the n-th whole that the merges name gets -n; None where they
-    are not in the order of their wholes, and no scores can say what they say.
+    llama.cpp joins the pair whose result has the highest score, so the n-th distinct result gets -n. This requires all
+    merges with the same result to be adjacent.
     """
     order: dict[str, int] = {}
     last = None
@@ -153,7 +152,7 @@ def piece_scores(tokens: Sequence[str], merges: Sequence[str]) -> list[float] | 
 
 
 def begins_with_space(tokenizer: Mapping[str, Any]) -> bool | None:
-    """Whether a space is put before a text; None where its spaces are treated in a way that is not known."""
+    """Return True if a space is prepended to the text; None if the handling of spaces is unknown."""
     normalizer, splitter = flattened(tokenizer.get("normalizer")), flattened(tokenizer.get("pre_tokenizer"))
     if not splitter and normalizer in ([PREPEND, REPLACE], [REPLACE]):
         return normalizer[0] == PREPEND
@@ -172,12 +171,12 @@ PROBE = "a"
 
 @dataclass(frozen=True, kw_only=True)
 class GgufVocabulary:
-    """The `tokenizer.*` entries of a file.
+    """The `tokenizer.*` entries of a GGUF file.
 
     Attributes:
         model: "gpt2" for byte-level BPE, "llama" for SentencePiece.
-        splitting: Of a byte-level one, `tokenizer.ggml.pre`.
-        scores: Of a SentencePiece one, by which it merges.
+        splitting: `tokenizer.ggml.pre`, byte-level only.
+        scores: Merge priorities, SentencePiece only.
         flags: `tokenizer.ggml.add_*`.
         special_ids: `tokenizer.ggml.*_token_id`.
     """
@@ -194,12 +193,12 @@ class GgufVocabulary:
 
 
 def read_vocabulary(folder: Path, rows: int) -> GgufVocabulary:
-    """The tokenizer of a checkpoint folder, for a model with so many rows of embeddings.
+    """Read the tokenizer of a checkpoint directory, for a model with `rows` embedding rows.
 
-    Ids without a token are padding that nobody says; llama.cpp wants a text for them too.
+    Ids without a token are padding and never generated; llama.cpp requires a string for them too.
 
     Raises:
-        UserError: If there is no tokenizer, llama.cpp has none of its kind, or it has more tokens than the model rows.
+        UserError: If there is no tokenizer, llama.cpp does not support its type, or it has more tokens than `rows`.
     """
     tokenizer = load_tokenizer(folder)
     described = json.loads(tokenizer.backend_tokenizer.to_str())
@@ -213,7 +212,7 @@ def read_vocabulary(folder: Path, rows: int) -> GgufVocabulary:
         raise UserError(
             f"{folder}: a tokenizer of kind {model['type']}; byte-level and SentencePiece BPE are written. {CONVERTER}"
         )
-    is_pieces = bool(model.get("byte_fallback"))  # unknown characters are spelt as bytes: Llama 2's kind
+    is_pieces = bool(model.get("byte_fallback"))  # bytes encode unknown characters, as in Llama 2
     added = tokenizer.added_tokens_decoder
 
     def type_of(id_: int) -> TokenType:
@@ -247,7 +246,7 @@ def read_vocabulary(folder: Path, rows: int) -> GgufVocabulary:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer as transformers opens it; no code of the folder is run."""
+    """Load the tokenizer with transformers, without running code of the directory."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises plain Exceptions
@@ -261,9 +260,9 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def require_splitting(folder: Path, described: Mapping[str, Any]) -> str:
-    """llama.cpp's name for the way a byte-level tokenizer splits text; UserError if it is not known here."""
+    """Return llama.cpp's name for the pre-tokenizer of a byte-level tokenizer; UserError if it is unknown."""
     others = [part["type"] for part in flattened(described.get("normalizer")) if part["type"] != "NFC"]
-    if others:  # NFC changes hardly a text, and llama.cpp leaves it out for the target too
+    if others:  # NFC changes hardly any text, and llama.cpp skips it for the target too
         raise UserError(f"{folder}: its tokenizer changes texts by {others[0]}, which llama.cpp does not. {CONVERTER}")
     name = splitting_name(described)
     if name is None:
@@ -276,11 +275,7 @@ def require_splitting(folder: Path, described: Mapping[str, Any]) -> str:
 
 
 def framing(folder: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, bool]:
-    """Whether a text gets a beginning and an end token, as the tokenizer itself adds them.
-
-    Raises:
-        UserError: If it adds anything else.
-    """
+    """Return flags for BOS and EOS: True if the tokenizer adds them; UserError if it adds anything else."""
     bare = tokenizer(PROBE, add_special_tokens=False)["input_ids"]
     framed = tokenizer(PROBE)["input_ids"]
     for begins in (False, True):
@@ -295,21 +290,21 @@ def framing(folder: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, bool]
 
 
 def special_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """The special ids there are, by the name GGUF gives them; one more at which answers stop is the end of a turn."""
+    """Return special ids by their GGUF names; a single additional stop token becomes end-of-turn (eot)."""
     ids = {name: getattr(tokenizer, key) for key, name in SPECIAL_IDS.items()}
     stops = read_generation_settings(folder).get("eos_token_id")
     others = [id_ for id_ in stops if id_ != ids["eos"]] if isinstance(stops, list) else []
-    if len(others) == 1:  # of several, llama.cpp finds those it knows by their texts
+    if len(others) == 1:  # if there are several, llama.cpp finds the known ones by their strings
         ids["eot"] = others[0]
     return {name: id_ for name, id_ in ids.items() if id_ is not None}
 
 
 @dataclass(frozen=True)
 class GgufFile:
-    """A file that was written.
+    """An exported GGUF file.
 
     Attributes:
-        fallen_back: The tensors whose rows are no whole blocks of its kind, and are F16.
+        fallen_back: Tensors stored as F16, as their rows are no whole blocks.
     """
 
     path: Path
@@ -318,20 +313,20 @@ class GgufFile:
 
 
 def export_gguf(folder: Path, out: Path, kind: GgufKind, *, name: str) -> GgufFile:
-    """Write a checkpoint folder as a GGUF file; it appears whole or not at all.
+    """Write a checkpoint directory as a GGUF file, atomically.
 
-    A small output head is grown back to the target's vocabulary first (architectures/convert.py): llama.cpp has a row
-    for every id.
+    A reduced output head is first expanded to the target's vocabulary (architectures/convert.py): llama.cpp needs a
+    row for every id.
 
     Args:
-        folder: A Hugging Face folder of a family that has an entry `gguf`.
-        out: The file; an earlier one there is replaced.
-        kind: Of its matrices.
-        name: What the file calls the model.
+        folder: Hugging Face directory of a family with a `gguf` entry.
+        out: An existing file is replaced.
+        kind: Of the matrices.
+        name: Model name in the metadata.
 
     Raises:
-        UserError: If llama.cpp would compute the model or cut text otherwise than the folder says, a weight is no
-            number or more than F16 holds, or the disk has too little room.
+        UserError: If llama.cpp would compute the model or tokenize text differently, a weight is not finite or exceeds
+            F16, or the disk has too little space.
     """
     if not Shape.from_config(read_config(folder), where=str(folder / "config.json")).head_vocab:
         return write_gguf(folder, out, kind, name)
@@ -341,8 +336,8 @@ def export_gguf(folder: Path, out: Path, kind: GgufKind, *, name: str) -> GgufFi
 
 
 def write_gguf(folder: Path, out: Path, kind: GgufKind, name: str) -> GgufFile:
-    """Write a folder whose head has a row for every id; memory holds one tensor at a time."""
-    # Everything that can be wrong with the folder but the numbers in its weights
+    """Write a directory whose head has a row for every id; holds one tensor in memory at a time."""
+    # Check everything about the directory except the values of its weights.
     shape = Shape.from_config(read_config(folder), where=str(folder / "config.json"))
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     gguf, sizes = gguf_architecture(folder, shape, config), checkpoint_tensors(shape)
@@ -350,7 +345,7 @@ def write_gguf(folder: Path, out: Path, kind: GgufKind, name: str) -> GgufFile:
     require_tensors(weights, sizes, ignored=FAMILIES[shape.family].ignored_suffixes)
     vocabulary = read_vocabulary(folder, shape.vocab)
 
-    # The tensors, by their names in the file
+    # Names, quantisation types and sizes of the tensors in the file.
     names = {stored: name for name, stored in gguf_names(shape).items()}
     stored = {gguf_name: sizes[name] for gguf_name, name in names.items()}
     factors = rope_factors(config.rope_parameters, shape.head_dim)
@@ -366,7 +361,6 @@ def write_gguf(folder: Path, out: Path, kind: GgufKind, name: str) -> GgufFile:
         )
 
     def read(gguf_name: str) -> Tensor:
-        """One tensor in float32 and in llama.cpp's row order."""
         if gguf_name == ROPE_FACTORS:
             return torch.from_numpy(factors)
         name = names[gguf_name]
@@ -405,7 +399,7 @@ def write_gguf(folder: Path, out: Path, kind: GgufKind, name: str) -> GgufFile:
 
 
 def neighbouring_pairs(weight: Tensor, heads: int) -> Tensor:
-    """llama.cpp's row order, which rotates neighbouring rows (0,1), (2,3), ... where transformers rotates halves.
+    """Reorder rows for llama.cpp, which rotates adjacent rows (0,1), (2,3), ...; transformers rotates halves.
 
     Args:
         weight: [N * D, C], or [N * D] for a bias.
@@ -416,7 +410,7 @@ def neighbouring_pairs(weight: Tensor, heads: int) -> Tensor:
 
 
 def model_entries(gguf: Gguf, shape: Shape, config: PreTrainedConfig) -> dict[str, Any]:
-    """The entries below the architecture's name; head widths are always said, engines must not guess them."""
+    """Return the entries below the architecture's name, with head widths, so that engines need not guess them."""
     return {
         "vocab_size": shape.vocab,
         "context_length": config.max_position_embeddings,
@@ -435,7 +429,6 @@ def model_entries(gguf: Gguf, shape: Shape, config: PreTrainedConfig) -> dict[st
 
 
 def add_vocabulary(writer: GGUFWriter, vocabulary: GgufVocabulary) -> None:
-    """The entries of the tokenizer."""
     writer.add_tokenizer_model(vocabulary.model)
     writer.add_tokenizer_pre(vocabulary.splitting or "default")
     for name, flag in vocabulary.flags.items():
@@ -453,7 +446,6 @@ def add_vocabulary(writer: GGUFWriter, vocabulary: GgufVocabulary) -> None:
 
 
 def add_entry(writer: GGUFWriter, key: str, value: Any) -> None:
-    """One scalar entry, in the type GGUF has for it."""
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):

@@ -1,6 +1,6 @@
-"""GGUF files: their header, the kinds that are written, and which models they can hold. No torch.
+"""GGUF files: header, supported quantisations, and the models they can represent. No torch.
 
-`gguf.GGUFReader` takes seconds for the token list; `widedraft check` has two in all.
+`gguf.GGUFReader` takes seconds for the token list; `widedraft check` must take less than two in total.
 Source of the layout: the GGUF specification, ggml-org/ggml docs/gguf.md, versions 2 and 3.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 MAGIC = b"GGUF"
-MOST_HEADER_BYTES = 64 << 20  # a vocabulary of 256,000 tokens with its merges takes some 16 MB
+MOST_HEADER_BYTES = 64 << 20  # a vocabulary of 256,000 tokens with its merges takes about 16 MB
 MOST_TENSORS, MOST_ENTRIES, MOST_AXES, MOST_NAME_BYTES = 100_000, 10_000, 4, 65_535
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
@@ -42,26 +42,26 @@ CONFIG_KEYS = {
     "rope.freq_base": "rope_theta",
 }
 TOKEN_KEYS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "padding_token_id": "pad_token_id"}
-END_OF_TURN = {"eot_token_id": "bos_token_id", "unknown_token_id": "bos_token_id"}  # each one id
-# The `general.architecture` values we accept; each is also its model_type in transformers.
+END_OF_TURN = {"eot_token_id": "bos_token_id", "unknown_token_id": "bos_token_id"}  # each a single id
+# Supported values of `general.architecture`; each is also its model_type in transformers.
 ARCHITECTURES = {name: family.gguf for name, family in FAMILIES.items() if family.gguf and family.gguf.name == name}
 CHECKED_KEYS = ("attention.value_length", "rope.dimension_count")  # must agree with head_dim
-NEUTRAL_KEYS = ("vocab_size",)  # said again by the embedding's size
+NEUTRAL_KEYS = ("vocab_size",)  # implied by the embedding's size
 USE_ORIGINAL = "Use the model's original Hugging Face folder as the target."
 
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """Where one tensor lies."""
+    """Size, type and offset of one tensor."""
 
-    size: tuple[int, ...]  # as torch has it: rows first; GGUF stores columns first
+    size: tuple[int, ...]  # in torch's order, rows first; GGUF stores columns first
     type_id: int  # GGMLQuantizationType
     offset: int  # bytes from the start of the tensor data
 
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """What a GGUF file says before its tensors."""
+    """Header of a GGUF file."""
 
     metadata: Mapping[str, Any]
     tensors: Mapping[str, GgufTensor]
@@ -69,10 +69,11 @@ class GgufHeader:
 
 
 def read_gguf_header(file: Path) -> GgufHeader:
-    """Metadata and tensor list of a GGUF file, in time and memory that the file's own claims do not decide.
+    """Read metadata and tensor list of a GGUF file, in time and memory bounded whatever the header claims.
 
     Raises:
-        UserError: If the file is absent, not GGUF, of another version, or damaged, endless or cut short in its header.
+        UserError: If the file is missing, not GGUF, of another version, or has a damaged, unbounded or truncated
+            header.
     """
     if not file.exists():
         raise UserError(f"{file}: no such file. Give the path of an existing .gguf file.")
@@ -89,7 +90,6 @@ def read_gguf_header(file: Path) -> GgufHeader:
 
 
 def parse_header(data: mmap.mmap, file: Path) -> GgufHeader:
-    """Walk the header from the version on."""
     cursor = Cursor(data, position=4)
     version = cursor.scalar("I")
     if version not in VERSIONS:
@@ -114,7 +114,7 @@ def parse_header(data: mmap.mmap, file: Path) -> GgufHeader:
 
 
 class Cursor:
-    """Reads little-endian values one after another, as far as a header may reach."""
+    """Reader of consecutive little-endian values, limited to the maximum size of a header."""
 
     def __init__(self, data: mmap.mmap, *, position: int):
         self.data = data
@@ -122,40 +122,39 @@ class Cursor:
         self.end = min(len(data), MOST_HEADER_BYTES)
 
     def scalar(self, code: str) -> Any:
-        """One number or truth value, by its struct code."""
+        """Read one number or boolean, by its struct code."""
         start = self.position
         self.skip(struct.calcsize(f"<{code}"))
         return struct.unpack_from(f"<{code}", self.data, start)[0]
 
     def count(self, most: int, of: str) -> int:
-        """A number of things that are to be read."""
+        """Read a count, at most `most`."""
         number = self.scalar("Q")
         if number > most:
             raise struct.error(f"{number} {of}, where at most {most} are read")
         return number
 
     def skip(self, num_bytes: int) -> None:
-        """Step over bytes that must exist."""
         if self.position + num_bytes > self.end:
             raise struct.error(f"{num_bytes} bytes expected at {self.position}, the header ends before {self.end}")
         self.position += num_bytes
 
     def text(self, most_bytes: int = MOST_HEADER_BYTES) -> str:
-        """A string with its length before it."""
+        """Read a length-prefixed string."""
         length = self.count(most_bytes, "bytes of text")
         start = self.position
         self.skip(length)
         return self.data[start : self.position].decode("utf-8")
 
     def new_name(self, known: Mapping[str, Any]) -> str:
-        """The name at the cursor, which must not have been there before."""
+        """Read a name that is not in `known` yet."""
         name = self.text(MOST_NAME_BYTES)
         if name in known:
             raise struct.error(f"{shown(name)} stands there twice")
         return name
 
     def value(self, type_id: int) -> Any:
-        """A metadata value of the given type; of an array only its length, as a range."""
+        """Read a metadata value of the given type; an array returns only its length, as a range."""
         if type_id == STRING:
             return self.text()
         if type_id != ARRAY:
@@ -170,17 +169,16 @@ class Cursor:
 
 
 def scalar_code(type_id: int) -> str:
-    """The struct code of a GGUF value type."""
     if type_id not in SCALARS:
         raise struct.error(f"unknown value type {type_id}")
     return SCALARS[type_id]
 
 
 def gguf_config(file: Path, header: GgufHeader) -> dict[str, Any]:
-    """The config.json entries that a GGUF header states, for one of the architectures we accept.
+    """Return the config.json entries of a GGUF header of a supported architecture.
 
     Raises:
-        UserError: If the architecture is another one, or an entry is missing, unknown or at odds with the others.
+        UserError: If the architecture is not supported, or an entry is missing, unknown or inconsistent.
     """
     metadata, architecture = header.metadata, header.metadata.get("general.architecture")
     if architecture not in ARCHITECTURES:
@@ -224,16 +222,13 @@ def gguf_config(file: Path, header: GgufHeader) -> dict[str, Any]:
 def refuse_entries(
     file: Path, metadata: Mapping[str, Any], prefix: str, names: Mapping[str, str], *, required: Sequence[str]
 ) -> None:
-    """Raise UserError for an entry of a model that is unknown, missing or of another kind than in config.json.
+    """Raise UserError for a model entry that is unknown, missing or of another type than in config.json.
 
-    A dropped entry could change the model's answers, and so could one that each engine takes to be something else.
+    A dropped entry could change the model's output, and so could one that engines interpret differently.
 
     Args:
-        file: For the message.
-        metadata: Of the file.
-        prefix: Of the model's entries.
-        names: Entry behind the prefix -> its name in config.json.
-        required: Entries that must be there.
+        names: Entry without the prefix -> its name in config.json.
+        required: Entries without the prefix.
     """
     known = {f"{prefix}{key}" for key in (*names, *CHECKED_KEYS, *NEUTRAL_KEYS)}
     for key, value in metadata.items():
@@ -250,9 +245,9 @@ def refuse_entries(
 
 
 def shortest_decimal(stored: float) -> float:
-    """The shortest decimal whose float32 is the stored value: 9.999999747378752e-06 -> 1e-05.
+    """Return the shortest decimal whose float32 is the stored value: 9.999999747378752e-06 -> 1e-05.
 
-    Transformers adds it to float32 tensors, so either of the two gives the same bits.
+    Transformers adds it to float32 tensors, so both give the same bits.
     """
     for digits in range(1, 18):
         value = float(f"{stored:.{digits}g}")
@@ -265,13 +260,13 @@ GgufKind = Literal["f16", "q8_0", "q4_0"]
 
 
 def file_name(model: str, kind: GgufKind) -> str:
-    """Of a model's file: llama.cpp finds the kind in it."""
+    """Return a model's file name, from which llama.cpp infers the quantisation."""
     return f"{model}-{kind.upper()}.gguf"
 
 
 CONVERTER = "Convert the folder with llama.cpp's convert_hf_to_gguf.py."
 SERVE_AS_IT_IS = "Serve the folder itself, with transformers or vLLM."
-ROPE_TYPES = {  # the settings llama.cpp knows of each type, beside rope_type and rope_theta
+ROPE_TYPES = {  # the settings llama.cpp supports for each type, in addition to rope_type and rope_theta
     "default": (),
     "linear": ("factor",),
     "yarn": ("factor", "original_max_position_embeddings"),
@@ -281,27 +276,25 @@ NEUTRAL = {"partial_rotary_factor": 1.0, "attention_factor": None, "beta_fast": 
 
 
 def gguf_architecture(folder: Path, shape: Shape, config: "PreTrainedConfig") -> Gguf:
-    """How llama.cpp has a model.
+    """Return llama.cpp's counterpart of a model.
 
     Args:
-        folder: For messages.
-        shape: Of the model.
         config: Its config.json, as transformers reads it.
 
     Raises:
-        UserError: If llama.cpp has no such model, or would compute it otherwise than transformers does.
+        UserError: If llama.cpp does not support the model, or would compute it differently than transformers.
     """
     gguf = refuse_other_shapes(folder, shape)
     if config.hidden_act != "silu":
         refuse(folder, f"hidden_act is {config.hidden_act!r}, and llama.cpp computes {shape.family} with silu")
 
-    # A layer of llama.cpp's sees all the tokens there are.
+    # Attention in llama.cpp's layers has no sliding window.
     window = getattr(config, "sliding_window", None)
     windowed = "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])
     if window is not None and windowed and window < config.max_position_embeddings:
         refuse(folder, f"layers look back {window} tokens of {config.max_position_embeddings}, and in llama.cpp all")
 
-    # Rotary positions are those that a file has entries for, in the layers that llama.cpp rotates.
+    # Check that a file has entries for the rotary settings, and that llama.cpp rotates the same layers.
     rope = config.rope_parameters
     kind = rope.get("rope_type", "default")
     if kind == "llama3" and not gguf.rope_factors:
@@ -319,7 +312,7 @@ def gguf_architecture(folder: Path, shape: Shape, config: "PreTrainedConfig") ->
 
 
 def refuse_other_shapes(folder: Path, shape: Shape) -> Gguf:
-    """Raise UserError for a family or sizes that no GGUF file of ours holds; `folder` is for the message."""
+    """Raise UserError for a family or sizes that cannot be exported to GGUF; `folder` is for the message."""
     family = FAMILIES[shape.family]
     gguf = family.gguf
     if gguf is None:
@@ -338,5 +331,4 @@ def refuse_other_shapes(folder: Path, shape: Shape) -> Gguf:
 
 
 def refuse(folder: Path, fact: str) -> NoReturn:
-    """Raise UserError for a config.json."""
     raise UserError(f"{folder / 'config.json'}: {fact}, so it does not become a GGUF file. {SERVE_AS_IT_IS}")

@@ -1,7 +1,7 @@
-"""A GGUF file becomes an ordinary Hugging Face folder, tensor by tensor.
+"""Import a GGUF file into an ordinary Hugging Face directory, tensor by tensor.
 
-Transformers opens GGUF files too, but holds the whole model, drops what it does not know (a Llama 3 file's rotary
-factors) and refuses to save the result. Its de-quantised logits are this module's test, bit for bit.
+Transformers opens GGUF files too, but loads the whole model, drops unknown parts (the rotary factors of Llama 3) and
+cannot save the result. Tests compare with its de-quantised logits, bit for bit.
 
 Shape suffixes used in this file:
     N = heads, D = head width, C = columns of a matrix (a bias has none)
@@ -34,24 +34,24 @@ from architectures.manifest import MANIFEST_NAME, write_manifest
 from architectures.shapes import Shape, checkpoint_tensors
 
 ROPE_FACTORS = "rope_freqs.weight"
-GPT2_SPLITTING = (None, "default", "gpt-2")  # `tokenizer.ggml.pre`, where GPT-2's own word splitting is right
-DIGITS_APART = "smollm"  # the same behind a step that makes every digit a word: spaces before a number stay together
+GPT2_SPLITTING = (None, "default", "gpt-2")  # values of `tokenizer.ggml.pre` that mean GPT-2's pre-tokenizer
+DIGITS_APART = "smollm"  # the same after a step that splits every digit: spaces before a number stay together
 TOKENIZER_ERRORS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError)
 MAX_CHARS_SHOWN = 200
 SPECIAL_TOKENS = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
 
 
 def import_gguf(file: Path, out: Path, *, dtype: str = "float32") -> None:
-    """De-quantise a GGUF file into a Hugging Face folder: safetensors, config, tokenizer, generation_config, manifest.
+    """De-quantise a GGUF file into a Hugging Face directory: weights, config, tokenizer, generation_config, manifest.
 
     Args:
-        file: A GGUF file of one of header.ARCHITECTURES.
-        out: The folder; an earlier import there is replaced.
+        file: A GGUF file of one of gguf_format.ARCHITECTURES.
+        out: An earlier import there is replaced.
         dtype: Of the written weights: float32, bfloat16 or float16.
 
     Raises:
-        UserError: If the file is absent, not GGUF, cut short, of another architecture or holds tensors we do not
-            know, or out holds something else.
+        UserError: If the file is missing, not GGUF, truncated, of another architecture or has unknown tensors, or out
+            contains something else.
     """
     header = read_gguf_header(file)
     entries = gguf_config(file, header)
@@ -77,7 +77,6 @@ def import_gguf(file: Path, out: Path, *, dtype: str = "float32") -> None:
 
 
 def gguf_names(shape: Shape) -> dict[str, str]:
-    """Hugging Face name -> GGUF name of every tensor of the checkpoint."""
     gguf = FAMILIES[shape.family].gguf
     assert gguf is not None, "families that llama.cpp has not are refused before"
     architecture = next(each for each, name in MODEL_ARCH_NAMES.items() if name == gguf.name)
@@ -86,7 +85,7 @@ def gguf_names(shape: Shape) -> dict[str, str]:
 
 
 def require_gguf_tensors(file: Path, header: GgufHeader, expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Exactly the expected tensors are there, in their sizes, whole and in a quantisation that can be undone."""
+    """Check that the file has exactly the expected tensors, whole, with their sizes and a known quantisation."""
     for name, size in expected.items():
         if name not in header.tensors:
             raise UserError(f"{file}: {name} is missing. Use a GGUF file of a whole model.")
@@ -111,7 +110,7 @@ def require_gguf_tensors(file: Path, header: GgufHeader, expected: Mapping[str, 
 
 
 def tensor_byte_ranges(file: Path, header: GgufHeader) -> dict[str, tuple[int, int]]:
-    """Where each tensor begins and ends in the file, in the order they lie there; no two share a byte."""
+    """Return the byte range of each tensor, in file order; UserError if two overlap."""
     begins = {name: header.data_start + tensor.offset for name, tensor in header.tensors.items()}
     byte_ranges = {
         name: (begin, begin + num_bytes(file, name, header.tensors[name]))
@@ -124,7 +123,6 @@ def tensor_byte_ranges(file: Path, header: GgufHeader) -> dict[str, tuple[int, i
 
 
 def num_bytes(file: Path, name: str, tensor: GgufTensor) -> int:
-    """Bytes a quantised tensor takes in the file."""
     try:
         kind = GGMLQuantizationType(tensor.type_id)
         block_size = GGML_QUANT_SIZES[kind][0]
@@ -141,18 +139,17 @@ def num_bytes(file: Path, name: str, tensor: GgufTensor) -> int:
 
 
 def stored_bytes(size: tuple[int, ...], kind: GGMLQuantizationType) -> int:
-    """Bytes of a tensor of whole blocks."""
     block_size, block_bytes = GGML_QUANT_SIZES[kind]
     return prod(size) // block_size * block_bytes
 
 
 def read_tensor(file: Path, header: GgufHeader, name: str, shape: Shape) -> Tensor:
-    """One tensor, de-quantised to float32 and in the row order of transformers."""
+    """Read one tensor, de-quantised to float32 and in the row order of transformers."""
     tensor = header.tensors[name]
     start = header.data_start + tensor.offset
     raw = np.fromfile(file, dtype=np.uint8, count=num_bytes(file, name, tensor), offset=start)
     rows = raw.reshape(*tensor.size[:-1], -1)
-    with np.errstate(invalid="ignore", over="ignore"):  # named below
+    with np.errstate(invalid="ignore", over="ignore"):  # checked below
         weight = torch.from_numpy(dequantize(rows, GGMLQuantizationType(tensor.type_id)).astype(np.float32, copy=False))
     if not torch.stack(weight.aminmax()).isfinite().all():
         raise UserError(f"{file}: {name} holds NaN or infinity. Fetch the file again.")
@@ -162,7 +159,7 @@ def read_tensor(file: Path, header: GgufHeader, name: str, shape: Shape) -> Tens
 def in_row_order(
     gguf: Gguf, name: str, weight: Tensor, shape: Shape, reorder: Callable[[Tensor, int], Tensor]
 ) -> Tensor:
-    """A tensor of a file, reordered if it is of queries or keys and llama.cpp has an order of its own for them."""
+    """Reorder the rows of a query or key tensor if llama.cpp stores them in its own order."""
     if gguf.own_row_order:
         for part, heads in ((".attn_q.", shape.heads), (".attn_k.", shape.kv_heads)):
             if part in name:
@@ -171,7 +168,7 @@ def in_row_order(
 
 
 def rotary_halves(weight: Tensor, heads: int) -> Tensor:
-    """Undo llama.cpp's row order: it rotates neighbouring rows (0,1), (2,3), ...; transformers rotates halves.
+    """Undo llama.cpp's row order: it rotates adjacent rows (0,1), (2,3), ...; transformers rotates halves.
 
     Args:
         weight: [N * D, C], or [N * D] for a bias.
@@ -182,10 +179,10 @@ def rotary_halves(weight: Tensor, heads: int) -> Tensor:
 
 
 def rope_entries(file: Path, header: GgufHeader, entries: Mapping[str, Any]) -> dict[str, Any]:
-    """The rotary settings, for a config.json; a Llama 3 file states them only as factors, one for each frequency.
+    """Return the rotary settings for config.json; a Llama 3 file has only one factor per frequency.
 
-    All Llama 3.1 and 3.2 models share three of the four settings; the fourth is the largest factor. They are taken
-    only if they give the file's factors back.
+    All Llama 3.1 and 3.2 models share three of the four settings; the fourth is the largest factor. They are used only
+    if they reproduce the file's factors.
     """
     plain = {"rope_type": "default", "rope_theta": entries.get("rope_theta", 10000.0)}
     if ROPE_FACTORS not in header.tensors:
@@ -219,7 +216,7 @@ def rope_entries(file: Path, header: GgufHeader, entries: Mapping[str, Any]) -> 
 
 
 def write_generation_config(header: GgufHeader, entries: Mapping[str, Any], folder: Path) -> None:
-    """Write generation_config.json; a chat model whose turns end by a token of its own stops at that one too."""
+    """Write generation_config.json; a chat model with its own end-of-turn token stops at that one too."""
     ids = {key: entries[key] for key in TOKEN_KEYS.values() if key in entries}
     end_of_turn = header.metadata.get("tokenizer.ggml.eot_token_id", ids.get("eos_token_id"))
     if end_of_turn != ids.get("eos_token_id"):
@@ -228,7 +225,7 @@ def write_generation_config(header: GgufHeader, entries: Mapping[str, Any], fold
 
 
 def require_known_splitting(file: Path, header: GgufHeader) -> None:
-    """The installed transformers must know how this vocabulary splits text into words; older ones know one way."""
+    """Check that the installed transformers supports the file's pre-tokenizer; older versions support only one."""
     if header.metadata.get("tokenizer.ggml.model") != "gpt2":
         return
     splitting = header.metadata.get("tokenizer.ggml.pre")
@@ -240,9 +237,9 @@ def require_known_splitting(file: Path, header: GgufHeader) -> None:
 
 
 def known_splittings() -> Mapping[str, str]:
-    """The values of `tokenizer.ggml.pre` that the installed transformers acts on, each with the pattern it splits by.
+    """Return the values of `tokenizer.ggml.pre` that the installed transformers supports, with their patterns.
 
-    It ignores all others silently.
+    It silently ignores every other value.
     """
     try:
         from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
@@ -252,17 +249,17 @@ def known_splittings() -> Mapping[str, str]:
 
 
 def write_tokenizer(file: Path, header: GgufHeader, folder: Path) -> None:
-    """Write the tokenizer and chat template a GGUF file carries.
+    """Write the tokenizer and chat template of a GGUF file.
 
-    Transformers rebuilds the vocabulary, with GPT-2's splitting where it knows no other. Special tokens are taken from
-    the header: transformers 5.17 mistakes the beginning for the end and adds no beginning.
+    Transformers rebuilds the vocabulary, with GPT-2's pre-tokenizer if it knows no other. Special tokens are read from
+    the header: transformers 5.17 takes BOS for EOS and sets no BOS.
     """
     try:
         known = header.metadata["general.architecture"] in GGUF_SUPPORTED_ARCHITECTURES
         rebuilt = (AutoTokenizer if known else PreTrainedTokenizerFast).from_pretrained(
             file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False
         )
-    except Exception as error:  # the library raises plain Exceptions of lists that do not fit each other
+    except Exception as error:  # the library raises plain Exceptions for inconsistent lists
         if not (isinstance(error, TOKENIZER_ERRORS) or type(error) is Exception):
             raise
         message = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_CHARS_SHOWN]
@@ -277,7 +274,7 @@ def write_tokenizer(file: Path, header: GgufHeader, folder: Path) -> None:
         chat_template=header.metadata.get("tokenizer.chat_template"),
         **{name: rebuilt.convert_ids_to_tokens(token) for name, token in ids.items() if token is not None},
     )
-    is_sentencepiece = header.metadata.get("tokenizer.ggml.model") == "llama"  # llama.cpp's default where unsaid
+    is_sentencepiece = header.metadata.get("tokenizer.ggml.model") == "llama"  # llama.cpp's default if absent
     tokenizer.add_bos_token = header.metadata.get("tokenizer.ggml.add_bos_token", is_sentencepiece)
     tokenizer.add_eos_token = header.metadata.get("tokenizer.ggml.add_eos_token", False)
     tokenizer.save_pretrained(folder)

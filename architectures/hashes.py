@@ -1,8 +1,8 @@
-"""SHA-256 of files, values and checkpoints; hashes of large files are remembered on this machine.
+"""SHA-256 of files, values and checkpoints; hashes of large files are cached on this machine.
 
-A file counts as unchanged while its size, both of its times, its inode and its device are those it was hashed with; the
-change time cannot be put back by `os.utime` or `cp -p`. Nothing is remembered of a file that was written less than
-SETTLED_NS before, as git does with its index: two writes within one tick of a file system's clock leave the same times.
+A file counts as unchanged while size, modification and change time, inode and device equal those at the time of
+hashing; the change time cannot be reset by `os.utime` or `cp -p`. As in git's index, files written less than
+SETTLED_NS earlier are not cached: two writes within one tick of a file system's clock leave the same times.
 
 Records are files below WIDEDRAFT_CACHE, else XDG_CACHE_HOME/widedraft or ~/.cache/widedraft, which may be deleted at
 any time.
@@ -22,14 +22,14 @@ from architectures.files import MIB, read_json_object, read_text, require_regula
 from architectures.progress import track
 from architectures.target_files import SETTINGS_NAME, generation_identity
 
-REMEMBERED_BYTES = 8 * MIB  # a smaller file is hashed in the time that asking for it takes
-LONG_BYTES = 2048 * MIB  # from here on progress is shown
+REMEMBERED_BYTES = 8 * MIB  # hashing a smaller file is as fast as a cache lookup
+LONG_BYTES = 2048 * MIB  # minimum total size for a progress bar
 SETTLED_NS = 2_000_000_000  # two seconds: the coarsest clock of a file system, FAT's
 MAX_THREADS = 8
 
 
 def sha256_of_file(path: Path) -> str:
-    """sha256 of a whole file, links followed; UserError if it is no regular file or cannot be read."""
+    """Return the sha256 of a file, links followed; UserError if it is not a regular file or cannot be read."""
     try:
         require_regular(path, remedy="Check the path.")
         before, begun_ns = file_state(path), time.time_ns()
@@ -44,13 +44,12 @@ def sha256_of_file(path: Path) -> str:
 
 
 def read_sha256(path: Path) -> str:
-    """sha256 of a whole file, read now, whatever is remembered."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sha256_of_files(paths: Sequence[Path], *, description: str) -> list[str]:
-    """sha256 of whole files, in their order, several read at a time; errors as for `sha256_of_file`."""
+    """Return the sha256 of each file, several read in parallel; raises as `sha256_of_file`."""
     with ThreadPoolExecutor(max_workers=min(os.cpu_count() or 1, MAX_THREADS)) as pool:
         hashes = pool.map(sha256_of_file, paths)
         if sum(path.stat().st_size for path in paths if path.exists()) >= LONG_BYTES:
@@ -59,25 +58,25 @@ def sha256_of_files(paths: Sequence[Path], *, description: str) -> list[str]:
 
 
 def file_state(path: Path) -> list[int]:
-    """Size, modification and change time, inode and device: what a file cannot keep when its content changes."""
+    """Return size, modification and change time, inode and device: at least one changes with the content."""
     status = path.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev]
 
 
 def recall(path: Path, state: list[int]) -> str | None:
-    """The remembered sha256 of a file in this state; None if there is none."""
+    """Return the cached sha256 of a file in this state; None if there is none."""
     record = record_file(path)
     if state[0] < REMEMBERED_BYTES or record is None:
         return None
     try:
         known = read_json_object(record, "")
-    except UserError:  # there is none, or it is damaged
+    except UserError:  # missing or damaged
         return None
     return known.get("sha256") if known.get("state") == state else None
 
 
 def remember(path: Path, state: list[int], sha256: str) -> None:
-    """Keep the sha256 of a large file, if there is a place for it."""
+    """Cache the sha256 of a large file, if possible."""
     record = record_file(path)
     if state[0] < REMEMBERED_BYTES or record is None:
         return
@@ -88,14 +87,13 @@ def remember(path: Path, state: list[int], sha256: str) -> None:
 
 
 def record_file(path: Path) -> Path | None:
-    """Where the hash of a file is remembered; None for a user without a home."""
     folder = cache_folder()
     name = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()
     return None if folder is None else folder / "file_hashes" / f"{name}.json"
 
 
 def cache_folder() -> Path | None:
-    """Where this user's programs keep what can be made again; None for a user without a home."""
+    """Return the user's cache directory; None if there is no home directory."""
     if named := os.environ.get("WIDEDRAFT_CACHE"):
         return Path(named)
     shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
@@ -107,8 +105,8 @@ def cache_folder() -> Path | None:
 
 FINGERPRINT_KIND = "widedraft.fingerprint/2"
 
-# What transformers reads of a folder, and nothing that it does not: a licence or a note beside it changes no answer.
-# Weights in other forms than safetensors are refused where they are read, and code of a folder's own never runs.
+# Only files that transformers reads: a licence or a note next to them changes no output. Weights in formats other than
+# safetensors are rejected when they are read, and a checkpoint's own code never runs.
 TOKENIZER_SETTINGS, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 PARTS_OF_TOKENIZERS = ("vocab.json", "merges.txt", "vocab.txt", "special_tokens_map.json", "added_tokens.json")
@@ -126,19 +124,18 @@ IDENTITY_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "*.model")  # 
 
 
 def fingerprint_value(value: Any) -> str:
-    """sha256 of a JSON-able value, independent of key order."""
+    """Return the sha256 of a JSON-serialisable value, independent of key order."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
 def fingerprint_file(path: Path) -> str:
-    """sha256 of a whole file; of a large one it is remembered (see file_hashes)."""
     return sha256_of_file(path)
 
 
 def fingerprint_checkpoint(folder: Path) -> str:
-    """sha256 over names and contents, every byte, of the files of a Hugging Face folder that make the model.
+    """Return the sha256 over names and contents of the files of a Hugging Face directory that define the model.
 
-    Of the generation settings, whose end tokens decide where answers stop, the values that are of this model alone.
+    Generation settings count without ASSISTANT_KEYS, since their end tokens decide when generation stops.
     """
     names = sorted(
         {
@@ -151,22 +148,21 @@ def fingerprint_checkpoint(folder: Path) -> str:
 
 
 def fingerprint_folder(folder: Path) -> str:
-    """sha256 over names and contents of every file below a folder, hidden ones left out."""
+    """Return the sha256 over names and contents of every file below a directory, except hidden ones."""
     paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     visible = (path for path in paths if not any(part.startswith(".") for part in path.parts))
     return fingerprint_of_files(folder, sorted(path.as_posix() for path in visible))
 
 
 def fingerprint_of_files(folder: Path, names: Sequence[str], *, extra: Any = None) -> str:
-    """sha256 over names and contents of some files of a folder, and a value that counts too."""
     hashes = sha256_of_files([folder / name for name in names], description=f"hashing {folder}")
     return fingerprint_value([FINGERPRINT_KIND, extra, *zip(names, hashes, strict=True)])
 
 
 def fingerprint_tokenizer(folder: Path) -> dict[str, str]:
-    """sha256 of what makes ids of text, under "tokenizer", and of what frames a conversation, under "chat template".
+    """Return the sha256 of the files that map text to ids ("tokenizer"), and of the chat template ("chat template").
 
-    Read from the files of a Hugging Face folder, so that no tokenizer has to be loaded.
+    Reads the files of a Hugging Face directory without loading a tokenizer.
     """
     settings = read_json_file(folder / TOKENIZER_SETTINGS)
     template = chat_template(folder, settings.pop("chat_template", None))
@@ -179,15 +175,11 @@ def fingerprint_tokenizer(folder: Path) -> dict[str, str]:
 
 
 def chat_template(folder: Path, among_settings: Any) -> Any:
-    """What frames conversations: a file of its own, else what stands in tokenizer_config.json; None if neither."""
+    """Return the chat template: its own file, else the entry of tokenizer_config.json; None if there is neither."""
     file = folder / CHAT_TEMPLATE
     return read_text(file, remedy="Fetch the checkpoint again.") if file.is_file() else among_settings
 
 
 def read_json_file(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is no such file.
-
-    Raises:
-        UserError: If the file is no JSON object.
-    """
+    """Read a JSON object; empty if there is no such file."""
     return read_json_object(path, "Fetch the checkpoint again.") if path.exists() else {}

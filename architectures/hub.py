@@ -1,16 +1,16 @@
-"""Find a target: a local Hugging Face folder, a hub id, or a GGUF file; configs of published targets.
+"""Locate a target: a local Hugging Face directory, a hub id, or a GGUF file; configs of published targets.
 
-Errors of huggingface_hub carry their request, whose headers hold the token, and an illegal header is quoted in its
-message: so texts are taken from what the server said only, and callers raise their own error after the except block,
-where no context is left to print.
+Errors of huggingface_hub carry their request, whose headers contain the token, and an illegal header is quoted in its
+message. So messages use only the server's response, and callers raise their own error after the except block, where no
+context is left to print.
 
-Most of these repositories are gated, so their config.json cannot even be looked at before a licence is accepted. A copy
-in the hub's cache always comes first.
+Most published targets are gated: their config.json cannot be read before a licence is accepted. A copy in the hub's
+cache always takes precedence over KNOWN_CONFIGS.
 
 Sources: the models' reports ("LLaMA", arXiv 2302.13971; "Llama 2", arXiv 2307.09288; "The Llama 3 Herd of Models",
 arXiv 2407.21783; "Mistral 7B", arXiv 2310.06825; "Qwen2.5 Technical Report", arXiv 2412.15115) and transformers'
-printouts of the configs in public repositories; the parameter counts that follow are those of the models' pages (a test
-compares them). SmolLM2's entries are what its GGUF file is imported with.
+printouts of configs in public repositories; a test compares the parameter counts with the models' pages. SmolLM2's
+entries are those its GGUF file is imported with.
 """
 
 import json
@@ -39,10 +39,11 @@ HUB_HINT = (
 
 
 def hub_failure(error: BaseException) -> str:
-    """What an error of huggingface_hub, or one it was wrapped in, means: a sentence without its subject."""
-    from huggingface_hub import errors  # imported here: half a second, and only hub ids need it
+    """Describe an error of huggingface_hub, or the error that caused it, in a sentence without subject."""
+    from huggingface_hub import errors  # takes 0.5 s, and only hub ids need it
 
-    # What the hub answered or the network did is below what wraps it; a bare ValueError names a file with a mistake.
+    # The hub's response or network error is a cause of the wrapping error; a bare ValueError names a file with an
+    # error.
     causes = [error]
     while type(error) is not ValueError and causes[-1].__cause__ is not None:
         causes.append(causes[-1].__cause__)
@@ -52,7 +53,7 @@ def hub_failure(error: BaseException) -> str:
         if isinstance(cause, errors.HfHubHTTPError):
             words = without_token(" ".join((cause.server_message or "").split())).rstrip(".")
             return f"the hub refuses ({cause.response.status_code}{': ' * bool(words)}{words})."
-        # httpx's or httpx2's; huggingface_hub's own errors have their base.
+        # Of httpx or httpx2; huggingface_hub's own errors share their base class.
         if isinstance(cause, errors.HTTPError) and type(cause) is not errors.HTTPError:  # pyright: ignore[reportPrivateImportUsage]
             return f"the connection to the hub failed ({type(cause).__name__})."
     if isinstance(error, json.JSONDecodeError):
@@ -64,7 +65,7 @@ def hub_failure(error: BaseException) -> str:
 
 
 def without_token(text: str) -> str:
-    """Text without this user's token, whatever it looks like, and without what looks like anybody's."""
+    """Mask this user's token whatever its form, and everything that looks like a token."""
     for token in filter(None, map(os.environ.get, TOKEN_VARIABLES)):
         text = text.replace(token.strip(), MASK)
     return masked(LOOKS_LIKE_A_TOKEN.sub(MASK, text))
@@ -148,12 +149,11 @@ KNOWN_CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "mistralai/Mistral-7B-Instruct-v0.3": {**MISTRAL_7B, "vocab_size": 32768},
     "Qwen/Qwen2.5-7B": {**QWEN_2_5_7B, "max_position_embeddings": 131072},
     "Qwen/Qwen2.5-7B-Instruct": QWEN_2_5_7B,
-    "models/SmolLM2-135M-Instruct": SMOLLM2_135M,  # no hub id: the folder that is made of a package
+    "models/SmolLM2-135M-Instruct": SMOLLM2_135M,  # not a hub id: the directory made from a package
 }
 
 
 def known_config(path: str, revision: str) -> Mapping[str, Any] | None:
-    """The entries of a published target's config.json; None of one not listed here, or of another branch."""
     return KNOWN_CONFIGS.get(path) if revision == "main" else None
 
 
@@ -161,20 +161,19 @@ REMEDY = "Fetch the checkpoint again."
 LOCAL_REMEDY = "Give a Hugging Face folder, a hub id (owner/name) or a .gguf file."
 WEIGHTS_AND_WORDS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model", "*.txt"]
 NOT_HERE = "not on this machine: sizes are from widedraft's own table; access, weights and tokenizer are unchecked"
-TERMS = ["README.md", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*"]  # which go with a draft that is published
+TERMS = ["README.md", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*"]  # published together with a draft
 WANTED_FILES = [*WEIGHTS_AND_WORDS, *TERMS]
 
 
 def resolve_checkpoint(path: str, *, revision: str = "main", cache: Path | None = None) -> Path:
-    """The local folder of a checkpoint, fetched or imported if need be.
+    """Return the local directory of a checkpoint, downloaded or imported if necessary.
 
     Args:
-        path: A folder, a hub id, or a .gguf file.
-        revision: Branch, tag or commit of a hub id.
-        cache: The folder a .gguf file is imported into, once; imported again when the file changed.
+        path: A directory, a hub id, or a .gguf file.
+        cache: Directory for the import of a .gguf file, repeated if the file changed.
 
     Raises:
-        UserError: If there is no such checkpoint, the hub cannot be reached, or a .gguf file has no cache to go to.
+        UserError: If there is no such checkpoint, the hub cannot be reached, or a .gguf file has no cache.
     """
     local = local_path(path, revision)
     if local is None:
@@ -183,11 +182,11 @@ def resolve_checkpoint(path: str, *, revision: str = "main", cache: Path | None 
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The config.json of a local checkpoint folder, or the same entries from a .gguf file's header.
+    """Read the config.json of a local checkpoint directory, or the same entries from a .gguf file's header.
 
     Raises:
-        UserError: If there is none, it is not a JSON object, or an entry of it, or of a generation_config.json beside
-            it, is one that no model has.
+        UserError: If there is none, it is not a JSON object, or one of its entries, or of generation_config.json next
+            to it, is invalid.
     """
     if is_gguf(folder):
         return gguf_config(folder, read_gguf_header(folder))
@@ -201,26 +200,18 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def require_whole_head(folder: Path) -> None:
-    """Raise UserError if the checkpoint named as a target is a draft whose head outputs some ids alone."""
     refuse_small_head(read_config(folder), str(folder / "config.json"))
 
 
 def read_remote_config(path: str, revision: str) -> dict[str, Any]:
-    """The config of any target, local or on the hub, of which it fetches config.json alone.
-
-    Raises:
-        UserError: If there is no such checkpoint, or the hub cannot be reached.
-    """
+    """Read the config of a target, local or on the hub, where only config.json is downloaded."""
     return read_config(local_path(path, revision) or fetch(path, revision, ["config.json"]))
 
 
 def config_at_hand(path: str, revision: str) -> tuple[dict[str, Any], bool]:
-    """The config of any target, and whether it is the target's own: published ones are known without the hub.
+    """Return the config of a target, and True if it is the target's own instead of a known published one.
 
-    Where a hub id is neither in the hub's cache nor known, its config.json is fetched.
-
-    Raises:
-        UserError: As `read_remote_config`.
+    The config.json of a hub id that is neither cached nor known is downloaded.
     """
     known = known_config(path, revision)
     if known is None or local_path(path, revision) is not None:
@@ -230,8 +221,8 @@ def config_at_hand(path: str, revision: str) -> tuple[dict[str, Any], bool]:
 
 
 def cached_config(repo_id: str, revision: str) -> Path | None:
-    """The folder with a repository's config.json in the hub's cache; None where it was never fetched."""
-    from huggingface_hub import try_to_load_from_cache  # imported here: half a second, and only hub ids need it
+    """Return the directory of a repository's config.json in the hub's cache; None if it is not cached."""
+    from huggingface_hub import try_to_load_from_cache  # takes 0.5 s, and only hub ids need it
 
     cached = try_to_load_from_cache(repo_id, "config.json", revision=revision)
     return Path(cached).parent if isinstance(cached, str) else None
@@ -242,7 +233,7 @@ def is_gguf(path: str | Path) -> bool:
 
 
 def local_path(path: str, revision: str) -> Path | None:
-    """The folder or .gguf file that path names on this machine; None where it can only be a hub id."""
+    """Return the local directory or .gguf file of a path; None if it can only be a hub id."""
     local = Path(path).expanduser()
     if is_gguf(local) or local.is_dir():
         if revision != "main":
@@ -254,7 +245,7 @@ def local_path(path: str, revision: str) -> Path | None:
 
 
 def packaged_words(path: str) -> str:
-    """The sentence that tells how a target is had that a package carries; empty of all others."""
+    """Return a hint on how to obtain a packaged target; empty for other targets."""
     packaged = packaged_target(path)
     if packaged is None:
         return ""
@@ -262,35 +253,31 @@ def packaged_words(path: str) -> str:
 
 
 def imported_gguf(file: Path, cache: Path | None) -> Path:
-    """The folder a GGUF file was imported into; imports it unless cache holds that very file already."""
+    """Return the directory of an imported GGUF file; imports it unless the cache contains this very file."""
     if cache is None:
         raise UserError(f"{file} must be imported first. Run: widedraft import {file} --to FOLDER")
     if not file.is_file():
         raise UserError(f"{file}: no such file. Give the path of an existing .gguf file.")
     manifest = read_manifest(cache)
     if manifest is None or changed_inputs(manifest, {"gguf": fingerprint_file(file)}):
-        from architectures.gguf_import import import_gguf  # imported here: it loads torch
+        from architectures.gguf_import import import_gguf  # loads torch
 
         import_gguf(file, cache)
     return cache
 
 
 def fetch(repo_id: str, revision: str, files: list[str]) -> Path:
-    """Download files of a hub repository into the hub's own cache, or find them there; none of a packaged target.
-
-    Raises:
-        UserError: If they cannot be had.
-    """
+    """Download files of a hub repository into the hub's cache, unless cached; UserError on failure."""
     if packaged_target(repo_id) is not None:
         raise UserError(f"{repo_id}: no such folder.{looked_for(Path(repo_id))} {packaged_words(repo_id)}")
-    from huggingface_hub import errors, snapshot_download  # imported here: half a second, and only hub ids need it
+    from huggingface_hub import errors, snapshot_download  # takes 0.5 s, and only hub ids need it
 
     network_error = errors.HTTPError  # httpx's or httpx2's, as hub has it  # pyright: ignore[reportPrivateImportUsage]
     try:
         return Path(snapshot_download(repo_id, revision=revision, allow_patterns=files))
     except (OSError, network_error, ValueError) as error:  # the hub's own errors are OSErrors too
         failure = hub_failure(error)
-    raise UserError(  # out of the except block: the hub's errors carry their request, with the token
+    raise UserError(  # after the except block: the hub's errors carry their request, with the token
         f"{repo_id} (revision {revision}): not a local folder ({Path(repo_id).absolute()}), and not to be had from the "
         f"hub: {failure} {HUB_HINT}"
     )

@@ -1,7 +1,7 @@
-"""manifest.json: what an artifact was made from, and by which code. No torch, so `widedraft check` may use it.
+"""manifest.json: inputs and provenance of an artifact. No torch, so `widedraft check` may use it.
 
-An artifact is up to date when the inputs in its manifest equal those that the recipe names today; otherwise both are
-shown as a diff of YAML lines.
+An artifact is up to date if the inputs in its manifest equal those of the current recipe; otherwise both are shown as
+a diff of YAML lines.
 """
 
 import difflib
@@ -38,11 +38,11 @@ StageName = Literal[
     "import-gguf",
     "export-recorded",
 ]
-Manifest = dict[str, Any]  # "stage", "inputs", "provenance", and what the stage adds
+Manifest = dict[str, Any]  # "stage", "inputs", "provenance", and the stage's own entries
 
 
 class SplitCounts(TypedDict):
-    """Responses to train on, or held out; `sequences` and `split` of given conversations."""
+    """Counts of training or held-out responses; `sequences` and `split` for existing conversations."""
 
     answers: int
     answer_tokens: int
@@ -52,7 +52,7 @@ class SplitCounts(TypedDict):
 
 
 class Counts(TypedDict):
-    """Rows of prompts, those left out by reason, and the splits."""
+    """Counts of prompts, of prompts dropped by reason, and of the splits."""
 
     prompts: int
     self_written: NotRequired[int]
@@ -66,13 +66,13 @@ class Counts(TypedDict):
 def write_manifest(folder: Path, *, stage: StageName, inputs: Mapping[str, Any], **details: Any) -> None:
     """Write folder/manifest.json: stage, inputs, details of the stage, provenance.
 
-    Write it last: a folder without a manifest is an unfinished one.
+    Write it last: a directory without a manifest is unfinished.
     """
     write_json({"stage": stage, "inputs": dict(inputs), **details, "provenance": provenance()}, folder / MANIFEST_NAME)
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a finished folder, or None if there is none; UserError if it is not a manifest."""
+    """Read the manifest of a finished directory; None if there is none, UserError if it is invalid."""
     path, fix = folder / MANIFEST_NAME, f"Delete {folder} and run its stage again."
     if not path.exists():
         return None
@@ -84,13 +84,12 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def changed_inputs(manifest: Mapping[str, Any], inputs: Mapping[str, Any]) -> list[str]:
-    """Names of the inputs that differ from the recorded ones, sorted."""
     recorded = manifest["inputs"]
     return sorted(name for name in recorded.keys() | inputs.keys() if recorded.get(name) != inputs.get(name))
 
 
 def inputs_diff(manifest: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
-    """The recorded inputs and today's as a diff of YAML lines with dotted keys; values that look secret are masked."""
+    """Format recorded and current inputs as a diff of YAML lines with dotted keys; secret-looking values are masked."""
     before, now = (
         [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in sorted(flat(values).items())]
         for values in (manifest["inputs"], inputs)
@@ -105,7 +104,7 @@ def inputs_diff(manifest: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values by dotted key, as the command line names them; lists of anything but mappings stay whole."""
+    """Flatten nested values to dotted keys, as on the command line; lists of anything but mappings stay whole."""
     result: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
@@ -120,9 +119,9 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def provenance() -> dict[str, Any]:
-    """Command, code, versions and machine, as every manifest and scorecard carries them.
+    """Return command, code, versions and machine for manifests and scorecards.
 
-    The git commit is null for code that git does not track, a version is null for a package that is not installed.
+    The git commit is null for untracked code, a version is null for a package that is not installed.
     """
     return {
         "argv": command(),
@@ -135,9 +134,9 @@ def provenance() -> dict[str, Any]:
 
 
 def command() -> list[str]:
-    """This process's words without secrets, the program without the folder that this project or its environment is in.
+    """Return this process's argv without secrets and without directories outside this project in the program's path.
 
-    Cards go with a draft to the hub, where an installation's folder helps nobody and a secret helps the wrong people.
+    Model cards publish it with the draft: local paths are useless there, and secrets harmful.
     """
     program, home = Path(sys.argv[0]), Path(__file__).parents[1]
     if program.is_absolute():
@@ -146,7 +145,6 @@ def command() -> list[str]:
 
 
 def package_version(name: str) -> str | None:
-    """The installed version of a distribution, or None."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -154,9 +152,9 @@ def package_version(name: str) -> str | None:
 
 
 def git_commit() -> str | None:
-    """The commit of this source tree, with "+changes" when files differ from it; None where git does not track it."""
+    """Return the commit of this source tree, with "+changes" if files differ from it; None if git does not track it."""
     git = ["git", "-C", str(Path(__file__).parent)]
-    tracked = [*git, "ls-files", "--error-unmatch", Path(__file__).name]  # a copy may lie inside another checkout
+    tracked = [*git, "ls-files", "--error-unmatch", Path(__file__).name]  # a copy may be inside another checkout
     described = [*git, "describe", "--always", "--abbrev=40", "--dirty=+changes"]
     try:
         subprocess.run(tracked, capture_output=True, check=True)
@@ -166,7 +164,6 @@ def git_commit() -> str | None:
 
 
 def hardware() -> dict[str, Any]:
-    """Processor, usable cores, memory, and the accelerators if torch is already loaded."""
     torch = sys.modules.get("torch")
     return {
         "processor": processor_name(),
@@ -177,7 +174,6 @@ def hardware() -> dict[str, Any]:
 
 
 def processor_name() -> str:
-    """The processor's own name where the system tells it."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         for line in cpuinfo.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""Progress of long loops on stderr: a bar on a terminal, elsewhere a line a minute; both with the time left."""
+"""Progress of long loops on stderr: a bar on a terminal, otherwise a line per minute; both with the time left."""
 
 import sys
 import time
@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Protocol, TypeVar
 
-LINE_INTERVAL_S = 60  # between two lines; a loop that is done sooner prints nothing
+LINE_INTERVAL_S = 60  # between two lines; a shorter loop prints nothing
 
 Item = TypeVar("Item")
 
 
 class Advance(Protocol):
-    """advance(work, items=1): so much more work is done, and with it so many items."""
+    """Callback advance(work, items=1) that adds finished work and items."""
 
     def __call__(self, work: float, /, *, items: int = 1) -> None: ...
 
@@ -26,14 +26,11 @@ def track(
     works: Callable[[Item], float] | None = None,
     whole: float = 0,
 ) -> Iterator[Item]:
-    """Yield the items and show how many are done and the time left.
+    """Yield the items and show progress and the time left.
 
     Args:
-        items: Anything iterable; each item counts one.
-        description: What is being done, in a few words.
-        total: How many items there will be.
-        works: How much work an item is, if some take longer than others; in any unit.
-        whole: The work of all items.
+        works: Work of an item, in any unit; by default 1.
+        whole: Work of all items.
     """
     with progress(description, total=total, whole=whole if works else total) as advance:
         for item in items:
@@ -43,20 +40,13 @@ def track(
 
 @contextmanager
 def progress(description: str, *, total: int, whole: float) -> Iterator[Advance]:
-    """Show the progress of the block, which calls advance(work) after each item, or advance(work, items=0) within one.
-
-    Args:
-        description: What is being done, in a few words.
-        total: How many items there will be.
-        whole: The work of all items, in the unit of `advance`.
-    """
+    """Show the progress of a block, which calls advance(work) after each item, or advance(work, items=0) within one."""
     with (bar if sys.stderr.isatty() else lines)(description, total, whole) as advance:
         yield advance
 
 
 @contextmanager
 def bar(description: str, total: int, whole: float) -> Iterator[Advance]:
-    """A rich bar."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -75,7 +65,6 @@ def bar(description: str, total: int, whole: float) -> Iterator[Advance]:
 
 @contextmanager
 def lines(description: str, total: int, whole: float) -> Iterator[Advance]:
-    """A line a minute."""
     start_s = reported_s = time.monotonic()
     done, done_work = 0, 0.0
 
@@ -91,14 +80,14 @@ def lines(description: str, total: int, whole: float) -> Iterator[Advance]:
 
 
 def time_left(elapsed_s: float, fraction: float) -> float | None:
-    """Seconds left at the mean speed so far; None before anything is done."""
+    """Return the seconds left at the mean speed so far; None before any progress."""
     return elapsed_s * (1 - fraction) / fraction if fraction > 0 else None
 
 
 def no_progress(work: float, /, *, items: int = 1) -> None:
-    """Show nothing."""
+    """Do nothing."""
 
 
 def duration(seconds: float | None) -> str:
-    """0:01:30; a question mark if it is not known."""
+    """Format seconds as 0:01:30; a question mark if None."""
     return "?" if seconds is None else str(timedelta(seconds=round(max(0.0, seconds))))

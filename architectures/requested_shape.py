@@ -1,4 +1,4 @@
-"""Recipe sections `target` and `architecture`, and the shape that a recipe asks for. No torch."""
+"""Recipe sections `target` and `architecture`, and the draft's shape. No torch."""
 
 import re
 from dataclasses import replace
@@ -18,7 +18,6 @@ from architectures.vocabulary import VocabularyConfig
 
 
 def named_shape(name: str) -> str:
-    """The name itself if it is one of the named shapes."""
     if name not in NAMED_SHAPES:
         near = get_close_matches(name, NAMED_SHAPES, n=1)
         hint = f"Did you mean {near[0]}?" if near else "`widedraft recipes --shapes` lists them."
@@ -32,7 +31,7 @@ ShapeName = Annotated[
 
 
 def size(value: int | str) -> int | str:
-    """The value itself if it is a count, or a share of the target's as in "0.5x"."""
+    """Validate a count, or a share of the target's as "0.5x"."""
     if isinstance(value, str):
         share = re.fullmatch(r"(0?\.\d+|1(\.0+)?)x", value)
         if not share or float(value[:-1]) == 0:
@@ -43,7 +42,7 @@ def size(value: int | str) -> int | str:
 
 
 SIZES = ("layers", "hidden", "intermediate", "heads", "kv_heads")
-GIVEN = ("plan", "shape", "stages", *SIZES, "encoder_layers")  # of these at least one says how large the draft is
+GIVEN = ("plan", "shape", "stages", *SIZES, "encoder_layers")  # at least one of these must set the size of the draft
 EXCLUSIVE = {"plan": ("shape", "stages", *SIZES, "encoder_layers"), "shape": SIZES, "stages": ("layers",)}
 Size = Annotated[
     int | str,
@@ -67,12 +66,12 @@ Size = Annotated[
 class TargetConfig(Section):
     """The model the draft will draft for; while training it is the teacher."""
 
-    path: str = Field(min_length=1, description="A local Hugging Face folder, a hub id, or a *.gguf file.")
+    path: str = Field(min_length=1, description="A local Hugging Face directory, a hub id, or a *.gguf file.")
     revision: str = Field(default="main", min_length=1, description="Branch, tag or commit of a hub id.")
     dtype: BatchDtypeOrAuto = Field(
         default="bfloat16",
-        description="Number type of the target's weights while it writes answers and teaches; auto is bfloat16 on a "
-        "GPU and on processors that multiply many rows faster in it, else float32.",
+        description="Dtype of the target's weights; auto is bfloat16 on a GPU and on CPUs that multiply faster in it, "
+        "else float32.",
     )
     placement: TargetPlacement = "whole"
     device_memory_gib: DeviceMemoryGib = None
@@ -80,7 +79,7 @@ class TargetConfig(Section):
 
     @property
     def holding(self) -> Holding:
-        """How it is held while it answers and teaches."""
+        """Placement of the target while it generates and teaches."""
         return Holding(self.placement, self.device_memory_gib, self.bits)
 
     @model_validator(mode="after")
@@ -96,9 +95,9 @@ class CalibrationConfig(Section):
     text: str | None = Field(
         default=None,
         min_length=1,
-        description="A text file, or JSON lines with prompts; null takes the prompts of data, self-written or not.",
+        description="A text file, or JSON lines with prompts; null uses the prompts of data.",
     )
-    tokens: int = Field(default=1024, ge=16, description="Tokens of that text used; less text is an error.")
+    tokens: int = Field(default=1024, ge=16, description="Calibration tokens; less text is an error.")
 
 
 class MasksConfig(Section):
@@ -109,11 +108,11 @@ class MasksConfig(Section):
         pattern="^[1-9](?:_?[0-9]){0,14}ba$",
         title="a time in batches",
         examples=["3200ba"],
-        description="Length of the training; after a tenth of warm-up, rates fall to a tenth along a cosine.",
+        description="Length of mask training: 10 % warm-up, then cosine to a tenth of the rates.",
     )
-    global_train_batch_size: int = Field(default=32, ge=1, description="Sequences per step over all processes.")
+    global_train_batch_size: int = Field(default=32, ge=1, description="Sequences per step, over all processes.")
     weight_lr: float = Field(default=1e-4, gt=0, description="Peak learning rate of the weights.")
-    mask_lr: float = Field(default=0.3, gt=0, description="Peak learning rate of masks and multipliers.")
+    mask_lr: float = Field(default=0.3, gt=0, description="Peak learning rate of masks and Lagrange multipliers.")
 
 
 class ArchitectureConfig(Section):
@@ -121,58 +120,58 @@ class ArchitectureConfig(Section):
 
     shape: ShapeName | None = Field(default=None, description="A named shape; `widedraft recipes --shapes` lists them.")
     layers: Size | None = Field(
-        default=None, description="Layers of the draft. This and the sizes below: a number, or a share as 0.5x."
+        default=None, description="Layers of the draft: a number, or a fraction of the target's (0.5x)."
     )
-    hidden: Size | None = Field(default=None, description="Channels of the residual stream.")
-    intermediate: Size | None = Field(default=None, description="Neurons of a feed-forward layer.")
-    heads: Size | None = Field(default=None, description="Query heads of a layer.")
+    hidden: Size | None = Field(default=None, description="Residual stream channels.")
+    intermediate: Size | None = Field(default=None, description="Feed-forward neurons per layer.")
+    heads: Size | None = Field(default=None, description="Query heads per layer.")
     kv_heads: Size | None = Field(
         default=None,
-        description="Key/value heads of a layer; null keeps the target's number of query heads for each.",
+        description="Key/value heads per layer; null keeps the target's ratio.",
     )
     encoder_layers: Size | None = Field(
         default=None,
-        description="Blocks of the encoder, evenly spaced, of an encoder-decoder target; null keeps all of them.",
+        description="Encoder blocks of an encoder-decoder draft, evenly spaced; null keeps all.",
     )
     stages: list[int] | None = Field(
         default=None,
         min_length=2,
-        description="Layers after each of several cuts, as [16, 8, 5]; each is distilled before the next.",
+        description="Layers after each of several prunings ([16, 8, 5]); each is distilled before the next.",
     )
     source: str | None = Field(
         default=None,
         min_length=1,
-        description="Folder or hub id the draft is cut from, if not the target: an earlier draft, or a smaller model "
-        "with the target's tokenizer; owner/name@v2 is a branch, tag or commit. The target still teaches.",
+        description="Directory or hub id (owner/name@revision) of the weights to prune, if not the target: an earlier "
+        "draft, or a smaller model with its tokenizer.",
     )
     method: Literal["first_last", "evenly_spaced", "block_influence", "greedy", "merge", "random", "learned_masks"] = (
         Field(
             default="greedy",
-            description="Which of the target's layers are kept, or merged; learned_masks trains masks, of widths too.",
+            description="How layers are selected or merged; learned_masks also selects widths.",
         )
     )
     width_method: Literal["activation", "flap", "magnitude", "random"] = Field(
-        default="activation", description="Which heads, neurons and channels are kept."
+        default="activation", description="How heads, neurons and channels are selected."
     )
     calibration: CalibrationConfig = Field(default=CalibrationConfig(), description="Text the scores are computed on.")
     scores: str | None = Field(
         default=None,
         min_length=1,
-        description="Folder of the scores, which runs of one target may share; null means <run_dir>/scores.",
+        description="Directory of importance scores, shareable by runs of one target; null: <run_dir>/scores.",
     )
     masks: MasksConfig = Field(default=MasksConfig(), description="Training of learned_masks.")
     vocabulary: VocabularyConfig | None = Field(
-        default=None, description="Token ids the draft can say; null is all of the target's."
+        default=None, description="Reduced output vocabulary; null keeps all ids."
     )
     plan: str | None = Field(
         default=None,
         min_length=1,
-        description="A plan.json made for this target, taken as it is; shape, sizes and methods are then left out.",
+        description="A plan.json made for this target, instead of shape, sizes and methods.",
     )
 
     @property
     def source_at(self) -> tuple[str, str] | None:
-        """Folder or hub id of `source`, and its revision; None where the recipe has no source."""
+        """Directory or hub id of `source` and its revision; None if the recipe has no source."""
         if self.source is None or "@" not in self.source or Path(self.source).exists():
             return None if self.source is None else (self.source, "main")
         path, _, revision = self.source.rpartition("@")
@@ -226,18 +225,17 @@ class ArchitectureConfig(Section):
 
 
 WIDTHS = ("hidden", "intermediate", "heads", "kv_heads")
-BLOCK = 32  # relative hidden and intermediate sizes are multiples of it, as llama.cpp's block formats need
+BLOCK = 32  # relative hidden and intermediate sizes are multiples of it, as llama.cpp's block formats require
 
 
 def draft_shape(source: Shape, config: ArchitectureConfig) -> Shape:
-    """The shape of the draft. Vocabulary, head width, biases and tied embeddings stay the target's.
+    """Return the shape of the draft. Vocabulary, head width, biases and tied embeddings stay the target's.
 
     Args:
-        source: The target's shape.
         config: A named shape, or sizes; a size left out is the target's, and kv_heads follow heads.
 
     Raises:
-        UserError: If a size exceeds the target's, cannot be cut out of it, or no engine could serve the shape.
+        UserError: If a size exceeds the target's, cannot be pruned from it, or no engine could serve the shape.
     """
     wanted = named_sizes(source, config) if config.shape is not None else written_sizes(source, config)
     key = f"architecture.shape={config.shape}" if config.shape is not None else "architecture"
@@ -249,7 +247,7 @@ def draft_shape(source: Shape, config: ArchitectureConfig) -> Shape:
             "has no scores of them. Use activation, magnitude or random."
         )
     draft = replace(source, **wanted)
-    problems = [] if source.encoder_layers else serving_problems(draft)  # of engines, and none loads those
+    problems = [] if source.encoder_layers else serving_problems(draft)  # no engine loads encoder-decoder drafts
     if problems:
         raise UserError(f"{key} asks for {describe(wanted)}: {' '.join(problems)}")
     if draft.heads // draft.kv_heads > source.heads // source.kv_heads:
@@ -261,10 +259,10 @@ def draft_shape(source: Shape, config: ArchitectureConfig) -> Shape:
 
 
 def masked_shape(source: Shape, config: ArchitectureConfig) -> Shape:
-    """The shape of a draft that masks are trained for: smaller than the target in something.
+    """Return the shape of a draft with learned masks: smaller than the target in at least one size.
 
     Raises:
-        UserError: As `draft_shape`, if nothing is cut, and for heads that masks and cuts treat differently.
+        UserError: As `draft_shape`, if nothing is pruned, and for heads that masks and pruning treat differently.
     """
     draft = draft_shape(source, config)
     if draft == source:
@@ -279,7 +277,7 @@ def masked_shape(source: Shape, config: ArchitectureConfig) -> Shape:
 
 
 def named_sizes(source: Shape, config: ArchitectureConfig) -> dict[str, int]:
-    assert config.shape is not None  # the caller asked
+    assert config.shape is not None  # checked by the caller
     shape = NAMED_SHAPES[config.shape].shape
     if shape.head_dim != source.head_dim:
         raise UserError(
@@ -290,11 +288,7 @@ def named_sizes(source: Shape, config: ArchitectureConfig) -> dict[str, int]:
 
 
 def encoder_size(source: Shape, config: ArchitectureConfig) -> dict[str, int]:
-    """How many blocks of the encoder the draft keeps; nothing where there is none.
-
-    Raises:
-        UserError: If blocks of an encoder are asked for that is not there.
-    """
+    """Return the number of encoder blocks that the draft keeps; empty for decoder-only models."""
     if source.encoder_layers:
         return {"encoder_layers": written_size("encoder_layers", config.encoder_layers, source.encoder_layers)}
     if config.encoder_layers is not None:
@@ -306,18 +300,18 @@ def encoder_size(source: Shape, config: ArchitectureConfig) -> dict[str, int]:
 
 
 def written_sizes(source: Shape, config: ArchitectureConfig) -> dict[str, int]:
-    """The sizes a recipe writes out; those it leaves out are the target's, and kv_heads follow heads."""
+    """Return the sizes of a recipe; omitted ones are the target's, and kv_heads follow heads."""
     sizes = {name: written_size(name, getattr(config, name), getattr(source, name)) for name in SIZES}
     if config.stages is not None:
         sizes["layers"] = config.stages[-1]
-    can_follow = FAMILIES[source.family].width  # of others no heads can go, which is told behind this
+    can_follow = FAMILIES[source.family].width  # other families keep all heads, which is checked later
     if can_follow and config.heads is not None and config.kv_heads is None:
         sizes["kv_heads"] = following_kv_heads(sizes["heads"], source)
     return sizes | encoder_size(source, config)
 
 
 def written_size(name: str, wanted: int | str | None, of_target: int) -> int:
-    """One size: as written, a share of the target's ("0.5x"), or the target's own."""
+    """Return one size: a number, a share of the target's ("0.5x"), or the target's own."""
     if wanted is None:
         return of_target
     if isinstance(wanted, int):
@@ -325,7 +319,7 @@ def written_size(name: str, wanted: int | str | None, of_target: int) -> int:
     exact = float(wanted.removesuffix("x")) * of_target
     if name == "layers":
         return max(1, round(exact))
-    of_blocks = name in ("hidden", "intermediate")  # heads come whole
+    of_blocks = name in ("hidden", "intermediate")  # heads must divide exactly
     rounded = int(exact) // BLOCK * BLOCK if of_blocks else int(exact)
     if rounded < 1 or not (of_blocks or rounded == exact):
         raise UserError(
@@ -336,7 +330,6 @@ def written_size(name: str, wanted: int | str | None, of_target: int) -> int:
 
 
 def following_kv_heads(heads: int, source: Shape) -> int:
-    """As many key/value heads as keep the target's ratio."""
     group = source.heads // source.kv_heads
     if heads % group:
         raise UserError(
@@ -347,7 +340,6 @@ def following_kv_heads(heads: int, source: Shape) -> int:
 
 
 def refuse_larger(wanted: dict[str, int], source: Shape, key: str) -> None:
-    """A draft is cut out of its target: no size may exceed the target's."""
     larger = [
         f"{name} {size} (target {getattr(source, name)})"
         for name, size in wanted.items()
@@ -360,7 +352,6 @@ def refuse_larger(wanted: dict[str, int], source: Shape, key: str) -> None:
 
 
 def refuse_width_of_classic_family(wanted: dict[str, int], source: Shape, key: str) -> None:
-    """Of families before LLaMA only layers can be cut."""
     changed = [name for name in WIDTHS if wanted[name] != getattr(source, name)]
     if changed and not FAMILIES[source.family].width:
         raise UserError(
@@ -370,5 +361,5 @@ def refuse_width_of_classic_family(wanted: dict[str, int], source: Shape, key: s
 
 
 def describe(sizes: dict[str, int]) -> str:
-    """Sizes in words: "layers 5, hidden 4096"."""
+    """Format sizes as "layers 5, hidden 4096"."""
     return ", ".join(f"{name} {size}" for name, size in sizes.items())

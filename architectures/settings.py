@@ -1,15 +1,16 @@
-"""Settings of commands and recipe sections: their base class, common fields, dtypes, and flags made from them.
+"""Settings of commands and recipe sections: base class, common fields, dtypes, and command-line flags made from them.
 
-A processor without bfloat16 instructions converts every product: on an Intel Xeon with avx512f but not avx512_bf16 a
-bfloat16 product takes 4.3 times as long as a float32 one (docs/log.md), where an AMD EPYC with it takes half as long.
-An Intel Xeon with avx512_bf16 and no amx_bf16 lies between: what reads weights once for a few rows, as decoding one
-text does, is no slower in bfloat16; what multiplies many rows, as training and a batch of answers do, takes 1.5 to 1.8
-times as long (docs/log.md, 2026-11-24).
+A CPU without bfloat16 instructions converts every product: on an Intel Xeon with avx512f but not avx512_bf16 a
+bfloat16 product takes 4.3 times as long as a float32 one, while on an AMD EPYC with it, it takes half as long. An
+Intel Xeon with avx512_bf16 but no amx_bf16 lies between: work that reads weights once for a few rows, such as decoding
+one sequence, is no slower in bfloat16; work that multiplies many rows, such as training or batched generation, takes
+1.5 to 1.8 times as long (docs/benchmarks.md).
 
-Why not a library: pydantic-settings 2.16 adds 0.2 s to every start, takes several numbers as `--n 1 --n 2` alone, and
-answers a wrong one with a traceback and exit code 1; tyro 1.0 prints pydantic's own words in a frame.
+Why not a library: pydantic-settings 2.16 adds 0.2 s to every start, accepts several numbers only as `--n 1 --n 2`, and
+reports a wrong one with a traceback and exit code 1; tyro 1.0 prints pydantic's own messages in a frame.
 
-A section takes a kind and says its own default (`lookahead: Lookahead = 4`). What holds several values is a plural.
+A section picks a field type and sets its own default (`lookahead: Lookahead = 4`). Fields of several values are
+plurals.
 """
 
 import argparse
@@ -31,10 +32,7 @@ from architectures.errors import UserError
 
 
 class Section(BaseModel):
-    """A group of settings: unknown ones are refused, types are strict (1 may stand for 1.0), values never change.
-
-    Numbers are finite.
-    """
+    """Group of settings: rejects unknown keys, strict types (1 is accepted as 1.0), finite numbers, immutable."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -42,12 +40,12 @@ class Section(BaseModel):
         strict=True,
         validate_default=True,
         allow_inf_nan=False,
-        serialize_by_alias=True,  # of keys that are words of Python, as `from`
+        serialize_by_alias=True,  # for keys that are Python keywords, such as `from`
     )
 
 
 CPU_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # x86, x86, ARM
-FEW_ROWS_ALONE = "avx512_bf16"  # where it is all that such a processor has, many rows are multiplied faster in float32
+FEW_ROWS_ALONE = "avx512_bf16"  # a CPU with no other flag multiplies many rows faster in float32
 SUCH_A_PROCESSOR = "GenuineIntel"
 GPU_DEVICES = ("nvidia[0-9]*", "kfd", "accel*")  # in /dev
 
@@ -57,55 +55,49 @@ Precision = Literal["amp_bf16", "fp32"]
 
 @cache
 def has_bfloat16(devices: Path = Path("/dev"), cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether this machine has a GPU, or a processor with instructions for bfloat16.
-
-    Args:
-        devices: Where the system lists devices.
-        cpuinfo: Where it lists what its processors can do.
-    """
+    """Return True if this machine has a GPU or a CPU with bfloat16 instructions."""
     return has_gpu(devices) or bool(bfloat16_flags(cpuinfo))
 
 
 @cache
 def many_rows_gain(devices: Path = Path("/dev"), cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether products of many rows are faster in bfloat16 than in float32; arguments as for has_bfloat16."""
+    """Return True if products of many rows are faster in bfloat16 than in float32."""
     return has_gpu(devices) or bool(bfloat16_flags(cpuinfo) and not few_rows_gain_alone(cpuinfo))
 
 
 @cache
 def few_rows_gain_alone(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the processor is one of those that multiply few rows no slower in bfloat16, and many slower."""
+    """Return True if the CPU multiplies few rows no slower in bfloat16, but many rows slower."""
     return bfloat16_flags(cpuinfo) == {FEW_ROWS_ALONE} and SUCH_A_PROCESSOR in words_of(cpuinfo, ("vendor_id",))
 
 
 def has_gpu(devices: Path) -> bool:
-    """Whether there is an accelerator, all of which compute in bfloat16."""
+    """Return True if there is an accelerator; all of them compute in bfloat16."""
     return any(next(devices.glob(pattern), None) for pattern in GPU_DEVICES)
 
 
 def bfloat16_flags(cpuinfo: Path) -> set[str]:
-    """What the processor has of CPU_FLAGS."""
     return CPU_FLAGS & words_of(cpuinfo, ("flags", "Features"))
 
 
 def words_of(cpuinfo: Path, starts: tuple[str, ...]) -> set[str]:
-    """Every word of the lines that begin so."""
+    """Return every word of the lines that start with one of `starts`."""
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
     return {word for line in lines if line.startswith(starts) for word in line.split()}
 
 
 def dtype_here(value: Any) -> Any:
-    """For "auto" bfloat16 where this machine computes in it, else float32; anything else as it is."""
+    """Replace "auto" with bfloat16 if this machine computes in it, else float32; keep other values."""
     return value if value != "auto" else "bfloat16" if has_bfloat16() else "float32"
 
 
 def batch_dtype_here(value: Any) -> Any:
-    """For "auto" bfloat16 where many rows are multiplied faster in it, else float32; anything else as it is."""
+    """Replace "auto" with bfloat16 if it multiplies many rows faster, else float32; keep other values."""
     return value if value != "auto" else "bfloat16" if many_rows_gain() else "float32"
 
 
 def precision_here(value: Any) -> Any:
-    """For "auto" amp_bf16 where many rows are multiplied faster in bfloat16, else fp32; anything else as it is."""
+    """Replace "auto" with amp_bf16 if bfloat16 multiplies many rows faster, else fp32; keep other values."""
     return value if value != "auto" else "amp_bf16" if many_rows_gain() else "fp32"
 
 
@@ -121,13 +113,13 @@ Placement = Literal["whole", "spread", "layers"]
 
 @dataclass(frozen=True)
 class Holding:
-    """Where a target's weights are, how much memory they may take there, and in how many bits.
+    """Placement, memory limit and bit width of the target's weights.
 
     Attributes:
-        placement: whole: on one device. spread: over the GPUs of this machine, its memory and its disk. layers: on the
-            disk, from where each layer is read when its turn comes.
-        device_memory_gib: That the target may take on each device that computes; None for what is free.
-        bits: 8 or 4, of a weight of the linear layers; None leaves them in the number type.
+        placement: whole: on one device. spread: over GPUs, CPU memory and disk of this machine. layers: on disk, each
+            layer read when it runs.
+        device_memory_gib: Limit on each device that computes; None uses the free memory.
+        bits: 8 or 4 per weight of the linear layers; None keeps their dtype.
     """
 
     placement: Placement = "whole"
@@ -136,12 +128,12 @@ class Holding:
 
     @property
     def claimed(self) -> dict[str, int]:
-        """What makes another model of the target, for whoever records what it made; nothing where nothing does."""
+        """Settings that change the target's outputs, for manifests and scorecards; empty if there are none."""
         return {} if self.bits is None else {"bits": self.bits}
 
     @property
     def mistake(self) -> str | None:
-        """Why these do not go together, with the remedy; None where they do."""
+        """Why the values are inconsistent, with a hint; None if they are valid."""
         if self.placement == "whole" and self.device_memory_gib is not None:
             return f"device_memory_gib is {self.device_memory_gib:g} with placement: whole, which has no cap. {CHOOSE}"
         if self.placement != "whole" and self.bits is not None:
@@ -157,7 +149,7 @@ WHOLE = Holding()
 
 
 def command_of(stage: str, *flags: str) -> str:
-    """A command on a recipe, in backticks."""
+    """Return a command on a recipe, in backticks."""
     return f"`{shlex.join(['widedraft', stage, 'RECIPE', *flags])}`"
 
 
@@ -168,7 +160,7 @@ MAX_CHARS = 80  # of a value in a message
 
 
 class _AnyOf(GenerateJsonSchema):
-    """Writes a tagged union like any other, since a ${...} may stand for the tag."""
+    """JSON Schema generator that writes a tagged union as anyOf, since the tag may be a ${...}."""
 
     def tagged_union_schema(self, schema: TaggedUnionSchema) -> JsonSchemaValue:
         return {"anyOf": super().tagged_union_schema(schema)["oneOf"]}
@@ -176,19 +168,19 @@ class _AnyOf(GenerateJsonSchema):
 
 @cache
 def schema_of(model: type[BaseModel]) -> dict[str, Any]:
-    """The JSON Schema of a section, which is read and never changed."""
+    """Return the JSON Schema of a section; callers must not change the cached dict."""
     return model.model_json_schema(schema_generator=_AnyOf)
 
 
 def options(node: Schema, schema: Schema) -> list[Schema]:
-    """The alternatives of a node one by one, references resolved."""
+    """Return the alternatives of a node as a flat list, references resolved."""
     if "$ref" in node:
         node = schema["$defs"][node["$ref"].rsplit("/", 1)[-1]]
     return [option for each in node["anyOf"] for option in options(each, schema)] if "anyOf" in node else [node]
 
 
 def known_keys(schema: Schema) -> dict[str, Schema]:
-    """Every dotted key with its own schema, a section before its keys; [] stands for any list item."""
+    """Return the schema of every dotted key, a section before its keys; [] denotes any list item."""
     known: dict[str, Schema] = {}
     for key, node in _below("", schema, schema):
         known.setdefault(key, node)
@@ -206,7 +198,7 @@ def _below(prefix: str, node: Schema, schema: Schema) -> Iterator[tuple[str, Sch
 
 
 def nearest_key(path: tuple[str | int, ...], known: Iterable[str]) -> str | None:
-    """The known key most likely meant: alike as a whole, or of like name in another section; None if none is near."""
+    """Return the known key closest to a path, as a whole or by its last part; None if none is close."""
     name = ".".join(str(step) for step in path if isinstance(step, str))
 
     def closeness(key: str) -> float:
@@ -220,7 +212,6 @@ def nearest_key(path: tuple[str | int, ...], known: Iterable[str]) -> str | None
 
 
 def short(text: str) -> str:
-    """A text, or its beginning if it is long."""
     return text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}..."
 
 
@@ -231,14 +222,14 @@ METAVARS = {"integer": "N", "number": "X", "string": "TEXT"}
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:
-    """How a setting stands on a command line, where its type does not say it.
+    """Command-line form of a setting, beyond its type.
 
     Attributes:
-        metavar: What stands for its value.
-        is_word: Given by its place, without a flag; several values are all the words that are left.
-        is_repeated: One value behind each flag, which may be given several times; else all values behind one.
-        absent: What counts where the flag is left out and the default is no value, in words.
-        bare: The value of the flag alone, where it may stand without one.
+        metavar: Placeholder of the value in the help.
+        is_word: Positional; several values take all remaining words.
+        is_repeated: The flag takes one value and may be repeated; otherwise one flag takes all values.
+        absent: Text for the default in the help if the default is no value.
+        bare: Value of the flag if it is given without one.
     """
 
     metavar: str | None = None
@@ -249,11 +240,7 @@ class Flag:
 
 
 def read_settings(parser: argparse.ArgumentParser, model: type[AnySection], words: Sequence[str]) -> AnySection:
-    """The settings that some words give; argparse itself ends the process where they are not flags of the section.
-
-    Raises:
-        UserError: If a value is wrong.
-    """
+    """Parse command-line words into a section; argparse exits on flags that are not in the section."""
     add_flags(parser, model)
     given = {name: value for name, value in vars(parser.parse_intermixed_args(words)).items() if value is not None}
     try:
@@ -263,7 +250,6 @@ def read_settings(parser: argparse.ArgumentParser, model: type[AnySection], word
 
 
 def add_flags(parser: argparse.ArgumentParser, model: type[Section]) -> None:
-    """One flag, or word, for every field."""
     schema = model.model_json_schema()
     for name, field in model.model_fields.items():
         node = schema["properties"][name]
@@ -275,7 +261,7 @@ def add_flags(parser: argparse.ArgumentParser, model: type[Section]) -> None:
 
 
 def spelling(field: FieldInfo, node: Schema, schema: Schema) -> dict[str, Any]:
-    """What argparse is told of the values of a field; a list that may be no value at all may be given empty."""
+    """Return the argparse options for the values of a field; an optional list may be empty."""
     told, [own, *others] = flag_told(field), options_of(node, schema)
     if own.get("type") == "boolean":
         return {"action": "store_true"}
@@ -291,12 +277,10 @@ def spelling(field: FieldInfo, node: Schema, schema: Schema) -> dict[str, Any]:
 
 
 def options_of(node: Schema, schema: Schema) -> list[Schema]:
-    """The schemas of which a value that is given meets one."""
     return [option for option in options(node, schema) if option.get("type") != "null"]
 
 
 def metavar(options: Sequence[Schema]) -> str:
-    """What stands for a value: its choices, or a letter for its type."""
     choices = [
         str(each) for option in options for each in option.get("enum", [option["const"]] if "const" in option else [])
     ]
@@ -304,7 +288,6 @@ def metavar(options: Sequence[Schema]) -> str:
 
 
 def help_of(field: FieldInfo, options: Sequence[Schema]) -> str:
-    """What a setting is, and what counts where it is left out."""
     told, text = flag_told(field), str(field.description or options[0].get("description", "")).removesuffix(".")
     default, is_nothing = told.absent, field.default is None or field.default is False or field.default == ()
     if default is None and not field.is_required() and not is_nothing:
@@ -315,7 +298,6 @@ def help_of(field: FieldInfo, options: Sequence[Schema]) -> str:
 
 
 def flag_told(field: FieldInfo) -> Flag:
-    """What the section says of how a field stands on a command line."""
     return next((each for each in reversed(field.metadata) if isinstance(each, Flag)), Flag())
 
 
@@ -324,7 +306,7 @@ def flag_of(name: str) -> str:
 
 
 def sentences(error: ValidationError, given: Mapping[str, Any], model: type[Section]) -> list[str]:
-    """Each mistake once, with the flag it is about; a list whose values are wrong is no mistake of its own."""
+    """Format each error once, with its flag; skips the error of a list whose values have their own."""
     mistakes = error.errors(include_url=False)
     inner = {details["loc"][:-1] for details in mistakes if details["loc"]}
     return list(
@@ -335,7 +317,6 @@ def sentences(error: ValidationError, given: Mapping[str, Any], model: type[Sect
 
 
 def sentence(details: ErrorDetails, given: Mapping[str, Any], model: type[Section]) -> str:
-    """Pydantic's message of one mistake, behind the flag and its value."""
     location, problem = details["loc"], details["msg"].removeprefix("Value error, ")
     if not location:
         return problem
@@ -349,33 +330,30 @@ def sentence(details: ErrorDetails, given: Mapping[str, Any], model: type[Sectio
     return f"{name}: {problem}, got {short(str(value)) or repr(value)}."
 
 
-MOST = 10**6  # of what is counted or sampled: beyond what any machine does
+MOST = 10**6  # upper limit of counts and samples, beyond any machine
 Value = TypeVar("Value")
 
 
 def no_folder(path: Path | None) -> Path | None:
-    """The path, where a file can be written."""
     if path is not None and path.is_dir():
         raise ValueError(f"{path}: is a folder. Name a file in it.")
     return path
 
 
 def each_once(values: tuple[Value, ...]) -> tuple[Value, ...]:
-    """The values, where none stands there twice."""
     if len(set(values)) < len(values):
         raise ValueError(f"must name each value once, got {list(values)}.")
     return values
 
 
 def packed_bits(bits: int) -> int:
-    """The bits of a weight, where they are so many as bitsandbytes packs."""
     if bits not in (8, 4):
         raise ValueError(f"must be 8 or 4, got {bits}.")
     return bits
 
 
 Once = AfterValidator(each_once)
-Several = Field(strict=False, min_length=1)  # lists stand for tuples in recipes; at least one value
+Several = Field(strict=False, min_length=1)  # recipes write tuples as lists; at least one value
 
 Target = Annotated[
     str, Field(min_length=1, description="Folder or hub id of the model to draft for."), Flag(metavar="A")
@@ -388,8 +366,8 @@ Revision = Annotated[str, Field(description="Branch, tag or commit of a target o
 TargetPlacement = Annotated[
     Placement,
     Field(
-        description="Where the target's weights are: whole on one device; spread over the GPUs, the memory and the "
-        "disk of this machine; or, of layers, on the disk, read layer by layer."
+        description="whole: on one device; spread: over the GPUs, host memory and disk of this machine; layers: on "
+        "disk, read layer by layer."
     ),
 ]
 DeviceMemoryGib = Annotated[
@@ -397,21 +375,21 @@ DeviceMemoryGib = Annotated[
     Field(
         gt=0,
         le=MOST,
-        description="GiB that a target which is not whole may take on each GPU, or of the memory where there is none; "
-        "null takes what is free.",
+        description="GiB per GPU (or of host memory without one) for a target that is spread or in layers; null: all "
+        "that is free.",
     ),
 ]
 TargetBits = Annotated[
     Annotated[int, AfterValidator(packed_bits), WithJsonSchema({"type": "integer", "enum": [8, 4]})] | None,
     Field(
-        description="Pack the target's linear layers into 8 or 4 bits a weight (bitsandbytes): another model, which "
-        "manifests and scorecards name; null leaves them as they are."
+        description="Quantize the target's linear layers to 8 or 4 bits (bitsandbytes). This is another model; "
+        "manifests and scorecards record it."
     ),
 ]
 
-Lookahead = Annotated[int, Field(ge=1, le=MOST, description="Draft tokens per round.")]
+Lookahead = Annotated[int, Field(ge=1, le=MOST, description="Draft tokens per verification step.")]
 Lookaheads = Annotated[
-    tuple[Lookahead, ...], Several, Field(description="Numbers of draft tokens per round, each once."), Once
+    tuple[Lookahead, ...], Several, Field(description="Numbers of draft tokens per verification step."), Once
 ]
 DraftPMin = Annotated[
     float,
@@ -423,45 +401,39 @@ DraftPMin = Annotated[
     ),
 ]
 Temperature = Annotated[float, Field(ge=0, le=MOST, description="Sampling temperature; 0 is greedy.")]
-TopP = Annotated[
-    float, Field(gt=0, le=1, description="Probability mass of the likeliest tokens that are sampled from; 1 is all.")
-]
-TopK = Annotated[
-    int | None, Field(ge=1, le=MOST, description="Number of the likeliest tokens that are sampled from; none is all.")
-]
+TopP = Annotated[float, Field(gt=0, le=1, description="Nucleus sampling; 1 samples from all tokens.")]
+TopK = Annotated[int | None, Field(ge=1, le=MOST, description="Sample from the k most likely tokens; none: from all.")]
 MinP = Annotated[
     float,
-    Field(ge=0, lt=1, description="Least chance of a token that is sampled, as a share of the likeliest one's."),
+    Field(ge=0, lt=1, description="Minimum probability of a sampled token, relative to the most likely one."),
 ]
 RepetitionPenalty = Annotated[
-    float, Field(gt=0, le=MOST, description="Divides the logits of tokens that stand in the text already; 1 is none.")
+    float, Field(gt=0, le=MOST, description="Repetition penalty, as in transformers; 1 disables it.")
 ]
 Temperatures = Annotated[
-    tuple[Temperature, ...], Several, Field(description="Sampling temperatures, each once; 0 is greedy."), Once
+    tuple[Temperature, ...], Several, Field(description="Sampling temperatures; 0 is greedy."), Once
 ]
-BatchSize = Annotated[int, Field(ge=1, le=MOST, description="Rows decoded together.")]
-BatchSizes = Annotated[
-    tuple[BatchSize, ...], Field(strict=False, description="Rows decoded together, each once."), Once
-]
+BatchSize = Annotated[int, Field(ge=1, le=MOST, description="Sequences decoded together.")]
+BatchSizes = Annotated[tuple[BatchSize, ...], Field(strict=False, description="Batch sizes."), Once]
 Context = Annotated[int, Field(ge=1, le=MOST, description="Tokens before a step.")]
 Contexts = Annotated[tuple[Context, ...], Field(strict=False, description="Tokens before a step, each once."), Once]
 
-NumPrompts = Annotated[int, Field(ge=1, le=MOST, description="Prompts used at most.")]
-MaxNewTokens = Annotated[int, Field(ge=1, le=MOST, description="Tokens of a text at most.")]
-MaxScoredTokens = Annotated[int, Field(ge=2, le=MOST, description="Tokens of an answer at most.")]  # one has no round
+NumPrompts = Annotated[int, Field(ge=1, le=MOST, description="Maximum number of prompts.")]
+MaxNewTokens = Annotated[int, Field(ge=1, le=MOST, description="Maximum tokens of a response.")]
+# A single token has no verification step.
+MaxScoredTokens = Annotated[int, Field(ge=2, le=MOST, description="Maximum tokens of a response.")]
 Repeats = Annotated[int, Field(ge=1, le=MOST, description="Repetitions.")]
 Seed = Annotated[int, Field(ge=0, lt=2**32, description="Seed of every random choice.")]
 NumberType = Annotated[
     DtypeOrAuto,
     Field(
-        description="Number type of target and draft; auto is bfloat16 on a GPU and on processors that compute in it, "
-        "else float32."
+        description="Dtype of target and draft; auto is bfloat16 on a GPU and on CPUs that compute in it, else float32."
     ),
 ]
 
-AUTO: Any = "auto"  # validation makes the number type of this machine of it
+AUTO: Any = "auto"  # validation replaces it with this machine's dtype
 
-# Steps run by transformers, or by CUDA graphs of the same.
+# Steps run by transformers eagerly, or as CUDA graphs.
 How = Literal["eager", "captured"]
 Capture = Annotated[bool, Field(description="Capture the models' steps in CUDA graphs first; needs a GPU.")]
 OutFile = Annotated[

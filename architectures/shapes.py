@@ -1,6 +1,6 @@
-"""Shape: what a draft costs, in parameters, FLOPs and bytes, known before any weight exists. No torch.
+"""Shape of a draft: its cost in parameters, FLOPs and bytes, known before any weight exists. No torch.
 
-Holds the named shapes too. A nominal size ("796M") is a published name and is always shown beside the true count.
+Includes the named shapes. A nominal size ("796M") is a published name and is always shown with the true count.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The size of a decoder, and of its encoder where it has one, and the family whose tensors it has."""
+    """Family and sizes of a decoder, and of its encoder if it has one."""
 
     layers: int
     hidden: int
@@ -29,24 +29,20 @@ class Shape:
     kv_heads: int
     head_dim: int
     vocab: int
-    head_vocab: int = 0  # rows of the output head where it outputs fewer ids than vocab; 0 where it outputs them all
-    positions: int = 0  # rows of a learned position table; 0 where there is none
-    tied: bool = False  # the output head is the embedding
+    head_vocab: int = 0  # rows of the output head if it outputs fewer ids than vocab; 0 if it outputs all
+    positions: int = 0  # rows of a learned position table; 0 if there is none
+    tied: bool = False  # the output head shares the embedding
     qkv_bias: bool = False
     output_bias: bool = False
     ffn_bias: bool = False
     family: str = LLAMA.model_type
-    encoder_layers: int = 0  # 0 where one stack of layers reads the prompt and answers it
-    buckets: int = 0  # rows of a table of attention biases by distance; 0 where there is none
-    gated: bool = False  # of families whose feed-forward comes with a gate and without
+    encoder_layers: int = 0  # 0 for decoder-only models
+    buckets: int = 0  # rows of a table of relative attention biases; 0 if there is none
+    gated: bool = False  # for families whose feed-forward may or may not have a gate
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], *, where: str = "config.json") -> "Shape":
-        """The shape of a Hugging Face config of a known family; absent entries mean what transformers takes them to be.
-
-        Args:
-            config: The parsed config.json.
-            where: The file, for messages.
+        """Return the shape of a Hugging Face config of a known family; absent entries get transformers' defaults.
 
         Raises:
             UserError: If the family is unknown, an entry is missing, or the heads do not divide.
@@ -87,15 +83,15 @@ class Shape:
 
     @property
     def plain(self) -> bool:
-        """Whether the feed-forward has no gate, of families that come with and without."""
+        """True if the feed-forward has no gate, for families that may or may not have one."""
         return not self.gated
 
     def with_head_of(self, rows: int) -> "Shape":
-        """The same with an output head that outputs so many ids alone; what was tied to the embedding no longer is."""
+        """Return this shape with an untied output head of `rows` ids."""
         return replace(self, head_vocab=rows, tied=False)
 
     def axis(self, name: str) -> int:
-        """The length of an axis as families name it; a fused one is the sum of its parts."""
+        """Return the length of an axis as families name it; a fused axis (joined by +) is the sum of its parts."""
         if "+" in name:
             return sum(self.axis(part) for part in name.split("+"))
         if name == "query":
@@ -103,13 +99,12 @@ class Shape:
         return self.kv_heads * self.head_dim if name == "key_value" else getattr(self, name)
 
     def has_bias(self, part: Part) -> bool:
-        """Whether a module has a bias in checkpoints of this shape."""
         if part.bias_axis is None:
             return False
         return getattr(self, part.bias) if isinstance(part.bias, str) else part.bias
 
     def part_tensors(self, parts: Mapping[str, Part]) -> dict[str, tuple[int, ...]]:
-        """The size of every tensor of some modules, under role.weight or role.bias."""
+        """Return the size of every tensor of some modules, under role.weight or role.bias."""
         sizes: dict[str, tuple[int, ...]] = {}
         for role, part in parts.items():
             if part.when and not getattr(self, part.when):
@@ -120,53 +115,45 @@ class Shape:
         return sizes
 
     def layer_tensors(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor of one layer with its size, under role.weight or role.bias, as the families name roles."""
         return self.part_tensors(FAMILIES[self.family].layer)
 
     def encoder_layer_tensors(self) -> dict[str, tuple[int, ...]]:
-        """The same of one block of the encoder; of a decoder alone nothing."""
+        """Return the size of every tensor of one encoder block; empty for decoder-only models."""
         encoder = FAMILIES[self.family].encoder
         return {} if encoder is None else self.part_tensors(encoder.layer)
 
     def parameters_per_layer(self) -> int:
-        """Parameters of one layer: attention, feed-forward, norms and biases."""
         return sum(prod(size) for size in self.layer_tensors().values())
 
     def encoder_parameters(self) -> int:
-        """Parameters of all blocks of the encoder."""
         return self.encoder_layers * sum(prod(size) for size in self.encoder_layer_tensors().values())
 
     def parameters_without_embeddings(self) -> int:
-        """Parameters of all layers and the norms beside them; no embedding, position table or output head."""
+        """Return the parameters of layers, outer norms and attention-bias tables; no embedding, positions or head."""
         outside = FAMILIES[self.family].outside
         norms = {role: part for role, part in outside.items() if role not in EMBEDDING_ROLES}
         layers = self.layers * self.parameters_per_layer() + self.encoder_parameters()
         return layers + sum(map(prod, self.part_tensors(norms).values()))
 
     def parameters(self) -> int:
-        """The true count: everything the checkpoint holds, a tied head counted once."""
+        """Return the true count: everything in the checkpoint, a tied head counted once."""
         rows = self.vocab + (0 if self.tied else self.head_rows) + self.positions
         return self.parameters_without_embeddings() + rows * self.hidden
 
     def weight_bytes(self, dtype: str) -> int:
-        """Bytes of all weights.
-
-        Args:
-            dtype: float32, bfloat16 or float16.
-        """
         return self.parameters() * DTYPE_BYTES[dtype]
 
     def kv_bytes_per_token(self, dtype: str) -> int:
-        """Bytes the key/value cache grows by with every token of one sequence."""
+        """Return the bytes the key/value cache grows by with every token of one sequence."""
         return 2 * self.layers * self.kv_heads * self.head_dim * DTYPE_BYTES[dtype]
 
     def flops_per_token(self, context: int) -> int:
-        """FLOPs of a forward pass for one more token; a multiply and an add count as two.
+        """Return the FLOPs of a forward pass for one more token; a multiply and an add count as two.
 
-        Matrix products only; norms, activations, rotary embeddings and biases are left out.
+        Matrix products only, without norms, activations, rotary embeddings and biases.
 
-        Source: Chowdhery et al. 2022, "PaLM", appendix B (arXiv 2204.02311): the forward third of 6N + 12LHQT,
-        with the output head in N and the embedding not.
+        Source: Chowdhery et al. 2022, "PaLM", appendix B (arXiv 2204.02311): the forward third of 6N + 12LHQT, with
+        the output head in N and the embedding not.
 
         Args:
             context: Positions the token attends to, itself included.
@@ -177,7 +164,7 @@ class Shape:
 
 
 def checkpoint_tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Every tensor a checkpoint of this shape holds, under its Hugging Face name, with its size; in reading order."""
+    """Return the size of every tensor of a checkpoint under its Hugging Face name, in forward order."""
     family = FAMILIES[shape.family]
     outside = {role: part for role, part in family.outside.items() if not (role == "head" and shape.tied)}
     after = ("final_norm", "head")
@@ -192,7 +179,6 @@ def checkpoint_tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
 
 
 def named_tensors(shape: Shape, parts: Mapping[str, Part], *, prefix: str = "") -> dict[str, tuple[int, ...]]:
-    """The tensors of some modules under the names a checkpoint gives them."""
     return {
         f"{prefix}{parts[role].name}.{kind}": size
         for tensor, size in shape.part_tensors(parts).items()
@@ -201,13 +187,13 @@ def named_tensors(shape: Shape, parts: Mapping[str, Part], *, prefix: str = "") 
 
 
 def decoder_layers(config: Mapping[str, Any], family: Family, encoder_layers: int, where: str) -> int:
-    """The layers; where an encoder stands before them and nothing states them, as many as it has."""
+    """Return the decoder's layers; by default as deep as the encoder, if there is one."""
     key = family.keys["layers"]
     return optional(config, key, where, default=encoder_layers) if encoder_layers else required(config, key, where)
 
 
 def intermediate_size(config: Mapping[str, Any], family: Family, hidden: int, where: str) -> int:
-    """The feed-forward width; families before LLaMA may leave it unsaid and mean four times the hidden one."""
+    """Return the feed-forward width; families before LLaMA may omit it, and it is then four times the hidden width."""
     key = family.keys.get("intermediate")
     if key is not None and family.width:
         return required(config, key, where)
@@ -215,7 +201,7 @@ def intermediate_size(config: Mapping[str, Any], family: Family, hidden: int, wh
 
 
 def head_vocab(config: Mapping[str, Any], vocab: int, where: str) -> int:
-    """Rows of a head that outputs fewer ids than the embedding reads; 0 where it outputs them all."""
+    """Return the rows of a head that outputs fewer ids than the embedding reads; 0 if it outputs all."""
     rows = optional(config, CONFIG_KEY, where, default=0)
     if rows >= vocab:
         raise UserError(f"{where}: {CONFIG_KEY} must be below the {vocab} ids there are, got {rows}. Leave it out.")
@@ -228,7 +214,7 @@ def head_vocab(config: Mapping[str, Any], vocab: int, where: str) -> int:
 
 
 def head_width(config: Mapping[str, Any], family: Family, hidden: int, heads: int, where: str) -> int:
-    """The width of a head; where nothing states it, heads share the hidden width."""
+    """Return the width of a head; by default hidden / heads."""
     key = family.keys.get("head_dim")
     stated = family.default_head_dim if key is None or config.get(key) is None else required(config, key, where)
     if stated is None and hidden % heads:
@@ -240,7 +226,7 @@ def head_width(config: Mapping[str, Any], family: Family, hidden: int, heads: in
 
 
 def required(config: Mapping[str, Any], key: str, where: str) -> int:
-    """A positive whole number that config must hold."""
+    """Return a positive integer that config must contain."""
     value = config.get(key)
     mistake = f"{key} is missing" if value is None else mistake_in({key: value})
     if value is None or mistake is not None:
@@ -249,20 +235,20 @@ def required(config: Mapping[str, Any], key: str, where: str) -> int:
 
 
 def optional(config: Mapping[str, Any], key: str | None, where: str, *, default: int) -> int:
-    """As required, or the family's default where it has no such entry, or config leaves it out or says null."""
+    """Return a positive integer, or `default` if the family has no such entry or config omits it or sets null."""
     return default if key is None or config.get(key) is None else required(config, key, where)
 
 
 @dataclass(frozen=True)
 class NamedShape:
-    """A published shape: the size its authors call it by, and what it is."""
+    """Published shape with its nominal size."""
 
     nominal: str
     shape: Shape
 
 
 def llama_shape(layers: int, hidden: int, intermediate: int, heads: int) -> Shape:
-    """A LLaMA-1/2 shape: vocabulary 32000, heads of 128, no grouped queries, separate output head."""
+    """Return a LLaMA-1/2 shape: vocabulary 32000, heads of 128, no grouped queries, separate output head."""
     return Shape(
         layers=layers,
         hidden=hidden,
@@ -305,11 +291,11 @@ STATED_WITH_SCALING = ("default", "llama3", "longrope", "su", "mrope", "proporti
 
 @dataclass(frozen=True)
 class ContextLength:
-    """Tokens of a text at most, prompt and answer together.
+    """Maximum tokens of a sequence, prompt and response together.
 
     Attributes:
         tokens: > 0.
-        origin: Where the number comes from, as "n_positions is 1024".
+        origin: Source of the number, as "n_positions is 1024".
     """
 
     tokens: int
@@ -317,28 +303,28 @@ class ContextLength:
 
 
 def context_length(config: Mapping[str, Any], *, where: str) -> ContextLength | None:
-    """How long texts may be by a model's config; None where nothing in it is bound to a position.
+    """Return the context length of a model's config; None if nothing in it depends on absolute positions.
 
-    That is the entry of its family (max_position_embeddings, or GPT-2's n_positions; transformers' default where it is
-    absent), of another model the smallest of KEYS_OF_OTHERS. Of a learned position table it is the number of texts'
-    places, without the two rows more that OPT's has. Attention biases by distance (ALiBi, T5's buckets) have no end.
+    It is the entry of the config's family (max_position_embeddings, or GPT-2's n_positions; transformers' default if
+    absent), or the smallest of KEYS_OF_OTHERS for other models. For a learned position table it is the number of
+    usable positions, without the two additional rows of OPT. Relative attention biases (ALiBi, T5's buckets) have no
+    limit.
 
     Rotary scaling, as vLLM serves it and transformers computes it:
         linear, dynamic           the entry is the length before scaling: times factor
         yarn                      original_max_position_embeddings (else the entry) times factor
-        llama3, longrope          the entry is the length after scaling, and counts as it stands
-        Gemma 3, whatever type    likewise
+        llama3, longrope          the entry is the length after scaling, used unchanged
+        Gemma 3, any type         the entry is the length after scaling, used unchanged
 
     Sources: vLLM, `_get_and_verify_max_len` in vllm/config/model.py; transformers 5.17 and 5.23, modeling_rope_utils
-    (`original_max_position_embeddings` beside the scaling comes before that inside it, and the entry stands in for
-    both).
+    (`original_max_position_embeddings` next to the scaling takes precedence over that inside it; the default for both
+    is the entry).
 
     Args:
-        config: Of config.json, or of transformers' `to_dict`; of a model with several parts its text part.
-        where: The file, for messages.
+        config: Of config.json or transformers' `to_dict`; for a multi-part model its text part.
 
     Raises:
-        UserError: If an entry it goes by is not a positive number.
+        UserError: If a used entry is not a positive number.
     """
     family = FAMILIES.get(config.get("model_type", ""))
     key = smallest_of_others(config, where) if family is None else family.context_key
@@ -353,7 +339,7 @@ def context_length(config: Mapping[str, Any], *, where: str) -> ContextLength | 
 
 
 def smallest_of_others(config: Mapping[str, Any], where: str) -> str | None:
-    """The entry that holds the length of a model of no family of ours."""
+    """Return the entry with the context length of a model of an unknown family."""
     attention = config.get("attn_config")
     by_distance = (
         config.get("alibi"),
@@ -365,12 +351,12 @@ def smallest_of_others(config: Mapping[str, Any], where: str) -> str | None:
 
 
 def is_gemma_3(config: Mapping[str, Any]) -> bool:
-    """Whether a model of no family of ours is a larger Gemma 3, which states its length after scaling as well."""
+    """Return True for a larger Gemma 3 of an unknown family, which also states its length after scaling."""
     return str(config.get("model_type")).startswith("gemma3")
 
 
 def ropes(config: Mapping[str, Any], where: str) -> Iterator[Mapping[str, Any]]:
-    """The rotary scalings of a config: one, or one for each type of layer."""
+    """Yield the rotary scalings of a config, one or one per layer type."""
     key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     rope = config.get(key) or {}
     nested = isinstance(rope, Mapping) and rope and all(isinstance(part, Mapping | None) for part in rope.values())
@@ -384,17 +370,15 @@ def ropes(config: Mapping[str, Any], where: str) -> Iterator[Mapping[str, Any]]:
 
 
 def has_scaled_positions(config: Mapping[str, Any], where: str) -> bool:
-    """Whether rotary positions are scaled for a length; those of rope_theta alone are for any."""
+    """Return True if rotary positions are scaled for a length; with only rope_theta they fit any."""
     return any(kind_of(rope) != "default" for rope in ropes(config, where))
 
 
 def kind_of(rope: Mapping[str, Any]) -> Any:
-    """The type of a rotary scaling, by either of its names."""
     return rope.get("rope_type", rope.get("type", "default"))
 
 
 def scale(plain: ContextLength, rope: Mapping[str, Any], config: Mapping[str, Any], where: str) -> ContextLength:
-    """The length that one rotary scaling makes of the config's own."""
     kind = kind_of(rope)
     if kind in STATED_WITH_SCALING:
         return plain
@@ -415,7 +399,6 @@ def scale(plain: ContextLength, rope: Mapping[str, Any], config: Mapping[str, An
 
 
 def times(plain: ContextLength, kind: str, factor: float) -> ContextLength:
-    """So many times a length; the same where the factor is 1."""
     tokens = max(1, int(plain.tokens * factor))
     if tokens == plain.tokens:
         return plain

@@ -1,7 +1,7 @@
-"""Work that several processes share out: which part is whose, and how they wait for one another. No torch.
+"""Work shared by several processes: assignment of units, and synchronisation. No torch.
 
-They all take the same steps in the same order. What a step shares out is told by the numbers of its units alone, and
-what comes of the units is put together in their order: so the outcome is that of one process, however many there are.
+All processes take the same steps in the same order. A step assigns units only by their index, and results are merged
+in order of the units: so the outcome equals that of one process, for any number of processes.
 """
 
 import pickle
@@ -13,27 +13,25 @@ Made = TypeVar("Made")
 
 
 class Board(Protocol):
-    """Where processes leave values for one another, each under a name that is used once."""
+    """Key-value store shared by the processes; each name is used once."""
 
     def put(self, name: str, value: bytes) -> None: ...
 
     def get(self, name: str) -> bytes:
-        """The value, once it is there."""
+        """Return the value, waiting until it exists."""
         ...
 
     def drop(self, name: str) -> None:
-        """Forget a value that nobody asks for any more."""
+        """Delete a value that no process needs any more."""
         ...
 
 
 class Share:
-    """One process's part of work that several do; without a board it is all of the work.
+    """One process's part of shared work; without a board all of it.
 
     Args:
         index: Of this process, from 0; the first one leads.
-        count: Of all processes.
-        board: Where they meet.
-        per_machine: Of the processes, which are numbered machine by machine; all where left out.
+        per_machine: Processes per machine, numbered machine by machine; all by default.
     """
 
     def __init__(
@@ -44,46 +42,43 @@ class Share:
         self.index, self.count, self.board = index, count, board
         self.per_machine = per_machine or count
         self._step = 0
-        self._left = ""  # name of the latest value that was exchanged
+        self._left = ""  # name of the last exchanged value
 
     @property
     def leads(self) -> bool:
-        """Whether this process speaks for all of them, and writes what is written once."""
+        """True for the process that prints, and that writes files written once."""
         return self.index == 0
 
     @property
     def words(self) -> str:
-        """Behind what is being done, whose part of it this is; nothing of one process alone."""
+        """Suffix of a progress description, naming the process; empty for a single process."""
         return "" if self.count == 1 else f", process {self.index + 1} of {self.count}"
 
     def mine(self, units: Sequence[Unit]) -> Sequence[Unit]:
-        """Those of some units, known to all, that are this process's to make."""
         return units[self.index :: self.count]
 
     def exchange(self, value: Made) -> list[Made]:
-        """The value of every process, in their order; all wait until all have come here."""
+        """Return the value of every process, in order; waits for all."""
         if self.board is None:
             return [value]
         self._step += 1
         own = f"{self._step}/{self.index}"
         self.board.put(own, pickle.dumps(value))
-        # Nobody but processes of this very command writes there.
+        # Only processes of this command write there.
         values = [pickle.loads(self.board.get(f"{self._step}/{index}")) for index in range(self.count)]  # noqa: S301
         if self._left:
-            self.board.drop(self._left)  # all have read it who have come to this step
+            self.board.drop(self._left)  # every process that reached this step has read it
         self._left = own
         return values
 
     def meet(self) -> None:
-        """Wait until all processes have come here."""
         self.exchange(None)
 
     def lead(self, decide: Callable[[], Made]) -> Made:
-        """What the first process decides, for all of them; the others wait meanwhile."""
         return self.exchange(decide() if self.leads else None)[0]  # pyright: ignore[reportReturnType]
 
     def together(self, made: Sequence[Made]) -> list[Made]:
-        """What every process made of its units, in the order of all units, on every process."""
+        """Merge every process's results in the order of all units, on every process."""
         parts = self.exchange(list(made))
         return [parts[number % self.count][number // self.count] for number in range(sum(map(len, parts)))]
 

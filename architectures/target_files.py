@@ -1,11 +1,11 @@
-"""Files that every draft takes over from its target: tokenizer, chat template, generation_config.json.
+"""Files that every draft copies from its target: tokenizer, chat template, generation_config.json. No torch.
 
-Also where it is cut out of another model than its target: engines take these from either, and must find the same.
-No torch.
+Even a draft pruned from another model does: engines read these files from draft or target, and must find the same.
 
-transformers reads three of its keys from the *draft* when it decodes with one: how many tokens to propose a round, by
-which schedule, and below which confidence to stop. They are known when the draft is scored, and are no part of what a
-checkpoint is: `generation_identity` leaves them out, so that writing them makes no earlier work stale.
+transformers reads three keys from the *draft's* generation_config.json for assisted generation: the number of tokens
+to propose per step, its schedule, and the confidence below which to stop. They are set when the draft is scored, and
+are not part of a checkpoint's identity: `generation_identity` omits them, so that writing them makes no earlier work
+stale.
 """
 
 import shutil
@@ -26,11 +26,7 @@ Values = dict[str, Any]
 
 
 def read_generation_settings(folder: Path) -> Values:
-    """What generation_config.json says; without one, the special ids of config.json, which transformers takes then.
-
-    Raises:
-        UserError: If it is no JSON object, or an entry is one that no model has.
-    """
+    """Read generation_config.json, or without one, as transformers does, the special ids of config.json."""
     file = folder / SETTINGS_NAME
     if not file.exists():
         config = read_json_object(folder / "config.json", "Give the folder of a Hugging Face checkpoint.")
@@ -41,15 +37,15 @@ def read_generation_settings(folder: Path) -> Values:
 
 
 def stop_ids(folder: Path) -> frozenset[int]:
-    """The ids at which a checkpoint's `generate` stops; empty when it never does."""
+    """Return the ids at which a checkpoint's `generate` stops; empty if it never does."""
     eos = read_generation_settings(folder).get("eos_token_id")
     return frozenset(eos if isinstance(eos, list) else [] if eos is None else [eos])
 
 
 def generation_identity(folder: Path) -> Values:
-    """The part of a checkpoint's generation settings that belongs to its identity: all but the assistant's keys.
+    """Return the generation settings that belong to a checkpoint's identity: all but ASSISTANT_KEYS.
 
-    Nothing where there is neither generation_config.json nor config.json: such a folder is no checkpoint.
+    Empty if there is neither generation_config.json nor config.json: such a directory is not a checkpoint.
     """
     if not any((folder / name).exists() for name in (SETTINGS_NAME, "config.json")):
         return {}
@@ -57,17 +53,9 @@ def generation_identity(folder: Path) -> Values:
 
 
 def write_assistant_settings(draft: Path, *, lookahead: int) -> bool:
-    """Have transformers' `generate(assistant_model=draft)` propose so many tokens each round; everything else stays.
+    """Set the tokens per step of transformers' `generate(assistant_model=draft)`; return True if the file changed.
 
-    The confidence threshold is 0: transformers' default would stop at the first token of which the draft is less than
-    0.4 sure.
-
-    Args:
-        draft: Its folder.
-        lookahead: Tokens a round at most.
-
-    Returns:
-        Whether the file changed.
+    The confidence threshold is 0: transformers' default stops at the first token with a draft probability below 0.4.
     """
     before = read_generation_settings(draft)
     after = {**before, **dict(zip(ASSISTANT_KEYS, (lookahead, "constant", 0.0), strict=True))}
@@ -77,7 +65,7 @@ def write_assistant_settings(draft: Path, *, lookahead: int) -> bool:
     return True
 
 
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")  # any of them makes a tokenizer
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")  # any of them is a tokenizer
 TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 CARRIED_FILES = (
     *TOKENIZERS,
@@ -91,17 +79,13 @@ CARRIED_FILES = (
 
 
 def require_tokenizer(target: Path) -> None:
-    """A draft shares its target's tokenizer, so there must be one."""
+    """Raise UserError if there is no tokenizer, which a draft shares with its target."""
     if not any((target / name).is_file() for name in TOKENIZERS):
         raise UserError(f"{target}: holds no tokenizer ({', '.join(TOKENIZERS)}). Save the target's tokenizer there.")
 
 
 def carry_files(target: Path, folder: Path, *, names: Sequence[str] = CARRIED_FILES) -> None:
-    """Copy tokenizer, chat template and generation settings into a new folder, byte for byte.
-
-    Raises:
-        UserError: If the generation settings are none.
-    """
+    """Copy tokenizer, chat template and generation settings into a new directory, byte for byte."""
     read_generation_settings(target)
     for name in names:
         if (target / name).is_dir():
@@ -111,13 +95,13 @@ def carry_files(target: Path, folder: Path, *, names: Sequence[str] = CARRIED_FI
 
 
 def with_special_ids(config: Mapping[str, Any], of: Mapping[str, Any]) -> dict[str, Any]:
-    """A config whose special ids are those of another one, absent where they are absent there."""
+    """Return a config with the special ids of another one; those absent there are removed."""
     ids = {key: of[key] for key in SPECIAL_IDS if key in of}
     return {key: ids.get(key, value) for key, value in config.items() if key not in SPECIAL_IDS or key in ids} | ids
 
 
 def bytes_below(path: Path) -> dict[str, bytes]:
-    """Every file of a folder, or the file; nothing where there is neither."""
+    """Return the content of every file of a directory, or of a file; empty if it does not exist."""
     if path.is_file():
         return {"": path.read_bytes()}
     return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}

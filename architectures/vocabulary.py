@@ -1,8 +1,8 @@
-"""A reduced vocabulary: which ids a draft's output head has rows for, its file, its card, and coverage. No torch.
+"""Reduced vocabulary: the ids of a draft's output head, its file, its model cards, and coverage. No torch.
 
-The input embedding stays whole: a draft reads every token. Only rows of the output head are cut, to the ids that the
-target outputs most. Every other id has probability zero, which costs the draft that token and nothing else: rejection
-sampling stays lossless whatever the draft cannot output.
+The input embedding stays whole: a draft reads every token. Only rows of the output head are pruned, to the ids that
+the target outputs most. Every other id has probability zero, which costs the draft only that token: rejection sampling
+stays lossless whatever the draft cannot output.
 
 Source: FR-Spec, Zhao et al. 2025 (arXiv 2502.14856), and VocabTrim, Goel et al. 2025 (arXiv 2506.22694).
 """
@@ -23,7 +23,7 @@ from architectures.settings import Section
 from architectures.shapes import CONFIG_KEY, Shape
 from architectures.target_files import SPECIAL_IDS, read_generation_settings
 
-COUNTED = ("answers", "text")  # what ids are counted in; any other origin is the path of a list
+COUNTED = ("answers", "text")  # sources of token counts; any other origin is the path of a list
 Origin = Annotated[
     str,
     Field(min_length=1),
@@ -44,13 +44,13 @@ class VocabularyConfig(Section):
     size: int | None = Field(
         default=None,
         ge=1,
-        description="How many ids, special tokens and single bytes included; of a list, null takes all of it.",
+        description="Number of output ids, special and single-byte tokens included; null: the whole list.",
     )
     origin: Origin = Field(
         default="answers",
         alias="from",
-        description="What ids are ranked by: how often the training answers say them, or section text does; or the "
-        "path of a JSON list of ids, the first ones first, or of a draft whose ids are taken.",
+        description="Rank ids by frequency in the training responses or in section text; or the path of a JSON list of "
+        "ids, or of a draft whose ids are used.",
     )
 
     @model_validator(mode="after")
@@ -61,21 +61,21 @@ class VocabularyConfig(Section):
 
 
 DRAFT_VOCABULARY_NAME = "draft_vocabulary.json"
-UNUSED_IDS = "never_said"  # of origin: ids kept whatever they count, that what was counted never says
+UNUSED_IDS = "never_said"  # of origin: ids that are always kept but never occurred in the counted data
 MOST_MIB = 64
 VOCABULARY_REMEDY = "Copy it from where the draft came from, or make the draft again."
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftVocabulary:
-    """Row k of the output head outputs token ids[k].
+    """Vocabulary of an output head: row k outputs token ids[k].
 
     Attributes:
-        ids: Ascending, so that those below any bound are the first rows.
-        vocab_size: Of the target, and rows of the input embedding.
-        origin: Where the ids come from: what was counted, how much of it, and which of the ids were never there.
-        unknown_id: An id that is not output, whose row of the input embedding was trained to stand for any such id (see
-            unknown.py); None where none was.
+        ids: Ascending, so that the ids below any bound are the first rows.
+        vocab_size: Of the target, and of the input embedding.
+        origin: Provenance: the counted data, its size, and the ids that never occurred in it.
+        unknown_id: Id that is not output, whose row of the input embedding was trained to represent all such ids (see
+            distill.unknown_inputs); None if none was.
     """
 
     ids: tuple[int, ...]
@@ -85,16 +85,14 @@ class DraftVocabulary:
 
     @property
     def unused_ids(self) -> tuple[int, ...]:
-        """Ids that training pushes down wherever it trains, as far as somebody counted; none where nobody did."""
+        """Ids that never occurred in the counted data, which training only pushes down; empty if not counted."""
         return tuple(self.origin.get(UNUSED_IDS, ()))
 
     def to_json(self) -> str:
-        """As the file holds it."""
         return json.dumps(asdict(self)) + "\n"
 
 
 def broken_law(ids: tuple[int, ...], vocab_size: int) -> str | None:
-    """What is wrong with the ids of a head, in words; None if nothing."""
     if not ids:
         return "ids must hold at least one id, got none"
     if any(a >= b for a, b in pairwise(ids)):
@@ -105,17 +103,13 @@ def broken_law(ids: tuple[int, ...], vocab_size: int) -> str | None:
 
 
 def read_draft_vocabulary(folder: Path) -> DraftVocabulary:
-    """The ids of the head of a checkpoint folder, whose config.json has CONFIG_KEY.
-
-    Raises:
-        UserError: If the file is missing, damaged, or breaks a law.
-    """
+    """Read the ids of a draft with a reduced head; UserError if the file is missing, damaged or invalid."""
     path = folder / DRAFT_VOCABULARY_NAME
     return parse_draft_vocabulary(read_text(path, remedy=VOCABULARY_REMEDY, most_mib=MOST_MIB), path)
 
 
 def parse_draft_vocabulary(text: str, path: Path) -> DraftVocabulary:
-    """What such a file holds; errors as for `read_draft_vocabulary`."""
+    """Parse draft_vocabulary.json; raises as `read_draft_vocabulary`."""
     vocabulary = parsed(TypeAdapter(DraftVocabulary), text, f"{path}: not the ids of an output head", VOCABULARY_REMEDY)
     mistake, unknown = broken_law(vocabulary.ids, vocabulary.vocab_size), vocabulary.unknown_id
     if unknown is not None and (unknown not in range(vocabulary.vocab_size) or unknown in vocabulary.ids):
@@ -130,11 +124,7 @@ def parse_draft_vocabulary(text: str, path: Path) -> DraftVocabulary:
 
 
 def refuse_small_head(config: Mapping[str, Any], where: str) -> None:
-    """Refuse a model whose head outputs some ids alone where all are needed: of a target, which decides and teaches.
-
-    Raises:
-        UserError: Naming config.json.
-    """
+    """Raise UserError if a model has a reduced vocabulary; targets, which verify and teach, need every id."""
     if CONFIG_KEY in config:
         raise UserError(
             f"{where}: {CONFIG_KEY} is {config[CONFIG_KEY]}: a draft whose output head says so many ids alone, and so "
@@ -143,12 +133,11 @@ def refuse_small_head(config: Mapping[str, Any], where: str) -> None:
 
 
 def write_draft_vocabulary(vocabulary: DraftVocabulary, folder: Path) -> None:
-    """Write the file into a folder that is being made."""
     write_text(vocabulary.to_json(), folder / DRAFT_VOCABULARY_NAME)
 
 
 def coverage(ids: Collection[int], counts: Mapping[int, int]) -> float:
-    """Share of the tokens counted that are among some ids, in [0, 1]; NaN of no tokens."""
+    """Return the share of counted tokens that are among `ids`, in [0, 1]; NaN if there are no tokens."""
     total = sum(counts.values())
     return sum(counts.get(id_, 0) for id_ in ids) / total if total else float("nan")
 
@@ -158,20 +147,19 @@ TOKENIZER = "tokenizer.json"
 TOKENS_REMEDY = "Fetch the checkpoint again."
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 LISTED = ("additional_special_tokens", "extra_special_tokens")
-# GPT-2's signs for bytes: themselves where they can be printed, and 68 letters from 256 on for the others.
+# GPT-2's byte alphabet: printable bytes map to themselves, the remaining 68 to the characters from 256 on.
 BYTE_SIGNS = frozenset(map(chr, [*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324)]))
-BYTE_NAMES = frozenset(f"<0x{byte:02X}>" for byte in range(256))  # of sentencepiece's byte fallback
+BYTE_NAMES = frozenset(f"<0x{byte:02X}>" for byte in range(256))  # sentencepiece byte fallback
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """The ids of a tokenizer that its model has rows for.
+    """Token ids of a tokenizer that have a row in its model.
 
     Attributes:
-        ids: All of them; not the rows that pad a vocabulary, which no token has.
-        special: Of special tokens, and where texts begin, end and are padded.
-        single_bytes: Of tokens that are one byte.
-        ends: Where the model's answers stop.
+        special: Includes BOS, EOS and padding.
+        single_bytes: Tokens of one byte.
+        ends: Stop tokens of the generation config.
     """
 
     ids: frozenset[int]
@@ -181,24 +169,19 @@ class Tokens:
 
     @property
     def always(self) -> frozenset[int]:
-        """Ids that are kept however seldom they occur."""
+        """Ids that are kept whatever their count."""
         return self.special | self.single_bytes
 
 
 def read_tokens(folder: Path, vocab_size: int) -> Tokens:
-    """The tokens of a checkpoint folder that holds a tokenizer.json.
-
-    Raises:
-        UserError: If that or one of the files beside it is damaged.
-    """
+    """Read the tokens of a checkpoint directory with a tokenizer.json; UserError if a file is damaged."""
     return tokens_of(read_json_object(folder / TOKENIZER, TOKENS_REMEDY), folder, vocab_size)
 
 
 def tokens_of(tokenizer: Mapping[str, Any], folder: Path, vocab_size: int) -> Tokens:
-    """The same of a tokenizer that is read already.
+    """Return the tokens of a parsed tokenizer.json.
 
     Args:
-        tokenizer: What tokenizer.json holds, or would hold.
         folder: Of the checkpoint, whose settings name special tokens too.
         vocab_size: Ids from here on have no row.
     """
@@ -225,13 +208,12 @@ def tokens_of(tokenizer: Mapping[str, Any], folder: Path, vocab_size: int) -> To
 
 
 def vocabulary(model: Mapping[str, Any]) -> dict[str, int]:
-    """Ids by text; of a unigram model, which lists its tokens with their scores, by their index."""
+    """Return ids by token string; a unigram model lists its tokens with their scores, in order of their ids."""
     entries = model["vocab"]
     return dict(entries) if isinstance(entries, dict) else {text: number for number, (text, _) in enumerate(entries)}
 
 
 def named_special(config: Mapping[str, Any]) -> Iterator[str]:
-    """The texts of the special tokens that tokenizer_config.json names."""
     named = [config.get(name) for name in NAMED]
     for name in LISTED:
         entries = config.get(name) or ()
@@ -243,12 +225,11 @@ def named_special(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def splits_into_bytes(tokenizer: Mapping[str, Any]) -> bool:
-    """Whether tokens are written in GPT-2's signs for bytes."""
+    """Return True if tokens are written in GPT-2's byte alphabet."""
     return '"type": "ByteLevel"' in json.dumps([tokenizer.get("pre_tokenizer"), tokenizer.get("decoder")])
 
 
 def listed(value: int | Iterable[int] | None) -> list[int]:
-    """The ids of an entry that may hold one, several or none."""
     if value is None:
         return []
     return [value] if isinstance(value, int) else list(value)
@@ -259,11 +240,7 @@ LIST_REMEDY = f"Set {KEY}.from to answers, to text, or to the path of a JSON lis
 
 
 def list_file(origin: str) -> Path:
-    """The file that a recipe's `from` names, itself or by the folder of the draft it is in.
-
-    Raises:
-        UserError: If there is none.
-    """
+    """Return the file that a recipe's `from` names, directly or by the directory of a draft."""
     path = Path(origin).expanduser()
     if path.is_dir():
         if not (path / DRAFT_VOCABULARY_NAME).is_file():
@@ -277,14 +254,14 @@ def list_file(origin: str) -> Path:
 
 
 def read_list(origin: str, size: int | None) -> tuple[int, ...]:
-    """The ids of a list, or so many from its beginning, in its order; of a draft all of them, which ascend.
+    """Read the first `size` ids of a list, in its order; of a draft all ids, ascending.
 
     Args:
-        origin: A file, or the folder of a draft.
-        size: Ids wanted; None takes all.
+        origin: A file, or the directory of a draft.
+        size: None returns all.
 
     Raises:
-        UserError: If it holds no list of different ids, or fewer than are wanted.
+        UserError: If it is not a list of unique ids, or has fewer than `size`.
     """
     path = list_file(origin)
     text = read_text(path, remedy=LIST_REMEDY, most_mib=MOST_MIB)
@@ -305,11 +282,7 @@ def read_list(origin: str, size: int | None) -> tuple[int, ...]:
 
 
 def require_fitting(ids: tuple[int, ...], tokens: Tokens, path: Path, target: Path) -> None:
-    """Refuse ids that mean nothing to a target, or with which no text can end.
-
-    Raises:
-        UserError: Naming the first of them, and whether it is the list or its cut that lacks the end tokens.
-    """
+    """Check that all ids exist in the target's tokenizer and include its end tokens."""
     if unknown := sorted(set(ids) - tokens.ids):
         raise UserError(
             f"{path}: holds {shown(unknown)}, which the tokenizer of {target} does not have. Its ids are from "
@@ -323,14 +296,10 @@ def require_fitting(ids: tuple[int, ...], tokens: Tokens, path: Path, target: Pa
 
 
 def with_asked_head(draft: Shape, wanted: VocabularyConfig | None) -> Shape:
-    """The draft's shape with the output head that a recipe asks for, which is never the embedding.
-
-    Args:
-        draft: With the target's vocabulary; its own head may be small already, as its source's.
-        wanted: None leaves the head as it is.
+    """Return the draft's shape with the untied output head of a recipe; None keeps the head.
 
     Raises:
-        UserError: As `asked_size`, or if the source's head outputs another number of ids.
+        UserError: As `asked_size`, or if the source's head is already reduced to another number of ids.
     """
     if wanted is None:
         return draft
@@ -344,13 +313,9 @@ def with_asked_head(draft: Shape, wanted: VocabularyConfig | None) -> Shape:
 
 
 def asked_size(wanted: VocabularyConfig, vocab_size: int) -> int:
-    """How many ids the draft outputs, fewer than the target.
-
-    Raises:
-        UserError: If they are as many or more, or of a list that cannot be read.
-    """
+    """Return the number of ids the draft outputs; UserError if it is not below the target's."""
     size = wanted.size if wanted.origin in COUNTED else len(read_list(wanted.origin, wanted.size))
-    assert size is not None  # of counts the recipe says it
+    assert size is not None  # counts require a size
     if size >= vocab_size:
         raise UserError(
             f"{KEY}.size must be below the target's vocab_size {vocab_size}, got {size}. Leave {KEY} out: the draft "
@@ -360,16 +325,7 @@ def asked_size(wanted: VocabularyConfig, vocab_size: int) -> int:
 
 
 def ids_by_count(counts: Mapping[int, int], tokens: Tokens, size: int) -> tuple[int, ...]:
-    """Exactly so many ids, ascending: special tokens and bytes, the most frequent ones, the lowest of those unsaid.
-
-    Args:
-        counts: By token id; ids that are no token's do not count.
-        tokens: Of the target.
-        size: Ids wanted.
-
-    Raises:
-        UserError: If there are fewer tokens, or more that are always kept.
-    """
+    """Return `size` ids, ascending: special tokens and bytes, then the most frequent, then the lowest unused ids."""
     if size < len(tokens.always):
         raise UserError(
             f"{KEY}.size must be at least {len(tokens.always)}, got {size}: {len(tokens.special)} special tokens and "
@@ -383,8 +339,8 @@ def ids_by_count(counts: Mapping[int, int], tokens: Tokens, size: int) -> tuple[
     frequent = sorted(
         (id_ for id_ in tokens.ids - tokens.always if counts.get(id_, 0) > 0), key=lambda id_: (-counts[id_], id_)
     )
-    # Merges of byte pairs and pieces of sentencepiece are numbered from the most frequent on, so that the lowest id
-    # that never occurred is the likeliest to occur yet.
+    # BPE merges and sentencepiece pieces are numbered by falling frequency, so among ids that never occurred the
+    # lowest is the most likely to occur later.
     unsaid = sorted(tokens.ids - tokens.always - set(frequent))
     return tuple(sorted([*tokens.always, *[*frequent, *unsaid][: size - len(tokens.always)]]))
 
@@ -393,7 +349,7 @@ CARD_NAME = "README.md"
 
 
 def small_head_card(vocabulary: DraftVocabulary, head: str) -> str:
-    """The card of a draft as it is trained and as widedraft decodes with it; head is the name of its tensor."""
+    """Return the model card of a draft as widedraft trains and decodes it; `head` is the name of the head's tensor."""
     return f"""# A draft with a small output head
 
 It reads every token of its target and proposes {len(vocabulary.ids):,} of the {vocabulary.vocab_size:,} ids only: row k
@@ -406,7 +362,7 @@ SGLang and llama.cpp expect a row for every id; make what they load:
 
 
 def whole_head_card(vocabulary: DraftVocabulary, *, tied_in: Sequence[str]) -> str:
-    """The card of a draft whose head was grown back; tied_in names engines that take its head to be the embedding."""
+    """Return the model card of a draft with an expanded head; engines in `tied_in` always tie the head."""
     warning = f"\n**Not for {', '.join(tied_in)}**: a model of this family has no head but the embedding there.\n"
     return f"""# A draft with its output head grown back
 
@@ -417,7 +373,7 @@ small head. **This form saves no time**: the head has as many rows as the target
 
 
 def own_tokenizer_card(vocabulary: DraftVocabulary, unknown: str) -> str:
-    """The card of a draft with a tokenizer of its own, of which unknown is the text of the unknown token."""
+    """Return the model card of a draft with its own tokenizer and the string of its unknown token."""
     known, how = len(vocabulary.ids), "is a mean" if vocabulary.unknown_id is None else "was trained"
     return f"""# A draft with a vocabulary of its own
 

@@ -1,17 +1,17 @@
-"""The output head of a reduced vocabulary in a transformers model, and the embedding row of all tokens it lacks.
+"""Output head of a reduced vocabulary in a transformers model, and the embedding row of all tokens it lacks.
 
-vLLM's `use_heterogeneous_vocab` gives a draft the tokens of its own tokenizer and one unknown token for all others. A
-draft that will be served so learns to read it: some of its inputs are shown as one id while it trains.
+vLLM's `use_heterogeneous_vocab` maps all tokens outside the draft's own tokenizer to one unknown token. A draft for
+this mode is trained to read it: some of its inputs are replaced by that id during training.
 
 Shape suffixes used in this file:
     K = rows of the head
     H = hidden width
     V = vocabulary entries of the target
     X = any axes before or after
-    B = texts
-    T = tokens of the longest text
-    S = tokens that the encoder reads of the longest prompt
-    D = tokens that the decoder reads of the longest answer, its start token included
+    B = sequences
+    T = tokens of the longest sequence
+    S = encoder tokens of the longest prompt
+    D = decoder tokens of the longest response, including the start token
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -36,15 +36,14 @@ from architectures.vocabulary import (
 )
 
 IDS = "head_ids"  # buffer of the head module
-ROWS_AT_ONCE = 4096  # that are widened to be summed
+ROWS_AT_ONCE = 4096  # rows summed in float64 at a time
 
 
 def put_head(lm: PreTrainedModel, weight_KH: Tensor, ids_K: Tensor) -> None:
-    """Give a model a head of its own with these rows; its input embedding stays.
+    """Replace a model's output head by one with these rows, untied from the input embedding.
 
     Args:
         lm: A causal language model whose head has no bias.
-        weight_KH: Rows, in the model's number type.
         ids_K: The token id of each row, ascending, int64.
     """
     head = nn.Linear(weight_KH.shape[1], len(weight_KH), bias=False, device="meta")
@@ -57,7 +56,6 @@ def put_head(lm: PreTrainedModel, weight_KH: Tensor, ids_K: Tensor) -> None:
 
 
 def cut_head(lm: PreTrainedModel, ids_K: Tensor) -> None:
-    """Cut the head of a model that can output everything down to some ids."""
     old = lm.get_output_embeddings()
     assert isinstance(old, nn.Linear), "a causal language model has a linear output head"
     assert old.bias is None, "no family drafts are cut from has a bias there"
@@ -65,20 +63,20 @@ def cut_head(lm: PreTrainedModel, ids_K: Tensor) -> None:
 
 
 def head_ids(lm: PreTrainedModel) -> Tensor | None:
-    """ids_K, which id each row of a model's head outputs; None where row k is token k."""
+    """Return ids_K, the token id of each row of a model's head; None if row k is token k."""
     return getattr(lm.get_output_embeddings(), IDS, None)
 
 
 def rows_below(ids_K: Tensor, vocab_size: int) -> int:
-    """How many rows output ids that are smaller: the first ones, since ids ascend."""
+    """Return the number of rows with ids < vocab_size: the first ones, since ids ascend."""
     return int((ids_K < vocab_size).sum())
 
 
 def ids_below(lm: PreTrainedModel, vocab_size: int) -> Tensor | None:
-    """ids_K of the rows that output ids below a bound, the first ones; None where row k is token k.
+    """Return ids_K of the rows with ids < vocab_size, the first ones; None if row k is token k.
 
     Raises:
-        UserError: If there are none: the model can output nothing that another of so many ids can.
+        UserError: If there are none: the model shares no output id with a model of that vocabulary.
     """
     ids_K = head_ids(lm)
     if ids_K is None:
@@ -93,27 +91,27 @@ def ids_below(lm: PreTrainedModel, vocab_size: int) -> Tensor | None:
 
 
 def columns_below(lm: PreTrainedModel, vocab_size: int) -> int:
-    """How many columns of a model's logits are of ids below a bound: the first ones."""
+    """Return the number of logit columns with ids < vocab_size: the first ones."""
     ids_K = ids_below(lm, vocab_size)
     return vocab_size if ids_K is None else len(ids_K)
 
 
 def tokens_of(rows_X: Tensor, ids_K: Tensor | None) -> Tensor:
-    """The tokens that rows of a head output, each row its own where ids_K is None."""
+    """Return the tokens of rows of a head; row k is token k if ids_K is None."""
     return rows_X if ids_K is None else ids_K[rows_X]
 
 
 def spread(values_XK: Tensor, ids_K: Tensor, vocab_size: int, *, elsewhere: float) -> Tensor:
-    """values_XV: each row's value at its id, and one value at all other ids: -inf of logits, 0 of probabilities."""
+    """Return values_XV: each row's value at its id, `elsewhere` at all other ids, as -inf for logits."""
     whole = values_XK.new_full((*values_XK.shape[:-1], vocab_size), elsewhere)
     return whole.index_copy_(-1, ids_K, values_XK)
 
 
 def with_rows(model_class: type[PreTrainedModel], rows: int) -> type[PreTrainedModel]:
-    """A class of models like another but for the rows of its output head, so that transformers itself loads such a one.
+    """Return a subclass of a model class with `rows` rows in the output head, which transformers can load directly.
 
-    Made with a head of every id and given a smaller one afterwards, a model of 128k ids and hidden 2048 would first
-    fill 500 MiB with random numbers in bfloat16, for seconds.
+    Replacing a full head after construction would first fill 500 MiB with random bfloat16 numbers, for seconds, in a
+    model of 128k ids and hidden 2048.
     """
 
     def init(self: PreTrainedModel, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
@@ -126,7 +124,7 @@ def with_rows(model_class: type[PreTrainedModel], rows: int) -> type[PreTrainedM
 
 
 def name_rows(lm: PreTrainedModel, ids: Sequence[int]) -> None:
-    """Record which id each row of a loaded model's head outputs; it is of the class it was made like again."""
+    """Record the token id of each row of a loaded model's head, and restore the class that `with_rows` subclassed."""
     head = lm.get_output_embeddings()
     assert isinstance(head, nn.Linear)  # see with_rows
     lm.__class__ = type(lm).__bases__[0]  # which can be pickled
@@ -134,15 +132,10 @@ def name_rows(lm: PreTrainedModel, ids: Sequence[int]) -> None:
 
 
 def read_head(folder: Path, config: Mapping[str, Any]) -> DraftVocabulary | None:
-    """The ids of the output head of a checkpoint folder; None of a head that outputs every id.
-
-    Args:
-        folder: A local Hugging Face folder.
-        config: Its config.json.
+    """Read the ids of the output head of a checkpoint directory; None if it outputs every id.
 
     Raises:
-        UserError: If config.json, draft_vocabulary.json and weights are not of one draft, or of a family that none are
-            cut from.
+        UserError: If config.json, draft_vocabulary.json and weights disagree, or the family does not support drafts.
     """
     if CONFIG_KEY not in config:
         if (folder / DRAFT_VOCABULARY_NAME).exists():
@@ -165,10 +158,10 @@ def read_head(folder: Path, config: Mapping[str, Any]) -> DraftVocabulary | None
 
 
 def unknown_id_of(vocabulary: DraftVocabulary) -> int:
-    """The id whose embedding row stands for those that are not output: the recorded one, or the last of them.
+    """Return the id whose embedding row represents all ids that are not output: the recorded one, or the last of them.
 
-    Ids are given by the order in which a tokenizer learned its tokens, so the last is the rarest, or padding that no
-    text has: the draft that reads every token misses it least.
+    Tokenizers number tokens in the order they learned them, so the last is the rarest, or padding: the row that a
+    draft which reads every token needs least.
     """
     if vocabulary.unknown_id is not None:
         return vocabulary.unknown_id
@@ -177,24 +170,20 @@ def unknown_id_of(vocabulary: DraftVocabulary) -> int:
 
 
 def mean_of_dropped(embedding_VH: Tensor, ids: Collection[int]) -> Tensor:
-    """mean_H, in float32, of the embedding rows of the ids that are not output."""
+    """Return mean_H, in float32, of the embedding rows of the ids that are not output."""
     dropped_V = torch.ones(len(embedding_VH), dtype=torch.bool, device=embedding_VH.device)
     dropped_V[torch.tensor(sorted(ids), device=embedding_VH.device)] = False
     return embedding_VH[dropped_V].double().mean(dim=0).float()
 
 
 def with_unknown(folder: Path) -> DraftVocabulary:
-    """The ids of a draft's head, and one that stands for all others; errors as for `small_vocabulary_of`."""
+    """Return a draft's vocabulary with its unknown_id set; raises as `small_vocabulary_of`."""
     vocabulary = small_vocabulary_of(folder)
     return replace(vocabulary, unknown_id=unknown_id_of(vocabulary))
 
 
 def small_vocabulary_of(folder: Path) -> DraftVocabulary:
-    """The ids of the head of a draft's folder.
-
-    Raises:
-        UserError: If it outputs every id.
-    """
+    """Read the reduced vocabulary of a draft's directory; UserError if its head outputs every id."""
     if CONFIG_KEY not in read_config(folder):
         raise UserError(
             f"{folder}: its head says every id, so that distill.unknown_inputs has no input to show as unknown. "
@@ -204,32 +193,30 @@ def small_vocabulary_of(folder: Path) -> DraftVocabulary:
 
 
 def begin_unknown(lm: PreTrainedModel, folder: Path) -> None:
-    """Ready a student for unknown inputs: its row for them is the mean of those it stands for, unless it was trained.
+    """Set the input row of unknown tokens to the mean of the rows it represents, unless it was trained.
 
     Args:
-        lm: Of that folder, not yet trained further.
-        folder: A draft with a small head; errors as for `small_vocabulary_of`.
+        lm: Of that directory, not trained since.
+        folder: A draft with a reduced head; raises as `small_vocabulary_of`.
     """
     vocabulary = small_vocabulary_of(folder)
     if vocabulary.unknown_id is None:
         embedding_VH = lm.get_input_embeddings().weight
-        assert isinstance(embedding_VH, Tensor)  # as every nn.Embedding has
+        assert isinstance(embedding_VH, Tensor)  # as in every nn.Embedding
         with torch.no_grad():
             embedding_VH[unknown_id_of(vocabulary)] = mean_of_dropped(embedding_VH, vocabulary.ids)
 
 
 def fit_rows(rows_VX: Tensor, vocab_size: int) -> Tensor:
-    """So many rows: the first ones, or all of them and, for each id beyond, their mean.
+    """Return `vocab_size` rows: the first ones, or all of them followed by copies of their mean.
 
     An id without a row is padding of the target's vocabulary, which a draft must never propose. With the mean in the
     output head its logit is the mean of all logits: below the largest, and its probability below 1 / V, whatever the
-    hidden state. A row of zeros would have logit 0, the largest of all where a model's logits are negative, as those
-    of GPT-2 are. A tied head is the embedding, so that the mean stands there too; a mean among the inputs is a token
-    like the average one.
+    hidden state. A row of zeros would have logit 0, the largest of all if a model's logits are negative, as in GPT-2.
+    A tied head also puts the mean into the embedding, where it reads as an average token.
 
     Args:
         rows_VX: A row, or one entry of a bias, for each id.
-        vocab_size: Of the target.
     """
     num_missing = vocab_size - len(rows_VX)
     if num_missing <= 0:
@@ -240,12 +227,12 @@ def fit_rows(rows_VX: Tensor, vocab_size: int) -> Tensor:
 
 
 class Translation(NamedTuple):
-    """Texts as an encoder-decoder model reads them.
+    """Inputs of an encoder-decoder model.
 
     Attributes:
-        prompt_BS: What the encoder reads, padded on the right.
-        real_BS: Where that is no padding; None where none is.
-        said_BD: What the decoder reads: its start token, then the answer, padded on the right.
+        prompt_BS: Encoder inputs, padded on the right.
+        real_BS: False at padding; None if there is none.
+        said_BD: Decoder inputs: start token, then the response, padded on the right.
     """
 
     prompt_BS: Tensor
@@ -254,14 +241,13 @@ class Translation(NamedTuple):
 
 
 def encoded(model: PreTrainedModel, prompt_BS: Tensor, real_BS: Tensor | None) -> Tensor:
-    """What the encoder makes of prompts, [B, S, H]."""
     return model.get_encoder()(input_ids=prompt_BS, attention_mask=real_BS, return_dict=True).last_hidden_state
 
 
 def translated(model: PreTrainedModel, read: Translation) -> Tensor:
-    """hidden_BDH of the decoder, as the output head is given it: behind the last norm, and scaled where the model is.
+    """Return the decoder's hidden_BDH as the output head reads it: after the last norm, and scaled if the model does.
 
-    There is no mask for the decoder: padding stands on the right, where it never looks back at it from.
+    The decoder needs no mask: padding is on the right, and attention is causal.
     """
     states = model.get_decoder()(
         input_ids=read.said_BD,
@@ -273,20 +259,18 @@ def translated(model: PreTrainedModel, read: Translation) -> Tensor:
 
 
 def for_head(model: PreTrainedModel, hidden_BDH: Tensor) -> Tensor:
-    """What the head is given of the last norm's output: T5 whose head is its embedding makes it smaller."""
+    """Scale the last norm's output for the head: T5 with a tied head multiplies by d_model**-0.5."""
     if getattr(model.config, "scale_decoder_outputs", False):
         return hidden_BDH * (model.config.d_model**-0.5)
     return hidden_BDH
 
 
 def translation(input_ids_BT: Tensor, prompt_len_B1: Tensor, *, start_id: int, answer_len: int) -> Translation:
-    """Prompts and answers, one after the other in each row, as an encoder-decoder model reads them.
+    """Split sequences of prompt and response into the inputs of an encoder-decoder model.
 
     Args:
-        input_ids_BT: Each row's prompt, and behind it its answer.
-        prompt_len_B1: Tokens of the prompts.
-        start_id: What the decoder reads before the answer.
-        answer_len: D, at most what the longest answer has.
+        input_ids_BT: Each prompt, followed by its response.
+        answer_len: D, at most the length of the longest response.
     """
     places_BD = answer_places(prompt_len_B1, answer_len).clamp(max=input_ids_BT.shape[1] - 1)
     said_BD = input_ids_BT.gather(1, places_BD)
@@ -298,12 +282,12 @@ def translation(input_ids_BT: Tensor, prompt_len_B1: Tensor, *, start_id: int, a
 
 
 def answer_places(prompt_len_B1: Tensor, answer_len: int) -> Tensor:
-    """places_BD: where in its row stands what the decoder reads; in the place of its start token, the prompt's last."""
+    """Return places_BD: the row position of each decoder input; for the start token that of the last prompt token."""
     return prompt_len_B1 - 1 + torch.arange(answer_len, device=prompt_len_B1.device)
 
 
 def read_text(model: PreTrainedModel, ids_BT: Tensor) -> Tensor:
-    """What the head is given of texts without prompts; an encoder reads their first half, the decoder the second."""
+    """Return the head's input for text without prompts; an encoder reads the first half, the decoder the second."""
     if not model.config.is_encoder_decoder:
         return model.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
     prompt_len = max(1, ids_BT.shape[1] // 2)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# On the machine with the GPU: unpack what came in .carry/, then run the next items of the queue. See docs/gpu.md.
+# On the machine with the GPU: unpack what came in .carry/, then run the next items of the queue. See docs/benchmarks.md.
 #
 #   benchmarks/gpu.sh --receive          only verify and unpack
 #   benchmarks/gpu.sh [--only ITEM ...]  what came, then the queue

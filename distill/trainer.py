@@ -2,8 +2,8 @@
 
 Memory of a CPU: glibc gives large blocks back to the system when they are freed, and a step of a training asks for as
 many again as the one before freed: the system clears every page anew. A draft whose embeddings are trained, and have a
-gradient of their size, learns 1.2 times as fast without that; one whose embeddings are frozen no faster (docs/log.md,
-2026-11-24).
+gradient of their size, learns 1.2 times as fast without that; one whose embeddings are frozen no faster
+(docs/benchmarks.md).
 
 Shape suffixes used in this file:
     C = some answer tokens, one row each

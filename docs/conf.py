@@ -18,7 +18,7 @@ project = "widedraft"
 copyright = "widedraft's authors, Apache-2.0"  # noqa: A001  # Sphinx calls it so
 extensions = ["myst_parser"]
 root_doc = "README"
-include_patterns = ["README.md", "docs/**.md"]
+include_patterns = ["*.md", "docs/**.md"]
 myst_heading_anchors = 4  # levels of headings that links may name, spelt as GitHub spells them
 highlight_language = "none"  # of commands and what they print
 smartquotes = False  # signs stay as they are written
@@ -29,55 +29,42 @@ html_use_index = False
 
 # The order of the sidebar, each group under its heading, each page with its title there.
 NAVIGATION = {
+    "First steps": {
+        "Getting started": "getting_started",
+        "Concepts": "concepts",
+        "Tutorial": "tutorial",
+    },
     "Make a draft": {
         "Recipes": "recipes",
-        "Choosing a shape": "choosing",
-        "Pruning": "pruning",
-        "Tasks": "tasks",
-        "Answers": "answers",
+        "Prune a target": "prune",
+        "Generate responses": "generate",
     },
     "Train it": {
-        "Distilling": "distilling",
-        "Losses": "losses",
-        "The student's own text": "on_policy",
-        "Teachers": "teacher",
-        "Text": "text",
-        "Online": "online",
+        "Train the draft": "train",
+        "Clusters and large targets": "clusters",
+    },
+    "Use it": {
+        "Evaluation": "evaluate",
+        "Deployment": "deploy",
+        "Online training": "online",
+    },
+    "Results": {
         "Benchmarks": "benchmarks",
-        "On a GPU": "gpu",
-        "On several machines": "cluster",
-        "Targets larger than one device": "large_targets",
-        "What more GPUs gain": "scale",
-    },
-    "Judge it": {
-        "Scoring": "scoring",
-        "Decoding": "decoding",
-        "Benchmark": "speed",
-        "The report": "report",
-    },
-    "Ship it": {
-        "Engines": "engines",
-        "Publishing": "publishing",
-        "A draft for arithmetic and chat": "example/README",
-        "Six depths of one target": "depths/README",
-    },
-    "Look inside": {
-        "Adding to it": "contributing",
-        "Log of results": "log",
-        "Faults of other tools": "faults",
+        "Library bugs": "library_bugs",
     },
 }
+PROJECT = {"Contributing": "CONTRIBUTING", "Changelog": "CHANGELOG"}  # beside README.md, which links to them
 
 
 def add_navigation(_: "Sphinx", page: str, source: list[str]) -> None:
     """Put the sidebar's entries behind the first page, which GitHub shows without them."""
     if page == root_doc:
-        source[0] += "".join(map(toctree, NAVIGATION, NAVIGATION.values()))
+        source[0] += "".join(map(toctree, NAVIGATION, NAVIGATION.values())) + toctree("Project", PROJECT, folder="")
 
 
-def toctree(heading: str, pages: dict[str, str]) -> str:
+def toctree(heading: str, pages: dict[str, str], folder: str = "docs/") -> str:
     """A group of the sidebar, as myst reads it."""
-    entries = "\n".join(f"{title} </docs/{page}>" for title, page in pages.items())
+    entries = "\n".join(f"{title} </{folder}{page}>" for title, page in pages.items())
     return f"\n```{{toctree}}\n:hidden:\n:caption: {heading}\n\n{entries}\n```\n"
 
 

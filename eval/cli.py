@@ -97,7 +97,7 @@ class DecodingFlags(Section):
         return new_opener(self.how)
 
 
-GROUPS, MIN_PROMPTS = 12, 16  # defaults; enough to show a true 1.2x nearly always (docs/scoring.md)
+GROUPS, MIN_PROMPTS = 12, 16  # defaults; enough to show a true 1.2x nearly always (docs/evaluate.md)
 GRID_REPEATS = 30
 
 GRID_ONLY = ("batch_sizes", "contexts")

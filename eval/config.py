@@ -56,36 +56,34 @@ class EvalConfig(Section):
     """Settings for scoring drafts against their target."""
 
     tasks: tuple[PromptSource, ...] = Field(
-        default=(), strict=False, description="Prompts to score on; empty: the held-out prompts of `data`."
+        default=(), strict=False, description="Evaluation prompts; empty: the held-out prompts of `data`."
     )
-    num_prompts: NumPrompts = Field(default=64, description="Prompts scored at most.")
-    max_new_tokens: MaxScoredTokens = Field(default=128, description="Tokens of the target's answer at most.")
-    max_prompt_len: int = Field(default=1024, ge=1, description="Tokens; longer prompts are left out and counted.")
+    num_prompts: NumPrompts = Field(default=64, description="Maximum number of prompts.")
+    max_new_tokens: MaxScoredTokens = Field(default=128, description="Maximum tokens of a response.")
+    max_prompt_len: int = Field(
+        default=1024, ge=1, description="Maximum tokens of a prompt; longer prompts are dropped."
+    )
     lookaheads: Lookaheads = Field(
-        default=(1, 2, 3, 4, 5, 6, 7, 8), description="Numbers of draft tokens per round to report, each once."
+        default=(1, 2, 3, 4, 5, 6, 7, 8), description="Numbers of draft tokens per verification step to report."
     )
-    temperatures: Temperatures = Field(
-        default=(0.0, 1.0), description="Sampling temperatures to report, each once; 0 is greedy."
-    )
+    temperatures: Temperatures = Field(default=(0.0, 1.0), description="Sampling temperatures to report; 0 is greedy.")
     sampling: SamplingConfig = Field(
         default_factory=SamplingConfig,
-        description="How tokens are chosen beside the temperature, where drafts are served; of greedy texts the "
-        "penalty alone.",
+        description="Sampling settings in addition to the temperature.",
     )
     dtype: DtypeOrAuto = Field(
         default="float32",
-        description="Number type of target and draft while scoring; auto is bfloat16 on a GPU and on processors that "
-        "compute in it, else float32.",
+        description="Dtype of target and draft; auto is bfloat16 on GPUs and on CPUs that compute in it, else float32.",
     )
-    batch_size: BatchSize = Field(default=32, description="Rows decoded together while the target writes its answers.")
-    latency_repeats: Repeats = Field(default=40, description="Timed repetitions of every step at batch 1.")
+    batch_size: BatchSize = Field(
+        default=32, description="Sequences decoded together while generating the target's responses."
+    )
+    latency_repeats: Repeats = Field(default=40, description="Timed repetitions of a step at batch size 1.")
     latency_batch_sizes: BatchSizes = Field(
         default=(1, 4, 16),
-        description="Rows decoded together at which steps are timed as well, a quarter as often; empty leaves it out.",
+        description="Further batch sizes to time, with a quarter of the repetitions.",
     )
-    live_prompts: int = Field(
-        default=16, ge=1, description="Prompts the live loop decodes: the first of the scored ones, or all if fewer."
-    )
+    live_prompts: int = Field(default=16, ge=1, description="Prompts of the wall-clock measurement.")
 
     @field_validator("lookaheads")
     @classmethod
@@ -116,18 +114,20 @@ class GenerateConfig(Section):
 
     engine: AnswerEngine = Field(
         default="local",
-        description="widedraft itself, vLLM in an environment of its own on this machine, or servers that run already.",
+        description="local: widedraft; vllm: offline vLLM in its own environment; endpoint: running servers.",
     )
     urls: tuple[Annotated[str, AfterValidator(server_url)], ...] = Field(
-        default=(), strict=False, description="Servers of vLLM or SGLang, as http://host:8000."
+        default=(), strict=False, description="vLLM or SGLang servers (http://host:8000)."
     )
     model: str | None = Field(
-        default=None, min_length=1, description="The servers' name for the target; null if they serve one model."
+        default=None, min_length=1, description="Model name on the servers; null if they serve one model."
     )
-    python: str | None = Field(default=None, min_length=1, description="Python of the environment that has vLLM.")
-    tensor_parallel: TensorParallel = Field(default=1, description="Devices over which vLLM divides the target.")
+    python: str | None = Field(
+        default=None, min_length=1, description="Python executable of the environment with vLLM."
+    )
+    tensor_parallel: TensorParallel = Field(default=1, description="Tensor parallel size of vLLM.")
     concurrency: int = Field(
-        default=64, ge=1, le=4096, description="Requests in flight, of all processes together if they ask servers."
+        default=64, ge=1, le=4096, description="Requests in flight, of all processes together with endpoint."
     )
 
     @field_validator(*READ_BY)

@@ -1,7 +1,7 @@
 """Values with intervals by bootstrap over prompts, paired tests, and intervals for few units.
 
 A unit is drawn independently: a prompt, a group of prompts decoded together, a repetition of a step. The coverage of
-each interval at the sizes that commands use is simulated (docs/scoring.md, How sure intervals are). A single
+each interval at the sizes that commands use is simulated (docs/evaluate.md). A single
 comparison has the interval of Student's t; those of several are wider, so that picking the best of them costs no
 confidence. All are linearised: the contribution of each prompt to the comparison, to first order.
 

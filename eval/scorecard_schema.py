@@ -1,4 +1,4 @@
-"""Types of scorecard.json: one target, its drafts, and all measurements. docs/scoring.md explains the fields.
+"""Types of scorecard.json: one target, its drafts, and all measurements. docs/evaluate.md explains the fields.
 
 Drafts are ordered: baselines first, last the one that the scorecard is about (`primary`).
 """

@@ -28,14 +28,14 @@ class StreamConfig(Section):
     sources: tuple[PromptSource, ...] = Field(
         strict=False,
         min_length=1,
-        description="Where requests are read from, each up to its num_prompts. Acceptance is reported by source.",
+        description="Sources of requests. Acceptance is reported per source.",
     )
     mix: Mix = Field(
         default="in_order",
-        description="Order of the sources: one after another, each to its end; sharp, equal shares one after another; "
-        "smooth, drawn with probabilities that move over the stream.",
+        description="in_order: one source after another; sharp: the same with equal counts; smooth: drawn with "
+        "probabilities that change over the stream.",
     )
-    follow: bool = Field(default=False, description="Wait for lines that are still being written to the file.")
+    follow: bool = Field(default=False, description="Wait for lines that are appended to the file.")
 
     @field_validator("mix")
     @classmethod

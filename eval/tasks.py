@@ -75,19 +75,19 @@ class PromptSource(Section):
 
     task: TaskName | None = Field(
         default=None,
-        description="A named task (`widedraft recipes --tasks`): how rows are read, and where they are.",
+        description="A named task of `widedraft recipes --tasks`: how rows are read, and their default source.",
     )
     path: str | None = Field(
         default=None,
         min_length=1,
-        description="A file, one prompt a row: JSON lines, a JSON list (.json) or parquet (.parquet).",
+        description="A file with a prompt per row: JSON lines, JSON list (.json) or parquet.",
     )
-    name: str | None = Field(default=None, min_length=1, description="A hub id or folder that `datasets` opens.")
-    config: str | None = Field(default=None, min_length=1, description="Configuration of a `datasets` name.")
+    name: str | None = Field(default=None, min_length=1, description="A hub id or directory for `datasets`.")
+    config: str | None = Field(default=None, min_length=1, description="Configuration of the data set.")
     split: str | None = Field(
-        default=None, min_length=1, description="Split of a data set; null is the task's own, or train of a name."
+        default=None, min_length=1, description="Split of the data set; null: the task's, else train."
     )
-    num_prompts: int | None = Field(default=None, ge=1, description="Read only the first rows; null reads all of them.")
+    num_prompts: int | None = Field(default=None, ge=1, description="Use only the first rows; null: all.")
 
     @field_validator("name")
     @classmethod

@@ -9,9 +9,9 @@ import pytest
 from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[1]
-PAGES = [Path("README.md"), *sorted(page.relative_to(ROOT) for page in (ROOT / "docs").rglob("*.md"))]
+SITE_PAGES = sorted(page.relative_to(ROOT) for page in (ROOT / "docs").rglob("*.md"))
+PAGES = [*sorted(page.relative_to(ROOT) for page in ROOT.glob("*.md")), *SITE_PAGES]
 
-LINES_OF_A_DAY, LINES_OF_A_RESULT = 10, 60  # before the first result; of one
 GENERATED = re.compile(
     r"^<!-- [^\n]*(?:begin -->|written by)[^\n]*$.*?^<!-- [^\n]*end[^\n]*-->$", re.MULTILINE | re.DOTALL
 )
@@ -21,7 +21,7 @@ FENCED = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 def test_every_test_that_docs_name_is_there():
     sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     defined = set(re.findall(r"^def (\w+)\(", sources, re.MULTILINE))
-    page = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "library_bugs.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`(test_\w+)`", page)) | set(re.findall(r"\[`(\w+)`\]", page))
     assert len(named) > 40
     assert not named - defined
@@ -42,12 +42,12 @@ def test_every_link_leads_to_a_file_and_a_heading_in_it(page):
 def test_every_page_stands_once_in_the_sidebar_of_the_site():
     groups = runpy.run_path(str(ROOT / "docs" / "conf.py"))["NAVIGATION"].values()
     listed = sorted(f"docs/{page}.md" for pages in groups for page in pages.values())
-    assert listed == sorted(map(str, PAGES[1:]))
+    assert listed == sorted(map(str, SITE_PAGES))
 
 
-@pytest.mark.parametrize("link", ["speed.md", "nowhere.md", "speed.md#nowhere", "../eval/report/nowhere.py"])
+@pytest.mark.parametrize("link", ["evaluate.md", "nowhere.md", "evaluate.md#nowhere", "../eval/nowhere.py"])
 def test_a_link_that_leads_nowhere_is_seen(link):
-    assert is_there(Path("docs/scoring.md"), link) == (link == "speed.md")
+    assert is_there(Path("docs/concepts.md"), link) == (link == "evaluate.md")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
@@ -62,32 +62,6 @@ def test_every_table_has_as_many_heads_as_columns(page):
 def test_what_is_no_page_is_small(file):
     """A report of megabytes is made by the command that a page names."""
     assert file.stat().st_size < 100_000
-
-
-def test_the_log_has_a_date_for_each_session_and_a_heading_for_each_result():
-    assert not misplaced((ROOT / "docs" / "log.md").read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        "## A result without a date\n\n### It is fast\n\n1.2x\n",
-        "## 2026-11-26\n\n" + "A result without a heading.\n" * 20,
-        "## 2026-11-26\n\n### It is fast\n\n" + "Several results under one heading.\n" * 120,
-    ],
-)
-def test_an_entry_of_another_form_is_seen(entry):
-    assert misplaced(f"# Log\n\n## 2026-11-25\n\n### It is slow\n\n0.9x\n\n{entry}")
-
-
-def misplaced(log):
-    """Days without a date, or with many lines before their first result; and results of more lines than a page."""
-    days = [day.split("\n", 1) for day in re.split(r"^## ", log, flags=re.MULTILINE)[1:]]
-    undated = [name for name, _ in days if not re.fullmatch(r"\d{4}-\d\d-\d\d(, [a-z ]+)?", name)]
-    parts = [(name, *re.split(r"^### ", text, flags=re.MULTILINE)) for name, text in days]
-    early = [name for name, before, *_ in parts if before.count("\n") > LINES_OF_A_DAY]
-    long = [result for _, _, *results in parts for result in results if result.count("\n") > LINES_OF_A_RESULT]
-    return undated + early + long
 
 
 def links(page):

@@ -1,8 +1,9 @@
-"""README and docs name commands, flags and recipe keys that there are. The log tells of its days and is not asked."""
+"""README and docs name commands, flags and recipe keys that there are."""
 
 import argparse
 import re
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -11,7 +12,8 @@ from distill.recipe.recipe import Recipe
 from widedraft import STAGES
 
 ROOT = Path(__file__).parents[1]
-PAGES = [path.relative_to(ROOT) for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")] if path.stem != "log"]
+PAGES = [path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]]
+FENCED = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"^ {4,}widedraft .*$|`widedraft [^`]+`", re.MULTILINE)
 COMMAND = re.compile(r"widedraft ([a-z][a-z-]*)((?: +[^\s#|;`&]+)*)")
 KEY = re.compile(r"`((?:target|architecture|data|distill|text|eval|export)(?:\.\w+(?:\[\d*\])?)+)[`=]")
@@ -35,7 +37,9 @@ def test_what_is_no_command_flag_or_key_is_seen():
 
 
 def text_of(page):
-    return (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
+    """A page with joined lines; fenced code is indented, so that its lines differ from those of prose."""
+    text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
+    return FENCED.sub(lambda block: indent(block[0], " " * 4), text)
 
 
 def unknown_flags(text):

@@ -92,7 +92,7 @@ def test_the_whole_head_of_llama_3_says_why():
     draft = planned_shapes(load_recipe(path)).draft
     share = draft.vocab * draft.hidden / matrix_parameters(draft)
     assert f"The head is whole, {share:.0%} of what a step reads, as published" in header(path)[""]
-    assert "docs/engines.md" in header(path)[""]
+    assert "docs/deploy.md" in header(path)[""]
 
 
 @every_recipe

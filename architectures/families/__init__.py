@@ -1,9 +1,8 @@
-"""Where each Hugging Face family keeps its tensors, and what its config leaves unsaid. Data only, no torch.
+"""Table of the supported Hugging Face families: checkpoint tensors and config defaults. Data only, no torch.
 
-A module has a role (`query`, `ffn_up`, ...). A family says under which name a checkpoint stores it and along which
-axes; `architectures.shapes` says how long an axis is. To teach the project a family, add one entry to FAMILIES:
-how its rows are batched, which engines load it and as which GGUF file it goes are fields of it too, and no other file
-of ours names a family.
+A module has a role (`query`, `ffn_up`, ...). A family maps it to a checkpoint name and axes; `architectures.shapes`
+computes their lengths. To support a family, add one entry to FAMILIES: batching, engine support and GGUF export are
+fields of it too, and no other file names a family.
 """
 
 from collections.abc import Mapping
@@ -36,10 +35,10 @@ FAMILIES: dict[str, Family] = {
 
 
 def family_of(config: Mapping[str, Any], *, where: str = "config.json") -> Family:
-    """The family of a config.json.
+    """Return the family of a config.json.
 
     Raises:
-        UserError: If its model_type is unknown, it is quantised, or an entry makes it a model we do not know.
+        UserError: If its model_type is unknown, it is quantised, or an entry makes it an unsupported variant.
     """
     model_type = config.get("model_type")
     if model_type not in FAMILIES:

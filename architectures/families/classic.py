@@ -1,12 +1,10 @@
 """Families before LLaMA, decoder-only and encoder-decoder.
 
-Source of names and defaults: transformers 5.17 and 5.23, the modeling and configuration module of each model_type; of
-heads that are the embedding: SGLang 0.5.23, models/gpt2.py and gpt_bigcode.py.
+Source of names and defaults: transformers 5.17 and 5.23 (T5: 5.23), the modeling and configuration module of each
+model_type; of tied heads: SGLang 0.5.23, models/gpt2.py and gpt_bigcode.py.
 
-Source of names and defaults: transformers 5.23, the modeling and configuration module of the model_type.
-
-The first block of each stack holds the table of attention biases by distance that all its blocks use. It stands outside
-the layers here: whichever block of the target becomes a draft's first one, the table is the target's first block's.
+The first block of each T5 stack has the table of relative attention biases that all its blocks use. Here the table is
+outside the layers: whichever block becomes the draft's first one, it gets the table of the target's first block.
 """
 
 from collections.abc import Mapping
@@ -65,7 +63,7 @@ OPT = Family(
         "layer_norm_elementwise_affine": True,
         "_remove_final_layer_norm": False,
     },
-    texts_apart="mask",  # its positions begin again, its mask is made without them
+    texts_apart="mask",  # position ids restart, but its mask ignores them
     engines=("vLLM", "SGLang"),
     no_gguf="llama.cpp has no such architecture",
 )
@@ -118,7 +116,7 @@ BLOOM = Family(
     keys={"layers": "n_layer", "hidden": "hidden_size", "heads": "n_head", "vocab": "vocab_size"},
     no_width=NO_WIDTH,
     tied=True,
-    texts_apart="mask_and_bias",  # a bias by distance stands for positions, which it does not take
+    texts_apart="mask_and_bias",  # relative attention biases replace position ids, which it does not accept
     context_key=None,
     fixed_entries={"apply_residual_connection_post_layernorm": False},
     engines=("vLLM", "llama.cpp"),
@@ -181,7 +179,6 @@ GPT_BIGCODE = replace(
 
 
 def attention(module: str, prefix: str, norm: str) -> dict[str, Part]:
-    """The parts of an attention and the norm before it."""
     return {
         f"{prefix}query": linear(f"{module}.q", "query", "hidden"),
         f"{prefix}key": linear(f"{module}.k", "query", "hidden"),
@@ -192,7 +189,6 @@ def attention(module: str, prefix: str, norm: str) -> dict[str, Part]:
 
 
 def feed_forward(module: str) -> Mapping[str, Part]:
-    """The parts of a feed-forward and the norm before it; with a gate two matrices stand in the place of one."""
     return {
         "ffn_plain": linear(f"{module}.DenseReluDense.wi", "intermediate", "hidden", when="plain"),
         "ffn_gate": linear(f"{module}.DenseReluDense.wi_0", "intermediate", "hidden", when="gated"),
@@ -203,7 +199,6 @@ def feed_forward(module: str) -> Mapping[str, Part]:
 
 
 def bias_table(stack: str) -> Part:
-    """Attention biases by distance, one for each head."""
     return Part(f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias", ("buckets", "heads"))
 
 
@@ -244,10 +239,10 @@ T5 = Family(
     },
     no_width="the decoder reads what the encoder wrote, and nobody has looked into which heads and channels both need",
     tied=True,
-    untied_entry=ConfigEntry("scale_decoder_outputs", default=True),  # all that transformers 5 saves of T5 1.1's head
+    untied_entry=ConfigEntry("scale_decoder_outputs", default=True),  # records T5 1.1's untied head
     gated_entry=ConfigEntry("feed_forward_proj", default="relu"),
     default_head_dim=64,
-    ignored_suffixes=("layer.1.EncDecAttention.relative_attention_bias.weight",),  # of old checkpoints, read by nothing
+    ignored_suffixes=("layer.1.EncDecAttention.relative_attention_bias.weight",),  # unused, in old checkpoints
     copies=("encoder.embed_tokens", "decoder.embed_tokens"),
     context_key=None,
     engines=(),

@@ -1,7 +1,6 @@
-"""What may stand in a checkpoint's config.json and generation_config.json, so that nobody computes with anything else.
+"""Validation of config.json and generation_config.json entries, before transformers opens the files. No torch.
 
-Every reader of these files asks here first, before transformers opens them. An entry without a kind is left to
-transformers, which checks the types of its own. No torch.
+Every reader of these files validates here first. Entries without a type here are left to transformers' own checks.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,15 +13,15 @@ from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.files import first_mistake, shown
 
-LONGEST = 2**31 - 1  # positions, and ids
-TEXT_PARTS = ("text_config", "decoder", "generator")  # where transformers looks for the decoder of a larger model
-# Names that transformers has in ACT2FN and ROPE_INIT_FUNCTIONS, and those of rotary types that it maps to these.
+LONGEST = 2**31 - 1  # positions and ids
+TEXT_PARTS = ("text_config", "decoder", "generator")  # keys of transformers for the decoder of a larger model
+# Names in transformers' ACT2FN and ROPE_INIT_FUNCTIONS, and aliases of the latter.
 ACTIVATIONS = (
     "gelu gelu_10 gelu_fast gelu_new gelu_python gelu_pytorch_tanh gelu_python_tanh gelu_accurate hardswish laplace "
     "leaky_relu linear mish quick_gelu relu relu2 relu6 sigmoid silu sqrtsoftplus swish tanh prelu xielu"
 )
 ROPE_TYPES = "default linear dynamic yarn longrope llama3 proportional su mrope"
-ROPE_NEEDS = {  # settings that transformers takes to be there
+ROPE_NEEDS = {  # settings that transformers requires
     "linear": ("factor",),
     "dynamic": ("factor",),
     "yarn": ("factor",),
@@ -44,7 +43,7 @@ LayerType = Literal["full_attention", "sliding_attention", "chunked_attention", 
 
 
 def typed(kinds: Mapping[str, Any], *, or_null: bool = False) -> dict[str, Any]:
-    """The kind of every entry, from names in groups of one kind."""
+    """Return the type of every entry, from space-separated names of one type."""
     return {name: kind | None if or_null else kind for names, kind in kinds.items() for name in names.split()}
 
 
@@ -61,7 +60,7 @@ CONFIG = {
             "relative_attention_num_buckets sliding_window_pattern no_rope_layer_interval": Layers,
             "max_window_layers": NotNegative,
             "hidden_size n_embd d_model d_ff intermediate_size ffn_dim vocab_size num_labels": Width,
-            "head_vocab_size": Width,  # of ours: rows of a small output head
+            "head_vocab_size": Width,  # widedraft's own: rows of a reduced output head
             "num_attention_heads n_head num_heads": Heads,
             "max_position_embeddings n_positions original_max_position_embeddings": Positions,
             "max_seq_len n_ctx seq_length max_sequence_length": Positions,
@@ -139,7 +138,7 @@ OF_CONFIG, OF_GENERATION, OF_ROPE = (
 
 
 def mistake_in(entries: Mapping[str, Any], form: TypeAdapter[Any] = OF_CONFIG) -> str | None:
-    """The first entry that is not of its kind, why, and its value; nothing is converted to fit."""
+    """Return the first entry of a wrong type, with reason and value; None if there is none. Nothing is converted."""
     try:
         form.validate_python(dict(entries), strict=True)
     except ValidationError as error:
@@ -148,11 +147,10 @@ def mistake_in(entries: Mapping[str, Any], form: TypeAdapter[Any] = OF_CONFIG) -
 
 
 def require_config(config: Mapping[str, Any], where: str) -> None:
-    """Raise UserError naming the first entry of a config.json that is of another kind or contradicts another.
+    """Raise UserError naming the first entry of a config.json that has a wrong type or contradicts another.
 
     Args:
-        config: The whole of it; a model of images and text keeps its decoder in a part of its own.
-        where: The file.
+        config: The whole config; multimodal models have the decoder's in a nested part.
     """
     for part in ("", *(name for name in TEXT_PARTS if config.get(name) is not None)):
         entries = config[part] if part else config
@@ -162,18 +160,16 @@ def require_config(config: Mapping[str, Any], where: str) -> None:
 
 
 def require_generation_config(config: Mapping[str, Any], where: str) -> None:
-    """Raise UserError naming the first entry of a generation_config.json that is of another kind."""
     if (mistake := mistake_in(config, OF_GENERATION)) is not None:
         raise UserError(f"{where}: {mistake}. {remedy(where)}")
 
 
 def remedy(where: str) -> str:
-    """What to do about a damaged file."""
     return f"Take the {where.rpartition('/')[2]} the checkpoint came with."
 
 
 def contradiction(config: Mapping[str, Any]) -> str | None:
-    """The first entry that does not fit another, in words."""
+    """Return the first entry that contradicts another; None if there is none."""
     vocab_size, layers = config.get("vocab_size"), config.get("num_hidden_layers")
     for name in ("eos_token_id", "pad_token_id"):
         value = config.get(name)
@@ -183,7 +179,7 @@ def contradiction(config: Mapping[str, Any]) -> str | None:
     for name in ("layer_types", "no_rope_layers"):
         if config.get(name) is not None and layers is not None and len(config[name]) != layers:
             return f"{name} has {len(config[name])} entries for {layers} layers"
-    # Layers that look back a part of the way need a width; Qwen has a switch for it, off where it is absent.
+    # Sliding-window layers need a window; Qwen also has a switch, off by default.
     family, layer_types = FAMILIES.get(config.get("model_type", "")), config.get("layer_types")
     by_pattern = family is not None and family.window_pattern is not None
     switched_on = family is None or family.window_layers is None or config.get("use_sliding_window", False)
@@ -195,7 +191,7 @@ def contradiction(config: Mapping[str, Any]) -> str | None:
 
 
 def rope_mistakes(name: str, settings: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with rotary settings, of which there may be one for each layer type."""
+    """Yield the errors in rotary settings, which may be nested per layer type."""
     by_type = {f"{name}.{key}": value for key, value in settings.items() if isinstance(value, dict)}
     for key, entry in {name: settings, **by_type}.items():
         if (mistake := mistake_in(entry, OF_ROPE)) is not None:

@@ -1,9 +1,9 @@
-"""Families of the LLaMA kind: rotary positions, RMS norms, gated feed-forward. Depth and width can be cut.
+"""LLaMA-like families: rotary positions, RMS norms, gated feed-forward. Depth and width can be pruned.
 
 Source of names and defaults: transformers 5.17 and 5.23, the modeling and configuration module of each model_type; of
-heads that are the embedding: vLLM 0.32, models/gemma2.py; SGLang 0.5.23, models/gemma2.py and gemma3_causal.py;
-llama.cpp, conversion/gemma.py; of widths of heads: SGLang 0.5.23, models/olmo2.py; llama.cpp, conversion/granite.py;
-of GGUF files: src/models/smollm3.cpp, olmo2.cpp and granite.cpp of llama-cpp-python 0.3.36.
+tied heads: vLLM 0.32, models/gemma2.py; SGLang 0.5.23, models/gemma2.py and gemma3_causal.py; llama.cpp,
+conversion/gemma.py; of head widths: SGLang 0.5.23, models/olmo2.py; llama.cpp, conversion/granite.py; of GGUF files:
+src/models/smollm3.cpp, olmo2.cpp and granite.cpp of llama-cpp-python 0.3.36.
 """
 
 from dataclasses import replace
@@ -36,7 +36,7 @@ GEMMA_LAYER = {
     "ffn_norm": rms_norm("pre_feedforward_layernorm"),
     "ffn_post_norm": rms_norm("post_feedforward_layernorm"),
 }
-OLMO2_LAYER = {  # no norm reads the stream: attention and feed-forward do
+OLMO2_LAYER = {  # no norm before attention and feed-forward
     **{role: part for role, part in LLAMA_LAYER.items() if role not in ("attention_norm", "ffn_norm")},
     "query_norm": rms_norm("self_attn.q_norm", "query"),
     "key_norm": rms_norm("self_attn.k_norm", "key_value"),
@@ -70,7 +70,6 @@ LLAMA = Family(
         bias_tensors={**ATTENTION_BIAS, "mlp_bias": "blk.0.ffn_up.bias"},
         own_row_order=True,
         rope_factors=True,
-        taken_for_eagle=True,
     ),
 )
 MISTRAL = Family(

@@ -1,1 +1,1 @@
-"""Scores of layers, heads, neurons and channels, from calibration text."""
+"""Importance scores of layers, heads, neurons and channels, from calibration text."""

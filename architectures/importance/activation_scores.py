@@ -1,8 +1,8 @@
-"""How much each layer, head, neuron and channel of a target does on calibration text: one pass, sums only.
+"""Importance scores of every layer, head, neuron and channel on calibration text: one pass, running sums only.
 
-Everything is computed in float64 from the activations and weights as the model has them. Where layers are read from the
-disk one by one, a text's call is begun anew for each (eval.large_targets). Of a module that counts which it reads the
-first time: its turn has come then, and later it is shown anything.
+Everything is computed in float64 from activations and weights in the model's dtype. If layers are read from disk one
+by one, the forward pass of a batch restarts for each layer (eval.large_targets). Each module therefore counts only its
+first input for a batch: its weights are loaded then, and later inputs are meaningless.
 
 Shape suffixes used in this file:
     S = sequences
@@ -41,30 +41,28 @@ from architectures.pruning.prune import READERS
 from architectures.shapes import Shape
 from architectures.vocabulary_head import read_text
 
-COUNTED_AXES = {"hidden", "intermediate", "query", "key_value"}  # of matrices, for the magnitude scores
-ROWS_AT_ONCE = 1024  # of a matrix in float64
+COUNTED_AXES = {"hidden", "intermediate", "query", "key_value"}  # axes of matrices in the magnitude scores
+ROWS_AT_ONCE = 1024  # rows of a matrix converted to float64 at a time
 FLOAT64_BYTES = 8
-COPIES = 4  # in float64, of what is looked at: itself, its squares, its sizes, and what sums of them pass through
+COPIES = 4  # in float64, of each activation: itself, its squares, its norms, and temporaries of their sums
 
-WeightOf = Callable[[str], Tensor]  # a parameter, by its name in the model
+WeightOf = Callable[[str], Tensor]  # returns a parameter by its name in the model
 
 
 class Sums(dict[Hashable, Tensor]):
     """Running sums by name."""
 
     def add(self, name: Hashable, value: Tensor) -> None:
-        """Add to the sum of this name, which starts at zero."""
         self[name] = self[name] + value if name in self else value
 
 
 @dataclass(eq=False)
 class Reading:
-    """Texts that a model reads at once, and how far it has come with them.
+    """Calibration batch and the state of its forward pass.
 
     Attributes:
-        ids_BT: The texts.
-        seen: What has been looked at.
-        before: The residual stream one position earlier.
+        seen: Modules whose input was counted.
+        before: Residual stream one position earlier.
     """
 
     ids_BT: Tensor
@@ -73,11 +71,7 @@ class Reading:
 
 
 class Watch:
-    """A model whose activations are summed up within `hooks`.
-
-    Attributes:
-        sums: So far.
-    """
+    """Model with hooks that sum up activations."""
 
     def __init__(self, model: PreTrainedModel, family: Family, shape: Shape) -> None:
         self.model, self.family, self.shape = model, family, shape
@@ -85,31 +79,30 @@ class Watch:
         self.reading = Reading(torch.empty(0))
 
     def read(self, reading: Reading) -> None:
-        """Have the model read texts."""
         self.reading = reading
         read_text(self.model, reading.ids_BT)
 
     def add(self, name: Hashable, value: Tensor) -> None:
-        """Add to a sum, on the device where all are."""
         self.sums.add(name, value.to(self.model.device))
 
     def is_first(self, name: Hashable) -> bool:
-        """Whether this is the first time that these texts come here."""
+        """Return True once per name and batch."""
         seen = self.reading.seen
         return name not in seen and not seen.add(name)
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
-        """Within, everything is summed up that the scores of the family are made of."""
+        """Register the hooks for the scores of the family while the block runs."""
         family, layers = self.family, self.shape.layers
         final_norm = family.outside["final_norm"].name
         with ExitStack() as hooks:
-            # The residual stream before every layer, and behind the last.
+            # The residual stream before every layer, and after the last.
             stream = [*(f"{family.layer_prefix}{layer}" for layer in range(layers)), final_norm]
             for position, name in enumerate(stream):
                 hooks.enter_context(self.before(name, ("stream", position), self.add_stream))
             if family.width:
-                # The inputs of the linears behind neurons and heads, and what attention and feed-forward read.
+                # The inputs of the output projections of neurons and heads, and the inputs of attention and
+                # feed-forward.
                 for layer in range(layers):
                     for role in ("attention_output", "ffn_down"):
                         hooks.enter_context(
@@ -125,7 +118,6 @@ class Watch:
             yield
 
     def before(self, name: str, place: tuple[str, int], add: Callable[[str, int, Tensor], None]) -> Any:
-        """A hook that looks at what a module reads."""
 
         def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
             if self.is_first(place):
@@ -134,7 +126,6 @@ class Watch:
         return removable(self.model.get_submodule(name).register_forward_pre_hook(hook))
 
     def behind(self, name: str, place: tuple[str, int]) -> Any:
-        """A hook that looks at what a norm gives."""
 
         def hook(_module: nn.Module, _args: tuple[Any, ...], y_BTH: Tensor) -> None:
             if self.is_first(place):
@@ -143,7 +134,7 @@ class Watch:
         return removable(self.model.get_submodule(name).register_forward_hook(hook))
 
     def add_stream(self, _: str, position: int, stream_BTH: Tensor) -> None:
-        """Sum up how far the stream has turned since the position before."""
+        """Sum up 1 - cos between the stream here and one position earlier."""
         if position == 0:
             self.add(("tokens", 0), torch.tensor(stream_BTH.shape[0] * stream_BTH.shape[1]))
         else:
@@ -154,7 +145,7 @@ class Watch:
         self.reading.before = stream_BTH.clone() if position < self.shape.layers else None
 
     def add_input(self, role: str, layer: int, read_BTX: Tensor) -> None:
-        """Sum up what a linear layer reads, whose inputs are neurons or the channels of heads."""
+        """Sum up the inputs of a linear layer, which are neurons or the channels of heads."""
         x_BTX = read_BTX.double()
         self.add(("input", role, layer), x_BTX.sum(dim=(0, 1)))
         self.add(("squares", role, layer), x_BTX.square().sum(dim=(0, 1)))
@@ -163,7 +154,7 @@ class Watch:
         self.add(("activation", role, layer), sizes.mean(dim=1).square().sum(dim=0))
 
     def add_read(self, role: str, layer: int, x_BTH: Tensor) -> None:
-        """Sum up what attention or feed-forward reads of the stream."""
+        """Sum up the inputs of attention or feed-forward."""
         self.add(("read", role, layer), x_BTH.double().abs().mean(dim=1).square().sum(dim=0))
 
 
@@ -172,12 +163,12 @@ ReadTogether = Callable[[Watch, Sequence[Reading]], Iterator[None]]
 
 @dataclass(frozen=True)
 class Access:
-    """How texts are read and weights are had of a model that is not whole on one device.
+    """Access to a model that is not whole on one device.
 
     Attributes:
-        weight_of: Gives its weights.
-        read_together: Has it read texts, each of which may be begun several times, and gives as many times nothing;
-            None where they are read one after the other.
+        weight_of: Returns a weight by name.
+        read_together: Runs the model on all batches, each possibly several times, and yields once per batch; None runs
+            one batch after the other.
     """
 
     weight_of: WeightOf
@@ -185,13 +176,13 @@ class Access:
 
 
 def watching_bytes(shape: Shape) -> int:
-    """The most that one token takes while its activations are summed up; of the stream two positions are there."""
+    """Return the maximum bytes that one token takes during the sums; two positions of the stream are in memory."""
     return FLOAT64_BYTES * COPIES * max(shape.intermediate, shape.axis("query"), 2 * shape.hidden)
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Dropout off inside the block; every module's mode as before behind it."""
+    """Disable dropout inside the block, and restore every module's mode after it."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -203,7 +194,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def removable(handle: Any) -> Iterator[None]:
-    """A hook that is gone behind the block."""
     try:
         yield
     finally:
@@ -217,10 +207,10 @@ def activation_scores(
     batch_size: int = 1,
     access: Access | None = None,
 ) -> dict[str, NDArray[np.float64]]:
-    """The scores of `architectures.pruning.plan`, but for the two orders of layers.
+    """Compute the scores of `architectures.pruning.plan`, except the two layer orders.
 
-    Families whose layers alone can be cut have block_influence_L alone. How a model with an encoder reads text without
-    prompts: architectures.vocabulary_head.
+    Families of which only layers can be pruned have only block_influence_L. Models with an encoder read text without
+    prompts as in architectures.vocabulary_head.
 
     Sources: block_influence_L: Men et al. 2024, "ShortGPT", sec. 3 (arXiv 2403.03853). activation.*: Muralidharan et
     al. 2024, "Compact Language Models via Pruning and Knowledge Distillation" (Minitron), sec. 2.2 (arXiv 2407.14679),
@@ -229,10 +219,9 @@ def activation_scores(
     keeps the same number. magnitude.*: L2 norm of the weights of a part.
 
     Args:
-        model: Of a known family, with its head; left as it was.
-        ids_ST: Calibration text.
+        model: Of a known family, with its head; left unchanged.
         batch_size: Sequences at once. No score depends on it.
-        access: To the model; None of one that is whole on one device.
+        access: None for a model that is whole on one device.
 
     Raises:
         UserError: If an activation or weight is not finite.
@@ -257,11 +246,7 @@ def activation_scores(
 
 
 def require_finite(name: str, values: Tensor, dtype: torch.dtype) -> NDArray[np.float64]:
-    """The values as numpy has them, if each is a number.
-
-    Raises:
-        UserError: If one is not.
-    """
+    """Convert finite values to numpy."""
     if not values.isfinite().all():
         raise UserError(
             f"{name}: not every score is finite, as activations or weights of the target overflow in {dtype}. "
@@ -271,7 +256,7 @@ def require_finite(name: str, values: Tensor, dtype: torch.dtype) -> NDArray[np.
 
 
 def minitron_scores(sums: Sums, shape: Shape) -> dict[str, Tensor]:
-    """The root of the sums over sequences; a channel's are added up over all that reads it."""
+    """Return the root of the sums over sequences; a channel's are summed over all modules that read it."""
     neurons = [sums["activation", "ffn_down", layer] for layer in range(shape.layers)]
     heads = [sums["activation", "attention_output", layer] for layer in range(shape.layers)]
     read = [sums[name] for name in sums if isinstance(name, tuple) and name[0] == "read"]
@@ -283,7 +268,7 @@ def minitron_scores(sums: Sums, shape: Shape) -> dict[str, Tensor]:
 
 
 def flap_scores(weight_of: WeightOf, family: Family, shape: Shape, sums: Sums, *, num_tokens: int) -> dict[str, Tensor]:
-    """Variance over all tokens of an input, times the sum of squares of the weights it meets; a head's are added up."""
+    """Return each input's variance over all tokens times the squared norm of its weights, summed per head."""
 
     def variances(role: str, layer: int) -> Tensor:
         weight = weight_of(f"{family.layer_module(layer, role)}.weight")
@@ -299,9 +284,9 @@ def flap_scores(weight_of: WeightOf, family: Family, shape: Shape, sums: Sums, *
 
 
 def magnitude_scores(weight_of: WeightOf, family: Family, shape: Shape) -> dict[str, Tensor]:
-    """The root of the sum of squares of all weights of matrices that a part touches.
+    """Return the root of the sum of squares of all matrix weights of a part.
 
-    A head touches its rows of the query, those of the key and value it shares with its group, and its columns of the
+    A head has its rows of the query, those of the key and value it shares with its group, and its columns of the
     output. A tied embedding counts once.
     """
 
@@ -321,7 +306,7 @@ def magnitude_scores(weight_of: WeightOf, family: Family, shape: Shape) -> dict[
 
 
 def axis_squares(matrices: Iterable[tuple[Part, Tensor]], shape: Shape) -> Sums:
-    """For each axis that families name, the sum of squares at each of its indices, over all matrices that have it."""
+    """Return for each axis the sums of squares per index, over all matrices with that axis."""
     sums = Sums()
     for part, weight in matrices:
         for dim, fused in enumerate(part.axes):
@@ -338,25 +323,21 @@ def column_squares(weight: Tensor) -> Tensor:
 
 
 REMEDY = "Give a UTF-8 text file as architecture.calibration.text."
-MAX_PARAGRAPH_CHARS = 100_000  # a file without blank lines is handed over in pieces, never read as a whole
+MAX_PARAGRAPH_CHARS = 100_000  # a file without blank lines is read in pieces of this size, never as a whole
 SEQUENCE_LEN = 256
 
 
 def calibration_sequences(
     texts: Iterable[str], tokenizer: Any, *, tokens: int, context_tokens: int | None = None
 ) -> Tensor:
-    """ids_ST: the texts one after the other, in sequences of 256 tokens; few tokens in four shorter ones.
+    """Concatenate texts into ids_ST of 256 tokens per sequence; fewer than 1,024 tokens make four shorter sequences.
 
-    Between two texts stands the end-of-sequence token, where the tokenizer has one. No text is read that is not needed.
+    Texts are separated by the end-of-sequence token, if the tokenizer has one. Reads no more texts than needed.
 
     Args:
-        texts: Plain texts; empty ones are passed over.
-        tokenizer: Of the target.
-        tokens: At most this number is used, >= 4.
-        context_tokens: That the model was made for; no sequence is longer. None where there is no end.
-
-    Raises:
-        UserError: If the texts are too short.
+        texts: Plain texts; empty ones are skipped.
+        tokens: Maximum number used, >= 4.
+        context_tokens: Context length of the model, which limits the sequences; None if unlimited.
     """
     sequence_len = min(SEQUENCE_LEN, tokens // 4, context_tokens or SEQUENCE_LEN)
     needed = tokens // sequence_len * sequence_len
@@ -376,10 +357,10 @@ def calibration_sequences(
 
 
 def read_calibration_text(file: Path) -> Iterator[str]:
-    """The paragraphs of a plain text file, which blank lines part.
+    """Yield the paragraphs of a plain text file, separated by blank lines.
 
     Raises:
-        UserError: When the first one is asked for, if the file cannot be read or holds none.
+        UserError: On the first `next`, if the file cannot be read or is empty.
     """
     has_text = False
     try:
@@ -397,7 +378,7 @@ def read_calibration_text(file: Path) -> Iterator[str]:
 
 
 def paragraphs(lines: Iterable[str]) -> Iterator[str]:
-    """Neighbouring lines that are not blank, joined; long ones in pieces."""
+    """Join adjacent lines that are not blank; long paragraphs are split."""
     gathered, num_chars = [], 0
     for line in lines:
         if gathered and (not line.strip() or num_chars > MAX_PARAGRAPH_CHARS):

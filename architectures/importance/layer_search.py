@@ -1,7 +1,7 @@
-"""In which order a target loses its layers: taken out one by one, or merged with their neighbours.
+"""Order in which a target loses its layers: removed one by one, or merged with their neighbours.
 
-A layer is run with what the model itself gave it (mask, positions). Recorded once, that stays right wherever the layer
-ends up, as it does not depend on the layers before. What lies before a change is run once for all candidates of a step.
+A layer runs with the arguments the model gave it (mask, positions), recorded once: they do not depend on the layers
+before it, so they stay valid wherever the layer ends up. Layers before a change run once for all candidates of a step.
 
 Shape suffixes used in this file:
     S = sequences, T = tokens per sequence, V = vocabulary, H = hidden width, C = candidates of a step
@@ -30,11 +30,11 @@ from architectures.vocabulary_head import for_head, read_text
 
 @dataclass(frozen=True)
 class Block:
-    """Neighbouring layers of the target that run as one.
+    """Adjacent layers of the target that run as one.
 
     Attributes:
         layers: Of the target; the first is the module that runs.
-        weights: In place of the module's own; empty where it runs with those.
+        weights: Replace the module's own; empty keeps them.
     """
 
     layers: tuple[int, ...]
@@ -43,12 +43,12 @@ class Block:
 
 @dataclass(frozen=True)
 class Passage:
-    """One sequence on its way through the whole model.
+    """Recorded forward pass of one sequence through the whole model.
 
     Attributes:
         entry: x_1TH, the residual stream before the first layer.
-        calls: For each layer, what the model gives it beside the stream.
-        exit: x_1TH, what the head reads of the stream behind the final norm.
+        calls: For each layer, its arguments in addition to the stream.
+        exit: x_1TH, the head's input, after the final norm.
     """
 
     entry: Tensor
@@ -59,24 +59,20 @@ class Passage:
 Tail = Sequence[Block]
 
 
-DistanceFrom = Callable[[Passage], Callable[[Tensor], Tensor]]  # of the whole model to one with another exit_1TH
+DistanceFrom = Callable[[Passage], Callable[[Tensor], Tensor]]  # from the whole model to a changed one with exit_1TH
 
 
 def removal_order(model: PreTrainedModel, ids_ST: Tensor, share: Share = ALONE) -> list[int]:
-    """num_layers - 1 layers: again and again the one without which the model changes least; of equals the earlier.
+    """Return num_layers - 1 layers, each the one whose removal changes the model least; ties go to the lower index.
 
-    The change is KL(whole model || cut model) in nats, mean over all tokens, from log-probabilities in float32. It is
-    taken from the whole model at every step, so that errors do not add up unseen.
+    The change is KL(whole model || pruned model) in nats, mean over all tokens, from log-probabilities in float32.
+    Every step compares with the whole model, so that errors do not accumulate unnoticed.
 
-    Source: Song et al. 2024, "SLEB", sec. 3 (arXiv 2402.09025), with KL in place of perplexity.
+    Source: Song et al. 2024, "SLEB", sec. 3 (arXiv 2402.09025), with KL instead of perplexity.
 
     Args:
-        model: Of a known family, with its head; left as it was.
-        ids_ST: Calibration text.
-        share: This process's part of the candidates of each step; all of them find the same order.
-
-    Raises:
-        UserError: If the model, whole or cut, overflows.
+        model: Of a known family; left unchanged. UserError if it overflows.
+        share: This process's part of the candidates of each step; all processes return the same order.
     """
     with evaluating(model), torch.inference_mode():
         search = LayerSearch(model, ids_ST, share)
@@ -89,25 +85,17 @@ def removal_order(model: PreTrainedModel, ids_ST: Tensor, share: Share = ALONE) 
 
 
 def merge_order(model: PreTrainedModel, ids_ST: Tensor, share: Share = ALONE) -> list[int]:
-    """num_layers - 1 layers, in the order in which each, with the group it leads, is merged into the group before it.
+    """Return num_layers - 1 layers, in the order in which each, with its group, is merged into the group before it.
 
-    Again and again those two neighbouring groups become one that leave the final hidden states (behind the final norm)
-    most like the whole model's: the highest cosine, mean over all tokens, in float32; of equals the earlier. A group
-    runs as its first layer with weights theta_first + sum_k (theta_k - theta_first), as architectures.pruning.prune
-    merges.
+    Each step merges the two adjacent groups that leave the final hidden states (after the final norm) closest to the
+    whole model's: the highest cosine, mean over all tokens, in float32; ties go to the lower index. A group runs as
+    its first layer with weights theta_first + sum_k (theta_k - theta_first), as merged by architectures.pruning.prune.
 
-    Source: Yang et al. 2024, "LaCo", sec. 3 (arXiv 2402.11187). There a fixed number of layers is merged wherever a
-    threshold allows it, from the top down; here the best pair is, which reaches any depth.
+    Source: Yang et al. 2024, "LaCo", sec. 3 (arXiv 2402.11187). LaCo merges a fixed number of layers wherever a
+    threshold allows it, from the top down; merging the best pair instead reaches any depth.
 
-    Takes memory for a second copy of the layers: each pair is merged once, not at every step and sequence anew.
-
-    Args:
-        model: Of a known family, with its head; left as it was.
-        ids_ST: Calibration text.
-        share: As of removal_order.
-
-    Raises:
-        UserError: If the model, whole or merged, overflows.
+    Takes memory for a second copy of the layers: each pair is merged once, not for every step and sequence. Arguments
+    as in `removal_order`.
     """
     with evaluating(model), torch.inference_mode():
         search = LayerSearch(model, ids_ST, share)
@@ -125,14 +113,14 @@ def merge_order(model: PreTrainedModel, ids_ST: Tensor, share: Share = ALONE) ->
 
 
 def steps(count: int, description: str) -> Iterator[int]:
-    """How many blocks each step starts with; every step tries each of them, and runs all that are left."""
+    """Yield the number of blocks before each step, with progress; a step tries every block and runs those left."""
     left = range(count, 1, -1)
     work = sum(each**2 for each in left)
     return track(left, description=description, total=count - 1, works=lambda each: each**2, whole=work)
 
 
 class LayerSearch:
-    """A model whose layers can be run in any selection, on sequences whose passage through it is known."""
+    """Model whose layers can run in any selection, on sequences with a recorded forward pass."""
 
     def __init__(self, model: PreTrainedModel, ids_ST: Tensor, share: Share = ALONE) -> None:
         self.share = share
@@ -147,7 +135,6 @@ class LayerSearch:
         self.passages = [self.passage(ids_1T) for ids_1T in ids_ST.to(model.device).split(1)]
 
     def passage(self, ids_1T: Tensor) -> Passage:
-        """Run the whole model on a sequence and note what each layer is given."""
         noted: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
         def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -161,23 +148,19 @@ class LayerSearch:
         return Passage(entry=noted[0][0][0], calls=calls, exit=exit_1TH)
 
     def single_layers(self) -> list[Block]:
-        """The layers as they are."""
         return [Block((layer,)) for layer in range(len(self.layers))]
 
     def merged(self, group: tuple[int, ...]) -> Block:
-        """Some neighbouring layers as one."""
         return Block(group, merged_weights([self.layers[layer] for layer in group]))
 
     def nearest(self, blocks: Sequence[Block], tails: Sequence[Tail], distance_from: DistanceFrom) -> int:
-        """The candidate with the least sum of distances over all sequences; of equals the first.
+        """Return the candidate with the smallest sum of distances over all sequences; ties go to the first.
 
-        All sequences have one length: the least mean over tokens too. Distances are never negative, so a candidate is
-        given up as soon as it is beyond the whole sum of the one that did best on the first sequence.
+        All sequences have the same length, so it also has the smallest mean over tokens. Distances are never negative,
+        so a candidate is dropped once its sum exceeds the total of the candidate that did best on the first sequence.
 
         Args:
-            blocks: The model as it stands.
-            tails: For each candidate, an index of blocks, what follows on blocks[:candidate] in it.
-            distance_from: Gives the distance from the whole model on a sequence.
+            tails: For each candidate, an index of blocks, the blocks that follow blocks[:candidate] in it.
         """
         first, *others = self.passages
         total_C = self.distances(first, blocks, range(len(tails)), tails, distance_from)
@@ -197,7 +180,7 @@ class LayerSearch:
         tails: Sequence[Tail],
         distance_from: DistanceFrom,
     ) -> dict[int, float]:
-        """distance_C of some candidates, ascending indices of blocks, on one sequence; each process takes some."""
+        """Return distance_C of candidates, ascending indices of blocks, on one sequence; shared over processes."""
         distance, stream_1TH = distance_from(passage), passage.entry
         own, reached = [], 0
         for candidate in self.share.mine(candidates):
@@ -213,7 +196,6 @@ class LayerSearch:
         return dict(zip(candidates, self.share.together(own), strict=True))
 
     def through(self, blocks: Sequence[Block], stream_1TH: Tensor, passage: Passage) -> Tensor:
-        """The stream behind some blocks."""
         for block in blocks:
             first = block.layers[0]
             args, kwargs = passage.calls[first]
@@ -222,26 +204,25 @@ class LayerSearch:
         return stream_1TH
 
     def kl_from(self, passage: Passage) -> Callable[[Tensor], Tensor]:
-        """KL(whole model || changed model) in nats, mean over tokens."""
+        """Return the function that computes KL(whole model || changed model) in nats, mean over tokens."""
         logp_1TV = self.log_probabilities(passage.exit)
         p_1TV = logp_1TV.exp()
         return lambda exit_1TH: (p_1TV * (logp_1TV - self.log_probabilities(exit_1TH))).sum(dim=-1).mean()
 
     def log_probabilities(self, exit_1TH: Tensor) -> Tensor:
-        """Of the next token, in float32."""
-        logits_1TV = self.head(exit_1TH).float() / getattr(self.model.config, "logits_scaling", 1.0)  # of Granite
-        cap = getattr(self.model.config, "final_logit_softcapping", None)  # Gemma alone has it
+        logits_1TV = self.head(exit_1TH).float() / getattr(self.model.config, "logits_scaling", 1.0)  # Granite only
+        cap = getattr(self.model.config, "final_logit_softcapping", None)  # Gemma only
         if cap is not None:
             logits_1TV = cap * (logits_1TV / cap).tanh()
         return logits_1TV.log_softmax(dim=-1)
 
     def turn_from(self, passage: Passage) -> Callable[[Tensor], Tensor]:
-        """1 - cosine of the final hidden states, mean over tokens."""
+        """Return the function that computes 1 - cosine of the final hidden states, mean over tokens."""
         return lambda exit_1TH: (1 - F.cosine_similarity(passage.exit.float(), exit_1TH.float(), dim=-1)).mean()
 
 
 def merged_weights(layers: Sequence[nn.Module]) -> dict[str, Tensor]:
-    """The sum of the layers' differences from the first, added to it in float32, in the first one's dtype."""
+    """Return the first layer's weights plus the later layers' differences, summed in float32, in the first's dtype."""
     merged = {}
     for name, first in layers[0].named_parameters():
         total = first.float()

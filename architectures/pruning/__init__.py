@@ -1,1 +1,1 @@
-"""Which parts of a target a draft keeps, and the cut."""
+"""Pruning plans and their application to a checkpoint."""

@@ -1,23 +1,23 @@
-"""Learned masks: a gate on every layer, head, neuron and channel of a target, and the plan that trained gates become.
+"""Learned masks: a gate on every layer, head, neuron and channel of a target, and the plan made from trained gates.
 
 Shape suffixes used in this file:
     B = sequences in the batch, T = tokens per sequence
     L = layers, K = key/value heads, one for each group of query heads, G = query heads of a group, N = K x G
     F = neurons, H = channels
-    X = all gates of one axis: the last dimension is counted, those before it are counted each for itself; C = those
+    X = all gates of one axis: its last dimension is counted, for each index of the dimensions C before it
 
-Axes are `layers` [L], `groups` [L, K], `heads` [L, K, G], `neurons` [L, F] and `channels` [H]; a draft that keeps all
-of one has no gates there. Gates are hard concrete: exactly 0 and exactly 1 both have a probability above zero.
+Axes are `layers` [L], `groups` [L, K], `heads` [L, K, G], `neurons` [L, F] and `channels` [H]; an axis that the draft
+keeps whole has no gates. Gates are hard concrete: exactly 0 and exactly 1 both have a probability above zero.
 
-Where each gate acts:
+Positions of the gates:
     heads      on the input of the attention's output projection
     neurons    on the input of the feed-forward's output projection
-    channels   on what is written to the residual stream (embeddings, both projections) and on what the head reads,
-               which keeps a tied head equal to the embedding. Where a norm stands behind a projection, before that norm
-    layers     on what both parts of a layer add to the stream. Where a norm stands behind a projection, after that
-               norm, which would undo it
+    channels   on everything written to the residual stream (embeddings, both projections) and on the input of the head,
+               which keeps a tied head equal to the embedding. If a norm follows a projection, before that norm
+    layers     on the output of both parts of a layer. If a norm follows a projection, after that norm, which would
+               undo it
 
-A channel whose gate is 0 is zero in the stream, and that is what slicing makes of a removed channel.
+A channel whose gate is 0 is zero in the stream, which is exactly how slicing treats a removed channel.
 
 Source: Louizos et al. 2018, "Learning Sparse Neural Networks through L0 Regularization", sec. 2.2 (arXiv 1712.01312);
 the constraints: Xia et al. 2024, "Sheared LLaMA", sec. 2.1 (arXiv 2310.06694).
@@ -38,17 +38,17 @@ from architectures.pruning.plan import PruningPlan
 from architectures.pruning.prune import POST_NORMS, WRITERS, TensorLocation
 from architectures.shapes import Shape
 
-LOW, HIGH, BETA = -0.1, 1.1, 2 / 3  # what the concrete distribution is stretched to, and its temperature
+LOW, HIGH, BETA = -0.1, 1.1, 2 / 3  # stretch limits of the concrete distribution, and its temperature
 OPEN_SHIFT = -BETA * log(-LOW / HIGH)  # P(gate > 0) = sigmoid(log_alpha + OPEN_SHIFT)
-# Nearly all gates are open at the start, P(gate > 0) = 0.98, and no two alike. From 5.0 they would sink together
-# through values at which no gate is ever half open, and learn nothing: in a toy, 400 steps then kept 0.28 to 0.44 of
-# the layers that mattered most, and 0.56 to 0.83 from 2.5 (docs/log.md; chance is 0.20).
+# Nearly all gates are open at the start, P(gate > 0) = 0.98, and no two are equal. From 5.0 they would fall together
+# through values at which no gate is ever half open, and learn nothing: in a toy model, 400 steps then kept 0.28 to
+# 0.44 of the most important layers, and 0.56 to 0.83 from 2.5 (docs/benchmarks.md; a random choice keeps 0.20).
 FIRST_LOG_ALPHA, FIRST_SPREAD = 2.5, 0.01
 NOISE_MARGIN = 1e-6
-LARGEST_FLOOR = 1e-4  # P(gate > 0) of a gate that is as good as closed, at most
-LEAST_KEPT = 0.5  # value of a gate that is kept though training left it nearer to closed: no kept part is dead
-MULTIPLIERS = 2  # of each constraint: of the gap and of its square
-MOST_PARTS = 32  # a gap of one gate in 32 counts as 1, of one in 11008 as 1/344: it would drown the loss otherwise
+LARGEST_FLOOR = 1e-4  # maximum P(gate > 0) of a gate that counts as closed
+LEAST_KEPT = 0.5  # minimum value of a kept gate, even if training left it nearly closed: no kept part is dead
+MULTIPLIERS = 2  # per constraint: of the gap and of its square
+MOST_PARTS = 32  # a gap of one gate in 32 counts as 1, of one in 11008 as 1/344: it would dominate the loss otherwise
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Axis:
     """Gates of one kind.
 
     Attributes:
-        size: Of the gates; the last dimension is counted.
-        kept: How many of the last dimension the draft keeps.
+        size: Of the gates; they are counted over the last dimension.
+        kept: Number of gates of the last dimension that the draft keeps.
     """
 
     size: tuple[int, ...]
@@ -69,15 +69,15 @@ class Axis:
 
     @property
     def parts(self) -> int:
-        """What a gap is counted in: single gates where there are few, else 32nds of all."""
+        """Unit of a gap: single gates if there are few, else 32nds of all."""
         return min(self.size[-1], MOST_PARTS)
 
     @property
     def limits(self) -> tuple[float, float]:
-        """Between which log_alpha must stay so that a closed gate can open again and a constraint can still be met.
+        """Range of log_alpha in which a closed gate can open again and a constraint can still be met.
 
         Sheared LLaMA keeps P(gate > 0) above 0.047 (log_alpha within ±ln 100): 31 closed layers of 32 then count as
-        1.46, and a draft of one layer is out of reach. Here closed gates count together as at most a hundredth of the
+        1.46, and a draft of one layer is out of reach. Here closed gates together count as at most a hundredth of the
         kept ones, and kept ones miss 1 by as little.
         """
         floor = min(LARGEST_FLOOR, 0.01 * self.fraction)
@@ -86,7 +86,7 @@ class Axis:
 
 
 def cut_axes(source: Shape, draft: Shape) -> dict[str, Axis]:
-    """The axes a draft's shape cuts; none if it is the target's."""
+    """Return the axes that a draft's shape prunes; none if it is the target's shape."""
     layers, groups = source.layers, source.kv_heads
     group = source.heads // groups
     axes = {
@@ -101,7 +101,7 @@ def cut_axes(source: Shape, draft: Shape) -> dict[str, Axis]:
 
 @dataclass(frozen=True)
 class Gates:
-    """What parts of a model are multiplied by; None where nothing is."""
+    """Factors of the parts of a model; None if a part has no gates."""
 
     layers_L: Tensor | None = None
     heads_LN: Tensor | None = None
@@ -110,12 +110,11 @@ class Gates:
 
 
 class Masks(nn.Module):
-    """Log-alphas of all gates, and the multipliers of the constraints on how many may be open.
+    """Log-alphas of all gates, and the Lagrange multipliers of the constraints on the number of open gates.
 
     Args:
-        source: The target's shape.
-        draft: Which counts the constraints ask for.
-        seed: Of the first values and of every draw.
+        draft: The shape that the constraints enforce.
+        seed: Of the initial values and of every sample.
 
     Raises:
         ValueError: If the draft has the target's shape.
@@ -139,12 +138,12 @@ class Masks(nn.Module):
         )
 
     def values(self, name: str) -> Tensor:
-        """log_alpha_X of an axis, all of them; call on all processes where they are divided."""
+        """Return the whole log_alpha_X of an axis; call on all ranks if parameters are sharded."""
         return whole(self.log_alpha[name])
 
     def sampled(self, step: int) -> Gates:
-        """Gates drawn for one step: equal on every rank, for every micro-batch, and after resuming."""
-        generator = np.random.default_rng((self.seed, step))  # torch's own looks at the last 32 bits of a seed only
+        """Sample gates for one step: equal on every rank, for every micro-batch, and after resuming."""
+        generator = np.random.default_rng((self.seed, step))  # torch's own uses only the last 32 bits of a seed
         draws = {name: torch.from_numpy(generator.random(axis.size, np.float32)) for name, axis in self.axes.items()}
 
         def drawn(name: str) -> Tensor:
@@ -154,21 +153,21 @@ class Masks(nn.Module):
         return self.gates(drawn)
 
     def expected(self) -> Gates:
-        """Gates without chance: the middle of the distribution, clipped."""
+        """Return deterministic gates: the middle of the distribution, clipped."""
         return self.gates(lambda name: middle(self.values(name)))
 
     def final(self) -> Gates:
-        """As `expected`, but exactly as many are open as the draft keeps: what `plan_from_masks` removes is 0."""
+        """Return `expected` with exactly the draft's number of open gates: all that `plan_from_masks` removes is 0."""
         return self.gates(lambda name: middle(self.values(name)).clamp(min=LEAST_KEPT) * self.kept(name))
 
     def kept(self, name: str) -> Tensor:
-        """kept_X of an axis: True for the largest log-alphas, as many as the draft keeps; of equals the earlier."""
+        """Return kept_X of an axis: True for the draft's number of largest log-alphas; ties go to the lower index."""
         order_X = torch.argsort(self.values(name).detach(), dim=-1, descending=True, stable=True)
         kept_X = torch.zeros_like(order_X, dtype=torch.bool)
         return kept_X.scatter_(-1, order_X[..., : self.axes[name].kept], value=True)
 
     def gates(self, value: Callable[[str], Tensor]) -> Gates:
-        """The value of every axis, with the gates of groups and of heads in them multiplied into one for each head."""
+        """Return the gates of every axis, with those of groups and of heads in them multiplied into one per head."""
         values = {name: value(name) for name in self.axes}
         group = self.source.heads // self.source.kv_heads
         groups_LN = values["groups"].repeat_interleave(group, dim=1) if "groups" in values else None
@@ -181,18 +180,18 @@ class Masks(nn.Module):
         )
 
     def expected_sizes(self) -> dict[str, Tensor]:
-        """Of every axis, how many gates are expected to be above 0; the mean over C. Differentiable."""
+        """Return the expected number of open gates of every axis, averaged over C. Differentiable."""
         return {name: open_probability(self.values(name)).sum(dim=-1).mean() for name in self.axes}
 
     def gaps(self, progress: float) -> dict[str, Tensor]:
-        """gap_C of every axis: how many more gates are expected open than should be now, in the axis's parts.
+        """Return gap_C of every axis: expected minus scheduled number of open gates, in units of `Axis.parts`.
 
-        Sheared LLaMA's paper counts gates and its code takes shares. In shares a draft of one layer out of 32 that has
+        Sheared LLaMA's paper counts gates and its code uses shares. In shares a draft of one layer out of 32 that has
         lost all is off by 0.03, and alternating descent and ascent (200 steps, rates of 1.0) ended at 10.8 layers
         instead of 1; in counts at 1.2.
 
         Args:
-            progress: 0 asks for the target's size, 1 for the draft's, linear between.
+            progress: 0 requires the target's size, 1 the draft's, linear between.
         """
         return {
             name: axis.parts * (open_probability(self.values(name)).mean(dim=-1) - (1 + progress * (axis.fraction - 1)))
@@ -200,13 +199,10 @@ class Masks(nn.Module):
         }
 
     def lagrangian(self, progress: float) -> Tensor:
-        """Sum over all constraints of multiplier x gap + multiplier x gap^2; scalar, 0 where every gap is.
+        """Return the sum over all constraints of multiplier x gap + multiplier x gap^2; scalar, 0 if every gap is.
 
-        To be minimised by log-alphas and maximised by multipliers. So that one optimiser can do both, the gradient of
-        the multipliers comes out negated.
-
-        Args:
-            progress: As in `gaps`.
+        Minimised by log-alphas and maximised by multipliers. The gradient of the multipliers is negated, so that one
+        optimiser can do both.
         """
         terms = []
         for name, gap_C in self.gaps(progress).items():
@@ -216,56 +212,53 @@ class Masks(nn.Module):
 
     @torch.no_grad()
     def limit(self) -> None:
-        """Bring every log-alpha back between its limits. Call after each step."""
+        """Clamp every log-alpha to its limits. Call after each step."""
         for name, axis in self.axes.items():
             self.log_alpha[name].clamp_(*axis.limits)
 
 
 def hard_concrete(log_alpha_X: Tensor, uniform_X: Tensor) -> Tensor:
-    """A gate in [0, 1] for every draw from [0, 1), in the dtype of log_alpha_X."""
+    """Return a gate in [0, 1] for every sample from [0, 1), in the dtype of log_alpha_X."""
     uniform_X = NOISE_MARGIN + (1 - 2 * NOISE_MARGIN) * uniform_X
     concrete_X = torch.sigmoid((uniform_X.log() - (1 - uniform_X).log() + log_alpha_X) / BETA)
     return (concrete_X * (HIGH - LOW) + LOW).clamp(0, 1)
 
 
 def middle(log_alpha_X: Tensor) -> Tensor:
-    """The gate without noise: 0 below log_alpha = -2.4, 1 above 2.4."""
+    """Return the gate without noise: 0 below log_alpha = -2.4, 1 above 2.4."""
     return (torch.sigmoid(log_alpha_X) * (HIGH - LOW) + LOW).clamp(0, 1)
 
 
 def open_probability(log_alpha_X: Tensor) -> Tensor:
-    """P(gate > 0) of every gate."""
     return torch.sigmoid(log_alpha_X + OPEN_SHIFT)
 
 
 def ascending(multipliers: Tensor) -> Tensor:
-    """The same values with the negated gradient."""
+    """Return the same values with the negated gradient."""
     return 2 * multipliers.detach() - multipliers
 
 
 def product(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-    """Both multiplied, or the one that is there."""
     return first * second if first is not None and second is not None else (second if first is None else first)
 
 
 def whole(parameter: Tensor) -> Tensor:
-    """All of a parameter, wherever its parts are; its gradient is the mean over processes, as FSDP2 takes it of others.
+    """Return a whole parameter, gathered if sharded; its gradient is the mean over ranks, as in FSDP2.
 
-    Call on all processes. FSDP2 gathers what a module's own forward reads; masks have none.
+    Call on all ranks. FSDP2 gathers only parameters that a module's own forward reads, and masks have none.
     """
     if not isinstance(parameter, DTensor):
         return parameter
     mesh = parameter.device_mesh
-    everywhere = parameter.full_tensor(grad_placements=[Partial()] * mesh.ndim)  # which adds
+    everywhere = parameter.full_tensor(grad_placements=[Partial()] * mesh.ndim)  # which sums
     fixed = everywhere.detach()
     return fixed + (everywhere - fixed) / mesh.size()  # the same value: the difference is 0
 
 
 def plan_from_masks(masks: Masks, *, target: str | None = None) -> PruningPlan:
-    """Keep the largest log-alphas of every axis: exactly the draft's shape.
+    """Return the plan that keeps the largest log-alphas of every axis: exactly the draft's shape.
 
     Args:
-        masks: Trained.
         target: The target's fingerprint, recorded.
     """
     source, kept = masks.source, {name: masks.kept(name) for name in masks.axes}
@@ -289,7 +282,6 @@ def plan_from_masks(masks: Masks, *, target: str | None = None) -> PruningPlan:
 
 
 def indices(kept_X: Tensor) -> tuple[int, ...]:
-    """Where a vector is True."""
     return tuple(int(index) for index in kept_X.nonzero()[:, 0])
 
 
@@ -298,12 +290,10 @@ def indices(kept_X: Tensor) -> tuple[int, ...]:
 
 @contextmanager
 def masked(model: nn.Module, gates: Gates, shape: Shape) -> Iterator[None]:
-    """While the block runs, the model computes with its parts multiplied by the gates. Gradients reach both.
+    """Multiply the model's parts by the gates while the block runs. Gradients reach both.
 
     Args:
-        model: A transformers causal language model.
         gates: On the model's device.
-        shape: Of the model.
     """
     with ExitStack() as hooks:
         for name, (before, after) in factors(gates, shape).items():
@@ -316,7 +306,7 @@ def masked(model: nn.Module, gates: Gates, shape: Shape) -> Iterator[None]:
 
 
 def factors(gates: Gates, shape: Shape) -> dict[str, tuple[Tensor | None, Tensor | None]]:
-    """Of every module that gates act on, what its input and what its output is multiplied by."""
+    """Return the factors of input and output of every gated module."""
     family = FAMILIES[shape.family]
     by_module: dict[str, tuple[Tensor | None, Tensor | None]] = {}
     for role in ("embedding", "final_norm"):
@@ -332,14 +322,12 @@ def factors(gates: Gates, shape: Shape) -> dict[str, tuple[Tensor | None, Tensor
 
 
 def input_factor(gates: Gates, shape: Shape, role: str, layer: int) -> Tensor | None:
-    """What the inputs of a projection that writes the stream are multiplied by; None for nothing."""
     if role == "attention_output" and gates.heads_LN is not None:
         return gates.heads_LN[layer].repeat_interleave(shape.head_dim)
     return gates.neurons_LF[layer] if role == "ffn_down" and gates.neurons_LF is not None else None
 
 
 def output_factor(gates: Gates, shape: Shape, role: str, layer: int) -> Tensor | None:
-    """What the outputs of a projection, or of the norm behind it, are multiplied by; None for nothing."""
     layer_gate = None if gates.layers_L is None else gates.layers_L[layer]
     if role in POST_NORMS:
         return layer_gate
@@ -350,24 +338,20 @@ def output_factor(gates: Gates, shape: Shape, role: str, layer: int) -> Tensor |
 
 
 def multiply_input(factor: Tensor) -> Callable[..., tuple[Tensor, ...]]:
-    """A hook that multiplies a module's first input, in the input's dtype."""
     return lambda _, inputs: (inputs[0] * factor.to(inputs[0].dtype), *inputs[1:])
 
 
 def multiply_output(factor: Tensor) -> Callable[..., Tensor]:
-    """A hook that multiplies a module's output, in the output's dtype."""
     return lambda _, __, output: output * factor.to(output.dtype)
 
 
 @torch.no_grad()
 def fold(tensor: Tensor, location: TensorLocation, gates: Gates, shape: Shape) -> Tensor:
-    """A tensor of the model with the gates multiplied into it, in its dtype. The weights alone then do as `masked`.
+    """Multiply the gates into a tensor of the model, in its dtype, so that the weights compute the same as `masked`.
 
     Args:
-        tensor: Of the model the gates were made for.
-        location: Where it stands.
-        gates: `Masks.final()`: what a plan removes is then 0, and slicing by that plan changes nothing more.
-        shape: Of the model.
+        gates: `Masks.final()`: the parts that a plan removes are then 0, and slicing by that plan changes nothing
+            more.
     """
     family, role = FAMILIES[shape.family], location.role
     if location.layer is None:
@@ -384,7 +368,7 @@ def fold(tensor: Tensor, location: TensorLocation, gates: Gates, shape: Shape) -
 
 
 def along(tensor: Tensor, dim: int, factor: Tensor | None) -> Tensor:
-    """The tensor times one factor, or a factor for each index of a dimension, in the tensor's dtype."""
+    """Multiply a tensor by a scalar, or by one factor per index of a dimension, in the tensor's dtype."""
     if factor is None:
         return tensor
     return tensor * factor.to(tensor).view([-1 if i == dim else 1 for i in range(tensor.dim())])

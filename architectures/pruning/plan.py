@@ -1,4 +1,4 @@
-"""What plan.json holds: where every part of a draft comes from, and what makes such a plan valid. No torch.
+"""Pruning plan (plan.json): the source of every part of a draft, its validation, and importance scores. No torch.
 
 Shape suffixes used in this file:
     L = layers
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 PLAN_NAME = "plan.json"
-PLAN_MIB = 256  # a plan that names each neuron of 80 layers has some 10 MB
+PLAN_MIB = 256  # a plan that lists every neuron of 80 layers has about 10 MB
 REMEDY = "Name a plan.json as `widedraft prune` wrote it."
 Kept = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PruningPlan:
-    """Where every part of the draft comes from; all counts from 0.
+    """Source of every part of the draft; all indices start at 0.
 
     Attributes:
-        source_layers: The target's layer that becomes each draft layer, in order.
-        merged_layers: For each draft layer, the target's layers merged into it; mostly none.
-        neurons: For each draft layer, the feed-forward neurons kept; None keeps all.
-        heads: For each draft layer, the query heads kept; None keeps all.
-        kv_heads: For each draft layer, the key/value heads kept; None keeps all.
-        channels: Of the residual stream, kept everywhere; None keeps all.
-        vocabulary: Token ids that the output head keeps a row for, ascending; None keeps all.
-        encoder_layers: The target's block that becomes each one of the draft's encoder; empty where there is none.
+        source_layers: For each draft layer, the target's layer it is copied from.
+        merged_layers: For each draft layer, the target's layers merged into it; empty if none are merged.
+        neurons: Kept feed-forward neurons of each draft layer; None keeps all.
+        heads: Kept query heads of each draft layer; None keeps all.
+        kv_heads: Kept key/value heads of each draft layer; None keeps all.
+        channels: Kept channels of the residual stream; None keeps all.
+        vocabulary: Token ids with a row in the output head, ascending; None keeps all.
+        encoder_layers: For each encoder block of the draft, the target's block; empty for decoder-only models.
         target: Fingerprint of the checkpoint this plan was made for; None if it fits any of this shape.
     """
 
@@ -62,18 +62,18 @@ class PruningPlan:
     encoder_layers: Kept = ()
 
     def with_vocab(self, vocab: int) -> "PruningPlan":
-        """The same for a target with another vocab_size than the source's."""
+        """Return this plan for a target with another vocab_size than the source's."""
         return replace(self, draft=replace(self.draft, vocab=vocab))
 
     def with_vocabulary(self, ids: Kept) -> "PruningPlan":
-        """The same with an output head that outputs these ids alone; what was tied to the embedding no longer is."""
+        """Return this plan with an untied output head for these ids."""
         return replace(self, vocabulary=ids, draft=self.draft.with_head_of(len(ids)))
 
     def to_json(self) -> str:
         return json.dumps(asdict(self)) + "\n"
 
     def summary(self) -> str:
-        """What is kept, in one line."""
+        """Return the kept parts in one line."""
         merged = " (others merged in)" if self.merged_layers else ""
         parts = [f"keeps {listed(self.source_layers, self.source.layers)}{merged}"]
         if self.encoder_layers:
@@ -90,25 +90,20 @@ class PruningPlan:
 
     @classmethod
     def from_json(cls, text: str, *, where: str = PLAN_NAME) -> "PruningPlan":
-        """The plan that to_json wrote; UserErrors begin with `where`."""
+        """Parse the output of to_json; UserErrors begin with `where`."""
         return parsed(TypeAdapter(cls), text, f"{where}: not a plan.json that widedraft wrote", REMEDY)
 
 
 def listed(layers: Kept, num_source: int) -> str:
-    """(0, 3) of 4: "layers 0, 3 of 0 to 3"."""
+    """Format layers (0, 3) of 4 as "layers 0, 3 of 0 to 3"."""
     return f"layer{'' if len(layers) == 1 else 's'} {', '.join(map(str, layers))} of 0 to {num_source - 1}"
 
 
 def load_plan(file: Path, source: Shape, *, target: Path | None) -> PruningPlan:
-    """A plan from a file, made for this very target.
+    """Load a plan; UserError if it cannot be read or was made for another target.
 
     Args:
-        file: A plan.json.
-        source: The target's shape.
-        target: The target's folder, whose fingerprint is compared; None compares shapes alone.
-
-    Raises:
-        UserError: If it cannot be read, or was made for another target.
+        target: The target's directory, whose fingerprint is compared; None compares only shapes.
     """
     plan = PruningPlan.from_json(read_text(file, remedy=REMEDY, most_mib=PLAN_MIB), where=str(file))
     fingerprint = plan.target if target is None else fingerprint_checkpoint(target)
@@ -124,7 +119,7 @@ def load_plan(file: Path, source: Shape, *, target: Path | None) -> PruningPlan:
 
 
 def wrong_field(plan: PruningPlan) -> str | None:
-    """The first field that does not fit the sizes of source and draft, by which no target can be pruned."""
+    """Return the first field that contradicts the sizes of source and draft; None if the plan is valid."""
     source, draft, ids = plan.source, plan.draft, plan.vocabulary
     sizes = {name: getattr(source, name) for name in ("layers", "encoder_layers", *WIDTHS)}
     head = {} if ids is None else {"head_vocab": source.head_vocab, "tied": source.tied}
@@ -138,7 +133,7 @@ def wrong_field(plan: PruningPlan) -> str | None:
     merged = {layer for each in plan.merged_layers for layer in each}
     if len(plan.merged_layers) not in (0, draft.layers) or not merged <= {*range(source.layers)}:
         return "merged_layers"
-    lists = {  # how many, of which size each, out of how many
+    lists = {  # name: (lists, number of lists, size of each, size in the source)
         "source_layers": ((plan.source_layers,), 1, draft.layers, source.layers),
         "encoder_layers": ((plan.encoder_layers,), 1, draft.encoder_layers, source.encoder_layers),
         "neurons": (plan.neurons, draft.layers, draft.intermediate, source.intermediate),
@@ -161,10 +156,10 @@ WIDTH_SCORES = {"intermediate": "neurons_LF", "heads": "heads_LN", "hidden": "ch
 
 @dataclass(frozen=True)
 class Scores:
-    """Named arrays, computed once from calibration text and used for every shape. Higher means more worth keeping.
+    """Named arrays, computed once from calibration text for every shape. Parts with higher scores are kept.
 
     block_influence_L: 1 - cos between a layer's input and output, mean over tokens.
-    removal_order: L - 1 layers, the one whose loss hurts least first, each chosen after the ones before it are gone.
+    removal_order: L - 1 layers in greedy order, the removal that increases the loss least first.
     merge_order: L - 1 layers, in the order in which each is merged into its predecessors.
     <method>.neurons_LF, <method>.heads_LN, <method>.channels_H: for activation, flap and magnitude.
     """
@@ -172,14 +167,14 @@ class Scores:
     arrays: "dict[str, NDArray[np.float64]]" = field(default_factory=dict)
 
     def need(self, name: str) -> "NDArray[np.float64]":
-        """An array that the plan cannot be made without."""
+        """Return an array; ValueError if it is missing."""
         if name not in self.arrays:
             raise ValueError(f"no {name} among the scores: {', '.join(self.arrays) or 'none'}.")
         return self.arrays[name]
 
 
 def save_scores(file: Path, arrays: "Mapping[str, ArrayLike]") -> None:
-    """Write scores for load_scores, in float64; the file appears whole or not at all."""
+    """Write scores in float64, atomically."""
     import numpy as np
     from safetensors.numpy import save
 
@@ -196,21 +191,15 @@ def load_scores(file: Path) -> Scores:
 def plan_pruning(
     source: Shape, config: ArchitectureConfig, scores: Scores | None = None, *, seed: int = 0, target: str | None = None
 ) -> PruningPlan:
-    """Which parts to keep, as the recipe's `architecture` section asks.
+    """Choose the parts to keep; UserError if the requested shape cannot be pruned from the target.
 
     Args:
-        source: The target's shape.
-        config: Shape or sizes, and how parts are chosen.
-        scores: Of the target; what `needed_scores` says, at least.
-        seed: Of random choices.
+        scores: Of the target; at least those of `needed_scores`.
         target: The target's fingerprint, recorded.
-
-    Raises:
-        UserError: If the shape cannot be cut out of the target.
     """
     draft, scores = draft_shape(source, config), scores or Scores()
 
-    # Layers; where they are merged, each group is its first layer and the others up to the next group.
+    # Layers; if they are merged, each group is its first layer and the layers up to the next group.
     layers = kept_layers(source.layers, draft.layers, config.method, scores, seed=seed)
     merged: tuple[Kept, ...] = ()
     if config.method == "merge" and draft.layers < source.layers:
@@ -218,11 +207,11 @@ def plan_pruning(
     groups = [[start, *others] for start, others in zip(layers, merged or [()] * len(layers), strict=True)]
 
     def layer_scores(part: str, size: int) -> "Sequence[NDArray[np.float64]]":
-        """Scores of neurons_LF or heads_LN for each draft layer: the mean over the layers it is made of."""
+        """Return neurons_LF or heads_LN scores per draft layer: the mean over its group of source layers."""
         values = part_scores(config, scores, part, (source.layers, size), seed=seed)
         return [values[group].mean(axis=0) for group in groups]
 
-    # Heads, neurons, channels; None where all are kept.
+    # Heads, neurons, channels; None if all are kept.
     neurons = heads = kv_heads = channels = None
     if draft.intermediate != source.intermediate:
         neurons = tuple(best(row, draft.intermediate) for row in layer_scores("neurons_LF", source.intermediate))
@@ -248,7 +237,7 @@ def plan_pruning(
 
 
 def needed_scores(source: Shape, config: ArchitectureConfig) -> set[str]:
-    """The arrays of Scores a plan looks at; what the shape does not cut needs none, and learned masks need none."""
+    """Return the names of the arrays that a plan needs: of the pruned parts, and none for learned masks."""
     if config.method == "learned_masks":
         return set()
     draft = draft_shape(source, config)
@@ -265,7 +254,7 @@ def needed_scores(source: Shape, config: ArchitectureConfig) -> set[str]:
 
 
 def kept_layers(num_source: int, num_kept: int, method: str, scores: Scores, *, seed: int) -> Kept:
-    """The source layer of every draft layer; of merged ones the first."""
+    """Return the source layer of every draft layer; the first one of a merged group."""
     if num_kept == num_source:
         return tuple(range(num_source))
     if method == "block_influence":
@@ -280,13 +269,13 @@ def kept_layers(num_source: int, num_kept: int, method: str, scores: Scores, *, 
 
 
 def first_last(num_source: int, num_kept: int) -> Kept:
-    """The first num_kept - 1 layers and the last one: the middle of a deep model is the least missed.
+    """Return the first num_kept - 1 layers and the last one: the middle of a deep model matters least.
 
     A single layer is the first: only it was trained to read plain embeddings. (SmolLM2-135M on 1024 tokens of GSM8K
-    answers, greedy agreement with the target: 0.079 for layer 0 alone, 0.002 for layer 29 alone.)
+    responses, greedy agreement with the target: layer 0 0.079, layer 29 0.002.)
 
-    Source: the order in which ShortGPT (Men et al. 2024, arXiv 2403.03853) and Minitron (Sreenivas et al. 2024,
-    arXiv 2408.11796) drop layers, taken to its end.
+    Source: the order in which ShortGPT (Men et al. 2024, arXiv 2403.03853) and Minitron (Sreenivas et al. 2024, arXiv
+    2408.11796) drop layers, continued to the end.
     """
     if num_kept == 1:
         return (0,)
@@ -294,9 +283,9 @@ def first_last(num_source: int, num_kept: int) -> Kept:
 
 
 def evenly_spaced(num_source: int, num_kept: int) -> Kept:
-    """The first layer, the last, and the others at equal distances between, each rounded to the nearest, halves up.
+    """Return the first, the last and evenly spaced layers between, rounded to the nearest, halves up.
 
-    A step is never below 1, so no layer comes twice. A single layer is the first, as in first_last.
+    A step is at least 1, so no layer is repeated. A single layer is the first, as in first_last.
     """
     if num_kept == 1:
         return (0,)
@@ -305,13 +294,13 @@ def evenly_spaced(num_source: int, num_kept: int) -> Kept:
 
 
 def without_removed(order: "NDArray[np.float64]", num_source: int, num_kept: int) -> Kept:
-    """The layers left after the first num_source - num_kept steps of a removal order, which holds for every depth."""
+    """Return the layers left after the first num_source - num_kept steps of a removal order."""
     removed = {int(layer) for layer in order[: num_source - num_kept]}
     return tuple(layer for layer in range(num_source) if layer not in removed)
 
 
 def followers(starts: Kept, num_source: int) -> tuple[Kept, ...]:
-    """For each first layer of a group, the other layers of its group, which end before the next one starts."""
+    """Return for each first layer of a group the remaining layers of that group."""
     ends = (*starts[1:], num_source)
     return tuple(tuple(range(start + 1, end)) for start, end in zip(starts, ends, strict=True))
 
@@ -322,7 +311,6 @@ def followers(starts: Kept, num_source: int) -> tuple[Kept, ...]:
 def part_scores(
     config: ArchitectureConfig, scores: Scores, part: str, sizes: tuple[int, ...], *, seed: int
 ) -> "NDArray[np.float64]":
-    """The scores of neurons, heads or channels by the recipe's width_method."""
     if config.width_method == "random":
         import numpy as np
 
@@ -331,15 +319,15 @@ def part_scores(
 
 
 def best(scores_X: "Sequence[float] | NDArray[np.float64]", count: int) -> Kept:
-    """The count best indices, in order; of equals the earlier."""
+    """Return the indices of the `count` highest scores, ascending; ties go to the lower index."""
     ranked = sorted(range(len(scores_X)), key=lambda index: (-scores_X[index], index))
     return tuple(sorted(ranked[:count]))
 
 
 def best_heads(scores_N: "NDArray[np.float64]", source: Shape, draft: Shape) -> tuple[Kept, Kept]:
-    """Query heads and key/value heads to keep: the best whole groups, and in each the same number of best heads.
+    """Return query and key/value heads to keep: the best groups, and equally many of the best heads in each.
 
-    A group is the query heads that share one key/value head. Its worth is that of the heads that would stay.
+    A group is the query heads that share one key/value head. Its score is the sum over the heads that would be kept.
     """
     group, kept = source.heads // source.kv_heads, draft.heads // draft.kv_heads
     inside = [best(scores_N[start : start + group], kept) for start in range(0, source.heads, group)]

@@ -1,10 +1,10 @@
-"""A PruningPlan and a model's weights become a draft folder, tensor by tensor.
+"""Prune a model into a draft directory by a PruningPlan, tensor by tensor.
 
-Everything the plan does not change is carried over: bits of the weights and config entries from the model the draft is
-cut out of; tokenizer, generation settings and special ids from the target, which mostly is the same.
+Everything the plan does not change is carried over: bits of the weights and config entries from the source model;
+tokenizer, generation settings and special ids from the target, which usually is the source.
 
-Removing a channel is made equal to that channel being zero in the target: a norm over fewer channels divides by a
-larger root mean square, so its weight grows by sqrt(channels before / after), and its epsilon by the square of that.
+Removing a channel equals that channel being zero in the target: a norm over fewer channels divides by a larger root
+mean square, so its weight grows by sqrt(channels before / after), and its epsilon by the square of that.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,21 +35,19 @@ from architectures.target_files import carry_files, require_tokenizer, with_spec
 from architectures.vocabulary import CONFIG_KEY, DraftVocabulary, read_draft_vocabulary, write_draft_vocabulary
 from architectures.vocabulary_head import fit_rows
 
-READERS = ("attention_norm", "ffn_norm")  # norms that read the residual stream
-WRITERS = ("attention_output", "ffn_down")  # linears that write it, unless a norm stands behind them
+READERS = ("attention_norm", "ffn_norm")  # norms that read from the residual stream
+WRITERS = ("attention_output", "ffn_down")  # linears that write to it, unless a norm follows them
 POST_NORMS = ("attention_post_norm", "ffn_post_norm")
 
 
 @dataclass(frozen=True)
 class TensorLocation:
-    """Where a tensor of the draft stands.
+    """Location of a tensor in the draft.
 
     Attributes:
-        role: As families name it.
         kind: weight or bias.
-        layer: Its number; None outside the layers.
-        prefix: What stands before that number.
-        in_encoder: Whether it is a layer of the encoder, where there is one.
+        layer: Index of its layer; None outside the layers.
+        in_encoder: True for a layer of the encoder.
     """
 
     role: str
@@ -60,7 +58,6 @@ class TensorLocation:
 
 
 def tensor_locations(shape: Shape) -> dict[str, TensorLocation]:
-    """Where every tensor of a model stands, under its name."""
     family = FAMILIES[shape.family]
     locations = located(shape, family.outside, TensorLocation("", "", None))
     for layer in range(shape.layers):
@@ -74,7 +71,6 @@ def tensor_locations(shape: Shape) -> dict[str, TensorLocation]:
 
 
 def located(shape: Shape, parts: Mapping[str, Part], at: TensorLocation) -> dict[str, TensorLocation]:
-    """Where the tensors of some modules stand, all in one layer or outside the layers."""
     before = "" if at.layer is None else f"{at.prefix}{at.layer}."
     return {
         f"{before}{parts[role].name}.{kind}": replace(at, role=role, kind=kind)
@@ -84,14 +80,7 @@ def located(shape: Shape, parts: Mapping[str, Part], at: TensorLocation) -> dict
 
 
 def draft_tensor(plan: PruningPlan, location: TensorLocation, name: str, read: Callable[[str], Tensor]) -> Tensor:
-    """One tensor of the draft, in the target's dtype; computed in float32 where it is more than a copy.
-
-    Args:
-        plan: What is kept.
-        location: Of the tensor.
-        name: Of the tensor in the draft.
-        read: Gives a tensor of the target by name.
-    """
+    """Compute one tensor of the draft, in the target's dtype; in float32 if it is more than a copy."""
     part = part_of(plan, location)
     tensor = merged(plan, location, name, read)
     axes = part.axes if location.kind == "weight" else (str(part.bias_axis),)
@@ -106,7 +95,7 @@ def draft_tensor(plan: PruningPlan, location: TensorLocation, name: str, read: C
 
 
 def head_of_draft(plan: PruningPlan, rows_VX: Tensor) -> Tensor:
-    """The rows of the output head for the ids that the draft outputs; a head that was cut before stays as it is."""
+    """Return the head's rows of the ids that the draft outputs; an already reduced head stays unchanged."""
     if plan.source.head_vocab:
         return rows_VX
     rows_VX = fit_rows(rows_VX, plan.draft.vocab)
@@ -114,7 +103,6 @@ def head_of_draft(plan: PruningPlan, rows_VX: Tensor) -> Tensor:
 
 
 def part_of(plan: PruningPlan, location: TensorLocation) -> Part:
-    """The module that a tensor of the draft belongs to."""
     family = FAMILIES[plan.source.family]
     if location.in_encoder and family.encoder is not None:
         return family.encoder.layer[location.role]
@@ -122,7 +110,7 @@ def part_of(plan: PruningPlan, location: TensorLocation) -> Part:
 
 
 def merged(plan: PruningPlan, location: TensorLocation, name: str, read: Callable[[str], Tensor]) -> Tensor:
-    """The target's tensor, or the sum of a group of layers' differences from its first.
+    """Return the target's tensor, plus for a merged group the differences of its layers from the first.
 
     Source: Yang et al. 2024, "LaCo", sec. 3.1 (arXiv 2402.11187): theta_l + sum_k (theta_l+k - theta_l).
     """
@@ -136,9 +124,9 @@ def merged(plan: PruningPlan, location: TensorLocation, name: str, read: Callabl
 
 
 def source_name(plan: PruningPlan, location: TensorLocation, name: str) -> str:
-    """What the source calls a tensor of the draft: that of the layer it comes from, of merged ones the first.
+    """Return the source's name for a tensor of the draft; the first layer's for a merged group.
 
-    A tied head that becomes one of its own comes from the embedding.
+    A tied head that becomes untied is copied from the embedding.
     """
     if location.layer is not None:
         layers = plan.encoder_layers if location.in_encoder else plan.source_layers
@@ -150,7 +138,7 @@ def source_name(plan: PruningPlan, location: TensorLocation, name: str) -> str:
 
 
 def kept_entries(plan: PruningPlan, axis: str, layer: int | None) -> Tensor | None:
-    """Which entries of an axis stay; None for all. The parts of a fused axis lie one after the other."""
+    """Return the kept indices of an axis; None for all. The parts of a fused axis are concatenated."""
     if "+" not in axis:
         return kept_of_plain_axis(plan, axis, layer)
     pieces, start = [], 0
@@ -162,7 +150,6 @@ def kept_entries(plan: PruningPlan, axis: str, layer: int | None) -> Tensor | No
 
 
 def kept_of_plain_axis(plan: PruningPlan, axis: str, layer: int | None) -> Tensor | None:
-    """Which entries of an axis that is not fused stay; None for all."""
     if axis == "hidden":
         return None if plan.channels is None else torch.tensor(plan.channels)
     chosen = {"intermediate": plan.neurons, "query": plan.heads, "key_value": plan.kv_heads}.get(axis)
@@ -175,7 +162,7 @@ def kept_of_plain_axis(plan: PruningPlan, axis: str, layer: int | None) -> Tenso
 
 
 def scaled(plan: PruningPlan, location: TensorLocation, axes: tuple[str, ...], tensor: Tensor) -> Tensor:
-    """Multiply by what fewer channels ask for; the tensor itself where they ask nothing."""
+    """Rescale for a smaller number of channels; return the tensor itself if nothing changes."""
     if plan.channels is None:
         return tensor
     family, growth = FAMILIES[plan.source.family], sqrt(plan.source.hidden / plan.draft.hidden)
@@ -184,7 +171,7 @@ def scaled(plan: PruningPlan, location: TensorLocation, axes: tuple[str, ...], t
     if location.role not in (*READERS, *POST_NORMS, "final_norm") or axes != ("hidden",) or location.kind != "weight":
         return tensor
     if location.role == "final_norm" and plan.draft.tied and family.scaled_embedding:
-        return tensor  # the tied head has grown by as much
+        return tensor  # the tied head has grown by the same factor
     return ((tensor.float() + family.norm_offset) * growth - family.norm_offset).to(tensor.dtype)
 
 
@@ -198,24 +185,21 @@ def prune_checkpoint(
     origin: Mapping[str, Any] | None = None,
     finish: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write the draft that plan cuts out of source: weights, config.json, tokenizer, generation settings, plan.json.
+    """Write the draft of a plan: weights, config.json, tokenizer, generation settings, plan.json.
 
-    The folder appears whole or not at all. Tied embeddings stay tied, and no second copy of them is written.
+    The directory is written atomically. Tied embeddings stay tied and are written once.
 
     Args:
-        source: A Hugging Face folder with safetensors.
-        plan: Made for this source's shape; its draft has the target's vocabulary size.
-        out: The draft folder; an earlier draft there is replaced.
-        target: The folder of the model it will draft for, whose tokenizer and generation settings it takes; None where
-            that is the source.
+        plan: Made for this source's shape, else ValueError; its draft has the target's vocabulary size.
+        out: An earlier draft there is replaced.
+        target: Source of tokenizer and generation settings; None if it is `source`.
         dtype: float32, bfloat16 or float16 for every weight; None keeps each tensor's own.
-        origin: Where the ids of plan.vocabulary come from, for who opens the draft.
-        finish: Called with the folder before it takes its place; may add files.
+        origin: Provenance of plan.vocabulary, recorded.
+        finish: Called with the directory before it takes its place; may add files.
 
     Raises:
-        UserError: If the source is incomplete or of an unknown family, the target has no tokenizer, or out holds
+        UserError: If the source is incomplete or of an unknown family, the target has no tokenizer, or out contains
             something else.
-        ValueError: If plan was made for another shape.
     """
     target, config = target or source, read_config(source)
     shape = Shape.from_config(config, where=str(source / "config.json"))
@@ -245,9 +229,9 @@ def prune_checkpoint(
 
 
 def say_vocabulary(plan: PruningPlan, source: Path, folder: Path, origin: Mapping[str, Any]) -> None:
-    """Write beside the weights which ids the rows of a small head output; nothing where they output all.
+    """Write the ids of a reduced head next to the weights.
 
-    Of a source whose head is small they are the source's; the target's vocabulary may be padded otherwise.
+    The ids of a source with a reduced head are copied; the target's vocabulary may be padded differently.
     """
     if plan.vocabulary is not None:
         write_draft_vocabulary(DraftVocabulary(ids=plan.vocabulary, vocab_size=plan.draft.vocab, origin=origin), folder)
@@ -256,7 +240,7 @@ def say_vocabulary(plan: PruningPlan, source: Path, folder: Path, origin: Mappin
 
 
 def require_whole_source(weights: Weights, source: Shape) -> None:
-    """The source holds exactly the tensors its config promises; a stored copy of a tied embedding must be a copy."""
+    """Check that the source has exactly its config's tensors, and that a stored copy of a tied embedding is equal."""
     family = FAMILIES[source.family]
     expected, head, embedding = checkpoint_tensors(source), family.weight("head"), family.weight("embedding")
     tied = [head] if source.tied else []
@@ -275,7 +259,6 @@ def require_whole_source(weights: Weights, source: Shape) -> None:
 
 
 def draft_layout(plan: PruningPlan, weights: Weights, dtype: str | None) -> dict[str, TensorInfo]:
-    """Dtype and size of every tensor of the draft; without a dtype each keeps that of the layer it comes from."""
     layout, locations = {}, tensor_locations(plan.draft)
     for name, size in checkpoint_tensors(plan.draft).items():
         source = source_name(plan, locations[name], name)
@@ -284,11 +267,7 @@ def draft_layout(plan: PruningPlan, weights: Weights, dtype: str | None) -> dict
 
 
 def require_numbers(weights: Weights, name: str) -> Tensor:
-    """A tensor of the source, if every entry is a finite number.
-
-    Raises:
-        UserError: If there is a NaN or an infinity in it; names the tensor.
-    """
+    """Read a tensor of the source; UserError naming it if it contains NaN or infinity."""
     tensor = weights.read(name)
     if tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():
         raise UserError(
@@ -302,7 +281,7 @@ def require_numbers(weights: Weights, name: str) -> Tensor:
 
 
 def draft_config(config: Mapping[str, Any], plan: PruningPlan, dtype: str | None) -> dict[str, Any]:
-    """The config with the cut applied and every size an engine might guess written out."""
+    """Return the pruned config, with every size written out that an engine might guess."""
     family = FAMILIES[plan.draft.family]
     draft = {key: value for key, value in config.items() if key != "_name_or_path"}
     sizes = ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim") if family.width else ("layers",)
@@ -320,13 +299,13 @@ def draft_config(config: Mapping[str, Any], plan: PruningPlan, dtype: str | None
 
 
 def with_dtype(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """A config that names another dtype, under the key it uses: transformers 4 wrote torch_dtype, 5 writes dtype."""
+    """Return a config with another dtype, under the key it uses: transformers 4 wrote torch_dtype, 5 writes dtype."""
     keys = [key for key in ("dtype", "torch_dtype") if key in config] or ["dtype"]
     return {**config, **dict.fromkeys(keys, dtype)}
 
 
 def cut_layer_entries(config: Mapping[str, Any], plan: PruningPlan, family: Family) -> dict[str, Any]:
-    """The config entries that speak of single layers, for the layers that are kept."""
+    """Return the config's per-layer entries for the layers that are kept."""
     cut: dict[str, Any] = {}
     for key in family.per_layer_lists:
         if config.get(key) is not None:

@@ -1,1 +1,1 @@
-"""One pair in every engine that runs here: their speeds as a table of docs/engines.md."""
+"""One pair in every engine that runs here: their speeds as a table of docs/benchmarks.md."""

@@ -1,6 +1,6 @@
-"""One pair in every engine that runs here, and in widedraft: speeds with and without the draft, for docs/engines.md.
+"""One pair in every engine that runs here, and in widedraft: speeds with and without the draft.
 
-    python -m benchmarks.engines whole=RUN/certificate.json own-tokenizer=... --speed speed.json --doc docs/engines.md
+    python -m benchmarks.engines whole=A.json own-tokenizer=B.json --speed speed.json --doc docs/benchmarks.md
 
 A certificate is what `widedraft certify` wrote beside one form of the draft, and its name that of the form. --speed is
 what `widedraft benchmark --out` wrote of the same pair: the first draft there is the one that the table is of.
@@ -8,31 +8,31 @@ All speeds include the reading of the prompt.
 """
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from architectures.files import read_typed
 from architectures.tables import Table, markdown, replace_between
+from eval.benchmark import DRAFT, LOOKUP, LOOKUP_FIRST, PLAIN, BenchmarkFile
 from eval.engines.certificate import FORM, REMEDY, Certificate, pooled
 from eval.engines.runs import shown
 from eval.scorecard_tables import with_bounds
 
 COLUMNS = (
-    "decoded by",
+    "engine",
     "form",
-    "number type",
-    "lookahead",
-    "target alone, tokens/s",
-    "with the draft",
-    "speed-up",
-    "accepted by position, in rounds",
+    "dtype",
+    "k",
+    "plain tokens/s",
+    "with draft",
+    "speedup",
+    "accepted by position in verification steps",
     "exact replay",
-    "texts as without",
+    "equal texts",
 )
 BEGIN, END = "<!-- engines: begin -->", "<!-- engines: end -->"
-OWN = (("n-gram lookup", "lookup, no draft"), ("draft", "the draft"), ("lookup beside", "the draft's policy"))
 Cells = tuple[str, ...]
 
 
@@ -44,7 +44,9 @@ def main() -> None:
     options = parser.parse_args()
     rows = list(engine_rows(options.certificates))
     if options.speed is not None:
-        rows += own_rows(json.loads(options.speed.read_text(encoding="utf-8")))
+        rows += own_rows(
+            read_typed(options.speed, TypeAdapter(BenchmarkFile), "Make it again: widedraft benchmark --out.")
+        )
     if options.doc is None:
         print(markdown(Table(COLUMNS, rows)))
     else:
@@ -77,22 +79,24 @@ def engine_cells(certificate: Certificate, form: str) -> Cells:
     )
 
 
-def own_rows(speed: dict[str, Any]) -> Iterator[Cells]:
-    """Our own decoding with lookup, with the draft, and with both by its policy: each at its fastest lookahead."""
-    plain = next(way for way in speed["ways"] if way["way"] == "target alone")
-    draft = next(iter(speed["drafts"]))
-    for kind, label in OWN:
-        ways = [way for way in speed["ways"] if way["way"] == kind and way["draft"] in (None, draft)]
-        best = max(ways, key=lambda way: way["whole"]["speedup"]["value"])
+def own_rows(speed: BenchmarkFile) -> Iterator[Cells]:
+    """Our own decoding with the first draft, with prompt lookup, and with both: each at its fastest k."""
+    plain = next(row for row in speed.rows if row.method == PLAIN)
+    draft = next(iter(speed.drafts))
+    for method in (LOOKUP, DRAFT, LOOKUP_FIRST):
+        rows = [row for row in speed.rows if row.method == method and row.draft in (None, draft)]
+        if not rows:
+            continue
+        best = max(rows, key=lambda row: row.speedup.value)
         yield (
-            f"widedraft, {label}",
-            "small head",
-            speed["target"]["dtype"],
-            str(best["lookahead"]),
-            f"{plain['whole']['tokens_per_s']:.1f}",
-            f"{best['whole']['tokens_per_s']:.1f}",
-            with_bounds(best["whole"]["speedup"]["value"], best["whole"]["speedup"]["interval"], 2, "x"),
-            "" if best["tau"] is None else f"{best['tau']:.2f} tokens a round",
+            f"widedraft, {method}",
+            "as trained",
+            speed.target.dtype,
+            str(best.lookahead),
+            f"{plain.tokens_per_s:.1f}",
+            f"{best.tokens_per_s:.1f}",
+            with_bounds(best.speedup.value, best.speedup.interval, 2, "x"),
+            "" if best.acceptance_length is None else f"{best.acceptance_length:.2f} tokens per step",
             "",
             "",
         )

@@ -1,4 +1,4 @@
-"""Runs the next items of the queue, each in a process of its own and no longer than its limit: see docs/gpu.md.
+"""Runs the next items of the queue, each in a process of its own and no longer than its limit: see docs/benchmarks.md.
 
 benchmarks/gpu.sh starts it on a machine with a GPU, `python -m benchmarks.gpu --target FOLDER` on a CPU.
 """

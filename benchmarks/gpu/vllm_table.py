@@ -18,7 +18,6 @@ BEGIN, END = "<!-- vllm: begin -->", "<!-- vllm: end -->"
 ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9)
 OWN_LOOP = ("captured", 128)  # how our decoding loop ran the models, and the context
 SHOWN_K = 3  # of c and of predicted speedups
-OWN_FIGURES = ("plain_ms", "draft_ms", "cost_ratio")
 
 
 def main() -> None:
@@ -46,17 +45,17 @@ def section(record: Mapping) -> str:
     runs = ", ".join(dict.fromkeys(row["run"][:10] for row in rows))
     title = f"### {record['device']}, vLLM {rows[0]['vllm']}, torch {record['torch']}, {runs}"
     heads = ["draft", "layers", "batch", "plain ms", *(f"k={k} ms" for k in ks), *(f"T_draft k={k}" for k in ks), "c"]
-    heads += ["our loop: plain ms", "draft ms", "c"]
+    heads += ["our loop: c"]
     table = []
     for row in found:
         times = [spread(row["steps"].get(k)) for k in ks] + [number(row["draft_ms"].get(k)) for k in ks]
-        ratios = [number(row["cost_ratio"]), *(number((row["own"] or {}).get(name)) for name in OWN_FIGURES)]
+        ratios = [number(row["cost_ratio"]), number((row["own"] or {}).get("cost_ratio"))]
         layers = FULL.drafts[row["draft"]].layers
         table.append([row["draft"], layers, row["batch"], number(row["plain_ms"]), *times, *ratios])
-    parts = [title, markdown(Table(heads, table)), "Acceptance rate at which drafting breaks even, vLLM / our loop:"]
+    parts = [title, markdown(Table(heads, table)), "Acceptance rate at which drafting breaks even (vLLM, our loop):"]
     cells = [[row["draft"], row["batch"], *(pair(row, "break_even", k) for k in ks)] for row in found]
     parts.append(markdown(Table(["draft", "batch", *(f"k={k}" for k in ks)], cells)))
-    parts.append(f"Predicted speedup at k={SHOWN_K} by acceptance rate, vLLM / our loop:")
+    parts.append(f"Predicted speedup at k={SHOWN_K} by acceptance rate (vLLM, our loop):")
     cells = [[row["draft"], row["batch"], *(pair(row, "speedup", (SHOWN_K, a)) for a in ALPHAS)] for row in found]
     parts.append(markdown(Table(["draft", "batch", *(f"α={alpha}" for alpha in ALPHAS)], cells)))
     checked = list(checks(rows, found))
@@ -109,8 +108,6 @@ def own_loop(steps: Sequence[Row], draft: str, batch: int) -> Row | None:
         return None
     times = StepTimes(target[1], own[1], own[2], {tokens - 1: ms for tokens, ms in target.items() if tokens > 1})
     return {
-        "plain_ms": times.target_s,
-        "draft_ms": times.draft_s,
         "cost_ratio": times.cost_ratio,
         "break_even": {k: break_even_alpha(k, times, batch) for k in times.verify_s},
         "speedup": {(k, alpha): iid_speedup(alpha, k, times, batch) for k in times.verify_s for alpha in ALPHAS},
@@ -158,7 +155,7 @@ def spread(row: Row | None) -> str:
 def pair(row: Row, figure: str, key: object) -> str:
     """A figure of vLLM and of our loop; "never" where no acceptance rate breaks even."""
     cells = [each[figure] for each in (row, row["own"]) if each is not None]
-    return " / ".join("never" if key in cell and cell[key] is None else number(cell.get(key)) for cell in cells)
+    return ", ".join("never" if key in cell and cell[key] is None else number(cell.get(key)) for cell in cells)
 
 
 def number(value: float | None) -> str:

@@ -34,11 +34,11 @@ class Recipe(Section):
         max_length=100,
         title="a name of letters, digits, '.', '_' and '-'",
         examples=["quickstart", "llama2-7b-wide-796m"],
-        description="Name of the run; names its folder and its logs.",
+        description="Name of the run, its directory and its logs.",
     )
-    run_dir: str = Field(default="runs/${run_name}", min_length=1, description="Folder of everything the run writes.")
+    run_dir: str = Field(default="runs/${run_name}", min_length=1, description="Run directory.")
     seed: Seed = 17
-    variables: dict[str, Any] = Field(default={}, description="Free values to name in interpolations.")
+    variables: dict[str, Any] = Field(default={}, description="User-defined values for interpolation.")
     target: TargetConfig
     architecture: ArchitectureConfig
     data: DataConfig
@@ -46,7 +46,7 @@ class Recipe(Section):
     distill: DistillConfig = DistillConfig()
     text: TextConfig | None = Field(
         default=None,
-        description="Text in domains, for learned_masks, for distill.train_on text and for a vocabulary from text.",
+        description="Text domains, for learned_masks, train_on: text and a vocabulary from text.",
     )
     eval: EvalConfig = EvalConfig()
     export: ExportConfig = ExportConfig()

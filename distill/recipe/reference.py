@@ -5,6 +5,7 @@ the tables of docs/recipes.md.
 """
 
 import json
+from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from eval.scorecard_schema import Scorecard
 
 REFERENCE_PATH = Path(__file__).parents[2] / "docs" / "recipes.md"
 BEGIN, END = "<!-- keys: written by `python -m distill.recipe.reference` -->", "<!-- end of keys -->"
+MAX_NAMES = 8  # listed as values; of more the meaning names the command or page that lists them
 BOUNDS = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "maximum": "<="}
 
 
@@ -28,15 +30,21 @@ def write_reference(schema: Schema, path: Path = REFERENCE_PATH) -> None:
 
 
 def key_reference(schema: Schema) -> str:
-    """Every key with its values, default and meaning, one Markdown table per section."""
+    """Every key with its values, default and meaning, one Markdown table per section.
+
+    A section that several keys hold, such as a source of prompts, is written out once, below the first of them.
+    """
     keys = known_keys(schema)
+    first = {definition: key for key, node in reversed(keys.items()) if (definition := item_of(node))}
+    repeated = {key: f"{of}[]" for key, node in keys.items() if (of := first.get(item_of(node))) not in (None, key)}
+    keys = {key: node for key, node in keys.items() if not key.startswith(tuple(f"{each}[]" for each in repeated))}
     sections = [name for name in schema["properties"] if is_section(keys[name], schema)]
     named = {"Of the whole run": [name for name in schema["properties"] if name not in sections]}
     for section in sections:
         named[f"`{section}`"] = [
             key for key in keys if key.startswith(f"{section}.") and not is_section(keys[key], schema)
         ]
-    rows = {title: [row(name, keys[name], schema) for name in names] for title, names in named.items()}
+    rows = {title: [row(name, keys[name], schema, repeated) for name in names] for title, names in named.items()}
     tables = [TableSection(title, [Table(("key", "value", "default", "meaning"), rows[title])]) for title in rows]
     return markdown(*tables, level=3)
 
@@ -46,27 +54,35 @@ def is_section(node: Schema, schema: Schema) -> bool:
     return any("properties" in option for option in options(node, schema))
 
 
-def row(name: str, node: Schema, schema: Schema) -> list[str]:
-    """One key of a table."""
+def item_of(node: Schema) -> str | None:
+    """The definition that the items of a list have in a schema; None where the key holds no list of sections."""
+    return node.get("items", {}).get("$ref")
+
+
+def row(name: str, node: Schema, schema: Schema, repeated: Mapping[str, str]) -> list[str]:
+    """One key of a table; a list whose items are written out elsewhere names that place."""
     default = f"`{json.dumps(node['default'])}`" if "default" in node else ""
     meaning = {**options(node, schema)[0], **node}.get("description", "")
+    meaning += f" Keys as in `{repeated[name]}`." if name in repeated else ""
     return [cell.replace("<", "&lt;") for cell in (f"`{name}`", values_of(node, schema), default, meaning)]
 
 
 def values_of(node: Schema, schema: Schema) -> str:
-    """What a key may hold: "number > 0", "fp32 or amp_bf16"."""
-    return " or ".join(dict.fromkeys(one_kind(option, schema) for option in options(node, schema)))
+    """What a key may hold: "number > 0", "fp32, amp_bf16"."""
+    return ", ".join(dict.fromkeys(one_kind(option, schema) for option in options(node, schema)))
 
 
 def one_kind(node: Schema, schema: Schema) -> str:
     """One of the forms of a value."""
     if "enum" in node or "const" in node:
-        return " or ".join(map(str, node.get("enum", [node.get("const")])))
+        names = list(map(str, node.get("enum", [node.get("const")])))
+        return ", ".join(names) if len(names) <= MAX_NAMES else "name"
     if node.get("type") == "array":
         items = node.get("items") or (node.get("prefixItems") or [{}])[0]
-        return f"list of {values_of(items, schema)}" if items else "list"
+        kind = values_of(items, schema) if items else "section"
+        return "list" if kind == "section" else f"list of {kind}"
     if "title" in node and "examples" in node:
-        return f"{node['title']}, as {' or '.join(map(str, node['examples']))}"
+        return f"{node['title']} ({', '.join(map(str, node['examples']))})"
     bounds = " and ".join(f"{sign} {node[bound]}" for bound, sign in BOUNDS.items() if bound in node)
     kind = "section" if node.get("type") in ("object", None) else "text" if node["type"] == "string" else node["type"]
     return f"{kind} {bounds}".strip()

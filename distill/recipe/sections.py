@@ -81,17 +81,17 @@ class DataConfig(Section):
     prompts: tuple[PromptSource, ...] = Field(default=(), strict=False, description="Where prompts are read from.")
     answers: Literal["written", "given"] = Field(
         default="written",
-        description="Whether the target writes the answers to train on, or the rows of prompts bring them.",
+        description="written: the target generates the responses to train on; given: the rows of prompts hold them.",
     )
-    self_written_prompts: int = Field(default=0, ge=0, description="Prompts the target writes by itself.")
+    self_written_prompts: int = Field(default=0, ge=0, description="Prompts that the target generates itself.")
     num_eval_prompts: int = Field(
-        default=64, ge=1, description="Prompts held out of training, drawn with the seed, for metrics and scores."
+        default=64, ge=1, description="Prompts held out of training, drawn with the seed, for metrics and evaluation."
     )
-    max_seq_len: int = Field(default=1024, ge=2, description="Tokens of prompt and answer together at most.")
-    max_new_tokens: MaxNewTokens = Field(default=256, description="Tokens of an answer at most.")
-    temperature: Temperature = Field(default=0.0, description="Sampling temperature of the answers; 0 is greedy.")
-    top_p: float = Field(default=1.0, gt=0, le=1, description="Probability mass sampled from; 1 keeps everything.")
-    batch_size: BatchSize = Field(default=48, description="Prompts answered together.")
+    max_seq_len: int = Field(default=1024, ge=2, description="Maximum tokens of prompt and response together.")
+    max_new_tokens: MaxNewTokens = Field(default=256, description="Maximum tokens of a response.")
+    temperature: Temperature = Field(default=0.0, description="Sampling temperature of the responses; 0 is greedy.")
+    top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus sampling; 1 samples from all tokens.")
+    batch_size: BatchSize = Field(default=48, description="Sequences decoded together.")
 
     @property
     def shard_size(self) -> int:
@@ -112,19 +112,19 @@ class TeacherConfig(Section):
 
     source: Literal["live", "cache", "none"] = Field(
         default="live",
-        description="live runs the teacher beside the student; cache reads its outputs from the disk; none asks no "
-        "teacher: the answers' own tokens are learned.",
+        description="live: forward pass of the teacher in every step; cache: outputs stored by `widedraft cache`; "
+        "none: no teacher, only the tokens of the responses.",
     )
     parallelism: Literal["replicated", "fsdp2"] = Field(
-        default="replicated", description="Whether each process holds the whole live teacher or a shard of it."
+        default="replicated", description="Whether each process holds the whole live teacher, or a shard."
     )
     contents: Literal["hidden", "top_k", "samples"] = Field(
         default="hidden",
-        description="What a cache keeps per answer token: hidden states, which are exact; top_k, the most likely "
-        "entries and the mass of the others; samples, tokens drawn from it.",
+        description="What a cache stores per response token: hidden: the last hidden state (exact); top_k: the k most "
+        "likely tokens and the remaining mass; samples: sampled tokens.",
     )
-    k: int = Field(default=64, ge=1, description="Entries kept by top_k.")
-    num_samples: int = Field(default=12, ge=1, description="Tokens drawn by samples.")
+    k: int = Field(default=64, ge=1, description="Entries per token of top_k.")
+    num_samples: int = Field(default=12, ge=1, description="Sampled tokens per response token of samples.")
 
     @property
     def is_cache(self) -> bool:
@@ -227,10 +227,10 @@ class OnlineConfig(Section):
 
     answers: Literal["live", "recorded"] = Field(
         default="live",
-        description="live answers each request by speculative decoding, in a process of its own. recorded takes the "
-        "answers and hidden states of the run's own data, and replays what the draft of the moment would have done.",
+        description="live: serve each request by speculative decoding, in a separate process; recorded: replay the "
+        "current draft on the responses and hidden states of the run's own data.",
     )
-    stream: StreamConfig = Field(description="Which requests come, and in which order.")
+    stream: StreamConfig = Field(description="The requests and their order.")
     lookahead: Lookahead = 4
     update_interval: int = Field(
         default=8, ge=1, le=256, description="Requests between two updates, over all processes."
@@ -238,13 +238,13 @@ class OnlineConfig(Section):
     steps_per_update: int = Field(default=3, ge=1, description="Optimiser steps of an update.")
     positions: Literal["rejected", "all"] = Field(
         default="all",
-        description="What is learned of an answer: all tokens, or those in whose place the draft had proposed another.",
+        description="Response tokens to train on: all, or only those where the draft's token was rejected.",
     )
     baselines: tuple[str, ...] = Field(
         default=(),
         strict=False,
-        description="Directories of drafts that do not learn, to be compared on the stream after the training, in "
-        "<run>/online/comparison.md; init is the draft that the online one begins with.",
+        description="Directories of static drafts to compare on the stream after training, in "
+        "<run>/online/comparison.md; init is the initial draft.",
     )
 
     @property
@@ -267,19 +267,17 @@ RepoId = Annotated[
 class ExportConfig(Section):
     """How the finished draft is written."""
 
-    dtype: Dtype = Field(default="bfloat16", description="Number type of the draft's weights.")
+    dtype: Dtype = Field(default="bfloat16", description="Dtype of the draft's weights.")
     checkpoint: Literal["best", "latest"] = Field(
         default="best",
-        description="The checkpoint it is made from: the one with the highest held-out tau, or the last.",
+        description="Exported checkpoint: the one with the highest held-out tau, or the newest.",
     )
     engines: list[EngineName] = Field(
         default=[],
-        description="Engines that are to serve the draft: `widedraft check` refuses a shape that one of them does not "
-        "serve. Nothing is made otherwise by it.",
+        description="Engines that will serve the draft. `widedraft check` rejects shapes they do not support; the "
+        "draft is the same.",
     )
-    tensor_parallel: TensorParallel = Field(
-        default=1, description="Devices over which those engines divide target and draft."
-    )
+    tensor_parallel: TensorParallel = Field(default=1, description="Tensor parallel size of those engines.")
 
 
 JSON_SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
@@ -306,17 +304,19 @@ class TextDomain(Section):
         description="Name of the domain in logs and checkpoints.",
     )
     path: str | None = Field(
-        default=None, min_length=1, description="A file: JSON lines if it ends in .jsonl or .json, else plain text."
+        default=None,
+        min_length=1,
+        description="A file: JSON lines if it ends in .jsonl or .json (.gz too), else plain text.",
     )
-    dataset: str | None = Field(default=None, min_length=1, description="A hub id or folder that `datasets` opens.")
-    config: str | None = Field(default=None, min_length=1, description="Configuration of a `datasets` name.")
-    split: str = Field(default="train", min_length=1, description="Split of a `datasets` name.")
-    field: str = Field(default="text", min_length=1, description="Where a row of JSON lines or a dataset has its text.")
-    weight: float = Field(default=1.0, gt=0, description="Share of the sequences at first, relative to the others.")
+    dataset: str | None = Field(default=None, min_length=1, description="A hub id or directory for `datasets`.")
+    config: str | None = Field(default=None, min_length=1, description="Configuration of the data set.")
+    split: str = Field(default="train", min_length=1, description="Split of the data set.")
+    field: str = Field(default="text", min_length=1, description="Field of a row that holds the text.")
+    weight: float = Field(default=1.0, gt=0, description="Initial weight, relative to the other domains.")
     reference_loss_nats: float | None = Field(
         default=None,
         ge=0,
-        description="Nats per token the model should reach here; null takes those of the model it is made from.",
+        description="Loss the model should reach here; null measures it with the teacher or the unpruned target.",
     )
 
 
@@ -331,19 +331,19 @@ class TextConfig(Section):
     domains: tuple[TextDomain, ...] = Field(
         strict=False,
         json_schema_extra={"minItems": 1},
-        description="Where text is read from; each domain has a weight of its own.",
+        description="Sources of text, each with a weight.",
     )
-    max_seq_len: int = Field(default=1024, ge=2, description="Tokens of every sequence.")
+    max_seq_len: int = Field(default=1024, ge=2, description="Tokens per sequence.")
     num_eval_sequences: int = Field(
-        default=64, ge=1, description="First sequences of each domain, held out of training for its loss."
+        default=64, ge=1, description="First sequences of each domain, held out to measure its loss."
     )
     mixture: Literal["fixed", "paper", "code"] = Field(
         default="paper",
-        description="How the share of each domain follows the held-out losses: fixed leaves the weights; paper and "
-        "code are dynamic batch loading as published and as released.",
+        description="How domain weights follow the held-out losses: fixed: they do not; paper, code: dynamic batch "
+        "loading as published, or as released.",
     )
     update_interval: UpdateInterval = Field(
-        default="50ba", description="Time between two measurements of the held-out losses, each with an update."
+        default="50ba", description="Time between two measurements of the held-out losses and updates of the weights."
     )
 
 
@@ -375,7 +375,7 @@ class OptimizerConfig(Section):
     weight_decay: float = Field(
         default=0.0,
         ge=0,
-        description="Fraction of the weights removed each step, multiplied by the learning rate.",
+        description="Decoupled weight decay, multiplied by the learning rate.",
     )
 
 
@@ -383,13 +383,13 @@ class SchedulerConfig(Section):
     """How the learning rate moves over training."""
 
     name: Literal["cosine_with_warmup", "linear_decay_with_warmup", "constant_with_warmup"] = Field(
-        default="cosine_with_warmup", description="Course after the warm-up."
+        default="cosine_with_warmup", description="Learning rate schedule."
     )
-    t_warmup: Warmup = Field(default="0.05dur", description="Time over which the learning rate rises from zero.")
+    t_warmup: Warmup = Field(default="0.05dur", description="Warm-up time, from a learning rate of zero.")
     alpha_f: float = Field(
         default=0.1,
         ge=0,
-        description="Learning rate at the end as a multiple of lr; constant_with_warmup has none.",
+        description="Final learning rate as a multiple of lr; not for constant_with_warmup.",
     )
 
 
@@ -398,97 +398,95 @@ class DistillConfig(Section):
 
     train_on: Literal["answers", "text"] = Field(
         default="answers",
-        description="What the student reads while it learns: the target's answers, or the text of section text, every "
-        "token of it. Evaluations are of held-out answers either way.",
+        description="Train on the target's responses, or on every token of section text. Evaluation always uses "
+        "held-out responses.",
     )
     teacher: TeacherConfig = TeacherConfig()
     unknown_inputs: float = Field(
         default=0.0,
         ge=0,
         le=1,
-        description="Share of the input tokens outside architecture.vocabulary that are shown to the student as one "
-        "unknown id, for engines whose draft reads its own vocabulary alone (`widedraft export --form "
-        "own-tokenizer`).",
+        description="Share of the input tokens outside architecture.vocabulary that the student sees as one unknown "
+        "id, for drafts with their own tokenizer (`widedraft export --form own-tokenizer`).",
     )
     freeze_input_embeddings: bool = Field(
         default=False,
-        description="Whether the rows of token ids stay as the target has them. Steps are faster, the optimiser holds "
-        "less, and few answers are learned by heart later; not for a draft whose head is its embedding.",
+        description="Do not train the input embeddings: faster steps, less memory, later overfitting. Needs an untied "
+        "head.",
     )
     loss: Loss | Literal["auto"] = Field(
         default="auto",
-        description="What is minimised per answer token: a loss, or a weighted sum of several. auto is "
-        "negative_log_acceptance; forward_kl where the teacher is a cache of top_k or samples; cross_entropy where "
-        "there is none.",
+        description="A loss of docs/train.md, or a weighted sum of several. auto is negative_log_acceptance, "
+        "forward_kl with a cache of top_k or samples, cross_entropy without a teacher.",
     )
-    temperature: float = Field(default=1.0, gt=0, description="Divides the logits of teacher and student in the loss.")
+    temperature: float = Field(
+        default=1.0, gt=0, description="Divides the logits of teacher and student in the loss (not in cross_entropy)."
+    )
     samples: Literal["teacher", "student", "mix_request", "mix_token"] = Field(
         default="teacher",
-        description="Who generates the responses that the student is trained on, by the sampling of `data`. teacher "
-        "takes the responses of section data; student generates each again while it trains; mix_request tosses a fair "
-        "coin for every sequence, mix_token for every token, of which the teacher generates the others live.",
+        description="Model that generates the training responses. teacher: those of section data; student: the "
+        "current student; mix_request, mix_token: one of the two, by a fair coin per sequence or token.",
     )
     max_duration: Duration = Field(default="1ep", description="Length of training.")
-    global_train_batch_size: int = Field(default=8, ge=1, description="Sequences per step over all processes.")
+    global_train_batch_size: int = Field(default=8, ge=1, description="Sequences per step, over all processes.")
     device_train_microbatch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto",
-        description="Sequences per forward pass on one device; auto finds the largest that fits a GPU's memory.",
+        description="Sequences per forward pass of a device; auto finds the largest that fits a GPU.",
     )
-    device_eval_batch_size: int = Field(default=8, ge=1, description="Sequences per evaluation step on one device.")
+    device_eval_batch_size: int = Field(default=8, ge=1, description="Sequences per evaluation step of a device.")
     packing: bool = Field(
         default=False,
-        description="Whether the sequences of a forward pass share rows where that computes less padding.",
+        description="Pack several sequences into a row where that saves padding.",
     )
     precision: PrecisionOrAuto = Field(
         default="amp_bf16",
-        description="Arithmetic of forward and backward; weights and moments stay float32. auto is amp_bf16 on a GPU "
-        "and on processors that multiply many rows faster in bfloat16, else fp32.",
+        description="Dtype of matrix products; weights and moments are float32. auto is amp_bf16 on a GPU and on CPUs "
+        "that multiply faster in bfloat16, else fp32.",
     )
     optimizer: OptimizerConfig = Field(default=OptimizerConfig())
     scheduler: SchedulerConfig = Field(default=SchedulerConfig())
     gradient_clipping: Annotated[float, Field(gt=0)] | None = Field(
-        default=1.0, description="Maximum norm of the gradient of a step; null for no clipping."
+        default=1.0, description="Maximum gradient norm; null disables clipping."
     )
     eval_interval: Interval = Field(
-        default="0.25dur", description="Time between evaluations; the first is before the first step."
+        default="0.25dur", description="Time between evaluations; one precedes the first step."
     )
     save_interval: Interval = Field(default="0.25dur", description="Time between checkpoints.")
     save_num_checkpoints_to_keep: int = Field(
         default=2,
         ge=1,
-        description="Newest checkpoints kept; one more exists while it is written.",
+        description="Newest checkpoints kept; one more while writing.",
     )
     checkpoints: Literal["whole", "sharded"] = Field(
         default="whole",
-        description="whole: one file, which process 0 gathers and writes while all wait. sharded: a folder, in which "
-        "each process writes its own part. Either is continued by any number of processes.",
+        description="whole: one file, gathered and written by process 0; sharded: a directory to which each process "
+        "writes its shards. Both resume with any number of processes.",
     )
     parallelism: Literal["ddp", "fsdp2", "hsdp"] = Field(
         default="ddp",
-        description="Whether each process holds the whole student (ddp) or a shard of it: of all processes (fsdp2), or "
-        "of those of its machine, with a copy on each machine (hsdp). Also of learned masks.",
+        description="ddp: whole student on each process; fsdp2: sharded over all processes; hsdp: sharded within a "
+        "machine, replicated across machines. Also for learned masks.",
     )
     shard_degree: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto",
-        description="With parallelism hsdp: over how many processes one copy is divided. auto: those of a machine.",
+        description="Processes per copy with hsdp; auto: those of a machine.",
     )
     activation_checkpointing: bool = Field(
         default=False,
-        description="Whether layers keep their inputs alone and are computed again in the backward pass: less memory, "
-        "a forward pass more. Also of learned masks.",
+        description="Recompute layers in the backward pass: less memory, one more forward pass. Also for masks.",
     )
     loggers: Loggers = Field(
         default={"file": {}},
-        description="Where training logs go: file, tensorboard, wandb, mlflow, with arguments of Composer's.",
+        description="file, tensorboard, wandb, mlflow, each with the arguments of Composer's logger.",
     )
     push_to_hub: RepoId | None = Field(
         default=None,
-        description="`widedraft run` publishes the draft in this private repository once it is scored; null keeps it "
-        "here. `widedraft push` has more options.",
+        description="Private hub repository to which `widedraft run` pushes the evaluated draft; see also "
+        "`widedraft push`.",
     )
     online: OnlineConfig | None = Field(
         default=None,
-        description="Requests, what is learned of them, and when; null learns from responses that are there.",
+        description="Learn from requests while they are served; null trains on existing responses.",
     )
 
     @field_validator("loss")

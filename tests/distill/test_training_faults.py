@@ -1,4 +1,4 @@
-"""Faults found in other tools for distilling drafts, each with a test that its name tells; docs/faults.md lists all."""
+"""Faults found in other tools for distilling drafts, each with a test; docs/library_bugs.md lists all."""
 
 import pytest
 import torch

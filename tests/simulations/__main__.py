@@ -1,11 +1,12 @@
-"""Simulate every interval of the project, keep what was found, and write it as the table of docs/scoring.md.
+"""Simulate every interval of the project, keep what was found, and write it as a table of docs/evaluate.md.
 
-python -m tests.simulations --out benchmarks/results/simulations.json --doc docs/scoring.md
+python -m tests.simulations --out benchmarks/results/simulations.json --doc docs/evaluate.md
 """
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -21,7 +22,8 @@ from tests.simulations.speed import live_rows, speed_rows
 from tests.simulations.turns import read_recordings
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-COLUMNS = ("interval or decision", "made of", "should be", "is", "±")
+COLUMNS = ("interval or decision", "samples", "nominal", "simulated", "±")
+SIZE = re.compile(r"\d+|equal|varying")  # the part of a sample that differs within one line of the table
 BEGIN, END = "<!-- simulations: begin -->", "<!-- simulations: end -->"
 
 
@@ -58,15 +60,33 @@ def all_rows(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def with_table(text: str, rows: Iterable[Row]) -> str:
-    """A page with the table between its two marks."""
-    return replace_between(text, BEGIN, END, markdown(Table(COLUMNS, [cells_of(row) for row in rows])))
+    """A page with the table between its two marks: one line for each decision, over all sample sizes of a kind."""
+    kinds: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        kinds.setdefault((row.what, SIZE.sub("#", row.size)), []).append(row)
+    return replace_between(text, BEGIN, END, markdown(Table(COLUMNS, [merged_cells(each) for each in kinds.values()])))
+
+
+def merged_cells(rows: Sequence[Row]) -> tuple[str, ...]:
+    """One line: the sizes, and the smallest and the largest share, in percent."""
+    sizes = [SIZE.findall(row.size) for row in rows]
+    columns = iter(["/".join(dict.fromkeys(column)) for column in zip(*sizes, strict=True)])
+    samples = SIZE.sub(lambda _: next(columns), rows[0].size)
+    least, largest = (f"{pick(row.share for row in rows):.1%}" for pick in (min, max))
+    simulated = least if least == largest else f"{least} to {largest}"
+    return rows[0].what, samples, nominal_of(rows[0]), simulated, f"{max(row.error for row in rows):.1%}"
 
 
 def cells_of(row: Row) -> tuple[str, ...]:
-    """One line, in percent."""
-    nominal = "" if row.nominal is None else f"{100 * row.nominal:g}%"
-    should = "high" if row.nominal is None else nominal if row.holds else f"at most {nominal}"
-    return row.what, row.size, should, f"{row.share:.1%}", f"{row.error:.1%}"
+    """One simulation, in percent."""
+    return row.what, row.size, nominal_of(row), f"{row.share:.1%}", f"{row.error:.1%}"
+
+
+def nominal_of(row: Row) -> str:
+    """The share that is aimed at."""
+    if row.nominal is None:
+        return "power"
+    return f"{100 * row.nominal:g}%" if row.holds else f"at most {100 * row.nominal:g}%"
 
 
 if __name__ == "__main__":

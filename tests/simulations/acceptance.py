@@ -17,13 +17,13 @@ CHECKPOINTS = 4
 Make = Callable[[Population, Resampling], Estimate]
 
 RATES: dict[str, Make] = {
-    "alpha": lambda drawn, how: pooled_ratio(*drawn.alpha_columns(), how),
-    f"tau, lookahead {LOOKAHEAD}": lambda drawn, how: pooled_ratio(*drawn.tau_columns(), how),
-    "share of rounds that keep everything": lambda drawn, how: pooled_ratio(*drawn.full_columns(), how),
-    "two drafts, difference in alpha": lambda drawn, how: paired_ratio_difference(
+    "acceptance rate": lambda drawn, how: pooled_ratio(*drawn.alpha_columns(), how),
+    f"acceptance length, k={LOOKAHEAD}": lambda drawn, how: pooled_ratio(*drawn.tau_columns(), how),
+    "verification steps that accept everything": lambda drawn, how: pooled_ratio(*drawn.full_columns(), how),
+    "two drafts, difference in acceptance rate": lambda drawn, how: paired_ratio_difference(
         drawn.alpha_columns(0), drawn.alpha_columns(1), how
     ),
-    "two drafts, difference in tau": lambda drawn, how: paired_ratio_difference(
+    "two drafts, difference in acceptance length": lambda drawn, how: paired_ratio_difference(
         drawn.tau_columns(0), drawn.tau_columns(1), how
     ),
 }
@@ -53,17 +53,17 @@ def difference_rows(runs: int, *, seed: int, sizes: Sequence[int] = (12, 64)) ->
     """How often two drafts are called different, where they are not and where they are."""
     for logits, level in (((LOGIT, LOGIT), 0.05), ((LOGIT + BETTER, LOGIT), None)):
         everything = population(logits, seed=seed)
-        words = "equal drafts are" if level else "0.05 of alpha is"
+        words = "equal drafts" if level else "0.05 of acceptance rate"
         for size in sizes:
             rngs = [np.random.default_rng((seed, run)) for run in range(runs)]
             drawn = [everything.sample(size, rng) for rng in rngs]
             tests = [sign_flip_p(sample.kept_DP[0] - sample.kept_DP[1], RESAMPLING) for sample in drawn]
             shares = {
                 "sign-flip test": float(np.mean([p <= 0.05 for p in tests])),
-                "interval of alpha": float(np.mean([difference_is_shown(sample) for sample in drawn])),
+                "interval of the difference": float(np.mean([difference_is_shown(sample) for sample in drawn])),
             }
             for name, share in shares.items():
-                what = f"{name}: {words} called different"
+                what = f"{name}: {words} reported as different"
                 yield Row(what, f"{size} prompts", holds=False, nominal=level, share=share, runs=runs)
 
 
@@ -80,7 +80,7 @@ def checkpoint_rows(runs: int, *, seed: int, sizes: Sequence[int] = (12, 64)) ->
             return any(interval is not None and interval[0] > 0 for interval in intervals)
 
         yield Row(
-            f"checkpoints: one of {CHECKPOINTS} equal ones is called behind the best",
+            f"checkpoints: one of {CHECKPOINTS} equal ones reported worse than the best",
             f"{size} prompts",
             holds=False,
             nominal=0.05,

@@ -20,5 +20,5 @@ def exam_rows(runs: int, *, seed: int) -> Iterator[Row]:
                 told = accuracy_with_interval((rng.random(size) < chance).tolist())
                 return is_inside(chance, [float(number) for number in re.findall(r"\d\.\d{3}", told)[1:]])
 
-            where, share = f"{size} questions, {chance:.0%} right", share_of(runs, holds, seed=seed)
-            yield Row("accuracy: share of right answers", where, holds=True, nominal=0.95, share=share, runs=runs)
+            where, share = f"{size} questions, {chance:.0%} correct", share_of(runs, holds, seed=seed)
+            yield Row("task accuracy", where, holds=True, nominal=0.95, share=share, runs=runs)

@@ -1,6 +1,6 @@
-"""What `widedraft choose` loses by training on only those in play: simulated, and written into docs/choosing.md.
+"""What `widedraft choose` loses by training on only those in play: simulated, and written into docs/benchmarks.md.
 
-python -m tests.simulations.halving --out benchmarks/results/halving.json --doc docs/choosing.md
+python -m tests.simulations.halving --out benchmarks/results/halving.json --doc docs/benchmarks.md
 
 Seven depths learn as a law fitted to trainings of one to four layers has it (`tau_of`; deeper ones are extrapolated),
 so their order changes on the way. Every ranking has the doubt of its prompts, of its step times,
@@ -40,12 +40,20 @@ LONG = (838_000, 3)  # answer tokens and readings of the training that is meant 
 BASE_COST = 0.02  # of a draft's step in the target's, without its layers
 Keep = Callable[[Sequence[Ranked]], list[Ranked]]
 BEGIN, END = "<!-- halving: begin -->", "<!-- halving: end -->"
-COLUMNS = ("a layer costs", "trained on", "batches", "best one dropped", "speed lost", "most", "after long training")
+COLUMNS = (
+    "cost of a layer",
+    "trained further",
+    "batches",
+    "best dropped",
+    "speed lost",
+    "at most",
+    "after long training",
+)
 KEEPS: Mapping[str, Keep] = {
-    "the better half and rivals": in_play,
-    "the better half alone": lambda ranked: list(ranked[: math.ceil(len(ranked) / 2)]),
-    "rivals alone": lambda ranked: [each for place, each in enumerate(ranked) if not place or is_rival(each)],
-    "everybody": list,
+    "better half and rivals": in_play,
+    "better half": lambda ranked: list(ranked[: math.ceil(len(ranked) / 2)]),
+    "rivals": lambda ranked: [each for place, each in enumerate(ranked) if not place or is_rival(each)],
+    "all": list,
 }
 
 
@@ -190,7 +198,7 @@ def tau_of(depth: int, tokens: float, readings: float = 1) -> float:
     """Acceptance length of a draft of so many layers that read so many response tokens so often.
 
     The odds of (tau - 1) / lookahead are a power of the tokens, whose exponent grows with depth, and of the depth;
-    further readings are worth 2.03 first ones at most. Fitted to trainings of SmolLM2-135M (docs/log.md, 2026-11-25).
+    further readings are worth 2.03 first ones at most. Fitted to trainings of SmolLM2-135M (docs/benchmarks.md).
     """
     worth = tokens * (1 + 2.027 * (1 - math.exp(-(readings - 1) / 2.027)))
     deep = math.log(depth)

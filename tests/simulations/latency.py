@@ -80,7 +80,7 @@ def stretch(total: int, repeats: int, rng: np.random.Generator) -> Indices:
 
 DRAWS: dict[str, Callable[[int, int, np.random.Generator], Indices]] = {
     "independent": scattered,
-    "one stretch": stretch,
+    "consecutive": stretch,
 }
 
 
@@ -94,7 +94,7 @@ def latency_rows(series: Series, runs: int, *, seed: int) -> Iterator[Row]:
             low, high = percentile_bounds(values, percentile / 100, RESAMPLING.confidence)
             return (low is None or low <= truth) and (high is None or truth <= high)
 
-        yield from rows_of(f"latency: p{percentile} of a step", holds, series, repeats, runs=runs, seed=seed)
+        yield from rows_of(f"p{percentile}", holds, series, repeats, runs=runs, seed=seed)
 
 
 def rows_of(
@@ -105,4 +105,5 @@ def rows_of(
         share = share_of(
             runs, lambda rng, draw=draw: holds(series.taken(draw(series.repeats, repeats, rng))), seed=seed
         )
-        yield Row(what, f"{repeats} repetitions, {name}", holds=True, nominal=0.95, share=share, runs=runs)
+        size = f"{what}, {repeats} repetitions, {name}"
+        yield Row("step time, percentile", size, holds=True, nominal=0.95, share=share, runs=runs)

@@ -16,15 +16,15 @@ FAULT = 1.15  # chances kept more often than replay knows
 
 def replay_rows(runs: int, *, seed: int, sizes: tuple[int, ...] = SIZES) -> Iterator[Row]:
     """How often a sound loop is said to differ from the replay, and one that keeps 15 % too much."""
-    for fault, level, what in ((1.0, LEAST_P, "a sound loop is"), (FAULT, None, "15 % too many kept are")):
+    for fault, level, what in ((1.0, LEAST_P, "a correct loop"), (FAULT, None, "15% too many accepted")):
         for size in sizes:
 
             def differs(rng: np.random.Generator, *, fault: float = fault, size: int = size) -> bool:
                 return p_value_of(rng, size, fault) < LEAST_P
 
             share = share_of(runs, differs, seed=seed)
-            name = f"live: {what} said to differ from the replay"
-            yield Row(name, f"{size} prompts, sampled", holds=False, nominal=level, share=share, runs=runs)
+            name = f"loop against replay: {what} reported as different"
+            yield Row(name, f"{size} prompts", holds=False, nominal=level, share=share, runs=runs)
 
 
 def p_value_of(rng: np.random.Generator, size: int, fault: float) -> float:

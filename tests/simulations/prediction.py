@@ -117,8 +117,8 @@ def rows_of(everything: Population, series: Series, size: int, where: str, *, ru
         return min(row.first_share for row in ranking(scorecard.rows, scorecard.latency, RESAMPLING)) < RIVAL_SHARE
 
     share = share_of(runs, holds, seed=seed)
-    yield Row("scorecard: predicted speed-up", where, holds=True, nominal=0.95, share=share, runs=runs)
-    what, share = "choose: one of two equal drafts is called the fastest", share_of(runs, is_sure, seed=seed)
+    yield Row("scorecard: predicted speedup", where, holds=True, nominal=0.95, share=share, runs=runs)
+    what, share = "choose: one of two equal drafts reported fastest", share_of(runs, is_sure, seed=seed)
     yield Row(what, where, holds=False, nominal=0.05, share=share, runs=runs)
 
 

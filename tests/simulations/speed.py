@@ -16,6 +16,7 @@ SPREADS = (0.0, 0.15)  # of the log of a prompt's own speed-up: none, and what d
 WAY_SPREAD = 0.03  # of what a lookahead has for itself on a prompt, where prompts differ
 LIVE_PROMPTS = (12, 16)  # the quickstart's, and eval.live_prompts
 DRAFT_WAY = Method(DRAFT, 1, "draft")
+LIVE = "scorecard, wall-clock: {:.2g}x decided"
 NOTHING = (1.0,) * 6  # true speed-ups at lookaheads 1 to 6
 FASTER = (1.12, 1.18, 1.2, 1.18, 1.14, 1.1)
 Interval = Sequence[float] | None
@@ -75,22 +76,22 @@ def three_drafts(*speedups: float) -> dict[Method, float]:
 
 
 CASES = (
-    Case("speed, one way: 1.00x is called", {DRAFT_WAY: 1.0}, single_way_is_called, 0.05),
-    Case("speed, one way: 1.2x is called", {DRAFT_WAY: 1.2}, single_way_is_called, None),
+    Case("benchmark, one method: 1.00x decided", {DRAFT_WAY: 1.0}, single_way_is_called, 0.05),
+    Case("benchmark, one method: 1.2x decided", {DRAFT_WAY: 1.2}, single_way_is_called, None),
     Case(
-        "speed, draft and look-up at the best of 6 lookaheads: 1.00x is called",
+        "benchmark, draft and lookup, best of 6 k: 1.00x decided",
         {**draft_ways(NOTHING), **lookup_ways(NOTHING)},
         any_best_is_called,
         0.05,
     ),
     Case(
-        "speed, draft at the best of 6 lookaheads: 1.2x is called faster",
+        "benchmark, draft, best of 6 k: 1.2x found",
         {**draft_ways(FASTER), **lookup_ways(NOTHING)},
         draft_is_faster,
         None,
     ),
-    Case("speed, three equal drafts: one is called the fastest", three_drafts(1, 1, 1), a_draft_is_ahead, 0.05),
-    Case("speed, three drafts of 1, 1 and 1.2: one is called faster", three_drafts(1, 1, 1.2), a_draft_is_ahead, None),
+    Case("benchmark, three equal drafts: one reported fastest", three_drafts(1, 1, 1), a_draft_is_ahead, 0.05),
+    Case("benchmark, drafts of 1, 1 and 1.2: one reported faster", three_drafts(1, 1, 1.2), a_draft_is_ahead, None),
 )
 
 
@@ -105,7 +106,7 @@ def speed_rows(recordings: Sequence[Recording], runs: int, *, seed: int) -> Iter
         for recording in recordings:
             for spread in SPREADS:
                 groups = default_groups(recording.batch)
-                size = f"batch {recording.batch}, {groups} groups of prompts {'that differ' if spread else 'alike'}"
+                size = f"batch {recording.batch}, {groups} groups of {'varying' if spread else 'equal'} prompts"
                 yield case_row(case, recording, spread, groups, size, runs=runs, seed=seed)
 
 
@@ -114,10 +115,8 @@ def live_rows(recordings: Sequence[Recording], runs: int, *, seed: int) -> Itera
     [recording] = [recording for recording in recordings if recording.batch == 1]
     for prompts in LIVE_PROMPTS:
         for speedup, level in ((1.0, 0.05), (1.2, None)):
-            case = Case(f"scorecard, live: {speedup:.2g}x is called", {DRAFT_WAY: speedup}, single_way_is_called, level)
-            yield case_row(
-                case, recording, SPREADS[-1], prompts, f"{prompts} prompts that differ", runs=runs, seed=seed
-            )
+            case = Case(LIVE.format(speedup), {DRAFT_WAY: speedup}, single_way_is_called, level)
+            yield case_row(case, recording, SPREADS[-1], prompts, f"{prompts} varying prompts", runs=runs, seed=seed)
 
 
 def case_row(case: Case, recording: Recording, spread: float, groups: int, size: str, *, runs: int, seed: int) -> Row:

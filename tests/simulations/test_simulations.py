@@ -18,7 +18,7 @@ from tests.simulations.shares import Row, share_of
 from tests.simulations.speed import CASES, any_best_is_called, case_row, default_groups, single_way_is_called
 from tests.simulations.turns import Truth, drawn_times, read_recordings
 
-DOC = Path(__file__).parents[2] / "docs" / "scoring.md"
+DOC = Path(__file__).parents[2] / "docs" / "evaluate.md"
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_equal_drafts_and_checkpoints_are_seldom_called_different():
 
 
 def test_step_times_hold_where_repetitions_are_independent(series, monkeypatch):
-    monkeypatch.delitem(latency.DRAWS, "one stretch")
+    monkeypatch.delitem(latency.DRAWS, "consecutive")
     for row in latency_rows(series, 100, seed=1):
         assert row.share >= 0.95 - 4 * (0.95 * 0.05 / 100) ** 0.5, row
 
@@ -104,5 +104,5 @@ def test_no_decision_is_wrong_more_often_than_it_says():
     for row in (Row(**row) for row in record["rows"]):
         if not row.holds and row.nominal is not None:
             assert row.share <= row.nominal + 3 * row.error, row
-        if row.what.startswith("speed, ") and "1.2x" in row.what:
+        if row.what.startswith("benchmark, ") and "1.2x" in row.what:
             assert row.share >= 0.8, row
