@@ -13,9 +13,9 @@ overwritten later, and until then no token attends to them. Rolling back rejecte
 rows of a batch may accept different numbers of tokens.
 
 cuDNN's attention makes a plan for every shape it first meets. On an NVIDIA H200 a training step took 0.35 s more when
-its width was new (torch 2.11, docs/benchmarks.md), and decoding meets new widths constantly, so it does not use cuDNN. Steps
-of fixed shapes do: without cuDNN a captured step of 7 billion parameters at 1,024 tokens took 1.21 times as long on
-that GPU, and 1.40 times with 32 rows.
+its width was new (torch 2.11, docs/benchmarks.md), and decoding meets new widths constantly, so it does not use cuDNN.
+Steps of fixed shapes do: without cuDNN a captured step of 7 billion parameters at 1,024 tokens took 1.21 times as long
+on that GPU, and 1.40 times with 32 rows.
 
 Shape suffixes used in this file:
     B = rows, T = tokens fed to the longest row, S = slots, or encoder tokens of the longest prompt
