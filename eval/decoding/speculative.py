@@ -160,8 +160,12 @@ class Streams:
     @classmethod
     def of(cls, wanted: Wanted, seeds: Seeds, row_seeds: Sequence[int], device: torch.device) -> "Streams":
         """Draw the numbers; those of a sequence depend only on the stream's seed and its row seed."""
-        lookahead = wanted.speculation.lookahead if wanted.speculation else 0
-        count = wanted.limits.max_new_tokens + lookahead + 1
+        # A row one token from its end takes part in steps as wide as the longest proposal of the others.
+        widest = max(
+            wanted.speculation.lookahead if wanted.speculation else 0,
+            wanted.lookup_first.size_m if wanted.lookup_first else 0,
+        )
+        count = wanted.limits.max_new_tokens + widest + 1
         return cls(*(stream(seed, row_seeds, count, device) for seed in (seeds.draft, seeds.accept, seeds.target)))
 
 

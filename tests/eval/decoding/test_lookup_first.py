@@ -1,10 +1,11 @@
 """Prompt lookup in front of a draft: decoding stays lossless whoever proposes."""
 
 import pytest
+import torch
 
 from eval.decoding.sampling import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, REJECTION, Sampling
-from eval.decoding.speculative import LookupFirst, NgramLookup, speculative_decode
-from eval.decoding.texts import Limits, Speculation
+from eval.decoding.speculative import LookupFirst, NgramLookup, Streams, Wanted, speculative_decode
+from eval.decoding.texts import Limits, Seeds, Speculation, Text, window
 from eval.models import load_model
 from tests.eval.decoding.laws import (
     WARM,
@@ -61,3 +62,13 @@ def test_rounds_say_who_proposed(small_pair, sampling):
         assert one.proposed == (len(expected) or min(2, room))
         assert one.lookahead == (5 if one.looked_up else 2)
     assert {one.looked_up for one in text.rounds} == {False, True}
+
+
+def test_rows_that_end_have_draws_next_to_a_row_that_copies():
+    """A row with 9 of 10 tokens takes part in a step that verifies 48 proposed tokens of another."""
+    wanted = Wanted([(1,), (2,)], Limits(10), Sampling(), Speculation(2), lookup_first=LookupFirst(1, 48))
+    streams = Streams.of(wanted, Seeds(), [0, 1], torch.device("cpu"))
+    texts = [Text(0, (1,)), Text(1, (2,))]
+    texts[0].extend([3] * 9, wanted.limits)
+    assert window(streams.accept_BD, texts, 48).shape == (2, 48)
+    assert window(streams.target_BD, texts, 49).shape == (2, 49)
