@@ -85,14 +85,11 @@ def test_greedy_responses_are_the_bytes_of_our_own_decoding(target_folder, tmp_p
 
 @pytest.mark.parametrize(("kind", "settings", "count"), [("vllm", SETTINGS, 2), ("sglang", SAMPLED, 5)])
 def test_several_processes_write_the_files_of_one(target_folder, tmp_path, kind, settings, count):
-    settings = replace(settings, max_new_tokens=8)
+    settings, alone, together = replace(settings, max_new_tokens=8), tmp_path / "alone", tmp_path / "together"
     with served(FakeServer(target_folder, kind)) as server:
-        for number in (1, count):
-            work = lambda share, out=tmp_path / str(number): write(
-                target_folder, out, endpoint(server), settings, share
-            )  # noqa: E731
-            by_processes(number, work) if number > 1 else work(ALONE)
-    assert shards(tmp_path / str(count)) == shards(tmp_path / "1")
+        write(target_folder, alone, endpoint(server), settings)
+        by_processes(count, lambda share: write(target_folder, together, endpoint(server), settings, share))
+    assert shards(together) == shards(alone)
 
 
 def test_sglang_may_leave_the_stop_token_out(target_folder, tmp_path, own):
