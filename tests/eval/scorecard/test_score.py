@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -56,7 +57,7 @@ PROMPTS[-1] = replace(PROMPTS[-1], category="arithmetic", task="gsm8k/1")
 
 TALK = replace(PROMPTS[1], later_turns=("and then", "so"))
 GIVEN = [PROMPTS[0], ask("a" * 400, "and", source="p.jsonl:0"), TALK, *PROMPTS[2:], ask("not taken")]
-SHORT = {"temperatures": (0.0,), "lookaheads": (2,), "latency_repeats": 1, "live_prompts": 1}
+SHORT: dict[str, Any] = {"temperatures": (0.0,), "lookaheads": (2,), "latency_repeats": 1, "live_prompts": 1}
 
 
 @pytest.fixture(scope="module")
