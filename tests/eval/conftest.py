@@ -30,18 +30,22 @@ def target(target_folder):
     return load_model(target_folder, dtype="float32", device="cpu")
 
 
-@pytest.fixture(scope="session")
-def noisy_folder(target_folder, tmp_path_factory):
-    """The target with noise on its weights: a draft that is right about half of the time."""
-    model = load_model(target_folder, dtype="float32", device="cpu")
+def with_noise(folder, out, *, scale):
+    """Write a model with noise on its weights: a draft that is right about half of the time."""
+    model = load_model(folder, dtype="float32", device="cpu")
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.005)
-    folder = tmp_path_factory.mktemp("noisy")
-    model.save_pretrained(folder)
-    load_tokenizer(target_folder).save_pretrained(folder)
-    return folder
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=scale)
+    model.save_pretrained(out)
+    load_tokenizer(folder).save_pretrained(out)
+    return out
+
+
+@pytest.fixture(scope="session")
+def noisy_folder(target_folder, tmp_path_factory):
+    """The target's noisy copy."""
+    return with_noise(target_folder, tmp_path_factory.mktemp("noisy"), scale=0.005)
 
 
 @pytest.fixture(scope="session")

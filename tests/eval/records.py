@@ -1,6 +1,7 @@
 """Records of few figures, for tests that read them."""
 
 from dataclasses import replace
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -38,7 +39,7 @@ from eval.scorecard_schema import (
 NOTHING = Ratio(None, None)
 
 
-def changed(record, **values):
+def changed(record: Any, **values: Any) -> Any:
     """A record with other values; `live__speedup` is a field of a field, `speedup__0__best` of one in a row."""
     for path, value in values.items():
         record = changed_at(record, path.split("__"), value)

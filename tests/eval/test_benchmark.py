@@ -48,8 +48,8 @@ def setup(target, noisy_draft):
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_every_method_writes_as_many_tokens_as_the_target(setup, target, prompts, batch):
-    setup = replace(setup, limits=Limits(24, frozenset({2, 7, 40, 99})), lookup_first=LookupFirst(2, 3))
-    for group in groups_of(prompts, batch):
+    setup = replace(setup, limits=Limits(16, frozenset({2, 7, 40, 99})), lookup_first=LookupFirst(2, 3))
+    for group in groups_of(prompts[::2] if batch == 1 else prompts, batch):
         written = sum(len(text.token_ids) for text in plain_decode(target, group, limits=setup.limits))
         for method, decode in methods(setup, [3], assisted=batch == 1).items():
             assert decode(group, range(len(group))).tokens == written, method
@@ -194,7 +194,7 @@ def test_the_defaults_make_enough_groups_at_every_batch(batch):
     assert len(groups) >= max(least_units(0.95), 12 if batch <= 10 else 0)
 
 
-FEW = ("--num-prompts", 3, "--max-new-tokens", 8, "--lookaheads", 1, 3, "--repeats", 2)
+FEW = ("--num-prompts", 3, "--max-new-tokens", 6, "--lookaheads", 1, "--repeats", 1)
 
 
 def run_benchmark(*words):
@@ -227,7 +227,7 @@ def test_several_drafts_take_their_turns(target_folder, noisy_folder, tmp_path):
     record = TypeAdapter(BenchmarkFile).validate_json(out.read_bytes())
     assert list(record.drafts) == [f"draft {draft}" for draft in drafts]
     lengths = {(row.draft, row.lookahead): row.acceptance_length for row in record.rows if row.method == DRAFT}
-    assert lengths[f"draft {target_folder}", 1] == 2.0  # the target as its own draft: 8 tokens in 4 steps
+    assert lengths[f"draft {target_folder}", 1] == 2.0  # the target as its own draft: 6 tokens in 3 steps
     assert lengths[f"draft {noisy_folder}", 1] < 2.0
 
 

@@ -18,11 +18,12 @@ from eval.side_by_side import FORMAT, chosen_indices, read_examples, writers_of,
 
 STOPS = frozenset(range(0, 264, 9))
 CONFIG = EvalConfig(
-    max_new_tokens=12,
-    lookaheads=(1, 2, 3),
+    max_new_tokens=8,
+    lookaheads=(2,),
     temperatures=(0.0,),
-    latency_repeats=2,
+    latency_repeats=1,
     latency_batch_sizes=(),
+    live_prompts=5,
 )
 
 

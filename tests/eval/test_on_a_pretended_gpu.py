@@ -87,10 +87,7 @@ def test_a_replay_is_that_of_the_processor(pair, gpu, temperature):
 
 @pytest.mark.parametrize("sampled", [[], ["--temperature", "0.9"]], ids=["greedy", "sampled"])
 def test_a_pair_is_verified(small, tmp_path, gpu, sampled):
-    (tmp_path / "p.jsonl").write_text('{"prompt": "why"}\n{"prompt": "how"}\n')
+    (tmp_path / "p.jsonl").write_text('{"prompt": "why"}\n')
     words = ["--target", str(small[0]), "--draft", str(small[1]), "--prompts", str(tmp_path / "p.jsonl")]
-    words += ["--max-new-tokens", "5", "--lookahead", "2", "--dtype", "float32"]
-    assert widedraft.main(["verify", *words, *sampled]) in (
-        0,
-        1,
-    )  # five tokens prove nothing
+    words += ["--max-new-tokens", "3", "--lookahead", "2", "--dtype", "float32"]
+    assert widedraft.main(["verify", *words, *sampled]) in (0, 1)  # three tokens prove nothing

@@ -42,7 +42,7 @@ def test_recorded_responses_are_scored_as_with_their_target_by_every_method(
     asked, target_folder, noisy_folder, tmp_path, temperature
 ):
     how = {"max_new_tokens": 24, "temperatures": (temperature,), "sampling": CHOSEN, "batch_size": 3}
-    quick = {"latency_repeats": 3, "latency_batch_sizes": (), "live_prompts": 1}
+    quick = {"latency_repeats": 1, "latency_batch_sizes": (), "live_prompts": 1}
     whole = score_drafts(target_folder, {"draft": noisy_folder}, asked, config(**how, **quick), tmp_path, seed=17)
     [folder] = (tmp_path / "answers").iterdir()
     card = score(folder, noisy_folder, tmp_path / "recorded")

@@ -20,11 +20,11 @@ from eval.scorecard import score_drafts
 from eval.scorecard_tables import between_runs, differences, interval
 
 CONFIG = EvalConfig(
-    max_new_tokens=24,
-    lookaheads=(1, 2, 3),
+    max_new_tokens=12,
+    lookaheads=(1, 2),
     batch_size=4,
-    latency_repeats=3,
-    latency_batch_sizes=(1, 2),
+    latency_repeats=1,
+    latency_batch_sizes=(1,),
     live_prompts=3,
 )
 ASKED = (

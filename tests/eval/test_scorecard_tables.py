@@ -2,63 +2,52 @@
 
 import pytest
 
-from eval.report import read_runs
+from eval.scorecard_schema import RuleRow
 from eval.scorecard_tables import (
     find_warnings,
     results,
     scored_drafts,
 )
-from tests.eval.test_report import scored  # noqa: F401  # a fixture
+from tests.eval.records import acceptance, latency, live, scorecard, speedup
+from tests.eval.records import changed as with_values
+
+STEP_MS = 20.0
 
 
-def changed(record, **changes):
-    """A pydantic record with other values."""
-    return record.model_copy(update=changes)
-
-
-@pytest.fixture(scope="module")
-def card(scored):  # noqa: F811
-    [run] = read_runs([scored / "noisy"])
-    return changed(run.card, latency=changed(run.card.latency, settled=True))
+@pytest.fixture
+def card():
+    """A sound scorecard: plain decoding is as fast as its timed step."""
+    rows = [acceptance("draft", temperature, {3: (2,) * 6}, (4,) * 6) for temperature in (0.0, 1.0)]
+    shared = {name: getattr(rows[1], name) for name in RuleRow.model_fields if name != "rule"}
+    rows[1] = with_values(rows[1], other_rules=tuple(RuleRow(rule=rule, **shared) for rule in ("second", "third")))
+    speedups = [speedup("draft", row.temperature, 1.5, 3, (3,)) for row in rows]
+    steps = latency(STEP_MS, {3: 22.0}, {"draft": (4.0, 5.0)})
+    return scorecard(rows, steps, speedups, live=with_values(live(), plain__ms_per_token=STEP_MS))
 
 
 def test_every_acceptance_method_has_its_row(card):
     table = results(scored_drafts({"run": card}))
     expected = [method.rule for row in card.acceptance for method in (row, *row.other_rules)]
+    assert len(expected) == 4
     assert sorted(row[2] for row in table.rows) == sorted(expected)
     assert len(results(scored_drafts({"run": card}), all_methods=False).rows) == len(card.acceptance)
 
 
-def undisturbed(card):
-    """The same scorecard with plain decoding as fast as its timed step."""
-    ms = card.latency.target.median_ms
-    lives = [changed(live, plain=changed(live.plain, ms_per_token=ms)) for live in card.lives]
-    return changed(card, lives=tuple(lives))
-
-
-def first_live(card, **changes):
-    """The same scorecard with another greedy decoding."""
-    first, *others = card.lives
-    return changed(card, lives=(changed(first, **changes), *others))
-
-
 def test_a_sound_scorecard_warns_of_nothing(card):
-    assert find_warnings(undisturbed(card)) == []
+    assert find_warnings(card) == []
 
 
 def test_disagreement_of_decoding_and_replay_is_a_fault_in_float32_and_rounding_otherwise(card):
-    sound = undisturbed(card)
-    wrong = first_live(sound, agreement=changed(sound.live.agreement, exact=False))
+    wrong = with_values(card, lives__0__agreement__exact=False)
     [warning] = find_warnings(wrong)
     assert "report it" in warning
-    rounded = changed(wrong, settings=changed(wrong.settings, dtype="bfloat16"))
-    [warning] = find_warnings(rounded)
+    [warning] = find_warnings(with_values(wrong, settings__dtype="bfloat16"))
     assert "bfloat16" in warning
 
 
-def test_unsettled_steps_disturbed_decoding_and_few_prompts_are_warned_of(card):
-    sound = undisturbed(card)
-    assert len(find_warnings(changed(sound, latency=changed(sound.latency, settled=False)))) == 1
-    slow = changed(sound.live.plain, ms_per_token=3 * sound.latency.target.median_ms + 2)
-    assert len(find_warnings(first_live(sound, plain=slow))) == 1
-    assert len(find_warnings(changed(sound, prompts=changed(sound.prompts, scored=1)))) == 1
+@pytest.mark.parametrize(
+    "change",
+    [{"latency__settled": False}, {"lives__0__plain__ms_per_token": 3 * STEP_MS + 2}, {"prompts__scored": 1}],
+)
+def test_unsettled_steps_disturbed_decoding_and_few_prompts_are_warned_of(card, change):
+    assert len(find_warnings(with_values(card, **change))) == 1

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import threading
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,9 @@ from tests.sharing import by_processes
 
 TALK = Prompt("talk.jsonl:1", ({"role": "user", "content": "first"},), ("second", "third"))
 EVERY = [TALK, *PROMPTS]
-SMALL = dataclasses.replace(GREEDY, shard_size=2)
+GREEDY_SHORT, SAMPLED_SHORT = (
+    dataclasses.replace(each, shard_size=2, max_new_tokens=10) for each in (GREEDY, SAMPLED)
+)  # 6 shards
 
 
 @pytest.fixture(scope="module", params=["llama", "t5"])
@@ -30,26 +34,33 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-@pytest.mark.parametrize("count", [2, 9])  # of processes; there are 6 shards
-@pytest.mark.parametrize("settings", [SMALL, dataclasses.replace(SAMPLED, shard_size=2)], ids=["greedy", "sampled"])
-def test_several_processes_write_the_files_of_one(target, tmp_path, count, settings):
-    alone, together = tmp_path / "alone", tmp_path / "together"
-    write_traces(target, EVERY, alone, settings)
-    by_processes(count, lambda share: write_traces(target, EVERY, together, settings, share=share))
-    assert files(together) == files(alone)
+@pytest.fixture(scope="module")
+def alone(target, tmp_path_factory):
+    """What one process writes with these settings."""
+
+    @cache
+    def write(settings):
+        out = tmp_path_factory.mktemp("alone")
+        write_traces(target, EVERY, out, settings)
+        return files(out)
+
+    return write
 
 
-def test_each_shard_is_written_by_one_process_and_each_process_writes_some(target, tmp_path, monkeypatch):
-    written: list[tuple[int, str]] = []
-    write = answering.write_shard
+@pytest.mark.parametrize(
+    ("count", "settings"), [(2, SAMPLED_SHORT), (9, GREEDY_SHORT)], ids=["two sampled", "more than shards, greedy"]
+)
+def test_several_processes_write_the_files_of_one(target, alone, tmp_path, monkeypatch, count, settings):
+    """Each shard is written by one process, and as many processes write as there are shards for."""
+    expected, write, written = alone(settings), answering.write_shard, []
 
-    def work(share):
-        def note(path, rows):
-            written.append((share.index, path.name))
-            write(path, rows)
+    def note(path, rows):
+        written.append((threading.get_ident(), path.name))
+        write(path, rows)
 
-        monkeypatch.setattr(answering, "write_shard", note)
-        write_traces(target, EVERY, tmp_path, SMALL, share=share)
-
-    by_processes(2, work)
-    assert sorted(name for _, name in written) == sorted(path.name for path in tmp_path.glob("*.jsonl"))
+    monkeypatch.setattr(answering, "write_shard", note)
+    by_processes(count, lambda share: write_traces(target, EVERY, tmp_path, settings, share=share))
+    assert files(tmp_path) == expected
+    names = [path.name for path in tmp_path.glob("*.jsonl")]
+    assert sorted(name for _, name in written) == sorted(names)
+    assert len({thread for thread, _ in written}) == min(count, len(names))

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -12,6 +13,20 @@ from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
 from eval.models import load_model
+
+
+@cache
+def loaded(folder: Any) -> Any:
+    return load_model(folder, dtype="float32", device="cpu")
+
+
+@cache  # most tests ask for the same texts, and a text follows from what was asked
+def decoded_text(
+    folder: Any, prompt: tuple[int, ...], limits: Limits, sampling: Sampling, seed: int
+) -> tuple[list[int], bool]:
+    """Token ids of a response, and whether a stop token ended it."""
+    [text] = plain_decode(loaded(folder), [prompt], limits=limits, sampling=sampling, row_seeds=[seed])
+    return list(text.token_ids), text.stopped
 
 
 class GoneError(Exception):
@@ -47,7 +62,7 @@ class FakeServer:
 
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
-        self.model = load_model(self.folder, dtype="float32", device="cpu")
+        loaded(self.folder)  # models are loaded by one thread at a time
 
     def respond(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         assert path == ("/v1/completions" if self.kind == "vllm" else "/generate")
@@ -58,22 +73,22 @@ class FakeServer:
                 raise GoneError
             prompt = body["prompt"] if self.kind == "vllm" else body["input_ids"]
             temperature = settings["temperature"] if self.temperature is None else self.temperature
-            [decoded] = plain_decode(
-                self.model,
-                [prompt],
-                limits=Limits(
+            ids, is_stopped = decoded_text(
+                self.folder,
+                tuple(prompt),
+                Limits(
                     settings["max_tokens" if self.kind == "vllm" else "max_new_tokens"],
                     frozenset(settings["stop_token_ids"]),
                 ),
-                sampling=Sampling(temperature, settings["top_p"]),
-                row_seeds=[settings["seed" if self.kind == "vllm" else "sampling_seed"]],
+                Sampling(temperature, settings["top_p"]),
+                settings["seed" if self.kind == "vllm" else "sampling_seed"],
             )
-        ids, reason = list(decoded.token_ids), "stop" if decoded.stopped else "length"
+        ids, reason = [*ids], "stop" if is_stopped else "length"
         if self.kind == "vllm":
             choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": reason, "token_ids": ids}
             response = {"id": "1", "object": "text_completion", "created": 0, "model": "tiny", "choices": [choice]}
         else:
-            ended = {"type": reason, **({"matched": ids[-1]} if decoded.stopped else {})}
+            ended = {"type": reason, **({"matched": ids[-1]} if is_stopped else {})}
             response = {"output_ids": ids, "meta_info": {"finish_reason": ended}}
         self.tamper(response)
         return response

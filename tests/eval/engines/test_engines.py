@@ -34,6 +34,16 @@ def python_of(variable):
 
 
 @pytest.fixture(scope="module")
+def vllm():
+    return python_of("WIDEDRAFT_VLLM")
+
+
+@pytest.fixture(scope="module")
+def llama_cpp():
+    return python_of("WIDEDRAFT_LLAMA_CPP")
+
+
+@pytest.fixture(scope="module")
 def drafts(tmp_path_factory):
     """The target with noise on its weights, right about half of the time, in every form that engines load."""
     if not TARGET.is_dir():
@@ -56,24 +66,24 @@ def drafts(tmp_path_factory):
     return place
 
 
-def certify_real(draft, engine, variable, **files):
+def certify_real(draft, engine, python, **files):
     settings = CertifySettings(
-        draft=str(draft), target=str(TARGET), engine=engine, python=python_of(variable), num_threads=2, **files
+        draft=str(draft), target=str(TARGET), engine=engine, python=python, num_threads=2, **files
     )
     return make_certificate(settings, TARGET, draft, threads=2)
 
 
 @pytest.mark.parametrize("form", ["noisy", "whole", "own-tokenizer"])
-def test_vllm_does_with_every_form_what_replay_says(drafts, form):
-    certificate = certify_real(drafts / form, "vllm", "WIDEDRAFT_VLLM")
+def test_vllm_does_with_every_form_what_replay_says(vllm, drafts, form):
+    certificate = certify_real(drafts / form, "vllm", vllm)
     assert certificate.holds, certificate.findings
 
 
 @pytest.mark.parametrize("form", ["noisy", "whole"])
-def test_llama_cpp_does_with_a_gguf_file_what_replay_says(drafts, form, tmp_path):
+def test_llama_cpp_does_with_a_gguf_file_what_replay_says(llama_cpp, drafts, form, tmp_path):
     files = tmp_path / "target-F16.gguf", tmp_path / "draft-F16.gguf"
     for folder, file in zip((TARGET, drafts / form), files, strict=True):
         export_gguf(folder, file, "f16", name=file.stem)
     named = {"target_file": files[0], "draft_file": files[1]}
-    certificate = certify_real(drafts / form, "llama.cpp", "WIDEDRAFT_LLAMA_CPP", **named)
+    certificate = certify_real(drafts / form, "llama.cpp", llama_cpp, **named)
     assert certificate.holds, certificate.findings

@@ -83,13 +83,13 @@ def test_greedy_responses_are_the_bytes_of_our_own_decoding(target_folder, tmp_p
     assert "0 of " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("kind", "settings"), [("vllm", SETTINGS), ("sglang", SAMPLED)])
-def test_several_processes_write_the_files_of_one(target_folder, tmp_path, kind, settings):
+@pytest.mark.parametrize(("kind", "settings", "count"), [("vllm", SETTINGS, 2), ("sglang", SAMPLED, 5)])
+def test_several_processes_write_the_files_of_one(target_folder, tmp_path, kind, settings, count):
+    settings, alone, together = replace(settings, max_new_tokens=8), tmp_path / "alone", tmp_path / "together"
     with served(FakeServer(target_folder, kind)) as server:
-        for count in (1, 2, 5):
-            work = lambda share, out=tmp_path / str(count): write(target_folder, out, endpoint(server), settings, share)  # noqa: E731
-            by_processes(count, work) if count > 1 else work(ALONE)
-            assert shards(tmp_path / str(count)) == shards(tmp_path / "1")
+        write(target_folder, alone, endpoint(server), settings)
+        by_processes(count, lambda share: write(target_folder, together, endpoint(server), settings, share))
+    assert shards(together) == shards(alone)
 
 
 def test_sglang_may_leave_the_stop_token_out(target_folder, tmp_path, own):
@@ -113,7 +113,7 @@ def test_text_without_token_ids_is_rejected(target_folder, tmp_path, kind):
         assert server.url in rejected(target_folder, tmp_path, endpoint(server))
 
 
-@pytest.mark.parametrize("settings", [replace(SETTINGS, max_new_tokens=48), SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("settings", [replace(SETTINGS, max_new_tokens=16), SAMPLED], ids=["greedy", "sampled"])
 def test_other_weights_are_rejected(target_folder, noisy_folder, tmp_path, settings):
     with served(FakeServer(noisy_folder)) as server:
         assert server.url in rejected(target_folder, tmp_path, endpoint(server), settings)

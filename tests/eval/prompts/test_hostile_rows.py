@@ -49,12 +49,12 @@ def test_a_hostile_row_is_refused_in_seconds(tmp_path, case, load):
     assert len(str(raised.value)) < 1000
 
 
-@pytest.mark.parametrize("depth", range(300, 1000, 7))
-def test_a_row_is_refused_at_every_depth(tmp_path, depth):
+def test_a_row_is_refused_at_every_depth(tmp_path):
     """What json just reads, the message must show too: both recurse, from places of the stack of their own."""
-    (tmp_path / "p.jsonl").write_text('{"prompt": ' + "[" * depth + "]" * depth + "}\n", encoding="utf-8")
-    with pytest.raises(UserError):
-        load_prompts([PromptSource(path=str(tmp_path / "p.jsonl"))])
+    for depth in range(300, 1000, 7):
+        (tmp_path / "p.jsonl").write_text('{"prompt": ' + "[" * depth + "]" * depth + "}\n", encoding="utf-8")
+        with pytest.raises(UserError):
+            load_prompts([PromptSource(path=str(tmp_path / "p.jsonl"))])
 
 
 def test_pipes_and_rows_without_end_are_refused(tmp_path, monkeypatch):
@@ -91,7 +91,7 @@ json_values = st.recursive(
 FIELDS = ["messages", "turns", "prompt", "question", "instruction", "input", "answer", "category", "output", "ctx"]
 
 
-@settings(max_examples=200, deadline=10_000)
+@settings(max_examples=80, deadline=10_000)
 @given(st.dictionaries(st.sampled_from(FIELDS), json_values), st.sampled_from([None, *TASKS]))
 def test_any_row_is_read_or_refused(tmp_path_factory, row, task):
     path = tmp_path_factory.getbasetemp() / "fuzz.jsonl"

@@ -15,7 +15,7 @@ PROMPTS = [Prompt(f"p.jsonl:{i}", ({"role": "user", "content": text},)) for i, t
 
 def config(**changes):
     settings = {
-        "max_new_tokens": 12,
+        "max_new_tokens": 6,
         "lookaheads": (1, 2, 3),
         "latency_repeats": 8,
     }
@@ -26,7 +26,7 @@ def config(**changes):
 def scored(target_folder, noisy_folder, tiny_draft, tmp_path_factory):
     out = tmp_path_factory.mktemp("grid") / "eval"
     drafts = {"undistilled": tiny_draft, "draft": noisy_folder}
-    return out, score_drafts(target_folder, drafts, PROMPTS, config(), out, seed=17)
+    return out, score_drafts(target_folder, drafts, PROMPTS, config(temperatures=(0.0,)), out, seed=17)
 
 
 @pytest.fixture
@@ -71,7 +71,8 @@ def test_models_of_one_text_at_a_time_are_timed_at_batch_1(models, monkeypatch):
 def test_no_batches_no_file_also_where_an_earlier_scoring_left_one(target_folder, noisy_folder, tmp_path, monkeypatch):
     monkeypatch.setattr("eval.latency.free_bytes", lambda _device: 0)
     (tmp_path / "latency.json").write_text("{}")
-    scorecard = score_drafts(target_folder, {"draft": noisy_folder}, PROMPTS, config(), tmp_path, seed=17)
+    asked = config(temperatures=(0.0,), lookaheads=(1,), latency_repeats=1, live_prompts=1)
+    scorecard = score_drafts(target_folder, {"draft": noisy_folder}, PROMPTS, asked, tmp_path, seed=17)
     assert not (tmp_path / "latency.json").exists()
     assert [text.split(":")[0] for text in scorecard.warnings[-2:]] == [
         f"Steps at batch {batch} were not timed" for batch in (1, 2)

@@ -35,7 +35,7 @@ OTHER_COUNTS = count_trace([(0, 2), (3, 0)], num_tokens=4, lookahead=2)
 
 @pytest.fixture
 def decode(target, noisy_draft):
-    """Decode eight prompts live; returns the answers and, for each, the models in the order in which they read it."""
+    """Decode six prompts live; returns the answers and, for each, the models in the order in which they read it."""
 
     def decode(seed):
         begun = []
@@ -46,10 +46,10 @@ def decode(target, noisy_draft):
 
         names = {target: "target", noisy_draft: "draft"}
         hooks = [model.register_forward_pre_hook(note, with_kwargs=True) for model in names]
-        traces = [Trace(i, "", (), (5, 6, 10 + i), (), "", "length") for i in range(8)]
+        traces = [Trace(i, "", (), (5, 6, 10 + i), (), "", "length") for i in range(6)]
         ways = {DRAFT: LiveWay(noisy_draft, 3)}
         answers = decode_live(
-            target, ways, traces, max_new_tokens=4, stop_ids=frozenset(), sampling=Sampling(), seed=seed
+            target, ways, traces, max_new_tokens=3, stop_ids=frozenset(), sampling=Sampling(), seed=seed
         )
         for hook in hooks:
             hook.remove()
@@ -60,22 +60,10 @@ def decode(target, noisy_draft):
 
 def test_each_prompt_is_decoded_both_ways_once_in_an_order_drawn_for_it(decode):
     answers, orders = decode(17)
-    assert len(answers) == len(orders) == 8
+    assert len(answers) == len(orders) == 6
     assert set(orders) == {("target", "target", "draft"), ("target", "draft", "target")}  # plain first, and last
     assert decode(17)[1] == orders
     assert decode(18)[1] != orders
-
-
-def test_every_way_decodes_every_prompt_and_the_target_decides(target, noisy_draft):
-    ways = {DRAFT: LiveWay(noisy_draft, 3), "text": LiveWay(NgramLookup(), 2)}
-    traces = [Trace(i, "", (), (5, 6, 10 + i, 5, 6), (), "", "length") for i in range(4)]
-    answers = decode_live(target, ways, traces, max_new_tokens=24, stop_ids=frozenset(), sampling=Sampling(), seed=17)
-    for one in answers:
-        assert one.lookahead == 3
-        assert {one.by(name).token_ids for name in ways} == {one.plain.token_ids}
-        assert not one.plain.rounds
-    proposed = {name: [r.proposed for one in answers for r in one.by(name).rounds] for name in ways}
-    assert {name: max(counts) for name, counts in proposed.items()} == {DRAFT: 3, "text": 2}
 
 
 def test_ways_are_compared_with_plain_decoding_and_with_each_other():
@@ -152,15 +140,18 @@ def test_sampled_live_texts_are_held_against_a_replay_of_themselves(decode_sampl
 
 @pytest.fixture
 def decode_sampled(target, noisy_draft):
-    """Sixteen prompts decoded live with every sampling setting, and what replay expects of each text."""
+    """Ten prompts decoded live with every sampling setting, and what replay expects of each text."""
     sampling = Sampling(0.9, top_p=0.95, top_k=40, repetition_penalty=1.1)
-    traces = [Trace(i, "", (), (5, 6, 10 + i), (), "", "length") for i in range(16)]
+    traces = [Trace(i, "", (), (5, 6, 10 + i, 5, 6), (), "", "length") for i in range(10)]
     ways = {DRAFT: LiveWay(noisy_draft, 3), "text": LiveWay(NgramLookup(), 2)}
-    how = {"max_new_tokens": 24, "stop_ids": frozenset(), "sampling": sampling, "seed": 5}
+    how = {"max_new_tokens": 12, "stop_ids": frozenset(), "sampling": sampling, "seed": 5}
     answers = decode_live(target, ways, traces, **how)
-    assert all(
-        one.by("text").token_ids == one.plain.token_ids for one in answers
-    )  # looked up: the target's draws alone
+    for one in answers:
+        assert one.by("text").token_ids == one.plain.token_ids  # looked up: the target's draws alone
+        assert not one.plain.rounds
+        assert one.lookahead == 3
+    proposed = {name: [each.proposed for one in answers for each in one.by(name).rounds] for name in ways}
+    assert {name: max(counts) for name, counts in proposed.items()} == {DRAFT: 3, "text": 2}
     rule, expected = rule_name(sampling.temperature), []
     for answer, trace in zip(answers, traces, strict=True):
         ids = answer.speculative.token_ids

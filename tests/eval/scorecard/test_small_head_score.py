@@ -33,7 +33,8 @@ PROMPTS = [
 def scored(target_folder, small_head_folder, tiny_draft, tmp_path_factory):
     out = tmp_path_factory.mktemp("score") / "eval"
     drafts = {"whole": tiny_draft, "draft": small_head_folder}
-    return out, score_drafts(target_folder, drafts, PROMPTS, config(), out, seed=17)
+    asked = config(lookaheads=(1, 3), latency_repeats=1, max_new_tokens=16, live_prompts=2)
+    return out, score_drafts(target_folder, drafts, PROMPTS, asked, out, seed=17)
 
 
 @pytest.fixture(scope="module")
