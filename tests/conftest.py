@@ -4,6 +4,7 @@ import ctypes
 import gc
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
@@ -47,6 +48,8 @@ TINY_SHAPE = {
 
 def pytest_collection_finish() -> None:
     """What is imported stays: no collection of garbage looks through it again, and programs are forked with it."""
+    if "composer" in sys.modules:
+        ask_the_machine_once()
     gc.collect()
     gc.freeze()
     Parent.start()
@@ -152,20 +155,19 @@ def the_machine_is_asked_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def trainings_begin_at_once() -> Iterator[None]:
-    """Composer asks for the machine at every checkpoint, which takes longer than a tiny one.
+def trainings_begin_at_once() -> None:
+    """Composer is imported by those who ask for this."""
+    ask_the_machine_once()
 
-    Composer is imported by those who ask for this.
-    """
-    from composer.core import state
-    from composer.trainer import trainer
 
-    with pytest.MonkeyPatch.context() as patch:
-        told = cache(state.get_composer_env_dict)
-        told()  # before a test hides the GPU, behind which Composer would look for its name
-        for module in (state, trainer):
-            patch.setattr(module, "get_composer_env_dict", lambda: dict(told()))
-        yield
+def ask_the_machine_once() -> None:
+    """Composer asks for its own commit and the processor at every checkpoint, which takes longer than a tiny one."""
+    from composer.utils import collect_env
+
+    if not hasattr(collect_env.get_composer_commit_hash, "cache_info"):
+        collect_env.get_composer_commit_hash = cache(collect_env.get_composer_commit_hash)
+    collect_env.get_composer_commit_hash()
+    collect_env.get_cpu_model()
 
 
 @pytest.fixture
