@@ -48,8 +48,10 @@ TINY_SHAPE = {
 
 def pytest_collection_finish() -> None:
     """What is imported stays: no collection of garbage looks through it again, and programs are forked with it."""
+    little_is_timed()
+    manifests_ask_once()
     if "composer" in sys.modules:
-        ask_the_machine_once()
+        composer_asks_once()
     gc.collect()
     gc.freeze()
     Parent.start()
@@ -133,41 +135,37 @@ def hide_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def little_is_timed() -> Iterator[None]:
-    """Times of tiny models never settle and say nothing: few repetitions before them."""
-    from eval import latency
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(latency, "WARM_UP_LIMIT", 2)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def the_machine_is_asked_once() -> Iterator[None]:
-    """Commit and versions of packages are in each manifest, and stay what they are while tests run."""
-    from architectures import manifest
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("git_commit", "package_version", "processor_name"):
-            patch.setattr(manifest, name, cache(getattr(manifest, name)))
-        yield
-
-
 @pytest.fixture(scope="session")
 def trainings_begin_at_once() -> None:
     """Composer is imported by those who ask for this."""
-    ask_the_machine_once()
+    composer_asks_once()
 
 
-def ask_the_machine_once() -> None:
-    """Composer asks for its own commit and the processor at every checkpoint, which takes longer than a tiny one."""
+def composer_asks_once() -> None:
+    """Its own commit and the processor, for each checkpoint, which takes longer than a tiny one."""
     from composer.utils import collect_env
 
     if not hasattr(collect_env.get_composer_commit_hash, "cache_info"):
         collect_env.get_composer_commit_hash = cache(collect_env.get_composer_commit_hash)
     collect_env.get_composer_commit_hash()
     collect_env.get_cpu_model()
+
+
+def manifests_ask_once() -> None:
+    """Commit and versions of packages are in each manifest, and stay what they are while tests run."""
+    from architectures import manifest
+
+    for name in ("git_commit", "package_version", "processor_name"):
+        setattr(manifest, name, cache(getattr(manifest, name)))
+    manifest.git_commit()
+    manifest.processor_name()
+
+
+def little_is_timed() -> None:
+    """Times of tiny models never settle and say nothing: few repetitions before them."""
+    from eval import latency
+
+    latency.WARM_UP_LIMIT = 2
 
 
 @pytest.fixture

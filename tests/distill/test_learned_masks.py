@@ -100,7 +100,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(make_masks, stopped):
     names = [name for name in one[5] if name.startswith(("masks/", "loss/", "mixture/"))]
     assert len(names) > 10
     for batch in (2, 5):
-        resumed = make_masks(f"resumed at {batch}")
+        resumed = make_masks(f"resumed-{batch}")
         with stopped(distill.learned_masks, "build_mask_loggers", batch):
             train(resumed)
         assert find_checkpoints(Path(resumed.run_dir) / "mask_checkpoints")[-1].name.endswith(f"ba{batch - 1}-rank0.pt")
@@ -178,7 +178,7 @@ def test_weights_and_masks_are_optimized_and_the_teacher_is_not(make_masks):
 
 
 def test_log_alphas_stay_within_their_limits(make_masks):
-    recipe = make_masks(max_duration="2ba", mask_lr=30.0)
+    recipe = make_masks(max_duration="5ba", mask_lr=30.0)
     train(recipe)
     masks = build_mask_model(Run.of(recipe)).masks
     for name, axis in masks.axes.items():

@@ -191,7 +191,6 @@ def test_resumed_equals_uninterrupted_bit_for_bit(make_run, stopped, samples):
 
 
 def test_two_processes_learn_and_count_what_one_does(pair, make_run):
-    """Tokens of either; that each way of drawing is one of the places is the shares' test."""
     settings = {"max_duration": "2ba", "device_train_microbatch_size": 1, **DRAWN}
     alone, together = (make_run(name, samples="mix_token", **settings) for name in ("alone", "together"))
     train(alone)

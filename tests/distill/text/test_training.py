@@ -230,7 +230,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(make_text_run, make_checkpoint
     train(straight)
     assert len(learned(straight)) == 7
     for batch in (2, 5):
-        resumed = make_text_run(f"resumed at {batch}", init=init)
+        resumed = make_text_run(f"resumed-{batch}", init=init)
         with stopped(distill.trainer, "build_loggers", batch):
             train(resumed)
         assert find_checkpoints(Path(resumed.run_dir) / "checkpoints")[-1].name.endswith(f"ba{batch - 1}-rank0.pt")
