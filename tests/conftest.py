@@ -4,6 +4,7 @@ import ctypes
 import gc
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
@@ -47,6 +48,10 @@ TINY_SHAPE = {
 
 def pytest_collection_finish() -> None:
     """What is imported stays: no collection of garbage looks through it again, and programs are forked with it."""
+    little_is_timed()
+    manifests_ask_once()
+    if "composer" in sys.modules:
+        composer_asks_once()
     gc.collect()
     gc.freeze()
     Parent.start()
@@ -130,42 +135,37 @@ def hide_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def little_is_timed() -> Iterator[None]:
-    """Times of tiny models never settle and say nothing: few repetitions before them."""
-    from eval import latency
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(latency, "WARM_UP_LIMIT", 2)
-        yield
+@pytest.fixture(scope="session")
+def trainings_begin_at_once() -> None:
+    """Composer is imported by those who ask for this."""
+    composer_asks_once()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def the_machine_is_asked_once() -> Iterator[None]:
+def composer_asks_once() -> None:
+    """Its own commit and the processor, for each checkpoint, which takes longer than a tiny one."""
+    from composer.utils import collect_env
+
+    if not hasattr(collect_env.get_composer_commit_hash, "cache_info"):
+        collect_env.get_composer_commit_hash = cache(collect_env.get_composer_commit_hash)
+    collect_env.get_composer_commit_hash()
+    collect_env.get_cpu_model()
+
+
+def manifests_ask_once() -> None:
     """Commit and versions of packages are in each manifest, and stay what they are while tests run."""
     from architectures import manifest
 
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("git_commit", "package_version", "processor_name"):
-            patch.setattr(manifest, name, cache(getattr(manifest, name)))
-        yield
+    for name in ("git_commit", "package_version", "processor_name"):
+        setattr(manifest, name, cache(getattr(manifest, name)))
+    manifest.git_commit()
+    manifest.processor_name()
 
 
-@pytest.fixture(scope="session")
-def trainings_begin_at_once() -> Iterator[None]:
-    """Composer asks for the machine at every checkpoint, which takes longer than a tiny one.
+def little_is_timed() -> None:
+    """Times of tiny models never settle and say nothing: few repetitions before them."""
+    from eval import latency
 
-    Composer is imported by those who ask for this.
-    """
-    from composer.core import state
-    from composer.trainer import trainer
-
-    with pytest.MonkeyPatch.context() as patch:
-        told = cache(state.get_composer_env_dict)
-        told()  # before a test hides the GPU, behind which Composer would look for its name
-        for module in (state, trainer):
-            patch.setattr(module, "get_composer_env_dict", lambda: dict(told()))
-        yield
+    latency.WARM_UP_LIMIT = 2
 
 
 @pytest.fixture

@@ -92,8 +92,9 @@ class Warm(subprocess.Popen):
 
 
 def is_plain(words: Sequence[str]) -> bool:
-    """Whether it is this Python without options of its own."""
-    return words[0] == sys.executable and (words[1] in ("-c", "-m") or not words[1].startswith("-"))
+    """Whether it is this Python, at most told to hold back nothing of what it prints."""
+    option = words[2 if words[1] == "-u" else 1]
+    return words[0] == sys.executable and (option in ("-c", "-m") or not option.startswith("-"))
 
 
 def asked_for(words: Sequence[str], rest: Sequence[Any]) -> tuple[dict[str, Any], list[int], Sequence[int]]:
@@ -101,7 +102,8 @@ def asked_for(words: Sequence[str], rest: Sequence[Any]) -> tuple[dict[str, Any]
     _, _, _, cwd, env, _, _, _, *pipes = rest[:14]
     stdin, _, _, stdout, _, stderr = pipes
     environment = dict(os.environ if env is None else env)
-    told = {"words": words[1:], "cwd": os.fspath(cwd or Path.cwd()), "env": environment, "session": rest[-2]}
+    program = words[2 if words[1] == "-u" else 1 :]
+    told = {"words": program, "cwd": os.fspath(cwd or Path.cwd()), "env": environment, "session": rest[-2]}
     return told, [own if given == -1 else given for own, given in enumerate((stdin, stdout, stderr))], pipes
 
 

@@ -25,10 +25,12 @@ REPEAT_RTOL = 1e-5  # the same device, whose sums may run in another order; a pr
 
 def last_state(recipe: Recipe, folder: str = "checkpoints") -> dict[str, Any]:
     """Of the newest checkpoint, a file or a folder."""
-    last = find_checkpoints(Path(recipe.run_dir) / folder)[-1]
-    if last.is_dir():
-        return sharded_state(last)
-    return torch.load(last, map_location="cpu", weights_only=False)["state"]  # a GPU's are compared with a processor's
+    return read_checkpoint(find_checkpoints(Path(recipe.run_dir) / folder)[-1])
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """On the processor, whose numbers a GPU's are compared with."""
+    return sharded_state(path) if path.is_dir() else torch.load(path, map_location="cpu", weights_only=False)["state"]
 
 
 def sharded_state(folder: Path) -> dict[str, Any]:

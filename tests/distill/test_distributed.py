@@ -3,7 +3,6 @@
 What only trains is trained by a pair of processes that stays; launches, and what ends one, have programs of their own.
 """
 
-import json
 import os
 import pickle
 import subprocess
@@ -18,11 +17,12 @@ from transformers import AutoModelForCausalLM
 from distill.checkpoints.checkpoint_files import damage, find_checkpoints
 from distill.checkpoints.folders import METADATA_NAME, read_metadata
 from distill.pipeline import cache_stage
+from distill.process import AGAIN
 from distill.recipe.recipe import save_recipe
 from distill.recipe.sections import TeacherConfig
 from distill.run import OWNED_VARIABLE, Run, owned
 from distill.train import train
-from tests.distill.after_training import Touch, last_state
+from tests.distill.after_training import Touch, metrics, read_checkpoint
 from tests.distill.small_heads import cut_draft
 from tests.distill.two_processes import attempt, train_by
 from tests.processes import Warm
@@ -30,6 +30,13 @@ from tests.processes import Warm
 ROOT = Path(__file__).parents[2]
 TOLERANCE = {"rtol": 0.0, "atol": 1e-5}  # of weights after a few steps at learning rate 1e-3: sums in another order
 MOMENT_RTOL = 1e-5  # of the norm of Adam's first moments, which keep the size of the gradients
+ONE_BY_ONE = {
+    "device_train_microbatch_size": 1,
+    "scheduler": {"name": "constant_with_warmup", "t_warmup": "1ba"},  # however long the training is
+    "eval_interval": "1ba",
+    "save_interval": "1dur",
+    "save_num_checkpoints_to_keep": 9,
+}
 
 
 def launch(
@@ -51,15 +58,16 @@ def changed(recipe, **distill):
     return recipe.model_copy(update={"distill": recipe.distill.model_copy(update=distill)})
 
 
-def last_evaluation(recipe) -> float:
-    """Alpha of held-out answers; tau where no teacher was asked, which knows no alpha."""
-    name = "metrics/eval/tau_5" if recipe.distill.teacher.source == "none" else "metrics/eval/alpha"
-    lines = (Path(recipe.run_dir) / "logs" / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line)[name] for line in lines if name in line][-1]
+def state_after(recipe, batch: int) -> dict:
+    """Of the checkpoint behind a batch."""
+    found = [path for path in find_checkpoints(Path(recipe.run_dir) / "checkpoints") if f"-ba{batch}" in path.name]
+    assert found, batch
+    return read_checkpoint(found[-1])
 
 
-def assert_same_training(one, other) -> None:
-    states = [last_state(recipe) for recipe in (one, other)]
+def assert_same_training(alone, together, batch: int) -> None:
+    """Weights, moments and the evaluation behind a batch; without a teacher no alpha is known."""
+    states = [state_after(recipe, batch) for recipe in (alone, together)]
     ours, theirs = (state["model"] for state in states)
     assert ours.keys() == theirs.keys()
     for name in ours:
@@ -70,149 +78,90 @@ def assert_same_training(one, other) -> None:
         torch.cat([each[name]["exp_avg"].flatten() for name in moments]) for each in (moments, other_moments)
     )
     assert (flat - other_flat).norm() / flat.norm() < MOMENT_RTOL
-    assert last_evaluation(one) == pytest.approx(last_evaluation(other), rel=1e-5)
+    name = "metrics/eval/tau_5" if together.distill.teacher.source == "none" else "metrics/eval/alpha"
+    assert metrics(together)[batch][name] == pytest.approx(metrics(alone)[batch][name], rel=1e-5)
 
 
-@pytest.mark.parametrize("clipping", [0.05, None], ids=["clipped at every step", "never"])
-@pytest.mark.parametrize(
-    ("parallelism", "degree", "share"), [("fsdp2", "auto", 0.5), ("hsdp", "auto", 0.5), ("hsdp", 1, 1.0)]
-)
-def test_gradients_of_shards_are_those_of_one_process(pair, make_run, parallelism, degree, share, clipping):
-    """The size of a gradient that is clipped at every step is never seen; an evaluation leaves its head gathered."""
-    settings = {"device_train_microbatch_size": 1, "max_duration": "3ba", "gradient_clipping": clipping}
-    alone, together = make_run("alone", **settings), make_run("together", **settings)
-    train_by(pair, together, parallelism=parallelism, shard_degree=degree)
-    assert pair.shares == pytest.approx([share] * 2, rel=0.02)
-    train(alone)
-    assert_same_training(alone, together)
+SHARDED_TEACHER = TeacherConfig(parallelism="fsdp2")
+SMALL = {"freeze_input_embeddings": True, "gradient_clipping": 0.05}  # of a cut head; clipped at every step
+WHOLE = {"gradient_clipping": None}  # of tied embeddings; the size of a gradient that is clipped is never seen
+TRAININGS = {  # settings of both, settings of two processes, the numbers of processes that go on from each other
+    "ddp": (
+        {**SMALL, "teacher": {"source": "cache", "contents": "top_k"}},
+        {"parallelism": "ddp", "packing": True, "device_train_microbatch_size": 2},
+        (2, 1),
+    ),
+    "ddp, sharded checkpoints": (
+        {**WHOLE, "teacher": {"source": "cache", "contents": "hidden"}},
+        {"parallelism": "ddp", "checkpoints": "sharded"},
+        (2, 1, 2),
+    ),
+    "fsdp2": ({**WHOLE}, {"parallelism": "fsdp2"}, (2, 1, 2)),
+    "fsdp2, sharded checkpoints": (
+        {**SMALL},
+        {
+            "parallelism": "fsdp2",
+            "checkpoints": "sharded",
+            "packing": True,
+            "device_train_microbatch_size": 2,
+            "teacher": SHARDED_TEACHER,
+        },
+        (2, 2, 1, 2),
+    ),
+    "copies": ({**WHOLE, "teacher": {"source": "none"}}, {"parallelism": "hsdp", "shard_degree": 1}, (2,)),
+}
 
 
-@pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
-def test_two_processes_equal_one(pair, make_run, parallelism):
-    settings = {
-        "device_train_microbatch_size": 1,
-        "gradient_clipping": 0.05,  # reached at every step
-    }
-    alone, together = make_run("alone", **settings), make_run("together", parallelism=parallelism, **settings)
-    train_by(pair, together, max_duration="4ba")
-    train(changed(alone, max_duration="4ba"))
-    assert_same_training(alone, together)
-
-    train(changed(alone, max_duration="5ba"))  # the checkpoint of two processes is continued by one
-    train(changed(together, max_duration="5ba", parallelism="ddp"))
-    assert_same_training(alone, together)
-    draft = AutoModelForCausalLM.from_pretrained(Path(together.run_dir) / "draft")
-    assert draft.lm_head.weight is draft.model.embed_tokens.weight
-
-    if parallelism == "fsdp2":  # and that of one by two, who each take their shard of it
-        train(changed(alone, max_duration="6ba"))
-        train_by(pair, together, max_duration="6ba")
-        assert_same_training(alone, together)
-
-
-@pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
-def test_a_sharded_checkpoint_is_continued_by_any_number_of_processes(pair, make_run, tmp_path, parallelism):
-    """2 -> 2 -> 1 -> 2, against one process with whole checkpoints; then its metadata is planted.
-
-    Each is written behind an evaluation, which leaves the head of shards gathered.
-    """
-    settings = {"device_train_microbatch_size": 1, "eval_interval": "1ba"}
-    alone = make_run("alone", **settings)
-    together = make_run("together", parallelism=parallelism, checkpoints="sharded", **settings)
-    for batches, processes in ((2, 2), (3, 2), (4, 1), (5, 2)):
-        train(changed(alone, max_duration=f"{batches}ba"))
+@pytest.mark.parametrize("name", TRAININGS)
+def test_two_processes_equal_one_and_each_goes_on_from_the_other(pair, make_run, tiny_target, tmp_path, name):
+    """Packed chunks against padded whole logits, too; an evaluation before each checkpoint leaves a head gathered."""
+    of_both, of_two, sessions = TRAININGS[name]
+    settings = {**ONE_BY_ONE, **of_both}
+    if "freeze_input_embeddings" in of_both:
+        settings["init"] = cut_draft(tiny_target, tmp_path / "small")
+    alone, together = make_run("alone", **settings), changed(make_run("together", **settings), **of_two)
+    if alone.distill.teacher.is_cache:
+        for recipe in (alone, together):
+            cache_stage(Run.of(recipe))
+    train(changed(alone, max_duration=f"{len(sessions) + 1}ba", save_interval="1ba"))
+    for batch, processes in enumerate(sessions, start=2):
         if processes == 2:
-            train_by(pair, together, max_duration=f"{batches}ba")
+            train_by(pair, together, chunk=7 if together.distill.packing else None, max_duration=f"{batch}ba")
+            assert pair.shares == pytest.approx([0.5 if "fsdp2" in name else 1.0] * 2, rel=0.02)
         else:
-            train(changed(together, max_duration=f"{batches}ba", parallelism="ddp"))
-        newest = find_checkpoints(Path(together.run_dir) / "checkpoints")[-1]
-        assert len(list(newest.glob("__*.distcp"))) == processes
-        assert_same_training(alone, together)
-    draft = AutoModelForCausalLM.from_pretrained(Path(together.run_dir) / "draft")
-    assert draft.lm_head.weight is draft.model.embed_tokens.weight
+            train(changed(together, max_duration=f"{batch}ba", parallelism="ddp", teacher=alone.distill.teacher))
+        if together.distill.checkpoints == "sharded":
+            assert len(shard_bytes(together)) == processes
+        assert_same_training(alone, together, batch)
+    if "init" not in settings:
+        draft = AutoModelForCausalLM.from_pretrained(Path(together.run_dir) / "draft")
+        assert draft.lm_head.weight is draft.model.embed_tokens.weight
+    elif together.distill.checkpoints == "sharded":
+        assert_planted_metadata_never_run(pair, together, tmp_path)
 
+
+def assert_planted_metadata_never_run(pair, together, tmp_path) -> None:
+    newest = find_checkpoints(Path(together.run_dir) / "checkpoints")[-1]
     (newest / "__1_0.distcp").rename(tmp_path / "__1_0.distcp")
-    assert (damage(newest) or "").startswith("its shard __1_0.distcp is missing")
+    assert "__1_0.distcp" in (damage(newest) or "")
     (tmp_path / "__1_0.distcp").rename(newest / "__1_0.distcp")
     metadata = read_metadata(newest)
     metadata.planner_data = Touch(tmp_path / "mark")
     (newest / METADATA_NAME).write_bytes(pickle.dumps(metadata))
-    completed = attempt(pair, together, "distill.max_duration=6ba")
+    completed = attempt(pair, together, "distill.max_duration=9ba")
     assert completed.returncode == 2, completed.stderr
-    assert completed.stderr.count("names posix.system, which no checkpoint of a training here does") == 2
+    assert completed.stderr.count("posix.system") == 2
     assert not (tmp_path / "mark").exists()
-
-
-@pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
-def test_two_processes_equal_one_with_frozen_embeddings(pair, make_run, tiny_target, tmp_path, parallelism):
-    init = cut_draft(tiny_target, tmp_path / "small")
-    settings = {"init": init, "freeze_input_embeddings": True, "device_train_microbatch_size": 1}
-    alone, together = make_run("alone", **settings), make_run("together", parallelism=parallelism, **settings)
-    train_by(pair, together, max_duration="2ba")
-    train(changed(alone, max_duration="2ba"))
-    assert_same_training(alone, together)
-    train(changed(alone, max_duration="3ba"))  # the checkpoint of two processes is continued by one
-    train(changed(together, max_duration="3ba", parallelism="ddp"))
-    assert_same_training(alone, together)
-
-
-@pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
-def test_packed_chunks_in_two_processes_equal_padded_whole_logits_in_one(pair, make_run, parallelism):
-    alone = make_run("alone", max_duration="2ba", device_train_microbatch_size=1)
-    together = make_run("together", max_duration="2ba", device_train_microbatch_size=2, packing=True)
-    train_by(pair, together, chunk=7, parallelism=parallelism)
-    train(alone)
-    assert_same_training(alone, together)
-
-
-@pytest.mark.parametrize("contents", ["hidden", "top_k"])
-def test_two_processes_read_what_one_reads_from_a_cache(pair, make_run, contents):
-    settings = {"device_train_microbatch_size": 1, "max_duration": "4ba"}
-    settings["teacher"] = {"source": "cache", "contents": contents}
-    alone, together = make_run("alone", **settings), make_run("together", **settings)
-    for recipe in (alone, together):
-        cache_stage(Run.of(recipe))
-    train_by(pair, together)
-    train(alone)
-    assert_same_training(alone, together)
-
-
-@pytest.mark.parametrize(
-    ("parallelism", "teacher"),
-    [("ddp", {"source": "cache", "contents": "top_k"}), ("fsdp2", {"parallelism": "fsdp2"})],
-    ids=["ddp, top_k", "fsdp2, sharded teacher"],
-)
-def test_a_small_head_learns_in_two_processes_what_it_learns_in_one(
-    pair, make_run, tiny_target, tmp_path, parallelism, teacher
-):
-    init = cut_draft(tiny_target, tmp_path / "init")
-    settings = {"init": init, "device_train_microbatch_size": 1, "max_duration": "2ba", "teacher": teacher}
-    alone, together = make_run("alone", **settings), make_run("together", parallelism=parallelism, **settings)
-    if "source" in teacher:
-        for recipe in (alone, together):
-            cache_stage(Run.of(recipe))
-    train_by(pair, together)
-    train(changed(alone, teacher=TeacherConfig()) if alone.distill.teacher.is_sharded else alone)
-    assert_same_training(alone, together)
-
-
-@pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
-def test_without_a_teacher_two_processes_learn_what_one_learns(pair, make_run, parallelism):
-    settings = {"device_train_microbatch_size": 1, "max_duration": "5ba", "teacher": {"source": "none"}}
-    alone, together = make_run("alone", **settings), make_run("together", **settings)
-    train_by(pair, together, parallelism=parallelism)
-    train(alone)
-    assert_same_training(alone, together)
 
 
 @pytest.mark.usefixtures("warm")
 def test_fsdp2_in_one_process_equals_ddp(make_run, device):
     """float32; under gloo on the processor, under NCCL on a GPU."""
-    plain, sharded = make_run("plain", max_duration="3ba"), make_run("sharded", parallelism="fsdp2", max_duration="3ba")
+    plain, sharded = (make_run(name, max_duration="2ba", **ONE_BY_ONE) for name in ("plain", "sharded"))
     train(plain)
-    completed = launch(sharded, 1)
+    completed = launch(sharded, 1, parallelism="fsdp2")
     assert completed.returncode == 0, completed.stderr
-    assert_same_training(plain, sharded)
+    assert_same_training(plain, sharded, 2)
 
 
 def train_on_two_machines(recipe, system: str, *words: str, processes: int = 1) -> None:
@@ -244,33 +193,28 @@ def train_on_two_machines(recipe, system: str, *words: str, processes: int = 1) 
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("system", ["composer", "torchrun"])
-def test_two_machines_train_to_the_weights_of_one_process(make_run, system):
-    settings = {"device_train_microbatch_size": 1, "max_duration": "3ba"}
-    alone, together = make_run("alone", **settings), make_run("together", **settings)
-    train_on_two_machines(together, system)
+def test_two_machines_train_to_the_weights_of_one_process(make_run):
+    alone, together = (make_run(name, max_duration="2ba", **ONE_BY_ONE) for name in ("alone", "together"))
+    train_on_two_machines(together, "torchrun")
     train(alone)
-    assert_same_training(alone, together)
+    assert_same_training(alone, together, 2)
 
 
 @pytest.mark.usefixtures("warm")
 def test_copies_of_shards_on_two_machines_of_two_processes_equal_one_process(pair, make_run):
     """Then one process, then two: each goes on from the sharded checkpoint of those before, and exports."""
-    settings = {"device_train_microbatch_size": 1, "global_train_batch_size": 4}
-    alone = make_run("alone", **settings)
-    together = make_run("together", checkpoints="sharded", parallelism="hsdp", **settings)
+    alone = make_run("alone", **ONE_BY_ONE)
+    together = make_run("together", checkpoints="sharded", parallelism="hsdp", **ONE_BY_ONE)
+    train(changed(alone, max_duration="4ba", save_interval="1ba"))
     train_on_two_machines(together, "composer", "distill.max_duration=2ba", processes=2)
-    train(changed(alone, max_duration="2ba"))
     written = [shard_bytes(together)]
-    assert_same_training(alone, together)
     train(changed(together, max_duration="3ba", parallelism="ddp"))
     written.append(shard_bytes(together))
-    train(changed(alone, max_duration="3ba"))
-    assert_same_training(alone, together)
     train_by(pair, together, max_duration="4ba")
+    assert pair.shares == pytest.approx([0.5] * 2, rel=0.02)
     written.append(shard_bytes(together))
-    train(changed(alone, max_duration="4ba"))
-    assert_same_training(alone, together)
+    for batch in (2, 3, 4):
+        assert_same_training(alone, together, batch)
     assert [len(each) for each in written] == [4, 1, 2]
     assert sum(written[0]) == pytest.approx(sum(written[1]), rel=0.1)  # of two copies each number is written once
     exported = (AutoModelForCausalLM.from_pretrained(Path(each.run_dir) / "draft") for each in (alone, together))
@@ -285,7 +229,7 @@ def shard_bytes(recipe) -> list[int]:
 
 
 @pytest.mark.usefixtures("warm")
-def test_two_processes_share_one_lock_and_others_are_refused(pair, make_run):
+def test_two_processes_share_one_lock_and_others_are_refused(make_run):
     recipe = make_run(max_duration="1ba")
     with owned(Path(recipe.run_dir)):
         held = launch(recipe, 2)  # started by the owner
@@ -295,15 +239,13 @@ def test_two_processes_share_one_lock_and_others_are_refused(pair, make_run):
     assert held.returncode == 0, held.stderr
     assert refused.returncode == 2, refused.stderr
     assert refused.stderr.count(f"{recipe.run_dir}: process {os.getpid()} on") == 1
-    train_by(pair, recipe, max_duration="2ba")
 
 
 @pytest.mark.usefixtures("warm")
 def test_a_user_error_is_said_once(make_run):
     completed = launch(make_run(global_train_batch_size=5), 2)
     assert completed.returncode == 2
-    message = "distill.global_train_batch_size must be a multiple of the number of processes, got 5 and 2."
-    assert (completed.stdout + completed.stderr).count(message) == 1
+    assert (completed.stdout + completed.stderr).count("distill.global_train_batch_size") == 1
     assert "Traceback" not in completed.stdout + completed.stderr
 
 
@@ -319,7 +261,7 @@ def test_a_full_disk_is_said_once(make_run, tmp_path):
     finally:
         del os.environ["PYTHONPATH"]
     assert completed.returncode == 2
-    assert (completed.stdout + completed.stderr).count("writing this checkpoint failed (File too large)") == 1
+    assert (completed.stdout + completed.stderr).count("File too large") == 1
     assert "Traceback" not in completed.stdout + completed.stderr
 
 
@@ -349,7 +291,7 @@ def test_a_lost_process_ends_the_others_and_costs_no_checkpoint(make_run, tmp_pa
     together = make_run("together", save_interval="1ba", eval_interval="1dur", max_duration="4ba")
     completed = launch(together, 2, program=(str(tmp_path / "losing.py"),))
     assert completed.returncode not in (0, 2)
-    assert completed.stderr.count("Run the same command again: it continues") == 1
+    assert completed.stderr.count(AGAIN) == 1
     assert "Traceback" not in completed.stderr
     assert [path.name for path in find_checkpoints(Path(together.run_dir) / "checkpoints")][-1] == "ep0-ba2-rank0.pt"
     train(together)
@@ -393,19 +335,3 @@ def test_a_sharded_teacher_says_what_a_whole_one_says(tiny_target, tmp_path, mon
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     completed = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert completed.returncode == 0, completed.stderr
-
-
-@pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
-def test_a_sharded_teacher_teaches_as_a_whole_one(pair, make_run, parallelism):
-    settings = {"max_duration": "4ba", "device_train_microbatch_size": 1}
-    alone, together = (
-        make_run("alone", **settings),
-        make_run("together", parallelism=parallelism, teacher={"parallelism": "fsdp2"}, **settings),
-    )
-    train_by(pair, together)
-    train(alone)
-    assert_same_training(alone, together)
-    names = torch.load(find_checkpoints(Path(together.run_dir) / "checkpoints")[-1], weights_only=False)["state"][
-        "model"
-    ]
-    assert all(name.startswith("student.") for name in names)

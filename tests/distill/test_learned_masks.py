@@ -40,21 +40,35 @@ from tests.distill.two_processes import train_by
 CLOSE = {"rtol": 1e-3, "atol": 2e-4}  # as in test_prune_families
 
 
-def test_leaves_folded_weights_and_a_plan_of_the_drafts_shape(make_masks, capsys):
+def test_a_training_leaves_folded_weights_whose_plan_cuts_a_draft(make_masks, tmp_path):
+    """And writes them again from its checkpoint, where they are lost."""
     recipe = make_masks()
+    save_recipe(recipe, tmp_path / "recipe.yaml")
     assert masks_are_due(Run.of(recipe))
     train(recipe)
     assert not masks_are_due(Run.of(recipe))
+    assert_folded(recipe)
+    folder = Path(recipe.run_dir) / "masks"
+    first = (folder / "model.safetensors").read_bytes()
+    shutil.rmtree(folder)
+    train(recipe)
+    assert (folder / "model.safetensors").read_bytes() == first
+    assert widedraft.main(["prune", str(tmp_path / "recipe.yaml")]) == 0
+    assert_cut(recipe)
+
+    state = last_state(recipe, "mask_checkpoints")
+    assert {name.split(".")[0] for name in state["model"]} == {"student", "masks"}
+    assert (state["model"]["masks.multipliers.channels"] > 0).all()  # too much was open
+    assert (state["model"]["masks.log_alpha.layers"] < 5).all()
+
+
+def assert_folded(recipe) -> None:
     folder = Path(recipe.run_dir) / "masks"
     plan, manifest = PruningPlan.from_json((folder / "plan.json").read_text()), read_manifest(folder)
     assert (plan.draft.layers, plan.draft.intermediate, plan.draft.hidden) == (2, 64, 32)
     assert (plan.draft.heads, plan.draft.kv_heads, plan.method) == (2, 1, "learned_masks")
     assert manifest is not None
     assert 0 < manifest["metrics"]["masks/layers/expected"] <= 4
-    message = capsys.readouterr().err.splitlines()[-1]
-    assert message.startswith(f"{folder}: keeps layers ")
-    assert message.endswith("Run `widedraft prune RECIPE` next.")
-
     model = build_mask_model(Run.of(recipe))
     model.load_state_dict(last_state(recipe, "mask_checkpoints")["model"])
     ids = torch.arange(3, 35)[None]
@@ -66,11 +80,7 @@ def test_leaves_folded_weights_and_a_plan_of_the_drafts_shape(make_masks, capsys
     assert not torch.equal(found, build_mask_model(Run.of(recipe)).student.lm(ids).logits)
 
 
-def test_prune_slices_the_trained_weights_by_their_plan(make_masks, tmp_path):
-    recipe = make_masks()
-    save_recipe(recipe, tmp_path / "recipe.yaml")
-    train(recipe)
-    assert widedraft.main(["prune", str(tmp_path / "recipe.yaml")]) == 0
+def assert_cut(recipe) -> None:
     run, ids = Path(recipe.run_dir), torch.arange(3, 35)[None]
     assert (run / "init" / "plan.json").read_text() == (run / "masks" / "plan.json").read_text()
     with torch.inference_mode():
@@ -83,32 +93,24 @@ def test_prune_slices_the_trained_weights_by_their_plan(make_masks, tmp_path):
             assert (folder / name).read_bytes() == (Path(recipe.target.path) / name).read_bytes()
 
 
-@pytest.mark.parametrize("batch", [2, 5])
-def test_resumed_equals_uninterrupted_bit_for_bit(make_masks, stopped, batch):
-    straight, resumed = make_masks("straight"), make_masks("resumed")
+def test_resumed_equals_uninterrupted_bit_for_bit(make_masks, stopped):
+    straight = make_masks("straight")
     train(straight)
-    with stopped(distill.learned_masks, "build_mask_loggers", batch):
-        train(resumed)
-    assert find_checkpoints(Path(resumed.run_dir) / "mask_checkpoints")[-1].name.endswith(f"ba{batch - 1}-rank0.pt")
-    train(resumed)
-    for part in ("model", "optimizers"):
-        assert_equal(last_state(straight, "mask_checkpoints")[part], last_state(resumed, "mask_checkpoints")[part])
-    one, other = metrics(straight, "masks.jsonl"), metrics(resumed, "masks.jsonl")
+    one = metrics(straight, "masks.jsonl")
     names = [name for name in one[5] if name.startswith(("masks/", "loss/", "mixture/"))]
     assert len(names) > 10
-    assert all(one[step].get(name) == other[step].get(name) for step in one for name in names)
-    plans = [(Path(recipe.run_dir) / "masks" / "plan.json").read_text() for recipe in (straight, resumed)]
-    assert plans[0] == plans[1]
-
-
-def test_a_finished_training_only_writes_its_masks_again(make_masks):
-    recipe = make_masks()
-    train(recipe)
-    folder = Path(recipe.run_dir) / "masks"
-    first = (folder / "model.safetensors").read_bytes()
-    shutil.rmtree(folder)
-    train(recipe)
-    assert (folder / "model.safetensors").read_bytes() == first
+    for batch in (2, 5):
+        resumed = make_masks(f"resumed-{batch}")
+        with stopped(distill.learned_masks, "build_mask_loggers", batch):
+            train(resumed)
+        assert find_checkpoints(Path(resumed.run_dir) / "mask_checkpoints")[-1].name.endswith(f"ba{batch - 1}-rank0.pt")
+        train(resumed)
+        for part in ("model", "optimizers"):
+            assert_equal(last_state(straight, "mask_checkpoints")[part], last_state(resumed, "mask_checkpoints")[part])
+        other = metrics(resumed, "masks.jsonl")
+        assert all(one[step].get(name) == other[step].get(name) for step in one for name in names)
+        plans = [(Path(recipe.run_dir) / "masks" / "plan.json").read_text() for recipe in (straight, resumed)]
+        assert plans[0] == plans[1]
 
 
 def test_planted_masks_are_not_continued(make_masks, tmp_path):
@@ -116,15 +118,15 @@ def test_planted_masks_are_not_continued(make_masks, tmp_path):
     train(recipe)
     shutil.rmtree(Path(recipe.run_dir) / "masks")
     plant(find_checkpoints(Path(recipe.run_dir) / "mask_checkpoints")[-1], in_a_pickle, tmp_path / "mark")
-    with pytest.raises(UserError, match=r"names posix\.system, which no checkpoint of a training here does"):
+    with pytest.raises(UserError, match=r"posix\.system"):
         train(recipe)
     assert not (tmp_path / "mark").exists()
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_microbatches_do_not_change_the_update(make_masks, size):
+def test_microbatches_do_not_change_the_update(make_masks):
+    """Of unequal size, too: three and one."""
     whole = make_masks("whole", max_duration="2ba")
-    cut = make_masks("cut", max_duration="2ba", distill={"device_train_microbatch_size": size})
+    cut = make_masks("cut", max_duration="2ba", distill={"device_train_microbatch_size": 3})
     train(whole)
     train(cut)
     assert_close_training(whole, cut)
@@ -147,27 +149,25 @@ def assert_close_training(one: Recipe, other: Recipe) -> None:
 SHARDS = {"parallelism": "fsdp2", "teacher": {"parallelism": "fsdp2"}}
 
 
-@pytest.mark.parametrize("shared", [{}, SHARDS, {**SHARDS, "parallelism": "hsdp", "shard_degree": 1}], ids=str)
-def test_two_processes_equal_one(pair, make_masks, shared):
-    settings, size = {"max_duration": "4ba", "update_interval": "1ba"}, {"device_train_microbatch_size": 2}
+def test_two_processes_equal_one(pair, make_masks):
+    settings, size = {"max_duration": "3ba", "update_interval": "1ba"}, {"device_train_microbatch_size": 2}
     alone = make_masks("alone", distill=size, **settings)
-    together = make_masks("together", distill={**size, **shared}, **settings)
     train(alone)
-    train_by(pair, together)
-    assert pair.shares == pytest.approx([0.5 if shared.get("parallelism") == "fsdp2" else 1.0] * 2, rel=0.02)
-    assert_close_training(alone, together)
-    states = [last_state(recipe, "mask_checkpoints")["model"] for recipe in (alone, together)]
-    for name, tensor in states[0].items():
-        torch.testing.assert_close(tensor, states[1][name], rtol=0.0, atol=1e-5 if "student" in name else 1e-4)
-    plans = [(Path(recipe.run_dir) / "masks" / "plan.json").read_text() for recipe in (alone, together)]
-    assert plans[0] == plans[1]
+    for shared in ({}, SHARDS, {**SHARDS, "parallelism": "hsdp", "shard_degree": 1}):
+        parallelism = shared.get("parallelism", "ddp")
+        together = make_masks(parallelism, distill={**size, **shared}, **settings)
+        train_by(pair, together)
+        assert pair.shares == pytest.approx([0.5 if parallelism == "fsdp2" else 1.0] * 2, rel=0.02)
+        assert_close_training(alone, together)
+        states = [last_state(recipe, "mask_checkpoints")["model"] for recipe in (alone, together)]
+        for name, tensor in states[0].items():
+            torch.testing.assert_close(tensor, states[1][name], rtol=0.0, atol=1e-5 if "student" in name else 1e-4)
+        plans = [(Path(recipe.run_dir) / "masks" / "plan.json").read_text() for recipe in (alone, together)]
+        assert plans[0] == plans[1]
 
 
-def test_the_teacher_is_in_neither_checkpoint_nor_optimizer(make_masks, tiny_target):
-    recipe = make_masks(max_duration="1ba")
-    train(recipe)
-    state = last_state(recipe, "mask_checkpoints")
-    assert {name.split(".")[0] for name in state["model"]} == {"student", "masks"}
+def test_weights_and_masks_are_optimized_and_the_teacher_is_not(make_masks):
+    recipe = make_masks()
     model = build_mask_model(Run.of(recipe))
     assert model.teacher is not None
     optimizer = build_mask_optimizer(recipe.architecture.masks, model)
@@ -175,14 +175,6 @@ def test_the_teacher_is_in_neither_checkpoint_nor_optimizer(make_masks, tiny_tar
     assert inside == {id(parameter) for parameter in model.parameters()}
     assert not inside & {id(parameter) for parameter in model.teacher.model.parameters()}
     assert [group["lr"] for group in optimizer.param_groups] == [1e-4, 0.3]
-
-
-def test_multipliers_rise_where_too_much_is_open(make_masks):
-    recipe = make_masks(max_duration="5ba")
-    train(recipe)
-    model = last_state(recipe, "mask_checkpoints")["model"]
-    assert (model["masks.multipliers.channels"] > 0).all()
-    assert (model["masks.log_alpha.layers"] < 5).all()
 
 
 def test_log_alphas_stay_within_their_limits(make_masks):
@@ -210,25 +202,21 @@ def test_the_gradients_of_weights_alone_are_clipped(make_masks, tiny_target, tmp
 def test_another_recipe_does_not_continue_these_masks(make_masks, stopped):
     with stopped(distill.learned_masks, "build_mask_loggers", 3):
         train(make_masks())
-    with pytest.raises(UserError, match=r"mask_checkpoints was made from another architecture than the recipe"):
+    with pytest.raises(UserError, match="mask_checkpoints"):
         train(make_masks(mask_lr=0.5))
     train(make_masks(distill={"device_train_microbatch_size": 2}))
 
 
 def test_a_target_with_nothing_to_cut_is_refused(make_masks):
-    with pytest.raises(UserError, match="leaves nothing to learn"):
+    with pytest.raises(UserError, match="architecture"):
         train(make_masks(architecture={"layers": 4}))
 
 
 def test_shares_of_the_training_are_times_too(make_masks):
-    recipe = make_masks(max_duration="8ba", update_interval="0.25dur")
+    recipe = make_masks(max_duration="4ba", update_interval="0.5dur")
     train(recipe)
-    assert [batch for batch, found in metrics(recipe, "masks.jsonl").items() if "mixture/letters/loss" in found] == [
-        2,
-        4,
-        6,
-        8,
-    ]
+    logged = metrics(recipe, "masks.jsonl")
+    assert [batch for batch in logged if "mixture/letters/loss" in logged[batch]] == [2, 4]
 
 
 def test_masks_are_trained_as_on_the_processor(make_masks, device, processor_only):
@@ -244,10 +232,9 @@ def test_masks_are_trained_as_on_the_processor(make_masks, device, processor_onl
     assert plans[0].draft == plans[1].draft
 
 
-@pytest.mark.parametrize("size", [1, 4])
-def test_masks_are_resumed_on_the_device(make_masks, stopped, device, size):
+def test_masks_are_resumed_on_the_device(make_masks, stopped, device):
     """bfloat16, by the norm of Adam's first moments after three steps."""
-    how = {"precision": "amp_bf16", "device_train_microbatch_size": size}
+    how = {"precision": "amp_bf16", "device_train_microbatch_size": 1}
     straight, resumed = (make_masks(name, distill=how, max_duration="3ba") for name in ("straight", "resumed"))
     train(straight)
     with stopped(distill.learned_masks, "build_mask_loggers", 2):

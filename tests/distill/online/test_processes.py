@@ -5,15 +5,12 @@ import pytest
 from distill.train import train
 from tests.distill.after_training import metrics, relative_difference, weights
 from tests.distill.online.conftest import records
-from tests.distill.test_distributed import attempt, train_by
+from tests.distill.two_processes import attempt, train_by
 
 
-@pytest.mark.parametrize("positions", ["rejected", "all"])
-def test_two_processes_equal_one(pair, make_online, positions):
+def test_two_processes_equal_one(pair, make_online):
     """The same requests in each update, gradients weighted by what they teach, records in the order of the stream."""
-    alone, together = (
-        make_online(name, online={"positions": positions}, global_train_batch_size=2) for name in ("alone", "together")
-    )
+    alone, together = (make_online(name, global_train_batch_size=2) for name in ("alone", "together"))
     train(alone)
     train_by(pair, together)
     assert relative_difference(weights(alone), weights(together)) < 1e-5
@@ -29,6 +26,4 @@ def test_an_interval_that_cannot_be_shared_is_refused(pair, make_online):
     recipe = make_online(online={"update_interval": 1}, global_train_batch_size=2)
     completed = attempt(pair, recipe)
     assert completed.returncode == 2
-    assert "distill.online.update_interval must be a multiple of the number of processes, got 1 and 2." in (
-        completed.stdout + completed.stderr
-    )
+    assert "distill.online.update_interval" in completed.stdout + completed.stderr

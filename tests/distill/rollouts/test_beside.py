@@ -22,13 +22,17 @@ from tests.distill.small_heads import VOCAB, cut_draft
 from tests.distill.two_processes import train_by
 
 BESIDE = {
-    "all losses": {"loss": [{"name": name, "weight": 0.1} for name in LOSSES]},
-    "temperature": {"loss": "forward_kl", "temperature": 2.0},
-    "packing": {"packing": True},
-    "micro-batches": {"device_train_microbatch_size": 1},
-    "small head": {"small": True},
+    "all losses, micro-batches": {
+        "loss": [{"name": name, "weight": 0.1} for name in LOSSES],
+        "device_train_microbatch_size": 1,
+    },
+    "temperature, packing, bfloat16": {
+        "loss": "forward_kl",
+        "temperature": 2.0,
+        "packing": True,
+        "precision": "amp_bf16",
+    },
     "small head, unknown inputs": {"small": True, "unknown_inputs": 0.5},
-    "bfloat16": {"precision": "amp_bf16"},
 }
 ONE_STEP = {"max_duration": "1ba", "eval_interval": "1dur", "save_interval": "1dur"}
 

@@ -199,7 +199,7 @@ def test_dropout_is_off_while_the_student_is_measured(make_text_run, make_checkp
 
 def test_a_held_out_loss_that_is_no_number_is_said(make_text_run, monkeypatch):
     monkeypatch.setattr(distill.text_training, "held_out_loss", lambda *_, **__: float("nan"))
-    with pytest.raises(UserError, match=r"training diverged\. Lower distill\.optimizer\.lr\."):
+    with pytest.raises(UserError, match=r"distill\.optimizer\.lr"):
         train(make_text_run())
 
 
@@ -223,45 +223,47 @@ def test_learns_the_teacher_on_text_and_leaves_a_draft(make_text_run):
     assert AutoModelForCausalLM.from_pretrained(Path(recipe.run_dir) / "draft").dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("batch", [2, 5])
-def test_resumed_equals_uninterrupted_bit_for_bit(make_text_run, make_checkpoint, stopped, batch):
+def test_resumed_equals_uninterrupted_bit_for_bit(make_text_run, make_checkpoint, stopped):
     """Dropout included, and the mixture's weights."""
     init = make_checkpoint(num_hidden_layers=2, attention_dropout=0.5)
-    straight, resumed = (make_text_run(name, init=init) for name in ("straight", "resumed"))
+    straight = make_text_run("straight", init=init)
     train(straight)
-    with stopped(distill.trainer, "build_loggers", batch):
-        train(resumed)
-    assert find_checkpoints(Path(resumed.run_dir) / "checkpoints")[-1].name.endswith(f"ba{batch - 1}-rank0.pt")
-    train(resumed)
-    for part in ("model", "optimizers"):
-        assert_equal(last_state(straight)[part], last_state(resumed)[part])
-    assert learned(straight) == learned(resumed)
     assert len(learned(straight)) == 7
+    for batch in (2, 5):
+        resumed = make_text_run(f"resumed-{batch}", init=init)
+        with stopped(distill.trainer, "build_loggers", batch):
+            train(resumed)
+        assert find_checkpoints(Path(resumed.run_dir) / "checkpoints")[-1].name.endswith(f"ba{batch - 1}-rank0.pt")
+        train(resumed)
+        for part in ("model", "optimizers"):
+            assert_equal(last_state(straight)[part], last_state(resumed)[part])
+        assert learned(straight) == learned(resumed)
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_microbatches_do_not_change_the_update(make_text_run, size):
+def test_microbatches_do_not_change_the_update(make_text_run):
+    """Of unequal size, too: three and one."""
     settings = {"max_duration": "1ba", "scheduler": {"t_warmup": "0ba"}, "gradient_clipping": None}
     whole = make_text_run("whole", **settings)
-    cut = make_text_run("cut", device_train_microbatch_size=size, **settings)
+    cut = make_text_run("cut", device_train_microbatch_size=3, **settings)
     train(whole)
     train(cut)
     assert (moments(whole) - moments(cut)).norm() < UPDATE_RTOL * moments(whole).norm()
 
 
 @pytest.mark.slow  # two processes import torch and Composer
-@pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
-def test_two_processes_equal_one_also_after_they_are_continued_by_one(pair, make_text_run, parallelism):
-    settings = {"device_train_microbatch_size": 1, "max_duration": "4ba"}
+def test_two_processes_equal_one_also_after_they_are_continued_by_one(pair, make_text_run):
+    settings = {"device_train_microbatch_size": 1, "max_duration": "3ba"}
     alone = make_text_run("alone", **settings)
-    together = make_text_run("together", parallelism=parallelism, **settings)
+    both = [make_text_run(parallelism, parallelism=parallelism, **settings) for parallelism in ("ddp", "fsdp2")]
     train(alone)
-    train_by(pair, together)
-    assert_same_training(alone, together)
-    for recipe in (alone, together):
-        longer = {"max_duration": "5ba", "parallelism": "ddp"}
+    for together in both:
+        train_by(pair, together)
+        assert_same_training(alone, together)
+    for recipe in (alone, *both):
+        longer = {"max_duration": "4ba", "parallelism": "ddp"}
         train(recipe.model_copy(update={"distill": recipe.distill.model_copy(update=longer)}))
-    assert_same_training(alone, together)
+    for together in both:
+        assert_same_training(alone, together)
 
 
 def assert_same_training(one, other) -> None:
@@ -298,7 +300,7 @@ def test_another_text_does_not_continue_this_training(make_text_run, tmp_path, s
         train(recipe)
     with (tmp_path / "a.jsonl").open("a") as file:
         file.write('{"text": "more"}\n')
-    with pytest.raises(UserError, match=r"checkpoints was made from another text than"):
+    with pytest.raises(UserError, match="checkpoints"):
         train(recipe)
 
 
@@ -318,8 +320,8 @@ def test_shares_of_the_training_are_times(time, max_duration, expected):
 
 
 def test_text_is_learned_as_on_the_processor(make_text_run, device, processor_only):
-    """float32, seven steps with updates of the mixture."""
-    here, expected = make_text_run("here"), make_text_run("expected")
+    """float32, three steps with an update of the mixture."""
+    here, expected = (make_text_run(name, max_duration="3ba") for name in ("here", "expected"))
     train(here)
     with processor_only():
         train(expected)
