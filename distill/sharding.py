@@ -149,7 +149,7 @@ def recomputed(layer: nn.Module) -> Any:
 def contexts(layer: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Return the contexts of the first pass and of the recomputation, which restores the hooks of the first pass."""
     parts = [module for module in layer.modules() if module is not layer]
-    before = [(part, hook) for part in parts for hook in part._forward_pre_hooks.values()]  # private in torch
+    before = [(part, hook) for part in parts for hook in part._forward_pre_hooks.values()]  # noqa: SLF001  # private in torch
     after = [(part, hook) for part in parts for hook in part._forward_hooks.values()]  # noqa: SLF001
     return nullcontext(), hooked(before, after)
 

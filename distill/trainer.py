@@ -270,7 +270,7 @@ def build_trainer(
         dist_timeout=DIST_TIMEOUT_S,
     )
     if folder is not None:
-        trainer._rng_state = read_checkpoint(folder)["rng"]  # as Composer keeps those of a file
+        trainer._rng_state = read_checkpoint(folder)["rng"]  # noqa: SLF001  # as Composer does for a file
     return trainer
 
 

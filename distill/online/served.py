@@ -379,7 +379,7 @@ class RecordedRequests:
             self.served += 1
         return self.journal.read(wanted)
 
-    def publish(self, model: nn.Module, *, updates: int) -> None:  # the replay holds the model itself
+    def publish(self, model: nn.Module, *, updates: int) -> None:  # noqa: ARG002  # the replay holds the model itself
         """Serve with the updated draft from now on."""
         self.updates = updates
 
