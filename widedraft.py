@@ -70,11 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_stage(name: str, words: Sequence[str]) -> None:
-    """Run one stage with the arguments after its name.
-
-    Raises:
-        UserError: If an argument is not text, or a setting is invalid.
-    """
+    """Run one stage with the arguments after its name; raise UserError if one is invalid."""
     refuse_undecodable(words)
     stage = STAGES[name]
     parser = argparse.ArgumentParser(
@@ -100,7 +96,6 @@ class ImportSettings(Section):
 
 
 def import_gguf(settings: ImportSettings) -> None:
-    """Write a Hugging Face directory from a GGUF file."""
     from architectures.gguf_import import import_gguf
 
     import_gguf(settings.file, settings.to)

@@ -87,7 +87,6 @@ def go_on_ending(number: int, frame: FrameType | None) -> None:
 
 
 def imports(frame: FrameType | None) -> bool:
-    """Return True if a module is being imported."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True
@@ -208,5 +207,4 @@ def say_once(message: str) -> None:
 
 
 def local_rank() -> int:
-    """Return this process's rank on its machine; 0 without a launcher."""
     return int(os.environ.get("LOCAL_RANK", "0"))

@@ -37,9 +37,7 @@ def weights_and_plan(run: Run) -> tuple[Path, PruningPlan, dict[str, Any]]:
     """Return the checkpoint to prune, the plan including the output ids, and their origin, for the manifest.
 
     Raises:
-        UserError: As `recipe_plan`, `choose_output_ids` and `with_output_ids`, or if the source has another tokenizer
-            than
-            the target.
+        UserError: If the source has another tokenizer than the target; also as the functions called.
     """
     target, wanted = run.target, run.recipe.architecture
     vocab = shape_of(target).vocab
@@ -56,7 +54,6 @@ def weights_and_plan(run: Run) -> tuple[Path, PruningPlan, dict[str, Any]]:
 
 
 def chosen_ids(run: Run, wanted: VocabularyConfig, vocab_size: int) -> OutputIds:
-    """Return the recipe's output ids; errors as in `choose_output_ids`."""
     recipe = run.recipe
     return choose_output_ids(wanted, run.target, vocab_size, answers=run.data.path, text=recipe.text, seed=recipe.seed)
 
@@ -72,10 +69,6 @@ def require_shared_tokens(target: Path, source: Path) -> None:
 
 def recipe_plan(run: Run, source: Path) -> PruningPlan:
     """Return the plan of a recipe: read from architecture.plan, or computed from shapes and scores.
-
-    Args:
-        run: Its target has the prompts and the chat template for scores.
-        source: The checkpoint to prune.
 
     Raises:
         UserError: If the source cannot be pruned to the shape, or the plan is of another model.
@@ -116,7 +109,7 @@ def placement_of(run: Run, source: Path) -> Placement:
 
 
 def compute_scores(run: Run, source: Path, missing: set[str]) -> dict[str, Any]:
-    """Compute the missing scores, and further ones of the same pass over the text, on the first process."""
+    """Compute the missing scores, and further ones of the same pass over the text, on the first process only."""
     import numpy as np
 
     from architectures.importance.activation_scores import activation_scores
@@ -138,11 +131,7 @@ def compute_scores(run: Run, source: Path, missing: set[str]) -> dict[str, Any]:
 
 
 def calibration_ids(run: Run, source: Path) -> "Tensor":
-    """Return ids_ST of the calibration text, within the context of source.
-
-    Raises:
-        UserError: If the text is shorter than architecture.calibration.tokens.
-    """
+    """Return ids_ST of the calibration text, within the context of source; raise UserError if it is too short."""
     from architectures.importance.activation_scores import calibration_sequences
     from eval.models import load_tokenizer
 

@@ -38,7 +38,6 @@ class ReadAhead(DataLoader[Any]):
 
 
 def made_ahead(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield the same values, prefetched by a thread."""
     end = object()
     reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
     try:
@@ -67,11 +66,9 @@ class Widths:
 
     @classmethod
     def of(cls, recipe: Recipe) -> "Widths":
-        """Return the widths for a recipe's responses on this machine."""
         return cls(padding_multiple(), recipe.data.max_seq_len)
 
     def fit(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Pad or truncate a micro-batch to its width."""
         return cut_padding(batch, multiple=self.multiple, longest=self.longest)
 
 
@@ -90,7 +87,6 @@ def cut_padding(batch: Mapping[str, Tensor], *, multiple: int = 1, longest: int 
     Tensors without a column per token keep their width.
 
     Args:
-        batch: One micro-batch.
         multiple: Of the width; GPU attention makes plans for each width, of which there should be few.
         longest: Maximum width: a model has no more positions. None for no limit.
     """
@@ -124,9 +120,7 @@ def build_dataspec(
 
     Args:
         device_batch_size: Sequences per batch of this rank.
-        seed: Of the order.
         rewritten: Transforms a batch before training.
-        widths: Of micro-batches.
     """
     sampler = dist.get_sampler(dataset, shuffle=shuffle, seed=seed)
     loader = ReadAhead(dataset, batch_size=device_batch_size, sampler=sampler, collate_fn=dataset.collate)

@@ -41,7 +41,6 @@ class Place:
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
-        """All tokens before the response."""
         return self.example.input_ids[: self.example.spans[self.turn][0] + 1]
 
     def with_answer(self, token_ids: Sequence[int]) -> Example:
@@ -52,13 +51,7 @@ class Place:
 
 
 def places_in(batch: Mapping[str, Tensor], *, seed: int, batch_number: int) -> list[Place]:
-    """Draw the place of each sequence; the draws depend only on the seed, the batch number and the sequence.
-
-    Args:
-        batch: As distill.data.batches.collate makes it.
-        seed: Of the training run.
-        batch_number: Batches trained before this one.
-    """
+    """Draw the place of each sequence; the draws depend only on the seed, the batch number and the sequence."""
     return [drawn(example, seed=seed, batch_number=batch_number) for example in examples_of(batch)]
 
 
@@ -70,7 +63,6 @@ def drawn(example: Example, *, seed: int, batch_number: int) -> Place:
 
 
 def examples_of(batch: Mapping[str, Tensor]) -> list[Example]:
-    """Reconstruct the examples of a batch."""
     columns = (batch[name].tolist() for name in ("input_ids", "next_ids", "keep", "task"))
     lengths = batch["attention_mask"].sum(dim=1).tolist()
     return [
@@ -129,13 +121,9 @@ def generate_rollouts(
     *,
     probability: float,
 ) -> list[Rollout]:
-    """Generate a response to each prompt, in order.
+    """Generate a response to each prompt, in order; both models read all tokens.
 
-    Args:
-        student: Generates each token with this probability, or every token without a teacher.
-        teacher: Generates the remaining tokens; both models read all tokens.
-        prompts: Each at least one token.
-        probability: In [0, 1].
+    The student generates each token with this probability, or every token without a teacher.
     """
     rollouts: dict[int, Rollout] = {}
     together = teacher is None or all(takes_rows(lm, goes_back=False) for lm in (student, teacher))
@@ -199,12 +187,10 @@ class Rollouts(Callback):
     tokens count the tokens trained on, and before input ids are replaced by the unknown id.
 
     Args:
-        student: In training.
         teacher: Generates part of the tokens; None if only the student does.
         probability: That the student generates a sequence, or with a teacher a token.
         max_new_tokens: Of a response.
         max_seq_len: Of a whole sequence.
-        seed: Of the training run.
     """
 
     def __init__(
@@ -232,7 +218,6 @@ class Rollouts(Callback):
         self.teacher_tokens = self.student_tokens = 0  # so far, over all processes
 
     def init(self, state: State, logger: Logger) -> None:
-        """Keep the trainer's state and logger."""
         self.state, self.logger = state, logger
 
     def replace_responses(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -251,7 +236,6 @@ class Rollouts(Callback):
         return new
 
     def generated(self, batch: Mapping[str, Tensor], batch_number: int) -> tuple[Mapping[str, Tensor], int]:
-        """Return the batch with new responses, and the number of tokens that the student generated."""
         places = places_in(batch, seed=self.seed, batch_number=batch_number)
         of_sequence = self.probability if self.teacher is None else float(self.probability > 0)
         chosen = [index for index, place in enumerate(places) if place.coin < of_sequence]

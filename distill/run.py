@@ -111,7 +111,6 @@ class Artifact:
         return False
 
     def require_finished(self) -> None:
-        """Raise UserError unless it is finished."""
         if not self.is_finished:
             raise UserError(
                 f"{self.path}: not there yet. Run {command_of(self.made.command)} first, or {command_of('run')}."
@@ -163,13 +162,12 @@ def target_record(target: TargetConfig) -> dict[str, Any]:
 
 
 def source_record(wanted: ArchitectureConfig) -> dict[str, Any]:
-    """Return the checkpoint that the draft is pruned from, under "source", for a manifest; {} if it is the target."""
+    """Return the checkpoint that the draft is pruned from, for a manifest; {} if it is the target."""
     source = wanted.source_at
     return {} if source is None else {"source": {"path": source[0], "revision": source[1]}}
 
 
 def recipe_hash(recipe: Recipe) -> str:
-    """Return the sha256 of the resolved recipe."""
     return fingerprint_value(recorded_values(recipe))
 
 
@@ -203,9 +201,6 @@ def refuse_long_texts(recipe: Recipe, target: Lengths, drafts: Lengths) -> None:
     Args:
         target: Length of the model that generates responses.
         drafts: Lengths of the other models, which read its responses.
-
-    Raises:
-        UserError: One line per kind of sequence and model.
     """
     data, scoring = recipe.data, recipe.eval
 
@@ -250,16 +245,11 @@ class Run:
 
     @classmethod
     def of(cls, recipe: Recipe, share: Share = ALONE) -> "Run":
-        """Return the run in the run_dir of a recipe."""
         return cls(recipe, Path(recipe.run_dir), share)
 
     @cached_property
     def target(self) -> Path:
-        """Directory of the target, downloaded or imported if necessary.
-
-        Raises:
-            UserError: If there is no such target.
-        """
+        """Directory of the target, downloaded or imported if necessary."""
         named = self.recipe.target
         return resolve_checkpoint(named.path, revision=named.revision, cache=self.imported_target)
 
@@ -323,7 +313,6 @@ class Run:
         """Write the manifest of an artifact, which makes it finished.
 
         Args:
-            inputs: Fingerprints of its inputs.
             folder: Where it is made, if not yet in its place.
             details: Further entries of the manifest.
         """
@@ -336,7 +325,7 @@ class Run:
         Raises:
             UserError: If there is no such target, it is a draft with a reduced head, its family does not support the
                 recipe,
-                sequences may exceed its context length, or device_memory_gib is too small for one of its layers.
+                sequences may exceed its context, or device_memory_gib is too small for one of its layers.
         """
         save_recipe(self.recipe, self.recipe_file)
         require_whole_head(self.target)
@@ -370,11 +359,7 @@ held: dict[str, int] = {}  # file descriptors of this process's locks, by direct
 
 @contextmanager
 def owned_run(run: Run, *, beside_others: bool = False) -> Iterator[None]:
-    """Own a run for the duration of the block; see `owned`.
-
-    Raises:
-        UserError: If its directory may not be a run's, or another process owns it.
-    """
+    """Own a run for the duration of the block; raise UserError if its directory may not be a run's."""
     require_run_folder(run)
     with owned(run.folder, beside_others=beside_others):
         yield
@@ -387,7 +372,7 @@ def owned(folder: Path, *, beside_others: bool = False) -> Iterator[None]:
     Partial files of killed owners are removed, unless other processes may be writing.
 
     Args:
-        beside_others: Share it with other processes that set this, and with no others.
+        beside_others: Share it, only with other processes that set this.
 
     Raises:
         UserError: If another process owns it.
@@ -412,7 +397,6 @@ def owned(folder: Path, *, beside_others: bool = False) -> Iterator[None]:
 
 
 def owned_folders() -> list[str]:
-    """Return the directories that need no further lock."""
     return [folder for folder in os.environ.get(OWNED_VARIABLE, "").split(os.pathsep) if folder]
 
 
@@ -423,11 +407,7 @@ def open_lock(folder: Path) -> BinaryIO:
 
 
 def take_lock(file: BinaryIO, folder: Path, kind: int = fcntl.LOCK_EX) -> None:
-    """Lock an open file and write its owner into it.
-
-    Raises:
-        UserError: If another process holds the lock.
-    """
+    """Lock an open file and write its owner into it; raise UserError if another process holds the lock."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -476,7 +456,6 @@ def require_run_folder(run: Run) -> None:
 
 
 def is_run(folder: Path) -> bool:
-    """Return True if a stage has written here before."""
     recipe = folder / RECIPE_NAME
     if (folder / LOCK_NAME).is_file():
         return True
@@ -484,7 +463,6 @@ def is_run(folder: Path) -> bool:
 
 
 def earlier_stages(run: Run) -> Iterator[Run]:
-    """Yield the run of every stage before the last, in order."""
     source = run.recipe.architecture.source
     for layers in (run.recipe.architecture.stages or [])[:-1]:
         stage = Run.of(stage_recipe(run, layers, source), run.share)
@@ -498,7 +476,7 @@ def stage_run(run: Run, layers: int) -> Run:
 
 
 def stage_recipe(run: Run, layers: int, source: str | None) -> Recipe:
-    """Return the recipe of one stage: `layers` layers of the previous stage's draft, at the target's widths."""
+    """Return the recipe of one stage: pruning the previous draft to `layers` layers, at the target's widths."""
     recipe = run.recipe
     wanted = recipe.architecture.model_copy(
         update={
@@ -536,11 +514,7 @@ def first_init(run: Run) -> Artifact:
 
 
 def cut_from(run: Run) -> Path:
-    """Return the checkpoint the draft is pruned from: the target, architecture.source, or the second-to-last stage.
-
-    Raises:
-        UserError: If that stage has not finished, or there is no such checkpoint.
-    """
+    """Return the checkpoint the draft is pruned from: the target, architecture.source, or the second-to-last stage."""
     stages = run.recipe.architecture.stages
     if stages is not None:
         draft = stage_run(run, stages[-2]).draft

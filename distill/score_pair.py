@@ -85,7 +85,6 @@ class EvalSettings(Section):
 
 
 def score_without_recipe(settings: EvalSettings) -> None:
-    """Score a draft against a target on prompts, or on recorded responses."""
     from eval.scorecard_tables import summary
 
     scoring = load_scoring(settings.words)
@@ -97,7 +96,6 @@ def score_without_recipe(settings: EvalSettings) -> None:
 
 
 def score_pair(settings: EvalSettings, scoring: Scoring, out: Path) -> "Scorecard":
-    """Score one draft, and optionally a baseline, against one target."""
     from eval.engines.external_generate import responses_by
     from eval.prompts import load_in_turn
     from eval.scorecard import score_drafts

@@ -104,7 +104,6 @@ def average_gradients() -> None:
 
 
 def averages() -> bool:
-    """Return True if a reduce-scatter of ones with ReduceOp.AVG returns ones."""
     size = dist.get_world_size()
     mean = torch.zeros(1)
     torch.distributed.reduce_scatter_tensor(mean, torch.ones(size), op=ReduceOp.AVG)
@@ -134,7 +133,6 @@ def recompute_layers(lm: nn.Module) -> None:
 
 
 def recomputed(layer: nn.Module) -> Any:
-    """Return a forward pass that is checkpointed if gradients are needed."""
     forward = layer.forward
 
     @wraps(forward)

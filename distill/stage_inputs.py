@@ -152,12 +152,11 @@ def scores_inputs(run: Run, source: Path) -> dict[str, Any]:
 
 
 def packed_inputs(recipe: Recipe) -> dict[str, Any]:
-    """Return the bits of a quantised target, which generates and teaches as another model; empty if not quantised."""
+    """Return the bits of a quantised target, which is another model; empty if not quantised."""
     return {} if recipe.target.bits is None else {"target.bits": recipe.target.bits}
 
 
 def generate_inputs(run: Run) -> dict[str, Any]:
-    """Return the inputs of the responses."""
     return {"target": fingerprint_checkpoint(run.target), **asked_inputs(run.recipe)}
 
 
@@ -179,11 +178,7 @@ def asked_inputs(recipe: Recipe) -> dict[str, Any]:
 
 
 def cache_inputs(run: Run) -> dict[str, Any]:
-    """Return the inputs of a teacher cache, including the draft's output ids if entries are restricted to them.
-
-    Raises:
-        UserError: As `entry_ids`.
-    """
+    """Return the inputs of a teacher cache, including the draft's output ids if entries are restricted to them."""
     recipe, ids = run.recipe, entry_ids(run)
     return {
         "target": fingerprint_checkpoint(run.target),
@@ -217,7 +212,6 @@ def training_inputs(run: Run) -> dict[str, Any]:
 
 
 def draft_inputs(run: Run) -> dict[str, Any]:
-    """Return the inputs of the finished draft."""
     return {
         **training_inputs(run),
         "distill.max_duration": run.recipe.distill.max_duration,
@@ -226,7 +220,6 @@ def draft_inputs(run: Run) -> dict[str, Any]:
 
 
 def eval_inputs(run: Run) -> dict[str, Any]:
-    """Return the inputs of the scorecard."""
     scoring, placement = run.recipe.eval, run.recipe.target.placement
     settings = scoring.model_dump(mode="json", exclude={"tasks"})
     return {
@@ -242,7 +235,7 @@ def eval_inputs(run: Run) -> dict[str, Any]:
 
 
 def sources_as_input(sources: Sequence[PromptSource]) -> list[dict[str, Any]]:
-    """Return the settings of each source, with the SHA-256 of local files; a hub data set is identified by its name."""
+    """Return the settings of each source, with the SHA-256 of local files."""
     return [
         {
             **source.model_dump(mode="json", exclude_none=True),
@@ -254,7 +247,6 @@ def sources_as_input(sources: Sequence[PromptSource]) -> list[dict[str, Any]]:
 
 
 def text_as_input(text: TextConfig | None) -> dict[str, Any]:
-    """Return section text, with the SHA-256 of its local files."""
     assert text is not None  # required for training on text
     values = text.model_dump(mode="json")
     for domain, recorded in zip(text.domains, values["domains"], strict=True):
@@ -288,13 +280,7 @@ def entry_ids(run: Run) -> tuple[int, ...] | None:
 
 
 def require_training_inputs(run: Run) -> None:
-    """Check that init, responses, any cache and any earlier checkpoints match the recipe.
-
-    Raises:
-        UserError: If the target is a draft with a reduced head, a stage is missing, or an artifact has other inputs
-            than the
-            recipe's.
-    """
+    """Raise UserError unless init, responses, any cache and any earlier checkpoints match the recipe."""
     require_whole_head(run.target)
     run.init.require(prune_inputs(run))
     run.data.require(generate_inputs(run))
@@ -319,5 +305,4 @@ def refuse_orphaned_training(run: Run) -> None:
 
 
 def masks_are_due(run: Run) -> bool:
-    """Return True if the recipe needs masks that are not finished."""
     return run.recipe.architecture.method == "learned_masks" and not run.masks.is_finished

@@ -61,7 +61,7 @@ class TeacherRows:
             return self.head.logits(self.hidden_AH[rows])
 
     def outputs(self, rows: slice | Tensor) -> Tensor:
-        """Return the teacher's input to a loss for some rows: logits_CV."""
+        """Return the teacher's input to a loss: logits_CV."""
         return self.logits(rows)
 
 
@@ -122,7 +122,6 @@ def load_teacher(
     """Load the teacher from a target directory.
 
     Args:
-        dtype: Of its weights and arithmetic: "float32", "bfloat16" or "float16".
         packing: As in AnswerLogits.
         multiple: As in AnswerLogits.
         bits: Per weight of its linear layers, if they are to be quantised.
@@ -142,7 +141,7 @@ class KeptEntries:
     kept: Mapping[str, Tensor]
 
     def outputs(self, rows: slice | Tensor) -> dict[str, Tensor]:
-        """Return the teacher's input to a loss for some rows: the same tensors, C rows of each."""
+        """Return the teacher's input to a loss: the same tensors, C rows of each."""
         return {name: kept_A[rows] for name, kept_A in self.kept.items()}
 
 
@@ -186,12 +185,6 @@ def load_sharded_teacher(target: Path, *, dtype: str, device: str, packing: bool
     """Load the teacher sharded over all processes. Call on all processes.
 
     Rank 0 reads the weights into host memory and broadcasts the shards, so only one host holds a full copy.
-
-    Args:
-        dtype: Of its weights and arithmetic: "float32", "bfloat16" or "float16".
-        device: Of this process's shard.
-        packing: As in AnswerLogits.
-        multiple: As in AnswerLogits.
 
     Raises:
         UserError: If the weights are missing or damaged, or the model does not support packing.

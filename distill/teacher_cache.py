@@ -6,11 +6,11 @@ Each content is a set of named tensors with one row per response token:
     samples: ids_AS, drawn at temperature 1, with repetitions.
 Ids have the smallest integer dtype that holds the vocabulary.
 
-A batch is one of distill/data/batches.py that also contains each tensor of the cache, under "teacher_" and its name:
-rows_BM..., padded on the right. Row m of a sequence belongs to the m-th position that `keep` marks there.
+A batch is one of distill/data/batches.py with each tensor of the cache, under "teacher_" and its name: rows_BM...,
+padded on the right. Row m of a sequence belongs to the m-th position that `keep` marks there.
 
-Shards are written atomically, always from the same batches and with a seed per response: an interrupted capture
-resumes at its first missing shard and ends with the same bytes as an uninterrupted one.
+Shards are written atomically, from fixed batches and with a seed per response: an interrupted capture resumes at its
+first missing shard and ends with the same bytes.
 
 Shape suffixes used in this file:
     A = response tokens, one row each
@@ -80,11 +80,7 @@ LOG_PROB_TYPE = torch.float16  # log p = -10 to 0.004; bfloat16 would round it t
 
 
 def load_head(target: Path, *, dtype: str, device: str) -> Head:
-    """Load only the output head of a target; no supported family has a bias there.
-
-    Raises:
-        UserError: If the weights are missing or damaged.
-    """
+    """Load only the output head of a target; no supported family has a bias there."""
     config = read_config(target)
     family = family_of(config, where=str(target / "config.json"))
     role = "embedding" if Shape.from_config(config, where=str(target / "config.json")).tied else "head"
@@ -112,11 +108,8 @@ def top_k_rows(logits_AV: Tensor, k: int) -> dict[str, Tensor]:
 def sampled_rows(logits_AV: Tensor, uniform_AS: Tensor) -> dict[str, Tensor]:
     """Return S tokens of each row, sampled at temperature 1, in ascending order.
 
-    Args:
-        logits_AV: Of the teacher.
-        uniform_AS: In (0, 1], float64. Each selects the first token whose cumulative probability reaches it, so a
-            token of
-            probability 0 is never drawn.
+    Each uniform in (0, 1], float64, selects the first token whose cumulative probability reaches it, so a token of
+    probability 0 is never drawn.
     """
     cumulated_AV = logits_AV.double().softmax(dim=-1).cumsum(dim=-1)
     ids_AS = torch.searchsorted(cumulated_AV, uniform_AS * cumulated_AV[:, -1:])
@@ -130,7 +123,6 @@ def uniform_numbers(num_tokens: int, num_samples: int, *, seed: int) -> Tensor:
 
 
 def narrow_ids(ids: Tensor, vocab: int) -> Tensor:
-    """Convert ids to the smallest integer dtype that holds the vocabulary."""
     return ids.to(ID_TYPES[id_bytes(vocab)])
 
 
@@ -179,7 +171,6 @@ def cut_into_shards(name: str, num_kept: Sequence[int], *, token_bytes: int) -> 
     """Divide the responses, in order, into shards, each filled until the next response would exceed the maximum size.
 
     Args:
-        name: Split, the first part of the file names.
         num_kept: Response tokens of each response.
         token_bytes: Bytes of one row.
     """
@@ -206,7 +197,6 @@ def index_file(name: str) -> str:
 
 
 def write_index(folder: Path, name: str, num_kept: Sequence[int], shards: Sequence[Shard]) -> FileRecord:
-    """Write the index of a split."""
     first_rows = list(accumulate(num_kept, initial=0))
     first_answers = [*(shard.answers.start for shard in shards), len(num_kept)]
     tensors = {"first_rows": torch.tensor(first_rows), "first_answers": torch.tensor(first_answers)}
@@ -214,13 +204,11 @@ def write_index(folder: Path, name: str, num_kept: Sequence[int], shards: Sequen
 
 
 def load_index(folder: Path, name: str) -> Index:
-    """Load the index of a split; its size has been checked."""
     tensors = load_file(folder / index_file(name))
     return Index(tensors["first_rows"].tolist(), tensors["first_answers"].tolist())
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> FileRecord:
-    """Write a safetensors file atomically."""
     content = save({name: tensor.contiguous() for name, tensor in tensors.items()})
     write_bytes(content, path)
     return FileRecord(len(content), sha256(content).hexdigest())
@@ -250,13 +238,9 @@ SPLITS = TypeAdapter(dict[str, SplitRecord])
 class TeacherCache:
     """Teacher outputs for the responses of one split. Safe to pickle, fork and share among threads.
 
-    Opening reads the manifest and the index and checks the file sizes. `rows` maps a file only while it reads (55 µs),
-    so
-    any number of shards needs no open files.
-
-    Args:
-        folder: A finished cache.
-        name: Split, "train" or "eval".
+    Opening checks the file sizes. `rows` maps a file only while it reads (55 µs), so any number of shards needs no
+    open
+    files.
 
     Raises:
         UserError: If the cache is not finished, a file is missing or truncated, or there is no such split.
@@ -318,10 +302,6 @@ Sample = tuple[Example, dict[str, Tensor]]
 class CachedAnswers(Dataset[Sample]):
     """Examples, each with the cached teacher rows of its response tokens.
 
-    Args:
-        answers: In the order in which the cache was written.
-        cache: Of the same split.
-
     Raises:
         UserError: If the cached rows belong to other responses.
     """
@@ -339,7 +319,7 @@ class CachedAnswers(Dataset[Sample]):
 
     @staticmethod
     def collate(samples: Sequence[Sample]) -> dict[str, Tensor]:
-        """Collate examples and their rows, padded on the right to the longest sequence and the longest response."""
+        """Collate examples and their rows, padded on the right."""
         examples, rows = zip(*samples, strict=True)
         kept = {PREFIX + name: pad_sequence([each[name] for each in rows], batch_first=True) for name in rows[0]}
         return {**collate(examples), **kept}
@@ -422,7 +402,6 @@ def capture_teacher(
     """Write the teacher's outputs at every response token into a cache directory; resume an interrupted capture.
 
     Args:
-        target: Hugging Face directory of the teacher.
         answers: Examples of each split, in the order in which their rows will be read.
         inputs: Named fingerprints of everything the rows depend on.
         finish: Called with the details of the cache; writes the manifest.
@@ -452,11 +431,7 @@ def capture_teacher(
 
 
 def begin(out: Path, inputs: Mapping[str, Any], splits: Sequence[Split]) -> list[str]:
-    """Return the names of the shards already written, after checking that the rest fits on the disk.
-
-    Raises:
-        UserError: As capture_teacher.
-    """
+    """Return the names of the shards already written, after checking that the rest fits on the disk."""
     require_same_capture(out, inputs)
     present = [shard.file for split in splits for shard in split.shards if (out / shard.file).is_file()]
     require_space(splits, sum((out / name).stat().st_size for name in present), out)
@@ -478,7 +453,6 @@ def plan_splits(target: Path, answers: Mapping[str, Sequence[Example]], settings
 
 
 def require_space(splits: Sequence[Split], present_bytes: int, out: Path) -> None:
-    """Print the missing and the free bytes; raise UserError if they do not fit."""
     missing_bytes = sum(split.num_bytes for split in splits) - present_bytes
     free = free_bytes(out)
     print(f"{out}: {size(missing_bytes).strip()} to be written, {size(free).strip()} free", file=sys.stderr)
@@ -492,7 +466,7 @@ def require_space(splits: Sequence[Split], present_bytes: int, out: Path) -> Non
 def write_shards(
     split: Split, missing: Sequence[Shard], reading: "TargetReading", out: Path, share: Share = ALONE
 ) -> dict[str, FileRecord]:
-    """Write this process's missing shards of a split with a progress bar; return their sizes and checksums by name."""
+    """Write this process's missing shards of a split; return their sizes and checksums by name."""
     files: dict[str, FileRecord] = {}
     lengths = [len(example.input_ids) for example in split.examples]
     answers = [answer for shard in missing for answer in shard.answers]
@@ -509,7 +483,6 @@ def write_shards(
 
 
 def describe(split: Split, settings: CaptureSettings) -> dict[str, Any]:
-    """Return a split as the manifest records it."""
     contents = split.kept.contents
     counts = split.kept.model_dump(include={"hidden": set(), "top_k": {"k"}, "samples": {"num_samples"}}[contents])
     rows = {"rows": len(settings.ids)} if counts and settings.ids is not None else {}
@@ -559,7 +532,6 @@ class TargetReading:
 
     @torch.inference_mode()
     def rows(self, split: Split, answer: int, hidden_AH: Tensor) -> dict[str, Tensor]:
-        """Return the cached rows of one response."""
         kept = split.kept
         if kept.contents == "hidden":
             return {"hidden": hidden_AH}
@@ -584,14 +556,13 @@ class TargetReading:
             yield from zip(batch, states, strict=True)
 
     def reading(self, examples: Sequence[Example]) -> Pass[list[Tensor]]:
-        """Return one batch as a pass that computes hidden states when it is run."""
         width = max(len(example.input_ids) for example in examples)
         return Pass(partial(self.hidden_states, examples), len(examples), width)
 
     @torch.inference_mode()
     @without_cudnn()
     def hidden_states(self, examples: Sequence[Example]) -> list[Tensor]:
-        """Return the last hidden states at the response positions of one batch, one hidden_AH per example."""
+        """Return one hidden_AH per example."""
         batch = collate(examples)
         ids_BT, keep_BT = batch["input_ids"].to(self.lm.device), batch["keep"].to(self.lm.device)
         hidden_AH = self.reads.hidden(ids_BT, keep_BT, prompt_len_B1=batch["prompt_len"].to(self.lm.device))

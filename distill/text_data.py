@@ -65,11 +65,7 @@ class Position:
 
 
 class PackedText:
-    """The sequences of one domain, in the order of its text.
-
-    Raises:
-        UserError: If the text cannot be opened.
-    """
+    """The sequences of one domain, in the order of its text."""
 
     def __init__(self, domain: TextDomain, tokenizer: "PreTrainedTokenizerBase", *, max_seq_len: int):
         self.domain, self.tokenizer, self.max_seq_len = domain, tokenizer, max_seq_len
@@ -77,7 +73,6 @@ class PackedText:
         self.go_to(Position(0, deepcopy(self.rows.state_dict()), 0))
 
     def position(self) -> Position:
-        """Return the position of the next sequence."""
         if not self.chunks:
             return Position(self.next_chunk, self.state, self.offset)
         return Position(*self.chunks[0][:2], self.offset)
@@ -92,11 +87,7 @@ class PackedText:
         self.has_ended = False
 
     def take(self, count: int) -> list[list[int]]:
-        """Return the next sequences; fewer than `count` only at the end of the text.
-
-        Raises:
-            UserError: If a row cannot be read or has no text.
-        """
+        """Return the next sequences; fewer than `count` only at the end of the text."""
         return self.take_array(count).tolist()
 
     def take_array(self, count: int) -> np.ndarray:
@@ -132,11 +123,6 @@ class PackedText:
         self.next_chunk, self.state = self.next_chunk + 1, deepcopy(self.rows.state_dict())
 
     def _tokenize(self, rows: Sequence[Mapping[str, Any]], *, first_row: int) -> list[int]:
-        """Tokenize a chunk of rows.
-
-        Raises:
-            UserError: If a row has no text in the domain's field.
-        """
         path = self.domain.path
         if path is not None and is_plain_text(path):
             text = "".join(f"{row['text']}\n" for row in rows)
@@ -180,7 +166,6 @@ class DomainStream:
         self._next_block()
 
     def next_sequence(self) -> list[int]:
-        """Return the next max_seq_len token ids."""
         if self.offset == len(self.block_NT):
             self.block_number += 1
             self._next_block()
@@ -189,7 +174,6 @@ class DomainStream:
         return sequence_T.tolist()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position as plain values."""
         return {
             "epoch": self.epoch,
             "block_number": self.block_number,
@@ -198,7 +182,6 @@ class DomainStream:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume at the position of a stream of the same text."""
         self.ahead.result()
         self.epoch, self.block_number = state["epoch"], state["block_number"]
         self.text.go_to(Position(**state["position"]))
@@ -224,11 +207,7 @@ class DomainStream:
 
 
 def open_rows(domain: TextDomain) -> "datasets.IterableDataset":
-    """Stream the rows of a domain; of a file its lines.
-
-    Raises:
-        UserError: If the text cannot be opened.
-    """
+    """Stream the rows of a domain; of a file its lines."""
     from datasets import load_dataset
 
     try:
@@ -252,7 +231,6 @@ def read_errors() -> tuple[type[Exception], ...]:
 
 
 def unreadable(domain: TextDomain, error: Exception) -> UserError:
-    """Return the error as a UserError that names the domain."""
     if isinstance(error, UserError):
         return error
     reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or "it holds no rows"
@@ -263,18 +241,13 @@ def unreadable(domain: TextDomain, error: Exception) -> UserError:
 
 
 def text_source(domain: TextDomain) -> str:
-    """Return where a domain's text comes from, for messages."""
     if domain.path is not None:
         return domain.path
     return f"dataset {domain.dataset}" + (f", config {domain.config}" if domain.config else "") + f", {domain.split}"
 
 
 def held_out_sequences(text: PackedText, *, count: int) -> list[list[int]]:
-    """Return the first sequences of a domain; leave the text at the first training sequence.
-
-    Raises:
-        UserError: If the text does not have at least one more sequence.
-    """
+    """Return the first sequences of a domain, and leave the text after them; raise UserError if it then has ended."""
     held_out = text.take(count)
     start = text.position()
     num_sequences = len(held_out) + len(text.take(1))
@@ -289,11 +262,7 @@ def held_out_sequences(text: PackedText, *, count: int) -> list[list[int]]:
 
 
 def open_texts(config: TextConfig, tokenizer: "PreTrainedTokenizerBase") -> dict[str, PackedText]:
-    """Open the text of every domain, by name.
-
-    Raises:
-        UserError: If a text cannot be opened, or the tokenizer has no end-of-sequence token.
-    """
+    """Open the text of every domain, by name; raise UserError if the tokenizer has no end-of-sequence token."""
     if tokenizer.eos_token_id is None:
         raise UserError(
             f"{tokenizer.name_or_path}: the tokenizer has no end-of-sequence token, which ends every document. "
@@ -325,7 +294,6 @@ def code_weights(weights: Sequence[float], losses: Sequence[float], references: 
 
 
 def fixed_weights(weights: Sequence[float], losses: Sequence[float], references: Sequence[float]) -> list[float]:  # noqa: ARG001  # one signature for all rules
-    """Return the weights unchanged."""
     return list(weights)
 
 
@@ -358,10 +326,8 @@ class MixedDomains(IterableDataset[Sample]):
     Args:
         streams: Sequences of each domain, by name.
         weights: Probability of each domain; they add up to 1.
-        seed: Of the draws.
         fingerprint: Settings of the streams; a state with other settings is rejected.
-        rank: Of this process among those that share the draws.
-        size: Number of these processes.
+        size: Number of processes that share the draws.
     """
 
     def __init__(
@@ -394,7 +360,6 @@ class MixedDomains(IterableDataset[Sample]):
             yield [self._draw() for _ in range(self.size)][self.rank]
 
     def set_weights(self, weights: Sequence[float]) -> None:
-        """Set the weights from the next sequence on."""
         assert len(weights) == len(self.names)
         assert abs(sum(weights) - 1) < 1e-9, weights
         self.weights = list(weights)
@@ -410,11 +375,7 @@ class MixedDomains(IterableDataset[Sample]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a state.
-
-        Raises:
-            UserError: If it is of other domains or other settings.
-        """
+        """Resume from a state; raise UserError if it is of other domains or other settings."""
         ours, theirs = (
             {"domains": list(names), **marks}
             for names, marks in ((self.names, self.fingerprint), (state["weights"], state["fingerprint"]))
@@ -455,8 +416,6 @@ def text_loader(
     Args:
         batch_size: Sequences per batch of this process.
         seed: Of the draws and of the order within each domain.
-        rank: Of this process among those that share the batches.
-        size: Number of these processes.
         collate: Replaces the default collation.
 
     Raises:
@@ -480,11 +439,7 @@ def text_eval_loaders(
     batch_size: int,
     collate: Collate | None = None,
 ) -> dict[str, DataLoader[Any]]:
-    """Return this process's share of each domain's held-out sequences, in order, by domain name.
-
-    Raises:
-        UserError: If the text of a domain cannot be read, or is too short.
-    """
+    """Return this process's share of each domain's held-out sequences, in order, by domain name."""
     loaders = {}
     for domain, (name, text) in enumerate(open_texts(config, tokenizer).items()):
         sequences = held_out_sequences(text, count=config.num_eval_sequences)
@@ -498,6 +453,5 @@ def text_eval_loaders(
 
 
 def initial_weights(config: TextConfig) -> list[float]:
-    """Return the recipe's weights, normalised to add up to 1."""
     total = sum(domain.weight for domain in config.domains)
     return [domain.weight / total for domain in config.domains]

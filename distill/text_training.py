@@ -75,16 +75,11 @@ class DynamicLoading(Callback):
         self.history: list[dict[str, Any]] = []  # of every update: batch, losses, and the weights after it
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Update if the interval has passed."""
         if self.is_due(state, Event.BATCH_END):
             self.update(state, logger)
 
     def update(self, state: State, logger: Logger) -> None:
-        """Measure, set rank 0's weights on all ranks, and log.
-
-        Raises:
-            UserError: If a loss is not finite.
-        """
+        """Measure, set rank 0's weights on all ranks, and log; raise UserError if a loss is not finite."""
         names, batch = self.domains.names, int(state.timestamp.batch)
         losses = finite_losses(self.measure(state), names, batch=batch, rates=self.rates)
         agreed = [RULES[self.rule](self.domains.weights, losses, self.references)]
@@ -124,7 +119,6 @@ class RandomStateOnResume(Callback):
         return {"rng": reproducibility.get_rng_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Keep the states for the first batch."""
         self.loaded = state["rng"]
 
     def batch_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
@@ -134,15 +128,7 @@ class RandomStateOnResume(Callback):
 
 
 def finite_losses(losses: Losses, names: Sequence[str], *, batch: int, rates: str) -> list[float]:
-    """Return the losses in the order of the names.
-
-    Args:
-        batch: Batches trained.
-        rates: Recipe key of the learning rates.
-
-    Raises:
-        UserError: If one is not finite.
-    """
+    """Return the losses in the order of the names; raise UserError if one is not finite."""
     for name in names:
         if not math.isfinite(losses[name]):
             raise UserError(
@@ -173,9 +159,7 @@ def held_out_losses(
 ) -> dict[str, float]:
     """Return the mean loss of each domain over the held-out sequences of all processes, in nats per token.
 
-    Args:
-        logits_of: From ids_BT to logits_BTV, of a model in evaluation mode.
-        loaders: As `text_eval_loaders` makes them; repeats that fill up a process's share are left out.
+    `logits_of` maps ids_BT to logits_BTV, of a model in evaluation mode.
     """
 
     def losses_of(batch: Mapping[str, Tensor]) -> Sequence[Tensor]:
@@ -186,7 +170,7 @@ def held_out_losses(
 
 @torch.no_grad()
 def held_out_loss(losses_of: LossesOfRows, loader: DataLoader[Any], *, device: torch.device) -> float:
-    """Return the mean loss over the held-out sequences of one domain, on all processes, in nats per token.
+    """Return the mean held-out loss of one domain on all processes, in nats per token.
 
     Every process calls the model equally often, as a sharded one requires; the losses of repeats are dropped. Infinite
     if
@@ -219,11 +203,6 @@ def text_training(
     """Return this process's batches of the recipe's text, and callbacks for domain weights and random states.
 
     Call before a checkpoint is loaded. A reference loss that the recipe leaves out is the teacher's.
-
-    Args:
-        run: Its recipe has a section text; the tokenizer is that of <run>/init.
-        batch_size: Sequences per batch of this process.
-        device: Of the student.
 
     Raises:
         UserError: If a text cannot be read, or is too short.
@@ -259,8 +238,6 @@ def build_mixture(
     max_duration: str,
     device: torch.device,
 ) -> DynamicLoading:
-    """Build the callback that updates domain weights by the student's held-out losses."""
-
     def measure(losses_of: Callable[[DistillModel, Batch], Sequence[Tensor]]) -> dict[str, float]:
         losses = {
             name: held_out_loss(partial(losses_of, model), each, device=device) for name, each in held_out.items()

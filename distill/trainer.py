@@ -100,7 +100,6 @@ def newest_for_all(folder: Path) -> Path | None:
 
 
 def newest_or_problem(folder: Path) -> tuple[Path | None, str | None]:
-    """Return the newest intact checkpoint, or why it is rejected."""
     try:
         checkpoint = newest_intact_checkpoint(folder)
         if checkpoint is not None:
@@ -113,10 +112,7 @@ def newest_or_problem(folder: Path) -> tuple[Path | None, str | None]:
 def build_model(run: Run, *, eval_tasks: tuple[str, ...]) -> DistillModel:
     """Build the student of <run>/init in float32 with its teacher, on this process's device.
 
-    Of a cached teacher only the output head is loaded; without a teacher nothing is.
-
-    Args:
-        eval_tasks: Tasks of the held-out prompts.
+    Of a cached teacher only the output head is loaded.
 
     Raises:
         UserError: If cached entries cover ids that the student lacks, a model does not support distill.packing, or
@@ -158,7 +154,6 @@ def freeze_input_embeddings(student: "PreTrainedModel") -> None:
 def teacher_of(
     teacher: TeacherConfig, target: Path, *, dtype: str, device: str, packing: bool, multiple: int, bits: int | None
 ) -> Teacher | CachedTeacher | AbsentTeacher:
-    """Load the teacher that a recipe selects."""
     match teacher.source:
         case "live":
             load = load_sharded_teacher if teacher.is_sharded else partial(load_teacher, bits=bits)
@@ -177,11 +172,7 @@ def distill_model(
     *,
     eval_tasks: tuple[str, ...] = (),
 ) -> DistillModel:
-    """Combine a student and a teacher as a recipe trains them.
-
-    Raises:
-        UserError: As build_model.
-    """
+    """Combine a student and a teacher as a recipe trains them."""
     model = DistillModel(
         AnswerLogits(student, packing=config.packing, multiple=padding_multiple()),
         teacher,
@@ -206,8 +197,7 @@ def build_trainer(
     """Build a trainer, resumed from the checkpoint if there is one.
 
     Args:
-        train_set: Responses to train on; None if the recipe trains on text.
-        eval_set: Held-out responses.
+        train_set: None if the recipe trains on text.
         profile: Directory for rank 0's profile of a step; None for no profile.
 
     Raises:
@@ -285,7 +275,6 @@ def continue_from_shards(folder: Path, state: State, logger: Logger) -> None:
 
 
 def unknown_inputs(run: Run) -> list[Algorithm]:
-    """Return the algorithm that replaces ids by the unknown id, if the recipe uses one."""
     share = run.recipe.distill.unknown_inputs
     if not share:
         return []
@@ -316,7 +305,7 @@ def microbatch_size(size: int | Literal["auto"], config: DistillConfig | MasksCo
 def answer_training(
     run: Run, model: DistillModel, train_set: AnswerDataset | CachedAnswers, *, batch_size: int
 ) -> tuple[DataSpec, list[Callback]]:
-    """Return this process's batches of responses, and the callback that regenerates some of them if the recipe does."""
+    """Return this process's batches of responses, and the callback that regenerates some of them."""
     samples, data, seed = run.recipe.distill.samples, run.recipe.data, run.recipe.seed
     widths, student = Widths.of(run.recipe), model.student.lm
     build = partial(build_dataspec, train_set, device_batch_size=batch_size, shuffle=True, seed=seed, widths=widths)
@@ -342,7 +331,7 @@ def answer_training(
 def training_data(
     run: Run, model: DistillModel, optimizer: torch.optim.Optimizer, train_set: AnswerDataset | CachedAnswers | None
 ) -> tuple[DataSpec, list[Callback], str]:
-    """Return this process's batches of responses, requests or text, callbacks, and max_duration, never in epochs."""
+    """Return this process's batches, their callbacks, and max_duration, never in epochs."""
     config, size = run.recipe.distill, device_batch_size(run.recipe.distill)
     if config.online is not None:
         return request_training(run, model, optimizer, batch_size=size)

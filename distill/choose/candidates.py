@@ -120,9 +120,7 @@ class LeftOut:
 def candidates_of(recipe: Recipe, source: Shape, settings: ChooseSettings) -> tuple[list[Candidate], list[LeftOut]]:
     """Return the recipe at each depth, width and head, from shallow to deep; and the shapes that are left out.
 
-    Args:
-        recipe: Of all other settings.
-        source: Shape that drafts are pruned from, with the target's vocabulary.
+    `source` is the shape that drafts are pruned from, with the target's vocabulary.
 
     Raises:
         UserError: If no shape is left, or a depth is impossible at any width.
@@ -164,7 +162,6 @@ def candidates_of(recipe: Recipe, source: Shape, settings: ChooseSettings) -> tu
 def candidate_of(
     recipe: Recipe, source: Shape, body: str, sizes: Mapping[str, int], vocabulary: VocabularyConfig | None
 ) -> Candidate:
-    """Return the recipe with one shape and its own run directory."""
     wanted = recipe.architecture.model_copy(update={**dict.fromkeys(REPLACED), **sizes})
     shape = with_asked_head(draft_shape(source, wanted), vocabulary)
     name = body if vocabulary is None else f"{body}-{shape.head_vocab}-ids"
@@ -177,7 +174,6 @@ def candidate_of(
 
 
 def trials_folder(run: Run) -> Path:
-    """Return the directory of all outputs of `widedraft choose` in a run."""
     return run.folder / "choose"
 
 

@@ -52,12 +52,7 @@ TRIAL = ("distill.eval_interval=1dur", "distill.save_interval=1dur")
 
 
 def choose(path: Path, overrides: Sequence[str], settings: ChooseSettings, share: Share = ALONE) -> None:
-    """Print step times and rankings, and write <run>/choose/choice.json and the winner's recipe.
-
-    Args:
-        overrides: key=value overrides of the recipe.
-        share: This process's part of the training; the first process times steps and writes.
-    """
+    """Print step times and rankings, and write <run>/choose/choice.json and the winner's recipe."""
     if settings.out is not None and (settings.out.is_dir() or settings.out.resolve() == path.resolve()):
         raise UserError(f"--out {settings.out}: is a directory, or the recipe that is read. Name another file.")
     recipe = load_recipe(path, overrides)
@@ -108,7 +103,6 @@ def choose(path: Path, overrides: Sequence[str], settings: ChooseSettings, share
 
 
 def chosen_recipe(recipe: Recipe, candidates: Sequence[Candidate], name: str) -> Recipe:
-    """Return the given recipe with the winner's shape and its own run_name."""
     [winner] = [candidate for candidate in candidates if candidate.name == name]
     run_name = f"{recipe.run_name}-{winner.name}"
     run_dir = str(Path(recipe.run_dir).with_name(run_name))
@@ -213,7 +207,6 @@ def train_candidates(
     """Train the candidates, skipping finished runs; return the draft directory of each, by name.
 
     Args:
-        run: The run they belong to, with its responses.
         length: Of the training runs, from their start.
         earlier: Length of the runs that these continue; None to begin.
     """
@@ -239,7 +232,6 @@ def train_candidates(
 
 
 def trained_together(run: Run) -> bool:
-    """Return True if all processes train each candidate together."""
     return run.recipe.distill.parallelism != "ddp" or run.recipe.distill.teacher.is_sharded
 
 
@@ -272,7 +264,6 @@ def go_on_from(earlier: Run, later: Run) -> None:
 
 
 def link(path: Path, place: Path) -> None:
-    """Create a relative link, unless the path exists."""
     place.parent.mkdir(parents=True, exist_ok=True)
     if not place.is_symlink() and not place.exists():
         place.symlink_to(os.path.relpath(path, place.parent))
@@ -327,7 +318,6 @@ def in_play(ranked: Sequence[Ranked]) -> list[Ranked]:
 
 
 def is_rival(ranked: Ranked) -> bool:
-    """Return True if a draft may be the fastest although another one has the higher predicted speedup."""
     return ranked.interval is None or ranked.first_share >= RIVAL_SHARE
 
 
@@ -340,7 +330,6 @@ def print_steps(
     latency: "ScoredLatency",
     left_out: Sequence[LeftOut],
 ) -> None:
-    """Print the bounds that step times set, and the candidates left out."""
     rows = []
     for each in candidates:
         found = prospects[each.name]
@@ -357,7 +346,6 @@ def print_steps(
 
 
 def print_ranking(ranked: Sequence[Ranked], length: str) -> None:
-    """Print the candidates by predicted speedup, and which continue training."""
     playing = {each.draft for each in in_play(ranked)}
     rows = []
     for each in ranked:
@@ -372,7 +360,6 @@ def print_ranking(ranked: Sequence[Ranked], length: str) -> None:
 def write_record(
     run: Run, candidates: Sequence[Candidate], left_out: Sequence[LeftOut], found: Mapping[str, Sequence[Ranked]]
 ) -> None:
-    """Write <run>/choose/choice.json: shapes, candidates left out, and the ranking at every length."""
     folder = trials_folder(run)
     folder.mkdir(parents=True, exist_ok=True)
     record = {

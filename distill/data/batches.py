@@ -61,7 +61,6 @@ class Example:
 
     @property
     def prompt_len(self) -> int:
-        """Tokens before the first response."""
         return self.begins or (self.spans[0][0] + 1 if self.spans else len(self.input_ids))
 
     @cached_property
@@ -71,7 +70,6 @@ class Example:
 
     @property
     def answer_ids(self) -> Iterator[int]:
-        """The trained tokens."""
         ids = (*self.input_ids, self.last_id)
         return (token for first, end in self.spans for token in ids[first + 1 : end + 1])
 
@@ -165,7 +163,6 @@ def collate(examples: Sequence[Example]) -> dict[str, Tensor]:
 
 
 def marked(spans: Sequence[Sequence[tuple[int, int]]], *, width: int) -> Tensor:
-    """Return keep_BT, True within the spans of each sequence."""
     keep_BT = torch.zeros(len(spans), width, dtype=torch.bool)
     for keep_T, of_sequence in zip(keep_BT, spans, strict=True):
         for first, end in of_sequence:
@@ -200,12 +197,7 @@ def balanced_layout(lengths: Sequence[int], num_rows: int, multiple: int = 1) ->
     """Pack sequences, longest first, each at the end of the row with the fewest tokens; ties go to the first row.
 
     Source: Graham 1969, "Bounds on Multiprocessing Timing Anomalies", SIAM Journal on Applied Mathematics 17(2): the
-    fullest row is at most 4/3 of the optimum.
-
-    Args:
-        lengths: Tokens of each sequence, at least one sequence.
-        num_rows: From 1 to the number of sequences.
-        multiple: Of the row width.
+    fullest row is at most 4/3 of the optimum. The row width is rounded up to `multiple`.
     """
     filled = [(0, row) for row in range(num_rows)]  # already a heap
     positions = [(0, 0)] * len(lengths)
@@ -228,10 +220,8 @@ def cheapest_layout(
     and each slot attends to the whole row: that is why one long row is seldom the cheapest.
 
     Args:
-        lengths: Tokens of each sequence.
         padded_width: Slots of a row that holds one sequence.
         flops_per_token: FLOPs of one token as a function of the number of attended slots.
-        multiple: As in balanced_layout.
     """
     best, least = None, len(lengths) * padded_width * flops_per_token((padded_width + 1) // 2)
     for num_rows in range(1, len(lengths) + 1):
@@ -275,11 +265,10 @@ def texts_apart(lm: PreTrainedModel, positions_RW: Tensor) -> Iterator[None]:
     depends on distances along the row: hooks replace the mask, and the bias, in each of their layers.
 
     Args:
-        lm: A causal language model of a known family.
         positions_RW: Of tokens in their sequences; each sequence begins with a 0.
 
     Raises:
-        UserError: If its attention implementation takes no mask.
+        UserError: If the attention implementation takes no mask.
     """
     family = FAMILIES[lm.config.model_type]
     refuse_attention(str(lm.config._attn_implementation), where=str(lm.config.name_or_path))  # noqa: SLF001  # it has no other name
@@ -356,7 +345,6 @@ class UnknownInputs(Algorithm):
         self.is_output_V[torch.tensor(vocabulary.ids)] = True
 
     def match(self, event: Event, state: State) -> bool:  # noqa: ARG002  # Composer's signature
-        """Match before a training batch is split into micro-batches."""
         return event == Event.AFTER_DATALOADER
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
@@ -365,13 +353,7 @@ class UnknownInputs(Algorithm):
         state.batch = {**batch, STUDENT_IDS: ids_BT}
 
     def shown(self, input_ids_BT: Tensor, real_BT: Tensor, *, batch_number: int) -> Tensor:
-        """Return ids_BT as the student reads them.
-
-        Args:
-            input_ids_BT: Padded on the right.
-            real_BT: False at padding.
-            batch_number: Batches trained before this one.
-        """
+        """Return ids_BT as the student reads them; input_ids_BT are padded on the right."""
         ids_BT, lengths = input_ids_BT.cpu(), real_BT.sum(dim=1).tolist()
         chance_BT = torch.ones(ids_BT.shape)
         for row, (ids_T, length) in enumerate(zip(ids_BT, lengths, strict=True)):

@@ -61,7 +61,6 @@ def load_conversations(sources: Sequence[PromptSource]) -> list[Conversation]:
 
 
 def parser_of(source: PromptSource) -> Callable[[Any, str], Conversation]:
-    """Return the parser of a source's rows: its task's, or that of the five forms."""
     if source.task is None:
         return parse_conversation
     task = TASKS[source.task]
@@ -69,7 +68,6 @@ def parser_of(source: PromptSource) -> Callable[[Any, str], Conversation]:
 
 
 def parse_conversation(row: Any, where: str) -> Conversation:
-    """Parse a row of any of the five forms; UserErrors name the row."""
     field = first_field(row, QUESTION_FIELDS, where, example=EXAMPLE)
     if field in ("messages", "conversation"):
         messages = parse_each_message(row[field], field, where)

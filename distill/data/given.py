@@ -89,7 +89,6 @@ class Renderer:
         return tuple(shared[len(opening) :])
 
     def opening_ids(self, messages: Sequence[Message], where: str) -> list[int]:
-        """Render a conversation as the prompt of the next response."""
         return self.render(messages, where, add_generation_prompt=True)
 
     def answered(self, messages: Sequence[Message], where: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -124,7 +123,6 @@ class Renderer:
         )
 
     def render(self, messages: Sequence[Message], where: str, *, add_generation_prompt: bool) -> list[int]:
-        """Render a conversation; UserErrors name the row."""
         try:
             ids = render_chat(self.tokenizer, messages, add_generation_prompt=add_generation_prompt)
         except UserError as error:
@@ -143,7 +141,6 @@ class Renderer:
             )
 
     def ending(self, ids: Sequence[int]) -> str:
-        """Return the last tokens of a rendering, quoted."""
         return repr(self.tokenizer.decode(list(ids[-SHOWN:])))
 
 
@@ -163,21 +160,15 @@ def collect_given(
     """Write the given responses to out/train-*.jsonl, and the target's, to held-out prompts, to out/eval-*.jsonl.
 
     Resumes an interrupted run. The held-out split depends only on the conversations and the seed; a conversation that
-    begins with the prompt of a held-out one is not trained on.
-
-    Args:
-        seed: Of the split and of the target's responses.
-        to_train_on: True if responses are trained on. Otherwise only held-out prompts get responses.
-        answered_by: Generates the target's responses, as in write_traces.
-        part: Files of the target's responses to write here; other jobs write the rest.
-        share: This process's share of them.
+    begins with the prompt of a held-out one is not trained on. Arguments are those of
+    distill.data.training_data.generate_answers.
 
     Returns:
-        None while files of other parts are missing, else counts for the manifest as in
-        distill.data.training_data.generate_answers, with one prompt per response of a held-out conversation. In
-            addition:
-        `asked_in_eval`, conversations left out of training for their prompt; and under "train" `sequences`, into which
-        conversations are joined, and `split`, conversations that become several.
+        None while files of other parts are missing, else counts as generate_answers returns them, with one prompt per
+        response of a held-out conversation. In addition: `asked_in_eval`, conversations left out of training for their
+        prompt; and under "train" `sequences`, into which conversations are joined, and `split`, conversations that
+            become
+        several.
 
     Raises:
         UserError: If a row is no conversation, there are too few to hold some out, the chat template does not delimit
@@ -214,7 +205,6 @@ def collect_given(
 
 
 def prompts_of(conversation: Conversation) -> list[Prompt]:
-    """Return the prompt of each response of a conversation."""
     return [
         Prompt(turn_source(conversation, number), conversation.messages[:index])
         for number, index in enumerate(conversation.answers, start=1)
@@ -227,11 +217,7 @@ def turn_source(conversation: Conversation, number: int) -> str:
 
 
 def drop_asked(train: Sequence[Conversation], held_out: Sequence[Conversation]) -> list[Conversation]:
-    """Return the conversations that do not begin with the prompt of a held-out one; print how many do.
-
-    Raises:
-        UserError: If all of them do.
-    """
+    """Return the conversations that do not begin with the prompt of a held-out one; raise UserError if none do."""
     asked = {fingerprint_value(each.question) for each in held_out}
     fresh = [each for each in train if fingerprint_value(each.question) not in asked]
     if not fresh:
@@ -271,7 +257,6 @@ def count_given(out: Path, conversations: Sequence[Conversation]) -> tuple[Split
 
 
 def row_of(trace: Trace) -> str:
-    """Return the row of a turn: its source without the turn's number."""
     return re.sub(r"#[0-9]+$", "", trace.source)
 
 
@@ -338,7 +323,6 @@ def write_each(
 
 
 def traces_of(conversation: Conversation, renderer: Renderer, *, first_id: int) -> Iterator[Trace]:
-    """Yield each assistant turn of a conversation with the prompt that precedes it."""
     for number, index in enumerate(conversation.answers, start=1):
         messages = conversation.messages[: index + 1]
         prompt_ids, answer_ids = renderer.answered(messages, conversation.source)

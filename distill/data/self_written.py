@@ -44,7 +44,6 @@ class SelfWriting:
     """Settings of prompt generation.
 
     Attributes:
-        dtype: Of the target.
         batch_size: Prompts generated together.
         shard_size: Candidates per shard, the unit of resumption.
         max_new_tokens: Longer candidates are dropped.
@@ -62,7 +61,6 @@ class SelfWriting:
 
     @property
     def claimed(self) -> dict[str, Any]:
-        """Settings that a directory of prompts records."""
         values = {name: value for name, value in asdict(self).items() if name != "holding"}
         return values | self.holding.claimed
 
@@ -119,11 +117,7 @@ def write_own_prompts(target: Path, count: int, out: Path, settings: SelfWriting
 
 
 def within_context(target: Path, settings: SelfWriting, *, opening: int) -> SelfWriting:
-    """Limit the length of prompts to the target's context after the opening.
-
-    Raises:
-        UserError: If no token is left.
-    """
+    """Limit the length of prompts to the target's context after the opening; raise UserError if no token is left."""
     limit = context_length_of(target)
     if limit is None:
         return settings
@@ -136,11 +130,7 @@ def within_context(target: Path, settings: SelfWriting, *, opening: int) -> Self
 
 
 def find_user_turn(tokenizer: PreTrainedTokenizerBase, target: Path) -> UserTurn:
-    """Find the delimiters of a user turn, by rendering a sentinel word.
-
-    Raises:
-        UserError: If there is no template, or it does not delimit the user's text.
-    """
+    """Find the delimiters of a user turn by rendering a sentinel; raise UserError if the template has none."""
     if not tokenizer.chat_template:
         raise UserError(
             f"{target}: has no chat template, so it cannot write prompts in the user's place. "

@@ -38,7 +38,6 @@ def drop_duplicates(prompts: Sequence[Row]) -> list[Row]:
 
 
 def distinct(prompts: Sequence[Row]) -> list[Row]:
-    """Return the first of each group of equal prompts."""
     first: dict[str, Row] = {}
     for prompt in prompts:
         content = {name: value for name, value in asdict(prompt).items() if name not in ("source", "category", "task")}
@@ -51,13 +50,8 @@ def hold_out(
 ) -> tuple[list[Row], list[Row]]:
     """Divide prompts at random into those to train on and those held out; both keep their order.
 
-    Args:
-        prompts: All distinct.
-        num_eval_prompts: Number to hold out.
-        least_left: Minimum number to train on.
-
     Raises:
-        UserError: If there are fewer.
+        UserError: If fewer than `least_left` remain to train on.
     """
     if num_eval_prompts + least_left > len(prompts):
         problem = (
@@ -145,7 +139,6 @@ def write_own_prompts_if_asked(
     holding: Holding = WHOLE,
     share: Share = ALONE,
 ) -> list[Prompt]:
-    """Return the prompts that the target generates itself, if the recipe has any."""
     if config.self_written_prompts == 0:
         return []
     sizes = {"batch_size": config.batch_size, "shard_size": config.shard_size}
@@ -154,7 +147,6 @@ def write_own_prompts_if_asked(
 
 
 def decoding_settings(config: DataConfig, *, seed: int, dtype: str, holding: Holding = WHOLE) -> DecodingSettings:
-    """Return the recipe's settings for decoding responses."""
     return DecodingSettings(
         max_new_tokens=config.max_new_tokens,
         temperature=config.temperature,

@@ -64,7 +64,6 @@ class Terms:
 
 
 def llama_3(name: str, *, shown: str, name_begins: str) -> dict[str, str]:
-    """Return the requirements of the licences of LLaMA 3 and its successors."""
     notice = f"{name} is licensed under the {name} Community License, Copyright © Meta Platforms, Inc."
     return {"notice": f"{notice} All Rights Reserved.", "shown": shown, "name_begins": name_begins}
 
@@ -93,7 +92,6 @@ def terms_of(target: Path, given: str | None) -> Terms:
 
 
 def licence_of_card(target: Path) -> str | None:
-    """Return the licence in the front matter of a directory's README.md; None if there is none."""
     from huggingface_hub import ModelCard  # imported here: half a second
 
     file = target / "README.md"
@@ -133,7 +131,6 @@ def servings_of(
     Args:
         out: The published directory.
         base_model: The target's hub id; its directory's name replaces it if it has none.
-        lookahead: Best num_speculative_tokens; None if it was not scored.
         without_own_tokenizer: Why there is no own-tokenizer/.
     """
     name = repo_id.rpartition("/")[2]
@@ -169,7 +166,6 @@ def servings_of(
 
 
 def certified(folder: Path, engine: EngineName) -> str:
-    """Return the result in a form's certificate for an engine, or that there is none."""
     certificates = read_certificates(folder).engines if (folder / FILE_NAME).is_file() else {}
     certificate = next((each for name, each in certificates.items() if name == engine), None)
     if certificate is None:
@@ -214,7 +210,6 @@ def write_card(
         base_model: The hub id of the target; None if it has none.
         scored: Public scorecard; None if it is published without one.
         counts: Of the training responses, from the manifest of <run>/data.
-        certified: True if a certificate is published with it.
     """
     card = scored.card if scored is not None and isinstance(scored.card, Scorecard) else None
     known: dict[str, Any] = {}
@@ -288,7 +283,6 @@ def data_sets_of(sources: Iterable[PromptSource]) -> list[str]:
 
 
 def fact_rows(recipe: Recipe, folder: Path, counts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return rows on shape, true number of parameters, and training."""
     shape = Shape.from_config(read_config(folder), where=str(folder / "config.json"))
     vocabulary, distill, train = recipe.architecture.vocabulary, recipe.distill, counts.get("train", {})
     trained_on = "text" if distill.train_on == "text" else "responses of the target"

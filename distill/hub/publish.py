@@ -45,11 +45,7 @@ OWN_PATH = re.compile(r"(?<![\w:/.])(?:~[\w.-]*)?/(?:[^/\s:'\",;]+/)*([^/\s:'\",
 
 
 def push_run(settings: PushSettings) -> str:
-    """Push a run's draft to the hub; return its URL and visibility.
-
-    Raises:
-        UserError: As `lay_out`, or if the hub rejects it.
-    """
+    """Push a run's draft to the hub; return its URL and visibility."""
     with tempfile.TemporaryDirectory(prefix="widedraft-push-") as scratch:
         folder = Path(scratch) / "repository"
         lay_out(settings, folder)
@@ -61,7 +57,7 @@ def dry_run(settings: PushSettings, out: Path) -> list[Path]:
     """Write exactly the files that a push would send; return them, relative to the directory.
 
     Raises:
-        UserError: As `lay_out`, or if the directory contains other files.
+        UserError: If the directory contains other files.
     """
     if out.is_dir() and any(out.iterdir()) and not (out / PROVENANCE_NAME).is_file():
         raise UserError(f"--dry-run: {out} holds files that no dry run wrote. Choose an empty or a new folder.")
@@ -140,11 +136,7 @@ def lay_out(settings: PushSettings, out: Path) -> None:
 
 
 def finished_run(folder: Path) -> Run:
-    """Load the run in a directory.
-
-    Raises:
-        UserError: If there is no such run, or its draft is not finished.
-    """
+    """Load the run in a directory; raise UserError if its draft is not finished."""
     if not (folder / RECIPE_NAME).is_file():
         raise UserError(f"{folder}: holds no recipe.yaml. Name the folder of a run, as `widedraft run` prints it.")
     run = Run(load_recipe(folder / RECIPE_NAME), folder)
@@ -185,10 +177,6 @@ def scorecard_of(run: Run, *, unscored: bool) -> ScoredRun | None:
 def lay_out_forms(draft: Path, target: Path, out: Path, *, lookahead: int | None) -> str | None:
     """Write the draft in every form; return why a draft with a reduced head has no own-tokenizer/.
 
-    Args:
-        out: An empty directory.
-        lookahead: num_speculative_tokens for transformers; None if it was not scored.
-
     Raises:
         UserError: If the draft brings code, or does not have its target's tokenizer, template or context.
     """
@@ -211,7 +199,6 @@ def lay_out_forms(draft: Path, target: Path, out: Path, *, lookahead: int | None
 
 
 def forms(out: Path) -> list[Path]:
-    """Return the directories that contain a form of the draft."""
     return [out / name for name in (".", SMALL_HEAD, OWN_TOKENIZER) if (out / name / "config.json").is_file()]
 
 
@@ -268,9 +255,6 @@ def fit_context(folder: Path, target: Path) -> None:
 def put_certificates(out: Path, target: Path, folders: Sequence[Path]) -> None:
     """Write certificates next to the forms that they certify.
 
-    Args:
-        folders: Each with a certificate.json.
-
     Raises:
         UserError: If one is of another target, or of none of the forms.
     """
@@ -322,7 +306,6 @@ def published(value: Any) -> Any:
 
 
 def is_secret(key: str, value: Any) -> bool:
-    """Return True if the key names a secret, and the value is not a reference."""
     is_text = isinstance(value, str) and not value.startswith("${")
     return is_text and masked(f"{key}={value}").endswith(f"={MASK}")
 

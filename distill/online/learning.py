@@ -80,8 +80,6 @@ class RequestFeed(IterableDataset[Batch]):
     interval of the stream, on all processes at once. Checkpoints hold its position.
 
     Args:
-        requests: Of this process.
-        online: Section of the recipe.
         seed: Of the draws of old requests.
         batch_size: Requests per step on this process.
     """
@@ -100,7 +98,6 @@ class RequestFeed(IterableDataset[Batch]):
         self.ended = False
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield batches from the position on."""
         while True:
             update, step = divmod(self.batches, self.steps)
             if step == 0 or not self.interval:
@@ -199,10 +196,6 @@ class Guard:
 
     Each request is a fair trial: it is served by a draft that has not been trained on it, and the last good draft is
     replayed on the same response. The differences are tested every GUARD_INTERVAL updates.
-
-    Args:
-        replay: Of the draft in training.
-        optimizer: Of that draft.
     """
 
     def __init__(self, replay: DraftReplay, optimizer: Optimizer) -> None:
@@ -262,9 +255,7 @@ def gathered(own: Sequence[Any]) -> list[Any]:
 class Updates(Callback):
     """Tests the draft after every update, publishes it to the server, and logs its acceptance on the requests before.
 
-    Args:
-        folder: <run>/online; rank 0 writes all processes' records there when training ends.
-        checkpoints: Their directory.
+    At the end rank 0 writes all processes' records into `folder`, <run>/online.
     """
 
     def __init__(self, feed: RequestFeed, guard: Guard, *, folder: Path, checkpoints: Path) -> None:
@@ -275,13 +266,11 @@ class Updates(Callback):
         self.rollbacks = 0
 
     def fit_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
-        """Publish the initial or resumed draft for the first requests."""
         updates = state.timestamp.batch.value // self.feed.steps
         self.guard.begin(updates)
         self.feed.requests.publish(self.guard.draft, updates=updates)
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Test, publish and log after the last step of an update."""
         updates, step = divmod(state.timestamp.batch.value, self.feed.steps)
         if step:
             return
@@ -332,12 +321,10 @@ class Updates(Callback):
             write_records(sorted(records, key=lambda record: record.request), self.folder / RECORDS)
 
     def close(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
-        """Stop serving, also after an error."""
         self.feed.requests.close()
 
 
 def online_of(run: Run) -> OnlineConfig:
-    """Return the `distill.online` section of a run in online mode."""
     online = run.recipe.distill.online
     assert online is not None, "a recipe in online mode has them"
     return online
@@ -347,10 +334,6 @@ def request_training(
     run: Run, model: DistillModel, optimizer: Optimizer, *, batch_size: int
 ) -> tuple[DataSpec, list[Callback], str]:
     """Return this process's batches, the callback that tests and publishes drafts, and max_duration in batches.
-
-    Args:
-        model: The student, with the head of its teacher.
-        batch_size: Requests per step on this process.
 
     Raises:
         UserError: If requests cannot be read or shared, have no recorded responses, or their number is not known.
@@ -437,7 +420,6 @@ def compare_on_stream(run: Run) -> Path:
 
 
 def serve_stream(run: Run, draft: Path) -> Iterator[Served]:
-    """Serve all requests of a run's stream with a static draft."""
     recipe, online = run.recipe, online_of(run)
     if online.answers == "live":
         server = open_server(run, draft, rank=0)
@@ -485,6 +467,5 @@ def comparison(by_draft: Mapping[str, Sequence[RequestRecord]], resampling: Resa
 
 
 def cell(estimate: Estimate) -> str:
-    """Format a value with its interval."""
     low_high = "" if estimate.interval is None else f" [{estimate.interval[0]:.3f}, {estimate.interval[1]:.3f}]"
     return f"{estimate.value:.3f}{low_high}"

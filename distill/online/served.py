@@ -51,10 +51,8 @@ class RequestRecord:
         source: Task, file or data set.
         updates: Updates of the draft that served it.
         alpha: Mean acceptance rate of this draft over all tokens of the response.
-        tokens: Of the response.
         rounds: Verification steps.
         proposed: Drafted tokens.
-        accepted: Accepted tokens.
         seconds: From the request to its last token; null for replayed responses.
     """
 
@@ -78,8 +76,8 @@ class Served:
     """A response of the target with the data for training on it.
 
     Attributes:
-        mistakes: Indices in the response at which a drafted token was rejected. The bonus token of a fully accepted
-            verification step is not included: nothing was drafted there.
+        mistakes: Indices in the response at which a drafted token was rejected. Bonus tokens of fully accepted
+            verification steps are not included: nothing was drafted there.
         hidden_AH: Input of the target's head that produced each token of the response.
     """
 
@@ -93,7 +91,6 @@ class Served:
         return self.record.answer_ids
 
     def places(self, positions: Positions) -> Sequence[int]:
-        """Return the trained indices of the response."""
         return self.mistakes if positions == "rejected" else range(len(self.answer_ids))
 
     def example(self, positions: Positions) -> Example:
@@ -104,7 +101,6 @@ class Served:
         return Example(tuple(input_ids), last_id, spans, begins=len(self.prompt_ids))
 
     def states(self, positions: Positions) -> Tensor:
-        """Return the hidden state of each trained position."""
         return self.hidden_AH[list(self.places(positions))]
 
 
@@ -153,7 +149,6 @@ class Journal:
         return self.folder / "requests" / f"{request:08d}.safetensors"
 
     def stored(self) -> list[int]:
-        """Return the stream indices of existing files, in order."""
         return sorted(int(path.stem) for path in self.folder.glob("requests/*.safetensors"))
 
     def num_served(self) -> int:
@@ -168,7 +163,6 @@ class Journal:
         return served
 
     def write(self, served: Served) -> None:
-        """Store a request, its line first."""
         record = json.dumps(asdict(served.record), ensure_ascii=False)
         with self.records_file.open("a", encoding="utf-8") as file:
             file.write(record + "\n")
@@ -177,7 +171,6 @@ class Journal:
         write_bytes(save(tensors, metadata={"record": record}), self.path(served.record.request))
 
     def read(self, requests: Iterable[int]) -> list[Served]:
-        """Read served requests by stream index."""
         return [read_served(self.path(request)) for request in requests]
 
     def forget(self, before: int) -> None:
@@ -188,16 +181,11 @@ class Journal:
 
 
 def write_records(records: Iterable[RequestRecord], path: Path) -> None:
-    """Write a file of records atomically."""
     write_text("".join(json.dumps(asdict(record), ensure_ascii=False) + "\n" for record in records), path)
 
 
 def read_records(path: Path) -> Iterator[RequestRecord]:
-    """Yield the records of a file, without a truncated last line; none if there is no file.
-
-    Raises:
-        UserError: If a line is damaged.
-    """
+    """Yield the records of a file, without a truncated last line; raise UserError if a line is damaged."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
     for number, line in enumerate(lines, start=1):
         yield parsed(RECORD, line, f"{path}:{number}", FIX)
@@ -221,7 +209,6 @@ class RecordedStream(Sequence[Recorded]):
     Attributes:
         traces: The run's responses, in the order of the cache.
         order: Source and trace index of each request.
-        max_seq_len: Maximum tokens of prompt and response together.
     """
 
     traces: Sequence[Trace]
@@ -276,8 +263,6 @@ class DraftReplay:
     """Replays a draft along responses, without dropout or gradients.
 
     Attributes:
-        draft: With its current weights.
-        head: Of the target.
         vocab_size: Number of shared ids.
         sampling: Of the responses.
         lookahead: Tokens drafted per verification step.
@@ -313,7 +298,6 @@ class DraftReplay:
         return replay.rules[rule_name(self.sampling.temperature)]
 
     def alpha(self, prompt_ids: Sequence[int], answer_ids: Sequence[int], hidden_AH: Tensor) -> float:
-        """Return the mean acceptance rate over a response."""
         return float(self.accepts(prompt_ids, answer_ids, hidden_AH).alpha.mean())
 
     def serve(self, recorded: Recorded, *, updates: int) -> Served:
@@ -355,12 +339,7 @@ def steps_along(accepted_A: Sequence[bool], *, lookahead: int) -> list[tuple[int
 
 @dataclass
 class RecordedRequests:
-    """Recorded responses in stream order, replayed with the draft in training.
-
-    Attributes:
-        served: Number of requests in the journal.
-        updates: Of the draft so far.
-    """
+    """Recorded responses in stream order, replayed with the draft in training."""
 
     recorded: Sequence[Recorded]
     replay: DraftReplay
@@ -380,7 +359,6 @@ class RecordedRequests:
         return self.journal.read(wanted)
 
     def publish(self, model: nn.Module, *, updates: int) -> None:  # noqa: ARG002  # the replay holds the model itself
-        """Serve with the updated draft from now on."""
         self.updates = updates
 
     def close(self) -> None:

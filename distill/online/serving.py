@@ -42,13 +42,11 @@ PublishedDraft = tuple[int, Path]  # updates of a draft, and the file of its wei
 
 
 def trained_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return the trainable weights by name, without copying."""
     return {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
 
 
 @torch.no_grad()
 def restore_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Overwrite weights by name, keeping dtype and device."""
     own = dict(model.named_parameters())
     for name, weight in weights.items():
         own[name].copy_(weight)
@@ -70,7 +68,6 @@ class Server:
 
     Attributes:
         lookahead: Tokens drafted per verification step.
-        stop_ids: Tokens that end a response.
         seed: Combined with a request's index in the stream.
     """
 
@@ -97,11 +94,7 @@ class Server:
         self.noted_TH = inputs[0][0].clone()
 
     def serve(self, request: OnlineRequest, *, updates: int) -> Served:
-        """Generate the response to a request, and record the draft's acceptance.
-
-        Args:
-            updates: Of the draft so far.
-        """
+        """Generate the response to a request, and record the draft's acceptance."""
         begin_s = time.monotonic()
         limits = Limits(request.max_new_tokens, self.stop_ids)
         wanted = Wanted([request.prompt_ids], limits, self.sampling, Speculation(self.lookahead))
@@ -136,7 +129,6 @@ class Server:
 
 
 def open_server(run: Run, draft: Path, *, rank: int) -> Server:
-    """Load target and draft on this process's device."""
     recipe, online = run.recipe, run.recipe.distill.online
     assert online is not None
     device = f"cuda:{rank % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
@@ -172,7 +164,6 @@ class DraftInbox:
     """The newest draft that training has published, loaded between two requests.
 
     Args:
-        draft: The first draft.
         waits: True if a request waits for the update before it.
         own: Requests of this process between two updates.
     """
@@ -195,9 +186,6 @@ class DraftInbox:
 
     def newest_for(self, served: int) -> int:
         """Load the newest draft, after waiting for the updates due before the next request; return its updates.
-
-        Args:
-            served: Requests of this process so far.
 
         Raises:
             SystemExit: If training has ended.
@@ -222,9 +210,7 @@ class LiveRequests:
     """Client of the serving process, in the training process.
 
     Attributes:
-        recipe: File of the resolved recipe.
         process: None until there is a draft to serve with.
-        served: Number of requests served so far.
         ended: True after the end of the stream.
     """
 
@@ -258,7 +244,6 @@ class LiveRequests:
         return self.journal.read(self.journal.of_update(update)[: max(0, self.served - update * own)])
 
     def publish(self, model: nn.Module, *, updates: int) -> None:
-        """Serve with the updated draft from now on."""
         path = self.journal.folder / f"draft-{updates:08d}.safetensors"
         write_bytes(save({name: weight.cpu().contiguous() for name, weight in trained_weights(model).items()}), path)
         if self.process is None:
@@ -287,7 +272,6 @@ class LiveRequests:
 
 
 def serve(recipe: Recipe, folder: Path, draft: PublishedDraft, *, rank: int, world: int) -> None:
-    """Serve this process's remaining requests."""
     run, online = Run.of(recipe), recipe.distill.online
     assert online is not None
     journal = Journal(folder, rank, world, online.update_interval)
@@ -303,7 +287,6 @@ def serve(recipe: Recipe, folder: Path, draft: PublishedDraft, *, rank: int, wor
 
 
 def main(words: list[str]) -> int:
-    """Serve until the stream or training ends; return the exit code."""
     recipe, folder, draft, updates, rank, world = words
     newest = (int(updates), Path(draft))
     return report_user_errors(

@@ -209,7 +209,6 @@ def from_environment(written: dict[str, Any]) -> dict[KeyPath, str]:
 
 
 def leaves(values: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Yield every value that is neither a section nor a list, with its path."""
     if isinstance(values, dict | list):
         for step, value in values.items() if isinstance(values, dict) else enumerate(values):
             yield from leaves(value, (*path, step))
@@ -254,7 +253,6 @@ def path_and_value(details: ErrorDetails, values: Any) -> tuple[KeyPath, Any]:
 
 
 def message(details: ErrorDetails, path: KeyPath, value: Any, known: Mapping[str, Any]) -> str:
-    """Return pydantic's message, with the value or the nearest known key if useful."""
     match details["type"]:
         case "missing":
             return "must be given."
@@ -289,5 +287,4 @@ def pattern_of(path: KeyPath) -> str:
 
 
 def key_path(key: str) -> KeyPath:
-    """Parse a dotted key."""
     return tuple(int(step) if step.isdigit() else step for step in re.findall(r"[^.\[\]]+", key))

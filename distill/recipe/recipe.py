@@ -112,11 +112,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def load_scoring(overrides: Sequence[str]) -> Scoring:
-    """Load evaluation settings from key=value overrides only.
-
-    Raises:
-        RecipeError: With every mistake, one line each.
-    """
+    """Load evaluation settings from key=value overrides only."""
     return load("", "command line", overrides, Scoring)[0]
 
 
@@ -139,12 +135,10 @@ RECIPE_SUFFIXES = (".yaml", ".yml")
 
 
 def is_recipe(word: str) -> bool:
-    """Return True if an argument is a recipe file, not an override."""
     return "=" not in word and Path(word).suffix.lower() in RECIPE_SUFFIXES
 
 
 def values_alone(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the arguments; raise ValueError if one is a recipe."""
     if more := [word for word in words if is_recipe(word)]:
         raise ValueError(
             f"must be values of the one recipe this command takes, got another: {more[0]}. "
@@ -154,7 +148,6 @@ def values_alone(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def one_recipe(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the arguments, of which only the first may be a recipe."""
     return (*words[:1], *values_alone(words[1:]))
 
 

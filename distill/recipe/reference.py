@@ -24,7 +24,6 @@ BOUNDS = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "ma
 
 
 def write_reference(schema: Schema, path: Path = REFERENCE_PATH) -> None:
-    """Insert the tables of all keys between the marks of a page."""
     write_text(replace_between(path.read_text(encoding="utf-8"), BEGIN, END, key_reference(schema)), path)
 
 
@@ -49,7 +48,6 @@ def key_reference(schema: Schema) -> str:
 
 
 def is_section(node: Schema, schema: Schema) -> bool:
-    """Return True if any form of a key has keys of its own."""
     return any("properties" in option for option in options(node, schema))
 
 
@@ -59,7 +57,6 @@ def item_of(node: Schema) -> str | None:
 
 
 def row(name: str, node: Schema, schema: Schema, repeated: Mapping[str, str]) -> list[str]:
-    """Return the table row of a key; a list whose items are listed elsewhere refers to that key."""
     default = f"`{json.dumps(node['default'])}`" if "default" in node else ""
     meaning = {**options(node, schema)[0], **node}.get("description", "")
     meaning += f" Keys as in `{repeated[name]}`." if name in repeated else ""
@@ -72,7 +69,6 @@ def values_of(node: Schema, schema: Schema) -> str:
 
 
 def one_kind(node: Schema, schema: Schema) -> str:
-    """Describe one form of a value."""
     if "enum" in node or "const" in node:
         names = list(map(str, node.get("enum", [node.get("const")])))
         return ", ".join(names) if len(names) <= MAX_NAMES else "name"
@@ -101,7 +97,6 @@ def recipe_schema() -> dict[str, Any]:
 
 
 def schemas() -> dict[str, dict[str, Any]]:
-    """Return the JSON Schemas of recipes and scorecards, by file name."""
     scorecard = {"$schema": DIALECT, **TypeAdapter(Scorecard).json_schema()}
     return {"recipe.schema.json": recipe_schema(), "scorecard.schema.json": scorecard}
 

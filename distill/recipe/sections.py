@@ -131,7 +131,6 @@ class TeacherConfig(Section):
 
     @property
     def is_sharded(self) -> bool:
-        """True if each process holds a shard of the teacher."""
         return self.source == "live" and self.parallelism == "fsdp2"
 
     @property
@@ -148,12 +147,10 @@ class TeacherConfig(Section):
 
     @property
     def served_losses(self) -> list[str]:
-        """Names of the losses that this teacher supports."""
         return [name for name, loss in LOSSES.items() if loss.needs <= self.tells]
 
     @property
     def default_loss(self) -> str:
-        """Loss that `auto` selects."""
         return next(name for name in PREFERRED if name in self.served_losses)
 
 
@@ -194,10 +191,8 @@ def bytes_per_token(cache: TeacherConfig, split: str, *, hidden: int, rows: int,
     """Return the bytes of a cache per response token, without its index.
 
     Args:
-        split: "train" or "eval".
         hidden: Width of the teacher's last hidden state.
         rows: Number of ids that entries are drawn from.
-        dtype: Of the hidden states.
     """
     match kept_of(cache, split).contents:
         case "hidden":
@@ -317,7 +312,6 @@ class TextDomain(Section):
 
 
 def is_plain_text(path: str) -> bool:
-    """Return True if a file is plain text, not JSON lines."""
     return not Path(path).name.endswith(JSON_SUFFIXES)
 
 
