@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from io import BufferedReader
 from math import prod
 from mmap import mmap
 from pathlib import Path
@@ -66,7 +67,7 @@ class Weights:
         bytes_N = torch.frombuffer(mmap(-1, info.num_bytes or 1), dtype=torch.uint8)[: info.num_bytes]
         with self.files[name].open("rb") as stream:
             stream.seek(self.start(name))
-            stream.readinto(bytes_N.numpy().data)
+            self.fill(bytes_N.numpy().data, stream)
         return bytes_N.view(info.dtype).view(info.size)
 
     def read_rows(self, name: str, rows: Sequence[int]) -> Tensor:
@@ -78,8 +79,13 @@ class Weights:
         with self.files[name].open("rb") as stream:
             for place, row in enumerate(rows):
                 stream.seek(start + row * num_bytes)
-                stream.readinto(bytes_R[place].data)
+                self.fill(bytes_R[place].data, stream)
         return rows_RC
+
+    def fill(self, buffer: memoryview, stream: BufferedReader) -> None:
+        """Read bytes of a tensor; raises UserError if the file has become shorter since it was opened."""
+        if stream.readinto(buffer) != buffer.nbytes:
+            raise UserError(f"{stream.name}: was truncated while it was read. Copy or download it again.")
 
     def start(self, name: str) -> int:
         file = self.files[name]

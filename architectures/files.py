@@ -15,7 +15,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -61,14 +61,16 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 @contextmanager
 def staged_folder(path: Path) -> Iterator[Path]:
     """Yield an empty directory that replaces path if the block succeeds, and is deleted if it fails."""
-    partial = partial_path(path)
+    partial, replaced = partial_path(path), partial_path(path)
     partial.mkdir(parents=True)
     try:
         yield partial
-        shutil.rmtree(path, ignore_errors=True)
-        partial.replace(path)
+        with suppress(FileNotFoundError):  # deleting a large directory takes a while; path is missing for a rename only
+            path.rename(replaced)
+        partial.rename(path)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        for left in (partial, replaced):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def partial_path(path: Path) -> Path:

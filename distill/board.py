@@ -1,7 +1,7 @@
-"""Where the processes of one command leave values for one another: torch's store, which the first of them keeps.
+"""Exchange of values between the processes of one command, through torch's store, which rank 0 hosts.
 
-A process that waits looks now and then, and sleeps in between: others need the cores. While it waits it hears of a
-mistake that another one found, and notices one that is gone without a word.
+A waiting process polls with sleeps, since the cores are needed for work. While it waits it also raises errors that
+another process published, and detects processes that died silently.
 """
 
 import threading
@@ -15,28 +15,22 @@ from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivat
 from architectures.errors import UserError
 from distill.process import LostProcessError
 
-PIECE_BYTES = 2**22  # of a value: the store takes 8 MiB at most
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.2  # between two looks
+PIECE_BYTES = 2**22  # of a value: the store limits values to 8 MiB
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.2  # between two polls
 BEAT_S = 5.0
-SILENT_S = 180.0  # without a beat, after which a process counts as lost
-LAST_WORDS_S = 10.0  # the first process waits for the others to end, so that its store outlives what they ask of it
+SILENT_S = 180.0  # without a heartbeat, after which a process counts as lost
+LAST_WORDS_S = 10.0  # rank 0 waits for the other processes, so that its store outlives their last requests
 MISTAKE = "mistake"
 
 Answer = TypeVar("Answer")
 
 
 class StoreBoard:
-    """A Board (architectures.sharing) in torch's store.
-
-    Args:
-        store: Of all processes.
-        index: Of this one.
-        count: Of all.
-    """
+    """Board (architectures.sharing) in torch's store, which all processes share."""
 
     def __init__(self, store: Store, index: int, count: int) -> None:
         self.store, self.index, self.count = PrefixStore("widedraft", store), index, count
-        self.heard: dict[int, tuple[bytes, float]] = {}  # the latest beat of every process, and since when it is that
+        self.heard: dict[int, tuple[bytes, float]] = {}  # latest heartbeat of every process, and since when
 
     def put(self, name: str, value: bytes) -> None:
         """See Board."""
@@ -49,7 +43,7 @@ class StoreBoard:
         """See Board.
 
         Raises:
-            UserError: If another process found a mistake meanwhile.
+            UserError: If another process published an error meanwhile.
             LostProcessError: If another process is gone.
         """
         self._wait_for(name)
@@ -61,14 +55,11 @@ class StoreBoard:
             asked(self.store.delete_key, each)
 
     def tell_mistake(self, message: str) -> None:
-        """Let the others end with this message where they wait."""
+        """Publish an error, which ends the other processes as soon as they wait."""
         self.store.set(MISTAKE, message)
 
     def leave(self) -> None:
-        """Say that this process asks for nothing any more; the first one waits a moment until all have said so.
-
-        What cannot be said any more need not be: this process is ending.
-        """
+        """Announce that this process is done; rank 0 waits up to LAST_WORDS_S for all. Ignores errors of the store."""
         until_s = time.monotonic() + LAST_WORDS_S
         try:
             left = self.store.add("left", 1)
@@ -79,7 +70,6 @@ class StoreBoard:
             return
 
     def beat(self, number: int) -> None:
-        """Say that this process lives."""
         self.store.set(f"beat/{self.index}", str(number))
 
     def _wait_for(self, name: str) -> None:
@@ -94,7 +84,6 @@ class StoreBoard:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _refuse_silence(self) -> None:
-        """Raise LostProcessError for a process that has not said for long that it lives."""
         now_s = time.monotonic()
         for index in range(self.count):
             name = f"beat/{index}"
@@ -118,11 +107,7 @@ class StoreBoard:
 
 
 def asked(question: Callable[..., Answer], *words: Any) -> Answer:
-    """What the store answers.
-
-    Raises:
-        LostProcessError: If it is gone, and with it the process that kept it.
-    """
+    """Call a method of the store; raises LostProcessError if it is gone, and with it rank 0."""
     try:
         return question(*words)
     except torch.distributed.DistError as error:
@@ -130,7 +115,7 @@ def asked(question: Callable[..., Answer], *words: Any) -> Answer:
 
 
 class Pulse:
-    """Says every few seconds that this process lives, from a thread of its own."""
+    """Sends a heartbeat every few seconds, from a thread."""
 
     def __init__(self, board: StoreBoard) -> None:
         self.board, self.ended = board, threading.Event()
@@ -151,5 +136,5 @@ class Pulse:
             try:
                 self.board.beat(number)
             except torch.distributed.DistError:
-                return  # whoever waits says so
+                return  # waiting calls report it
             self.ended.wait(BEAT_S)

@@ -1,11 +1,11 @@
-"""The stage `widedraft cache`, and the manifest of a cache folder. No torch until it writes.
+"""Files and manifest of a teacher cache, the stage `widedraft cache`. No torch until it writes.
 
-    <run>/teacher_cache/manifest.json             inputs, what each split keeps, size and sha256 of every file
-                        capture.json              until the manifest is there: format and inputs
-                        train-index.safetensors   which rows belong to which answer
-                        train-00000.safetensors   rows of consecutive answers; eval-* likewise
+    <run>/teacher_cache/manifest.json             inputs, contents of each split, size and sha256 of every file
+                        capture.json              until the manifest exists: format and inputs
+                        train-index.safetensors   which rows belong to which response
+                        train-00000.safetensors   rows of consecutive responses; also eval-*
 
-Shards are there whole, or not at all.
+Shards are written atomically.
 """
 
 from collections.abc import Mapping
@@ -23,22 +23,22 @@ from architectures.progress import track
 from architectures.settings import command_of
 
 # A change of either limit needs another FORMAT.
-MAX_SHARD_BYTES = 2**28  # of memory while a shard is made
-MAX_SHARD_TOKENS = 2**16  # of work that an interruption loses
+MAX_SHARD_BYTES = 2**28  # of memory while a shard is built
+MAX_SHARD_TOKENS = 2**16  # of work lost by an interruption
 
 
 def shard_tokens(token_bytes: int, *, most_tokens: int = MAX_SHARD_TOKENS, most_bytes: int = MAX_SHARD_BYTES) -> int:
-    """Answer tokens of a full shard, whose rows are of so many bytes."""
+    """Return the response tokens of a full shard with rows of `token_bytes` bytes."""
     return min(most_tokens, max(1, most_bytes // token_bytes))
 
 
-FORMAT = "widedraft.teacher_cache/2"  # of files and names, and where shards are cut
+FORMAT = "widedraft.teacher_cache/2"  # of files and names, and of shard boundaries
 CAPTURE_NAME = "capture.json"
 
 
 @dataclass(frozen=True)
 class FileRecord:
-    """A file of a cache as it was written."""
+    """Size and checksum of a cache file as written."""
 
     num_bytes: int
     sha256: str
@@ -48,15 +48,14 @@ FILES = TypeAdapter(dict[str, FileRecord])
 
 
 def remedy() -> str:
-    """What mends a damaged cache."""
     return f"Delete the folder and run {command_of('cache')}."
 
 
 def recorded_files(folder: Path) -> dict[str, FileRecord]:
-    """Every file a finished cache should hold, by name.
+    """Return the files of a finished cache.
 
     Raises:
-        UserError: If the cache is not finished, or of a format this version does not read.
+        UserError: If the cache is not finished, or its format is not supported.
     """
     manifest = read_manifest(folder)
     if manifest is None:
@@ -66,7 +65,6 @@ def recorded_files(folder: Path) -> dict[str, FileRecord]:
 
 
 def refuse_other_format(folder: Path, written: str | None) -> None:
-    """Raise UserError if a cache, finished or not, was written in a format this version does not read."""
     if written != FORMAT:
         raise UserError(
             f"{folder}: its format is {written!r}, this version reads {FORMAT!r}. "
@@ -75,7 +73,7 @@ def refuse_other_format(folder: Path, written: str | None) -> None:
 
 
 def ill_sized_files(folder: Path) -> list[str]:
-    """Names of the files of a finished cache that are missing or have another size than was written; reads none."""
+    """List files of a finished cache that are missing or of a wrong size; reads no contents."""
     return [
         name
         for name, record in recorded_files(folder).items()
@@ -84,12 +82,11 @@ def ill_sized_files(folder: Path) -> list[str]:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether there is a finished cache, and no file of it is missing or cut short."""
     return read_manifest(folder) is not None and not ill_sized_files(folder)
 
 
 def refuse_ill_sized(folder: Path) -> None:
-    """Raise UserError naming the first file that is missing or cut short."""
+    """Raise UserError if a file is missing or truncated."""
     damaged = ill_sized_files(folder)
     if damaged:
         raise UserError(
@@ -99,10 +96,10 @@ def refuse_ill_sized(folder: Path) -> None:
 
 
 def verify_files(folder: Path) -> int:
-    """Compare the checksum of every file of a finished cache; returns how many there are.
+    """Verify the checksums of a finished cache; return the number of files.
 
     Raises:
-        UserError: Naming the files that are not as they were written.
+        UserError: With the names of missing or damaged files.
     """
     records = recorded_files(folder)
     damaged = [
@@ -119,10 +116,10 @@ def verify_files(folder: Path) -> int:
 
 
 def require_same_capture(folder: Path, inputs: Mapping[str, Any]) -> None:
-    """Check what is in a cache's folder; files of a finished one that are not as long as written are deleted.
+    """Check that a cache directory has the given inputs; delete wrong-sized files of a finished cache.
 
     Raises:
-        UserError: If the folder holds a cache, or a part of one, from other inputs or of another format.
+        UserError: If the directory has a cache, finished or not, of other inputs or another format.
     """
     path, manifest = folder / CAPTURE_NAME, read_manifest(folder)
     begun = read_json_object(path, remedy()) if manifest is None and path.is_file() else manifest
@@ -134,22 +131,20 @@ def require_same_capture(folder: Path, inputs: Mapping[str, Any]) -> None:
                 f"{folder} was begun from another {', '.join(changed)} than the recipe now asks for. "
                 f"Choose another run_name, or delete {folder}."
             )
-    if manifest is not None:  # it was finished, and a file was lost since then
+    if manifest is not None:  # it was finished, and a file was lost later
         for name in ill_sized_files(folder):
             (folder / name).unlink(missing_ok=True)
 
 
 def begin_capture(folder: Path, inputs: Mapping[str, Any]) -> None:
-    """Claim a folder for a cache, which counts as unfinished from now on."""
+    """Mark a directory as an unfinished cache of these inputs."""
     write_json({"format": FORMAT, "inputs": dict(inputs)}, folder / CAPTURE_NAME)
     (folder / MANIFEST_NAME).unlink(missing_ok=True)
 
 
 def end_capture(folder: Path) -> None:
-    """Of a cache that is finished."""
     (folder / CAPTURE_NAME).unlink()
 
 
 def record_file(path: Path) -> FileRecord:
-    """Size and checksum of a file that an earlier capture wrote."""
     return FileRecord(path.stat().st_size, read_sha256(path))

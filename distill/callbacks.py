@@ -1,4 +1,4 @@
-"""Callbacks and loggers of a trainer: gradient norms, step times, intervals of metrics, a profile, console."""
+"""Callbacks and loggers of a trainer: gradient norms, step times, metric intervals, profiles, console."""
 
 import json
 import sys
@@ -28,7 +28,7 @@ from eval.intervals import Estimate
 from eval.profiling import Recording
 
 PHASES = ("data", "teacher", "student", "optimiser", "save", "evaluation", "other")
-ROLLOUTS = "rollouts"  # one more phase, if the student samples responses while it trains
+ROLLOUTS = "rollouts"  # additional phase if the student samples responses during training
 IDLE = "other"
 PHASE_OF_EVENT = {
     Event.BEFORE_DATALOADER: "data",
@@ -40,7 +40,7 @@ PHASE_OF_EVENT = {
     Event.EVAL_END: IDLE,
 }
 
-WARM_STEPS = 3  # before the profiled step; in the last of them the profiler warms up
+WARM_STEPS = 3  # before the profiled step; the profiler warms up in the last of them
 PART_OF_EVENT = {
     Event.AFTER_DATALOADER: None,
     Event.BEFORE_FORWARD: "student forward",
@@ -52,10 +52,9 @@ PART_OF_EVENT = {
 
 
 class EvaluationIntervals(Callback):
-    """Logs both ends of the interval of every evaluation metric that has one, as `<metric>/low` and `<metric>/high`."""
+    """Logs the intervals of evaluation metrics, as `<metric>/low` and `<metric>/high`."""
 
     def eval_end(self, state: State, logger: Logger) -> None:
-        """The metrics have been computed."""
         bounds: dict[str, float] = {}
         for label, metrics in state.eval_metrics.items():
             for name, estimate in estimates(metrics).items():
@@ -66,17 +65,17 @@ class EvaluationIntervals(Callback):
 
 
 class GradientNorm(Algorithm):
-    """Logs and clips the norm of all gradients of a batch; stops the training run if it is not finite.
+    """Logs and clips the global gradient norm of a batch; stops the training run if it is not finite.
 
-    Composer's GradientClipping looks for FSDP1 modules in a sharded model, so it leaves those of FSDP2 unclipped;
-    torch's functions handle whole and sharded gradients. A step with a gradient that is not finite would make every
-    weight so, and the next checkpoint useless.
+    Composer's GradientClipping looks for FSDP1 modules and so leaves FSDP2's unclipped; torch's functions handle
+    sharded gradients. A step with a non-finite gradient would make all weights non-finite, and the next checkpoint
+    useless.
 
     Args:
-        checkpoints: Directory of the checkpoints, for the message.
-        threshold: Maximum norm, beyond which gradients are scaled down; None for no clipping.
-        parameters: Whose gradients count; the model's if left out.
-        passes_over: Whether a step that is not finite is skipped with a message, as online training does.
+        checkpoints: Directory, for the error message.
+        threshold: Maximum norm; None disables clipping.
+        parameters: Parameters whose gradients count; by default the model's.
+        passes_over: Skip a non-finite step with a message instead of stopping, as online training does.
     """
 
     def __init__(
@@ -91,11 +90,10 @@ class GradientNorm(Algorithm):
         self.parameters = parameters or (lambda state: state.model.parameters())
 
     def match(self, event: Event, state: State) -> bool:  # noqa: ARG002  # Composer's signature
-        """After the gradients of all micro-batches are there."""
         return event == Event.AFTER_TRAIN_BATCH
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Raises UserError on all processes if the norm is not finite and such steps are not skipped."""
+        """Raises UserError on all processes if the norm is not finite, unless such steps are skipped."""
         parameters = [parameter for parameter in self.parameters(state) if parameter.grad is not None]
         norm = total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         if torch.isfinite(norm):
@@ -119,18 +117,15 @@ class GradientNorm(Algorithm):
 
 
 def total_norm(gradients: Iterable[Tensor]) -> Tensor:
-    """Euclidean norm of all gradients together, over all their shards; scalar."""
+    """Compute the Euclidean norm over all gradients and shards; scalar."""
     norm = nn.utils.get_total_norm(list(gradients))
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 class PhaseClock:
-    """Adds up the seconds of each phase. A phase lasts until the next one begins, so phases leave no gap.
+    """Accumulates the seconds of each phase; a phase lasts until the next begins, so there are no gaps.
 
-    On a GPU, which works behind the host, the ends of a phase are CUDA events: its time is that of the device.
-
-    Args:
-        on_gpu: Whether the work that counts is that of the current CUDA device.
+    On a GPU, which runs asynchronously, CUDA events mark the ends of a phase, so its time is device time.
     """
 
     def __init__(self, *, on_gpu: bool):
@@ -140,7 +135,7 @@ class PhaseClock:
         self.marks = [(IDLE, self.mark())]
 
     def mark(self) -> Any:
-        """A point in time: seconds, or a CUDA event."""
+        """Return the time in seconds, or a CUDA event."""
         if not self.on_gpu:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -148,13 +143,12 @@ class PhaseClock:
         return event
 
     def switch(self, phase: str) -> None:
-        """End the running phase and begin another."""
         self.current = phase
         self.marks.append((phase, self.mark()))
 
     @contextmanager
     def phase(self, phase: str) -> Iterator[None]:
-        """A phase within another, which goes on afterwards."""
+        """Run the block as a nested phase; the outer phase continues afterwards."""
         outer = self.current
         self.switch(phase)
         try:
@@ -164,7 +158,7 @@ class PhaseClock:
             self.switch(outer)
 
     def lap(self) -> dict[str, float]:
-        """Seconds of every phase since the last call; waits for a GPU to be done with them."""
+        """Return the seconds of every phase since the last call; synchronises with a GPU."""
         self.switch(self.current)
         seconds: dict[str, float] = defaultdict(float)
         for (phase, start), (_, end) in zip(self.marks, self.marks[1:], strict=False):
@@ -174,7 +168,6 @@ class PhaseClock:
 
 
 def seconds_between(start: Any, end: Any) -> float:
-    """Between two marks of one clock."""
     if isinstance(start, float):
         return end - start
     end.synchronize()
@@ -182,28 +175,25 @@ def seconds_between(start: Any, end: Any) -> float:
 
 
 class StepTimes(Callback):
-    """Logs `step/<phase>_s` for every batch: the seconds since the batch before, split into PHASES, and ROLLOUTS.
+    """Logs `step/<phase>_s` for every batch: the seconds since the previous batch, split into PHASES and ROLLOUTS.
 
-    `student` is the student's forward and backward pass, the loss and the clipping of gradients; `save` and
-    `evaluation` are those that followed the batch before. The model names the teacher's part itself, on the same clock.
-    Must come before the callback that writes checkpoints.
+    `student` is the student's forward and backward pass, the loss and gradient clipping; `save` and `evaluation` are
+    those after the previous batch. The model marks the teacher's part itself, on the same clock. Must come before the
+    callback that writes checkpoints.
     """
 
     def __init__(self, clock: PhaseClock):
         self.clock = clock
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
-        """Name the phase that begins with an event."""
         if event in PHASE_OF_EVENT:
             self.clock.switch(PHASE_OF_EVENT[event])
         super().run_event(event, state, logger)
 
     def fit_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
-        """Begin to measure."""
         self.clock.lap()
 
     def batch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Log how long everything took since the batch before."""
         self.clock.switch(IDLE)
         seconds = self.clock.lap()
         phases = [*PHASES, *([ROLLOUTS] if ROLLOUTS in seconds else [])]
@@ -211,29 +201,23 @@ class StepTimes(Callback):
 
 
 class StepProfile(Callback):
-    """Records the fourth step of this session with torch's profiler, and writes trace and table as `step`.
+    """Records the fourth step of this session with torch's profiler, and writes its trace and table as `step`.
 
-    Composer's own profiler names no parts of a step and hands its files to every logger.
-
-    Args:
-        folder: That takes the files.
-        clock: By which the model names its parts; none if left out.
+    Composer's own profiler does not label the parts of a step and passes its files to every logger.
     """
 
     def __init__(self, folder: Path, clock: PhaseClock | None = None):
         self.folder, self.clock = folder, clock
         self.recording: Recording | None = None
-        self.part: Any = None  # the label that is open
+        self.part: Any = None  # currently open label
         self.steps = 0  # trained in this session
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
-        """Name the part that begins with an event."""
         if event in PART_OF_EVENT:
             self.enter(PART_OF_EVENT[event])
         super().run_event(event, state, logger)
 
     def before_dataloader(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
-        """A step begins, unless the epoch turns out to have no more."""
         length = state.dataloader_len
         if length is not None and state.timestamp.batch_in_epoch >= length:
             return
@@ -247,7 +231,6 @@ class StepProfile(Callback):
         self.enter("data")
 
     def batch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Write the files after the recorded step."""
         self.enter(None)
         if self.recording is not None and self.steps == WARM_STEPS:
             recording = self.recording
@@ -258,7 +241,7 @@ class StepProfile(Callback):
         self.steps += 1
 
     def close(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Report if training ended before there was a step to record, also after an error. Composer closes twice."""
+        """Report a missing profile, also after an error. Composer calls this twice."""
         if 0 <= self.steps <= WARM_STEPS:
             self.enter(None)
             self.stop()
@@ -267,7 +250,6 @@ class StepProfile(Callback):
         self.steps = -1
 
     def stop(self) -> None:
-        """Record nothing more, and name no more parts."""
         if self.clock is not None:
             self.clock.label = nullcontext
         if self.recording is not None:
@@ -275,7 +257,7 @@ class StepProfile(Callback):
             self.recording = None
 
     def enter(self, part: str | None) -> None:
-        """End the part that is open, and begin another of the recorded step."""
+        """Close the open label, and open another in the recorded step."""
         if self.part is not None:
             self.part.__exit__(None, None, None)
             self.part = None
@@ -285,21 +267,19 @@ class StepProfile(Callback):
 
 
 def profiled_steps(folder: Path | None, clock: PhaseClock | None = None) -> list[Callback]:
-    """The callback that records a step, on rank 0, since all ranks do the same work; none if no directory is named."""
+    """Return the profiling callback on rank 0, since all ranks do the same work; none without a directory."""
     return [] if folder is None or dist.get_global_rank() != 0 else [StepProfile(folder, clock)]
 
 
-CONSOLE_INTERVAL = "10ba"  # between lines on the console where there is no progress bar
-TRACKERS = {"tensorboard": TensorboardLogger, "wandb": WandBLogger, "mlflow": MLFlowLogger}  # name = its package
+CONSOLE_INTERVAL = "10ba"  # between console lines without a progress bar
+TRACKERS = {"tensorboard": TensorboardLogger, "wandb": WandBLogger, "mlflow": MLFlowLogger}  # key = its package
 
 
 def build_loggers(config: DistillConfig, log_folder: Path, run_name: str) -> list[LoggerDestination]:
-    """The console, and every logger the recipe names.
+    """Build the console logger and every logger of section distill.
 
     Args:
-        config: Section distill.
-        log_folder: Of what is written to files.
-        run_name: What trackers call the training, unless the recipe says otherwise.
+        run_name: Run name in trackers, unless the recipe sets one.
 
     Raises:
         UserError: If a tracker's package is not installed.
@@ -318,7 +298,6 @@ def build_loggers(config: DistillConfig, log_folder: Path, run_name: str) -> lis
 
 
 def build_logger(name: str, arguments: Mapping[str, Any]) -> LoggerDestination:
-    """One logger by its name in the recipe."""
     if name == "file":
         return MetricsFile(**arguments)
     if (problem := missing_package(name)) is not None:
@@ -327,10 +306,10 @@ def build_logger(name: str, arguments: Mapping[str, Any]) -> LoggerDestination:
 
 
 class MetricsFile(LoggerDestination):
-    """Appends every metric to a file of JSON lines, rank 0 only.
+    """Appends metrics to a JSON-lines file, on rank 0.
 
-    A line holds "batch", the number of batches trained, and metrics by name. What belongs to one batch may stand on
-    several lines. A resumed training first drops the lines beyond the batch it resumes from.
+    A line has "batch", the number of batches trained, and metrics by name; those of one batch may be split over
+    several lines. A resumed training run first drops the lines after its checkpoint.
     """
 
     def __init__(self, filename: str):
@@ -339,7 +318,7 @@ class MetricsFile(LoggerDestination):
         self.pending: dict[str, float] = {}
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Remember metrics until all of this batch are there."""
+        """Buffer metrics until all of this batch have been logged."""
         if dist.get_global_rank() != 0:
             return
         assert step is not None, "Composer's Logger always tells the batch"
@@ -356,7 +335,6 @@ class MetricsFile(LoggerDestination):
             self.pending = {}
 
     def after_load(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
-        """Forget what an earlier session logged beyond the checkpoint it left."""
         if dist.get_global_rank() == 0 and self.path.is_file():
             batch = state.timestamp.batch.value
             lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -364,7 +342,6 @@ class MetricsFile(LoggerDestination):
             self.path.write_text("".join(kept) if batch > 0 else "", encoding="utf-8")
 
     def eval_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """An evaluation should be on disk as soon as it is done."""
         self.write()
 
     def fit_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
@@ -372,10 +349,9 @@ class MetricsFile(LoggerDestination):
 
 
 class ConsoleReport(LoggerDestination):
-    """Progress, loss and held-out acceptance on stderr, rank 0 only.
+    """Progress, loss and held-out acceptance on stderr, on rank 0; one progress bar in a terminal.
 
-    Composer's progress bar has neither the loss nor intervals, and its console logger prints every metric on a line.
-    In a terminal there is one bar with the time left.
+    Composer's progress bar has neither loss nor intervals, and its console logger prints a line per metric.
     """
 
     def __init__(self) -> None:
@@ -388,11 +364,10 @@ class ConsoleReport(LoggerDestination):
         self.start_s, self.start_fraction, self.start_tokens, self.start_training_s = time.monotonic(), 0.0, 0, 0.0
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:  # noqa: ARG002
-        """Remember the newest value of every metric."""
         self.latest.update(metrics)
 
     def fit_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Start the clock, wherever in the training run this session starts."""
+        """Start the clock at the progress of a resumed training run."""
         self.start_s, self.start_fraction = time.monotonic(), fraction_done(state)
         self.start_tokens, self.start_training_s = state.timestamp.token.value, training_s(state)
         if self.bar is not None:
@@ -400,35 +375,30 @@ class ConsoleReport(LoggerDestination):
             self.bar.start()
 
     def batch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Move the bar, or print a line if one is due."""
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], completed=fraction_done(state), description=self.describe(state))
         elif self.is_due(state, Event.BATCH_END):
             self.print_line(state)
 
     def epoch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Print a line if lines are due by epoch."""
         if self.bar is None and self.is_due(state, Event.EPOCH_END):
             self.print_line(state)
 
     def eval_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Print the held-out metrics."""
         for line in describe_evaluation(estimates(state.eval_metrics["eval"])):
             self.console.print(f"batch {state.timestamp.batch.value}: held-out {line}", style="bold")
 
     def close(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Leave the terminal as it was, also after an error."""
+        """Restore the terminal, also after an error."""
         if self.bar is not None:
             self.bar.stop()
 
     def print_line(self, state: State) -> None:
-        """How far the training run is."""
         fraction = (fraction_done(state) - self.start_fraction) / max(1e-9, 1 - self.start_fraction)
         left = time_left(time.monotonic() - self.start_s, fraction)
         self.console.print(f"{self.describe(state)}, {duration(left)} left")
 
     def describe(self, state: State) -> str:
-        """The state of training in one line."""
         elapsed_s = training_s(state) - self.start_training_s
         tokens_per_s = (state.timestamp.token.value - self.start_tokens) / max(elapsed_s, 1e-9)
         mfu = self.latest.get("throughput/device/mfu")
@@ -439,7 +409,7 @@ class ConsoleReport(LoggerDestination):
 
 
 def describe_evaluation(results: Mapping[str, Estimate]) -> list[str]:
-    """One line about all answers, and one about each task where there are several."""
+    """Format one line for all responses, and one per task if there are several."""
     lines: dict[str, list[str]] = {}
     for name, estimate in results.items():
         task, _, metric = name.rpartition("/")
@@ -449,11 +419,11 @@ def describe_evaluation(results: Mapping[str, Estimate]) -> list[str]:
 
 
 def fraction_done(state: State) -> float:
-    """How much of the training is done, in [0, 1]."""
+    """Return the progress of the training run, in [0, 1]."""
     assert state.max_duration is not None
     return min(1.0, state.timestamp.get(state.max_duration.unit).value / state.max_duration.value)
 
 
 def training_s(state: State) -> float:
-    """Seconds spent training so far, over all sessions and without evaluations."""
+    """Return the seconds of training over all sessions, without evaluations."""
     return state.timestamp.total_wct.total_seconds()

@@ -1,4 +1,4 @@
-"""`widedraft check`: every mistake of a recipe at once, and what a run makes and costs. No torch, no weights."""
+"""`widedraft check`: report every error of a recipe at once, and the size and cost of a run. No torch, no weights."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -57,7 +57,7 @@ SMALLER_TRAINING = (
     "distill.parallelism: fsdp2, distill.activation_checkpointing: true, distill.teacher.parallelism: fsdp2, a smaller "
     "distill.device_train_microbatch_size, or more processes"
 )
-REMEDIES = {  # of what a device cannot hold
+REMEDIES = {  # by stage that exceeds the device's memory
     "prune": "target.placement: layers, or architecture.method: first_last",
     "generate": f"{SMALLER_TARGET}, or a smaller data.batch_size",
     "cache": SMALLER_TARGET,
@@ -70,10 +70,10 @@ REMEDIES = {  # of what a device cannot hold
 
 
 def planned_shapes(recipe: Recipe) -> PlannedShapes:
-    """Shapes of target, source and draft.
+    """Compute the shapes of target, source and draft.
 
     Raises:
-        UserError: If a checkpoint is not here and not known, or the draft cannot be cut.
+        UserError: If a checkpoint is neither available locally nor known, or the draft cannot be pruned.
     """
     wanted = recipe.architecture
     target, length, is_read = shape_at_hand("target.path", recipe.target.path, recipe.target.revision)
@@ -89,7 +89,7 @@ def planned_shapes(recipe: Recipe) -> PlannedShapes:
 
 
 def shape_at_hand(key: str, path: str, revision: str) -> tuple[Shape, ContextLength | None, bool]:
-    """Shape and context length of a checkpoint the recipe names, and whether its own config.json gave them."""
+    """Return shape and context length of a checkpoint, and True if its own config.json has them."""
     try:
         config, own = config_at_hand(path, revision)
     except UserError as error:
@@ -99,7 +99,7 @@ def shape_at_hand(key: str, path: str, revision: str) -> tuple[Shape, ContextLen
 
 
 def draft_and_origin(wanted: ArchitectureConfig, source: Shape, seed: int) -> tuple[Shape, str]:
-    """The draft's shape, and how it is cut out of its source, in words."""
+    """Return the draft's shape, and how it is pruned from its source."""
     if wanted.plan is not None:
         plan = load_plan(Path(wanted.plan), source, target=None)
         return plan.draft, f"{wanted.plan}, layers {', '.join(map(str, plan.source_layers))}"
@@ -127,28 +127,26 @@ def draft_and_origin(wanted: ArchitectureConfig, source: Shape, seed: int) -> tu
 def check_recipe(
     recipe: Recipe, device: str | None = None, *, processes: int | None = None, device_gib: float | None = None
 ) -> list[Row]:
-    """Name and value of everything a run makes and costs.
+    """List name and value of the facts about a run: shapes, memory, disk, steps, hours.
 
     Args:
-        recipe: What would be run.
-        device: Where hours and memory are computed for, as `find_device` takes it.
-        processes: That share every stage; None computes one, and refuses what 8 cannot hold either.
-        device_gib: Memory of a device; None takes what is known of the device.
+        device: As in `find_device`.
+        processes: Processes of every stage; None reports one, and raises if a device is too small for one of 8.
+        device_gib: Memory of a device; by default that of `device`.
 
     Raises:
-        UserError: With everything that is wrong, one line each.
+        UserError: With all errors, one per line.
     """
     problems: list[str] = []
 
     def attempt(step: Callable[..., Value], *args: object, **options: object) -> Value | None:
-        """What a step returns; None, and its message among the problems, if the user has to fix something."""
         try:
             return step(*args, **options)
         except UserError as error:
             problems.append(str(error))
             return None
 
-    # Everything that can be read is read; what is wrong is collected.
+    # Read everything that can be read, and collect all errors.
     run = Run.of(recipe)
     on = attempt(find_device, device)
     attempt(require_run_folder, run)
@@ -168,7 +166,7 @@ def check_recipe(
     if problems or shapes is None or work is None:
         raise UserError("\n".join(problems))
 
-    # What one device cannot hold is refused, at as many processes as a machine has where nobody says how many.
+    # Raise if a device is too small, assuming a full machine of processes if the number is not given.
     on_gpu = on is not None and on.is_gpu
     gib = device_gib or (None if on is None else on.memory_gib)
     among = processes or PROCESSES_PER_MACHINE
@@ -205,14 +203,14 @@ def check_recipe(
 
 
 def read_rows(source: PromptSource, *, given: bool = False) -> Rows | None:
-    """The prompts of a file, or its conversations with their responses; None of a data set, which takes too long."""
+    """Read the prompts or conversations of a file; None for a data set, which is slow to open."""
     if source.path is None:
         return None
     return load_conversations([source]) if given else load_prompts([source])
 
 
 def rules(recipe: Recipe, shapes: PlannedShapes) -> list[Callable[[], object]]:
-    """Each raises UserError for one thing that would fail in a later stage, some of them hours after the start."""
+    """List checks that raise UserError for failures of later stages, some of them hours after the start."""
     target, draft, run, wanted = shapes.target, shapes.draft, Run.of(recipe), recipe.architecture
     held = {"dtype": recipe.target.dtype, "holding": recipe.target.holding}
     of_target, of_source = shapes.lengths
@@ -237,7 +235,7 @@ def refuse(message: str) -> None:
 
 
 def refuse_missing_packages(recipe: Recipe) -> None:
-    """Raise UserError if a training that is still to come logs to a tracker whose package is not installed."""
+    """Raise UserError if a pending training run logs to a tracker that is not installed."""
     if not (Run.of(recipe).draft.manifest or {}).get("finished"):
         problems = [words for name in recipe.distill.loggers if (words := missing_package(name))]
         if problems:
@@ -245,22 +243,14 @@ def refuse_missing_packages(recipe: Recipe) -> None:
 
 
 def refuse_foreign_list(run: Run, vocab_size: int) -> None:
-    """Raise UserError for a list of token ids that is not of the target's tokenizer, where that is here."""
+    """Raise UserError if a list of token ids does not fit the target's tokenizer, if available locally."""
     wanted, folder = run.recipe.architecture.vocabulary, tokenizer_folder(run)
     if wanted is not None and wanted.origin not in COUNTED and folder is not None:
         listed_ids(wanted, read_tokens(folder, vocab_size), folder)
 
 
 def planned_pair(recipe: Recipe, draft: Shape) -> Pair:
-    """Target and draft of a recipe as engines see them, as far as they are known before anything is pruned.
-
-    Args:
-        recipe: Names the target, what the draft is cut out of, and its folder.
-        draft: Its shape, with the target's vocabulary.
-
-    Raises:
-        UserError: As `read_model`.
-    """
+    """Return target and draft for engine checks, as far as known before pruning; errors as `read_model`."""
     target, wanted = read_model(recipe.target.path, recipe.target.revision), recipe.architecture
     source = target if wanted.source_at is None else read_model(*wanted.source_at)
     folder = Run.of(recipe).draft.path
@@ -287,7 +277,7 @@ def planned_pair(recipe: Recipe, draft: Shape) -> Pair:
 
 
 def shape_words(shape: Shape, name: str | None = None) -> str:
-    """All sizes of a shape, its true parameters, and the nominal size it was published under."""
+    """Format sizes, parameter counts, and the nominal size the shape was published under."""
     head = f", {shape.head_vocab} in the output head" if shape.head_vocab else ""
     nominal = [named.nominal for key, named in NAMED_SHAPES.items() if key == name or named.shape == shape]
     return (
@@ -299,11 +289,7 @@ def shape_words(shape: Shape, name: str | None = None) -> str:
 
 
 def engine_rows(recipe: Recipe, draft: Shape) -> list[Row]:
-    """One row for each of export.engines.
-
-    Raises:
-        UserError: With every reason why one of them does not serve the draft, one line each.
-    """
+    """Return one row per engine; raises UserError with every reason why one cannot serve the draft."""
     if not recipe.export.engines:
         return []
     pair = planned_pair(recipe, draft)
@@ -323,7 +309,7 @@ def engine_rows(recipe: Recipe, draft: Shape) -> list[Row]:
 
 
 def tokenizer_folder(run: Run) -> Path | None:
-    """The directory with the target's tokenizer, if it can be read without fetching or importing anything."""
+    """Return the directory of the target's tokenizer, if readable without downloads or conversion."""
     path, revision = run.recipe.target.path, run.recipe.target.revision
     folder = run.imported_target if is_gguf(path) else local_path(path, revision)
     folder = folder or cached_config(path, revision)
@@ -331,7 +317,7 @@ def tokenizer_folder(run: Run) -> Path | None:
 
 
 def encoder_at_hand(run: Run) -> Encode | None:
-    """The target's tokenizer as a function; None if it is not here."""
+    """Return the target's tokenizer as a function; None if it is not available locally."""
     from tokenizers import Tokenizer
 
     folder = tokenizer_folder(run)
@@ -342,13 +328,11 @@ def encoder_at_hand(run: Run) -> Encode | None:
 
 
 def in_gib(parts: Mapping[str, int], limit: str) -> str:
-    """A sum of bytes, and its parts."""
     each = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items())
     return f"{sum(parts.values()) / GIB:.2f}{limit} GiB: {each}"
 
 
 def work_rows(recipe: Recipe, work: Work) -> list[Row]:
-    """Prompts and steps."""
     config, bound = recipe.distill, "at most " if work.is_bound else ""
     prompts = "unknown until generate opens the data set" if work.prompts is None else f"{bound}{work.prompts:,}"
     rows = [("prompts", f"{prompts}, {recipe.data.num_eval_prompts} held out")]
@@ -368,7 +352,6 @@ def work_rows(recipe: Recipe, work: Work) -> list[Row]:
 
 
 def hours(recipe: Recipe, shapes: PlannedShapes, work: Work, device: Device | None) -> str:
-    """Hours of the long stages on one device."""
     if device is None:
         return "unknown: this device was not measured; --device NAME computes those of another"
     seconds = stage_seconds(recipe, shapes, work, device)

@@ -1,22 +1,23 @@
 """Sums of token losses from hidden states, in chunks of tokens: no [tokens, vocabulary] tensor ever exists.
 
-Knows neither teacher nor loss: both stand behind a callback that is given the student's logits of some rows. Two heads
-of 128k entries over 8,192 tokens would be 25 GB of logits, probabilities and gradients; here they are one chunk's.
+Independent of teacher and loss: both are behind a callback that receives the student's logits of some rows. Two heads
+of 128k entries over 8,192 tokens would be 25 GB of logits, probabilities and gradients; here only one chunk of them
+exists.
 
-A head of a reduced vocabulary: let S be the ids that it outputs, p the teacher's distribution, P = p(S) the mass it
-gives to them, p_S = p / P on S, and q the student's, zero outside S. The rule: a position whose answer token is outside
-S is not trained on (its loss is 0, and it counts in the mean); at every other one the student is compared with p_S,
-which is the softmax of the teacher's logits over S.
+Reduced vocabulary: let S be the ids that the head outputs, p the teacher's distribution, P = p(S), p_S = p / P on S,
+and q the student's distribution, zero outside S. A position whose response token is outside S is not trained on (its
+loss is 0, and it counts in the mean); at all other positions the student is compared with p_S, which is the softmax of
+the teacher's logits over S.
 
-For answers sampled from the teacher at temperature 1 this is the forward KL, unbiased, as far as a student can change
-it. KL(p || q) is infinite where P < 1, but the part of it that q enters is -Σ_S p log q = P (KL(p_S || q) + H(p_S)),
-whose gradient is P times that of KL(p_S || q). The chance that the answer token is in S is P, so that the mean of the
-rule over answers, E[1(token in S)] KL(p_S || q), has that very gradient; and only K logits of the teacher are made.
-`cross_entropy` is the same with the token in the place of p_S: E[1(token in S) (-log q(token))] = -Σ_S p log q.
-Any other loss L becomes P L(p_S, q) in the mean: zero where q = p_S, the q of greatest likelihood. There
-Σ_S min(p, q) = P as well, the most that any q outside whose reach 1 - P lies can get accepted; and on the way
-P Σ_S min(p_S, q) = Σ_S min(p, P q) is at most the true alpha. Greedy answers take the place of P by 0 or 1: where their
-token is outside S no student is accepted, whatever it says.
+For responses sampled from the teacher at temperature 1 this has the gradient of the forward KL in expectation.
+KL(p || q) is infinite if P < 1, but the part of it that depends on q is -Σ_S p log q = P (KL(p_S || q) + H(p_S)),
+whose gradient is P times that of KL(p_S || q). The probability that the response token is in S is P, so the
+expectation over responses, E[1(token in S)] KL(p_S || q), has the same gradient; and only K logits of the teacher are
+computed. `cross_entropy` is the same with the token in place of p_S: E[1(token in S) (-log q(token))] = -Σ_S p log q.
+Any other loss L has the expectation P L(p_S, q), which is zero at q = p_S, the maximum-likelihood q. There
+Σ_S min(p, q) = P, the highest acceptance rate of any q on S; and before convergence
+P Σ_S min(p_S, q) = Σ_S min(p, P q) is a lower bound of the true alpha. For greedy responses P is 0 or 1: if the token
+is outside S, no student is accepted.
 
 Shape suffixes used in this file:
     A = tokens, one row each
@@ -26,9 +27,9 @@ Shape suffixes used in this file:
     K = some of them
     B = rows of the batch
     T = tokens per row
-    D = tokens that the decoder behind an encoder reads, its start token and the answer
+    D = tokens of the decoder of an encoder-decoder model: its start token and the response
     R = rows of the packed batch
-    W = slots in each
+    W = slots per packed row
     X = any axes
 """
 
@@ -55,20 +56,18 @@ GRADIENT_DTYPES = (
     None,
     torch.float32,
     torch.float32,
-)  # hidden states', written once a row, in their own; sums in float32
+)  # hidden states: in their own dtype, since each row is written once; sums in float32
 
 
 @dataclass(frozen=True)
 class Head:
-    """An output head, as far as logits depend on it.
+    """Output head: all that logits depend on besides hidden states.
 
     Attributes:
-        weight_VH: Its matrix.
-        bias_V: Added to the logits, where there is one.
         softcap: Gemma's bound c on logits z, which become c * tanh(z / c).
-        divisor: What Granite divides its logits by.
-        vocab_size: The first so many rows are used; those behind them are padding, and get no logit and no gradient.
-        ids_V: The token id that each row outputs, ascending; None where row k is token k.
+        divisor: Granite's divisor of the logits.
+        vocab_size: Number of leading rows in use; later rows are padding, without logits or gradient.
+        ids_V: Token id of each row, ascending; None if row k is token k.
     """
 
     weight_VH: Tensor
@@ -79,40 +78,37 @@ class Head:
     divisor: float = 1.0
 
     def logits(self, hidden_AH: Tensor) -> Tensor:
-        """Logits_AV over the first vocab_size entries, in the dtype that autocast or the head has."""
+        """Compute logits_AV in autocast's or the head's dtype."""
         weight_VH, bias_V = self.used()
         return self.shaped(linear(hidden_AH, weight_VH, bias_V))
 
     def used(self) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias without the rows of padding."""
+        """Return weight and bias without padding."""
         return self.weight_VH[: self.vocab_size], None if self.bias_V is None else self.bias_V[: self.vocab_size]
 
     def shaped(self, logits_AV: Tensor) -> Tensor:
-        """The logits divided, and under the softcap."""
+        """Apply divisor and softcap to logits."""
         logits_AV = logits_AV if self.divisor == 1 else logits_AV / self.divisor
         return logits_AV if self.softcap is None else self.softcap * (logits_AV / self.softcap).tanh()
 
     def narrowed(self, vocab_size: int) -> "Head":
-        """The same head over fewer entries, never more than it has."""
         return replace(self, vocab_size=min(vocab_size, self.vocab_size))
 
     def rows_of(self, ids_K: Tensor) -> "Head":
-        """A head of its own with the rows of some token ids, copied out of this one, which outputs every id."""
+        """Copy the rows of some token ids; requires a head that outputs every id."""
         assert self.ids_V is None, "rows of a small head are not found by their ids"
         bias_K = None if self.bias_V is None else self.bias_V[ids_K]
         return replace(self, weight_VH=self.weight_VH[ids_K], bias_V=bias_K, vocab_size=len(ids_K), ids_V=ids_K)
 
     def frozen(self, dtype: torch.dtype) -> "Head":
-        """The same head in another dtype, out of reach of gradients."""
         bias_V = None if self.bias_V is None else self.bias_V.detach().to(dtype)
         return replace(self, weight_VH=self.weight_VH.detach().to(dtype), bias_V=bias_V)
 
 
 def sum_of_rows(hidden_AH: Tensor, head: Head, loss_of_rows: FunctionOfRows) -> Tensor:
-    """The sum of a loss over tokens: from whole logits where they are one chunk, else chunk by chunk.
+    """Sum a loss over tokens: from full logits if they fit in one chunk, else by `chunked_sum`.
 
-    See chunked_sum. Where all tokens fit into one chunk, chunks save nothing, and plain autograd computes no gradient
-    that nobody asks for.
+    A single chunk would save nothing, and plain autograd computes only the gradients that are required.
     """
     chunk_tokens = rows_at_a_time(hidden_AH, head.vocab_size)
     if len(hidden_AH) <= chunk_tokens:
@@ -121,12 +117,11 @@ def sum_of_rows(hidden_AH: Tensor, head: Head, loss_of_rows: FunctionOfRows) -> 
 
 
 def rows_at_a_time(hidden_AH: Tensor, entries: int) -> int:
-    """Rows of a chunk where each has so many entries."""
     return chunk_size(entries) * (GPU_CHUNKS if hidden_AH.is_cuda else 1)
 
 
 def plain_sum(hidden_AH: Tensor, head: Head, loss_of_rows: FunctionOfRows) -> Tensor:
-    """What chunked_sum returns, from the logits of all tokens at once: the reference, and faster for few tokens."""
+    """Compute `chunked_sum` from all logits at once: the reference, and faster for few tokens."""
     logits_AV = head.logits(hidden_AH)
     with torch.autocast(hidden_AH.device.type, enabled=False):
         return loss_of_rows(logits_AV, slice(0, len(hidden_AH))).sum()
@@ -139,20 +134,18 @@ def chunked_sum(
     *,
     chunk_tokens: int,
 ) -> Tensor:
-    """The sum of a loss over tokens, whose gradient is made on the way and only scaled in the backward pass.
+    """Sum a loss over tokens, computing its gradient in the forward pass; the backward pass only scales it.
 
-    Gradients flow to hidden_AH and to the head's weight and bias, and to nothing the callback reads. Works under
-    autocast, where the matrix products of the head are in its dtype; the loss never is. The gradient of the weight is
-    added up in float32. Backward may run once.
+    Gradients flow to hidden_AH and to the head's weight and bias, not to tensors that the callback captures. Under
+    autocast the matrix products of the head use its dtype; the loss never does. The gradient of the weight is
+    accumulated in float32. Backward may run only once.
 
     Args:
-        hidden_AH: What the last norm put out.
-        head: Of the student.
-        loss_of_rows: Takes the student's logits_CV of some rows, and which rows of A they are; returns loss_C, float32.
-        chunk_tokens: Rows whose logits exist at a time, > 0.
+        hidden_AH: Output of the last norm.
+        loss_of_rows: Maps the student's logits_CV and their slice of A to loss_C, float32.
 
     Returns:
-        Scalar float32; 0 when there is no row.
+        Scalar float32; 0 without rows.
     """
     job = Job(head, loss_of_rows, chunk_tokens)
     if not torch.is_grad_enabled():
@@ -169,17 +162,12 @@ def map_rows(
     chunk_tokens: int | None = None,
     entries: int | None = None,
 ) -> Tensor:
-    """The value of a function of logits for every token, without gradients: metrics, or what tokens are chosen by.
+    """Map a function over the logits of all tokens, without gradients, and concatenate its A rows.
 
     Args:
-        hidden_AH: What the last norm put out.
-        head: Whose logits the function is given.
-        function_of_rows: Takes logits_CV of some rows, and which rows of A they are; returns one row for each.
-        chunk_tokens: Rows whose logits exist at a time; by the entries of each if left out.
-        entries: Columns of the widest tensor that the function makes of its logits; those of the head if left out.
-
-    Returns:
-        The function's rows, all A of them.
+        function_of_rows: Maps logits_CV and their slice of A to one row each.
+        chunk_tokens: Derived from `entries` by default.
+        entries: Columns of the widest tensor that the function creates; those of the head by default.
     """
     dtype = product_dtype(hidden_AH)
     with torch.autocast(hidden_AH.device.type, enabled=False):
@@ -193,7 +181,7 @@ def map_rows(
 
 @dataclass(frozen=True)
 class Job:
-    """What ChunkedSum needs besides the tensors that gradients flow to."""
+    """Arguments of ChunkedSum that receive no gradient."""
 
     head: Head
     loss_of_rows: FunctionOfRows
@@ -201,11 +189,10 @@ class Job:
 
 
 class ChunkedSum(torch.autograd.Function):
-    """The sum and, while it is computed, its gradients: those of a chunk's logits by autograd, the rest by hand."""
+    """Sum with gradients computed in forward: of a chunk's logits by autograd, of head and hidden states by hand."""
 
     @staticmethod
     def forward(ctx: Any, hidden_AH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, job: Job) -> Tensor:
-        """Chunk after chunk: logits, loss, gradient."""
         dtype = product_dtype(hidden_AH)
         inputs = (hidden_AH, weight_VH, bias_V)
         ctx.gradients = gradients = [
@@ -228,7 +215,7 @@ class ChunkedSum(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  # one output, one gradient
         ctx: Any, grad_output: Tensor
     ) -> tuple[Tensor | None, ...]:
-        """The gradients made in forward, scaled where they lie."""
+        """Scale the gradients computed in forward, in place."""
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             raise RuntimeError("chunked_sum keeps its gradients for one backward pass. Compute the sum again.")
@@ -240,7 +227,7 @@ class ChunkedSum(torch.autograd.Function):
 
 
 def loss_and_gradient(hidden_CH: Tensor, head: Head, job: Job, rows: slice) -> tuple[Tensor, Tensor]:
-    """The loss of one chunk, and its gradient with respect to the logits before divisor and softcap."""
+    """Return the loss of a chunk, and its gradient with respect to the logits before divisor and softcap."""
     weight_VH, bias_V = head.used()
     logits_CV = linear(hidden_CH, weight_VH, bias_V).requires_grad_()
     with torch.enable_grad():
@@ -252,7 +239,7 @@ def loss_and_gradient(hidden_CH: Tensor, head: Head, job: Job, rows: slice) -> t
 def add_gradients(
     gradients: list[Tensor | None], rows: slice, grad_CV: Tensor, hidden_CH: Tensor, weight_VH: Tensor
 ) -> None:
-    """Carry the gradient of a chunk's logits on to hidden states, weight and bias, whichever are wanted."""
+    """Accumulate the required gradients from those of a chunk's logits."""
     of_hidden_AH, of_weight_VH, of_bias_V = gradients
     vocab_size = len(weight_VH)
     if of_hidden_AH is not None:
@@ -260,7 +247,7 @@ def add_gradients(
     if of_weight_VH is not None:
         used_VH = of_weight_VH[:vocab_size]
         if grad_CV.dtype == torch.float32:
-            used_VH.addmm_(grad_CV.T, hidden_CH)  # no second matrix of that size
+            used_VH.addmm_(grad_CV.T, hidden_CH)  # without a second matrix of that size
         else:
             used_VH += grad_CV.T @ hidden_CH
     if of_bias_V is not None:
@@ -268,13 +255,13 @@ def add_gradients(
 
 
 def product_dtype(hidden_AH: Tensor) -> torch.dtype:
-    """The number type of matrix products here and now: autocast's where it is on."""
+    """Return autocast's dtype if enabled, else that of the hidden states."""
     device = hidden_AH.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_AH.dtype
 
 
 def chunks(num_tokens: int, chunk_tokens: int) -> Iterator[slice]:
-    """Slices of at most chunk_tokens rows that cover all tokens; one empty slice where there are none."""
+    """Yield slices of at most chunk_tokens rows; one empty slice without tokens."""
     for start in range(0, max(1, num_tokens), chunk_tokens):
         yield slice(start, min(start + chunk_tokens, num_tokens))
 
@@ -283,20 +270,19 @@ Reading = TypeVar("Reading")
 
 
 class AnswerLogits(nn.Module):
-    """A language model whose output head runs on chosen positions only.
+    """Language model whose output head runs at chosen positions only.
 
-    The head of a shallow draft is about half of its work, and a prompt has no answer to learn: skipping it there halves
-    the step. Positions are chosen, and the head is read, inside this module because FSDP2 gathers the embeddings and
-    the head, which belong to the outermost sharded module, in that module's forward.
+    The head is about half of the compute of a shallow draft, and prompt tokens contribute no loss: skipping them
+    halves the step. Positions are selected, and the head is read, inside this module because FSDP2 gathers embeddings
+    and head, which belong to the outermost sharded module, in that module's forward.
 
     Args:
-        lm: Read.
-        packing: Compute less padding: lay the sequences of a batch into fewer rows where that saves FLOPs. What is
-            read is the same, in the same order, up to the order of floating-point sums.
-        multiple: Of slots, that packed rows are wide.
+        packing: Pack the sequences of a batch into fewer rows if that saves FLOPs. Outputs and their order are the
+            same, up to the order of floating-point sums.
+        multiple: Round the width of packed rows up to a multiple of this.
 
     Raises:
-        UserError: If packing is asked for and its attention would mix up the texts of a row.
+        UserError: If the attention implementation does not support packing.
     """
 
     def __init__(self, lm: PreTrainedModel, *, packing: bool = False, multiple: int = 1):
@@ -312,17 +298,17 @@ class AnswerLogits(nn.Module):
         position_ids_BT: Tensor | None = None,
         prompt_len_B1: Tensor | None = None,
     ) -> Reading:
-        """What read makes of hidden_AH and the head, at the positions where keep_BT is True, sequence after sequence.
+        """Return read(hidden_AH, head) for the positions where keep_BT is True, sequence by sequence.
 
-        That is a loss or a metric computed in chunks (distill/chunked_loss.py), or the logits (logits_of). Under
-        FSDP2 the head is gone afterwards, so what is read must not hold on to it.
+        `read` computes a loss or a metric in chunks, or the logits (`logits_of`). Under FSDP2 the head is freed
+        afterwards, so the result must not reference it.
 
-        There is no attention mask: padding stands on the right, where a causal model never looks back at it from.
+        There is no attention mask: padding is on the right, out of reach of causal attention.
 
         Args:
-            position_ids_BT: Of tokens in the text they belong to, where a row holds several texts: positions begin
-                again at 0 with each, and no token attends to another text than its own. None: one text to a row.
-            prompt_len_B1: Tokens of each row that are its prompt, which an encoder reads; others do not ask.
+            position_ids_BT: Positions within each sequence, if rows hold several: they restart at 0 with each, and
+                tokens attend only to their own sequence. None: one sequence per row.
+            prompt_len_B1: Prompt tokens of each row, the input of an encoder; unused by decoder-only models.
         """
         return read(self.hidden(input_ids_BT, keep_BT, position_ids_BT, prompt_len_B1), head_of(self.lm))
 
@@ -333,7 +319,6 @@ class AnswerLogits(nn.Module):
         position_ids_BT: Tensor | None = None,
         prompt_len_B1: Tensor | None = None,
     ) -> Tensor:
-        """hidden_AH as the head is given it, at the positions kept."""
         if self.lm.config.is_encoder_decoder:
             return answer_states(self.lm, input_ids_BT, keep_BT, prompt_len_B1)
         layout, width = None, keep_BT.shape[1]
@@ -345,29 +330,28 @@ class AnswerLogits(nn.Module):
         slots_BT = slots_of(layout, width, keep_BT.device)
         if position_ids_BT is None:
             position_ids_BT = torch.arange(width, device=keep_BT.device).expand_as(slots_BT)
-        # where rows have slots left every position is 0: each slot there is a text of its own
+        # Unused slots get position 0, so each is a sequence of its own.
         ids_RW, positions_RW = (packed(each_BT, slots_BT, layout) for each_BT in (input_ids_BT, position_ids_BT))
         return self.last_hidden(ids_RW, positions_RW).flatten(0, 1)[slots_BT[keep_BT]]
 
     def last_hidden(self, input_ids_BT: Tensor, position_ids_BT: Tensor | None) -> Tensor:
-        """hidden_BTH behind the last norm."""
         apart = nullcontext() if position_ids_BT is None else texts_apart(self.lm, position_ids_BT)
         with apart:
             states = self.lm.base_model(input_ids=input_ids_BT, position_ids=position_ids_BT, use_cache=False)
         return states.last_hidden_state
 
     def fsdp_wrap_fn(self, module: nn.Module) -> bool:
-        """Tells Composer to shard each transformer block as its own unit."""
+        """Return True for transformer blocks: Composer shards each as its own unit."""
         return isinstance(module, GradientCheckpointingLayer)
 
 
 def answer_states(lm: PreTrainedModel, input_ids_BT: Tensor, keep_BT: Tensor, prompt_len_B1: Tensor | None) -> Tensor:
-    """hidden_AH of an encoder-decoder model at the positions kept, which are those of its decoder.
+    """Return hidden_AH of an encoder-decoder model at the kept positions of its decoder.
 
-    Its start token stands where a row has the last one of its prompt, and predicts the answer's first.
+    The decoder's start token takes the position of the last prompt token, and predicts the first response token.
 
     Raises:
-        ValueError: If nobody says where prompts end.
+        ValueError: Without prompt lengths.
     """
     if prompt_len_B1 is None:
         raise ValueError("an encoder-decoder model must be told where prompts end: the batch holds no prompt_len.")
@@ -382,11 +366,7 @@ def answer_states(lm: PreTrainedModel, input_ids_BT: Tensor, keep_BT: Tensor, pr
 
 
 def packed_flops_per_token(lm: PreTrainedModel) -> Callable[[int], int]:
-    """FLOPs of a model's layers for one token that attends to so many.
-
-    Raises:
-        UserError: If its attention would mix up the texts of a row.
-    """
+    """Return the FLOPs of a model's layers per token by context length; raises UserError as AnswerLogits."""
     where = str(lm.config.name_or_path)
     refuse_attention(str(lm.config._attn_implementation), where=where)  # noqa: SLF001  # it has no other name
     shape = Shape.from_config(lm.config.to_dict(), where=where)
@@ -395,7 +375,6 @@ def packed_flops_per_token(lm: PreTrainedModel) -> Callable[[int], int]:
 
 
 def head_of(lm: PreTrainedModel) -> Head:
-    """The output head of a language model, all of its rows."""
     module = lm.get_output_embeddings()
     assert isinstance(module, nn.Linear), "a language model has a linear output head"
     cap = getattr(lm.config, "final_logit_softcapping", None)  # of Gemma
@@ -404,36 +383,33 @@ def head_of(lm: PreTrainedModel) -> Head:
 
 
 def vocab_size_of(lm: PreTrainedModel) -> int:
-    """How many ids a model knows: rows of its head, or of its embedding where its head outputs some of them alone."""
+    """Return the vocabulary size of a model, also if its head outputs a reduced vocabulary."""
     head = head_of(lm)
     return head.vocab_size if head.ids_V is None else lm.config.get_text_config(decoder=True).vocab_size
 
 
 def logits_of(hidden_AH: Tensor, head: Head) -> Tensor:
-    """Logits_AV, for a model that is to be read whole."""
+    """`read` of AnswerLogits that returns all logits."""
     return head.logits(hidden_AH)
 
 
 def rows_of_tokens(ids_K: Tensor, token_ids_X: Tensor) -> tuple[Tensor, Tensor]:
-    """rows_X and is_output_X: the row of a head that outputs each token, and whether there is one; else the row is any.
+    """Return rows_X, the row of a head that outputs each token, and is_output_X, False for tokens without one.
+
+    Rows of tokens without one are arbitrary but valid.
 
     Args:
-        ids_K: The token id of each row, ascending.
-        token_ids_X: Of any shape.
+        ids_K: Token id of each row, ascending.
     """
     rows_X = torch.searchsorted(ids_K, token_ids_X.contiguous()).clamp(max=len(ids_K) - 1)
     return rows_X, ids_K[rows_X] == token_ids_X
 
 
 def learned(batch: Mapping[str, Tensor], ids_K: Tensor | None) -> dict[str, Tensor]:
-    """A batch as a head of some ids learns from it: what it cannot output is no longer in `keep`, but in `unsaid`.
+    """Return a batch for a reduced vocabulary: `next_ids` are head rows, missing tokens move from `keep` to `unsaid`.
 
     Args:
-        batch: Of distill/data/batches.py, distill/text_training.py or distill/teacher_cache.py.
-        ids_K: The token id of each row, ascending; None where row k is token k, and the batch stays what it is.
-
-    Returns:
-        The batch with rows of the head in `next_ids`.
+        ids_K: Token id of each row, ascending; None if row k is token k, and the batch is unchanged.
     """
     if ids_K is None:
         return dict(batch)
@@ -443,13 +419,13 @@ def learned(batch: Mapping[str, Tensor], ids_K: Tensor | None) -> dict[str, Tens
 
 
 class FrozenRows:
-    """Some rows of a frozen head, copied out of it once: it never changes, and every step reads the same ones."""
+    """Cache of some rows of a frozen head, which every step reads."""
 
     def __init__(self) -> None:
         self.head: Head | None = None
 
     def of(self, head: Head, ids_K: Tensor) -> Head:
-        """The head with the rows of these ids alone; one that says only those already is returned as it is."""
+        """Return the head with the rows of these ids; a head that outputs only those is returned as is."""
         if head.ids_V is not None:
             return head.narrowed(len(ids_K))
         if self.head is None:

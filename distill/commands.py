@@ -1,4 +1,4 @@
-"""Commands that take a recipe: RECIPE key=value ..., and perhaps --debug. Each imports what it runs when it runs."""
+"""Commands on a recipe: RECIPE key=value ..., most with --debug. Each imports its implementation when it runs."""
 
 import re
 import sys
@@ -30,7 +30,7 @@ SHARD = re.compile(r"[1-9]\d{0,4}/[1-9]\d{0,4}")
 
 
 class Named(NamedTuple):
-    """The run of the recipe a command names, and the file and words of that, which training processes read again."""
+    """A run, and the recipe file and overrides from which training processes load its recipe again."""
 
     run: "Run"
     path: Path
@@ -38,7 +38,7 @@ class Named(NamedTuple):
 
 
 class StageSettings(Section):
-    """The recipe whose stage is made."""
+    """Settings of a stage."""
 
     recipe: RecipeFile
     overrides: Overrides = ()
@@ -47,13 +47,13 @@ class StageSettings(Section):
 
 
 class RunSettings(StageSettings):
-    """The recipe whose stages, trainings among them, are made."""
+    """Settings of stages, training included."""
 
     trust_checkpoints: TrustCheckpoints = False
 
 
 class GenerateSettings(StageSettings):
-    """The recipe whose prompts are answered, and which part of the answers is written."""
+    """Settings of `generate`."""
 
     shard: Annotated[str | None, Flag(metavar="I/N", absent="all of them")] = Field(
         default=None,
@@ -69,12 +69,11 @@ class GenerateSettings(StageSettings):
 
     @property
     def part(self) -> Part:
-        """Which files that are."""
         return EVERY_FILE if self.shard is None else Part(*map(int, self.shard.split("/")))
 
 
 class DistillSettings(Section):
-    """The recipe whose draft is trained."""
+    """Settings of `distill`."""
 
     recipe: RecipeFile
     overrides: Overrides = ()
@@ -84,7 +83,7 @@ class DistillSettings(Section):
 
 
 class CacheSettings(StageSettings):
-    """The recipe whose teacher is cached."""
+    """Settings of `cache`."""
 
     verify: bool = Field(default=False, description="Compare the checksums of a finished cache; write nothing.")
 
@@ -101,16 +100,11 @@ class CacheSettings(StageSettings):
 
 
 def of_words(words: Sequence[str], *, debug: bool) -> StageSettings:
-    """The recipe that is the first of some words, and its values."""
     return StageSettings(recipe=Path(words[0]), overrides=tuple(words[1:]), debug=debug)
 
 
 def why_alone(settings: Any) -> str | None:
-    """Why a command that several processes could share is the work of one; None where each GPU gets a process.
-
-    Raises:
-        UserError: If the recipe that the settings name is wrong.
-    """
+    """Return the reason to run a distributed command in one process; None for one process per GPU."""
     if getattr(settings, "is_without_recipe", False):
         placement = settings.holding.placement
     else:
@@ -120,18 +114,17 @@ def why_alone(settings: Any) -> str | None:
 
 
 def trust_if_asked(asked: bool) -> None:  # noqa: FBT001
-    """Trust checkpoints from here on if --trust-checkpoints was given."""
     if asked:
         trust_checkpoints()
 
 
 def recipe_of(settings: NamesRecipe, *, weights: bool = True) -> "Recipe":
-    """The recipe a command names, or that of its debug run; `weights` as in `begin_debug`."""
+    """Load the recipe of a command or its debug run; `weights` as in `begin_debug`."""
     return load_recipe(*recipe_words(settings, weights=weights))
 
 
 def recipe_words(settings: NamesRecipe, *, weights: bool = True) -> tuple[Path, list[str]]:
-    """The recipe file and the key=value words a command names, or the written-out recipe of its debug run."""
+    """Return the recipe file and overrides of a command or its debug run."""
     if not settings.debug:
         return settings.recipe, list(settings.overrides)
     from distill.debug import begin_debug
@@ -141,15 +134,14 @@ def recipe_words(settings: NamesRecipe, *, weights: bool = True) -> tuple[Path, 
 
 @contextmanager
 def own_run(settings: NamesRecipe, *, beside_others: bool = False) -> Iterator[Named]:
-    """The recipe a command names, in a run that no other command works in meanwhile.
+    """Yield the run of a command's recipe, locked against other commands.
 
     Args:
-        settings: Name it.
-        beside_others: Other commands that say the same may work in it.
+        beside_others: Allow other commands that also set this to work in the run.
 
     Raises:
-        UserError: If the recipe is wrong, its folder may not be a run's, another process works in it, or the processes
-            of this command were given different recipes or do not see one folder.
+        UserError: If the recipe is invalid, its directory is unsuitable, another process works in it, or the processes
+            of this command have different recipes or do not see one directory.
     """
     from distill.run import Run, owned_run, told_apart
 
@@ -176,7 +168,7 @@ def choose(settings: ChooseSettings) -> None:
 
 
 def prune(settings: RunSettings) -> None:
-    """Prune the target to the undistilled draft; learned masks are trained first if the recipe names them."""
+    """Prune the target to the undistilled draft; train learned masks first if the recipe uses them."""
     from distill.pipeline import mask_stage, prune_stage
 
     trust_if_asked(settings.trust_checkpoints)
@@ -187,7 +179,7 @@ def prune(settings: RunSettings) -> None:
 
 
 def generate(settings: GenerateSettings) -> None:
-    """Let the target answer the prompts, or a part of them beside other jobs that answer theirs."""
+    """Generate target responses for the prompts, or a part of them."""
     from distill.pipeline import generate_stage
 
     with own_run(settings, beside_others=settings.part != EVERY_FILE) as named:
@@ -195,7 +187,7 @@ def generate(settings: GenerateSettings) -> None:
 
 
 def cache(settings: CacheSettings) -> None:
-    """Let the teacher read the answers, or verify what it left."""
+    """Cache the teacher's outputs on the responses, or verify a cache."""
     from distill.pipeline import cache_stage, verify_cache_stage
     from distill.run import Run
 
@@ -219,7 +211,7 @@ def distill(settings: DistillSettings) -> None:
 
 
 def score(settings: EvalSettings) -> None:
-    """Score a recipe's draft, any draft against any target, or any draft on recorded answers."""
+    """Score a recipe's draft, or any draft against any target or on recorded responses."""
     if settings.is_without_recipe:
         score_without_recipe(settings)
         return
@@ -231,7 +223,7 @@ def score(settings: EvalSettings) -> None:
 
 
 def run_everything(settings: RunSettings) -> None:
-    """All stages, skipping what is done."""
+    """Run all stages that are not finished."""
     from distill.pipeline import run_all
 
     trust_if_asked(settings.trust_checkpoints)
@@ -240,7 +232,7 @@ def run_everything(settings: RunSettings) -> None:
 
 
 def push(settings: PushSettings) -> None:
-    """Push the draft of a run and print its page; of a dry run write the files that would be pushed, and list them."""
+    """Push the draft of a run and print its URL, or write and list the files of a dry run."""
     from distill.hub.publish import dry_run, push_run
 
     if settings.dry_run is None:
@@ -255,7 +247,7 @@ OF_A_CHECKPOINT = ("checkpoint", "init", "target")
 
 
 class ExportSettings(Section):
-    """What is exported: the draft of a recipe's run, a draft folder, or a checkpoint and what it belongs to."""
+    """Settings of `export`: a recipe, a draft directory, or a checkpoint with its init and target."""
 
     words: RecipeWords = Field(default=(), description="A recipe or a draft folder, unless --checkpoint is given.")
     checkpoint: Annotated[Path | None, Flag(metavar="PATH")] = Field(
@@ -303,12 +295,12 @@ class ExportSettings(Section):
 
     @property
     def is_folder(self) -> bool:
-        """Whether a draft folder is named, not a recipe."""
+        """True for a draft directory, False for a recipe."""
         return bool(self.words) and Path(self.words[0]).is_dir()
 
 
 def export(settings: ExportSettings) -> None:
-    """Write a draft folder, another form of it, and its GGUF files."""
+    """Write a draft directory, another form of it, and its GGUF files."""
     trust_if_asked(settings.trust_checkpoints)
     if settings.checkpoint and settings.init and settings.target and settings.to:
         from architectures.hub import resolve_checkpoint
@@ -333,7 +325,7 @@ def export(settings: ExportSettings) -> None:
 
 
 def write_form(draft: Path, settings: ExportSettings) -> None:
-    """Write a draft with a reduced vocabulary in the form that an engine loads, if one is asked for."""
+    """Convert a draft with a reduced vocabulary to an engine's form, if requested."""
     if settings.form is None or settings.to is None:
         return
     from architectures.convert import convert_draft
@@ -343,7 +335,7 @@ def write_form(draft: Path, settings: ExportSettings) -> None:
 
 
 def write_gguf_files(folder: Path, name: str, kinds: Sequence[GgufKind]) -> None:
-    """Write a draft folder as GGUF files into itself, and say what each is."""
+    """Export a draft as GGUF files into its directory."""
     if not kinds:
         return
     from architectures.gguf_export import export_gguf
@@ -358,7 +350,7 @@ def write_gguf_files(folder: Path, name: str, kinds: Sequence[GgufKind]) -> None
 
 
 class CheckSettings(Section):
-    """The recipes that are checked, and for which device."""
+    """Settings of `check`."""
 
     recipe: RecipeFile
     words: Annotated[tuple[str, ...], Flag(metavar="RECIPE | key=value", is_word=True)] = Field(
@@ -381,12 +373,11 @@ class CheckSettings(Section):
 
     @property
     def is_for_one(self) -> bool:
-        """See distill.distributed: its `processes` are those that it tells of."""
+        """See distill.distributed: `processes` is the number to estimate for."""
         return True
 
     @property
     def recipes(self) -> list[Path]:
-        """Each once."""
         more = (Path(word) for word in self.words if is_recipe(word))
         return list(dict.fromkeys((self.recipe, *more)))
 
@@ -396,11 +387,7 @@ class CheckSettings(Section):
 
 
 def check(settings: CheckSettings) -> None:
-    """Print what recipes would make and cost.
-
-    Raises:
-        UserError: With every mistake of the one recipe; of several, how many are wrong.
-    """
+    """Print shapes and costs of recipes; raises UserError with all errors of one, or the invalid ones of several."""
     from distill.check import check_recipe
 
     several, wrong = len(settings.recipes) > 1, []

@@ -1,10 +1,10 @@
-"""`--debug`: any recipe as a run of minutes on two cores, through the same stages. Pure; no torch.
+"""`--debug`: run any recipe within minutes on two cores, through the same stages.
 
-Sizes, steps, batches and lengths are divided or bounded; what a run reads from elsewhere (target, prompts, text,
-scores, plans) is replaced by files that distill/debug.py writes into the run folder, and what it reports to
-elsewhere is left out. Everything else stays what the recipe says: method, loss, precision, parallelism, number types.
+Sizes, steps, batches and lengths are divided or bounded; external inputs (target, prompts, text, scores, plans) are
+replaced by small files in the run directory, and external loggers and uploads are removed. Method, loss, precision,
+parallelism and dtypes stay those of the recipe.
 
-Nothing here imports torch until weights are made, so `widedraft check RECIPE --debug` stays quick.
+Nothing here imports torch until weights are created, so `widedraft check RECIPE --debug` stays fast.
 """
 
 import tempfile
@@ -29,20 +29,18 @@ from distill.run import Run, owned_run
 from eval.tasks import TASKS
 
 SUFFIX = "-debug"
-TARGET, SOURCE, PROMPTS, TEXT = "tiny-target", "tiny-source", "prompts.jsonl", "text.txt"  # in the run folder
+TARGET, SOURCE, PROMPTS, TEXT = "tiny-target", "tiny-source", "prompts.jsonl", "text.txt"  # in the run directory
 IDS = "ids.json"
 Values = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class TinyRun:
-    """The shapes of a debug run.
+    """Shapes of a debug run.
 
     Attributes:
-        target: That answers and teaches.
-        source: What the draft is cut out of; the target, unless architecture.source names another.
-        draft: That is trained.
-        stages: Layers after each of several cuts, where the recipe has them.
+        source: The target, unless architecture.source names another.
+        stages: Layers after each stage of pruning, if the recipe has several.
     """
 
     target: Shape
@@ -52,15 +50,10 @@ class TinyRun:
 
 
 def tiny_run(recipe: Recipe, target: Shape, source: Shape) -> TinyRun:
-    """The shapes of a recipe's debug run.
-
-    Args:
-        recipe: As the user wrote it.
-        target: The real target's shape.
-        source: Of architecture.source; the target's where the recipe names none.
+    """Compute the shapes of a recipe's debug run from those of target and architecture.source.
 
     Raises:
-        UserError: If the draft cannot be cut out of its source.
+        UserError: If the draft cannot be pruned from its source.
     """
     draft, _ = draft_and_origin(recipe.architecture, source, recipe.seed)
     stages = recipe.architecture.stages
@@ -72,7 +65,7 @@ def tiny_run(recipe: Recipe, target: Shape, source: Shape) -> TinyRun:
 
 
 def debug_recipe(recipe: Recipe, tiny: TinyRun) -> Recipe:
-    """The recipe of a debug run: the same keys, small values, in a run folder of its own."""
+    """Return the recipe of a debug run: the same keys, small values, and its own run directory."""
     run = Path(f"{recipe.run_dir}{SUFFIX}")
     values = recipe.model_dump(mode="json")
     values["run_name"], values["run_dir"] = f"{recipe.run_name}{SUFFIX}", str(run)
@@ -105,14 +98,14 @@ def debug_recipe(recipe: Recipe, tiny: TinyRun) -> Recipe:
     scoring["lookaheads"] = sorted({at_most(each, 3) for each in scoring["lookaheads"]})
     scoring["latency_batch_sizes"] = scoring["latency_batch_sizes"][:2]
 
-    values["export"] |= {"engines": [], "tensor_parallel": 1}  # nobody serves it, and few heads divide by 8
+    values["export"] |= {"engines": [], "tensor_parallel": 1}  # nothing serves it, and few heads are divisible by 8
     small = Recipe.model_validate(values)
     small.refer_as(recipe)
     return small
 
 
 def shrink_architecture(wanted: Values, tiny: TinyRun, run: Path) -> None:
-    """The tiny draft's sizes in place of a shape, shares or a plan; short calibration and mask training."""
+    """Use the tiny draft's sizes instead of a shape, shares or a plan; shorten calibration and mask training."""
     wanted |= {size: getattr(tiny.draft, size) for size in SIZES}
     if tiny.stages is not None:
         wanted |= {"layers": None, "stages": tiny.stages}
@@ -125,8 +118,8 @@ def shrink_architecture(wanted: Values, tiny: TinyRun, run: Path) -> None:
         text = None if wanted["calibration"]["text"] is None else str(run / PROMPTS)
         wanted["calibration"] = {"text": text, "tokens": 128}
 
-    # Every token of the tiny tokenizer, of which all are special or single bytes: fewer ids than the tiny target has.
-    # Also if the recipe's plan reduces the head; one that its source has reduced stays as it is there.
+    # All tokens of the tiny tokenizer are special or single bytes, so all are kept: fewer ids than the tiny target
+    # has. Also if the recipe's plan reduces the head; a head that its source has reduced stays as it is.
     vocabulary = wanted["vocabulary"]
     if vocabulary is not None:
         origin = vocabulary["from"] if vocabulary["from"] in COUNTED else str(run / IDS)
@@ -136,13 +129,13 @@ def shrink_architecture(wanted: Values, tiny: TinyRun, run: Path) -> None:
 
 
 def shrink_training(distill: Values, run: Path) -> None:
-    """Six steps of eight sequences, two evaluations and checkpoints; eight, so that 8 processes can share them."""
+    """Set six steps of eight sequences, so 8 processes can share them, and two evaluations and checkpoints."""
     distill |= {"max_duration": "6ba", "global_train_batch_size": 8, "push_to_hub": None, "loggers": {"file": {}}}
     distill |= {"eval_interval": "0.5dur", "save_interval": "0.5dur"}
     distill["scheduler"]["t_warmup"] = "0.2dur"
     for key, bound in (("device_train_microbatch_size", 2), ("device_eval_batch_size", 4)):
         distill[key] = at_most(distill[key], bound)
-    if distill["online"] is not None:  # two updates or so
+    if distill["online"] is not None:  # about two updates
         online = distill["online"]
         distill["max_duration"] = "1ep"
         online["update_interval"] = 8
@@ -150,19 +143,17 @@ def shrink_training(distill: Values, run: Path) -> None:
 
 
 def built_in(sources: list[Values], run: Path) -> list[Values]:
-    """The file of built-in prompts once for every way that sources are read: as users' words, or as a task's texts."""
+    """Return the file of built-in prompts once for each format of the sources: chat prompts, or a task's texts."""
     texts = (source["task"] if source["task"] and TASKS[source["task"]].form == "text" else None for source in sources)
     return [{"path": str(run / PROMPTS), "task": task} for task in dict.fromkeys(texts)]
 
 
 def text_fields(recipe: Recipe) -> list[str]:
-    """The fields that a debug run's tasks read a text from."""
     tasks = [TASKS[source.task] for source in (*recipe.data.prompts, *recipe.eval.tasks) if source.task is not None]
     return [names[0] for task in tasks for names in task.fields.values()]
 
 
 def at_most(value: Any, bound: int) -> Any:
-    """A number within a bound; anything else, such as auto, as it is."""
     return min(value, bound) if isinstance(value, int) else value
 
 
@@ -178,15 +169,14 @@ THINGS = ("river", "loaf of bread", "bicycle", "violin", "garden", "snowy day")
 
 
 def begin_debug(recipe_path: Path, overrides: Sequence[str], *, weights: bool = True) -> Path:
-    """Write a recipe's debug run with all it reads, say so on stderr, and return the recipe to go on with.
+    """Write a recipe's debug run with all its inputs, and return the path of its recipe.
 
     Args:
-        recipe_path: The real recipe.
-        overrides: Words of the command line; they are part of the recipe that is shrunk.
-        weights: Whether tiny weights and tokenizers are needed, which takes torch.
+        overrides: key=value words, applied before shrinking.
+        weights: Create tiny weights and tokenizers, which requires torch.
 
     Raises:
-        UserError: If the recipe is wrong, or the target is neither here nor one whose config.json we know.
+        UserError: If the recipe is invalid, or the target is neither local nor one with a built-in config.json.
     """
     recipe = load_recipe(recipe_path, overrides)
     config = config_for_debug("target.path", recipe.target.path, recipe.target.revision)
@@ -219,7 +209,6 @@ def begin_debug(recipe_path: Path, overrides: Sequence[str], *, weights: bool = 
 
 
 def config_for_debug(key: str, path: str, revision: str) -> Mapping[str, Any]:
-    """The config.json that a tiny model takes its family and proportions from."""
     try:
         return config_at_hand(path, revision)[0]
     except UserError as error:
@@ -233,7 +222,7 @@ def prompts() -> list[str]:
 
 
 def write_tiny(folder: Path, config: Mapping[str, Any], *, weights: bool) -> None:
-    """A tiny checkpoint with this config; what is there of the same config stays, down to the last bit."""
+    """Write a tiny checkpoint, unless the directory has one with the same config."""
     file = folder / "config.json"
     text = dumps(config, indent=2, sort_keys=True) + "\n"
     if not file.is_file() or file.read_text(encoding="utf-8") != text:
@@ -244,7 +233,7 @@ def write_tiny(folder: Path, config: Mapping[str, Any], *, weights: bool) -> Non
 
 
 def write_tiny_weights(folder: Path) -> None:
-    """Random weights for a folder's config.json, the same each time, with a byte-level tokenizer; weights last."""
+    """Write a byte-level tokenizer, then random weights of a fixed seed, for a directory's config.json."""
     import torch
 
     from architectures.vocabulary_head import cut_head
@@ -259,7 +248,7 @@ def write_tiny_weights(folder: Path) -> None:
         model = opens.from_config(config, dtype=torch.float32, trust_remote_code=False)
         is_tied = Shape.from_config(read_config(folder), where=str(folder / "config.json")).tied
         if model.get_output_embeddings().weight is model.get_input_embeddings().weight and not is_tied:
-            own_V = torch.randn_like(model.get_input_embeddings().weight)  # transformers ties them whatever the config
+            own_V = torch.randn_like(model.get_input_embeddings().weight)  # transformers ties them for any config
             model.get_output_embeddings().weight = torch.nn.Parameter(own_V)
     if (head_rows := getattr(config, CONFIG_KEY, 0)) > 0:
         cut_head(model, torch.arange(head_rows))
@@ -271,7 +260,7 @@ def write_tiny_weights(folder: Path) -> None:
 
 
 def byte_tokenizer() -> Any:
-    """A tokenizer of three special tokens and the 256 bytes, with a chat template; any text round-trips."""
+    """Build a tokenizer of three special tokens and the 256 bytes, with a chat template; any text round-trips."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,11 +1,10 @@
-"""The processes that a launcher started for one command meet, and end together.
+"""Rendezvous and common exit of the processes that a launcher started for one command.
 
     composer -n 8 -m widedraft run RECIPE
 
-Composer's launcher and torchrun say by RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT who
-is who. Without these there is one process, which imports nothing here.
-
-Composer's launcher takes the place of this process, so that signals and exit code are its own.
+Composer's launcher and torchrun set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+Without these there is one process, and `joined` imports no torch. `--processes` replaces this process by Composer's
+launcher (exec), so signals and exit code are the launcher's.
 """
 
 import os
@@ -33,31 +32,30 @@ if TYPE_CHECKING:
 
     from distill.board import StoreBoard
 
-MEETING_S = 1800  # in which all have to come: those of another machine may start later
-STORE = "env://?use_libuv=0"  # libuv's loses connections where values are of MiB: docs/library_bugs.md
-PORT_TAKEN = "failed to listen on any local network address"  # as torch says it
+MEETING_S = 1800  # for all processes to join: those of another machine may start later
+STORE = "env://?use_libuv=0"  # libuv's loses connections for values of several MiB: docs/library_bugs.md
+PORT_TAKEN = "failed to listen on any local network address"  # torch's message
 
 
 def is_launched() -> bool:
-    """Whether a launcher started this process beside others."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 @contextmanager
 def joined() -> Iterator[Share]:
-    """This process's share of what the block does with the others that a launcher started; all of it where none did.
+    """Yield this process's share of the work; all of it without a launcher.
 
-    The first process alone is heard. A mistake that one finds ends all of them.
+    Only rank 0 prints. A UserError in one process ends all of them.
 
     Raises:
-        UserError: If there are fewer GPUs than processes, or another process found a mistake.
+        UserError: If there are fewer GPUs than processes, or another process raised one.
         LostProcessError: If another process is gone.
     """
     if not is_launched():
         yield ALONE
         return
     refuse_half_launched()
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or torch tells of lost connections by stacks of C++
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or torch logs lost connections with C++ stack traces
     from distill.board import Pulse, StoreBoard
 
     index, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -72,7 +70,7 @@ def joined() -> Iterator[Share]:
 
 
 def share_until_the_end(board: "StoreBoard") -> Iterator[Share]:
-    """The share of a process; tells the others of a mistake, and lets them read what they still wait for."""
+    """Publish a UserError to all processes, and keep serving values they still wait for."""
     try:
         per_machine = int(os.environ.get("LOCAL_WORLD_SIZE", board.count))
         yield Share(board.index, board.count, board, per_machine=per_machine)
@@ -84,7 +82,7 @@ def share_until_the_end(board: "StoreBoard") -> Iterator[Share]:
 
 
 def refuse_half_launched() -> None:
-    """Raise UserError for an environment that says of several processes, and not which of them this one is."""
+    """Raise UserError if WORLD_SIZE is set, but no valid rank or master."""
     numbers = ("RANK", "WORLD_SIZE", "MASTER_PORT")
     unset = [name for name in numbers if not os.environ.get(name, "").isdecimal()]
     unset += [] if os.environ.get("MASTER_ADDR") else ["MASTER_ADDR"]
@@ -97,11 +95,11 @@ def refuse_half_launched() -> None:
 
 
 def meeting_place(index: int, count: int) -> "Store":
-    """The store that all processes know by the environment.
+    """Return the store shared by all processes.
 
     Raises:
         UserError: If its port is taken.
-        LostProcessError: If others do not come.
+        LostProcessError: If other processes do not join.
     """
     import torch.distributed
     from torch.distributed.rendezvous import rendezvous
@@ -123,10 +121,10 @@ def meeting_place(index: int, count: int) -> "Store":
 
 
 def take_own_device() -> None:
-    """Let "cuda" be this process's own GPU; on a processor take its share of the cores.
+    """Select this process's GPU as "cuda", or limit its CPU threads to its share of the cores.
 
     Raises:
-        UserError: If there are fewer GPUs than processes here.
+        UserError: If this machine has fewer GPUs than processes.
     """
     import torch
 
@@ -143,7 +141,6 @@ def take_own_device() -> None:
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Nothing is printed but how this process ends: the first one speaks for all."""
     out, err = sys.stdout, sys.stderr
     with Path(os.devnull).open("w") as nowhere:
         sys.stdout = sys.stderr = nowhere
@@ -165,16 +162,15 @@ Processes = Annotated[
 def launch_if_several(
     settings: Section, words: Sequence[str], why_alone: Callable[[Any], str | None] = lambda _: None
 ) -> None:
-    """Become the launcher of as many processes as are wanted; return where this one is one of them, or all.
+    """Replace this process by a launcher if several processes are wanted; else return.
 
     Args:
-        settings: Of the command. Several processes share out what has `processes`, unless it says `is_for_one`.
-        words: Of the command line behind the program.
-        why_alone: Says of settings why one process is to have all GPUs, where nobody said how many there shall be.
+        settings: Of the command. It is distributed if it has `processes`, unless `is_for_one`.
+        words: Command line without the program.
+        why_alone: Returns a reason for one process, used if `processes` is not set.
 
     Raises:
-        UserError: If a launcher has started this process, and the command is one process's work, or is told how many
-            there shall be.
+        UserError: If a launcher started this process, and the command is not distributed or sets `processes`.
     """
     is_shared = "processes" in type(settings).model_fields and not getattr(settings, "is_for_one", False)
     wanted: int | None = getattr(settings, "processes", None)
@@ -187,12 +183,11 @@ def launch_if_several(
         return
     if count > 1:
         sys.stdout.flush()
-        environment = {**os.environ, "PYTHONSAFEPATH": "1"}  # a user's own eval.py must not hide ours
+        environment = {**os.environ, "PYTHONSAFEPATH": "1"}  # a user's own eval.py must not hide the package
         os.execve(sys.executable, launching_command(count, words), environment)  # noqa: S606  # no shell is wanted
 
 
 def refuse_launched(words: Sequence[str], *, is_shared: bool, wanted: int | None) -> None:
-    """Raise UserError for a command that several processes cannot share out, or that is told of others."""
     started = f"a launcher has started {os.environ['WORLD_SIZE']} processes"
     if wanted is not None:
         raise UserError(f"{FLAG} must be left out where {started} already.")
@@ -204,12 +199,11 @@ def refuse_launched(words: Sequence[str], *, is_shared: bool, wanted: int | None
 
 
 def launching_command(count: int, words: Sequence[str]) -> list[str]:
-    """Composer's launcher of this command."""
     return [sys.executable, "-m", "composer", "-n", str(count), "-m", "widedraft", *without_flag(words)]
 
 
 def without_flag(words: Sequence[str]) -> list[str]:
-    """The words that each process is given: all but how many there are."""
+    """Return the words without --processes and its value."""
     kept, is_value = [], False
     for word in words:
         if not is_value and word.partition("=")[0] != FLAG:
@@ -219,7 +213,6 @@ def without_flag(words: Sequence[str]) -> list[str]:
 
 
 def gpus_here() -> int:
-    """How many GPUs this process may use."""
     import torch
 
     return torch.cuda.device_count()
@@ -230,21 +223,16 @@ ABSENT = "nothing"
 
 
 def require_same(share: Share, what: str, values: Mapping[str, str]) -> None:
-    """Compare some values of every process.
+    """Raise UserError on all processes if their values differ, with the first differing ones.
 
     Args:
-        share: Of them.
-        what: The values say, of which the message tells.
-        values: Of this process, by name; fingerprints among them.
-
-    Raises:
-        UserError: On all of them, if two of them differ, naming the first values in which they do.
+        what: Name of the values, for the message.
+        values: This process's values or fingerprints, by name.
     """
     refuse_differing(what, share.exchange(dict(values)))
 
 
 def refuse_differing(what: str, given: Sequence[Mapping[str, str]]) -> None:
-    """Raise UserError if the values of two processes differ."""
     for other, values in enumerate(given):
         names = [name for name in sorted({*given[0], *values}) if given[0].get(name) != values.get(name)]
         if names:
@@ -258,7 +246,7 @@ def refuse_differing(what: str, given: Sequence[Mapping[str, str]]) -> None:
 
 
 def refuse_spread(share: Share, holding: Holding) -> None:
-    """Raise UserError if several processes would each spread the target over the GPUs of all."""
+    """Raise UserError if several processes would each spread the target over all GPUs."""
     if share.count > 1 and holding.placement == "spread":
         raise UserError(
             f"target.placement is spread, which takes all GPUs of a machine for one process, and there are "
@@ -266,19 +254,19 @@ def refuse_spread(share: Share, holding: Holding) -> None:
         )
 
 
-SEEN_S = 60.0  # within which a network's disk shows a file of another machine
-PAUSE_S = 0.2  # between two looks
+SEEN_S = 60.0  # for a file of another machine to appear on a network file system
+PAUSE_S = 0.2  # between two polls
 
 
 def require_one_folder(share: Share, folder: Path) -> None:
-    """Have every process see a file that the first one makes; all of them call this.
+    """Check that every process sees a file that rank 0 creates; collective.
 
     Raises:
-        UserError: On all, if one does not: what it made would be missed only when a stage is at its end.
+        UserError: On all processes, since only the end of a stage would reveal missing files.
     """
     if share.count == 1:
         return
-    mark = Path(share.lead(lambda: str(partial_path(folder / "shared"))))  # which nobody has looked for before
+    mark = Path(share.lead(lambda: str(partial_path(folder / "shared"))))  # new name: no NFS cache of its absence
     if share.leads:
         mark.touch()
     share.meet()
@@ -296,7 +284,6 @@ def require_one_folder(share: Share, folder: Path) -> None:
 
 
 def is_seen(mark: Path) -> bool:
-    """Whether a file is there, in a while."""
     until_s = time.monotonic() + SEEN_S
     while not mark.exists():
         if time.monotonic() > until_s:

@@ -1,6 +1,6 @@
-"""The token ids that a recipe's draft outputs: counted in its run's answers or text, or listed; and their coverage.
+"""Reduced vocabulary of a draft: token ids counted in responses or text, or listed in a file; and their coverage.
 
-Imports torch and Composer only where text is counted or a tokenizer is in other files than tokenizer.json.
+Imports torch and Composer only if text is counted or a tokenizer is not in tokenizer.json.
 """
 
 import json
@@ -41,16 +41,16 @@ from eval.responses import REWRITTEN, shard_lines
 if TYPE_CHECKING:
     from torch import Tensor
 
-TEXT_TOKENS = 1_000_000  # counted: a token that occurs once in 100 thousand is then seen ten times
-IdCounts = dict[str, Counter[int]]  # of each domain, by token id
+TEXT_TOKENS = 1_000_000  # counted: a token of frequency 1e-5 then occurs ten times
+IdCounts = dict[str, Counter[int]]  # by domain, then token id
 
 
 @dataclass(frozen=True)
 class OutputIds:
-    """The ids of a head, ascending, and where they come from, for who opens the draft.
+    """Token ids of a head, ascending, and their origin, for users of the draft.
 
-    The origin has "from"; of counts also tokens counted, and the share that the ids cover of what was counted and of
-    held-out answers, by domain, and the ids that were not there to be counted.
+    The origin has "from"; for counted ids also the number of tokens counted, the share that the ids cover of these and
+    of held-out responses, by domain, and the ids that never occurred.
     """
 
     ids: tuple[int, ...]
@@ -60,18 +60,10 @@ class OutputIds:
 def choose_output_ids(
     wanted: VocabularyConfig, target: Path, vocab_size: int, *, answers: Path, text: TextConfig | None, seed: int
 ) -> OutputIds:
-    """The output ids of a draft.
-
-    Args:
-        wanted: Section architecture.vocabulary.
-        target: The target's folder.
-        vocab_size: Of the target.
-        answers: The folder of answers to count in, <run>/data.
-        text: The text to count in; None where the recipe has none.
-        seed: Of the text's order.
+    """Choose the output ids of a draft, counted in the responses of <run>/data or in text, or listed.
 
     Raises:
-        UserError: If the list is none of this target's, or the size cannot be had.
+        UserError: If the list does not fit the target, or the size is impossible.
     """
     size, tokens = asked_size(wanted, vocab_size), tokens_in(target, vocab_size)
     if wanted.origin not in COUNTED:
@@ -79,7 +71,7 @@ def choose_output_ids(
     if wanted.origin == "answers":
         counts = id_counts_in(answers, "train")
     else:
-        assert text is not None  # the recipe's own check
+        assert text is not None  # guaranteed by the validation of recipes
         counts = id_counts_in_text(text, target, seed=seed)
     total = pooled(counts)
     ids = ids_by_count(total, tokens, size)
@@ -94,18 +86,14 @@ def choose_output_ids(
 def with_output_ids(
     plan: PruningPlan, wanted: OutputIds | None, weights: Path, plan_file: str | None
 ) -> tuple[PruningPlan, dict[str, Any]]:
-    """The plan with the ids that a recipe chose, and their origin.
-
-    A plan or a source whose head is small already keeps its ids.
+    """Return the plan with the ids of a recipe, and their origin; a reduced vocabulary of plan or source is kept.
 
     Args:
-        plan: With the target's vocabulary.
-        wanted: None where the recipe asks for none.
-        weights: The folder it cuts.
-        plan_file: Where the plan was read from; None where it was made.
+        weights: Directory of the source model.
+        plan_file: Path the plan was read from, if any.
 
     Raises:
-        UserError: If the recipe asks for other ids than are there, or these are none of the target's.
+        UserError: If the recipe's ids differ from those of the plan or source, or these do not fit the target.
     """
     small_source = bool(plan.source.head_vocab)
     given = read_draft_vocabulary(weights).ids if small_source else plan.vocabulary
@@ -133,17 +121,17 @@ def with_output_ids(
 
 
 def listed_ids(wanted: VocabularyConfig, tokens: Tokens, target: Path) -> tuple[int, ...]:
-    """The ids of the list that a recipe names, ascending; errors as for `read_list` and `require_fitting`."""
+    """Read the recipe's list, ascending; errors as for `read_list` and `require_fitting`."""
     ids = read_list(wanted.origin, wanted.size)
     require_fitting(ids, tokens, list_file(wanted.origin), target)
     return tuple(sorted(ids))
 
 
 def tokens_in(folder: Path, vocab_size: int) -> Tokens:
-    """The tokens of a checkpoint folder, whatever files its tokenizer is in.
+    """Read the tokens of a checkpoint directory, for tokenizers of any file format.
 
     Raises:
-        UserError: If the files are damaged, or of a kind that says nothing of bytes and special tokens.
+        UserError: If the files are damaged, or have no information about bytes and special tokens.
     """
     if (folder / TOKENIZER).is_file():
         return read_tokens(folder, vocab_size)
@@ -160,7 +148,7 @@ def tokens_in(folder: Path, vocab_size: int) -> Tokens:
 
 @dataclass(frozen=True)
 class CountedAnswer:
-    """What counts of an answer; eval.responses has the whole of it."""
+    """Fields of a response that are counted; eval.responses has the full record."""
 
     answer_ids: Annotated[list[TokenId], Field(min_length=1)]
     source: str
@@ -171,17 +159,14 @@ COUNTED_ANSWER = TypeAdapter(CountedAnswer)
 
 
 def id_counts_in(folder: Path, name: str, *, most_tokens: int | None = None) -> IdCounts:
-    """How often the answers of one name hold each id; their prompts do not count.
-
-    A domain is the task of a prompt, or else the file or data set it came from.
+    """Count the token ids of responses by domain: the task of a prompt, else the file or data set it came from.
 
     Args:
-        folder: Of answers.
         name: "train" or "eval".
-        most_tokens: Read no further answer once so many tokens are counted; None reads all.
+        most_tokens: Stop after the response that reaches this count.
 
     Raises:
-        UserError: If answers are missing or damaged.
+        UserError: If responses are missing or damaged.
     """
     counts: IdCounts = {}
     num_tokens = 0
@@ -196,14 +181,9 @@ def id_counts_in(folder: Path, name: str, *, most_tokens: int | None = None) -> 
 
 
 def id_counts_in_text(text: TextConfig, target: Path, *, seed: int) -> IdCounts:
-    """The counts of the first TEXT_TOKENS that a training on section text reads, in the mixture it begins with.
+    """Count the first TEXT_TOKENS of training on section text, in its initial mixture.
 
-    The same sequences in the same order, held-out ones left out; fewer where every domain was read once before that.
-
-    Args:
-        text: What is read.
-        target: Folder of the tokenizer.
-        seed: Of the order.
+    Sequences and order are those of training, without held-out ones; fewer if every domain ends before that.
 
     Raises:
         UserError: If a text cannot be read, or is too short.
@@ -222,10 +202,9 @@ def id_counts_in_text(text: TextConfig, target: Path, *, seed: int) -> IdCounts:
 
 
 def pooled(counts: IdCounts) -> Counter[int]:
-    """The counts of all domains together."""
     return sum(counts.values(), Counter())
 
 
 def shares(ids: Collection[int], counts: IdCounts) -> dict[str, float]:
-    """The share of each domain's tokens that ids cover, to six digits."""
+    """Return the share of each domain's tokens that the ids cover, rounded to six digits."""
     return {domain: round(coverage(ids, count), 6) for domain, count in counts.items()}

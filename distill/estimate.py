@@ -1,7 +1,7 @@
-"""Parameters, memory, disk, steps and hours of a recipe as formulas of shapes and counts. No torch, no weights.
+"""Estimate parameters, memory, disk, steps and hours of a recipe from shapes and counts. No torch, no weights.
 
-Memory is that of one process at its fullest; hours are those of one device. Counts that are not known yet (answers
-that nobody has generated) are taken at the most that the recipe allows.
+Memory is the peak of one process; hours are for one device. Unknown counts (responses not generated yet) are taken at
+the maximum that the recipe allows.
 """
 
 import re
@@ -30,15 +30,14 @@ from eval.prompts import Prompt
 if TYPE_CHECKING:
     from torch import Tensor
 
-BACKWARD = 2  # times the forward pass: gradients of inputs and of weights
+BACKWARD = 2  # multiple of the forward pass: gradients of inputs and of weights
 
 
 def forward_flops(shape: Shape, answers: Iterable[tuple[int, int]]) -> int:
-    """FLOPs of a forward pass over sequences whose output head runs at some positions only.
+    """Compute the FLOPs of a forward pass whose output head runs at some positions only.
 
     Args:
-        shape: Of the model.
-        answers: Tokens of each sequence, and positions of it that the head runs at.
+        answers: (tokens, positions that the head runs at) of each sequence.
     """
     head = head_flops(shape.head_rows, shape.hidden)
     return sum(
@@ -48,20 +47,16 @@ def forward_flops(shape: Shape, answers: Iterable[tuple[int, int]]) -> int:
 
 
 def head_flops(rows: int, hidden: int) -> int:
-    """FLOPs of an output head at one position."""
     return 2 * rows * hidden
 
 
 def training_flops(student: Shape, answers: Iterable[tuple[int, int]], *, teacher: int) -> int:
-    """FLOPs a step cannot do without: the student's forward and backward pass, and those of its teacher.
-
-    What is computed twice to save memory is not counted, so that doing so does not look like more use of the device.
-    """
+    """Compute the FLOPs of a training step, forward and backward, plus `teacher`; without recomputation."""
     return (1 + BACKWARD) * forward_flops(student, answers) + teacher
 
 
 def answers_in(batch: Mapping[str, "Tensor"]) -> list[tuple[int, int]]:
-    """Tokens of each sequence of a batch, and positions of it that the head runs at."""
+    """Return (tokens, positions that the head runs at) of each sequence of a batch."""
     return list(zip(batch["attention_mask"].sum(dim=1).tolist(), batch["keep"].sum(dim=1).tolist(), strict=True))
 
 
@@ -76,13 +71,13 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Device:
-    """What hours are computed from.
+    """Speed and memory of a device.
 
     Attributes:
-        name: As the driver calls it, or the CPU with its number of cores.
+        name: As nvidia-smi reports it, or the CPU with its number of cores.
         train_flops_per_s: Achieved by training steps, by distill.precision.
-        bandwidth_gb_s: Memory bandwidth that decoding steps achieve.
-        layer_ms: Least time of a layer in a decoding step: kernel launches.
+        bandwidth_gb_s: Achieved by decoding steps.
+        layer_ms: Minimum time of a layer in a decoding step: kernel launches.
         memory_gib: As torch reports it; None for a CPU.
         source: "measured DATE", or "assumed from published peaks".
     """
@@ -100,7 +95,7 @@ class Device:
 
 
 def published(name: str, tflops_bf16: float, tflops_fp32: float, bandwidth_gb_s: float, memory_gib: float) -> Device:
-    """A GPU at 30 % of its dense peaks and 60 % of its bandwidth; a layer of eager kernels takes 0.7 ms (H200)."""
+    """Build a GPU at 30 % of its peak FLOPs and 60 % of its bandwidth; eager kernels of a layer take 0.7 ms (H200)."""
     flops = {"amp_bf16": 0.3e12 * tflops_bf16, "fp32": 0.3e12 * tflops_fp32}
     return Device(name, flops, 0.6 * bandwidth_gb_s, 0.7, memory_gib, "assumed from published peaks")
 
@@ -116,16 +111,12 @@ DEVICES = (
 
 
 def slug_of(name: str) -> str:
-    """Of NVIDIA H100 80GB HBM3: nvidia-h100-80gb-hbm3."""
+    """Return e.g. nvidia-h100-80gb-hbm3 for NVIDIA H100 80GB HBM3."""
     return re.sub(r"[^a-z0-9]+", "-", name.casefold()).strip("-")
 
 
 def find_device(wanted: str | None) -> Device | None:
-    """The device of a name; of no name this machine's, None if unknown.
-
-    Raises:
-        UserError: If the wanted device is not known.
-    """
+    """Return the named device, or by default this machine's, None if unknown; raises UserError for an unknown name."""
     name = wanted or gpu_name() or processor_device_name()
     found = next((device for device in DEVICES if slug_of(device.name) == slug_of(name)), None)
     if found is None and wanted is not None:
@@ -136,14 +127,13 @@ def find_device(wanted: str | None) -> Device | None:
 
 
 def processor_device_name() -> str:
-    """The CPU and the cores this process may use."""
     machine = hardware()
     processor, cores = machine["processor"], machine["cores"]
     return processor if cores is None else f"{processor}, {plural(cores, 'core')}"
 
 
 def gpu_name() -> str | None:
-    """What nvidia-smi calls the first GPU; None without one."""
+    """Return the name of the first GPU by nvidia-smi; None without one."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
@@ -161,14 +151,13 @@ def gpu_name() -> str | None:
 
 @dataclass(frozen=True)
 class Work:
-    """How much there is to generate and to learn.
+    """Prompts to generate responses for, and sequences to train on.
 
     Attributes:
-        prompts: Number of them; None until a data set is opened.
-        sequences: To train on; None likewise.
-        prompt_tokens: Mean of a prompt, counted with the target's tokenizer; at most, where that is not here.
-        response_tokens: Mean of a response that is on the disk; at most, where none is.
-        is_bound: Whether the first two are bounds: a data set may have fewer rows than the recipe reads.
+        prompts, sequences: Their numbers; None until a data set is opened.
+        prompt_tokens: Mean by the target's tokenizer; the maximum if that is not available locally.
+        response_tokens: Mean of the responses on disk; the maximum without any.
+        is_bound: True if the numbers are upper bounds: a data set may have fewer rows than the recipe reads.
     """
 
     prompts: int | None
@@ -183,7 +172,7 @@ class Work:
 
 
 def finished_counts(recipe: Recipe) -> Counts | None:
-    """Counts in the manifest of a finished <run>/data that this recipe made; the target's files are not compared."""
+    """Return the counts of this recipe's finished <run>/data, without comparing the target's files."""
     manifest = Run.of(recipe).data.manifest
     if manifest is None or manifest.get("target") != target_record(recipe.target):
         return None
@@ -193,20 +182,19 @@ def finished_counts(recipe: Recipe) -> Counts | None:
 def expected_work(
     recipe: Recipe, sources: Sequence[Rows | None], counts: Counts | None, encode: Encode | None = None
 ) -> Work:
-    """What a recipe generates and learns.
+    """Estimate how much a recipe generates and trains on.
 
     Args:
-        recipe: The recipe.
         sources: Rows of each of data.prompts; None for a data set.
-        counts: Of finished responses (`finished_counts`); None where there are none.
-        encode: The target's tokenizer; None where it is not here.
+        counts: Of finished responses (`finished_counts`).
+        encode: The target's tokenizer; None if it is not available locally.
 
     Raises:
         UserError: If no prompt would be left to train on.
     """
     data, rows = recipe.data, [row for source in sources for row in source or ()]
 
-    # Tokens: of finished responses, else counted in the rows, else as many as the recipe allows.
+    # Tokens: of finished responses, else counted in the rows, else the maximum of the recipe.
     prompt, response = data.max_seq_len - data.longest_answer, data.longest_answer
     if rows and encode is not None:
         prompt = mean_tokens(rows, encode, learned=False)
@@ -217,7 +205,6 @@ def expected_work(
     response = max(1, min(response, data.longest_answer))
     prompt = max(1, min(prompt, data.max_seq_len - response))
 
-    # Numbers of prompts and sequences.
     if counts is not None and trained is not None:
         return Work(counts["prompts"], trained.get("sequences", trained["answers"]), prompt, response)
     bounds = [named.num_prompts for named, rows in zip(data.prompts, sources, strict=True) if rows is None]
@@ -235,7 +222,7 @@ def expected_work(
 
 
 def mean_tokens(rows: Rows, encode: Encode, *, learned: bool, sample: int = 200) -> int:
-    """Mean tokens of the messages of evenly spaced rows that are learned, or that are not; without a chat template."""
+    """Return the mean tokens per row of learned, or of not learned, messages in a sample, without the chat template."""
     return round(
         mean(
             sum(
@@ -250,7 +237,7 @@ def mean_tokens(rows: Rows, encode: Encode, *, learned: bool, sample: int = 200)
 
 @dataclass(frozen=True)
 class Steps:
-    """How long a training is: optimiser steps, sequences read, and epochs (None for text)."""
+    """Length of a training run; epochs are None for text."""
 
     steps: int
     sequences: int
@@ -258,11 +245,11 @@ class Steps:
 
 
 def training_steps(config: DistillConfig, sequences: int | None, sequence_tokens: int) -> Steps | None:
-    """What distill.max_duration means for so many sequences an epoch; None in epochs of an unknown number."""
+    """Convert distill.max_duration to steps; None for a duration in epochs of unknown length."""
     (value, unit), batch = split_time(config.max_duration), config.global_train_batch_size
     if unit == "tok":
         value, unit = ceil(value / sequence_tokens), "sp"
-    if not sequences:  # text, or a data set that nobody has opened
+    if not sequences:  # text, or a data set that is not open yet
         if unit == "ep":
             return None
         read = int(value) * (batch if unit == "ba" else 1)
@@ -278,7 +265,7 @@ def training_steps(config: DistillConfig, sequences: int | None, sequence_tokens
 
 
 def expected_steps(recipe: Recipe, work: Work) -> tuple[Steps | None, int, int]:
-    """Steps of the distillation, and tokens of a sequence: all of them, and those that make loss."""
+    """Return the steps of the distillation, the tokens of a sequence, and how many of these contribute to the loss."""
     if recipe.distill.train_on == "text":
         seq_len, loss_tokens = longest_lengths(recipe, on_text=True)
         return training_steps(recipe.distill, None, seq_len), seq_len, loss_tokens
@@ -291,15 +278,13 @@ def expected_steps(recipe: Recipe, work: Work) -> tuple[Steps | None, int, int]:
 
 @dataclass(frozen=True)
 class PlannedShapes:
-    """The shapes of a run, from config files only.
+    """Shapes of a run, from config files only.
 
     Attributes:
-        target: What generates, teaches and verifies.
-        source: What the draft is cut out of: the target, unless architecture.source names another.
-        draft: What is trained.
-        how: How the draft is cut, in words.
+        source: The target, unless architecture.source names another.
+        how: Pruning method, for display.
         lengths: Context lengths of target and source.
-        unread: Checkpoints whose shape comes from our table and not from their config.json.
+        unread: Checkpoints whose shape comes from the built-in table, not from their config.json.
     """
 
     target: Shape
@@ -310,13 +295,13 @@ class PlannedShapes:
     unread: tuple[str, ...] = ()
 
 
-MASTER_BYTES = 4  # weights, gradients and each of Adam's two moments are float32
-NORM_BYTES = 8  # of a norm, per channel and token: its input and its normalised input, in float32
+MASTER_BYTES = 4  # of weights, of gradients and of each of Adam's two moments: float32
+NORM_BYTES = 8  # per channel and token of a norm: its input and its normalised input, in float32
 
-# Bytes that one layer keeps per token for the backward pass, for every channel of (hidden, query, key/value,
-# intermediate); norms come on top. Counted with torch's saved-tensor hooks on transformers 5.23 (LLaMA, Qwen2,
-# Mistral), attention by a fused kernel. amp_bf16: the inputs of five projections are copied to bfloat16. fp32: a
-# norm's output serves them all.
+# Bytes that one layer saves per token for the backward pass, for every channel of (hidden, query, key/value,
+# intermediate), without norms. Counted with torch's saved-tensor hooks on transformers 5.23 (LLaMA, Qwen2, Mistral)
+# and a fused attention kernel. amp_bf16: the inputs of five projections are copied to bfloat16. fp32: the output of a
+# norm serves them all.
 KEPT = {"amp_bf16": (10, 4, 4, 8), "fp32": (8, 8, 8, 16)}
 KEPT_BY_MASKS = {"amp_bf16": (4, 2, 0, 2), "fp32": (8, 4, 0, 4)}
 # Of cross-entropy, per token and vocabulary entry of a chunk, gradient included. Measured: 14.1 and 16.1.
@@ -324,9 +309,9 @@ TOKEN_LOSS_BYTES = {"amp_bf16": 14, "fp32": 16}
 
 
 def stage_memory(recipe: Recipe, shapes: PlannedShapes, *, processes: int, on_gpu: bool) -> dict[str, dict[str, int]]:
-    """Bytes of one process in each stage, in their order, by part.
+    """Estimate the bytes of one process in each stage, by part.
 
-    Stages that only read models hold weights and the keys and values of a batch.
+    Stages that only run models hold weights and the KV cache of a batch.
     """
     target, source, dtype = shapes.target, shapes.source, recipe.target.dtype
     held, max_seq_len = target_bytes(recipe, target, dtype), recipe.data.max_seq_len
@@ -350,7 +335,7 @@ def stage_memory(recipe: Recipe, shapes: PlannedShapes, *, processes: int, on_gp
 
 
 def target_bytes(recipe: Recipe, target: Shape, dtype: str) -> int:
-    """A target's weights in memory; of one that is not whole there, what it may take, or two layers."""
+    """Return the bytes of a target's weights in memory; for a layer-by-layer target its memory limit, or two layers."""
     if recipe.target.placement == "whole":
         bits = recipe.target.bits
         return target.weight_bytes(dtype) * (bits or 8 * DTYPE_BYTES[dtype]) // (8 * DTYPE_BYTES[dtype])
@@ -359,17 +344,17 @@ def target_bytes(recipe: Recipe, target: Shape, dtype: str) -> int:
 
 
 def two_layers_bytes(shape: Shape, dtype: str) -> int:
-    """The least that is held of a model read layer by layer: the larger of its output head and two layers."""
+    """Return the minimum bytes of a model loaded layer by layer: the larger of its output head and two layers."""
     return max(2 * shape.parameters_per_layer(), shape.head_rows * shape.hidden) * DTYPE_BYTES[dtype]
 
 
 def training_memory(
     recipe: Recipe, shapes: PlannedShapes, stage: str = "distill", *, processes: int = 1, on_gpu: bool = False
 ) -> dict[str, int]:
-    """Bytes of one process of a training stage, "distill" or "masks", at the end of a forward pass, when most is held.
+    """Estimate the bytes of one process of stage "distill" or "masks" at its peak, the end of a forward pass.
 
-    A micro-batch of auto is 1 on a GPU, to which it goes down. A GPU's own context (about half a GiB) and the fragments
-    of its allocator come on top.
+    A micro-batch of "auto" counts as 1 on a GPU, since it shrinks until it fits. Not counted: the CUDA context (about
+    half a GiB) and fragmentation of the allocator.
     """
     config, target, masks = recipe.distill, shapes.target, stage == "masks"
     student = target if masks else shapes.draft
@@ -377,7 +362,7 @@ def training_memory(
     seq_len, loss_tokens = longest_lengths(recipe, on_text=masks or config.train_on == "text")
     item = 2 if config.precision == "amp_bf16" else 4
 
-    # Weights, gradients and moments, divided by FSDP2; then further copies of weights and gradients.
+    # Weights, gradients and moments, sharded by FSDP2; then further copies of weights and gradients.
     is_sharded = config.parallelism != "ddp"
     degree = processes if config.parallelism == "fsdp2" else PROCESSES_PER_MACHINE
     shards = min(processes, degree if config.shard_degree == "auto" else config.shard_degree) if is_sharded else 1
@@ -394,14 +379,14 @@ def training_memory(
         parts["bfloat16 matrices"] = item * matrix_parameters(student) if item == 2 else 0
         parts["DDP buckets"] = MASTER_BYTES * trained if processes > 1 else 0
 
-    # The teacher: whole, divided, or its head and the cached rows of a batch.
+    # The teacher: whole, sharded, or its head and the cached rows of a batch.
     dtype, has_teacher = teacher_dtype(recipe.target.dtype, config.precision), masks or config.teacher.source != "none"
     if has_teacher and config.teacher.is_sharded and processes > 1:
         parts["teacher"] = target.weight_bytes(dtype) // processes
         gathered = DTYPE_BYTES[dtype] * gathered_parameters(target)
         parts["gathered by FSDP2"] = parts.get("gathered by FSDP2", 0) + gathered
     elif has_teacher and config.teacher.is_cache and not masks:
-        # Ids of a cache are widened to 8 bytes, numbers to 4.
+        # Cached ids are widened to 8 bytes, floats to 4.
         per_token = {
             "hidden": target.hidden * DTYPE_BYTES[dtype],
             "top_k": config.teacher.k * (8 + 4) + 4,
@@ -412,19 +397,19 @@ def training_memory(
     elif has_teacher:
         parts["teacher"] = target.weight_bytes(dtype)
 
-    # What the layers keep for the backward pass.
+    # Activations saved for the backward pass.
     microbatch, share = config.device_train_microbatch_size, batch // processes
     sequences = min(microbatch if microbatch != "auto" else 1 if on_gpu else share, share)
     per_layer = layer_bytes_per_token(student, config.precision, masks=masks)
     kept = student.layers * per_layer
-    if config.activation_checkpointing:  # inputs of all layers, and all of the one that is computed again
+    if config.activation_checkpointing:  # inputs of all layers, and all activations of the layer being recomputed
         kept = student.layers * MASTER_BYTES * student.hidden + per_layer
     parts["activations"] = sequences * seq_len * (kept + NORM_BYTES * student.hidden)
 
-    # Logits and loss of one chunk of tokens, at the loss's fullest moment: both models' logits in their dtype, the
-    # student's divided by the temperature and its log-probabilities (4 + 4), the teacher's log-probabilities,
-    # probabilities and the difference (4 + 4 + 4); of masks the next token's log-probabilities with their gradient.
-    # Measured on 1024 x 49152: 24.0. With several chunks the head's gradient is summed beside them.
+    # Logits and loss of one chunk of tokens, at the peak of the loss: both models' logits in their dtype, the
+    # student's logits divided by the temperature and its log-probabilities (4 + 4), the teacher's log-probabilities,
+    # its probabilities and the difference (4 + 4 + 4); of masks also the next token's log-probabilities with their
+    # gradient. Measured on 1024 x 49152: 24.0. Several chunks also need an accumulator for the head's gradient.
     all_tokens = sequences * loss_tokens
     chunk = min(all_tokens, chunk_size(student.head_rows) * (GPU_CHUNKS if on_gpu else 1))
     per_entry = 2 * item + 20 + (8 if masks else 0) if has_teacher else TOKEN_LOSS_BYTES[config.precision]
@@ -444,26 +429,25 @@ def training_memory(
 
 
 def longest_lengths(recipe: Recipe, *, on_text: bool) -> tuple[int, int]:
-    """Tokens of a training sequence, and how many of them make loss, at most."""
+    """Return the maximum tokens of a training sequence, and the maximum that contribute to the loss."""
     if not on_text:
         return recipe.data.max_seq_len, recipe.data.longest_answer
-    assert recipe.text is not None  # whoever trains on text has some
+    assert recipe.text is not None  # guaranteed by the validation of recipes
     return recipe.text.max_seq_len - 1, recipe.text.max_seq_len - 1
 
 
 def gathered_parameters(shape: Shape) -> int:
-    """Parameters that are whole at once under FSDP2: everything outside the layers, and two layers."""
+    """Return the parameters that FSDP2 holds unsharded: everything outside the layers, and two layers."""
     return shape.parameters() - (shape.layers - min(2, shape.layers)) * shape.parameters_per_layer()
 
 
 def matrix_parameters(shape: Shape) -> int:
-    """Parameters of matrix products: those of the layers, and the output head."""
+    """Return the parameters of the layers' matrices and the output head."""
     in_layer = sum(prod(size) for size in shape.layer_tensors().values() if len(size) == 2)
     return shape.layers * in_layer + shape.head_rows * shape.hidden
 
 
 def layer_bytes_per_token(shape: Shape, precision: str, *, masks: bool = False) -> int:
-    """Bytes that one layer keeps per token for the backward pass."""
     total = sum(part.axes == ("hidden",) for part in FAMILIES[shape.family].layer.values()) * NORM_BYTES * shape.hidden
     for hidden, query, key_value, intermediate in (KEPT[precision], *([KEPT_BY_MASKS[precision]] if masks else [])):
         total += hidden * shape.hidden + intermediate * shape.intermediate
@@ -474,11 +458,11 @@ def layer_bytes_per_token(shape: Shape, precision: str, *, masks: bool = False) 
 # --- disk ----------------------------------------------------------------------------------------------------------
 
 BYTES_PER_TOKEN = 12  # of responses: a token's id and its text as JSON
-CHECKPOINTS = 3  # two are kept, and one more while it is written
+CHECKPOINTS = 3  # two are kept, and one more exists while it is written
 
 
 def disk_bytes(recipe: Recipe, shapes: PlannedShapes, work: Work) -> dict[str, int]:
-    """What the run directory grows to, by part, at most."""
+    """Estimate the maximum size of the run directory, by part."""
     target, draft, data, teacher = shapes.target, shapes.draft, recipe.data, recipe.distill.teacher
     parts = {"init": draft.weight_bytes(recipe.target.dtype)}
     if recipe.architecture.method == "learned_masks":
@@ -508,7 +492,7 @@ def disk_bytes(recipe: Recipe, shapes: PlannedShapes, work: Work) -> dict[str, i
 
 
 def step_seconds(device: Device, shape: Shape, dtype: str, *, batch: int, context: int) -> float:
-    """Seconds of a decoding step: the longest of kernel launches, bytes read and products."""
+    """Estimate the seconds of a decoding step: the maximum of kernel launches, memory traffic and compute."""
     read = matrix_parameters(shape) * DTYPE_BYTES[dtype] + batch * context * shape.kv_bytes_per_token(dtype)
     flops_per_s = device.train_flops_per_s.get("fp32" if dtype == "float32" else "amp_bf16")
     computed = 0.0 if flops_per_s is None else batch * shape.flops_per_token(context) / flops_per_s
@@ -516,10 +500,10 @@ def step_seconds(device: Device, shape: Shape, dtype: str, *, batch: int, contex
 
 
 def stage_seconds(recipe: Recipe, shapes: PlannedShapes, work: Work, device: Device) -> dict[str, float | None]:
-    """Seconds of the long stages on one device; None where a count, or the speed of an engine, is not known.
+    """Estimate the seconds of the long stages on one device; None if a count, or the speed of an engine, is unknown.
 
-    Nothing where no training in distill.precision was measured on the device. Not counted: loading, pruning, writing
-    files, evaluations.
+    Empty if no training in distill.precision was measured on the device. Not counted: loading, pruning, writing files,
+    evaluations.
     """
     data, config, target = recipe.data, recipe.distill, shapes.target
     flops_per_s = device.train_flops_per_s.get(config.precision)
@@ -532,7 +516,7 @@ def stage_seconds(recipe: Recipe, shapes: PlannedShapes, work: Work, device: Dev
         each = training_flops(target, sequence, teacher=forward_flops(target, sequence))
         seconds["masks"] = count * each / flops_per_s
 
-    # Responses of the target: decoding steps of whole batches, and the reading of prompts.
+    # Responses of the target: decoding steps of full batches, and prefill.
     held_out_only = data.answers == "given" or not config.learns_answers
     count = 0 if held_out_only else work.sequences
     seconds["generate"] = None
@@ -544,7 +528,7 @@ def stage_seconds(recipe: Recipe, shapes: PlannedShapes, work: Work, device: Dev
         read = count * forward_flops(target, [(work.prompt_tokens, 1)]) / flops_per_s
         seconds["generate"] = ceil(count / data.batch_size) * tokens * one_step + read
 
-    # A cached teacher reads every response once.
+    # A cached teacher runs once over every response.
     if config.teacher.is_cache and work.sequences is not None:
         each = forward_flops(target, [(work.sequence_tokens, work.response_tokens)])
         seconds["cache"] = (work.sequences + data.num_eval_prompts) * each / flops_per_s
@@ -556,7 +540,7 @@ def stage_seconds(recipe: Recipe, shapes: PlannedShapes, work: Work, device: Dev
 def distill_seconds(
     recipe: Recipe, shapes: PlannedShapes, work: Work, device: Device, flops_per_s: float
 ) -> float | None:
-    """Seconds of the distillation, as often as there are stages; None of a stream, which takes as long as requests."""
+    """Estimate the seconds of distillation; None if unknown, or online, where requests set the pace."""
     data, config, target, draft = recipe.data, recipe.distill, shapes.target, shapes.draft
     length, seq_len, loss_tokens = expected_steps(recipe, work)
     if length is None or config.online is not None:
@@ -570,7 +554,7 @@ def distill_seconds(
     each = training_flops(draft, [(seq_len, loss_tokens)], teacher=of_teacher)
     seconds = length.sequences * each / flops_per_s
 
-    # On-policy samples: the student generates in every step anew.
+    # On-policy samples: the student generates in every step.
     if config.samples != "teacher":
         place = {"batch": config.global_train_batch_size, "context": work.prompt_tokens + data.max_new_tokens // 2}
         one_step = step_seconds(device, draft, "float32", **place)

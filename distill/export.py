@@ -1,11 +1,7 @@
-"""A checkpoint becomes a Hugging Face folder: the init folder with every tensor replaced by the trained one.
+"""Export of checkpoints to Hugging Face directories: the init directory with the trained tensors.
 
-Tokenizer, chat template, generation settings, special ids and vocab_size are the target's. The folder is loaded again
-before it is kept, and has to compute what the checkpoint's student does. Checkpoints can also be scored without a
-folder for each (saved_models).
-
-Shape suffixes used in this file:
-    T = tokens, V = vocabulary entries, or rows of a small output head
+Tokenizer, chat template, generation config, special ids and vocab_size are the target's. `saved_models` scores
+checkpoints without exporting each.
 """
 
 import shutil
@@ -50,11 +46,11 @@ from eval.checkpoint_curve import Saved
 from eval.models import load_model
 from eval.scorecard_schema import UNDISTILLED
 
-STUDENT_PREFIX = "student.lm."  # where DistillModel keeps the language model
+STUDENT_PREFIX = "student.lm."  # of the language model in DistillModel
 
 
 def export_draft(run: Run, checkpoint: Path, *, finished: bool) -> None:
-    """Make <run>/draft from a checkpoint of its training, and say whether that has finished."""
+    """Write <run>/draft from a checkpoint, and record if its training run has finished."""
 
     def finish(folder: Path) -> None:
         run.record(run.draft, draft_inputs(run), folder, finished=finished, checkpoint=checkpoint.name)
@@ -71,7 +67,7 @@ def export_draft(run: Run, checkpoint: Path, *, finished: bool) -> None:
 
 
 def export_any(checkpoint: Path, init: Path, out: Path, *, target: Path, dtype: str) -> None:
-    """Make a draft folder from a checkpoint that no recipe names; arguments and errors as for `export_checkpoint`."""
+    """Write a draft directory from a checkpoint without a recipe; arguments and errors as for `export_checkpoint`."""
     if not checkpoint.is_file() and not is_checkpoint(checkpoint):
         raise UserError(
             f"{checkpoint}: no such file or folder of a training. Give a .pt file, or a folder, of a run's checkpoints."
@@ -101,7 +97,6 @@ def export_any(checkpoint: Path, init: Path, out: Path, *, target: Path, dtype: 
 
 
 def fingerprint_saved(checkpoint: Path) -> str:
-    """Of every byte of a checkpoint, a file or a folder."""
     if checkpoint.is_file():
         return fingerprint_file(checkpoint)
     return fingerprint_value({path.name: fingerprint_file(path) for path in sorted(checkpoint.iterdir())})
@@ -117,31 +112,30 @@ def export_checkpoint(
     unknown_inputs: bool = False,
     finish: Callable[[Path], None],
 ) -> None:
-    """Write the student of a checkpoint as a draft folder; it appears whole or not at all.
+    """Write the student of a checkpoint as a draft directory, atomically.
 
-    Tokenizer, chat template and generation_config.json are the target's, byte for byte. Tied embeddings stay tied.
+    Tokenizer, chat template and generation_config.json are byte-identical to the target's. Tied embeddings stay tied.
 
     Args:
-        checkpoint: A file or folder of <run>/checkpoints, from one process or many.
-        init: The folder the training started from.
-        out: The draft folder; an earlier draft there is replaced.
-        target: The folder of the model it drafts for. Rows the student has beyond the target's vocab_size are padding
-            that was not trained and are left out, so that no engine proposes an id the target does not have; rows it
-            lacks are added (architectures/vocabulary_head.py). A head that says some ids alone keeps its
-            rows.
-        dtype: Number type of every weight: "float32", "bfloat16" or "float16".
-        unknown_inputs: Whether a row of its embedding was trained to stand for every id that it does not say.
-        finish: Called with the folder before it takes its place; writes manifest.json.
+        checkpoint: File or directory in <run>/checkpoints.
+        init: Directory the training run started from.
+        out: Draft directory; replaces an earlier draft.
+        target: Directory of the target. The student's rows beyond the target's vocab_size are untrained padding and
+            are dropped, so that no engine proposes an id the target does not have; missing rows are added
+            (architectures/vocabulary_head.py). A head of a reduced vocabulary keeps its rows.
+        dtype: Of every weight: "float32", "bfloat16" or "float16".
+        unknown_inputs: True if an embedding row was trained to represent all ids outside the reduced vocabulary.
+        finish: Called with the directory before it is moved into place; writes manifest.json.
 
     Raises:
-        UserError: If checkpoint and init are not of one model, the draft says ids that the target does not have, or
-            out holds something else.
+        UserError: If checkpoint and init are of different models, the draft outputs ids that the target does not have,
+            or `out` contains anything else.
     """
     config = read_config(init)
     family = family_of(config, where=str(init / "config.json"))
     student = read_student(checkpoint, family)
     for name in (*([family.weight("head")] if config.get("tie_word_embeddings") else []), *family.stored_copies):
-        copy = student.pop(name, None)  # the embedding under another name
+        copy = student.pop(name, None)  # embedding under another name
         if copy is not None and not torch.equal(copy, student[family.weight("embedding")]):
             raise UserError(f"{checkpoint}: {name} is no copy of the embedding, as in {init}. Give its own init.")
     sizes = {name: info.size for name, info in open_weights(init).info.items()}
@@ -158,7 +152,7 @@ def export_checkpoint(
     if CONFIG_KEY in config:
         vocabulary = with_unknown(init) if unknown_inputs else read_draft_vocabulary(init)
         require_ids_of(target, vocab_size, vocabulary, init)
-    # The tensors with a row for each id; a small head has a row for each id that it outputs.
+    # Tensors with a row for each id; a small head has rows only for the ids that it outputs.
     roles = ("embedding", "head") if vocabulary is None else ("embedding",)
     modules = {family.outside[role].name for role in roles}
     by_id = {name for name in sizes if name.rsplit(".", 1)[0] in modules}
@@ -185,24 +179,23 @@ def export_checkpoint(
 
 
 def read_student(checkpoint: Path, family: Family) -> dict[str, Tensor]:
-    """The student's tensors under their names in a Hugging Face folder; a file's are left on disk until used."""
+    """Read the student's tensors under their Hugging Face names; those of a file are memory-mapped."""
     tensors = read_model(checkpoint)
     return {stored_name(name.removeprefix(STUDENT_PREFIX), family): tensor for name, tensor in tensors.items()}
 
 
 def stored_name(name: str, family: Family) -> str:
-    """What a checkpoint calls a parameter of transformers' module."""
+    """Return a parameter's name in a Hugging Face checkpoint."""
     module, kind = name.rsplit(".", 1)
     return f"{family.renamed_modules.get(module, module)}.{kind}"
 
 
 def vocab_size_of(folder: Path) -> int:
-    """Rows of the embeddings of a checkpoint folder."""
     return shape_of(folder).vocab
 
 
 def require_ids_of(target: Path, vocab_size: int, vocabulary: DraftVocabulary, init: Path) -> None:
-    """Raise UserError if a draft says an id, or has trained one as the unknown, that its target does not have."""
+    """Raise UserError if an output id or the unknown id of a draft does not exist in the target."""
     last = max(vocabulary.ids[-1], vocabulary.unknown_id or 0)
     if last >= vocab_size:
         raise UserError(
@@ -212,11 +205,7 @@ def require_ids_of(target: Path, vocab_size: int, vocabulary: DraftVocabulary, i
 
 
 def saved_models(run: Run) -> list[Saved]:
-    """What the training of a run started from, and every intact checkpoint of it, oldest first.
-
-    Raises:
-        UserError: If there is no checkpoint.
-    """
+    """List the initial draft of a run and every intact checkpoint, oldest first; raises UserError without any."""
     folder, init = run.checkpoints.path, run.init.path
     paths = []
     for path in find_checkpoints(folder):
@@ -233,24 +222,13 @@ def saved_models(run: Run) -> list[Saved]:
 
 
 def saved_model(path: Path, load: Callable[[], PreTrainedModel]) -> Saved:
-    """One checkpoint, not yet in memory."""
     timestamp = read_state(path)["timestamp"]["Timestamp"]
     name = path.name.removesuffix(OF_A_FILE)
     return Saved(name, timestamp["batch"], timestamp["token"], load)
 
 
 def load_checkpoint(init: Path, path: Path, *, dtype: str, rounded: str) -> PreTrainedModel:
-    """The student of a checkpoint, its weights rounded as an export rounds them.
-
-    Args:
-        init: What its training started from.
-        path: The checkpoint.
-        dtype: Number type of the model.
-        rounded: That an export would round its weights to.
-
-    Raises:
-        UserError: If it was not trained from init.
-    """
+    """Load the student of a checkpoint, rounded to the dtype of an export; raises UserError for another init."""
     model, kept = load_model(init, dtype=dtype), getattr(torch, rounded)
     weights = {name.removeprefix(STUDENT_PREFIX): tensor.to(kept) for name, tensor in read_model(path).items()}
     try:

@@ -1,8 +1,7 @@
-"""The training of learned masks, before anything is pruned: `composer -n N -m distill.train RECIPE` begins with it.
+"""Training of learned masks before pruning, the first step of `composer -n N -m distill.train RECIPE`.
 
-Reads the target and the recipe's text, writes <run>/mask_checkpoints and <run>/logs/masks.jsonl, and ends with
-<run>/masks: the target's folder with trained weights, the gates multiplied into them, and the plan that cuts the draft
-out of it. Run it again after an interruption and it continues.
+Writes <run>/mask_checkpoints, <run>/logs/masks.jsonl and finally <run>/masks: the target's files with trained weights,
+the gates multiplied into them, and the pruning plan of the draft. A rerun after an interruption resumes.
 
 Shape suffixes used in this file:
     B = sequences in the batch, T = tokens per sequence, V = vocabulary entries, H = channels
@@ -56,30 +55,30 @@ from distill.trainer import DIST_TIMEOUT_S, device_batch_size, microbatch_size, 
 from eval.models import load_model, load_tokenizer, require_rows
 
 WARMUP, ALPHA_F = "0.1dur", 0.1  # of the learning rates, as in Sheared LLaMA
-TARGET_WARMUP = "0.5dur"  # over which the size asked for moves from the target's to the draft's
+TARGET_WARMUP = "0.5dur"  # over which the required size moves from the target's to the draft's
 SAVE_INTERVAL = "0.25dur"
 CLIPPING_THRESHOLD = 1.0
 RATES = "architecture.masks.weight_lr or architecture.masks.mask_lr"
-ENOUGH_OPEN = 0.9  # of an axis's kept gates; below, what is kept was a toss-up
+ENOUGH_OPEN = 0.9  # of an axis's kept gates; below, the choice of kept ones was close to arbitrary
 
 
 def train_masks(run: Run, profile: Path | None = None) -> None:
-    """Train masks into <run>/masks, from the start or from where an earlier session stopped.
+    """Train masks into <run>/masks, from the start or from the checkpoint of an earlier session.
 
     Args:
-        run: Whose recipe says how.
-        profile: Folder that takes a profile of a step, by rank 0; none is made if left out.
+        profile: Directory for rank 0's profile of a step.
 
     Raises:
-        UserError: If the target is a draft that says some ids alone, the shape cannot be cut out of it, it has no row
-            for one of its tokens, the text cannot be read, or an earlier session of this run began with another recipe.
+        UserError: If the target is a draft with a reduced vocabulary, the shape cannot be pruned from it, it lacks a
+            row for one of its tokens, the text cannot be read, or an earlier session of this run began with another
+            recipe.
     """
     target, config = run.target, run.recipe.architecture.masks
     require_whole_head(target)
     run.refuse_long_texts()
     require_rows(target, last_id=max(load_tokenizer(target).get_vocab().values()))
 
-    # What this training starts from is recorded; an earlier session must have started from the same.
+    # Record the inputs of this training run; an earlier session must have begun with the same.
     begun, inputs = run.mask_checkpoints, mask_inputs(run)
     if begun.is_finished:
         begun.refuse_changed(inputs)
@@ -88,12 +87,12 @@ def train_masks(run: Run, profile: Path | None = None) -> None:
     model = build_mask_model(run)
     trainer = build_mask_trainer(run, model, profile)
     try:
-        if trainer.state.timestamp.batch < in_batches("1dur", config):  # else only the folder is missing
+        if trainer.state.timestamp.batch < in_batches("1dur", config):  # else only the directory is missing
             trainer.fit()
     finally:
         trainer.engine.close()
 
-    # The state of student and masks goes to rank 0's host memory, whole; all processes take part.
+    # Gather the full state of student and masks on rank 0's host memory; all processes take part.
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     metrics, state = mask_metrics(model), get_model_state_dict(model, options=options)
     if dist.get_global_rank() == 0:
@@ -104,16 +103,13 @@ def train_masks(run: Run, profile: Path | None = None) -> None:
 
 
 class MaskModel(ComposerModel):
-    """Weights and masks that minimise loss, under constraints on how many gates are open.
+    """Weights and masks trained to minimise the loss under constraints on the number of open gates.
 
-    `student` and `masks` are the submodules: they are trained and saved. The teacher is neither. `step` is to be set
-    before every batch (MaskSchedule does); gates and the sizes asked for depend on it.
+    Only the submodules `student` and `masks` are trained and saved, not the teacher. `step` must be set before every
+    batch (MaskSchedule does); gates and required sizes depend on it.
 
     Args:
-        student: The target's weights, to be trained.
-        masks: Of the target's shape and the draft's.
-        teacher: The target, frozen.
-        warmup_batches: Over which the sizes asked for move from the target's to the draft's.
+        warmup_batches: Over which the required sizes move from the target's to the draft's.
         cpu_bfloat16: As in DistillModel.
     """
 
@@ -128,11 +124,11 @@ class MaskModel(ComposerModel):
 
     @property
     def progress(self) -> float:
-        """How far the sizes asked for have moved, in [0, 1]."""
+        """Progress of the required sizes, in [0, 1]."""
         return min(1.0, self.step / self.warmup_batches)
 
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Losses of the masked student on a batch: `tokens` in nats per token, with its parts, and `constraint`."""
+        """Compute losses of the masked student on a batch: `tokens` in nats per token, its parts, and `constraint`."""
         ids_BT = batch["input_ids"]
         predicting_BT = torch.ones_like(ids_BT, dtype=torch.bool)
         predicting_BT[:, -1] = False  # a sequence's last position predicts nothing
@@ -151,19 +147,16 @@ class MaskModel(ComposerModel):
         outputs: dict[str, Tensor],
         batch: Mapping[str, Tensor],  # noqa: ARG002  # Composer's signature
     ) -> dict[str, Tensor]:
-        """The sum as `total`, which is trained on, and its parts.
+        """Return the loss that is trained on as `total`, and its parts.
 
-        All sequences are of one length, so the trainer's weights by sequences are weights by tokens.
+        All sequences have one length, so the trainer's weighting by sequences equals weighting by tokens.
         """
         reported = {name: value for name, value in outputs.items() if name != "tokens"}
         return {**reported, "total": outputs["tokens"] + outputs["constraint"]}
 
 
 def token_losses(teacher: TeacherRows, next_ids_A: Tensor, student_AH: Tensor, head: Head) -> dict[str, Tensor]:
-    """Means over tokens, from chunks of logits: `tokens`, and without gradients its two parts.
-
-    `lm` is the loss of the next token of the text, `kl` is KL(target || masked).
-    """
+    """Compute means over tokens: `tokens`, and without gradients its parts, `lm` and `kl`, KL(target || masked)."""
     parts = {name: torch.zeros((), device=student_AH.device) for name in ("lm", "kl")}
 
     def loss_of_rows(student_CV: Tensor, rows: slice) -> Tensor:
@@ -178,7 +171,7 @@ def token_losses(teacher: TeacherRows, next_ids_A: Tensor, student_AH: Tensor, h
 
 
 def build_mask_model(run: Run) -> MaskModel:
-    """Weights in float32 and fresh masks; where the processes share them, rank 0 reads them, and Composer hands out."""
+    """Build float32 weights and initial masks; if sharded, rank 0 loads the weights and Composer distributes them."""
     recipe, target, on_gpu = run.recipe, run.target, torch.cuda.is_available()
     precision = recipe.distill.precision
     device = f"cuda:{dist.get_local_rank()}" if on_gpu else "cpu"
@@ -200,13 +193,12 @@ def build_mask_model(run: Run) -> MaskModel:
 
 
 def fresh_masks(run: Run) -> Masks:
-    """Masks of a run as they are before the first step."""
     source = shape_of(run.target)
     return Masks(source, masked_shape(source, run.recipe.architecture), seed=run.recipe.seed)
 
 
 def load_frozen(run: Run, *, dtype: str, sharded: bool | None = None) -> Teacher:
-    """The target as it was, on this process's device; in shards where the recipe's teacher is, unless told."""
+    """Load the original target, by default sharded as the recipe's teacher."""
     device = f"cuda:{dist.get_local_rank()}" if torch.cuda.is_available() else "cpu"
     sharded = run.recipe.distill.teacher.is_sharded if sharded is None else sharded
     return (load_sharded_teacher if sharded else load_teacher)(run.target, dtype=dtype, device=device)
@@ -216,7 +208,7 @@ def load_frozen(run: Run, *, dtype: str, sharded: bool | None = None) -> Teacher
 
 
 def build_mask_trainer(run: Run, model: MaskModel, profile: Path | None = None) -> Trainer:
-    """A trainer that stands at the newest checkpoint, or at the start where there is none."""
+    """Build a trainer at the newest checkpoint, or at the start without one."""
     recipe, folder = run.recipe, run.mask_checkpoints.path
     config, checkpoint = recipe.architecture.masks, newest_for_all(folder)
     data, mixture = build_text(run, model)
@@ -243,7 +235,7 @@ def build_mask_trainer(run: Run, model: MaskModel, profile: Path | None = None) 
             SpeedMonitor(window_size=10),
         ],
         loggers=build_mask_loggers(run),
-        progress_bar=False,  # ours is among the loggers
+        progress_bar=False,  # ConsoleReport has one
         run_name=recipe.run_name,
         seed=recipe.seed,
         load_path=None if checkpoint is None else str(checkpoint),
@@ -252,7 +244,7 @@ def build_mask_trainer(run: Run, model: MaskModel, profile: Path | None = None) 
 
 
 def build_text(run: Run, model: MaskModel) -> tuple[DataSpec, DynamicLoading]:
-    """Batches of text, and what moves the share of each domain by the masked model's held-out losses."""
+    """Build the text loader, and the callback that updates domain weights from the masked model's held-out losses."""
     recipe, text, tokenizer = run.recipe, run.recipe.text, load_tokenizer(run.target)
     assert text is not None  # a recipe with learned masks has text
     size = device_batch_size(recipe.architecture.masks)
@@ -264,7 +256,7 @@ def build_text(run: Run, model: MaskModel) -> tuple[DataSpec, DynamicLoading]:
         device = next(read.parameters()).device
 
         def all_logits(ids_BT: Tensor) -> Tensor:
-            with torch.no_grad():  # the model is called as a whole, as one in shards must be
+            with torch.no_grad():  # sharded models support only a full forward
                 return read(ids_BT, torch.ones_like(ids_BT, dtype=torch.bool), logits_of).unflatten(0, ids_BT.shape)
 
         return held_out_losses(all_logits, held_out, device=device)
@@ -277,13 +269,13 @@ def build_text(run: Run, model: MaskModel) -> tuple[DataSpec, DynamicLoading]:
         return losses
 
     def untrained() -> AnswerLogits:
-        """The target in float32, before a checkpoint is loaded; where only rank 0 has it, in shards of its own."""
+        """Return the float32 target before a checkpoint is loaded; sharded if only rank 0 has its weights."""
         whole = recipe.distill.parallelism == "ddp"
         return model.student if whole else load_frozen(run, dtype="float32", sharded=True).model
 
     references = reference_losses(text, lambda: measured(untrained()))
     interval = text.update_interval
-    if interval.endswith("dur"):  # Composer asks for the length of the text, which has none
+    if interval.endswith("dur"):  # Composer would need the length of the text, which is infinite
         interval = f"{in_batches(interval, recipe.architecture.masks)}ba"
     mixture = DynamicLoading(
         domains, masked_losses, rule=text.mixture, update_interval=interval, references=references, rates=RATES
@@ -292,12 +284,11 @@ def build_text(run: Run, model: MaskModel) -> tuple[DataSpec, DynamicLoading]:
 
 
 def in_batches(share: str, config: MasksConfig) -> int:
-    """A share of the training, as 0.5dur, in batches; at least one."""
+    """Convert a fraction of the training run, such as 0.5dur, to batches; at least one."""
     return max(1, round(split_time(share)[0] * split_time(config.max_duration)[0]))
 
 
 def build_mask_optimizer(config: MasksConfig, model: MaskModel) -> DecoupledAdamW:
-    """Weights with their rate; masks and multipliers with theirs. The teacher has none."""
     groups = [
         {"params": list(model.student.parameters()), "lr": config.weight_lr},
         {"params": list(model.masks.parameters()), "lr": config.mask_lr},
@@ -306,7 +297,7 @@ def build_mask_optimizer(config: MasksConfig, model: MaskModel) -> DecoupledAdam
 
 
 def weights(state: State) -> Iterator[nn.Parameter]:
-    """The parameters whose gradients are bounded together; those of the constraints would shrink them to nothing.
+    """Return the parameters whose gradients are clipped together; those of the constraints would dominate the norm.
 
     Adam makes the steps of masks and multipliers independent of the size of their gradients.
     """
@@ -314,14 +305,13 @@ def weights(state: State) -> Iterator[nn.Parameter]:
 
 
 class MaskSchedule(Callback):
-    """Tells the model which step it is, keeps log-alphas within their limits, and logs what the constraints say."""
+    """Sets the model's step, clamps log-alphas to their limits, and logs the constraints."""
 
     def batch_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
-        """Gates and the sizes asked for follow from the number of batches trained, so a resumed training has them."""
+        """Derive gates and required sizes from the number of batches trained, so a resumed training run has them."""
         mask_model(state).step = state.timestamp.batch.value
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """After the step and before a checkpoint."""
         model = mask_model(state)
         model.masks.limit()
         logger.log_metrics(mask_metrics(model))
@@ -329,7 +319,7 @@ class MaskSchedule(Callback):
 
 @torch.no_grad()
 def mask_metrics(model: MaskModel) -> dict[str, float]:
-    """Of every axis: gates expected open, the largest gap of a constraint, and how decided the kept ones are."""
+    """Return expected open gates, largest constraint gap and open share of kept gates of every axis."""
     masks, metrics = model.masks, {}
     for name, size in masks.expected_sizes().items():
         metrics[f"masks/{name}/expected"] = float(size)
@@ -340,17 +330,16 @@ def mask_metrics(model: MaskModel) -> dict[str, float]:
 
 
 def mask_model(state: State) -> MaskModel:
-    """The model inside whatever Composer wrapped around it."""
+    """Unwrap the model from Composer's wrappers."""
     model = getattr(state.model, "module", state.model)
     assert isinstance(model, MaskModel)
     return model
 
 
 class MaskReport(ConsoleReport):
-    """As the console reports distillation, with the sizes that are left."""
+    """Console report of mask training, with the remaining sizes."""
 
     def describe(self, state: State) -> str:
-        """The state of training in one line."""
         latest: dict[str, Any] = self.latest
         losses = [f"{name} {latest[key]:.4f}" for name in ("lm", "kl") if (key := f"loss/train/{name}") in latest]
         axes = mask_model(state).masks.axes
@@ -359,18 +348,15 @@ class MaskReport(ConsoleReport):
 
 
 def build_mask_loggers(run: Run) -> list[LoggerDestination]:
-    """The console and a file; where distillation reports to is for distillation."""
+    """Build console and file loggers; trackers of the recipe log only the distillation."""
     return [MaskReport(), MetricsFile(str(run.logs / "masks.jsonl"))]
 
 
-# --- what comes of it -----------------------------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------------------------
 
 
 def write_masks(run: Run, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-    """Make <run>/masks from the trained model's state, and print what comes next.
-
-    The folder holds the masked student's weights with the final gates multiplied in, and appears whole or not at all.
-    """
+    """Write <run>/masks atomically, with the final gates multiplied in, and print the next command."""
     out, target, dtype = run.masks.path, run.target, run.recipe.target.dtype
     masks = fresh_masks(run)
     masks.load_state_dict(part_of(state, "masks."))
@@ -401,11 +387,10 @@ def write_masks(run: Run, state: Mapping[str, Any], metrics: Mapping[str, float]
 
 
 def part_of(state: Mapping[str, Any], prefix: str) -> dict[str, Tensor]:
-    """The tensors of one module, by the names that it has for them."""
     return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
 def open_kept_fraction(masks: Masks, name: str) -> float:
-    """The share of an axis's kept gates that are more open than closed: below 1, training was too short to decide."""
+    """Return the share of an axis's kept gates that are more open than closed: below 1, training was too short."""
     gates_X = middle(masks.values(name).detach())
     return float((gates_X[masks.kept(name)] > 0.5).double().mean())

@@ -1,28 +1,27 @@
-"""Distillation losses: pure functions of logits, one value per answer token, in nats.
+"""Distillation losses: pure functions of logits, one value per response token, in nats.
 
-p is the teacher's distribution, q the student's, both at the temperature. Logits may be of any float dtype and must be
-finite; everything is computed in float32, from log-probabilities, so that a probability that underflows costs nothing
-and leaves every gradient finite. No gradient flows to the teacher. Each loss is zero where p = q unless it says
-otherwise, and never negative beyond rounding.
+p is the teacher's distribution, q the student's, both at the temperature. Logits may have any float dtype and must be
+finite; everything is computed in float32 from log-probabilities, so a probability that underflows leaves every
+gradient finite. No gradient flows to the teacher. Losses are float32, and unless stated otherwise zero at p = q and
+never negative beyond rounding.
 
-The divergences are scaled by temperature**2 so that gradients keep their size (Hinton et al. 2015, "Distilling the
-Knowledge in a Neural Network", sec. 2, arXiv 1503.02531). The losses of acceptance are not: they are chances at that
-temperature.
+The losses of student and teacher logits take the arguments of `forward_kl` and raise the same errors. Divergences are
+scaled by temperature**2 so that gradients keep their size (Hinton et al. 2015, sec. 2). `total_variation`,
+`negative_log_acceptance` and `lk_hybrid` are not: acceptance is a probability at that temperature.
 
-Which tokens count is decided before (distill/chunked_loss.py keeps only their rows); what the sum is divided by
-is decided after (distill/model.py). Options have no default here: distill/losses.py has it, and reads
-this file without torch.
+Masking happens before (distill/chunked_loss.py passes only the rows that count), normalisation after
+(distill/model.py). Defaults of options are in distill/losses.py, which reads this file without torch.
 
-Both losses are for temperature 1, at which the cache was written: what a temperature does to a distribution depends on
-the entries that were not kept. A cache of hidden states keeps them all (distill/loss_formulas.py serves it). Which
-tokens count was decided before, what the losses are divided by is decided after.
+The losses of cached entries, `top_k_kl` and `sampled_cross_entropy`, require temperature 1, at which the cache was
+written: the effect of a temperature depends on the entries that were dropped. A cache of hidden states keeps them all
+and supports every loss.
 
 Shape suffixes used in this file:
-    A = answer tokens of all sequences of a batch, one row each
+    A = response tokens of all sequences of a batch, one row each
     V = vocabulary entries
-    K = entries kept of the teacher
-    O = K + 1 outcomes: the entries kept, and "any other token"
-    S = tokens drawn from the teacher
+    K = cached entries of the teacher
+    O = K + 1 outcomes: the cached entries, and "any other token"
+    S = tokens sampled from the teacher
 """
 
 from __future__ import annotations
@@ -36,17 +35,12 @@ if TYPE_CHECKING:
 
 
 def forward_kl(student_logits_AV: Tensor, teacher_logits_AV: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """KL(teacher || student): the student must cover everything the teacher might say.
+    """KL(teacher || student): mode-covering, the student must cover all of the teacher's mass.
 
     Source: Hinton et al. 2015, "Distilling the Knowledge in a Neural Network", sec. 2 (arXiv 1503.02531).
 
     Args:
-        student_logits_AV: Any float dtype.
-        teacher_logits_AV: Same shape.
-        temperature: Divides both logits. Dimensionless, > 0.
-
-    Returns:
-        loss_A, float32, times temperature**2.
+        temperature: Divides both logits, > 0. The loss is multiplied by its square.
 
     Raises:
         ValueError: If the shapes differ.
@@ -56,10 +50,9 @@ def forward_kl(student_logits_AV: Tensor, teacher_logits_AV: Tensor, *, temperat
 
 
 def reverse_kl(student_logits_AV: Tensor, teacher_logits_AV: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """KL(student || teacher): the student must not say what the teacher would not.
+    """KL(student || teacher): mode-seeking, penalises tokens that are unlikely under the teacher.
 
     Source: Gu et al. 2024, "MiniLLM: Knowledge Distillation of Large Language Models", sec. 2.1 (arXiv 2306.08543).
-    Arguments, result and errors as of forward_kl.
     """
     student_logp_AV, teacher_logp_AV = log_probabilities(student_logits_AV, teacher_logits_AV, temperature)
     return temperature**2 * divergence(student_logp_AV, teacher_logp_AV)
@@ -68,10 +61,9 @@ def reverse_kl(student_logits_AV: Tensor, teacher_logits_AV: Tensor, *, temperat
 def kl_mixture(
     student_logits_AV: Tensor, teacher_logits_AV: Tensor, *, temperature: float = 1.0, forward_weight: float
 ) -> Tensor:
-    """Forward KL with weight w plus reverse KL with 1 - w: what OSD's code calls "jsd", which it is not.
+    """Forward KL with weight w = forward_weight in (0, 1), plus reverse KL with 1 - w.
 
-    Source: code of Liu et al. 2023, "Online Speculative Decoding" (arXiv 2310.07177).
-    Arguments, result and errors as of forward_kl; forward_weight w is in (0, 1).
+    Source: code of Liu et al. 2023, "Online Speculative Decoding" (arXiv 2310.07177), which calls it "jsd", wrongly.
     """
     student_logp_AV, teacher_logp_AV = log_probabilities(student_logits_AV, teacher_logits_AV, temperature)
     forward_A = divergence(teacher_logp_AV, student_logp_AV)
@@ -84,9 +76,8 @@ def jensen_shannon(
 ) -> Tensor:
     """Generalised Jensen-Shannon divergence: beta KL(p || m) + (1 - beta) KL(q || m), with m = beta p + (1 - beta) q.
 
-    Bounded by the entropy of (beta, 1 - beta), log 2 at 0.5.
+    With beta in (0, 1); bounded by the entropy of (beta, 1 - beta), log 2 at 0.5.
     Source: Agarwal et al. 2024, "On-Policy Distillation of Language Models", sec. 2 (arXiv 2306.13649).
-    Arguments, result and errors as of forward_kl; beta is in (0, 1).
     """
     student_logp_AV, teacher_logp_AV = log_probabilities(student_logits_AV, teacher_logits_AV, temperature)
     mixture_logp_AV = mixture(teacher_logp_AV, student_logp_AV, share=beta)
@@ -97,11 +88,9 @@ def jensen_shannon(
 def skewed_forward_kl(
     student_logits_AV: Tensor, teacher_logits_AV: Tensor, *, temperature: float = 1.0, skew: float
 ) -> Tensor:
-    """KL(p || skew p + (1 - skew) q): the forward KL with its large gradients bounded; at most -log(skew).
+    """KL(p || skew p + (1 - skew) q), skew in (0, 1): the forward KL with bounded gradients; at most -log(skew).
 
-    Source: Ko et al. 2024, "DistiLLM: Towards Streamlined Distillation for Large Language Models", sec. 3.1
-    (arXiv 2402.03898).
-    Arguments, result and errors as of forward_kl; skew is in (0, 1).
+    Source: Ko et al. 2024, "DistiLLM", sec. 3.1 (arXiv 2402.03898).
     """
     student_logp_AV, teacher_logp_AV = log_probabilities(student_logits_AV, teacher_logits_AV, temperature)
     return temperature**2 * divergence(teacher_logp_AV, mixture(teacher_logp_AV, student_logp_AV, share=skew))
@@ -110,21 +99,19 @@ def skewed_forward_kl(
 def skewed_reverse_kl(
     student_logits_AV: Tensor, teacher_logits_AV: Tensor, *, temperature: float = 1.0, skew: float
 ) -> Tensor:
-    """KL(q || skew q + (1 - skew) p): the reverse KL, at most -log(skew).
+    """KL(q || skew q + (1 - skew) p), skew in (0, 1): the reverse KL, at most -log(skew).
 
-    Source: Ko et al. 2024, as skewed_forward_kl, sec. 3.1.
-    Arguments, result and errors as of forward_kl; skew is in (0, 1).
+    Source: as skewed_forward_kl.
     """
     student_logp_AV, teacher_logp_AV = log_probabilities(student_logits_AV, teacher_logits_AV, temperature)
     return temperature**2 * divergence(student_logp_AV, mixture(student_logp_AV, teacher_logp_AV, share=skew))
 
 
 def total_variation(student_logits_AV: Tensor, teacher_logits_AV: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """1 - alpha: the chance that rejection sampling throws the student's token away. In [0, 1], not in nats.
+    """1 - alpha: the probability that rejection sampling rejects the student's token. In [0, 1], not in nats.
 
     Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", corollary 3.6
     (arXiv 2211.17192).
-    Arguments and errors as of forward_kl; not scaled by the temperature.
     """
     student_logp_AV, teacher_logp_AV = log_probabilities(student_logits_AV, teacher_logits_AV, temperature)
     return (teacher_logp_AV.exp() - student_logp_AV.exp()).relu().sum(dim=-1)
@@ -133,11 +120,10 @@ def total_variation(student_logits_AV: Tensor, teacher_logits_AV: Tensor, *, tem
 def negative_log_acceptance(
     student_logits_AV: Tensor, teacher_logits_AV: Tensor, *, temperature: float = 1.0
 ) -> Tensor:
-    """-log alpha: total variation's gradient over alpha, so that tokens far from acceptance still learn.
+    """-log alpha: its gradient is total variation's divided by alpha, so tokens with low acceptance still learn.
 
-    Source: "LK losses" (arXiv 2602.23881); of each token's alpha here, not of a batch's mean, so that the gradient of a
-    batch does not depend on how it is split.
-    Arguments and errors as of forward_kl; not scaled by the temperature.
+    Source: "LK losses" (arXiv 2602.23881); here of each token's alpha, not of a batch mean, so the gradient of a batch
+    does not depend on how it is split.
     """
     student_logp_AV, teacher_logp_AV = log_probabilities(student_logits_AV, teacher_logits_AV, temperature)
     return -student_logp_AV.minimum(teacher_logp_AV).logsumexp(dim=-1)
@@ -146,11 +132,10 @@ def negative_log_acceptance(
 def lk_hybrid(
     student_logits_AV: Tensor, teacher_logits_AV: Tensor, *, temperature: float = 1.0, decay: float
 ) -> Tensor:
-    """KL(teacher || student) while far, 1 - alpha when near: w KL + (1 - w)(1 - alpha), with w = exp(-decay alpha).
+    """KL(p || q) at low acceptance, 1 - alpha at high: w KL + (1 - w)(1 - alpha), with w = exp(-decay alpha).
 
-    No gradient flows through w.
+    No gradient flows through w; decay > 0.
     Source: "LK losses" (arXiv 2602.23881); w of each token's own alpha, as in negative_log_acceptance.
-    Arguments and errors as of forward_kl; decay > 0; not scaled by the temperature.
     """
     student_logp_AV, teacher_logp_AV = log_probabilities(student_logits_AV, teacher_logits_AV, temperature)
     rejected_A = (teacher_logp_AV.exp() - student_logp_AV.exp()).relu().sum(dim=-1)
@@ -159,22 +144,14 @@ def lk_hybrid(
 
 
 def cross_entropy(student_logits_AV: Tensor, token_ids_A: Tensor) -> Tensor:
-    """-log q of the tokens that were written, at temperature 1. Its least mean is the entropy of the text.
-
-    Args:
-        student_logits_AV: Any float dtype.
-        token_ids_A: The token that followed, in [0, V).
-
-    Returns:
-        loss_A, float32.
-    """
+    """-log q of the next tokens token_ids_A, at temperature 1. The minimum of its mean is the entropy of the text."""
     return -student_logits_AV.float().log_softmax(dim=-1).gather(-1, token_ids_A[:, None]).squeeze(-1)
 
 
 def log_probabilities(
     student_logits_AV: Tensor, teacher_logits_AV: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """Student's and teacher's log-probabilities at a temperature, float32; the teacher's without gradient."""
+    """Return the log-probabilities of student and teacher at a temperature, float32; the teacher's detached."""
     if student_logits_AV.shape != teacher_logits_AV.shape:
         raise ValueError(
             "student and teacher logits must have one shape [answer tokens, vocab], got "
@@ -188,29 +165,22 @@ def log_probabilities(
 
 
 def divergence(of_logp_AV: Tensor, from_logp_AV: Tensor) -> Tensor:
-    """kl_A = KL(of || from)."""
+    """Return kl_A = KL(of || from)."""
     return (of_logp_AV.exp() * (of_logp_AV - from_logp_AV)).sum(dim=-1)
 
 
 def mixture(first_logp_AV: Tensor, second_logp_AV: Tensor, *, share: float) -> Tensor:
-    """Log-probabilities of share * one + (1 - share) * other."""
+    """Return the log-probabilities of share * first + (1 - share) * second."""
     return (first_logp_AV + log(share)).logaddexp(second_logp_AV + log(1 - share))
 
 
 def kept_forward_kl(student_logits_AV: Tensor, kept: Mapping[str, Tensor], *, temperature: float = 1.0) -> Tensor:
-    """What stands for KL(teacher || student) where a cache kept a few entries: the loss that suits its contents.
+    """Compute the forward KL from cached entries: `top_k_kl` or `sampled_cross_entropy`, by the contents of the cache.
 
     Args:
-        student_logits_AV: Any float dtype; computed in float32.
-        kept: What `TeacherCache.rows` gives for these A answer tokens: ids_AK, log_probs_AK and log_tail_A of a
-            top-k cache, or ids_AS of a cache of samples.
-        temperature: Of the loss; 1.
-
-    Returns:
-        loss_A of top_k_kl or of sampled_cross_entropy.
-
-    Raises:
-        ValueError: If the temperature is another, or the shapes do not belong together.
+        kept: Result of `TeacherCache.rows` for these A tokens: ids_AK, log_probs_AK and log_tail_A of a top-k cache,
+            or ids_AS of a cache of samples.
+        temperature: Must be 1, else raises ValueError.
     """
     if temperature != 1:
         raise ValueError(f"temperature must be 1, at which the cache was written, got {temperature}.")
@@ -220,32 +190,28 @@ def kept_forward_kl(student_logits_AV: Tensor, kept: Mapping[str, Tensor], *, te
 
 
 def top_k_kl(student_logits_AV: Tensor, ids_AK: Tensor, log_probs_AK: Tensor, log_tail_A: Tensor) -> Tensor:
-    """KL(teacher || student) over K + 1 outcomes: each of the K tokens kept, and "any other".
+    """KL(teacher || student) over K + 1 outcomes: each of the K cached tokens, and "any other".
 
-    Grouping outcomes never raises a divergence, so this is at most the full KL, and equal to it where K = V. Neither
-    side is normalised over the K tokens alone: a student that moves its mass to other tokens pays for it.
+    Grouping outcomes never raises a divergence, so this is at most the full KL, and equal to it if K = V. Neither side
+    is normalised over the K tokens only: a student that moves its mass to other tokens pays for it.
     Source: the log sum inequality, Cover and Thomas 2006, "Elements of Information Theory", sec. 2.7.
-    Gradient for the logits: q - p at the K tokens, q (P - Q) / (1 - Q) at the others, with P and Q what teacher and
-    student give to the K tokens together.
+    Gradient with respect to the logits: q - p at the K tokens, q (P - Q) / (1 - Q) at all other tokens, with P and Q
+    the total mass of the K tokens under teacher and student.
 
     Args:
-        student_logits_AV: Any float dtype; computed in float32.
         ids_AK: Distinct tokens, int64.
         log_probs_AK: Of the teacher at these tokens.
-        log_tail_A: Log of the mass the teacher gives to all other tokens; -inf where K = V.
-
-    Returns:
-        loss_A, float32; zero where the K + 1 probabilities agree, and never below zero by more than rounding.
+        log_tail_A: Log of the teacher's mass on all other tokens; -inf if K = V.
     """
-    import torch  # recipes, which name this loss, are read without it
+    import torch  # imported here, since recipes, which name this loss, are read without torch
 
-    # One reduction over the vocabulary, of the tokens not kept: their mass is summed, and not taken as the rest of 1,
-    # which float32 would round to zero for a sure student.
+    # One reduction over the tokens outside the cache: their mass is summed rather than computed as 1 - Q, which
+    # float32 would round to zero for a confident student.
     logits_AV = student_logits_AV.float()
-    lowest = torch.finfo(torch.float32).min  # as a logit: probability 0, but unlike -inf with a gradient that is no NaN
+    lowest = torch.finfo(torch.float32).min  # as a logit: probability 0, but unlike -inf without a NaN gradient
     rest_A = logits_AV.scatter(-1, ids_AK, lowest).logsumexp(dim=-1)
     log_q_AO = torch.cat([logits_AV.gather(-1, ids_AK), rest_A[:, None]], dim=-1).log_softmax(dim=-1)
-    # The teacher's K + 1 outcomes are normalised together: a cache rounds them, and their sum is 1 only up to that.
+    # The teacher's K + 1 outcomes are normalised together: a cache rounds them, so their sum is only close to 1.
     teacher_AO = torch.cat([log_probs_AK.float(), log_tail_A.float()[:, None]], dim=-1)
     log_p_AO = teacher_AO.detach().log_softmax(dim=-1)
     p_AO = log_p_AO.exp()
@@ -253,20 +219,13 @@ def top_k_kl(student_logits_AV: Tensor, ids_AK: Tensor, log_probs_AK: Tensor, lo
 
 
 def sampled_cross_entropy(student_logits_AV: Tensor, ids_AS: Tensor) -> Tensor:
-    """-Σ t log q, with t the share of each token among S drawn from the teacher: a token drawn twice counts twice.
+    """-Σ t log q, with t the empirical distribution of S teacher samples ids_AS: a token drawn twice counts twice.
 
-    Over the draws its mean is the cross-entropy -Σ p log q, and the mean of its gradient q - t is q - p: that of the
-    full forward KL. The value is no divergence. Its mean is smallest where student and teacher agree, and is then the
-    teacher's entropy, which the draws do not tell; compare values of one cache with each other only.
+    Its expectation over the samples is the cross-entropy -Σ p log q, and that of its gradient q - t is q - p, the
+    gradient of the full forward KL. The value is no divergence: its minimum is the entropy of the samples, and in
+    expectation that of the teacher, which the samples do not determine. Compare values of one cache only.
     Source: Anshumann et al. 2025, "Sparse Logit Sampling: Accelerating Knowledge Distillation in LLMs"
     (arXiv 2503.16870).
-
-    Args:
-        student_logits_AV: Any float dtype; computed in float32.
-        ids_AS: Tokens drawn, int64.
-
-    Returns:
-        loss_A, float32; at least the entropy of the draws themselves.
     """
     logits_AV = student_logits_AV.float()
     return logits_AV.logsumexp(dim=-1) - logits_AV.gather(-1, ids_AS).mean(dim=-1)

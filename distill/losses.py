@@ -1,10 +1,9 @@
-"""Every loss a recipe may name: its formulas, its parameters with range and default, and what it needs of a teacher.
+"""Table of the losses a recipe may name: formulas, parameters, and the knowledge of the teacher that each needs.
 
-The one table of losses, which recipes, checks and training read. A new loss is a row of it, its formula in dense.py,
-and a row of docs/train.md. No torch.
+A new loss needs a row here, its formula in distill/loss_formulas.py, and a row in docs/train.md. No torch.
 
 Shape suffixes used in this file:
-    C = some answer tokens, one row each
+    C = some response tokens, one row each
     V = vocabulary entries
 """
 
@@ -22,35 +21,35 @@ from distill.loss_formulas import kept_forward_kl
 if TYPE_CHECKING:
     from torch import Tensor
 
-    # What a teacher outputs for some rows: its logits_CV, or what a cache kept of each row instead.
+    # Output of a teacher for some rows: logits_CV, or the entries of each row that a cache kept.
     TeacherOutput: TypeAlias = Tensor | Mapping[str, Tensor]
 
-# Logits entries of a chunk of a loss. 2**23 of them, with their probabilities and gradients, are 200 MB. With 2**24 the
-# peak at 8,192 tokens from 32,000 entries was 0.136 of the plain path's, where an eighth is asked for; time is the same
+# Logits entries of a chunk of a loss. 2**23 of them, with their probabilities and gradients, are 200 MB. With 2**24
+# the peak at 8,192 tokens from 32,000 entries was 0.136 of the plain path's, above the limit of 1/8; time is the same
 # (benchmarks/loss.py).
 CHUNK_ENTRIES = 2**23
 MIN_CHUNK_TOKENS = 256  # below, each pass over the head's weight and its gradient serves too few tokens
-GPU_CHUNKS = 4  # such chunks at a time: on an H200 8,192 tokens took 25 ms from 32,000 entries, and 40.5 by single ones
+GPU_CHUNKS = 4  # chunk multiple on GPUs: on an H200 8,192 tokens took 25 ms from 32,000 entries, and 40.5 with 1
 OpenFraction = Annotated[float, Field(gt=0, lt=1)]
 Formula: TypeAlias = Callable[..., "Tensor"]
 
 
 class Knowledge(IntEnum):
-    """What is known of the teacher at an answer token: a teacher tells so much, and a loss needs so much."""
+    """Information about the teacher at a response token."""
 
-    TOKENS = 0  # the answer's own token alone: no teacher is asked
-    ENTRIES = 1  # some entries of its distribution, as a cache of top_k or samples keeps them
-    LOGITS = 2  # all of it
+    TOKENS = 0  # only the response's own token: no teacher is needed
+    ENTRIES = 1  # some entries of its distribution, as in a cache of top_k or samples
+    LOGITS = 2  # the full distribution
 
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """A loss, per answer token.
+    """Loss per response token.
 
     Attributes:
-        formulas: By what they are told of the teacher. They take the student's logits, then the tokens' ids; or what
-            the teacher says of the rows, `temperature` and the parameters of the loss by name.
-        parameters: With their defaults.
+        formulas: By the knowledge they use. They take the student's logits, then token ids (TOKENS) or the teacher's
+            output with `temperature` and the loss's parameters by keyword.
+        parameters: Defaults by name.
     """
 
     formulas: Mapping[Knowledge, Formula]
@@ -58,7 +57,7 @@ class TokenLoss:
 
     @property
     def needs(self) -> Knowledge:
-        """The least it can be computed from."""
+        """Minimum knowledge to compute it."""
         return min(self.formulas)
 
 
@@ -82,10 +81,10 @@ LOSSES = {
     "negative_log_acceptance": TokenLoss({Knowledge.LOGITS: loss_formulas.negative_log_acceptance}),
     # w KL(p || q) + (1 - w) (1 - alpha), with w = exp(-decay alpha)
     "lk_hybrid": TokenLoss({Knowledge.LOGITS: loss_formulas.lk_hybrid}, {"decay": 3.0}),
-    # -log q of the token that was written: no teacher is asked
+    # -log q of the next token: no teacher is needed
     "cross_entropy": TokenLoss({Knowledge.TOKENS: loss_formulas.cross_entropy}),
 }
-# What a recipe trains on that names no loss: the first that its teacher serves, the best first (docs/benchmarks.md).
+# Default loss of a recipe: the first that its teacher supports, in order of quality (docs/benchmarks.md).
 PREFERRED = ("negative_log_acceptance", "forward_kl", "cross_entropy")
 
 if TYPE_CHECKING:
@@ -127,7 +126,7 @@ class LossTerm(Section):
 
     @property
     def parameters(self) -> dict[str, float]:
-        """Each parameter of the loss with its value."""
+        """Parameters of the loss, defaults included."""
         given = {name: getattr(self, name) for name in self.loss.parameters}
         return {name: self.loss.parameters[name] if value is None else value for name, value in given.items()}
 
@@ -136,39 +135,29 @@ Loss: TypeAlias = LossName | Annotated[list[LossTerm], Field(min_length=1)]
 
 
 def loss_terms(loss: str | Sequence[LossTerm]) -> tuple[LossTerm, ...]:
-    """The terms of a sum; a name alone is one term of weight 1."""
     return (LossTerm(name=loss),) if isinstance(loss, str) else tuple(loss)
 
 
 @dataclass(frozen=True)
 class Objective:
-    """A weighted sum of losses of single tokens.
-
-    Attributes:
-        terms: The losses, their weights and options.
-        temperature: Of every loss that compares student and teacher; cross_entropy is always at 1.
-    """
+    """Weighted sum of token losses; cross_entropy ignores the temperature."""
 
     terms: tuple[LossTerm, ...]
     temperature: float
 
     @property
     def asks_teacher(self) -> bool:
-        """Whether any term compares with the teacher."""
+        """True if any term compares with the teacher."""
         return any(term.loss.needs > Knowledge.TOKENS for term in self.terms)
 
     def __call__(self, student_CV: "Tensor", teacher: "TeacherOutput | None", token_ids_C: "Tensor") -> "Tensor":
-        """loss_C, float32, from the student's logits, what the teacher outputs for them and the tokens that followed.
-
-        The teacher's output may be None where asks_teacher is False.
-        """
+        """Compute loss_C, float32; the teacher's output may be None if `asks_teacher` is False."""
         first, *others = (term.weight * self.of_term(term, student_CV, teacher, token_ids_C) for term in self.terms)
         return sum(others, start=first)
 
     def of_term(
         self, term: LossTerm, student_CV: "Tensor", teacher: "TeacherOutput | None", token_ids_C: "Tensor"
     ) -> "Tensor":
-        """One term without its weight."""
         if term.loss.needs is Knowledge.TOKENS:
             return term.loss.formulas[Knowledge.TOKENS](student_CV, token_ids_C)
         told = Knowledge.ENTRIES if isinstance(teacher, Mapping) else Knowledge.LOGITS
@@ -176,10 +165,9 @@ class Objective:
 
 
 def build_objective(loss: str | Sequence[LossTerm], *, temperature: float) -> Objective:
-    """The objective of a recipe's distill.loss at its temperature."""
     return Objective(loss_terms(loss), temperature)
 
 
 def chunk_size(vocab_size: int) -> int:
-    """Tokens whose logits exist at a time while a loss is computed on a CPU; a GPU takes GPU_CHUNKS times as many."""
+    """Return the tokens per chunk on a CPU; a GPU uses GPU_CHUNKS times this."""
     return max(MIN_CHUNK_TOKENS, CHUNK_ENTRIES // vocab_size)

@@ -1,12 +1,12 @@
-"""The student beside its teacher, as Composer's trainer wants a model.
+"""Student and teacher as a Composer model.
 
 Shape suffixes used in this file:
     B = sequences in the batch
     T = tokens per sequence
     H = hidden width
     V = vocabulary entries
-    K = those that the student's head says, all of them unless it is a small one
-    A = positions that predict an answer token, of all sequences of a batch
+    K = entries that the student's head outputs: all of them, unless its vocabulary is reduced
+    A = positions that predict a response token, of all sequences of a batch
     C = some of these
 """
 
@@ -43,12 +43,12 @@ Batch = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What metrics must know of the held-out answers.
+    """Properties of the held-out responses that metrics depend on.
 
     Attributes:
-        tasks: Names of the tasks their prompts are of; a batch's `task` is a place in it.
-        temperature: They were decoded at; 0 is greedy.
-        top_p: Probability mass they were drawn from.
+        tasks: Names of the prompts' tasks; a batch's `task` is an index into it.
+        temperature: Of sampling; 0 is greedy.
+        top_p: Of sampling.
     """
 
     tasks: tuple[str, ...] = ()
@@ -57,21 +57,18 @@ class HeldOut:
 
 
 class DistillModel(ComposerModel):
-    """Learns the teacher's distribution at every token of its answers.
+    """Model that learns the teacher's distribution at every response token.
 
-    `student` is the only submodule, so it alone is trained, wrapped and saved. Logits exist a chunk at a time, inside
-    the student's forward, and cover the ids that all models have: what pads one of the vocabularies has probability
-    zero. A student whose head says some ids alone learns over those (distill/chunked_loss.py) and is evaluated
-    over all of them, with probability zero at the others.
+    `student` is the only submodule, so the teacher is not trained, wrapped or saved. Logits exist a chunk at a time,
+    inside the student's forward, and cover the ids that both models have: padding of either vocabulary has probability
+    zero. A student with a reduced vocabulary learns over its own ids (distill/chunked_loss.py) and is evaluated over
+    all, with probability zero for the missing ones.
 
     Args:
-        student: Trained.
-        teacher: Asked. On the device the student trains on; or read from a cache, of which the batches then hold rows;
-            or none, and the objective asks none.
-        objective: What is minimised.
-        held_out: Of the answers it is evaluated on.
-        cpu_bfloat16: Run the student's matrix products in bfloat16 on a processor. Composer does this on GPUs itself
-            (`amp_bf16`) and refuses to elsewhere.
+        teacher: On the device of the student; or a cache, whose rows are then part of the batches; or absent, with an
+            objective that needs none.
+        cpu_bfloat16: Run the student's matrix products in bfloat16 on a CPU. Composer's own `amp_bf16` supports only
+            GPUs.
     """
 
     def __init__(
@@ -90,19 +87,19 @@ class DistillModel(ComposerModel):
         self.held_out = held_out
         self.cpu_bfloat16 = cpu_bfloat16
         self.shape = Shape.from_config(student.lm.config.to_dict())
-        self.clock = PhaseClock(on_gpu=torch.cuda.is_available())  # StepTimes names all phases but the teacher's
+        self.clock = PhaseClock(on_gpu=torch.cuda.is_available())  # StepTimes marks all phases but the teacher's
         self.vocab_size = min(vocab_size_of(student.lm), teacher.vocab_size)
         ids_K = head_ids(student.lm)
         self.rows = self.vocab_size if ids_K is None else rows_below(ids_K, self.vocab_size)  # of the student's head
 
     @property
     def ids_K(self) -> Tensor | None:  # noqa: N802  # a shape
-        """The ids that the student says, of those that all models have; None where it says them all."""
+        """Ids that the student outputs, out of those that both models have; None if it outputs them all."""
         ids_K = head_ids(self.student.lm)
         return None if ids_K is None else ids_K[: self.rows]
 
     def forward(self, batch: Batch) -> Tensor:
-        """The loss summed over the answer's positions."""
+        """Compute the loss summed over response positions."""
         batch = learned(batch, self.ids_K)
         teacher = self.rows_of(self.teacher, batch, self.ids_K) if self.objective.asks_teacher else None
 
@@ -113,15 +110,14 @@ class DistillModel(ComposerModel):
         return self.read(batch, measure)
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Mean over the answer tokens of the batch, nats per token. The one place where a loss is normalised.
+        """Return the mean loss per response token of the batch, in nats. The only place where a loss is normalised.
 
-        The trainer weighs micro-batches and ranks by their answer tokens, so how a batch is split does not matter.
-        Tokens that a small head cannot say are among them, with a loss of 0.
+        The trainer weighs micro-batches and ranks by their response tokens, so the split of a batch does not matter.
+        Tokens outside a reduced vocabulary count, with a loss of 0.
         """
         return outputs / batch["keep"].sum().clamp(min=1)
 
     def eval_forward(self, batch: Batch, outputs: Tensor | None = None) -> list[Answer]:  # noqa: ARG002
-        """What both models make of each answer of the batch."""
         if isinstance(self.teacher, AbsentTeacher):
             return self.eval_alone(batch)
         teacher, token_ids_A = self.rows_of(self.teacher, batch), batch["next_ids"][batch["keep"]]
@@ -137,7 +133,7 @@ class DistillModel(ComposerModel):
         return answers_of(self.read(batch, measure), batch["keep"].sum(dim=1).tolist())
 
     def eval_alone(self, batch: Batch) -> list[Answer]:
-        """What the student makes of each answer of the batch, where no teacher is asked."""
+        """Compute metrics without a teacher."""
         token_ids_A, temperature = batch["next_ids"][batch["keep"]], self.held_out.temperature
         decoding = {"temperature": temperature, "top_p": self.held_out.top_p}
 
@@ -150,27 +146,25 @@ class DistillModel(ComposerModel):
         return answers_alone(self.read(batch, measure), batch["keep"].sum(dim=1).tolist(), temperature=temperature)
 
     def whole(self, student_CK: Tensor) -> Tensor:
-        """The student's logits_CV of all ids: of those that a small head does not say, the chance is zero."""
+        """Return the student's logits_CV over all ids, -inf for those outside a reduced vocabulary."""
         ids_K = self.ids_K
         return student_CK if ids_K is None else spread(student_CK, ids_K, self.vocab_size, elsewhere=-torch.inf)
 
     def get_metrics(self, is_train: bool = False) -> dict[str, Metric]:  # noqa: FBT001, FBT002  # Composer's signature
-        """Metrics of held-out answers; none while training, where the loss says enough."""
         known = Known(not isinstance(self.teacher, AbsentTeacher), self.held_out.temperature)
         return {} if is_train else dict(eval_metrics(self.held_out.tasks, known))
 
     def update_metric(self, batch: Any, outputs: list[Answer], metric: Metric) -> None:
-        """Count the outputs of one batch."""
         metric.update(outputs, batch["task"][:, 0].tolist())
 
     def flops_per_batch(self, batch: Batch) -> int:
-        """FLOPs of a training step on a batch; Composer's SpeedMonitor makes a utilisation of it."""
+        """Return the FLOPs of a training step, for the MFU of Composer's SpeedMonitor."""
         batch, rows = learned(batch, self.ids_K), None if self.ids_K is None else self.rows
         teacher = self.teacher.flops(batch, rows=rows) if self.objective.asks_teacher else 0
         return training_flops(self.shape, answers_in(batch), teacher=teacher)
 
     def read(self, batch: Batch, reader: Any) -> Tensor:
-        """What the reader makes of the student's hidden states and head, at the answer's positions."""
+        """Return the reader's result on the student's hidden states and head at the response positions."""
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.cpu_bfloat16):
             input_ids_BT = batch.get(STUDENT_IDS, batch["input_ids"])
             return self.student(input_ids_BT, batch["keep"], reader, batch.get("position_ids"), batch.get("prompt_len"))
@@ -178,19 +172,18 @@ class DistillModel(ComposerModel):
     def rows_of(
         self, teacher: Teacher | CachedTeacher | AbsentTeacher, batch: Batch, ids_K: Tensor | None = None
     ) -> TeacherRows | KeptEntries:
-        """What a frozen model would say at the answer's positions, or is known to have said: of some ids, or of all."""
+        """Return the teacher's outputs at the response positions, computed or cached, over some ids or all."""
         assert not isinstance(teacher, AbsentTeacher), "recipes that ask a teacher have one"
         with self.teacher_time():
             return teacher.rows(batch, vocab_size=self.vocab_size, ids_K=ids_K)
 
     def teacher_time(self) -> AbstractContextManager[None]:
-        """Counts what is done within as the teacher's part of a training step; an evaluation is not split."""
+        """Time the block as the teacher's phase of a training step; evaluations are not split into phases."""
         return self.clock.phase("teacher") if self.training else nullcontext()
 
     def loss_sum(
         self, hidden_AH: Tensor, head: Head, *, batch: Batch, teacher: TeacherRows | KeptEntries | None
     ) -> Tensor:
-        """The loss summed over answer tokens; scalar float32."""
         token_ids_A = batch["next_ids"][batch["keep"]]
 
         def loss_of_rows(student_CK: Tensor, rows: slice) -> Tensor:

@@ -1,4 +1,4 @@
-"""A check that `eval` and `architectures` are ours, made before anything is imported from them."""
+"""Check that `eval` and `architectures` are widedraft's packages, before anything is imported from them."""
 
 import os
 import sys
@@ -6,16 +6,16 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-# Composer's launcher looks for a failed process ten times a second and then stops the others.
+# Composer's launcher polls for failed processes ten times a second, then stops the remaining ones.
 WAIT_FOR_RANK_0_S = 10
 
 
 def refuse_foreign_packages() -> None:
-    """Exit with code 2 if a file of the working folder stands before one of our packages.
+    """Exit with code 2 if a file of the working directory shadows one of widedraft's packages.
 
-    `python -m` puts the working folder first on the import path, so an `eval.py` there would be imported as `eval`.
-    Of one machine's processes the first says so; the others wait to be stopped, as the launcher's exit code is the
-    first's.
+    `python -m` puts the working directory first on the import path, so an `eval.py` there would be imported as `eval`.
+    Local rank 0 prints and exits first; other ranks wait to be stopped, since the launcher's exit code is that of the
+    first failure.
     """
     ours = Path(__file__).resolve().parents[1]
     for name in ("architectures", "eval"):

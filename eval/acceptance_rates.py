@@ -47,13 +47,12 @@ TRACES_NAME = "eval"
 
 @dataclass(frozen=True)
 class Answers:
-    """The target's responses at one temperature, and the number of the prompt each of them belongs to."""
+    """The target's responses at one temperature, each with the number of its prompt."""
 
     traces: Sequence[Trace]
     prompt_numbers: Sequence[int]
 
     def first_turns(self) -> list[tuple[int, Trace]]:
-        """The index and the response of each prompt's first turn."""
         return [
             (index, trace)
             for index, trace in enumerate(self.traces)
@@ -73,8 +72,9 @@ def record_answers(
     holding: Holding = WHOLE,
     share: Share = ALONE,
 ) -> Answers:
-    """Generate the target's responses into out/answers unless they are there; each process generates a part."""
-    penalty_only = SamplingConfig(repetition_penalty=config.sampling.repetition_penalty)  # all that a greedy text obeys
+    """Generate the target's responses into out/answers unless they exist; each process generates a part."""
+    # Greedy decoding uses only the penalty.
+    penalty_only = SamplingConfig(repetition_penalty=config.sampling.repetition_penalty)
     settings = DecodingSettings(
         max_new_tokens=config.max_new_tokens,
         temperature=temperature,
@@ -89,7 +89,7 @@ def record_answers(
     folder = answers_folder(out, temperature, config.sampling)
     write_traces(target, prompts, folder, settings, name=TRACES_NAME, answered_by=answered_by, share=share)
     traces = read_traces(folder, TRACES_NAME)
-    # A prompt that was too long has no response; of the others a prompt of n turns has n.
+    # A prompt that was too long has no response; another one of n turns has n.
     sources = {trace.source for trace in traces}
     num_turns = (1 + len(prompt.later_turns) for prompt in prompts if prompt.source in sources)
     first_ids = list(accumulate(num_turns, initial=0))
@@ -97,13 +97,13 @@ def record_answers(
 
 
 def answers_folder(out: Path, temperature: float, sampling: SamplingConfig = SamplingConfig()) -> Path:  # noqa: B008
-    """Where the responses at one temperature are: "answers/T1", "answers/T0.8,top_p=0.9"."""
+    """Return the directory of the responses at one temperature: "answers/T1", "answers/T0.8,top_p=0.9"."""
     chosen = (f"{name}={value:g}" for name, value in sampling.that_count(temperature).items())
     return out / "answers" / ",".join([f"T{temperature:g}", *chosen])
 
 
 def require_fitting(models: Sequence[Path], answers: Mapping[float, Answers], out: Path, config: EvalConfig) -> None:
-    """Raise UserError if a model has no position, or no embedding, for a token of the responses in `out`."""
+    """Raise UserError if a response exceeds a model's context length or vocabulary."""
     longest = max(len(t.prompt_ids) + len(t.answer_ids) for group in answers.values() for t in group.traces)
     for model in models:
         require_positions(model, longest)
@@ -121,14 +121,10 @@ def replay_drafts(
     sampling: Sampling,
     share: Share = ALONE,
 ) -> list[ReplayedDraft]:
-    """Every draft along every response; one pass of the target over a response serves all drafts.
+    """Replay every draft along every response; one pass of the target serves all drafts.
 
     Args:
-        target: The model that generated the responses.
-        drafts: By name.
-        answers: Of the target.
-        sampling: By which they were sampled.
-        share: This process's part of the responses.
+        sampling: Settings with which they were generated.
     """
     own = share.mine(answers.traces)
     replayed = share.together(list(replay_some(target, drafts, own, sampling=sampling, whose=share.words)))
@@ -152,7 +148,6 @@ def replay_some(
     sampling: Sampling,
     whose: str,
 ) -> Iterator[dict[str, Replay]]:
-    """Every draft along some responses, one after the other."""
     passes = [
         Pass(partial(answer_logits, target, trace.prompt_ids, trace.answer_ids), rows=1, width=len(trace.token_ids))
         for trace in traces
@@ -180,12 +175,11 @@ def replay_some(
 
 
 def acceptance_row(scores: Sequence[DraftScore], parted: PartedScores, resampling: Resampling) -> AcceptanceRow:
-    """Acceptance of one draft at one temperature.
+    """Summarise the acceptance of one draft at one temperature.
 
     Args:
-        scores: Of the same responses, one for each acceptance method; the first leads.
-        parted: Of the same responses by the leading method, by kind of bin and by bin.
-        resampling: How intervals are made.
+        scores: One per acceptance method, the leading one first, along the same responses.
+        parted: By the leading method, by kind of bin and by bin.
     """
     score, *others = scores
     return AcceptanceRow(
@@ -196,7 +190,7 @@ def acceptance_row(scores: Sequence[DraftScore], parted: PartedScores, resamplin
         **token_figures(score, resampling),
         target_changed_tokens=sum(answer.num_changed for answer in score.answers),
         other_rules=tuple(rule_row(other, resampling) for other in others),
-        # A kind of bin in which a single one holds everything is left out.
+        # Leave out a kind of bin if a single bin holds everything.
         bins=tuple(
             Bins(by=by, bins=tuple(bin_of(label, score, resampling) for label, score in scores.items()))
             for by, scores in parted.items()
@@ -218,7 +212,6 @@ def prompt_sums(score: DraftScore) -> PromptSums:
 
 
 def token_figures(score: DraftScore, resampling: Resampling) -> dict[str, Any]:
-    """Figures that no acceptance method decides."""
     return {
         "prompts": len(score.alpha_columns()[0]),
         "greedy_match": mean(score.match_columns(), resampling),
@@ -227,7 +220,6 @@ def token_figures(score: DraftScore, resampling: Resampling) -> dict[str, Any]:
 
 
 def rule_row(score: DraftScore, resampling: Resampling) -> RuleRow:
-    """Acceptance by one acceptance method."""
     return RuleRow(
         rule=score.rule,
         alpha=mean(score.alpha_columns(), resampling),
@@ -237,7 +229,6 @@ def rule_row(score: DraftScore, resampling: Resampling) -> RuleRow:
 
 
 def bin_of(label: str, score: DraftScore, resampling: Resampling) -> Bin:
-    """Acceptance at the tokens of one bin, and the verification steps that start there."""
     return Bin(
         bin=label,
         alpha=mean(score.alpha_columns(), resampling),
@@ -253,7 +244,6 @@ def bin_of(label: str, score: DraftScore, resampling: Resampling) -> Bin:
 
 
 def rounds_at(score: DraftScore, lookahead: int, resampling: Resampling) -> Rounds:
-    """Verification steps at one number of speculative tokens, with each position and each number of accepted tokens."""
     return Rounds(
         **round_figures(score, lookahead, resampling),
         tau=pooled_ratio(*score.tau_columns(lookahead), resampling),
@@ -262,7 +252,6 @@ def rounds_at(score: DraftScore, lookahead: int, resampling: Resampling) -> Roun
 
 
 def round_figures(score: DraftScore, lookahead: int, resampling: Resampling) -> dict[str, Any]:
-    """Counts and rates of the verification steps at one number of speculative tokens."""
     pooled = score.pooled(lookahead)
     accepted = score.count_column(lookahead, lambda counts: counts.accepted_tokens)
     proposed = score.count_column(lookahead, lambda counts: counts.proposed_tokens)
@@ -279,7 +268,7 @@ def round_figures(score: DraftScore, lookahead: int, resampling: Resampling) -> 
 
 
 def position_of(score: DraftScore, lookahead: int, index: int, resampling: Resampling) -> Position:
-    """Counts and rates of one position of a verification step; index 0 is position 1."""
+    """Compute counts and rates of one position of a verification step; index 0 is position 1."""
     rounds = score.count_column(lookahead, lambda counts: counts.rounds)
     possible = score.count_column(lookahead, lambda counts: counts.possible[index])
     reached = score.count_column(lookahead, lambda counts: counts.reached[index])
@@ -297,12 +286,11 @@ def position_of(score: DraftScore, lookahead: int, index: int, resampling: Resam
 def difference_row(
     draft: Sequence[DraftScore], baseline: Sequence[DraftScore], resampling: Resampling
 ) -> DifferenceRow:
-    """Draft minus baseline on the same responses: paired differences by every method, and a test of the matches.
+    """Compute draft minus baseline on the same responses: paired differences by every method, and a sign-flip test.
 
     Args:
-        draft: One score for each acceptance method; the first leads.
+        draft: One score per acceptance method, the leading one first.
         baseline: The same of the other draft.
-        resampling: How intervals and sign flips are made.
     """
     leading, *others = (rule_difference(*pair, resampling) for pair in zip(draft, baseline, strict=True))
     ours, theirs = draft[0], baseline[0]
@@ -318,7 +306,6 @@ def difference_row(
 
 
 def rule_difference(draft: DraftScore, baseline: DraftScore, resampling: Resampling) -> RuleDifference:
-    """Draft minus baseline on the same responses by one acceptance method."""
     return RuleDifference(
         rule=draft.rule,
         alpha=paired_ratio_difference(draft.alpha_columns(), baseline.alpha_columns(), resampling),
@@ -333,11 +320,10 @@ def rule_difference(draft: DraftScore, baseline: DraftScore, resampling: Resampl
 
 
 def mean(columns: Columns, resampling: Resampling) -> Mean:
-    """A mean over tokens with its sum."""
     sums, tokens = columns
     return Mean(**vars(pooled_ratio(*columns, resampling)), sum=sum(sums), tokens=sum(tokens))
 
 
 def ratio_of(columns: Columns, resampling: Resampling) -> Ratio:
-    """A ratio of two columns with one entry per prompt, where nothing may have been counted."""
+    """Compute a ratio of two columns with one entry per prompt; None if nothing was counted."""
     return Ratio(**vars(pooled_ratio(*columns, resampling))) if any(columns[1]) else Ratio(None, None)

@@ -1,11 +1,11 @@
-"""Task accuracy with and without a draft: questions whose answer is a number, decoded greedily both ways.
+"""Task accuracy with and without a draft: questions with a numeric answer, decoded greedily both ways.
 
-    gsm8k            Right if the last number of the text is the one behind "####" in the reference answer (Cobbe et al.
+    gsm8k            Right if the last number of the text is the one after "####" in the reference answer (Cobbe et al.
                      2021, "Training Verifiers to Solve Math Word Problems", arXiv 2110.14168).
     multiplication   Three solved products, then two numbers from 1 to 99; right if the first line is their product.
 
-Wrong answers are the target's own. The check passes if the draft changes no text: each is the one of plain decoding, or
-parts from it at a near tie of the target's two best tokens, which one token and several at once may round differently.
+Wrong answers are the target's own. The check passes if the draft changes no text: each equals plain decoding, or first
+differs at a near tie of the target's two best tokens, which one token and several at once may round differently.
 """
 
 import random
@@ -28,19 +28,19 @@ from eval.prompts import Prompt, load_rows, raw_text, task_answer, task_prompt
 from eval.tasks import TASKS, PromptSource
 
 SIGN, CURRENCY = "[-\N{MINUS SIGN}]", "[$€£¥]"
-NUMBER = re.compile(  # a minus between two terms is not the second's sign: 10-5 ends in 5, =-5 in -5
+NUMBER = re.compile(  # a minus between two terms is not a sign: 10-5 ends in 5, =-5 in -5
     rf"(?:(?<![\w)\]]){SIGN})?{CURRENCY}?(?:(?<={CURRENCY}){SIGN})?"
     r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|(?<![0-9])\.[0-9]+)"
 )
-REFERENCE = "####"  # stands before the number in a reference answer of GSM8K
-SOLVED = ((7, 12), (31, 4), (60, 25))  # products shown before the one that is asked
+REFERENCE = "####"  # precedes the number in a reference answer of GSM8K
+SOLVED = ((7, 12), (31, 4), (60, 25))  # products shown before the question
 SMALLEST, LARGEST = 1, 99
 CONFIDENCE = 0.95  # of the intervals
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked, and the number that answers it."""
+    """A prompt, and the number that answers it."""
 
     prompt: Prompt
     answer: Decimal
@@ -51,10 +51,8 @@ class Benchmark:
     """Questions of one kind.
 
     Attributes:
-        name: "gsm8k" or "multiplication".
-        questions: At least one.
-        max_new_tokens: Of an answer, unless the user gives another length.
-        read: The number a text gives as its answer; None if it gives none.
+        max_new_tokens: Default.
+        read: Parses the answer in a response; None if there is none.
     """
 
     name: str
@@ -64,12 +62,11 @@ class Benchmark:
 
 
 def load_benchmark(word: str, num_questions: int, *, seed: int) -> Benchmark:
-    """The questions that a word of the command line names: gsm8k, gsm8k=FILE or multiplication.
+    """Load the questions of gsm8k, gsm8k=FILE or multiplication.
 
     Args:
-        word: The name, and perhaps a file of its rows.
-        num_questions: At most; a file may have fewer rows.
-        seed: Of the numbers to multiply.
+        num_questions: Maximum; a file may have fewer rows.
+        seed: Of the factors.
 
     Raises:
         UserError: If there is no such benchmark, or its rows cannot be read.
@@ -84,7 +81,6 @@ def load_benchmark(word: str, num_questions: int, *, seed: int) -> Benchmark:
 
 
 def gsm8k_question(row: Any, where: str) -> Question:
-    """A row of GSM8K, whose answer ends in "#### number"."""
     prompt = task_prompt(TASKS["gsm8k"], row, where)
     answer = task_answer(TASKS["gsm8k"], row, where)
     _, mark, last = answer.rpartition(REFERENCE)
@@ -97,35 +93,33 @@ def gsm8k_question(row: Any, where: str) -> Question:
 
 
 def multiplication_questions(count: int, *, seed: int) -> list[Question]:
-    """Products of two numbers from 1 to 99, each drawn by itself; the same for the same seed."""
+    """Draw products of two independent numbers from 1 to 99."""
     draws = random.Random(seed)  # noqa: S311 - not for secrets
     pairs = [(draws.randint(SMALLEST, LARGEST), draws.randint(SMALLEST, LARGEST)) for _ in range(count)]
     solved = "".join(f"{x} * {y} = {x * y}\n" for x, y in SOLVED)
-    return [  # no space at the end of a prompt: tokens begin with it
+    return [  # no trailing space: tokens begin with it
         Question(Prompt(f"multiplication:{number}", (raw_text(f"{solved}{a} * {b} ="),)), Decimal(a * b))
         for number, (a, b) in enumerate(pairs, start=1)
     ]
 
 
 def last_number(text: str) -> Decimal | None:
-    """The last number of a text; commas, signs, decimals and currency signs belong to it."""
+    """Return the last number of a text, with its sign; commas and currency symbols are ignored."""
     numbers = NUMBER.findall(text)
     return number_of(numbers[-1]) if numbers else None
 
 
 def first_line_number(text: str) -> Decimal | None:
-    """The first line of a text, if it is a number and nothing else."""
+    """Return the number on the first line of a text; None if it has anything else."""
     return parse_number(text.partition("\n")[0])
 
 
 def parse_number(text: str) -> Decimal | None:
-    """A text that is a number and nothing else but white space around it."""
     match = NUMBER.fullmatch(text.strip())
     return number_of(match.group()) if match else None
 
 
 def number_of(written: str) -> Decimal:
-    """The value of a number as NUMBER finds it."""
     return Decimal(re.sub(f"{CURRENCY}|,", "", written).replace("\N{MINUS SIGN}", "-"))
 
 
@@ -138,10 +132,10 @@ def check_accuracy(
     batch_size: int = 16,
     opener: Opener = open_sequencer,
 ) -> Finding:
-    """Answer every question twice; the finding holds unless the draft changed a text.
+    """Decode every question both ways; the finding holds unless the draft changed a text.
 
     Raises:
-        UserError: If a question and its answer have more tokens than a model is made for.
+        UserError: If a question and its response may exceed a model's context length.
     """
     prompts = [pair.rendered(question.prompt) for question in benchmark.questions]
     limits = Limits(max_new_tokens or benchmark.max_new_tokens, pair.stop_ids)
@@ -168,8 +162,8 @@ def compare_answers(
     *,
     width: int,
 ) -> Finding:
-    """Which answers are right, and which texts the draft changed; those are read again by `width` tokens a step."""
-    # Answers that are right, by plain decoding and with the draft.
+    """Compare answers and texts; texts that differ are read again by `width` tokens per step."""
+    # Right answers, by plain decoding and with the draft.
     answers = [question.answer for question in benchmark.questions]
     right, right_drafted = (
         [benchmark.read(written(pair, text)) == answer for text, answer in zip(texts, answers, strict=True)]
@@ -178,7 +172,7 @@ def compare_answers(
     only_plain = sum(own > other for own, other in zip(right, right_drafted, strict=True))
     only_drafted = sum(other > own for own, other in zip(right, right_drafted, strict=True))
 
-    # Texts that differ must part at a near tie of the target, and leave its argmax as often on either side.
+    # Texts that differ must do so at a near tie, and leave the argmax equally often on either side.
     parted = [
         find_parting(pair.target, prompt, own.token_ids, other.token_ids, width=width)
         for prompt, own, other in zip(prompts, plain, drafted, strict=True)
@@ -199,7 +193,7 @@ def compare_answers(
 
 
 def favour_p(parted: Sequence[Parting]) -> float:
-    """Probability of so many texts that leave the argmax only with the draft, if either side is as likely to."""
+    """Return the p-value of texts that leave the argmax only with the draft, if either side is equally likely to."""
     plain, drafted = (sum(parting.leaves(side) for parting in parted) for side in (0, 1))
     return excess_p(drafted, plain)
 
@@ -210,10 +204,10 @@ def written(pair: LoadedPair, text: Decoded) -> str:
 
 
 def accuracy_with_interval(right: Sequence[bool]) -> str:
-    """Number and share of right answers with the share's 95 % interval.
+    """Format number and share of right answers with the share's 95 % interval.
 
-    Source: Wilson 1927, "Probable Inference, the Law of Succession, and Statistical Inference", Journal of the American
-    Statistical Association 22. Unlike p ± 1.96 √(p(1 - p)/n) it has a width if none or all are right.
+    Source: Wilson 1927, "Probable Inference, the Law of Succession, and Statistical Inference", Journal of the
+    American Statistical Association 22. Unlike p ± 1.96 √(p(1 - p)/n) it has a width if none or all are right.
     """
     count, total = sum(right), len(right)
     interval = binomtest(count, total).proportion_ci(CONFIDENCE, method="wilson")

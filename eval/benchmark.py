@@ -1,7 +1,7 @@
 """Wall-clock tokens/s of several ways to decode the same prompts, in interleaved runs, with paired intervals.
 
-Every group of prompts that is decoded together is decoded by every method, in an order drawn anew, again and again.
-Groups are the units of intervals, all repetitions of a group together: repetitions tell nothing of other prompts.
+Every group of prompts that is decoded together is decoded by every method, in a new random order each time. Groups are
+the units of intervals, with all their repetitions: repetitions carry no information about other prompts.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,7 +36,7 @@ class Method(NamedTuple):
 
     Attributes:
         kind: PLAIN, DRAFT, LOOKUP, LOOKUP_FIRST or ASSISTED.
-        lookahead: num_speculative_tokens, of LOOKUP_FIRST those of the draft; 0 for PLAIN.
+        lookahead: num_speculative_tokens, for LOOKUP_FIRST those of the draft; 0 for PLAIN.
         draft: Name of the draft; empty for PLAIN and LOOKUP.
     """
 
@@ -46,20 +46,17 @@ class Method(NamedTuple):
 
     @property
     def label(self) -> str:
-        """As tables name it."""
         return self.draft if self.kind == DRAFT else ", ".join(filter(None, (self.kind, self.draft)))
 
 
 @dataclass(frozen=True)
 class Run:
-    """What decoding some prompts together took.
+    """One group of prompts decoded together.
 
     Attributes:
-        tokens: Emitted, over all rows.
-        whole_s: Seconds of everything.
-        prefill_s: Seconds to read the prompts; None where that is not measured separately.
-        decode_s: Seconds from then to the last token of the last row; None likewise.
-        rounds: The verification steps of every row; empty without a draft, and where they are not known.
+        prefill_s: Seconds to prefill; None if not measured separately.
+        decode_s: Seconds from then to the last token of the last row; None if not measured separately.
+        rounds: Verification steps of every row; empty without a draft, or if unknown.
     """
 
     tokens: int
@@ -69,23 +66,18 @@ class Run:
     rounds: tuple[tuple[Round, ...], ...] = ()
 
 
-Decode = Callable[[Prompts, Sequence[int]], Run]  # prompts decoded together, and a row seed of each
+Decode = Callable[[Prompts, Sequence[int]], Run]  # decodes prompts together, given a row seed for each
 Runs = dict[Method, list[dict[int, Run]]]  # by method, for each repetition, by the index of the group
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What all methods share.
+    """Settings shared by all methods.
 
     Attributes:
-        target: Decides every token.
-        drafts: Models that propose, by name.
-        limits: When a sequence ends.
-        sampling: How tokens are chosen.
-        seeds: Of all draws.
         opener: How models are run, except by transformers.
         speculation: How drafts are used, except for their number of tokens.
-        lookup_first: Prompt lookup in front of each draft; None leaves that out.
+        lookup_first: Prompt lookup in front of each draft; None to leave it out.
     """
 
     target: PreTrainedModel
@@ -99,15 +91,13 @@ class Setup:
 
 
 def methods(setup: Setup, lookaheads: Sequence[int], *, assisted: bool = False) -> dict[Method, Decode]:
-    """Every method at every k.
+    """Return every method at every k.
 
     Args:
-        setup: What they share.
-        lookaheads: Numbers of speculative tokens.
-        assisted: Whether transformers' assisted generation is among them; it decodes one prompt at a time.
+        assisted: Include transformers' assisted generation, which decodes one prompt at a time.
 
     Raises:
-        UserError: If it is, and a draft has a reduced vocabulary.
+        UserError: With `assisted`, if a draft has a reduced vocabulary.
     """
     found: dict[Method, Decode] = {Method(PLAIN): partial(run_plain, setup)}
     for lookahead in lookaheads:
@@ -141,8 +131,7 @@ def run_drafted(
     *,
     lookup_first: LookupFirst | None = None,
 ) -> Run:
-    """The target with a draft."""
-    is_lookup = isinstance(draft, NgramLookup)  # which has no confidence to stop by
+    is_lookup = isinstance(draft, NgramLookup)  # which has no confidence
     speculation = Speculation(lookahead) if is_lookup else replace(setup.speculation, lookahead=lookahead)
     return run_of(
         speculative_decode(
@@ -161,7 +150,6 @@ def run_drafted(
 
 
 def run_of(decoded: Sequence[Decoded]) -> Run:
-    """What sequences of one batch took together."""
     prefill_s, decode_s = decoded[0].prefill_s, max(each.decode_s for each in decoded)
     tokens = sum(len(each.token_ids) for each in decoded)
     return Run(tokens, prefill_s + decode_s, prefill_s, decode_s, tuple(each.rounds for each in decoded))
@@ -170,7 +158,7 @@ def run_of(decoded: Sequence[Decoded]) -> Run:
 def run_assisted(
     setup: Setup, draft: PreTrainedModel, lookahead: int, prompts: Prompts, row_seeds: Sequence[int]
 ) -> Run:
-    """Assisted generation of transformers with the same draft; its threshold ends a step behind the doubtful token."""
+    """Run transformers' assisted generation; its confidence threshold stops after the doubtful token, not before it."""
     [prompt], [row] = prompts, row_seeds
     ids_1T = torch.tensor([list(prompt)], device=setup.target.device)
     config = draft.generation_config
@@ -188,7 +176,7 @@ def run_assisted(
             "min_p": sampling.min_p or None,
         }
     torch.manual_seed(stream_seed(setup.seeds.target, row))
-    generate: Any = setup.target.generate  # its types know no assistant
+    generate: Any = setup.target.generate  # not typed for assistants
     start_s = clock_s(ids_1T.device)
     output_1T = generate(
         ids_1T,
@@ -207,19 +195,17 @@ def run_assisted(
 
 
 def groups_of(prompts: Prompts, batch: int) -> list[Prompts]:
-    """The prompts in groups that are decoded together; the last one may be smaller."""
     return [prompts[start : start + batch] for start in range(0, len(prompts), batch)]
 
 
 def warm_up(decoders: Mapping[Method, Decode], groups: Sequence[Prompts]) -> None:
-    """Decode some groups by every method, untimed."""
     for index, group in enumerate(groups):
         for decode in decoders.values():
             decode(group, row_seeds_of(groups, index, 0))
 
 
 def row_seeds_of(groups: Sequence[Prompts], index: int, repeat: int) -> list[int]:
-    """A seed for each prompt of a group: its own in every repetition, the same for all methods and any batch."""
+    """Return a seed for each prompt of a group, unique per repetition, equal for all methods and batch sizes."""
     first = sum(len(group) for group in groups[:index])
     return [row_seed(first + row, repeat) for row in range(len(groups[index]))]
 
@@ -233,10 +219,7 @@ def interleave(
     """Decode every group by every method, in every repetition.
 
     Args:
-        decoders: How to decode.
-        groups: Prompts that are decoded together.
-        turns: Repetition and index of the group, of each turn; every method decodes the group then.
-        rng: Draws the order of the methods, for each turn.
+        turns: (repetition, index of a group) pairs; every method decodes the group once per pair.
     """
     names = list(decoders)
     runs: Runs = {name: [] for name in names}
@@ -250,7 +233,7 @@ def interleave(
 
 
 def columns(runs: Runs, method: Method, part: Literal["whole_s", "decode_s"] = "whole_s") -> Columns | None:
-    """Seconds and tokens of every group, over all repetitions; None where such seconds were not measured."""
+    """Return seconds and tokens of every group, over all repetitions; None if such seconds were not measured."""
     units = [[repeat[index] for repeat in runs[method]] for index in sorted(runs[method][0])]
     if any(getattr(run, part) is None for unit in units for run in unit):
         return None
@@ -272,15 +255,13 @@ class StepParts:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodRow:
-    """One method.
+    """Results of one method.
 
     Attributes:
         method: Its kind; `draft` names its draft, `lookahead` is 0 for plain decoding.
-        tokens_per_s: With prefill.
         speedup: Wall-clock, over plain decoding, prefill included.
-        decode_speedup: Prefill left out; null where that is not measured separately.
-        acceptance_length: Mean tokens per verification step; null without any.
-        step_ms: Where a verification step's time goes.
+        decode_speedup: Without prefill; null if not measured separately.
+        acceptance_length: Mean tokens per verification step; null for plain decoding.
     """
 
     method: str
@@ -300,10 +281,10 @@ class MethodRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A method over another in the same runs; the interval holds for all that were compared at once.
+    """Speedup of a method over another in the same runs, with a simultaneous interval (eval/intervals.py).
 
-    Picked and judged on the same runs, the best of several owes some of its lead to chance: simultaneous intervals
-    (eval/intervals.py) make up for it.
+    The best of several, picked and judged on the same runs, owes some of its lead to luck; the interval accounts for
+    it.
     """
 
     method: str
@@ -315,13 +296,11 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkFile:
-    """What `widedraft benchmark --out` writes.
+    """The file that `widedraft benchmark --out` writes.
 
     Attributes:
-        settings: Of the command.
-        rows: Every method.
-        best: Each method at its best k over plain decoding, and over the other drafts and prompt lookup at theirs.
-        groups: Of prompts: the units of intervals.
+        best: Each method at its best k over plain decoding, and over other drafts and prompt lookup at their best k.
+        groups: Number of groups of prompts, the units of intervals.
     """
 
     format: Literal["widedraft.benchmark/2"] = "widedraft.benchmark/2"
@@ -339,7 +318,6 @@ class BenchmarkFile:
 
 
 def method_row(method: Method, runs: Runs, resampling: Resampling) -> MethodRow:
-    """One method next to plain decoding, which is among the runs."""
     plain = Method(PLAIN)
     own = [run for repeat in runs[method] for run in repeat.values()]
     rounds = [round_ for run in own for row in run.rounds for round_ in row]
@@ -363,7 +341,7 @@ def method_row(method: Method, runs: Runs, resampling: Resampling) -> MethodRow:
 
 
 def step_parts(runs: Sequence[Run]) -> StepParts:
-    """Where the time of a mean verification step of a batch goes: its longest row took part in all of them."""
+    """Split the time of a batch's mean verification step; its longest row took part in all of them."""
     rounds = [round_ for run in runs for round_ in max(run.rounds, key=len)]
     draft_s, verify_s = sum(each.draft_s for each in rounds), sum(each.verify_s for each in rounds)
     rest_s = sum(run.decode_s or 0 for run in runs) - draft_s - verify_s
@@ -372,7 +350,7 @@ def step_parts(runs: Sequence[Run]) -> StepParts:
 
 
 def best_of_each(runs: Runs, resampling: Resampling) -> list[Comparison]:
-    """Each kind of method with each draft at its fastest k, over plain decoding, prefill included."""
+    """Compare each kind of method and draft, at its fastest k, with plain decoding, prefill included."""
     compared = [method for method in runs if method.kind in (DRAFT, LOOKUP, LOOKUP_FIRST)]
     found = compare([(method, Method(PLAIN)) for method in compared], runs, resampling)
     best: dict[tuple[str, str], Comparison] = {}
@@ -384,11 +362,11 @@ def best_of_each(runs: Runs, resampling: Resampling) -> list[Comparison]:
 
 
 def over_others(best: Sequence[Comparison], runs: Runs, resampling: Resampling) -> list[Comparison]:
-    """The fastest draft over every other, and every draft over prompt lookup, each at its best k."""
+    """Compare the fastest draft with every other, and every draft with prompt lookup, each at its best k."""
     drafted = [row for row in best if row.method in (DRAFT, LOOKUP_FIRST)]
     fastest: dict[str | None, Comparison] = {}
     for row in sorted(drafted, key=lambda row: row.speedup.value):
-        fastest[row.draft] = row  # the last of each draft is its fastest
+        fastest[row.draft] = row  # overwrites slower entries of the same draft
     first, *others = sorted(fastest.values(), key=lambda row: -row.speedup.value)
     methods_of = {name: [m for m in runs if m.draft == name and m.kind in (DRAFT, LOOKUP_FIRST)] for name in fastest}
     rows = []
@@ -404,7 +382,7 @@ def over_others(best: Sequence[Comparison], runs: Runs, resampling: Resampling) 
 
 
 def compare(pairs: Sequence[tuple[Method, Method]], runs: Runs, resampling: Resampling) -> list[Comparison]:
-    """Methods over others, prefill included, with simultaneous intervals."""
+    """Compare pairs of methods, prefill included, with simultaneous intervals."""
     spent = [(columns(runs, over), columns(runs, method)) for method, over in pairs]
     known = [(over, own) for over, own in spent if over is not None and own is not None]
     assert len(known) == len(pairs)

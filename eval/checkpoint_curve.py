@@ -1,7 +1,6 @@
-"""`widedraft eval --checkpoints`: every saved checkpoint along the responses of one scorecard, against tokens trained.
+"""`widedraft eval --checkpoints`: acceptance of every saved checkpoint on a scorecard's responses, by tokens trained.
 
-Checkpoints of a training run have one shape, so the step times of the scorecard are those of all of them, and only
-acceptance differs.
+Checkpoints of a training run have one shape, so they share the scorecard's step times, and only acceptance differs.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,9 +43,9 @@ COLUMNS = ("checkpoint", "batches", "tokens", "α", "τ", "behind the best", "pr
 
 
 class Point(Record):
-    """One checkpoint: batches and tokens trained; α, τ and predicted speedup at the lookahead of the curve.
+    """One checkpoint: batches and tokens trained; α, τ and predicted speedup at the k of the curve.
 
-    `behind` is the best checkpoint's τ minus this one's on the same prompts; None of the best itself.
+    `behind` is the best checkpoint's τ minus this one's on the same prompts; None for the best itself.
     """
 
     checkpoint: str
@@ -68,7 +67,7 @@ class Curve(Record):
 
 
 class Curves(Record):
-    """The file; fingerprints of target and draft name the scorecard it belongs to."""
+    """checkpoints.json; fingerprints of target and draft identify its scorecard."""
 
     format: Literal["widedraft.checkpoints/2"] = FORMAT
     target: str
@@ -78,12 +77,9 @@ class Curves(Record):
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that can be loaded.
+    """A saved checkpoint.
 
     Attributes:
-        name: Of its file.
-        batches: Trained before it was saved.
-        tokens: Trained before it was saved.
         open: Loads it, on the device and in the dtype of the scorecard.
     """
 
@@ -108,14 +104,9 @@ def score_checkpoints(
     """Score checkpoints of one training run; write checkpoints.json next to its scorecard.
 
     Args:
-        target: Directory of the model that decides every token.
         saved: In the order they were saved; one is in memory at a time.
-        prompts: Those of the scorecard, as config, seed, answered_by and holding are.
-        config: How to score.
-        folder: Of the scorecard; the target's responses there are read again.
-        seed: Of resampling.
-        answered_by: What generated the responses.
-        holding: How the target is loaded.
+        prompts: Those of the scorecard, like config, seed, answered_by and holding.
+        folder: Directory of the scorecard; the target's responses there are read again.
         share: This process's part of the replays; the first process writes.
     """
     card = read_scorecard(folder / CARD_NAME)
@@ -145,7 +136,7 @@ def score_checkpoints(
 
 
 def curve(saved: Sequence[Saved], scores: Sequence[DraftScore], steps: StepTimes, resampling: Resampling) -> Curve:
-    """Every checkpoint at one temperature, all at the number of speculative tokens that is best for the best one."""
+    """Summarise every checkpoint at one temperature, all at the best one's best number of speculative tokens."""
     forecasts = [speedup_row(score, steps) for score in scores]
     best = max(range(len(saved)), key=lambda index: forecasts[index].predicted)
     lookahead = forecasts[best].best_lookahead
@@ -166,10 +157,10 @@ def curve(saved: Sequence[Saved], scores: Sequence[DraftScore], steps: StepTimes
 
 
 def behind_the_best(tau_columns: Sequence[Columns], best: int, resampling: Resampling) -> list[Estimate | None]:
-    """The best's τ minus that of each, None of the best itself, which was picked on the same prompts.
+    """Return the best checkpoint's τ minus that of each; None for the best itself.
 
-    Intervals hold for every two checkpoints together: whichever comes out best, it is not reported as ahead by mistake
-    more often than the confidence allows.
+    Intervals are simultaneous over all pairs, since the best was picked on the same prompts: whichever comes out best,
+    it is reported as ahead by mistake no more often than the confidence allows.
     """
     indices = range(len(tau_columns))
     pairs = [(first, second) for first in indices for second in indices if first != second]
@@ -181,18 +172,13 @@ def behind_the_best(tau_columns: Sequence[Columns], best: int, resampling: Resam
 
 
 def read_curves(path: Path) -> Curves:
-    """The curves of a file.
-
-    Raises:
-        UserError: If it is no such file; names it and the field.
-    """
+    """Read checkpoints.json; a UserError names the file and the field."""
     return read_typed(
         path, TypeAdapter(Curves), f"Delete the file, or run {command_of('eval', '--checkpoints')} again."
     )
 
 
 def curves_page(curves: Curves) -> TableSection:
-    """A table for each temperature."""
     return TableSection(
         "Saved checkpoints on the responses of this scorecard",
         [
@@ -203,7 +189,6 @@ def curves_page(curves: Curves) -> TableSection:
 
 
 def point_rows(curve: Curve) -> list[tuple[str, ...]]:
-    """The cells of COLUMNS."""
     return [
         (
             f"{point.checkpoint} (best)" if point.checkpoint == curve.best else point.checkpoint,

@@ -1,4 +1,4 @@
-"""Commands `benchmark` and `report`, and the decoding flags that `verify` has too. Import torch only when run."""
+"""Commands `benchmark` and `report`, and the decoding flags shared with `verify`. Imports torch only when run."""
 
 import sys
 from itertools import product
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 class DecodingFlags(Section):
-    """The target, its prompts, how tokens are chosen and proposed, and how the models' steps are run."""
+    """Target, prompts, sampling, speculation, and eager or captured steps."""
 
     target: Target
     prompts: PromptWords = ()
@@ -74,7 +74,6 @@ class DecodingFlags(Section):
 
     @property
     def how(self) -> How:
-        """How the models' steps are run."""
         return "captured" if self.capture else "eager"
 
     @property
@@ -82,25 +81,23 @@ class DecodingFlags(Section):
         return sampling_asked(self)
 
     def sampling(self, temperature: float) -> "Sampling":
-        """How tokens are chosen at a temperature."""
         from eval.decoding.sampling import Sampling
 
         return Sampling.of(temperature, self.sampling_config)
 
     def speculation(self, lookahead: int) -> "Speculation":
-        """How a draft is used, with so many tokens a step at most."""
         from eval.decoding.texts import Speculation
 
         return Speculation(lookahead, draft_p_min=self.draft_p_min)
 
     def new_opener(self) -> "Opener":
-        """One for all calls: what it has captured it keeps."""
+        """Return an opener to share among all calls: it keeps its captured steps."""
         from eval.decoding.cuda_graphs import new_opener
 
         return new_opener(self.how)
 
 
-GROUPS, MIN_PROMPTS = 12, 16  # by default; so many show a true 1.2x nearly always (docs/evaluate.md)
+GROUPS, MIN_PROMPTS = 12, 16  # defaults; enough to show a true 1.2x nearly always (docs/evaluate.md)
 GRID_REPEATS = 30
 
 GRID_ONLY = ("batch_sizes", "contexts")
@@ -126,7 +123,7 @@ NgramSizeN = Annotated[
 
 
 class BenchmarkSettings(DecodingFlags):
-    """What is measured, and on what."""
+    """Flags of `widedraft benchmark`."""
 
     draft: Drafts = ()
     grid: Annotated[
@@ -171,12 +168,10 @@ class BenchmarkSettings(DecodingFlags):
 
     @property
     def num_repeats(self) -> int:
-        """Repetitions of every run, or of every step of the grid."""
         return self.repeats or (GRID_REPEATS if self.grid else 1)
 
 
 def benchmark(settings: BenchmarkSettings) -> None:
-    """Measure, print and perhaps write."""
     from eval.scorecard_schema import GridFile, write_record
 
     record = measured_grid(settings) if settings.grid else measured_runs(settings)
@@ -190,7 +185,6 @@ def benchmark(settings: BenchmarkSettings) -> None:
 
 
 def measured_runs(settings: BenchmarkSettings) -> "BenchmarkFile":
-    """Decode prompts by every method in interleaved runs."""
     import numpy as np
     import torch
 
@@ -203,7 +197,7 @@ def measured_runs(settings: BenchmarkSettings) -> "BenchmarkFile":
     from eval.pair import load_pairs, prompts_of
     from eval.scorecard_schema import Provenance
 
-    # Prompts, in groups that are decoded together; too few decide nothing, which is said before minutes are spent.
+    # Prompts, in groups that are decoded together. Warn about too few groups before minutes are spent.
     prompts = prompts_of(settings.prompts, settings.num_prompts or default_prompts(settings.batch_size))
     resampling = resampling_of(settings)
     least, num_groups = least_units(resampling.confidence), -(-len(prompts) // settings.batch_size)
@@ -235,7 +229,7 @@ def measured_runs(settings: BenchmarkSettings) -> "BenchmarkFile":
     groups = runs_of.groups_of(rendered, settings.batch_size)
     decoders = runs_of.methods(setup, settings.lookaheads, assisted=settings.assisted)
 
-    # Interleaved runs; steps of each capacity are captured before clocks run.
+    # Interleaved runs; the warm-up captures the steps of each capacity.
     with torch_threads(None):
         runs_of.warm_up(decoders, groups[:1] if settings.how == "eager" else groups)
         turns = list(product(range(settings.num_repeats), range(len(groups))))
@@ -257,7 +251,6 @@ def measured_runs(settings: BenchmarkSettings) -> "BenchmarkFile":
 
 
 def default_prompts(batch: int) -> int:
-    """How many are taken where --num-prompts is not given."""
     return max(GROUPS * batch, MIN_PROMPTS)
 
 
@@ -268,7 +261,6 @@ def resampling_of(settings: BenchmarkSettings) -> "Resampling":
 
 
 def benchmark_page(record: "BenchmarkFile") -> TableSection:
-    """Every method, then what the best of each decides."""
     from eval.benchmark import method_of
     from eval.scorecard_tables import times
 
@@ -300,7 +292,7 @@ def benchmark_page(record: "BenchmarkFile") -> TableSection:
 
 
 def decision(interval: tuple[float, float] | None) -> str:
-    """A direction only if the whole interval lies there."""
+    """Return a direction only if the whole interval is on one side of 1."""
     if interval is None or interval[0] <= 1 <= interval[1]:
         return "not decided"
     return "faster" if interval[0] > 1 else "slower"
@@ -310,7 +302,6 @@ def decision(interval: tuple[float, float] | None) -> str:
 
 
 def measured_grid(settings: BenchmarkSettings) -> "GridFile":
-    """Time the steps of every cell."""
     import torch
 
     from eval.latency import Grid, measure_grid, require_memory
@@ -338,7 +329,7 @@ def measured_grid(settings: BenchmarkSettings) -> "GridFile":
 
 
 def target_and_drafts(settings: BenchmarkSettings) -> tuple[dict[str, "PreTrainedModel"], list[int]]:
-    """The target and its drafts by name, and the text that fills their caches."""
+    """Load the target and its drafts by name; return them with the token ids that fill their caches."""
     from architectures.hub import require_whole_head, resolve_checkpoint
     from eval.models import load_model, load_tokenizer, require_same_tokenizer
     from eval.pair import prompts_of
@@ -359,12 +350,10 @@ def target_and_drafts(settings: BenchmarkSettings) -> tuple[dict[str, "PreTraine
 
 
 def grid_page(record: "GridFile") -> list[Block]:
-    """Every cell with its steps, and what each draft costs."""
     return [f"Taken on {record.where}.", *map(cell_section, record.cells)]
 
 
 def cell_section(cell: "GridCell") -> TableSection:
-    """The steps of one cell."""
     from eval.scorecard_tables import interval
 
     steps = [("target, 1 token", cell.target)]
@@ -392,14 +381,13 @@ PAGE_NAME = "report.html"
 
 
 def page_name(path: Path | None) -> Path | None:
-    """The path, if a page can be written there."""
     if path is not None and (path.suffix != ".html" or path.is_dir()):
         raise ValueError(f"{path}: must name a file that ends in .html")
     return path
 
 
 class ReportSettings(Section):
-    """Scorecards of a report, and where it goes."""
+    """Flags of `widedraft report`."""
 
     runs: Annotated[tuple[Path, ...], Flag(metavar="RUN", is_word=True)] = Field(
         description="Directory of a run or of a scorecard, or a scorecard.json; each is compared with the first."
@@ -416,7 +404,6 @@ class ReportSettings(Section):
 
 
 def report(settings: ReportSettings) -> None:
-    """Write the page and print its path."""
     from eval.report import scorecard_path, write_report
 
     runs = settings.runs

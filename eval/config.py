@@ -25,7 +25,7 @@ from eval.tasks import PromptSource
 
 
 class SamplingConfig(Section):
-    """How a server chooses tokens beside their temperature: the same of target and draft."""
+    """Sampling settings other than the temperature, shared by target and draft."""
 
     top_p: TopP = 1.0
     top_k: TopK = None
@@ -33,7 +33,7 @@ class SamplingConfig(Section):
     repetition_penalty: RepetitionPenalty = 1.0
 
     def that_count(self, temperature: float) -> dict[str, float]:
-        """The settings that change what is chosen at a temperature: a greedy choice knows the penalty alone."""
+        """Return the settings that affect the output at a temperature: greedy decoding uses only the penalty."""
         greedy = {"repetition_penalty"}
         return {
             name: value
@@ -42,18 +42,18 @@ class SamplingConfig(Section):
         }
 
     def words_at(self, temperature: float) -> str:
-        """Temperature and what counts beside it: "temperature 1, top-p 0.9"."""
+        """Format the temperature and the settings that count: "temperature 1, top-p 0.9"."""
         told = (f"{name.replace('_', '-')} {value:g}" for name, value in self.that_count(temperature).items())
         return ", ".join([f"temperature {temperature:g}", *told]).replace("repetition-", "repetition ")
 
 
 def sampling_asked(flags: object) -> SamplingConfig:
-    """The sampling settings among the attributes of a command's flags, or of a folder of responses."""
+    """Collect the sampling settings among the attributes of a command's flags or of recorded responses."""
     return SamplingConfig(**{name: getattr(flags, name) for name in SamplingConfig.model_fields})
 
 
 class EvalConfig(Section):
-    """How drafts are scored against their target."""
+    """Settings for scoring drafts against their target."""
 
     tasks: tuple[PromptSource, ...] = Field(
         default=(), strict=False, description="Evaluation prompts; empty: the held-out prompts of `data`."
@@ -101,7 +101,7 @@ URL = re.compile(r"https?://[^/\s@?#]+(/[^\s@?#]*)?")
 
 
 def server_url(url: str) -> str:
-    """The address of a server without a trailing slash or the /v1 of its OpenAI interface."""
+    """Return a server's URL without a trailing slash or the /v1 of its OpenAI interface."""
     if not URL.fullmatch(url):
         raise ValueError(
             f"must be the address of a server, as http://host:8000, got {url}. A key goes into OPENAI_API_KEY."
@@ -110,7 +110,7 @@ def server_url(url: str) -> str:
 
 
 class GenerateConfig(Section):
-    """Which engine generates the target's responses: those to train on, held-out ones and those of the scorecard."""
+    """The engine that generates the target's responses: for training, evaluation and the scorecard."""
 
     engine: AnswerEngine = Field(
         default="local",
@@ -142,5 +142,4 @@ class GenerateConfig(Section):
 
     @property
     def is_local(self) -> bool:
-        """Whether widedraft generates the responses itself."""
         return self.engine == "local"

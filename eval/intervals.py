@@ -1,10 +1,9 @@
-"""Values with intervals by bootstrap over prompts, tests of pairs, and intervals for few units.
+"""Values with intervals by bootstrap over prompts, paired tests, and intervals for few units.
 
-A unit is what is drawn by itself: a prompt, a group of prompts that were decoded together, a repetition of a step.
-How often each interval holds the truth at the sizes our commands use is simulated (docs/evaluate.md).
-
-A comparison alone has the interval of Student's t. Of several the intervals are wider, so that picking the best of them
-costs no confidence. All is linearised: what each prompt adds to the comparison, to first order.
+A unit is drawn independently: a prompt, a group of prompts decoded together, a repetition of a step. The coverage of
+each interval at the sizes that commands use is simulated (docs/evaluate.md). A single
+comparison has the interval of Student's t; those of several are wider, so that picking the best of them costs no
+confidence. All are linearised: the contribution of each prompt to the comparison, to first order.
 
 Shape suffixes used in this file:
     P = prompts
@@ -30,34 +29,32 @@ Array = NDArray[np.float64]
 
 
 def least_units(confidence: float) -> int:
-    """Units below which nothing is said: even if all agree, chance does as much in more than 1 - confidence of cases.
+    """Return the number of units below which there is no interval.
 
-    Half of the draws of a unit lie on either side of the truth, so n of them lie on one side in 2 / 2^n of the cases.
-    At 0.95 that makes six.
+    Each unit lies on either side of the truth with probability 1/2, so n of them lie on the same side with probability
+    2 / 2^n, which must not exceed 1 - confidence. At 0.95 that makes six.
     """
     return math.ceil(1 - math.log2(1 - confidence))
 
 
 def t_bound(num_units: int, confidence: float) -> float:
-    """How many standard errors an interval reaches to either side of an estimate made from so many units."""
+    """Return the half-width of Student's t interval in standard errors."""
     return float(t.ppf((1 + confidence) / 2, num_units - 1))
 
 
 def percentile_interval(
     values_R: Sequence[float] | Array, confidence: float, *, num_units: int | None = None
 ) -> tuple[float, float]:
-    """What lies between the two tails of resampled values, each half of what confidence leaves.
+    """Return the quantiles of resampled values that leave (1 - confidence) / 2 on either side.
 
-    Resamples of few units spread too little: their variance is that of the sample, (n - 1) / n of what is estimated,
-    and the tails of a normal law are too light. Where the number of units is given, the ends are taken as much farther
-    out as would be right for a mean of normal values. They stay within what was resampled: a share stays in [0, 1].
+    Resamples of few units spread too little: their variance is that of the sample, (n - 1) / n of the estimate, and
+    the tails of a normal distribution are too light. With num_units the ends are moved outwards by the amount that
+    would be right for a mean of normal values. They stay within the resampled range: a share stays in [0, 1].
 
     Source: Hesterberg 2015, "What Teachers Should Know About the Bootstrap" (arXiv 1411.5279), the expanded percentile
     interval.
 
     Args:
-        values_R: Any order.
-        confidence: Coverage, a fraction.
         num_units: Drawn in each resample; None for many.
     """
     tail = (1 - confidence) / 2 if num_units is None else expanded_tail(num_units, confidence)
@@ -66,24 +63,22 @@ def percentile_interval(
 
 
 def expanded_tail(num_units: int, confidence: float) -> float:
-    """The share of resampled values beyond either end of an expanded interval."""
     return NormalDist().cdf(-math.sqrt(num_units / (num_units - 1)) * t_bound(num_units, confidence))
 
 
 def standard_errors(influence_KU: Array) -> Array:
-    """se_K of quantities whose error is the mean of the units' influence."""
+    """Return se_K of quantities whose error is the mean of the units' influence."""
     return influence_KU.std(axis=1, ddof=1) / math.sqrt(influence_KU.shape[1])
 
 
 def simultaneous_bound(influence_KU: Array, confidence: float, *, num_draws: int, seed: int) -> float:
-    """How many standard errors all of several intervals must reach to hold all truths together so often.
+    """Return the half-width, in standard errors, at which all of several intervals cover their true values together.
 
-    The largest of the t values that quantities with these correlations take by chance is drawn; of a single quantity
-    it is `t_bound`. Whoever picks the best of them and reads its interval is then no more often wrong than confidence
-    says.
+    It is a quantile of the largest |t| of quantities with these correlations, estimated from draws; of a single
+    quantity it is `t_bound`. So the interval of the best of them, picked after the fact, keeps its confidence.
 
-    Source: Hothorn, Bretz and Westfall 2008, "Simultaneous Inference in General Parametric Models", Biometrical Journal
-    50, sec. 3: the multivariate t law with estimated correlations.
+    Source: Hothorn, Bretz and Westfall 2008, "Simultaneous Inference in General Parametric Models", Biometrical
+    Journal 50, sec. 3: the multivariate t distribution with estimated correlations.
     """
     num_units = influence_KU.shape[1]
     least = t_bound(num_units, confidence)
@@ -102,10 +97,10 @@ def simultaneous_bound(influence_KU: Array, confidence: float, *, num_draws: int
 def percentile_bounds(
     values_U: Sequence[float] | Array, share: float, confidence: float
 ) -> tuple[float | None, float | None]:
-    """Bounds of the value below which a share of all draws lies, from the values themselves; whatever their law is.
+    """Return distribution-free bounds of a quantile.
 
-    Either bound is wrong in no more than half of what confidence leaves. None where even the least, or the largest
-    value does not bound it so surely.
+    Either bound is wrong with probability at most (1 - confidence) / 2. None if not even the smallest, or the largest
+    value is such a bound.
 
     Source: David and Nagaraja 2003, "Order Statistics", sec. 7.1: the number of values below it is binomial.
     """
@@ -117,12 +112,12 @@ def percentile_bounds(
 
 
 def surely_inside(num_values: int, share: float, tail: float) -> int:
-    """The largest number such that fewer values than it lie in this share of the law in at most `tail` of the cases."""
+    """Return the largest n such that fewer than n values fall in this share with probability at most `tail`."""
     chance_of_so_many_U = binom.cdf(np.arange(num_values), num_values, share)
     return int(np.searchsorted(chance_of_so_many_U, tail * (1 + 1e-9), side="right"))
 
 
-INTERVALS = "expanded percentile bootstrap"  # as records and pages name how intervals of rates are made
+INTERVALS = "expanded percentile bootstrap"  # name of the method for rates, in records and pages
 
 
 CONFIDENCE, NUM_RESAMPLES = 0.95, 2000  # of every interval in a scorecard
@@ -132,10 +127,10 @@ CONFIDENCE, NUM_RESAMPLES = 0.95, 2000  # of every interval in a scorecard
 class Resampling:
     """How intervals are made.
 
-    Those of rates, and of their differences: bootstrap over prompts, expanded for few of them. The prompt is the unit,
-    because the accepts within one text depend on each other. Those of speed-ups: Student's t (paired_ratios.py).
+    Rates and their differences: bootstrap over prompts, expanded for few of them. The prompt is the unit, because
+    acceptances within one text depend on each other. Speedups: Student's t (paired_ratio_quotients).
 
-    Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", ch. 13; intervals.py for the rest.
+    Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", ch. 13.
     """
 
     confidence: float
@@ -145,7 +140,7 @@ class Resampling:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its interval, low and high; None where too few units were counted (intervals.least_units)."""
+    """A value with its interval, low and high; None if too few units were counted (intervals.least_units)."""
 
     value: FiniteFloat
     interval: tuple[FiniteFloat, FiniteFloat] | None
@@ -155,17 +150,15 @@ Columns = tuple[Sequence[float], Sequence[float]]  # numerators and denominators
 
 
 def pooled_ratio(numerators: Sequence[float], denominators: Sequence[float], resampling: Resampling) -> Estimate:
-    """Sum of the numerators over sum of the denominators, one of each per prompt, with its interval."""
+    """Return the sum of the numerators over the sum of the denominators, with its interval."""
     return bootstrap_over_prompts((numerators, denominators), operator.truediv, resampling)
 
 
 def paired_ratio_difference(first: Columns, second: Columns, resampling: Resampling) -> Estimate:
-    """First pooled ratio minus the second, both resampled with the same prompts.
+    """Return the first pooled ratio minus the second, both resampled with the same prompts.
 
     Args:
-        first: Of one draft.
         second: Of the other, in the same order of prompts.
-        resampling: How the interval is made.
     """
     return bootstrap_over_prompts((*first, *second), difference_of_ratios, resampling)
 
@@ -173,17 +166,16 @@ def paired_ratio_difference(first: Columns, second: Columns, resampling: Resampl
 def difference_of_ratios(
     first_numerator: Array, first_denominator: Array, second_numerator: Array, second_denominator: Array
 ) -> Array:
-    """One pooled ratio less another."""
     return first_numerator / first_denominator - second_numerator / second_denominator
 
 
 def bootstrap_over_prompts(
     columns: Sequence[Sequence[float]], statistic: Callable[..., Array], resampling: Resampling
 ) -> Estimate:
-    """A statistic of the sums of some columns with one entry per prompt, with its expanded percentile interval.
+    """Return a statistic of column sums, one entry per prompt, with its expanded percentile interval.
 
-    Resamples that leave the statistic without a value, as where a denominator is 0, are left out of the interval.
-    Prompts in which nothing was counted are no units: too few others, and there is no interval.
+    Resamples without a finite value, such as with a zero denominator, are left out of the interval. Prompts in which
+    nothing was counted are not units: if too few remain, there is no interval.
     """
     columns_CP = np.asarray(columns, dtype=np.float64)
     value = float(statistic(*columns_CP.sum(axis=1)))
@@ -202,23 +194,23 @@ def bootstrap_over_prompts(
 def resampled(
     value: float, values_R: Sequence[float] | Array, confidence: float, *, num_units: int | None = None
 ) -> Estimate:
-    """A value with what lies between the tails of resampled ones, and itself: of few all may lie on one side."""
+    """Return a value with the percentile interval of its resamples, widened to include the value itself."""
     low, high = percentile_interval(values_R, confidence, num_units=num_units)
     return Estimate(value, (min(low, value), max(high, value)))
 
 
 @lru_cache(maxsize=4)
 def resampling_weights(num_prompts: int, resampling: Resampling) -> Array:
-    """weights_RP: how often each prompt is drawn, in each resample of as many prompts as there are."""
+    """Return weights_RP, how often each resample draws each prompt."""
     rng = np.random.default_rng(resampling.seed)
     weights_RP = rng.multinomial(num_prompts, [1 / num_prompts] * num_prompts, size=resampling.num_resamples)
     return weights_RP.astype(np.float64)
 
 
 def sign_flip_p(gain_P: Array, resampling: Resampling) -> float:
-    """Two-sided p-value of the sum of the gains if each could as well have had the other sign; 1 for one prompt.
+    """Return the two-sided p-value of the sum of the gains under random signs; 1 for one prompt.
 
-    Exact while all flips are no more than resampling.num_resamples, else from so many drawn ones.
+    Exact if there are at most resampling.num_resamples sign patterns, otherwise from that number of random ones.
 
     Source: Pitman 1937, "Significance tests which may be applied to samples from any populations", Supplement to the
     Journal of the Royal Statistical Society 4.
@@ -235,20 +227,19 @@ def sign_flip_p(gain_P: Array, resampling: Resampling) -> float:
     return float(test.pvalue)
 
 
-RATIO_INTERVALS = "Student's t of the log"  # as records name how intervals of quotients are made
+RATIO_INTERVALS = "Student's t of the log"  # name of the method for quotients, in records
 
 
 def paired_ratio_quotient(first: Columns, second: Columns, resampling: Resampling) -> Estimate:
-    """First pooled ratio over the second, of the same prompts; arguments as for the difference."""
     [only] = paired_ratio_quotients([(first, second)], resampling)
     return only
 
 
 def paired_ratio_quotients(pairs: Sequence[tuple[Columns, Columns]], resampling: Resampling) -> list[Estimate]:
-    """Several quotients of the same prompts, whose intervals hold all of their true values together so often.
+    """Return several quotients on the same prompts, with simultaneous intervals.
 
-    A quotient of one pair has the interval of Student's t on the log of it, linearised: what each prompt adds to the
-    log, to first order. Times are never 0, so its numerators and denominators are above 0.
+    A single quotient has Student's t interval of its log, linearised: the contribution of each prompt to the log, to
+    first order. Times are never 0, so numerators and denominators are positive.
     """
     values = [quotient_of(first) / quotient_of(second) for first, second in pairs]
     influence_KP = np.array([ratio_influence(*first) - ratio_influence(*second) for first, second in pairs])
@@ -259,7 +250,7 @@ def paired_ratio_quotients(pairs: Sequence[tuple[Columns, Columns]], resampling:
 
 
 def paired_ratio_differences(pairs: Sequence[tuple[Columns, Columns]], resampling: Resampling) -> list[Estimate]:
-    """Several differences of pooled ratios of the same prompts, whose intervals hold together as those of quotients."""
+    """Return several differences of pooled ratios on the same prompts, with simultaneous intervals."""
     values = [quotient_of(first) - quotient_of(second) for first, second in pairs]
     influence_KP = np.array(
         [
@@ -274,7 +265,7 @@ def paired_ratio_differences(pairs: Sequence[tuple[Columns, Columns]], resamplin
 
 
 def simultaneous_reach(influence_KP: Array, resampling: Resampling) -> list[float] | list[None]:
-    """How far the intervals of several quantities reach to either side; None where prompts are too few for any."""
+    """Return half-widths of simultaneous intervals; None each with too few prompts."""
     if influence_KP.shape[1] < least_units(resampling.confidence):
         return [None] * len(influence_KP)
     bound = simultaneous_bound(
@@ -284,12 +275,11 @@ def simultaneous_reach(influence_KP: Array, resampling: Resampling) -> list[floa
 
 
 def quotient_of(columns: Columns) -> float:
-    """The pooled ratio of two columns."""
     numerators, denominators = columns
     return sum(numerators) / sum(denominators)
 
 
 def ratio_influence(numerators: Sequence[float], denominators: Sequence[float]) -> Array:
-    """influence_P: how far each prompt moves the log of a pooled ratio, to first order, times the number of prompts."""
+    """Return influence_P, the first-order effect of each prompt on the log of a pooled ratio, times P."""
     above, below = (np.asarray(column, dtype=np.float64) / sum(column) for column in (numerators, denominators))
     return len(above) * (above - below)

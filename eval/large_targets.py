@@ -1,13 +1,13 @@
-"""Targets larger than a device: spread over devices by accelerate, or read layer by layer from the disk.
+"""Targets larger than a device: spread over devices by accelerate, or read layer by layer from disk.
 
-A target read from the disk is the model that transformers makes, without its weights. Norms and positions are there; of
-the embedding the rows of the ids that are asked for are read, and a layer and the output head are read whole each time
-they run. Decoding so reads all weights at every step. Many texts are therefore read together, layer after layer.
+A target on disk is the transformers model without its weights. Norms and positions stay in memory; of the embedding
+only the rows of the requested ids are read; a layer or the output head is read whole each time it runs. Decoding thus
+reads all weights at every step, so many sequences are processed together, layer after layer.
 
-Every pass is the model's own call, interrupted: it runs up to the layer whose turn it is, what that layer gives is
-kept, and the call is left. At the next layer's turn the call begins again, and layers that had theirs give what was
-kept of the last one, which is all that a layer hands on. So nothing here knows how a family makes its masks, positions
-or biases, and what comes out is what an uninterrupted call gives, bit for bit where the same kernels run.
+Every pass is the model's own forward call, interrupted: it runs up to the current layer, whose output is stored, and
+the call is left. For the next layer the call starts again, and layers that have run return the stored output of the
+last one, which is all that a layer hands on. So this file does not depend on how a family makes its masks, positions
+or biases, and results equal an uninterrupted call, bit for bit if the same kernels run.
 """
 
 import os
@@ -53,11 +53,11 @@ from eval.models import (
 )
 
 CGROUP = Path("/sys/fs/cgroup")
-SHARE_OF_FREE = 0.8  # the rest is for what else a process does: drafts, logits, and what its allocator cannot use
+SHARE_OF_FREE = 0.8  # the rest is for drafts, logits, and allocator overhead
 
 
 def cap_bytes(holding: Holding, device: torch.device) -> tuple[int, str]:
-    """What the target may take on a device, and where that number is from."""
+    """Return the memory that the target may take on a device, and where that number comes from."""
     if (asked := asked_bytes(holding)) is not None:
         return asked
     free = free_bytes(device)
@@ -65,19 +65,19 @@ def cap_bytes(holding: Holding, device: torch.device) -> tuple[int, str]:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that this process can still take on a device.
+    """Return the memory that this process can still allocate on a device.
 
-    On a processor the others of a launch take as much as this one, at the same time.
+    CPU memory is divided among the local ranks, which allocate the same at the same time.
     """
     if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch itself
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # cached by torch
         return torch.cuda.mem_get_info(device)[0] + unused
     of_all = min(psutil.virtual_memory().available, left_by_cgroup())
     return of_all // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def left_by_cgroup() -> int:
-    """What the control group of a container leaves; pages of files that it can give back are not counted as used."""
+    """Return the memory left in a container's cgroup; reclaimable file pages do not count as used."""
     most, used, told = (CGROUP / f"memory.{name}" for name in ("max", "current", "stat"))
     if not (most.is_file() and used.is_file() and told.is_file()) or most.read_text().strip() == "max":
         return torch.iinfo(torch.int64).max
@@ -85,19 +85,18 @@ def left_by_cgroup() -> int:
     return int(most.read_text()) - int(used.read_text()) + int(counts.get("inactive_file", 0))
 
 
-HEAD = -1  # the number of the output head, which no text is paused at
+HEAD = -1  # number of the output head, at which no sequence is paused
 
 
 @dataclass(eq=False)
 class DiskPart:
-    """A module whose weights are on the disk.
+    """A module whose weights are on disk.
 
     Attributes:
-        module: Of the model.
         names: Parameter of the module -> tensor of the checkpoint.
-        stack: Which stack of layers it is of: 0, or 1 of the decoder behind an encoder.
-        number: Its turn among the layers of all stacks; HEAD of the output head.
-        forward: What it computes once its weights are there.
+        stack: Index of its stack of layers: 0, or 1 for the decoder behind an encoder.
+        number: Position among the layers of all stacks; HEAD for the output head.
+        forward: The original forward, once the weights are loaded.
     """
 
     module: nn.Module
@@ -108,23 +107,21 @@ class DiskPart:
 
 
 class PausedError(Exception):
-    """A layer has run whose turn it was."""
+    """Raised to leave a forward call after the current layer has run."""
 
 
 @dataclass(eq=False)
 class Layers:
-    """The parts of a model that are on the disk.
+    """The parts of a model that are on disk.
 
     Attributes:
-        weights: The checkpoint.
         parts: The layers, in the order in which they run.
-        memory: What they take.
-        cap: What may be taken, and where that number is from.
-        kept: While texts are read together, what the last layer of each stack gave; None where each call runs through.
-        turn: Then the layer to run, or HEAD: those before it give what is kept, and the call is left behind it.
-        embedded: Then the stacks whose embeddings were asked for in this call.
-        absent: What stands in the place of the weights, of the parts that have theirs.
-        keeps_head: Whether the output head is to keep its weights.
+        cap: Allowed memory, and where that number comes from.
+        kept: While sequences are processed together, the output of the last layer of each stack; None otherwise.
+        turn: Then the layer to run, or HEAD: layers before it return `kept`, and the call is left after it.
+        embedded: Then the number of stacks embedded in this call.
+        absent: Placeholders of the loaded parts' weights.
+        keeps_head: Keep the output head's weights loaded.
     """
 
     weights: Weights
@@ -140,8 +137,6 @@ class Layers:
     keeps_head: bool = False
 
     def run(self, part: DiskPart, *args: Any, **kwargs: Any) -> Any:
-        """What a module gives, which is called in its place."""
-
         def compute() -> Any:
             with self.loading(part):
                 return part.forward(*args, **kwargs)
@@ -154,7 +149,7 @@ class Layers:
         return self.kept[part.stack]
 
     def embed(self, module: nn.Embedding, name: str, forward: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
-        """What an embedding gives, of which the rows are read that these ids name."""
+        """Embed ids, reading only their rows."""
 
         def compute() -> Tensor:
             unique, places = ids.unique(return_inverse=True)
@@ -169,12 +164,12 @@ class Layers:
         stack, self.embedded = self.embedded, self.embedded + 1
         if self.kept is None or stack not in self.kept:
             return compute()
-        given = self.kept[stack]  # anything of its size, once the stack's first layer has run
+        given = self.kept[stack]  # any tensor of its size, once the stack's first layer has run
         return given[0] if isinstance(given, tuple) else given
 
     @contextmanager
     def interrupted(self, turn: int, kept: dict[int, Any]) -> Iterator[None]:
-        """Within, a call runs no layer but the one whose turn it is, and ends behind it."""
+        """Let calls in the block run only one layer and end after it."""
         self.turn, self.kept, self.embedded = turn, kept, 0
         try:
             yield
@@ -183,7 +178,7 @@ class Layers:
 
     @contextmanager
     def loading(self, part: DiskPart) -> Iterator[None]:
-        """Within, a part has its weights; they go again unless they were there before."""
+        """Load a part for the block; unload it afterwards unless it was loaded before."""
         is_new = part not in self.absent
         try:
             if is_new:
@@ -195,7 +190,7 @@ class Layers:
 
     @contextmanager
     def head_stays(self) -> Iterator[None]:
-        """Within, the output head keeps its weights from when it first runs."""
+        """Keep the output head's weights within the block once loaded."""
         self.keeps_head = True
         try:
             yield
@@ -205,7 +200,6 @@ class Layers:
                 self.unload(part)
 
     def load(self, part: DiskPart) -> None:
-        """Read the weights of a part."""
         self.absent[part] = {name: parameter.data for name, parameter in part.module.named_parameters()}
         with torch.inference_mode(mode=False):
             for name, parameter in part.module.named_parameters():
@@ -213,17 +207,12 @@ class Layers:
                 parameter.data = self.placed(stored, self.weights.read(stored))
 
     def unload(self, part: DiskPart) -> None:
-        """Let go of them."""
         absent = self.absent.pop(part)
         for name, parameter in part.module.named_parameters():
             parameter.data = absent[name]
 
     def placed(self, name: str, tensor: Tensor) -> Tensor:
-        """A tensor as the model computes with it.
-
-        Raises:
-            UserError: If it holds what is no number.
-        """
+        """Move a tensor to the device in the model's dtype; UserError if it has a NaN or infinite entry."""
         placed = tensor.to(self.dtype).to(self.device)
         refuse_not_finite_tensor(str(self.weights.files[name]), name, placed)
         return placed
@@ -233,12 +222,11 @@ LAYERS_OF: WeakKeyDictionary[PreTrainedModel, Layers] = WeakKeyDictionary()
 
 
 def layers_of(model: PreTrainedModel) -> Layers | None:
-    """What of a model is on the disk; None of one that is not so held."""
     return LAYERS_OF.get(model)
 
 
 def held_otherwise(model: PreTrainedModel) -> str | None:
-    """How a model's weights are held, in words, where they are not all plainly on one device; else None."""
+    """Describe a placement other than plain weights on one device; None otherwise."""
     if layers_of(model) is not None:
         return "layers are read from the disk each time they run"
     if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
@@ -254,11 +242,9 @@ class Pass(Generic[Result]):
     """One call of a model.
 
     Attributes:
-        run: The call; it may be made several times, and gives the same each time.
-        rows: Of texts that it reads.
-        width: Tokens of the longest.
-        work_bytes: That the call takes while a layer runs, beside what the layer does.
-        kept_bytes: That it keeps between two layers, beside its hidden states.
+        run: The call; it may be made several times and must return the same each time.
+        work_bytes: Memory the call takes while a layer runs, in addition to the layer's.
+        kept_bytes: Memory kept between two layers, in addition to hidden states.
     """
 
     run: Callable[[], Result]
@@ -269,10 +255,10 @@ class Pass(Generic[Result]):
 
 
 def run_passes(model: PreTrainedModel, passes: Sequence[Pass[Result]]) -> Iterator[Result]:
-    """What each pass gives, in their order.
+    """Yield the result of each pass, in order.
 
     Raises:
-        UserError: If a target on the disk has too little memory for one of them.
+        UserError: If a target on disk has too little memory for one of them.
     """
     layers = layers_of(model)
     if layers is None:
@@ -284,7 +270,7 @@ def run_passes(model: PreTrainedModel, passes: Sequence[Pass[Result]]) -> Iterat
 
 
 def cut_into_blocks(model: PreTrainedModel, layers: Layers, passes: Sequence[Pass[Result]]) -> list[list[Pass[Result]]]:
-    """The passes in blocks, each as large as what its texts keep between two layers leaves memory for."""
+    """Group passes into blocks that are as large as the memory for what they keep between two layers allows."""
     memory, (allowed, _) = layers.memory, layers.cap
     for each in passes:
         beside = each.work_bytes + each.kept_bytes
@@ -305,7 +291,7 @@ def cut_into_blocks(model: PreTrainedModel, layers: Layers, passes: Sequence[Pas
 
 
 def run_block(layers: Layers, block: Sequence[Pass[Result]], *, words: str) -> Iterator[Result]:
-    """Some passes through one layer after another; what they give comes when all layers have run."""
+    """Run a block of passes layer by layer; results come after all layers have run."""
     kept: list[dict[int, Any]] = [{} for _ in block]
     reported_s = time.monotonic()
     for part in layers.parts:
@@ -325,11 +311,11 @@ def run_block(layers: Layers, block: Sequence[Pass[Result]], *, words: str) -> I
 
 
 def access_to(model: PreTrainedModel, folder: Path) -> Access | None:
-    """How texts are read and weights are had of a target; None of one that is whole.
+    """Return how calibration reads sequences and weights of a target that is not whole; None if it is.
 
     Args:
-        model: From eval.large_targets.load_target; its weights are not packed.
-        folder: It was loaded from.
+        model: From eval.large_targets.load_target, not quantised.
+        folder: Directory it was loaded from.
     """
     if held_otherwise(model) is None:
         return None
@@ -340,14 +326,12 @@ def access_to(model: PreTrainedModel, folder: Path) -> Access | None:
 
 
 def stored(weights: Weights, family: Family, dtype: torch.dtype, device: torch.device, name: str) -> Tensor:
-    """A parameter as the model would compute with it, from the disk."""
     module, _, kind = name.rpartition(".")
     tensor = weights.read(f"{family.renamed_modules.get(module, module)}.{kind}")
     return tensor.to(dtype).to(device)
 
 
 def read_in_layers(watch: Watch, readings: Sequence[Reading]) -> Iterator[None]:
-    """Have all texts read by one layer, then by the next."""
     item, beside = watch.model.dtype.itemsize, watching_bytes(watch.shape)
     passes = [
         Pass(
@@ -362,10 +346,10 @@ def read_in_layers(watch: Watch, readings: Sequence[Reading]) -> Iterator[None]:
 
 
 def load_layered(folder: Path, *, dtype: str, device: str, holding: Holding) -> PreTrainedModel:
-    """The model of a checkpoint folder, its layers on the disk.
+    """Load the model of a checkpoint directory with its layers on disk.
 
     Raises:
-        UserError: If its family is unknown, a tensor is missing, or not even one layer fits into the memory.
+        UserError: If its family is unknown, a tensor is missing, or not even one layer fits into memory.
     """
     config = read_config(folder)
     shape = Shape.from_config(config, where=str(folder / "config.json"))
@@ -388,14 +372,14 @@ def load_layered(folder: Path, *, dtype: str, device: str, holding: Holding) -> 
 
 
 def require_whole(weights: Weights, shape: Shape, family: Family) -> None:
-    """The checkpoint holds what its config promises, and perhaps its embedding under further names."""
+    """Raise UserError unless the checkpoint has all tensors of its config; copies of the embedding are allowed."""
     names = (*([family.weight("head")] if shape.tied else []), *family.stored_copies)
     copies = dict.fromkeys((name for name in names if name in weights.info), (shape.vocab, shape.hidden))
     require_tensors(weights, checkpoint_tensors(shape) | copies, ignored=family.ignored_suffixes)
 
 
 def refuse_mixed_types(folder: Path, model: PreTrainedModel, dtype: str) -> None:
-    """Raise UserError where transformers would keep some weights in another number type than the one asked for."""
+    """Raise UserError if transformers would keep some weights in a dtype other than the requested one."""
     kept = getattr(model, "_keep_in_fp32_modules", None)
     if kept and dtype == "float16":
         raise UserError(
@@ -405,9 +389,9 @@ def refuse_mixed_types(folder: Path, model: PreTrainedModel, dtype: str) -> None
 
 
 class EmptyWithoutStorage(TorchFunctionMode):
-    """Uninitialised tensors, as modules make their weights of, get no memory: not even until a weight is registered.
+    """Allocates `torch.empty`, of which modules make their weights, on the meta device.
 
-    accelerate gives it back then, but what is freed in small pieces is not always used again.
+    accelerate frees a weight's memory only upon registration, and memory freed in small pieces is not always reused.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -418,7 +402,7 @@ class EmptyWithoutStorage(TorchFunctionMode):
 
 
 def without_weights(folder: Path, *, dtype: str) -> PreTrainedModel:
-    """The model of a folder, its parameters without storage; buffers, which no checkpoint holds, are there."""
+    """Build the model of a directory without parameter storage; buffers, which no checkpoint contains, are real."""
     config, opens = load_config(folder), model_class(folder, encoder_decoder=False)
     with init_empty_weights(include_buffers=False), EmptyWithoutStorage():
         lm = opens.from_config(config, dtype=getattr(torch, dtype), trust_remote_code=False)
@@ -427,12 +411,12 @@ def without_weights(folder: Path, *, dtype: str) -> PreTrainedModel:
 
 
 def fill(model: PreTrainedModel, layers: Layers, shape: Shape, family: Family) -> None:
-    """Give a model what stays in memory, and of the rest what reads it when it is asked for."""
+    """Load the resident parameters and replace the forward of modules that are read from disk."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     assert isinstance(head, nn.Linear)
     assert isinstance(embedding, nn.Embedding)
     quicken(model, layers.dtype, layers.device)
-    if not shape.tied:  # transformers ties what some configs only seem to say
+    if not shape.tied:  # transformers ties even configs that only seem to state it
         head.weight = nn.Parameter(torch.empty_like(embedding.weight), requires_grad=False)
     words = family.weight("embedding")
     rows = [each for each in model.modules() if isinstance(each, nn.Embedding) and each.weight is embedding.weight]
@@ -446,14 +430,14 @@ def fill(model: PreTrainedModel, layers: Layers, shape: Shape, family: Family) -
             layers.parts.append(replaced(module, names, layers, stack=stack, number=len(layers.parts)))
     settle(model, layers, family, on_disk)
     for each in rows:
-        each.padding_idx = None  # rows are numbered anew at every call
+        each.padding_idx = None  # rows are renumbered at every call
         each.forward = partial(layers.embed, each, words, each.forward)  # pyright: ignore[reportAttributeAccessIssue]
     stored = words if shape.tied else family.weight("head")
     replaced(head, {"weight": stored}, layers, stack=len(prefixes(family)) - 1, number=HEAD)
 
 
 def quicken(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
-    """Have linear layers multiply as those of a whole model do here, without the second copy that few rows are for."""
+    """Make linear layers multiply as in a whole model on this CPU, without the packed copy for few rows."""
     if device.type != "cpu" or slow_type() != dtype:
         return
     for each in model.modules():
@@ -462,19 +446,17 @@ def quicken(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
 
 
 def prefixes(family: Family) -> list[str]:
-    """Of the names of layers, in the order of the stacks."""
     return [*([family.encoder.layer_prefix] if family.encoder else []), family.layer_prefix]
 
 
 def replaced(module: nn.Module, names: Mapping[str, str], layers: Layers, *, stack: int, number: int) -> DiskPart:
-    """A module that asks the disk for its weights from now on."""
     part = DiskPart(module, names, stack, number, module.forward)
     module.forward = partial(layers.run, part)  # pyright: ignore[reportAttributeAccessIssue]
     return part
 
 
 def settle(model: PreTrainedModel, layers: Layers, family: Family, on_disk: set[int]) -> None:
-    """Read what stays; parameters on the disk keep size, type and device, and are NaN to whoever looks at them."""
+    """Load resident parameters; those on disk keep size, dtype and device, and read as NaN."""
     absent = torch.full((), torch.nan, dtype=layers.dtype, device=layers.device)
     with torch.no_grad():
         for name, parameter in list(model.named_parameters()):
@@ -492,7 +474,6 @@ def settle(model: PreTrainedModel, layers: Layers, family: Family, on_disk: set[
 
 
 def give(model: nn.Module, held: nn.Module, kind: str, parameter: nn.Parameter, value: Tensor) -> None:
-    """Put a value in the place of a parameter, wherever it is tied to."""
     given = nn.Parameter(value, requires_grad=False)
     held.register_parameter(kind, given)
     for module in model.modules():
@@ -502,7 +483,6 @@ def give(model: nn.Module, held: nn.Module, kind: str, parameter: nn.Parameter, 
 
 
 def held_facts(holding: Holding) -> dict[str, Any]:
-    """What a scorecard says of how its target was held; nothing of one that is whole, as it is."""
     placed = {} if holding.placement == "whole" else {"placement": holding.placement}
     return placed | holding.claimed
 
@@ -510,17 +490,14 @@ def held_facts(holding: Holding) -> dict[str, Any]:
 def load_target(
     folder: Path, *, dtype: str, holding: Holding = WHOLE, device: str | None = None, encoder_decoder: bool = False
 ) -> PreTrainedModel:
-    """The model of a target's folder, in eval mode.
+    """Load a target in eval mode.
 
     Args:
-        folder: A local Hugging Face folder.
-        dtype: A floating torch dtype by name: "float32", "bfloat16" or "float16".
-        holding: Where its weights are.
-        device: A torch device; None takes "cuda" where there is one, else "cpu".
-        encoder_decoder: Of one that is whole: whether it may be an encoder-decoder model of any family.
+        device: A torch device; None takes "cuda" if available, else "cpu".
+        encoder_decoder: With whole placement: allow encoder-decoder models of any family.
 
     Raises:
-        UserError: As eval.models.load_model; or if the memory that it may take is too little.
+        UserError: As eval.models.load_model; or if there is too little memory.
     """
     if holding.placement == "layers":
         return load_layered(folder, dtype=dtype, device=device or default_device(), holding=holding)
@@ -530,9 +507,9 @@ def load_target(
 
 
 def load_spread(folder: Path, *, dtype: str, holding: Holding) -> PreTrainedModel:
-    """The model of a checkpoint folder over the GPUs of the machine, its memory and its disk, by its device_map.
+    """Load a checkpoint over the GPUs, CPU memory and disk of the machine, by its device_map.
 
-    Layers run where they are; those in memory or on the disk are brought to a GPU, or to the CPU, each time they run.
+    Layers run where they are; those in CPU memory or on disk are moved to a GPU, or to the CPU, each time they run.
 
     Raises:
         UserError: If there are several processes, its family is unknown, or a cap is smaller than a layer.
@@ -544,7 +521,7 @@ def load_spread(folder: Path, *, dtype: str, holding: Holding) -> PreTrainedMode
             "devices. Start one process, or set target.placement to layers, of which each process has its own."
         )
 
-    # The device that computes may take what the recipe says, and must hold the largest layer whole.
+    # The computing device may take the recipe's limit, and must hold the largest layer whole.
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     computing: list[int | str] = [*range(num_gpus)] if num_gpus else ["cpu"]
     memory: dict[Any, int] = dict(get_max_memory())
@@ -558,13 +535,13 @@ def load_spread(folder: Path, *, dtype: str, holding: Holding) -> PreTrainedMode
             f"it is computed, which may take {size(allowed).strip()}. Raise {KEY}, or take a machine with more memory."
         )
 
-    # Every tensor is read once: those on the disk are not looked at when the model is loaded.
+    # Check every tensor once: those on disk are not checked when the model is loaded.
     weights = open_weights(folder)
     for name in weights.info:
         tensor = weights.read(name).to(getattr(torch, dtype))
         refuse_not_finite_tensor(str(weights.files[name]), name, tensor)
 
-    offload = TemporaryDirectory(prefix="widedraft-offload-")  # for tensors that are stored in another dtype
+    offload = TemporaryDirectory(prefix="widedraft-offload-")  # for tensors stored in another dtype
     placing = {"device_map": "auto", "max_memory": memory, "offload_folder": offload.name}
     model = load_model(folder, dtype=dtype, placing=placing)
     finalize(model, offload.cleanup)

@@ -1,14 +1,14 @@
-"""Step times of a target and its drafts, each kind of step as decoding takes it, in interleaved repetitions.
+"""Time the steps of a target and its drafts, each as in decoding, in interleaved repetitions.
 
     target step         the target reads one token
     verify              the target reads k + 1 tokens
-    draft step          the draft reads one token within a chain, each fed the argmax of the one before
-    draft two           the draft reads two tokens: the catch-up step after a verification step that kept everything
+    draft step          the draft reads one token within a chain, each the argmax of the previous step
+    draft two           the draft reads two tokens: the catch-up step after a verification step that accepted all
     prefill             a model reads the whole context
 
-Every step but the last is taken on a cache that holds the context before and after. One repetition runs every kind of
-step once, in an order drawn anew, so that a drift of the machine meets all of them alike; those before times settle do
-not count.
+Every step but the last runs on a cache that holds the context before and after. One repetition runs every kind of step
+once, in a new random order, so that drift of the machine affects all of them equally; repetitions before times settle
+do not count.
 
 Shape suffixes used in this file:
     B = rows, T = tokens fed, N = resamples, R = repetitions
@@ -41,20 +41,19 @@ from eval.machine import Step, clock_s
 from eval.models import bytes_to_pack
 from eval.scorecard_schema import TARGET, DraftSteps, GridCell, Percentile, ScoredLatency, StepTime, VerifyStep
 
-CHAIN_LENGTH = 8  # draft steps timed together, each fed the argmax of the one before
-WARM_UP_WINDOW = 5  # repetitions whose median is compared with that of as many before
+CHAIN_LENGTH = 8  # draft steps timed together, each fed the argmax of the previous one
+WARM_UP_WINDOW = 5  # repetitions whose median is compared with that of the window before
 WARM_UP_LIMIT = 20  # repetitions after which timing starts, stable or not
 STABLE_CHANGE = 0.02  # relative change of the median below which warm-up ends
-RARE, RARE_REPEATS = 99, 200  # a percentile that says nothing of fewer repetitions: two of them lie beyond it
+RARE, RARE_REPEATS = 99, 200  # a percentile is only reported if at least two repetitions lie beyond it
 
 
 class Kind(NamedTuple):
     """One kind of step.
 
     Attributes:
-        model: TARGET, or a draft's name.
         tokens: Fed at once to each row.
-        is_prefill: Whether they are the context, and nothing has been read before.
+        is_prefill: True if they are the context, on an empty cache.
     """
 
     model: str
@@ -64,12 +63,10 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """Where steps are taken.
+    """Conditions under which steps are timed.
 
     Attributes:
         context_ids: Tokens in every row of every cache before each step.
-        batch: Rows.
-        opener: How the models are run.
     """
 
     context_ids: Sequence[int]
@@ -82,30 +79,29 @@ class Setting:
 
 @dataclass
 class Held:
-    """A model that has read a context in every row, and what decoding would feed it next."""
+    """A model that has read a context in every row."""
 
     sequencer: Sequencer
     setting: Setting
 
     def feed(self, ids_BT: Tensor, *, after: int = 0, whole: bool) -> Tensor:
-        """The most likely next tokens when some are fed `after` tokens behind the context."""
+        """Return the most likely next tokens after feeding tokens `after` positions behind the context."""
         span = (len(self.setting.context_ids) + after, ids_BT.shape[1])
         columns_BT = self.sequencer.feed(ids_BT, [span] * self.setting.batch, whole=whole).argmax(dim=-1)
         return tokens_of(columns_BT, head_ids(self.sequencer.model))
 
     def some_tokens(self, count: int) -> Tensor:
-        """ids_BT from the context, repeated if it is short; which ones makes no difference to the time."""
+        """Return ids_BT from the context, repeated if it is short; the ids do not affect the time."""
         ids_T = torch.tensor(repeated(self.setting.context_ids, count), device=self.sequencer.model.device)
         return ids_T.repeat(self.setting.batch, 1)
 
 
 def repeated(token_ids: Sequence[int], length: int) -> list[int]:
-    """The first `length` tokens of a text that is repeated again and again."""
+    """Return the first `length` tokens of a sequence repeated indefinitely."""
     return (list(token_ids) * -(-length // len(token_ids)))[:length]
 
 
 def hold_context(model: PreTrainedModel, setting: Setting, feeds: Sequence[Feed] = ()) -> Held:
-    """A model that has read the context, with capacity for what it will be fed behind it."""
     headroom = max(CHAIN_LENGTH, *(tokens for tokens, _ in feeds)) if feeds else 0
     length = len(setting.context_ids)
     sequencer = setting.opener(
@@ -121,7 +117,6 @@ def hold_context(model: PreTrainedModel, setting: Setting, feeds: Sequence[Feed]
 
 
 def target_steps(target: PreTrainedModel, setting: Setting, lookaheads: Iterable[int]) -> dict[Kind, Step]:
-    """A timer for one token of the target, and for every verification."""
     verified = sorted({lookahead + 1 for lookahead in lookaheads})
     verifier = hold_context(target, setting, [(1, False), *((tokens, True) for tokens in verified)])
     steps: dict[Kind, Step] = {Kind(TARGET, 1): partial(time_step, verifier, 1, whole=False)}
@@ -129,7 +124,6 @@ def target_steps(target: PreTrainedModel, setting: Setting, lookaheads: Iterable
 
 
 def draft_steps(name: str, draft: PreTrainedModel, setting: Setting) -> dict[Kind, Step]:
-    """A timer for a draft's step within a chain, and for the one that catches up."""
     drafter = hold_context(draft, setting, [(1, False), (2, False)])
     return {Kind(name, 1): partial(time_chain, drafter), Kind(name, 2): partial(time_step, drafter, 2, whole=False)}
 
@@ -137,7 +131,6 @@ def draft_steps(name: str, draft: PreTrainedModel, setting: Setting) -> dict[Kin
 def decoding_steps(
     models: Mapping[str, PreTrainedModel], setting: Setting, lookaheads: Iterable[int]
 ) -> dict[Kind, Step]:
-    """A timer for every kind of step but prefill; models by name, TARGET among them."""
     steps = target_steps(models[TARGET], setting, lookaheads)
     for name, model in models.items():
         if name != TARGET:
@@ -146,7 +139,6 @@ def decoding_steps(
 
 
 def prefill_steps(models: Mapping[str, PreTrainedModel], setting: Setting) -> dict[Kind, Step]:
-    """A timer for the reading of the whole context by each model."""
     length = len(setting.context_ids)
     return {
         Kind(name, length, is_prefill=True): partial(time_prefill, model, setting) for name, model in models.items()
@@ -154,14 +146,14 @@ def prefill_steps(models: Mapping[str, PreTrainedModel], setting: Setting) -> di
 
 
 def time_prefill(model: PreTrainedModel, setting: Setting) -> float:
-    """Seconds to read the whole context and know the most likely next token."""
+    """Return seconds until the next token is known, from an empty cache."""
     start_s = clock_s(model.device)
     hold_context(model, setting)
     return clock_s(model.device) - start_s
 
 
 def time_step(held: Held, num_tokens: int, *, whole: bool) -> float:
-    """Seconds to feed some tokens at once and know the most likely next token after each, or after the last."""
+    """Return seconds to feed tokens at once until the next token after each, or after the last, is on the host."""
     device, ids_BT = held.sequencer.model.device, held.some_tokens(num_tokens)
     start_s = clock_s(device)
     held.feed(ids_BT, whole=whole).tolist()
@@ -169,7 +161,7 @@ def time_step(held: Held, num_tokens: int, *, whole: bool) -> float:
 
 
 def time_chain(held: Held) -> float:
-    """Seconds per step of a chain in which each token is the model's own choice after the one before."""
+    """Return seconds per step of a chain in which each token is the model's own choice."""
     device, ids_B1 = held.sequencer.model.device, held.some_tokens(1)
     start_s = clock_s(device)
     for step in range(CHAIN_LENGTH):
@@ -182,7 +174,12 @@ def time_chain(held: Held) -> float:
 
 @dataclass(frozen=True)
 class Timed:
-    """Seconds of every kind of step in every repetition, after how many untimed ones, and whether times had settled."""
+    """Seconds of every kind of step in every repetition.
+
+    Attributes:
+        warm_up_repeats: Untimed repetitions before them.
+        is_settled: True if warm-up ended because times had settled.
+    """
 
     seconds: Mapping[Kind, Sequence[float]]
     warm_up_repeats: int
@@ -196,12 +193,11 @@ def time_together(
     *,
     max_warm_ups: int | None = None,
 ) -> Timed:
-    """Time steps in interleaved repetitions, so no model finds its weights warmer in a cache than decoding would.
+    """Time steps in interleaved repetitions, so that no model finds its weights warmer in a cache than in decoding.
 
     Args:
-        steps: By kind.
         rng: Draws the order of every repetition.
-        repetitions: One item for each that counts; what happens until it comes is not timed.
+        repetitions: One item for each timed repetition; time spent by the iterator does not count.
         max_warm_ups: Repetitions after which timing starts, stable or not; None for WARM_UP_LIMIT.
     """
 
@@ -218,7 +214,7 @@ def time_together(
 
 
 def warm_up(run: Step, *, limit: int | None = None) -> tuple[int, bool]:
-    """Run until the time it takes settles, WARM_UP_LIMIT times or `limit`; returns how often, and whether it did."""
+    """Run until times settle, at most `limit` or WARM_UP_LIMIT times; return the number of runs and True if settled."""
     limit = WARM_UP_LIMIT if limit is None else limit
     totals_s: list[float] = []
     while len(totals_s) < limit:
@@ -229,7 +225,6 @@ def warm_up(run: Step, *, limit: int | None = None) -> tuple[int, bool]:
 
 
 def has_settled(totals_s: Sequence[float]) -> bool:
-    """Whether the median of the last window differs by little from that of the window before."""
     if len(totals_s) < 2 * WARM_UP_WINDOW:
         return False
     before = np.median(totals_s[-2 * WARM_UP_WINDOW : -WARM_UP_WINDOW])
@@ -237,7 +232,7 @@ def has_settled(totals_s: Sequence[float]) -> bool:
 
 
 def summarise(values_s: Sequence[float], confidence: float) -> StepTime:
-    """Percentiles in milliseconds, each with distribution-free bounds."""
+    """Return percentiles in milliseconds, each with distribution-free bounds."""
     values_ms = 1000 * np.asarray(values_s)
 
     def percentile(percent: int) -> Percentile:
@@ -265,10 +260,6 @@ def measure_latency(
     """Time every kind of step that decoding with these drafts takes, with a progress bar.
 
     Args:
-        models: TARGET and the drafts, by name.
-        setting: Where.
-        lookaheads: Numbers of draft tokens whose verification is timed.
-        repeats: Timed repetitions of every step.
         resampling: Its confidence is that of percentiles, its seed draws the order of the steps.
     """
     ticks = track(range(repeats), description="timing steps", total=repeats)
@@ -278,7 +269,6 @@ def measure_latency(
 
 
 def scored_latency(timed: Timed, setting: Setting, resampling: Resampling) -> ScoredLatency:
-    """What was timed, in percentiles, as records hold it."""
     times = {
         kind: summarise(values, resampling.confidence) for kind, values in timed.seconds.items() if not kind.is_prefill
     }
@@ -309,15 +299,10 @@ def scored_latency(timed: Timed, setting: Setting, resampling: Resampling) -> Sc
 
 @dataclass(frozen=True)
 class Grid:
-    """Which cells are measured.
+    """Cells to measure.
 
     Attributes:
-        batches: Numbers of rows.
-        contexts: Tokens in every row before a step.
-        lookaheads: Numbers of draft tokens whose verification is timed.
-        repeats: Timed repetitions of every step.
-        how: A way to run steps in which everything is measured next to eager steps.
-        prefill: Whether the reading of the contexts is timed.
+        how: Measure every step this way, in addition to eager steps.
     """
 
     batches: Sequence[int]
@@ -334,14 +319,11 @@ def measure_grid(
     """Measure every cell.
 
     Args:
-        models: TARGET and perhaps drafts, by name, on one device.
-        text_ids: What the caches are filled with, repeated where a context is longer.
-        grid: Which cells.
+        text_ids: Fill the caches, repeated if a context is longer.
         resampling: How intervals are made; the seed also draws the order of the steps.
 
     Raises:
-        UserError: If a model takes one sequence at a time and the grid has larger batches, or its steps cannot be
-            captured here.
+        UserError: If a model does not support a batch size, or its steps cannot be captured.
     """
     require_rows(models, grid.batches)
     ways: list[How] = ["eager"] if grid.how == "eager" else ["eager", grid.how]
@@ -370,7 +352,6 @@ def measure_grid(
 
 
 def require_rows(models: Mapping[str, PreTrainedModel], batches: Iterable[int]) -> None:
-    """Raise UserError where a model cannot take the batches asked for."""
     largest = max(batches)
     for model in models.values():
         if largest > 1 and not takes_rows(model):
@@ -384,14 +365,14 @@ def require_rows(models: Mapping[str, PreTrainedModel], batches: Iterable[int]) 
 
 
 def require_memory(models: Mapping[str, PreTrainedModel], *, batch: int, context: int) -> None:
-    """Raise UserError unless every model was made for so long a sequence, and all caches and copies fit into memory."""
+    """Raise UserError if a sequence exceeds a model's context length, or caches and copies exceed memory."""
     problem = lack_of_memory(models, batch=batch, context=context)
     if problem is not None:
         raise UserError(f"--batch-sizes {batch} with --contexts {context}: {problem}")
 
 
 def lack_of_memory(models: Mapping[str, PreTrainedModel], *, batch: int, context: int) -> str | None:
-    """Why so many rows of so many tokens cannot be timed, and what can; None where they can."""
+    """Return why a batch at this context cannot be timed and a hint; None if it can."""
     for name, model in models.items():
         config = model.config.get_text_config(decoder=True).to_dict()
         limit = context_length(config, where=str(model.name_or_path))
@@ -413,30 +394,27 @@ def lack_of_memory(models: Mapping[str, PreTrainedModel], *, batch: int, context
 
 
 def cache_bytes(model: PreTrainedModel, *, batch: int, context: int) -> int:
-    """Bytes of the keys and values of some rows; 0 where only transformers knows the model's shape."""
     shape = shape_of(model)
     return 0 if shape is None else batch * context * shape.kv_bytes_per_token(dtype_name(model))
 
 
 def shape_of(model: PreTrainedModel) -> Shape | None:
-    """The shape of a decoder-only model; None for a family that only transformers knows."""
     config = model.config.get_text_config(decoder=True)
     if model.config.is_encoder_decoder or config.model_type not in FAMILIES:
         return None
-    sizes = {key: value for key, value in config.to_dict().items() if key != "quantization_config"}  # packed or not
+    sizes = {key: value for key, value in config.to_dict().items() if key != "quantization_config"}
     return Shape.from_config(sizes, where=str(model.name_or_path))
 
 
 def dtype_name(model: PreTrainedModel) -> str:
-    """As configs write it: "float32"."""
     return str(model.dtype).removeprefix("torch.")
 
 
-# Untrained drafts: how long a step takes depends on a model's shape, not on its weights
+# Untrained drafts: the time of a step depends on a model's shape, not on its weights
 
 
 def untrained_models(target: PreTrainedModel, shapes: Sequence[Shape]) -> list[PreTrainedModel]:
-    """A model of random weights for every shape, of the target's family and dtype, on its device.
+    """Make a model with random weights for every shape, of the target's family and dtype, on its device.
 
     Raises:
         UserError: If they do not all fit next to the target.
@@ -452,7 +430,6 @@ def untrained_models(target: PreTrainedModel, shapes: Sequence[Shape]) -> list[P
 
 
 def untrained_model(target: PreTrainedModel, shape: Shape) -> PreTrainedModel:
-    """One of them, in eval mode."""
     plan = PruningPlan(
         source_layers=tuple(range(shape.layers)), source=source_shape(target), draft=shape, method="none"
     )
@@ -467,11 +444,7 @@ def untrained_model(target: PreTrainedModel, shape: Shape) -> PreTrainedModel:
 
 
 def source_shape(target: PreTrainedModel) -> Shape:
-    """The target's shape.
-
-    Raises:
-        UserError: If its family is not one that drafts are cut from.
-    """
+    """Return the target's shape; UserError if drafts of its family are not supported."""
     shape = shape_of(target)
     if shape is None:
         raise UserError(f"{target.name_or_path}: drafts cannot be cut from models of type {target.config.model_type}.")

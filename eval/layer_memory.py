@@ -1,4 +1,4 @@
-"""What a target takes that is read layer by layer: known from its shape, before anything is read. No torch."""
+"""Memory of a target that is read layer by layer, computed from its shape before loading. No torch."""
 
 from dataclasses import dataclass
 from math import prod
@@ -13,22 +13,21 @@ from architectures.shapes import DTYPE_BYTES, Shape
 KEY = "target.device_memory_gib"
 WIDEST = 3  # times the width of a feed-forward: gate, up and their product
 STREAMS = 6  # copies of the residual stream while a layer runs: its input, output, norms and sums
-SCORE_COPIES = 2  # of attention scores, where the kernel keeps them: before and after the softmax
+SCORE_COPIES = 2  # of attention scores, if the kernel keeps them: before and after the softmax
 
 
 @dataclass(frozen=True)
 class LayerMemory:
-    """Bytes of a target that is on the disk.
+    """Bytes of a target on disk.
 
     Attributes:
-        largest: The part with the most bytes of all that is read as one, in words.
-        largest_bytes: Of that.
-        kept_bytes: Of norms and positions, which stay.
-        weight_bytes: Of all weights, which every block of texts reads once.
+        largest: Name of the largest part that is read at once.
+        kept_bytes: Of norms and positions, which stay in memory.
+        weight_bytes: Of all weights, which every block of sequences reads once.
         state_bytes: Of one token's hidden state between two layers.
-        token_bytes: Of one token while a layer runs, beside its attention scores.
-        score_bytes: Of one token that attends to one other.
-        bias_bytes: Likewise, of attention biases that one layer hands to the next.
+        token_bytes: Of one token while a layer runs, without its attention scores.
+        score_bytes: Of one token attending to one other.
+        bias_bytes: Of attention biases that one layer hands to the next, per pair of tokens.
     """
 
     largest: str
@@ -41,26 +40,22 @@ class LayerMemory:
     bias_bytes: int
 
     def pass_bytes(self, rows: int, width: int) -> int:
-        """What one layer computes with while it reads so many rows of so many tokens."""
         return rows * width * (self.token_bytes + width * self.score_bytes)
 
     def held_bytes(self, rows: int, width: int) -> int:
-        """What so many rows keep between two layers."""
         return rows * width * (self.state_bytes + width * self.bias_bytes)
 
     def least_bytes(self, rows: int = 1, width: int = 1) -> int:
-        """What must be there at once for a pass over so many rows of so many tokens, alone in its block."""
+        """Return the minimum memory for a pass over a batch that is the only one in its block."""
         at_work = self.pass_bytes(rows, width) + self.held_bytes(rows, width)
         return self.kept_bytes + self.largest_bytes + at_work
 
 
 def layer_memory(shape: Shape, dtype: str, *, keeps_scores: bool = True) -> LayerMemory:
-    """What a target of a shape takes in a number type.
+    """Compute the memory of a target of a shape.
 
     Args:
-        shape: Of the target.
-        dtype: Of weights and states, by name.
-        keeps_scores: Whether attention may keep its scores, as on a processor.
+        keeps_scores: True if attention may materialise its scores, as on a CPU.
     """
     item, layer = DTYPE_BYTES[dtype], shape.parameters_per_layer()
     blocks = {"encoder block": prod_sum(shape.encoder_layer_tensors()), "layer": layer}
@@ -85,18 +80,17 @@ def layer_memory(shape: Shape, dtype: str, *, keeps_scores: bool = True) -> Laye
 
 
 def prod_sum(tensors: dict[str, tuple[int, ...]]) -> int:
-    """Numbers in some tensors."""
     return sum(map(prod, tensors.values()))
 
 
 def asked_bytes(holding: Holding) -> tuple[int, str] | None:
-    """The memory that a device may give a target, and where that number is from; None where nobody says."""
+    """Return the configured device memory, and where it comes from; None if not set."""
     gib = holding.device_memory_gib
     return None if gib is None else (int(gib * 2**30), f"{KEY} is {gib:g}")
 
 
 def refuse_asked_cap(target: Path | str, shape: Shape, dtype: str, holding: Holding) -> None:
-    """Raise UserError if the memory that is asked for holds not even the largest part of a target."""
+    """Raise UserError if the configured memory does not fit the largest part of a target."""
     asked = asked_bytes(holding)
     if holding.placement != "whole" and asked is not None:
         refuse_small_cap(target, layer_memory(shape, dtype), asked)
@@ -111,15 +105,12 @@ def refuse_small_cap(
     width: int = 1,
     beside_bytes: int = 0,
 ) -> None:
-    """Raise UserError if a target cannot even be read layer by layer.
+    """Raise UserError if a target does not fit even layer by layer.
 
     Args:
-        folder: Of the target.
-        memory: What it takes.
         cap: From cap_bytes.
         rows: Of the largest pass.
-        width: Tokens of each.
-        beside_bytes: That the pass takes beside what the layers do.
+        beside_bytes: Memory of the pass in addition to that of the layers.
     """
     allowed, origin = cap
     needed = memory.least_bytes(rows, width) + beside_bytes

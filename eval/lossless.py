@@ -1,40 +1,40 @@
-"""Statistical checks that speculative decoding of a pair is lossless: the draft changes the speed and nothing else.
+"""Statistical checks that speculative decoding of a pair is lossless: the draft changes only the speed.
 
-    greedy text      With the draft, the target writes the text it writes alone: the same tokens in float32. Each token
-                     is the argmax, or a near tie with it, if the target reads the whole text again without a cache;
-                     only that is required in half precision, where one token and several at once round differently.
-                     Near ties may be no more and no larger than honest rounding explains (eval/lossless.py).
-    own draft        The target accepts everything that it proposes to itself.
-    distribution     Sampled texts are the target's. Given the tokens before it, a token x drawn from p has a quantile
-                     u = P(tokens ordered before x) + v p(x), v uniform, that is uniform in [0, 1] and independent from
-                     token to token (Rosenblatt 1952, "Remarks on a multivariate transformation", with the usual jitter
-                     for discrete p). Two orders are tested by Kolmogorov-Smirnov: by q - p, where a fault in favour of
-                     the draft shows, and by id, where one of random numbers does, since tokens are drawn in that order.
-                     A third test looks for inflated acceptance probabilities (below). The p-value is three times the
-                     smallest (Bonferroni).
+    greedy text      In float32 the tokens equal plain decoding of the target. In half precision, where one token and
+                     several at once round differently, each token must only be the argmax, or nearly tie with it, if
+                     the target reads the whole sequence again without a cache. Near ties may be no more frequent and
+                     no larger than honest rounding explains (below).
+    own draft        The target accepts all its own proposals.
+    distribution     Sampled sequences follow the target. Given the tokens before it, a token x drawn from p has a
+                     quantile u = P(tokens ordered before x) + v p(x), v uniform, that is uniform in [0, 1] and
+                     independent from token to token (Rosenblatt 1952, "Remarks on a multivariate transformation", with
+                     the usual jitter for discrete p). Two orders are tested by Kolmogorov-Smirnov: by q - p, which
+                     shows a bias towards the draft, and by id, which shows faulty random numbers, since tokens are
+                     drawn in that order. A third test detects inflated acceptance probabilities (below). The p-value
+                     is three times the smallest (Bonferroni).
 
-Inflated acceptance. A decoder that accepts too readily writes what the draft overstates too often, and is faster for
-it. With acceptance probabilities 1 + e times what they should be, a token is drawn from p'_e in place of p, which
-follows from p, q and the method. The best test of p against p'_f, for one small f, adds up h(x) = p'_f(x) / p(x) - 1
-over the tokens that were proposed or replace a proposed one. Under p each has mean 0 given those before, and the sum is
-nearly normal with the sum of their variances (Brown 1971, "Martingale central limit theorems"). No h is above f by
-much, so a sum that is too large is rarer than the normal law says.
+Inflated acceptance. A decoder that accepts too readily overproduces tokens that the draft overrates, and is faster for
+it. With acceptance probabilities multiplied by 1 + e, a token is drawn from p'_e instead of p, which follows from p, q
+and the method. The best test of p against p'_f, for one small f, adds up h(x) = p'_f(x) / p(x) - 1 over the tokens
+that were proposed or replace a proposed one. Under p each has mean 0 given those before, and the sum is nearly normal
+with the sum of their variances (Brown 1971, "Martingale central limit theorems"). No h is much above f, so a sum that
+is too large is rarer than under the normal law.
 
-One token and several at once are computed by different kernels, which round differently, so where two tokens nearly tie
-an honest decoder may write either. How often, and how near, is measured and not assumed: the target reads each text
-three times, at once without a cache, and by the cache of transformers one token a step and lookahead + 1 a step. None
-of this runs the code that is judged.
+One token and several at once are computed by different kernels, which round differently, so when two tokens nearly tie
+an honest decoder may generate either. How often, and how near, is measured, not assumed: the target reads each
+sequence three times, at once without a cache, and with the cache of transformers one token and k + 1 tokens per step.
+None of this runs the code under test.
 
-    number    Where the argmax of a step-by-step reading is not that of the reading at once, an honest decoder went the
-              other way. The text may do so as often, but for chance: given the tokens before, a text's own reading and
-              another are exchangeable, so of the choices that only one of them made either is as likely to have made
-              each (McNemar 1947, "Note on the sampling error of the difference between correlated proportions"). A
-              choice counts once a text, because a text that goes in circles meets it again and again.
+    number    If the argmax of a stepwise reading is not that of the reading at once, an honest decoder chose the other
+              token. The sequence may do so equally often, within chance: given the tokens before, a sequence's own
+              reading and another are exchangeable, so a choice made by only one of them is equally likely to be made
+              by either (McNemar 1947, "Note on the sampling error of the difference between correlated proportions").
+              A choice counts once per sequence, because a sequence that loops meets it repeatedly.
     size      A token may lie below the argmax by no more than the gap of the two best tokens differs between readings.
 
 Shape suffixes used in this file:
     N = judged tokens
-    T = tokens of a text
+    T = tokens of a sequence
     V = vocabulary
     O = orders
 """
@@ -66,21 +66,20 @@ from eval.replay import answer_logits
 
 MIN_P = 1e-3  # a sound pair fails a statistical check once in a thousand times
 TIE_STEPS = 4  # roundings of the largest logit within which two count as a near tie, whatever is measured
-TIE_NOISE = 1.5  # times the largest difference that was measured: the text's own reading is one more
+TIE_NOISE = 1.5  # times the largest measured difference: the sequence's own reading is one more
 
-Choice = tuple[int, int]  # the argmax of the reading at once, and the token that was taken in its place
+Choice = tuple[int, int]  # the argmax of the reading at once, and the token taken instead
 
 
 @dataclass(frozen=True)
 class TextTies:
-    """What one text and other readings of it chose in place of the argmax.
+    """Tokens that a sequence and other readings of it chose instead of the argmax.
 
     Attributes:
-        tokens: Of the text.
-        short: Logits that each token lies below the argmax, where it does, with the most that TIE_STEPS allow.
-        own: Choices of the text.
-        others: Those of each step-by-step reading; none if it was read at once alone.
-        noise: Largest difference of the gap of the two best tokens between readings, in logits.
+        short: Per token below the argmax: its distance in logits, and the tolerance by TIE_STEPS.
+        own: Choices of the sequence.
+        others: Choices of each stepwise reading; none if it was only read at once.
+        noise: Largest difference between readings of the gap of the two best tokens, in logits.
     """
 
     tokens: int
@@ -93,7 +92,7 @@ class TextTies:
 def read_all(
     target: PreTrainedModel, texts: Sequence[tuple[Sequence[int], Sequence[int]]], widths: Sequence[int]
 ) -> list[TextTies]:
-    """Read texts, each a prompt and its tokens; step by step only if a token of any is not the argmax."""
+    """Read sequences (prompt, tokens); stepwise only if some token is not the argmax."""
     ties = [read_ties(target, prompt, token_ids) for prompt, token_ids in texts]
     if not any(text.short for text in ties):
         return ties
@@ -103,7 +102,7 @@ def read_all(
 def read_ties(
     target: PreTrainedModel, prompt: Sequence[int], token_ids: Sequence[int], widths: Sequence[int] = ()
 ) -> TextTies:
-    """Read a text at once, and again by so many tokens a step."""
+    """Read a sequence at once, and again by each of `widths` tokens per step."""
     whole_TV = answer_logits(target, prompt, token_ids)
     own_T = torch.tensor(token_ids, device=whole_TV.device)
     short_T, tolerance_T = shortfalls(whole_TV, own_T, target.dtype)
@@ -118,31 +117,30 @@ def read_ties(
 
 
 def shortfalls(logits_TV: Tensor, taken_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """How far each taken token's logit is below the largest, and TIE_STEPS roundings of that, both [T]."""
+    """Return the distance of each taken token's logit to the largest, and TIE_STEPS roundings of that, both [T]."""
     tolerance_T = TIE_STEPS * torch.finfo(dtype).eps * logits_TV.abs().amax(dim=-1)
     return logits_TV.amax(dim=-1) - at_tokens(logits_TV, taken_T), tolerance_T
 
 
 def choices(logits_TV: Tensor, taken_T: Tensor) -> frozenset[Choice]:
-    """The tokens that were taken in place of an argmax with a larger logit."""
+    """Return the tokens that were taken instead of an argmax with a larger logit."""
     lower_T = at_tokens(logits_TV, taken_T) < logits_TV.amax(dim=-1)
     best_T = logits_TV.argmax(dim=-1)
     return frozenset(zip(best_T[lower_T].tolist(), taken_T[lower_T].tolist(), strict=True))
 
 
 def reading_noise(whole_TV: Tensor, other_TV: Tensor) -> float:
-    """The largest difference between two readings of the gap of the two tokens that the first finds best."""
+    """Return the largest difference between two readings in the gap of the first one's two best tokens."""
     return float((best_gap(whole_TV, whole_TV) - best_gap(whole_TV, other_TV)).abs().max())
 
 
 def best_gap(ranking_TV: Tensor, logits_TV: Tensor) -> Tensor:
-    """Logits of one reading between the two tokens that another ranks first and second, as [T]."""
+    """Return the gap [T] in one reading between the two tokens that another ranks first and second."""
     best_T2 = ranking_TV.topk(2, dim=-1).indices
     return at_tokens(logits_TV, best_T2[:, 0]) - at_tokens(logits_TV, best_T2[:, 1])
 
 
 def at_tokens(logits_TV: Tensor, ids_T: Tensor) -> Tensor:
-    """One logit of each row."""
     return logits_TV.gather(1, ids_T[:, None])[:, 0]
 
 
@@ -150,7 +148,7 @@ def at_tokens(logits_TV: Tensor, ids_T: Tensor) -> Tensor:
 def stepwise_logits(
     model: PreTrainedModel, prompt_ids: Sequence[int], answer_ids: Sequence[int], *, width: int
 ) -> Tensor:
-    """As `answer_logits`, from so many tokens a step on the cache of transformers."""
+    """Compute `answer_logits` by `width` tokens per step with the cache of transformers."""
     if model.config.is_encoder_decoder:
         encoded = model.get_encoder()(input_ids=torch.tensor([list(prompt_ids)], device=model.device), return_dict=True)
         context, name = [model.config.decoder_start_token_id], "decoder_input_ids"
@@ -169,17 +167,16 @@ def stepwise_logits(
 
 @dataclass(frozen=True)
 class Judgement:
-    """Near ties of some texts beside those of honest readings.
+    """Near ties of sequences compared with those of honest readings.
 
     Attributes:
-        tokens: Of all texts.
         ties: Tokens below the argmax by no more than honest readings explain.
         too_far: Tokens below it by more.
-        largest: Logits that a token lies below the argmax at most.
-        allowed: Logits that a near tie may: TIE_NOISE times what readings differ by.
-        own: Choices that the texts made and the reading beside them did not.
-        other: Choices the other way round.
-        p_value: The chance of so many of the texts' own or more; of the readings the one that explains most.
+        largest: Largest distance to the argmax, in logits.
+        allowed: Largest distance of a near tie: TIE_NOISE times the difference between readings.
+        own: Choices made only by the sequences.
+        other: Choices made only by the honest reading.
+        p_value: Probability of `own` or more; of the reading that explains most.
     """
 
     tokens: int
@@ -193,7 +190,6 @@ class Judgement:
 
     @property
     def summary(self) -> str:
-        """The numbers, labelled."""
         return (
             f"tokens {self.tokens}, near ties {self.ties} ({self.ties / self.tokens:.2%}), beyond a near tie "
             f"{self.too_far}; largest {self.largest:.2g} logits of {self.allowed:.2g} allowed; choices only of the "
@@ -202,7 +198,6 @@ class Judgement:
 
 
 def judge_ties(texts: Sequence[TextTies]) -> Judgement:
-    """Number and size of the near ties of some texts, all read by the same widths."""
     allowed = tie_allowance([text.noise for text in texts])
     short = [pair for text in texts for pair in text.short]
     too_far = sum(logits > min(allowed, tolerance) for logits, tolerance in short)
@@ -214,30 +209,30 @@ def judge_ties(texts: Sequence[TextTies]) -> Judgement:
 
 
 def tie_allowance(noises: Sequence[float]) -> float:
-    """Logits that a near tie may lie below the argmax, from what readings of some texts differ by."""
+    """Return how far a near tie may lie below the argmax, in logits."""
     return TIE_NOISE * max(noises, default=0.0)
 
 
 def compare_choices(texts: Sequence[TextTies], reading: int) -> tuple[int, int, float]:
-    """Choices that only the texts made, that only a reading of them made, and how likely so many of the first are."""
+    """Return the choices made only by the sequences, only by one of their readings, and the p-value of the former."""
     own = sum(len(text.own - text.others[reading]) for text in texts)
     other = sum(len(text.others[reading] - text.own) for text in texts)
     return own, other, excess_p(own, other)
 
 
 def excess_p(own: int, other: int) -> float:
-    """The chance of so many of the first kind or more, if either kind is as likely; 1 of none."""
+    """Return the probability of `own` or more if either kind is equally likely; 1 if there are none."""
     return float(binomtest(own, own + other, 0.5, alternative="greater").pvalue) if own + other else 1.0
 
 
 @dataclass(frozen=True)
 class Parting:
-    """Where two texts of one prompt first differ.
+    """The position at which two sequences of one prompt first differ.
 
     Attributes:
-        short: Logits that the token of either text lies below the argmax there.
-        tolerance: Logits that TIE_STEPS allow.
-        noise: By what two readings of the first text differ.
+        short: Distance of either sequence's token to the argmax, in logits.
+        tolerance: Logits allowed by TIE_STEPS.
+        noise: Difference between two readings of the first sequence.
     """
 
     short: tuple[float, float]
@@ -245,25 +240,20 @@ class Parting:
     noise: float
 
     def is_tie(self, allowed: float) -> bool:
-        """Whether both tokens are near the argmax."""
         return max(self.short) <= min(allowed, self.tolerance)
 
     def leaves(self, side: int) -> bool:
-        """Whether one text alone has another token than the argmax."""
+        """Return True if only this sequence's token is not the argmax."""
         return self.short[side] > 0 == self.short[1 - side]
 
 
 def find_parting(
     target: PreTrainedModel, prompt: Sequence[int], first_ids: Sequence[int], other_ids: Sequence[int], *, width: int
 ) -> Parting | None:
-    """Where two texts part; None where one goes on and the other has ended: there is nothing to tie.
+    """Find where two sequences differ; None if one is a prefix of the other.
 
     Args:
-        target: Reads the first text at once, and by so many tokens a step.
-        prompt: Of both.
-        first_ids: The first text.
-        other_ids: The second.
-        width: Tokens a step.
+        target: Reads the first sequence at once, and by `width` tokens per step.
     """
     index = next(
         (index for index, pair in enumerate(zip(first_ids, other_ids, strict=False)) if pair[0] != pair[1]), None
@@ -285,24 +275,18 @@ Prompts = Sequence[Sequence[int]]
 Array = NDArray[np.float64]
 Inflated = Callable[[Tensor, Tensor, float], Tensor]
 
-MIN_OWN_ACCEPTANCE = (
-    0.98  # of its own proposals by a target in half precision; vLLM's tests of draft models ask the same
-)
+MIN_OWN_ACCEPTANCE = 0.98  # own proposals accepted by a target in half precision; as in vLLM's tests of draft models
 FAULT = 0.05  # f: the inflation that h is made for
 ROUNDING = 1e-4  # of h: a draft that is the target differs from it by nothing else
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What is decoded.
+    """Settings of the checks.
 
     Attributes:
-        limits: When a text ends.
-        speculation: How the draft is used; each method is checked in turn.
-        sampling: Of the distribution checks; its temperature is above 0.
-        samples: Texts drawn per prompt and method.
-        seed: Of every random number.
-        opener: How the models are run.
+        speculation: Every acceptance method is checked, whatever its `rule`.
+        sampling: Of the distribution checks, with a temperature above 0.
     """
 
     limits: Limits = Limits(64)  # noqa: RUF009  # never changes
@@ -315,7 +299,7 @@ class Verification:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found, and whether it passed."""
+    """Result of one check."""
 
     name: str
     holds: bool
@@ -323,7 +307,7 @@ class Finding:
 
 
 def check_lossless(models: Models, prompts: Prompts, wanted: Verification) -> Iterator[Finding]:
-    """Run every check on a target and a draft of one tokenizer, yielding each finding as it comes."""
+    """Run every check on a target and a draft with the same tokenizer, yielding findings as they come."""
     yield check_greedy_text(models, prompts, wanted)
     yield check_own_draft(models[0], prompts, wanted)
     for rule in LOSSLESS:
@@ -331,7 +315,7 @@ def check_lossless(models: Models, prompts: Prompts, wanted: Verification) -> It
 
 
 def check_greedy_text(models: Models, prompts: Prompts, wanted: Verification) -> Finding:
-    """Whether the draft leaves the greedy text as it is."""
+    """Check that greedy speculative decoding equals plain decoding."""
     target = models[0]
     decoded = decode(models, prompts, wanted)
     plain = plain_decode(target, prompts, limits=wanted.limits, opener=wanted.opener)
@@ -344,7 +328,7 @@ def check_greedy_text(models: Models, prompts: Prompts, wanted: Verification) ->
 
 
 def check_own_draft(target: PreTrainedModel, prompts: Prompts, wanted: Verification) -> Finding:
-    """Whether the target accepts what it proposes to itself; a run without a proposed token fails."""
+    """Check that the target accepts its own proposals; fails without a proposed token."""
     decoded = decode((target, target), prompts, wanted)
     accepted, proposed = counts(decoded)
     detail = accepted_of(decoded)
@@ -356,7 +340,7 @@ def check_own_draft(target: PreTrainedModel, prompts: Prompts, wanted: Verificat
 
 
 def check_distribution(models: Models, prompts: Prompts, wanted: Verification, rule: str) -> Finding:
-    """Whether texts sampled by one acceptance method are the target's own."""
+    """Check that sequences sampled with one acceptance method follow the target's distribution."""
     decoded = decode(models, prompts, wanted, sampling=wanted.sampling, rule=rule)
     rng = np.random.default_rng((wanted.seed, list(RULES).index(rule)))
     quantiles: list[np.ndarray] = []
@@ -377,9 +361,9 @@ def check_distribution(models: Models, prompts: Prompts, wanted: Verification, r
 def decode(
     models: Models, prompts: Prompts, wanted: Verification, *, sampling: Sampling = GREEDY, rule: str = LOSSLESS[0]
 ) -> list[Decoded]:
-    """Texts with a draft: one per prompt at temperature 0, otherwise `samples` of each.
+    """Decode with a draft: once per prompt at temperature 0, otherwise `samples` times.
 
-    Each method has random numbers of its own: the exact methods write by the target's only, and would write the same.
+    Each method has its own random numbers: the exact methods use only the target's and would generate the same.
     """
     samples = 1 if sampling.is_greedy else wanted.samples
     repeated = [prompt for prompt in prompts for _ in range(samples)]
@@ -399,7 +383,7 @@ def decode(
 def read_distributions(
     models: Models, prompt: Sequence[int], token_ids: Sequence[int], sampling: Sampling
 ) -> tuple[Tensor, Tensor]:
-    """What target and draft draw each token of a text from, read again at once without a cache: p_TV, q_TV."""
+    """Return p_TV and q_TV of every token, computed at once without a cache."""
     vocab_size = shared_vocab_size(*models)
     logits_TV, draft_logits_TV = (answer_logits(model, prompt, token_ids)[:, :vocab_size] for model in models)
     seen_TV = seen_along(first_tokens(models[0], prompt), token_ids, sampling, logits_TV)
@@ -407,25 +391,24 @@ def read_distributions(
 
 
 def quantiles_in_order(p_TV: Tensor, q_TV: Tensor, token_ids: Sequence[int], rng: np.random.Generator) -> np.ndarray:
-    """Where each token falls in the target's distribution, by q - p and by id: [O, T], uniform if all is well."""
+    """Return each token's quantile in the target's distribution, by q - p and by id: [O, T], uniform if lossless."""
     own_T1 = torch.tensor(token_ids, device=p_TV.device)[:, None]
     ids_V = torch.arange(p_TV.shape[1], device=p_TV.device).double()
     quantiles = []
     for order_TV in (p_TV - q_TV, ids_V.expand_as(p_TV)):
         own_order_T1 = order_TV.gather(1, own_T1)
         before_T = (p_TV * (order_TV < own_order_T1)).sum(dim=-1)
-        level_T = (p_TV * (order_TV == own_order_T1)).sum(dim=-1)  # the token and any that are ordered as it is
+        level_T = (p_TV * (order_TV == own_order_T1)).sum(dim=-1)  # the token and any with the same order
         quantiles.append(before_T.cpu().numpy() + rng.random(len(token_ids)) * level_T.cpu().numpy())
     return np.stack(quantiles)
 
 
 def own_p_value(num_rejected: int, num_proposed: int) -> float:
-    """How often a target that accepts MIN_OWN_ACCEPTANCE of its own proposals rejects as many of them, or more."""
+    """Return the probability of `num_rejected` or more if MIN_OWN_ACCEPTANCE of its own proposals are accepted."""
     return float(binom.sf(num_rejected - 1, num_proposed, 1 - MIN_OWN_ACCEPTANCE))
 
 
 def counts(decoded: Sequence[Decoded]) -> tuple[int, int]:
-    """Accepted and proposed tokens."""
     rounds = [round_ for text in decoded for round_ in text.rounds]
     return sum(round_.accepted for round_ in rounds), sum(round_.proposed for round_ in rounds)
 
@@ -435,7 +418,7 @@ def accepted_of(decoded: Sequence[Decoded]) -> str:
 
 
 def inflation_p_value(evidences: Sequence[tuple[float, float]]) -> float:
-    """Probability of so large a sum of h or a larger one, of a sound decoder; 1 if no proposal could show anything."""
+    """Return the probability of this sum of h or a larger one for a sound decoder; 1 if no proposal is informative."""
     total, variance = np.sum(evidences, axis=0)
     return float(norm.sf(total / variance**0.5)) if variance > 0 else 1.0
 
@@ -443,7 +426,7 @@ def inflation_p_value(evidences: Sequence[tuple[float, float]]) -> float:
 def evidence(
     p_TV: Tensor, q_TV: Tensor, token_ids: Sequence[int], rounds: Sequence[Round], rule: str
 ) -> tuple[float, float]:
-    """The sum of h over the judged tokens of one text, and its variance under p."""
+    """Return the sum of h over the judged tokens of one sequence, and its variance under p."""
     judged_N = torch.tensor(judged_positions(rounds), dtype=torch.long, device=p_TV.device)
     p_NV, q_NV = p_TV[judged_N].float(), q_TV[judged_N].float()
     score_NV = score(p_NV, inflated_by_rule(rule)(p_NV, q_NV, FAULT))
@@ -454,14 +437,14 @@ def evidence(
 
 
 def score(p_NV: Tensor, inflated_NV: Tensor) -> Tensor:
-    """H of every token: 0 if it is only rounding, and of mean 0 under p."""
+    """Return h of every token: 0 if it is only rounding, and with mean 0 under p."""
     score_NV = torch.where(p_NV > 0, inflated_NV / p_NV - 1, 0)
     score_NV = torch.where(score_NV.abs() > ROUNDING, score_NV, 0)
     return score_NV - (p_NV * score_NV).sum(dim=-1, keepdim=True)
 
 
 def judged_positions(rounds: Sequence[Round]) -> list[int]:
-    """Positions of accepted tokens and of those that replace a rejected one; the bonus token is the target's own."""
+    """Return positions of accepted tokens and of replacements; the bonus token is the target's own."""
     return [
         position
         for round_ in rounds
@@ -470,14 +453,14 @@ def judged_positions(rounds: Sequence[Round]) -> list[int]:
 
 
 def inflated_by_rule(rule: str) -> Inflated:
-    """What tokens are drawn from if acceptance probabilities of a method are too high."""
+    """Return the function that computes the token distribution under inflated acceptance probabilities."""
     if rule == EXACT_GREEDY_DRAFT:
         return lambda p_TV, q_TV, by: inflated_exact(p_TV, one_hot_argmax(q_TV), by)
     return inflated_exact if rule == EXACT_SAMPLED_DRAFT else inflated_rejection
 
 
 def inflated_rejection(p_TV: Tensor, q_TV: Tensor, by: float) -> Tensor:
-    """Tokens accepted with probability min(1, (1 + by) p / q), and replaced as they should be; p itself if by is 0."""
+    """Return the distribution if accepted with probability min(1, (1 + by) p / q) and replaced correctly."""
     accepted_TV = torch.minimum(q_TV, (1 + by) * p_TV)
     rest_TV = (p_TV - q_TV).clamp(min=0)
     total_T1 = rest_TV.sum(dim=-1, keepdim=True)
@@ -486,7 +469,7 @@ def inflated_rejection(p_TV: Tensor, q_TV: Tensor, by: float) -> Tensor:
 
 
 def inflated_exact(p_TV: Tensor, q_TV: Tensor, by: float) -> Tensor:
-    """Proposed tokens accepted if the target draws them, and so often otherwise that it is (1 + by) p in all."""
+    """Return the distribution if matches are accepted, and mismatches so that acceptance has probability (1 + by) p."""
     wrong_TV = torch.where(p_TV < 1, by * p_TV / (1 - p_TV), 0).clamp(max=1)
     rejected_TV = q_TV * (1 - wrong_TV)
     replaced_TV = p_TV * (rejected_TV.sum(dim=-1, keepdim=True) - rejected_TV)
@@ -494,5 +477,4 @@ def inflated_exact(p_TV: Tensor, q_TV: Tensor, by: float) -> Tensor:
 
 
 def one_hot_argmax(q_TV: Tensor) -> Tensor:
-    """All probability on the most likely token."""
     return torch.zeros_like(q_TV).scatter(-1, q_TV.argmax(dim=-1, keepdim=True), 1.0)

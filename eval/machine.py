@@ -1,4 +1,4 @@
-"""The machine that times are taken on: its clock and its threads."""
+"""Clock and CPU threads for timing."""
 
 import os
 import time
@@ -10,13 +10,13 @@ import torch
 
 from architectures.sharing import Share
 
-Step = Callable[[], float]  # does its work once and returns the seconds it took
+Step = Callable[[], float]  # runs once and returns its seconds
 
 CGROUP = Path("/sys/fs/cgroup")
 
 
 def clock_s(device: torch.device) -> float:
-    """A clock reading once the device has done everything asked of it."""
+    """Return the time after all queued work of the device has finished."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -24,7 +24,7 @@ def clock_s(device: torch.device) -> float:
 
 @contextmanager
 def torch_threads(num_threads: int | None) -> Iterator[int]:
-    """Run the block with this number of torch threads (None: the default); yields the number."""
+    """Set the number of torch threads in a block (None: the default); yields the number."""
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads or default_threads())
     try:
@@ -34,12 +34,12 @@ def torch_threads(num_threads: int | None) -> Iterator[int]:
 
 
 def default_threads() -> int:
-    """OMP_NUM_THREADS, which torch has read at its start, or every usable core where it is not set."""
+    """Return OMP_NUM_THREADS, which torch reads at startup, or all usable cores if it is not set."""
     return torch.get_num_threads() if "OMP_NUM_THREADS" in os.environ else usable_cores()
 
 
 def usable_cores(cgroup_limit: Path = CGROUP / "cpu.max") -> int:
-    """Cores this process may use: its affinity, and the quota of its container where there is one."""
+    """Return the number of cores this process may use, by its affinity and its container's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if cgroup_limit.is_file():
         quota, period = cgroup_limit.read_text().split()
@@ -49,5 +49,5 @@ def usable_cores(cgroup_limit: Path = CGROUP / "cpu.max") -> int:
 
 
 def share_threads(share: Share) -> int:
-    """Threads of this process where several compute at once: no more than each was started with."""
+    """Return this process's threads; with several processes, at most the number each was started with."""
     return default_threads() if share.count == 1 else min(default_threads(), torch.get_num_threads())

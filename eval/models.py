@@ -1,11 +1,11 @@
-"""Checkpoints as the scorer opens them: whole or refused, never half random; one tokenizer for target and draft.
+"""Load checkpoints and tokenizers, rejecting incomplete or damaged ones; one tokenizer for target and draft.
 
-Linear layers on a CPU: PyTorch computes x W^T by MKL. Where the processor has AVX2 and no AVX-512, MKL reads weights
-from memory at half the speed of others, and no form of the product is fast at two rows where the weights lie as PyTorch
-has them. oneDNN reads its own layout at full speed: up to four rows take as long as one, and eight a sixth longer
-(docs/benchmarks.md). So a model that decodes gets a second copy of its linear layers, packed; a verification,
-which reads every weight once as a step of one token does, then costs hardly more than such a step. On an Intel
-processor with avx512_bf16 and no amx_bf16 the same holds in bfloat16, and not in float32 (docs/benchmarks.md).
+Linear layers on a CPU: PyTorch computes x W^T with MKL. On a CPU with AVX2 but not AVX-512, MKL reads weights from
+memory at half the usual speed, and no form of the product is fast at two rows with weights in PyTorch's layout. oneDNN
+reads its own layout at full speed: up to four rows take as long as one, eight a sixth longer. So a decoding model gets
+a second, packed copy of its linear layers; a verification step, which reads every weight once like a single-token
+step, then costs hardly more than one. On an Intel CPU with avx512_bf16 and no amx_bf16 the same holds in bfloat16, but
+not in float32 (both in docs/benchmarks.md).
 
 Shape suffixes used in this file:
     R = rows
@@ -52,37 +52,35 @@ from architectures.settings import few_rows_gain_alone
 from architectures.shapes import ContextLength, context_length
 from architectures.vocabulary_head import columns_below, head_ids, name_rows, read_head, with_rows
 
-FEW_ROWS = 64  # packed weights are read for so many; for more, as in training or replay, they gain nothing
+FEW_ROWS = 64  # packed weights are used up to this many rows; more, as in training or replay, gain nothing
 MOST_PACKED_BYTES = 8 << 30  # of a model's linear layers; a second copy of more might not fit
-ROWS_PACKED_FOR = 8  # what oneDNN is told; one to sixteen rows are alike with it
-SLOW_WITH_MKL = "AVX2"  # as torch.backends.cpu.get_cpu_capability() names it; others were not found slow in float32
+ROWS_PACKED_FOR = 8  # hint to oneDNN; performs equally for 1 to 16 rows
+SLOW_WITH_MKL = "AVX2"  # as torch.backends.cpu.get_cpu_capability() names it; no other was slow in float32
 
 
 @dataclass(eq=False)
 class Packed:
-    """A layer's weights as oneDNN reads them fastest: made when first asked for, and again when they have changed."""
+    """A layer's weight in oneDNN's layout, packed on first use and again after it changed."""
 
     weight: Tensor | None = None
     made_of: tuple[int, int] | None = None
 
     def of(self, weight_OI: Tensor) -> Tensor:
-        """The packed form of a weight."""
         now = weight_OI.data_ptr(), 0 if weight_OI.is_inference() else weight_OI._version  # noqa: SLF001
         if self.weight is None or self.made_of != now:
             self.weight, self.made_of = packed_weight(weight_OI.detach()), now
         return self.weight
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Packed":
-        """Of another layer, which packs its own."""
+        """Return an empty one: a copied layer packs its own weight."""
         return Packed()
 
     def __reduce__(self) -> tuple[type["Packed"], tuple[()]]:
-        """Nothing of it goes into a file or another process."""
         return Packed, ()
 
 
 def slow_type() -> torch.dtype | None:
-    """The number type in which PyTorch's usual form is the slower one on this processor, if the others are there."""
+    """Return the dtype in which MKL is slower than oneDNN on this CPU; None if there is none."""
     if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
         return None
     if torch.backends.cpu.get_cpu_capability() == SLOW_WITH_MKL:
@@ -91,10 +89,10 @@ def slow_type() -> torch.dtype | None:
 
 
 def quicken_products(model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
-    """Have the linear layers of a model that has this number type on the processor multiply in the fastest form.
+    """Make linear layers of this dtype on the CPU multiply with oneDNN in inference mode.
 
-    Results differ from those without by rounding alone. Training computes as before: this is of inference mode. Not for
-    a model that is trained: a fused optimiser changes weights without counting it, and packed copies would go stale.
+    Results differ only by rounding; training computes as before. Not for models that are trained: a fused optimizer
+    changes weights without incrementing their version, so packed copies would go stale.
     """
     layers = [
         module
@@ -104,18 +102,18 @@ def quicken_products(model: nn.Module, dtype: torch.dtype = torch.float32) -> No
     packs = sum(layer.weight.nbytes for layer in layers) <= MOST_PACKED_BYTES
     for layer in layers:
         quick = partial(quick_forward, layer, Packed() if packs else None)
-        layer.forward = quick  # pyright: ignore[reportAttributeAccessIssue]  # a layer's
+        layer.forward = quick  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def bytes_to_pack(model: nn.Module) -> int:
-    """Bytes of the second copies of weights that decoding with a model will make, and has not made."""
+    """Return the size of the packed copies that decoding will add."""
     forwards = (vars(module).get("forward") for module in model.modules())
     quick = (forward.args for forward in forwards if isinstance(forward, partial) and forward.func is quick_forward)
     return sum(layer.weight.nbytes for layer, packed in quick if packed is not None and packed.weight is None)
 
 
 def quick_forward(layer: nn.Linear, packed: Packed | None, inputs: Tensor) -> Tensor:
-    """What the layer gives: in the fastest form for so many rows, if nothing is trained or compiled."""
+    """Compute a linear layer with oneDNN in inference mode, otherwise with PyTorch's default."""
     if not torch.is_inference_mode_enabled() or torch.compiler.is_compiling():
         return linear(inputs, layer.weight, layer.bias)
     rows = inputs.numel() // inputs.shape[-1]
@@ -124,20 +122,18 @@ def quick_forward(layer: nn.Linear, packed: Packed | None, inputs: Tensor) -> Te
 
 
 def packed_weight(weight_OI: Tensor) -> Tensor:
-    """The weight in a layout of oneDNN's own."""
-    pack = torch.ops.mkldnn._reorder_linear_weight  # noqa: SLF001  # its name
+    pack = torch.ops.mkldnn._reorder_linear_weight  # noqa: SLF001  # no public name
     return pack(weight_OI, ROWS_PACKED_FOR)  # pyright: ignore[reportCallIssue]  # torch.ops has no types
 
 
 def onednn_product(inputs: Tensor, weight: Tensor, bias_O: Tensor | None) -> Tensor:
-    """The product, and the bias, by oneDNN: the operation that PyTorch's own compiler puts in the place of a layer.
+    """Compute x W^T + b with the operation that TorchInductor uses for linear layers.
 
     Args:
-        inputs: Of I numbers each.
-        weight: weight_OI, or what Packed makes of it.
-        bias_O: May be None.
+        inputs: [..., I].
+        weight: weight_OI, or packed.
     """
-    product = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001  # its name
+    product = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001  # no public name
     return product(inputs, weight, bias_O, "none", [], "")  # pyright: ignore[reportCallIssue]  # torch.ops has no types
 
 
@@ -145,9 +141,9 @@ MAX_NAMES_SHOWN = 5
 MAX_CHARS_SHOWN = 300
 BOUNDARY_IDS = ("bos_token_id", "eos_token_id")
 COPY_TOKENIZER = "Copy tokenizer.json and tokenizer_config.json of the target there, or make the folder again."
-TOKENIZER_MIB = 512  # the largest published tokenizer.json has some 35
+TOKENIZER_MIB = 512  # the largest published tokenizer.json has about 35
 PROBE = "The quick brown fox: 12 + 30 = 42."
-DAMAGED = (  # what transformers raises of files whose entries are not of the kind it takes them for
+DAMAGED = (  # raised by transformers for files with entries of the wrong type
     OSError,
     ValueError,
     LookupError,
@@ -159,20 +155,20 @@ DAMAGED = (  # what transformers raises of files whose entries are not of the ki
     StrictDataclassError,
     SafetensorError,
 )
-# Without the last, transformers asks on the terminal whether to run code that a checkpoint brings.
+# Without trust_remote_code=False, transformers prompts on the terminal whether to run a checkpoint's own code.
 FROM_THE_FOLDER_ALONE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-MMAP_THRESHOLD, MAPPED_BYTES = -3, 1 << 20  # the first as glibc's malloc.h numbers it
+MMAP_THRESHOLD, MAPPED_BYTES = -3, 1 << 20  # the first as numbered in glibc's malloc.h
 HIDDEN, LAYERS = ("hidden_size", "n_embd", "d_model"), ("num_hidden_layers", "n_layer", "num_layers", "decoder_layers")
 NEURONS = ("intermediate_size", "ffn_dim", "d_ff", "n_inner")
-WHOLE = ("I", "U", "BOOL")  # how safetensors' codes of types without fractions begin
-LEAST_BYTES = 0.5  # of a parameter: four bits
+WHOLE = ("I", "U", "BOOL")  # prefixes of safetensors' dtype codes without fractions
+LEAST_BYTES = 0.5  # per parameter: four bits
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a checkpoint folder.
+    """Load the tokenizer of a checkpoint directory.
 
     Raises:
-        UserError: If the folder holds no tokenizer, a damaged one, or one that knows no words.
+        UserError: If there is no tokenizer, it is damaged, or it has only special tokens.
     """
     require_checkpoint(folder)
     try:
@@ -181,7 +177,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         if (folder / "tokenizer.json").exists():
             require_regular(folder / "tokenizer.json", remedy=COPY_TOKENIZER, most_mib=TOKENIZER_MIB)
         tokenizer = AutoTokenizer.from_pretrained(folder, **FROM_THE_FOLDER_ALONE)
-    except Exception as error:  # the library raises plain Exceptions of a damaged tokenizer.json
+    except Exception as error:  # the library raises a plain Exception for a damaged tokenizer.json
         if isinstance(error, UserError) or not (isinstance(error, DAMAGED) or type(error) is Exception):
             raise
         refuse_own_code(folder, error)
@@ -191,7 +187,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def require_words(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise UserError for what transformers makes of a folder without tokenizer files: special tokens and no others."""
+    """Raise UserError for a tokenizer with only special tokens, which transformers makes of missing tokenizer files."""
     special = set(tokenizer.all_special_ids)
     if set(tokenizer(PROBE, add_special_tokens=False)["input_ids"]) <= special:
         raise UserError(
@@ -210,22 +206,21 @@ def load_model(
     placing: Mapping[str, Any] | None = None,
     trained: bool = False,
 ) -> PreTrainedModel:
-    """The language model of a checkpoint folder, in eval mode, every tensor read from its safetensors files.
+    """Load a language model in eval mode from safetensors files, all tensors present.
 
     Args:
-        folder: A local Hugging Face folder.
-        dtype: A floating torch dtype by name: "float32", "bfloat16" or "float16".
-        device: A torch device; None takes "cuda" where there is one, else "cpu".
-        encoder_decoder: Whether the caller can do with an encoder-decoder model of any family.
-        bits: 8 or 4 packs the linear layers into so many a weight; None leaves them in dtype.
-        placing: Arguments of from_pretrained by which it comes to lie on several devices and the disk, in the place of
-            one device; the caller has looked at the numbers of its weights.
-        trained: Whether its weights will change or move to a GPU: it then keeps PyTorch's own products, as packed
-            copies of weights do not follow a fused optimiser, whose steps autograd does not count.
+        dtype: "float32", "bfloat16" or "float16".
+        device: A torch device; None takes "cuda" if available, else "cpu".
+        encoder_decoder: Allow encoder-decoder models of families that cannot be pruned.
+        bits: 8 or 4 quantises the linear layers with bitsandbytes.
+        placing: Arguments of from_pretrained that spread the model over devices and disk, in place of `device`; the
+            caller has checked the weights for NaN.
+        trained: Keep PyTorch's own matrix products, as weights will change or move to a GPU: packed copies do not
+            follow a fused optimizer, whose steps autograd does not count.
 
     Raises:
-        UserError: If it is an encoder-decoder model of a family that must not be, weights are missing, damaged, no
-            numbers, or do not fit config.json, or what packs them is not installed.
+        UserError: If the model is an unsupported encoder-decoder, weights are missing, damaged, not finite or do not
+            fit config.json, or bitsandbytes is not installed.
     """
     require_checkpoint(folder)
     require_files_of_folder(folder)
@@ -270,7 +265,7 @@ def load_model(
 
 
 def model_class(folder: Path, *, encoder_decoder: bool) -> Any:
-    """What opens a checkpoint; refuses an encoder-decoder model of an unknown family unless it is welcome."""
+    """Return the Auto class for a checkpoint; raise UserError for an unsupported encoder-decoder model."""
     config = load_config(folder)
     if not config.is_encoder_decoder:
         return AutoModelForCausalLM
@@ -289,11 +284,11 @@ def model_class(folder: Path, *, encoder_decoder: bool) -> Any:
 
 
 def require_same_tokenizer(target: Path, draft: Path) -> None:
-    """Refuse a pair in which one token id means two things. Padding of the embeddings may differ.
+    """Raise UserError unless token ids mean the same in both models. Padding of the embeddings may differ.
 
     Raises:
-        UserError: If the vocabularies, or the BOS or EOS ids differ, or a model has no row for one of the tokens; or
-            the target is a draft that cannot say them all.
+        UserError: If the vocabularies or the BOS or EOS ids differ, a model has no row for a token, or the target has
+            a reduced vocabulary.
     """
     require_checkpoint(target)
     require_whole_head(target)
@@ -312,14 +307,13 @@ def require_same_tokenizer(target: Path, draft: Path) -> None:
 def require_same_vocabulary(
     target: Path, other: Path, *, remedy: str
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
-    """Refuse two models in which one token id means two things, or one that has no row for a token of theirs.
+    """Raise UserError unless two tokenizers map the same tokens to the same ids and both models have rows for them.
 
-    Their padding, rows that belong to no token, may differ.
+    Padding rows, which belong to no token, may differ.
 
     Args:
-        target: A checkpoint folder.
-        other: Another; begins the message.
-        remedy: The sentence that ends it.
+        other: Another one; begins the message.
+        remedy: Last sentence of the message.
 
     Returns:
         Both tokenizers.
@@ -335,7 +329,7 @@ def require_same_vocabulary(
 
 
 def tokenizer_identity(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """What token ids mean: a hash of the vocabulary, and the BOS and EOS ids, as `require_same_tokenizer` asks."""
+    """Return a hash of the vocabulary and the BOS and EOS ids, which `require_same_tokenizer` compares."""
     return {
         "vocabulary": fingerprint_value(tokenizer.get_vocab()),
         **{name: getattr(tokenizer, name) for name in BOUNDARY_IDS},
@@ -343,12 +337,12 @@ def tokenizer_identity(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
 
 
 def shared_vocab_size(*models: PreTrainedModel) -> int:
-    """Ids that all of the models have. Those behind them pad the larger vocabularies and count as never said.
+    """Return the number of ids that all models have; larger ids count as never generated.
 
-    Ids between the tokenizer's last and this one stay: they are output ids of each model, so what they weigh is real.
+    Ids between the tokenizer's last and this one are included: every model outputs them, so their probability is real.
 
     Raises:
-        UserError: If the head of one says none of them.
+        UserError: If the reduced vocabulary of a model has none of these ids.
     """
     shared = min(model.config.get_text_config(decoder=True).vocab_size for model in models)
     for model in models:
@@ -357,7 +351,7 @@ def shared_vocab_size(*models: PreTrainedModel) -> int:
 
 
 def stop_token_ids(model: PreTrainedModel) -> frozenset[int]:
-    """The ids at which the model's own `generate` stops; empty when it never does."""
+    """Return the ids at which the model's own `generate` stops; empty if it never does."""
     eos = None if model.generation_config is None else model.generation_config.eos_token_id
     if eos is None:
         return frozenset()
@@ -365,7 +359,6 @@ def stop_token_ids(model: PreTrainedModel) -> frozenset[int]:
 
 
 def require_positions(folder: Path, num_tokens: int) -> None:
-    """Raise UserError if a checkpoint was not made for texts of num_tokens tokens."""
     limit = context_length_of(folder)
     if limit is not None and num_tokens > limit.tokens:
         raise UserError(
@@ -375,17 +368,15 @@ def require_positions(folder: Path, num_tokens: int) -> None:
 
 
 def context_length_of(folder: Path) -> ContextLength | None:
-    """How long texts a checkpoint was made for; None where there is no end."""
     return context_length(text_config(folder).to_dict(), where=str(folder / "config.json"))
 
 
 def default_device() -> str:
-    """Where models run unless told otherwise: "cuda" where there is one, else "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def show_progress_only_in_a_terminal() -> None:
-    """Keep transformers' bars out of log files, as architectures.progress keeps ours."""
+    """Keep transformers' progress bars out of log files, as architectures.progress does with its own."""
     if sys.stderr.isatty():
         transformers_logging.enable_progress_bar()
     else:
@@ -393,22 +384,21 @@ def show_progress_only_in_a_terminal() -> None:
 
 
 def require_checkpoint(folder: Path) -> None:
-    """Raise UserError unless folder is one that transformers can open without asking the hub."""
+    """Raise UserError unless the directory can be opened without network access."""
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder}: no config.json there. Give the folder of a Hugging Face checkpoint.")
     read_config(folder)
 
 
 def text_config(folder: Path) -> PreTrainedConfig:
-    """The decoder's part of a checkpoint's config.json."""
     return load_config(folder).get_text_config(decoder=True)
 
 
 def load_config(folder: Path) -> PreTrainedConfig:
-    """A checkpoint's config.json as transformers reads it.
+    """Load a checkpoint's config.json with transformers.
 
     Raises:
-        UserError: If there is none, transformers does not know its architecture, or an entry is one that no model has.
+        UserError: If it is missing or invalid, or transformers does not know its architecture.
     """
     require_checkpoint(folder)
     try:
@@ -421,7 +411,7 @@ def load_config(folder: Path) -> PreTrainedConfig:
 
 
 def refuse_own_code(folder: Path, error: Exception) -> None:
-    """Raise UserError if what transformers could not open brings Python code of its own to be opened with."""
+    """Raise UserError if a checkpoint that failed to load requires remote code."""
     for name in ("config.json", "tokenizer_config.json"):
         path = folder / name
         if path.is_file() and "auto_map" in read_json_object(path, "Fetch the checkpoint again."):
@@ -432,7 +422,7 @@ def refuse_own_code(folder: Path, error: Exception) -> None:
 
 
 def refuse_incomplete(folder: Path, report: dict[str, Any]) -> None:
-    """Raise UserError if transformers would have run on with random, ignored or ill-fitting tensors."""
+    """Raise UserError if transformers reports missing, unexpected or mismatched tensors."""
     for kind, verb in (
         ("missing_keys", "are missing from its weights"),
         ("unexpected_keys", "are in its weights but not in the model"),
@@ -448,7 +438,6 @@ def refuse_incomplete(folder: Path, report: dict[str, Any]) -> None:
 
 
 def require_rows(folder: Path, *, last_id: int) -> None:
-    """Raise UserError if a model's vocabulary ends before its tokenizer's."""
     vocab_size = text_config(folder).vocab_size
     if vocab_size <= last_id:
         raise UserError(
@@ -458,7 +447,6 @@ def require_rows(folder: Path, *, last_id: int) -> None:
 
 
 def vocabulary_difference(target: dict[str, int], draft: dict[str, int]) -> str:
-    """In words, the first token on which two vocabularies disagree; empty when they agree."""
     if target == draft:
         return ""
     differing = sorted({token for token, _ in target.items() ^ draft.items()})
@@ -468,21 +456,20 @@ def vocabulary_difference(target: dict[str, int], draft: dict[str, int]) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """What an error of another library says, without its line breaks."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:MAX_CHARS_SHOWN]
 
 
-# What a model is, for records
+# Facts of a model, for records
 
 
 def decoding_layers(model: PreTrainedModel) -> int:
-    """Layers that a step of decoding goes through; of a model with an encoder those of its decoder."""
+    """Return the number of layers of a decoding step; of an encoder-decoder model, those of its decoder."""
     config = model.config.get_text_config(decoder=True)
     return getattr(config, "num_decoder_layers", None) or config.num_hidden_layers
 
 
 def model_facts(folder: Path, model: PreTrainedModel) -> dict[str, Any]:
-    """The fields of eval.records.origin.ScoredModel."""
+    """Return the fields of eval.scorecard_schema.ScoredModel."""
     config, ids_K = model.config.get_text_config(decoder=True), head_ids(model)
     return {
         "path": str(folder),
@@ -496,15 +483,11 @@ def model_facts(folder: Path, model: PreTrainedModel) -> dict[str, Any]:
     }
 
 
-# How transformers is to load it
+# Arguments for transformers
 
 
 def loading_arguments(bits: int, *, dtype: str, device: str) -> dict[str, Any]:
-    """Arguments of from_pretrained for a model in 8 or 4 bits.
-
-    Raises:
-        UserError: If bitsandbytes is not installed.
-    """
+    """Return arguments of from_pretrained for an 8-bit or 4-bit model; UserError if bitsandbytes is not installed."""
     if importlib.util.find_spec("bitsandbytes") is None:
         raise UserError(
             f"{bits} bits: bitsandbytes packs the weights and is not installed. Run: pip install 'widedraft[quantised]'"
@@ -522,7 +505,7 @@ def loading_arguments(bits: int, *, dtype: str, device: str) -> dict[str, Any]:
 
 
 def give_back_freed_memory() -> bool:
-    """Have the C library give back what nobody uses; whether it is one that can, which glibc is."""
+    """Return freed memory to the system; False if the C library is not glibc."""
     library = ctypes.CDLL(None)
     if not hasattr(library, "malloc_trim"):
         return False
@@ -531,10 +514,10 @@ def give_back_freed_memory() -> bool:
 
 
 def give_back_from_now_on() -> bool:
-    """Have the C library give tensors back whenever they are freed; whether it is one that can be told so.
+    """Make glibc return tensors' memory to the system as soon as they are freed; False if not supported.
 
-    By itself it soon keeps blocks of up to 32 MiB for later ones, and what stays between them keeps them from the
-    system: a target in layers then comes to hold several times what it says it takes.
+    By default it soon keeps blocks of up to 32 MiB for reuse, and fragmentation then makes a target that is read layer
+    by layer hold several times the memory it needs.
     """
     library = ctypes.CDLL(None)
     return hasattr(library, "mallopt") and bool(library.mallopt(MMAP_THRESHOLD, MAPPED_BYTES))
@@ -544,9 +527,9 @@ def give_back_from_now_on() -> bool:
 
 
 def require_enough_bytes(folder: Path) -> None:
-    """Raise UserError if the weight files are too small for the least that config.json promises.
+    """Raise UserError if the weight files are too small for the model that config.json describes.
 
-    Transformers would first make such a model, or fill the memory with it.
+    Without this check transformers would first allocate such a model, or exhaust the memory.
     """
     promised = least_parameters(read_config(folder))
     num_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
@@ -558,18 +541,18 @@ def require_enough_bytes(folder: Path) -> None:
 
 
 def least_parameters(config: Mapping[str, Any]) -> int:
-    """Parameters of the embedding and of one feed-forward matrix a layer, which every family has."""
+    """Return the parameters of the embedding and one feed-forward matrix per layer, which every family has."""
     hidden, layers = first(config, HIDDEN), first(config, LAYERS)
     return hidden * (config.get("vocab_size", 0) + layers * (first(config, NEURONS) or hidden))
 
 
 def first(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
-    """The size that stands under one of several names; 0 where none does."""
+    """Return the first value present under one of several names; 0 if none."""
     return next((config[name] for name in names if config.get(name) is not None), 0)
 
 
 def refuse_whole_numbers(folder: Path, model: PreTrainedModel) -> None:
-    """Raise UserError naming the first tensor that is stored in whole numbers, which transformers takes for weights."""
+    """Raise UserError naming the first weight stored as integers, which transformers would load as weights."""
     weights = {name for name, parameter in model.named_parameters() if parameter.is_floating_point()}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as reader:
@@ -584,9 +567,9 @@ def refuse_whole_numbers(folder: Path, model: PreTrainedModel) -> None:
 
 @torch.inference_mode()
 def refuse_not_finite(folder: Path, model: PreTrainedModel) -> None:
-    """Raise UserError naming the first tensor with an entry that is NaN or infinite.
+    """Raise UserError naming the first tensor with a NaN or infinite entry.
 
-    One pass over the weights (24 ms of CPU time for SmolLM2-135M in float32); the device is waited for once.
+    Reads the weights once (24 ms of CPU time for SmolLM2-135M in float32) and synchronises with the device once.
     """
     tensors = {
         name: parameter
@@ -603,7 +586,7 @@ def refuse_not_finite(folder: Path, model: PreTrainedModel) -> None:
 
 
 def refuse_not_finite_tensor(where: str, name: str, tensor: Tensor) -> None:
-    """Raise UserError if a tensor has an entry that is NaN or infinite, as read into the model's number type."""
+    """Raise UserError if a tensor has a NaN or infinite entry in the model's dtype."""
     if not tensor.numel() or torch.stack(tensor.aminmax()).isfinite().all():
         return
     raise UserError(

@@ -1,4 +1,4 @@
-"""A target and a draft loaded together for decoding, and the prompts they are given."""
+"""A target and a draft loaded together for decoding, and their prompts."""
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -16,53 +16,48 @@ from eval.prompts import Prompt, load_in_turn, load_prompts, render_prompt, user
 from eval.scorecard_schema import ModelIdentity
 from eval.tasks import prompt_sources
 
-# Prompts where a user names none: of many kinds, and none of those in recipes/prompts, which the quickstart trains on.
+# Default prompts: of many kinds, and none of those in recipes/prompts, which the quickstart trains on.
 PROMPTS = tuple(Path(__file__).with_name("built_in_prompts.txt").read_text(encoding="utf-8").splitlines())
 
 
 @dataclass(frozen=True)
 class LoadedPair:
-    """Two models with one tokenizer."""
+    """A target and a draft with the same tokenizer."""
 
     target: PreTrainedModel
     draft: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     folders: tuple[Path, Path]
-    bits: int | None = None  # of a weight of the target's linear layers, where these are packed
+    bits: int | None = None  # per weight of the target's linear layers, if quantised
 
     @property
     def stop_ids(self) -> AbstractSet[int]:
-        """Tokens at which the target ends a text."""
         return stop_token_ids(self.target)
 
     def identities(self) -> tuple[ModelIdentity, ModelIdentity]:
-        """Which models these are, target first."""
         target = identity_of(self.folders[0], self.target)
         packed = target if self.bits is None else replace(target, dtype=f"{self.bits} bits")
         return packed, self.draft_identity()
 
     def draft_identity(self) -> ModelIdentity:
-        """Which model the draft is."""
         return identity_of(self.folders[1], self.draft)
 
     def rendered(self, prompt: Prompt) -> list[int]:
-        """The token ids of a prompt's first turn."""
         return render_prompt(self.tokenizer, prompt.messages)
 
     def require_context(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
-        """Raise UserError if a text may come to more tokens than a model was made for."""
         longest = max(map(len, prompts)) + max_new_tokens
         for folder in self.folders:
             require_positions(folder, longest)
 
 
 def identity_of(folder: Path, model: PreTrainedModel) -> ModelIdentity:
-    """Which model it is; reads the whole of its weights unless that was done before and nothing changed."""
+    """Return a model's identity; hashes all its weights unless a hash is cached and the files are unchanged."""
     return ModelIdentity(str(folder), fingerprint_checkpoint(folder), str(model.dtype).removeprefix("torch."))
 
 
 def load_pair(target: str, draft: str, *, dtype: str, holding: Holding = WHOLE) -> LoadedPair:
-    """Open both models, from folders or hub ids.
+    """Load both models, from directories or hub ids.
 
     Raises:
         UserError: If one cannot be read, or their tokenizers differ.
@@ -72,11 +67,7 @@ def load_pair(target: str, draft: str, *, dtype: str, holding: Holding = WHOLE) 
 
 
 def load_pairs(target: str, drafts: Sequence[str], *, dtype: str, holding: Holding = WHOLE) -> list[LoadedPair]:
-    """Open a target once, with each of several drafts.
-
-    Raises:
-        UserError: As for `load_pair`.
-    """
+    """Load a target once, and several drafts of it; errors as for `load_pair`."""
     first, *others = (resolve_checkpoint(each) for each in (target, *drafts))
     for folder in others:
         require_same_tokenizer(first, folder)
@@ -89,9 +80,9 @@ def load_pairs(target: str, drafts: Sequence[str], *, dtype: str, holding: Holdi
 
 
 def prompts_of(words: Sequence[str] | None, count: int | None) -> list[Prompt]:
-    """The prompts of the files and tasks that are named, or PROMPTS where none is.
+    """Load the prompts of named files and tasks, or PROMPTS if none is named.
 
-    With a count the first so many, one of each source after the other; without one all, source after source.
+    With a count, the first `count` prompts, interleaved over the sources; without one all, source after source.
     """
     if words:
         sources = prompt_sources(words)

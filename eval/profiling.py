@@ -1,4 +1,4 @@
-"""`--profile DIR`: one training step recorded by torch's profiler, after one that warms it up."""
+"""`--profile DIR`: record one training step with torch's profiler, after a warm-up step."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,7 +22,7 @@ ProfileFolder = Annotated[
 
 
 def require_profile_folder(folder: Path) -> None:
-    """Make the folder where there is none; files in it stay, except for an older profile, which is replaced.
+    """Make the directory if missing; an older profile in it is replaced, other files stay.
 
     Raises:
         UserError: If it is a file, or cannot be made.
@@ -34,7 +34,7 @@ def require_profile_folder(folder: Path) -> None:
 
 
 class Recording:
-    """A profiler over two passes of the same work: call start, do it, step, do it again, step."""
+    """Profiler over two passes of the same work: call start, run it, step, run it again, step."""
 
     def __init__(self, device: "torch.device"):
         from torch.profiler import ProfilerActivity, profile, schedule
@@ -45,7 +45,7 @@ class Recording:
             schedule=schedule(wait=0, warmup=1, active=1, repeat=1),
             record_shapes=True,
             profile_memory=True,
-            acc_events=True,  # there is one cycle; without, torch 2.11 warns of others' loss
+            acc_events=True,  # a single cycle; without this, torch 2.11 warns about lost events
         )
 
     def start(self) -> None:
@@ -53,12 +53,11 @@ class Recording:
         self.profiler.start()
 
     def step(self) -> None:
-        """End a pass, once the device is done with it, and begin the next if there is one."""
+        """End a pass, once the device has finished it, and begin the next if there is one."""
         self.synchronize()
         self.profiler.step()
 
     def stop(self) -> None:
-        """End recording, also in the middle of a pass."""
         self.profiler.stop()
 
     def synchronize(self) -> None:
@@ -67,10 +66,10 @@ class Recording:
         clock_s(self.device)
 
     def write(self, folder: Path, name: str) -> None:
-        """Write trace and table of the second pass; an older profile of that name is replaced."""
+        """Write trace and table of the second pass, replacing an older profile of that name."""
         folder.mkdir(parents=True, exist_ok=True)
         trace = folder / f"{name}.pt.trace.json.gz"
-        partial = partial_path(trace).with_suffix(".partial.gz")  # torch compresses what is called so
+        partial = partial_path(trace).with_suffix(".partial.gz")  # torch compresses if the name ends in .gz
         try:
             self.profiler.export_chrome_trace(str(partial))
             partial.replace(trace)

@@ -1,4 +1,4 @@
-"""Rows of files and data sets as prompts, and prompts as the token ids that a target continues."""
+"""Parse rows of files and datasets into prompts, and render prompts to token ids."""
 
 import hashlib
 import json
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 Message = dict[str, str]
 
 FIELDS = ("messages", "conversation", "turns", "prompt", "question", "instruction")
-CATEGORIES = ("category", "dataset", "topic", "language")  # of a conversation, as arXiv 2310.07177 calls them
+CATEGORIES = ("category", "dataset", "topic", "language")  # of a conversation, named as in arXiv 2310.07177
 ROLES = ("system", "user", "assistant")
-TEXT = "text"  # in place of a role: no turn, but what the target continues as it stands
+TEXT = "text"  # pseudo-role of a raw text, which the target continues without a chat template
 EXAMPLE = '{"prompt": "Why is the sky blue?"}'
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the target is asked.
+    """A prompt for the target.
 
     Args:
         source: The row it came from, as "file.jsonl:12".
-        messages: The conversation so far, oldest first; the last one is the user's. Or a `raw_text` alone.
-        later_turns: User turns to ask afterwards, each once the target has answered the one before.
-        category: What kind of prompt it is, for figures by kind; nothing else depends on it.
-        task: Which named task it is of, and in which version, as "gsm8k/1"; for figures too.
+        messages: The conversation so far, oldest first; the last one is the user's. Or a single `raw_text`.
+        later_turns: User turns to send afterwards, each after the response to the previous one.
+        category: Used only to group figures.
+        task: Named task and version, as "gsm8k/1"; used only to group figures.
     """
 
     source: str
@@ -50,7 +50,7 @@ class Prompt:
 
 
 def parse_row(row: Any, where: str) -> Prompt:
-    """One row of any known form as a prompt; UserErrors name the row."""
+    """Parse a row of any known form; UserErrors name the row."""
     field = first_field(row, FIELDS, where, example=EXAMPLE)
     category = row_category(row, CATEGORIES if field == "conversation" else CATEGORIES[:1], where)
     if field in ("messages", "conversation"):
@@ -62,7 +62,7 @@ def parse_row(row: Any, where: str) -> Prompt:
 
 
 def row_category(row: Mapping[str, Any], names: Sequence[str], where: str) -> str | None:
-    """A row's category: a text, or a number as `datasets` stores class labels; None if it is absent or empty."""
+    """Return a row's category: a string, or an integer as `datasets` stores class labels; None if absent or empty."""
     value = row.get(first_there(names, row) or "")
     if value in (None, ""):
         return None
@@ -72,7 +72,7 @@ def row_category(row: Mapping[str, Any], names: Sequence[str], where: str) -> st
 
 
 def single_text(row: Mapping[str, Any], field: str, where: str) -> str:
-    """The text of a one-text row; an instruction is followed by its input, if any, after a blank line."""
+    """Return the text of a one-text row; an instruction is followed by its input, if any, after a blank line."""
     text = checked_text(row[field], field, where)
     if field != "instruction" or row.get("input") in (None, ""):
         return text
@@ -80,14 +80,13 @@ def single_text(row: Mapping[str, Any], field: str, where: str) -> str:
 
 
 def parse_turns(value: Any, name: str, where: str) -> list[str]:
-    """The user turns in a field of a row."""
     return [checked_text(turn, f"{name}[{i}]", where) for i, turn in enumerate(checked_list(value, name, where))]
 
 
 def parse_messages(value: Any, name: str, where: str) -> tuple[Message, ...]:
-    """The conversation in a field of a row, up to its last user turn."""
+    """Return the conversation in a field of a row, up to its last user turn."""
     messages = parse_each_message(value, name, where)
-    if messages[-1]["role"] == "assistant":  # the target writes this answer itself
+    if messages[-1]["role"] == "assistant":  # the target generates this response itself
         messages.pop()
     if not messages or messages[-1]["role"] != "user":
         raise wrong(where, name, "a conversation that ends with a user turn, or a user turn and its answer", value)
@@ -95,7 +94,7 @@ def parse_messages(value: Any, name: str, where: str) -> tuple[Message, ...]:
 
 
 def parse_each_message(value: Any, name: str, where: str) -> list[Message]:
-    """Every message of the conversation in a field of a row; other fields of a message are not part of a prompt."""
+    """Return all messages in a field of a row, without fields other than role and content."""
     messages = []
     for index, message in enumerate(checked_list(value, name, where)):
         place = f"{name}[{index}]"
@@ -107,19 +106,18 @@ def parse_each_message(value: Any, name: str, where: str) -> list[Message]:
 
 
 def user_turn(text: str) -> Message:
-    """A message of the user."""
     return {"role": "user", "content": text}
 
 
 def raw_text(text: str) -> Message:
-    """A text that the target continues as it stands; it is alone in its conversation."""
+    """Return the message of a prompt that the target continues without a chat template; the only one of its prompt."""
     return {"role": TEXT, "content": text}
 
 
-# Rows of files and data sets.
+# Rows of files and datasets.
 
 Parsed = TypeVar("Parsed")
-Rows = Generator[tuple[str, Any], None, None]  # the place of each row, as "file.jsonl:12", and its value
+Rows = Generator[tuple[str, Any], None, None]  # location of each row, as "file.jsonl:12", and its value
 
 MOST_CHARACTERS = 1 << 24  # of a row
 MOST_SPACE = 1 << 10  # before a JSON list
@@ -129,7 +127,7 @@ ONE_OBJECT = "Write one JSON object per line."
 
 
 def load_rows(source: PromptSource, parse: Callable[[Any, str], Parsed | None]) -> list[Parsed]:
-    """What the first num_prompts rows of one source are parsed as, each with its place; at least one."""
+    """Parse the first num_prompts rows of one source; UserError if no row remains."""
     with closing(source_rows(source)) as rows:
         parsed = [each for where, row in rows if (each := parse(row, where)) is not None]
     if not parsed:
@@ -138,18 +136,17 @@ def load_rows(source: PromptSource, parse: Callable[[Any, str], Parsed | None]) 
 
 
 def source_rows(source: PromptSource) -> Rows:
-    """The first num_prompts rows of one source, one by one; closed, it closes its file."""
+    """Yield the first num_prompts rows of one source; closing the generator closes the file."""
     rows = dataset_rows(source) if source.path is None else file_rows(Path(source.path), source.task)
     yield from islice(rows, source.num_prompts)
 
 
 def source_name(source: PromptSource) -> str:
-    """What a message calls a source."""
     return str(source.path or source.name or source.task)
 
 
 def file_rows(path: Path, task: str | None = None) -> Rows:
-    """Each row of a file: of parquet by its name, of a JSON list by its beginning, else of JSON lines.
+    """Yield the rows of a file: parquet by its extension, a .json file that contains a list, else JSON lines.
 
     Blank lines are skipped but counted.
     """
@@ -180,17 +177,15 @@ def file_rows(path: Path, task: str | None = None) -> Rows:
 
 
 def begins_a_list(path: Path) -> bool:
-    """Whether the first thing in a JSON file opens a list."""
     with path.open("rb") as file:
         return file.read(MOST_SPACE).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
 
 
 def dataset_rows(source: PromptSource) -> Rows:
-    """Each row of a split: a hub name, a local folder, or where a named task's rows are."""
     if source.name is not None:
         from datasets import config
 
-        is_streamed = source.num_prompts is not None and not config.HF_HUB_OFFLINE  # only those rows are fetched
+        is_streamed = source.num_prompts is not None and not config.HF_HUB_OFFLINE  # downloads only those rows
         hub = HubRows(name=source.name, config=source.config, split=str(source.split), streaming=is_streamed)
     else:
         own = TASKS[str(source.task)].hub
@@ -202,7 +197,6 @@ def dataset_rows(source: PromptSource) -> Rows:
 
 
 def opened_rows(hub: HubRows, place: str) -> Rows:
-    """Each row of what `datasets` opens; a message begins with its place."""
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
@@ -218,11 +212,11 @@ def opened_rows(hub: HubRows, place: str) -> Rows:
         ) from error
 
 
-# Checks of a row.
+# Validation of rows.
 
 
 def first_field(row: Any, fields: Sequence[str], where: str, *, example: str) -> str:
-    """The first of some fields that a row has; the example is shown if it has none."""
+    """Return the first of some fields that a row has; UserError with the example if it has none."""
     require_object(row, where, example=example)
     field = first_there(fields, row)
     if field is None:
@@ -232,35 +226,32 @@ def first_field(row: Any, fields: Sequence[str], where: str, *, example: str) ->
 
 
 def first_there(fields: Sequence[str], row: Mapping[str, Any]) -> str | None:
-    """The first of some fields that a row has; `datasets` fills those that a row lacks with null."""
+    """Return the first field that is present and not null, as `datasets` fills missing fields with null."""
     return next((name for name in fields if row.get(name) is not None), None)
 
 
 def require_object(row: Any, where: str, *, example: str) -> None:
-    """Raise UserError unless a row is a JSON object."""
     if not isinstance(row, dict):
         raise wrong(where, "the row", f"a JSON object, e.g. {example}", row)
 
 
 def checked_list(value: Any, name: str, where: str) -> list[Any]:
-    """The value, if it is a list of at least one element."""
     if not isinstance(value, list) or not value:
         raise wrong(where, name, "a non-empty list", value)
     return value
 
 
 def checked_text(value: Any, name: str, where: str) -> str:
-    """The value, if it is a text with something in it that UTF-8 can hold."""
+    """Return the value if it is a non-blank string without lone surrogates."""
     if not isinstance(value, str) or not value.strip() or any("\ud800" <= char <= "\udfff" for char in value):
         raise wrong(where, name, "a non-empty text of whole characters", value)
     return value
 
 
 def wrong(where: str, name: str, expected: str, value: Any) -> UserError:
-    """The error of a row."""
     try:
         shown = json.dumps(value, default=str)
-    except RecursionError:  # what json could just read, it cannot write from a deeper place of the stack
+    except RecursionError:  # json.dumps has less stack left than json.loads had
         shown = "a value of many levels"
     shown = shown if len(shown) <= 40 else f"{shown[:40]}…"
     return UserError(f"{where}: {name} must be {expected}, got {shown}. Fix or delete this row.")
@@ -269,14 +260,14 @@ def wrong(where: str, name: str, expected: str, value: Any) -> UserError:
 # Rows of named tasks.
 
 FIELD_IN_TEMPLATE = re.compile(r"\{(\w+)\}")
-PIECE = re.compile(r" ?[^\W\d_]+| ?\d| ?(?:[^\w\s]|_)+|\s+")  # words, digits, signs, white space: all of a text
+PIECE = re.compile(r" ?[^\W\d_]+| ?\d| ?(?:[^\w\s]|_)+|\s+")  # words, digits, punctuation, or white space
 
 
 def task_prompt(task: Task, row: Any, where: str) -> Prompt:
-    """One row of a task as a prompt, empty if the task leaves the row out.
+    """Parse a row of a task; the content is empty if the task skips the row.
 
     Raises:
-        UserError: If the row is no object, lacks a field of the task, or has it filled wrongly.
+        UserError: If the row is not an object, or a field of the task is missing or invalid.
     """
     require_object(row, where, example=example_row(task))
     later: list[str] = []
@@ -295,10 +286,10 @@ def task_prompt(task: Task, row: Any, where: str) -> Prompt:
 
 
 def task_conversation(task: Task, row: Any, where: str) -> list[Message]:
-    """One row of a task with the answers it brings, oldest message first.
+    """Return a row of a task with its reference responses, oldest message first.
 
     Raises:
-        UserError: As `task_prompt`; also if rows of the task bring no answer to a user's words.
+        UserError: As `task_prompt`; also if rows of the task have no reference response to a user turn.
     """
     prompt = task_prompt(task, row, where)
     if task.form == "conversation":
@@ -314,13 +305,12 @@ def task_conversation(task: Task, row: Any, where: str) -> list[Message]:
 
 
 def task_answer(task: Task, row: Mapping[str, Any], where: str) -> str:
-    """The reference answer of a row, of a task whose rows have one."""
     field = task_field(task, task.answer, row, where)
     return checked_text(row[field], field, where)
 
 
 def template_text(task: Task, row: Mapping[str, Any], where: str) -> str:
-    """The template with the row's fields in it, without the paragraphs that name an optional field it lacks."""
+    """Fill in the template, without the paragraphs that name a missing optional field."""
     texts = {}
     for name, names in task.fields.items():
         if name not in task.optional or any(row.get(each) not in (None, "") for each in names):
@@ -332,12 +322,11 @@ def template_text(task: Task, row: Mapping[str, Any], where: str) -> str:
 
 
 def task_field(task: Task, names: FieldNames, row: Any, where: str) -> str:
-    """The first of some fields of a task that a row has."""
     return first_field(row, names, where, example=f"{example_row(task)} of task {task.name}")
 
 
 def middle(text: str, pieces: tuple[int, int] | None) -> str:
-    """The pieces of a text from the first place to before the second; nothing where it has fewer than the second."""
+    """Return the pieces from the first index up to the second; empty if the text has fewer."""
     if pieces is None:
         return text
     found = list(islice(PIECE.finditer(text), pieces[1]))
@@ -345,7 +334,7 @@ def middle(text: str, pieces: tuple[int, int] | None) -> str:
 
 
 def whole_lines(text: str, most: int | None) -> str:
-    """At most so many characters from the beginning of a text: whole lines, or a part of the first if it is longer."""
+    """Truncate a text to at most `most` characters, at a line break unless the first line is longer."""
     if most is None or len(text) <= most:
         return text
     lines = text[: text.rfind("\n", 0, most) + 1]
@@ -353,25 +342,23 @@ def whole_lines(text: str, most: int | None) -> str:
 
 
 def example_row(task: Task) -> str:
-    """What a row looks like at least."""
     return json.dumps({fields[0]: "..." for name, fields in task.fields.items() if name not in task.optional})
 
 
 # Prompts as token ids.
 
-# What Python raises inside a template: of 1 + "a", of a missing field, of a division by zero.
+# Raised by Python inside a template: for 1 + "a", a missing field, a division by zero.
 TEMPLATE_FAULTS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 def render_prompt(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]) -> list[int]:
-    """Token ids the target continues with its answer.
+    """Return the token ids that the target continues.
 
-    Through the chat template, opened for the assistant, where the tokenizer has one; the template alone then places
-    special tokens. Otherwise, and where the prompt is raw text, the messages' text, joined by blank lines, with the
-    tokenizer's own special tokens.
+    With a chat template, the rendered conversation with a generation prompt; only the template adds special tokens
+    then. Without one, or for raw text, the messages joined by blank lines, with the tokenizer's own special tokens.
 
     Raises:
-        UserError: If the chat template fails at the conversation.
+        UserError: If the chat template fails for the conversation.
     """
     if not tokenizer.chat_template or messages[0]["role"] == TEXT:
         return list(tokenizer("\n\n".join(message["content"] for message in messages))["input_ids"])
@@ -381,20 +368,16 @@ def render_prompt(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Messa
 def render_chat(
     tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], *, add_generation_prompt: bool
 ) -> list[int]:
-    """Token ids of a conversation in the tokenizer's chat template, opened for the assistant's turn if that is asked.
-
-    Raises:
-        UserError: As `chat_text`.
-    """
+    """Return the token ids of a conversation rendered with the chat template; errors as for `chat_text`."""
     text = chat_text(tokenizer, messages, add_generation_prompt=add_generation_prompt)
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def chat_text(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-    """The text of a conversation in the tokenizer's chat template.
+    """Render a conversation with the chat template.
 
     Raises:
-        UserError: If the chat template rejects the conversation, or fails at it.
+        UserError: If the chat template rejects the conversation or fails.
     """
     from jinja2 import TemplateError
 
@@ -412,7 +395,7 @@ def chat_text(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message],
 
 
 def template_hash(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """sha256 of what frames a prompt: the chat template, or its absence, and the special tokens."""
+    """Return the sha256 of the chat template, or its absence, and the special tokens."""
     template = tokenizer.get_chat_template() if tokenizer.chat_template else None
     framing = {"template": template, "special_tokens": {k: str(v) for k, v in tokenizer.special_tokens_map.items()}}
     return hashlib.sha256(json.dumps(framing, sort_keys=True).encode()).hexdigest()
@@ -429,7 +412,7 @@ Sourced = TypeVar("Sourced", bound=HasSource)
 
 
 def drop_too_long(prompts: Sequence[Sourced], lengths: Sequence[int], max_prompt_len: int) -> list[Sourced]:
-    """The prompts of at most max_prompt_len tokens; reports on stderr how many are longer, and where the first are.
+    """Return the prompts of at most max_prompt_len tokens; reports dropped ones on stderr.
 
     Raises:
         UserError: If all of them are longer.
@@ -447,23 +430,20 @@ def drop_too_long(prompts: Sequence[Sourced], lengths: Sequence[int], max_prompt
 
 
 def load_prompts(sources: Sequence[PromptSource]) -> list[Prompt]:
-    """The prompts of every source, in order.
+    """Load the prompts of every source, in order.
 
     Raises:
-        UserError: If a source is missing, cannot be read, holds no rows, or has a row that is no prompt.
+        UserError: If a source is missing, unreadable or empty, or a row is not a prompt.
     """
     return [prompt for source in sources for prompt in load_rows(source, parser_of(source))]
 
 
 def load_in_turn(sources: Sequence[PromptSource], *, most: int) -> list[Prompt]:
-    """The prompts of every source, one of each after the other, so that the first few are of all of them.
+    """Load the prompts of every source, interleaved, so that the first few come from all of them.
 
     Args:
-        sources: Where prompts are.
-        most: Rows read of a data set that does not say itself how many; files are read whole.
-
-    Raises:
-        UserError: As `load_prompts`.
+        sources: As for `load_prompts`, like the errors.
+        most: Limit for a dataset without num_prompts; files are read whole.
     """
     bounded = [
         source if source.path or source.num_prompts else source.model_copy(update={"num_prompts": most})
@@ -474,7 +454,7 @@ def load_in_turn(sources: Sequence[PromptSource], *, most: int) -> list[Prompt]:
 
 
 def parser_of(source: PromptSource) -> Callable[[Any, str], Prompt | None]:
-    """What reads a row of a source: its task, which may leave it out, or the six forms of plain rows."""
+    """Return the parser of a source's rows: that of its task, which may skip rows, or `parse_row`."""
     if source.task is None:
         return parse_row
     task = TASKS[source.task]
@@ -487,9 +467,9 @@ def parser_of(source: PromptSource) -> Callable[[Any, str], Prompt | None]:
 
 
 def tasks_record(prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
-    """Which tasks prompts are of, how many of each, and the hash of what they ask before a chat template frames it.
+    """Summarise prompts by task: number of prompts, and a hash of their content before a chat template.
 
-    Prompts of no task are one entry.
+    Prompts without a task form one entry.
     """
     by_task: dict[str | None, list[Prompt]] = {}
     for prompt in prompts:

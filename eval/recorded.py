@@ -1,8 +1,8 @@
 """Score a draft on recorded responses of a target that is not available: `widedraft eval --recorded PATH --draft B`.
 
 PATH is a directory of responses as `generate` and `eval` write them, or a text file of tensors (read_text_responses).
-The responses fix every context in which the draft proposes, and the token it must propose. That decides exact match for
-every number of speculative tokens from one pass of the draft; and, where log p(y_t) was recorded, rejection sampling:
+The responses fix every context in which the draft proposes, and the token it must propose. That decides exact match
+for every number of speculative tokens from one pass of the draft; and, if log p(y_t) was recorded, rejection sampling:
 min(1, q / p)(y_t). Everything else needs the target and is left out: argmax agreement, alpha as the sum of min(p, q),
 other temperatures, step times and speedups.
 """
@@ -82,10 +82,9 @@ USED_KEYS = {"num_prompts", "lookaheads", "dtype"}
 
 @dataclass(frozen=True)
 class Recording:
-    """Recorded responses, with the number of the prompt each of them belongs to.
+    """Recorded responses, each with the number of its prompt.
 
-    `target` is None and `unanswered` counts prompts without a response if it is a text file, whose responses have
-    only tokens.
+    Of a text file, which has only tokens, `target` is None and `unanswered` counts prompts without a response.
     """
 
     path: Path
@@ -101,7 +100,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class RecordedSettings:
-    """How recorded responses were decoded, from their settings.json."""
+    """Decoding settings of recorded responses, from their settings.json."""
 
     temperature: Temperature
     top_p: TopP
@@ -112,7 +111,7 @@ class RecordedSettings:
 
 
 def read_recorded_traces(folder: Path, draft: Path) -> Recording:
-    """The held-out responses in a directory, generated with the tokenizer of the draft.
+    """Read the held-out responses in a directory, generated with the tokenizer of the draft.
 
     Raises:
         UserError: If there are none, or they were generated with another tokenizer.
@@ -126,7 +125,7 @@ def read_recorded_traces(folder: Path, draft: Path) -> Recording:
         )
     claim = claims[TRACES_NAME]
 
-    # Token ids have a meaning only under the tokenizer that made them.
+    # Token ids are meaningful only with the tokenizer that made them.
     tokenizer, recorded = load_tokenizer(draft), claim.get("tokenizer") or {}
     changed = [name for name, value in tokenizer_identity(tokenizer).items() if recorded.get(name) != value]
     if changed:
@@ -152,13 +151,13 @@ def read_recorded_traces(folder: Path, draft: Path) -> Recording:
 
 
 def read_recorded_text(path: Path, prompts: str, draft: Path) -> Recording:
-    """Greedy responses in a text file, to the prompts {"prompt": text} of a JSONL file in the same order.
+    """Read greedy responses in a text file, to the prompts {"prompt": text} of a JSONL file in the same order.
 
-    Prompts are tokenized with the draft's special tokens and without a chat template: the text holds what the target
-    was really given. Further prompts are left out, as of the published file with 145 responses and 10,003 prompts.
+    Prompts are tokenized with the draft's special tokens and without a chat template, exactly as given to the target.
+    Further prompts are left out, as for the published file with 145 responses and 10,003 prompts.
 
     Raises:
-        UserError: If there are fewer prompts, one has no token, or an id is beyond the draft's vocabulary.
+        UserError: If prompts are missing, one has no token, or an id exceeds the draft's vocabulary.
     """
     responses = read_text_responses(path, vocab_size=text_config(draft).vocab_size)
     rows = load_rows(PromptSource(path=prompts), lambda row, where: (where, prompt_text(row, where)))
@@ -176,19 +175,18 @@ def read_recorded_text(path: Path, prompts: str, draft: Path) -> Recording:
 
 
 def prompt_text(row: Any, where: str) -> str:
-    """The text of a {"prompt": text} row."""
     field = first_field(row, ("prompt",), where, example='{"prompt": "Two girls are sailing on a lake. they"}')
     return checked_text(row[field], field, where)
 
 
 def read_text_responses(path: Path, *, vocab_size: int) -> list[tuple[int, ...]]:
-    """The token ids of every block `tensor([[ids]])` of a text file, which may run over many lines.
+    """Return the token ids of every block `tensor([[ids]])` of a text file, which may span many lines.
 
     Source: the ground truth of the demonstration of Yan et al. 2024, "Decoding Speculative Decoding" (arXiv
     2402.01528): greedy responses, generated tokens only.
 
     Raises:
-        UserError: If the file holds something else; names the line and the block.
+        UserError: If the file has other content; names the line and the block.
     """
     text, position, blocks = read_text(path), 0, []
     while text[position:].strip():
@@ -219,14 +217,10 @@ def score_recording(
     """Score one draft on recorded responses; write out/scorecard.json and out/scorecard.md.
 
     Args:
-        recording: Responses generated with the draft's tokenizer.
-        draft: Its directory.
         config: How to score; only USED_KEYS matter.
-        out: Directory to write.
-        seed: Of the resampling.
 
     Raises:
-        UserError: If a response is longer than the draft's positions.
+        UserError: If a response exceeds the draft's context length.
     """
     numbered = [(number, answer) for number, answer in recording.answers if number < config.num_prompts]
     answers = [answer for _, answer in numbered]
@@ -286,7 +280,7 @@ def score_recording(
 def replay_recording(
     draft: PreTrainedModel, answers: Sequence[tuple[int, Trace]], lookaheads: Sequence[int], *, sampling: Sampling
 ) -> list[DraftScore]:
-    """The draft along every response, by every acceptance method that is decided without the target."""
+    """Replay the draft along every response, by every acceptance method that does not need the target."""
     rules = [EXACT_GREEDY_DRAFT]
     if not sampling.is_greedy:
         has_probabilities = all(answer.answer_logp is not None for _, answer in answers)
@@ -317,14 +311,11 @@ def replay_recording(
 def accept_probabilities(
     draft_logits_TV: Tensor, answer: Trace, *, rule: str, sampling: Sampling, context: Sequence[int]
 ) -> Array:
-    """[T]: probability that each response token comes from the draft.
+    """Return [T], the probability that each response token comes from the draft.
 
     Args:
-        draft_logits_TV: Along the response.
-        answer: Of the target.
-        rule: Exact match of the draft's argmax or of its sample, or rejection sampling.
-        sampling: How the response was sampled, and the draft samples.
-        context: What the decoder has before the response.
+        rule: Exact match of the draft's argmax or sample, or rejection sampling.
+        context: The decoder's tokens before the response.
     """
     seen_TV = seen_along(context, answer.answer_ids, sampling, draft_logits_TV)
     answer_T = torch.tensor(answer.answer_ids, device=draft_logits_TV.device)
@@ -333,12 +324,11 @@ def accept_probabilities(
     draft_logp_T = value_at(answer_T, log_distribution(draft_logits_TV, sampling, seen_TV))
     if rule == EXACT_SAMPLED_DRAFT:
         return as_array(draft_logp_T.exp())
-    assert answer.answer_logp is not None  # replay_recording asks for this method only then
+    assert answer.answer_logp is not None  # replay_recording uses this method only then
     return as_array(rejection_accepts(torch.tensor(answer.answer_logp, device=draft_logp_T.device), draft_logp_T))
 
 
 def find_warnings(recording: Recording, num_scored: int) -> tuple[str, ...]:
-    """What a reader must know before believing the numbers."""
     warnings = []
     if recording.unanswered:
         warnings.append(f"{recording.unanswered:,} prompts after the last response of {recording.path} are left out.")

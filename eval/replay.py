@@ -1,29 +1,31 @@
-"""Exact acceptance for every lookahead from one teacher-forced pass of each model over the target's own text.
+"""Exact acceptance for every k from one teacher-forced pass of each model over the target's own responses.
 
-Speculative decoding emits the target's text whatever the draft proposes, so the text fixes every context in which a
-round can start. Given the text y, each rule accepts position t with a chance of its own, independently of the others:
+Speculative decoding emits the target's response whatever the draft proposes, so the response fixes every context in
+which a verification step can start. Given the response y, each rule accepts position t with its own probability,
+independently of other positions:
 
     rejection             min(1, q / p)(y_t)   since P(accept and emit x) = min(p, q)(x) and P(emit x) = p(x)
-    exact_greedy_draft    [argmax q = y_t]     the draft proposes its argmax; kept if the target sampled the same
-    exact_sampled_draft   q(y_t)               the draft proposes a sample; kept if the target sampled the same
+    exact_greedy_draft    [argmax q = y_t]     the draft proposes its argmax; accepted if the target sampled it
+    exact_sampled_draft   q(y_t)               the draft proposes a sample; accepted if the target sampled it
 
-p and q are what is drawn from: after penalty, temperature and filters, the same of both. At temperature 0 all three are
-the second. Counts at temperature > 0 are expected values over these draws, not samples of them.
+p and q are the distributions that tokens are drawn from: after penalty, temperature and filters, which both models
+share. At temperature 0 all three rules equal the second. Counts at temperature > 0 are expected values over these
+draws, not samples of them.
 
 Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", sec. 2.3 and theorem 3.5
-(arXiv 2211.17192); the conditioning on the text is ours.
+(arXiv 2211.17192); conditioning on the response is not in the paper.
 
-A text of num_tokens tokens is emitted in rounds. A round that starts when `start` tokens are out proposes at most
-min(lookahead, num_tokens - start - 1) tokens and emits the accepted ones plus one of the target's own; so the last
-token of a text (its stop token, if it has one) is always the target's and never counts as accepted.
+A response of num_tokens tokens is emitted in verification steps. A step that starts after `start` tokens proposes at
+most min(k, num_tokens - start - 1) tokens and emits the accepted ones plus one of the target's own; so the last token
+of a response (its stop token, if it has one) is always the target's and never counts as accepted.
 
 Shape suffixes used in this file:
     B = 1 sequence
-    T = tokens of the answer
+    T = tokens of the response
     V = vocabulary entries
-    K = position in a round (1..lookahead)
-    A = accepted tokens of a round (0..lookahead)
-    X = any sums before it
+    K = position in a step (1..k)
+    A = accepted tokens of a step (0..k)
+    X = leading dimensions that are summed over
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -55,13 +57,13 @@ from eval.models import shared_vocab_size
 
 @dataclass(frozen=True)
 class Counts:
-    """What happened in the rounds of one text, or of several pooled. Expected values where the rule is random.
+    """Verification steps of one response, or of several pooled. Expected values if the rule is random.
 
     Attributes:
-        rounds: Draft-then-verify cycles.
-        possible: Per position k, the rounds in which the text had k tokens left to accept.
-        reached: Of those, the rounds that accepted at least k - 1 tokens, so that position k was decided.
-        accepted: Of those, the rounds that accepted at least k tokens.
+        rounds: Verification steps.
+        possible: Per position k, the steps in which the response had at least k tokens left to accept.
+        reached: Of those, the steps that accepted at least k - 1 tokens, so that position k was decided.
+        accepted: Of those, the steps that accepted at least k tokens.
     """
 
     rounds: float
@@ -71,7 +73,7 @@ class Counts:
 
     @property
     def proposed_tokens(self) -> float:
-        """Draft tokens proposed, kept or not, as far as the text had tokens left."""
+        """Proposed tokens, accepted or not, within the response."""
         return sum(self.possible)
 
     @property
@@ -80,28 +82,27 @@ class Counts:
 
     @property
     def emitted_tokens(self) -> float:
-        """Draft tokens kept plus the target's own, one a round: the length of the text."""
+        """Length of the response: accepted tokens plus one per step."""
         return self.accepted_tokens + self.rounds
 
     @property
     def fully_accepted_rounds(self) -> float:
-        """Rounds that kept all `lookahead` tokens."""
         return self.accepted[-1]
 
     @property
     def histogram(self) -> tuple[float, ...]:
-        """Rounds that kept exactly 0, 1, ... lookahead tokens; their sum is `rounds`."""
+        """Steps that accepted exactly 0, 1, ... k tokens; they sum to `rounds`."""
         at_least = (self.rounds, *self.accepted, 0.0)
         return tuple(more - fewer for more, fewer in pairwise(at_least))
 
 
 def count_visits(visits_T: Array, tail_TK: Array, remaining_T: Array) -> Counts:
-    """The one counting function.
+    """Count steps, observed or expected.
 
     Args:
-        visits_T: Rounds that start at each position of the text: 0 or 1 in a trace, a probability in a replay.
-        tail_TK: Chance that a round starting at T accepts at least k tokens: 0 or 1 in a trace.
-        remaining_T: Tokens that a round starting at T may accept, from `remaining_after` or fewer.
+        visits_T: Steps that start at each position: 0 or 1 in a trace, a probability in a replay.
+        tail_TK: Probability that a step starting at T accepts at least k tokens: 0 or 1 in a trace.
+        remaining_T: Tokens that a step starting at T may accept, `remaining_after` or fewer.
     """
     num_tokens, lookahead = tail_TK.shape
     possible_TK = visits_T[:, None] * (np.arange(1, lookahead + 1) <= remaining_T[:, None])
@@ -115,25 +116,22 @@ def count_visits(visits_T: Array, tail_TK: Array, remaining_T: Array) -> Counts:
 
 
 def count_trace(rounds: Iterable[tuple[int, int]], *, num_tokens: int, lookahead: int) -> Counts:
-    """Counts of rounds that happened.
+    """Count the steps of a trace.
 
     Args:
-        rounds: Start and number of accepted tokens of each round.
-        num_tokens: Length of the text they emitted.
-        lookahead: Tokens a round proposes where the text has as many left.
+        rounds: Start and number of accepted tokens of each step.
+        lookahead: Tokens proposed per step, unless fewer are left.
     """
     asked = ((start, lookahead, accepted) for start, accepted in rounds)
     return count_proposals(asked, num_tokens=num_tokens, most=lookahead)
 
 
 def count_proposals(rounds: Iterable[tuple[int, int, int]], *, num_tokens: int, most: int) -> Counts:
-    """Counts of rounds that happened and differ in how many tokens they proposed, as where a draft stops early.
+    """Count the steps of a trace with varying numbers of proposed tokens, as when a draft stops early.
 
     Args:
-        rounds: Start, number of proposed and number of accepted tokens of each round. What was proposed behind the end
-            of the text does not count.
-        num_tokens: Length of the text they emitted.
-        most: Positions to count, at least as many as any round proposed.
+        rounds: Start, proposed and accepted tokens of each step. Proposals beyond the end do not count.
+        most: Positions to count, at least the largest number of proposed tokens.
     """
     visits_T, tail_TK, remaining_T = np.zeros(num_tokens), np.zeros((num_tokens, most)), remaining_after(num_tokens)
     for start, proposed, accepted in rounds:
@@ -144,12 +142,11 @@ def count_proposals(rounds: Iterable[tuple[int, int, int]], *, num_tokens: int, 
 
 
 def remaining_after(num_tokens: int) -> Array:
-    """[T]: tokens that a round starting at T may accept in a text of so many; the last is never among them."""
+    """Return [T], the tokens that a step starting at T may accept; never the last of the response."""
     return np.arange(num_tokens - 1, -1, -1, dtype=np.float64)
 
 
 def pool(counts: Sequence[Counts]) -> Counts:
-    """Counts of several texts together."""
     return Counts(
         rounds=sum(text.rounds for text in counts),
         possible=per_position(np.array([text.possible for text in counts])),
@@ -159,7 +156,7 @@ def pool(counts: Sequence[Counts]) -> Counts:
 
 
 def tau(counts: Counts) -> float:
-    """Mean acceptance length, the target's own token included: 1..lookahead + 1.
+    """Return the mean acceptance length, the target's own token included: 1..k + 1.
 
     Source: block efficiency of Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding",
     sec. 3.1 (arXiv 2211.17192), counted as in vLLM's `vllm/v1/spec_decode/metrics.py`.
@@ -168,32 +165,30 @@ def tau(counts: Counts) -> float:
 
 
 def ratio(numerator: float, denominator: float) -> float | None:
-    """A rate, or None where nothing was counted."""
     return numerator / denominator if denominator else None
 
 
 def per_position(count_XK: Array) -> tuple[float, ...]:
-    """Sums over everything but the position in the round."""
     return tuple(float(count) for count in count_XK.sum(axis=0))
 
 
 def rule_names(temperature: float) -> tuple[str, ...]:
-    """How acceptance may be decided without changing the target's text; the first is the one a scorecard leads with."""
+    """Return the lossless acceptance rules; a scorecard leads with the first."""
     return (EXACT_GREEDY_DRAFT,) if temperature == 0 else LOSSLESS
 
 
 def rule_name(temperature: float) -> str:
-    """The rule a scorecard leads with: an equal token at temperature 0, else rejection sampling."""
+    """Return the rule a scorecard leads with: exact match at temperature 0, else rejection sampling."""
     return rule_names(temperature)[0]
 
 
 @dataclass(frozen=True)
 class Accepts:
-    """How one rule decides along one answer. Both arrays are [T].
+    """Acceptance by one rule along one response. Both arrays are [T].
 
     Attributes:
-        accept: Chance that y_t comes from the draft if a round proposes there.
-        alpha: Chance that a proposal at t is kept, whichever token the target emits: the mean of accept over y_t ~ p.
+        accept: Probability that y_t comes from the draft if proposed.
+        alpha: Probability that a proposal at t is accepted: the mean of accept over y_t ~ p.
     """
 
     accept: Array
@@ -202,15 +197,15 @@ class Accepts:
 
 @dataclass(frozen=True)
 class Replay:
-    """What a draft would do along one answer of the target. Every array is [T].
+    """A draft replayed along one response. Every array is [T].
 
     Attributes:
         rules: By name, those of rule_names.
-        match: 1 where the draft finds likeliest what the target does, after a repetition penalty; else 0.
-        target_logp: log p(y_t) as sampled, in nats; 0 or -inf at temperature 0, and -inf where a filter leaves it out.
-        draft_logp: The same for the draft; -inf where it cannot say the token.
-        target_entropy: Of the target's own distribution, at temperature 1 whatever the answer's, in nats.
-        covered: 1 where y_t is an output id of the draft, else 0; 1 everywhere unless it has a small head.
+        match: 1 if both models have the same argmax after a repetition penalty, else 0.
+        target_logp: log p(y_t) as sampled, in nats; 0 or -inf at temperature 0, -inf for tokens excluded by a filter.
+        draft_logp: The same for the draft; -inf outside its vocabulary.
+        target_entropy: In nats, of the target's distribution at temperature 1, whatever the response's temperature.
+        covered: 1 if y_t is an output id of the draft, else 0; all 1 with the full vocabulary.
     """
 
     rules: Mapping[str, Accepts]
@@ -228,15 +223,14 @@ class Replay:
 @torch.inference_mode()
 @without_cudnn()
 def answer_logits(model: PreTrainedModel, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> Tensor:
-    """What a model expects at each token of an answer, given the prompt and the tokens before.
+    """Compute teacher-forced logits of a response.
 
     Args:
-        model: Either model of a pair.
-        prompt_ids: At least one token; of an encoder-decoder model its input.
-        answer_ids: The target's own continuation, at least one token.
+        prompt_ids: At least one token; encoder input for an encoder-decoder model.
+        answer_ids: The target's response, at least one token.
 
     Returns:
-        Logits [T, V] in float32, row t for answer token t; -inf for every id that is no output id of a small head.
+        Logits [T, V] in float32, row t for token t; -inf for ids outside a reduced vocabulary.
     """
     if model.config.is_encoder_decoder:
         inputs_BT = torch.tensor([list(prompt_ids)], device=model.device)
@@ -248,7 +242,7 @@ def answer_logits(model: PreTrainedModel, prompt_ids: Sequence[int], answer_ids:
 
 
 def whole_vocabulary(model: PreTrainedModel, logits: Tensor) -> Tensor:
-    """Logits [T, V] of what a model says: those of a small head at its ids and -inf elsewhere."""
+    """Spread logits [T, V] of a reduced vocabulary over all ids, with -inf elsewhere."""
     ids_K = head_ids(model)
     if ids_K is None:
         return logits
@@ -263,18 +257,14 @@ def replay_answer(
     sampling: Sampling,
     prompt_ids: Sequence[int] | None = None,
 ) -> Replay:
-    """Accept chances along one answer.
+    """Compute acceptance probabilities along one response.
 
     Args:
-        target_logits_TV: From answer_logits of the target; float32.
-        draft_logits_TV: The same of the draft.
-        answer_ids: The answer, decoded by the target with this sampling.
-        sampling: How tokens are chosen of both; at temperature 0 only the argmax counts.
-        prompt_ids: What the decoder has before the answer, which a repetition penalty asks for; else it may be left
-            out.
+        answer_ids: The response, generated by the target with these sampling settings.
+        prompt_ids: The decoder's tokens before the response; needed only with a repetition penalty.
 
     Raises:
-        ValueError: If the logits have two shapes, or there is a penalty and no prompt.
+        ValueError: If the shapes differ, or there is a penalty and no prompt.
     """
     if target_logits_TV.shape != draft_logits_TV.shape:
         raise ValueError(
@@ -312,7 +302,7 @@ def replay_pair(
     *,
     sampling: Sampling,
 ) -> Replay:
-    """The same of two models that read one answer; ids that only one of them has are left out."""
+    """Replay two models along one response; ids that only one of them has are left out."""
     vocab_size = shared_vocab_size(target, draft)
     own_TV, draft_TV = (answer_logits(model, prompt_ids, answer_ids)[:, :vocab_size] for model in (target, draft))
     context = first_tokens(target, prompt_ids)
@@ -320,33 +310,32 @@ def replay_pair(
 
 
 def rejection(target_logp_TV: Tensor, draft_logp_TV: Tensor, answer_T: Tensor) -> tuple[Tensor, Tensor]:
-    """accept_T and alpha_T = sum_x min(p, q)(x) where a draft token is kept with chance min(1, p / q)."""
+    """Return accept_T and alpha_T = sum_x min(p, q)(x) of rejection sampling."""
     accept_T = rejection_accepts(value_at(answer_T, target_logp_TV), value_at(answer_T, draft_logp_TV))
     return accept_T, torch.minimum(target_logp_TV, draft_logp_TV).exp().sum(dim=-1)
 
 
 def rejection_accepts(target_logp_T: Tensor, draft_logp_T: Tensor) -> Tensor:
-    """accept_T = min(1, q / p)(y_t); 0 where the draft never says the token, which p may miss too by rounding.
+    """Return accept_T = min(1, q / p)(y_t); 0 if q(y_t) = 0, even when rounding makes p(y_t) = 0 too.
 
     Args:
-        target_logp_T: log p(y_t); of a token that was drawn and that rounding puts outside of a filter -inf.
-        draft_logp_T: log q(y_t).
+        target_logp_T: log p(y_t); -inf for a sampled token that rounding puts outside a filter.
     """
     accept_T = (draft_logp_T - target_logp_T).clamp(max=0).exp()
     return torch.where(draft_logp_T.isneginf(), 0.0, accept_T)
 
 
 def exact_greedy_draft(target_logp_TV: Tensor, draft_logp_TV: Tensor, answer_T: Tensor) -> tuple[Tensor, Tensor]:
-    """accept_T and alpha_T = p(argmax q) where the draft's argmax is kept if it is the target's token.
+    """Return accept_T and alpha_T = p(argmax q), accepting the draft's argmax if it equals the target's token.
 
-    At temperature 0 the text is the target's, even where rounding makes this pass disagree with it.
+    At temperature 0 the response is the target's, even if rounding makes this pass disagree with it.
     """
     proposed_T = draft_logp_TV.argmax(dim=-1)
     return proposed_T == answer_T, value_at(proposed_T, target_logp_TV).exp()
 
 
 def exact_sampled_draft(target_logp_TV: Tensor, draft_logp_TV: Tensor, answer_T: Tensor) -> tuple[Tensor, Tensor]:
-    """accept_T and alpha_T = sum_x p(x) q(x) where a sample of the draft is kept if it is the target's token."""
+    """Return accept_T and alpha_T = sum_x p(x) q(x), accepting a draft sample if it equals the target's token."""
     return value_at(answer_T, draft_logp_TV).exp(), (target_logp_TV + draft_logp_TV).exp().sum(dim=-1)
 
 
@@ -354,13 +343,13 @@ ACCEPTS = {REJECTION: rejection, EXACT_GREEDY_DRAFT: exact_greedy_draft, EXACT_S
 
 
 def replay_counts(accept_T: Array, *, lookahead: int) -> Counts:
-    """Exact expected counts of the rounds that emit one answer; whole numbers where every chance is 0 or 1."""
+    """Return exact expected counts for one response; integers if every probability is 0 or 1."""
     tail_TK = acceptance_tails(accept_T, lookahead)
     return count_visits(round_starts(tail_TK), tail_TK, remaining_after(len(tail_TK)))
 
 
 def binned_counts(accept_T: Array, bin_T: NDArray[np.int64], *, lookahead: int) -> dict[int, Counts]:
-    """The same counts, parted by the bin of the position in which a round starts; pooled they are the whole."""
+    """Return the same counts split by the bin of the position at which a step starts; pooled they give the total."""
     tail_TK = acceptance_tails(accept_T, lookahead)
     visits_T, remaining_T = round_starts(tail_TK), remaining_after(len(tail_TK))
     return {
@@ -369,7 +358,7 @@ def binned_counts(accept_T: Array, bin_T: NDArray[np.int64], *, lookahead: int) 
 
 
 def acceptance_tails(accept_T: Array, lookahead: int) -> Array:
-    """[T, K]: chance that a round starting at t accepts at least k tokens, never the last of the text."""
+    """Return [T, K], the probability that a step starting at t accepts at least k tokens, never the response's last."""
     num_tokens = len(accept_T)
     proposable_T = np.append(accept_T[:-1], 0.0)
     padded = np.concatenate([proposable_T, np.zeros(lookahead)])
@@ -378,10 +367,10 @@ def acceptance_tails(accept_T: Array, lookahead: int) -> Array:
 
 
 def round_starts(tail_TK: Array) -> Array:
-    """[T]: chance that some round starts at t, by recursion from the first one.
+    """Return [T], the probability that a step starts at t, by forward recursion.
 
-    The forward form of N(s) = 1 + sum_a P(A = a at s) N(s + a + 1): it gives the number of rounds, their sum, and
-    where they are.
+    The forward form of N(s) = 1 + sum_a P(A = a at s) N(s + a + 1): it gives the positions of the steps in addition to
+    their number, which is the sum.
     """
     num_tokens = len(tail_TK)
     exactly_TA = -np.diff(tail_TK, axis=1, prepend=1.0, append=0.0)
@@ -394,32 +383,30 @@ def round_starts(tail_TK: Array) -> Array:
 
 
 def value_at(ids_T: Tensor, values_TV: Tensor) -> Tensor:
-    """values_T: of one vocabulary entry per token."""
     return values_TV.gather(-1, ids_T[:, None])[:, 0]
 
 
 def as_array(values_T: Tensor) -> Array:
-    """A tensor of numbers or booleans as float64 on the host."""
     return values_T.double().cpu().numpy()
 
 
-POSITION_EDGES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # tokens of the answer before this one
+POSITION_EDGES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # preceding tokens of the response
 ENTROPY_EDGES_NATS = (0.1, 0.5, 1.0, 2.0, 4.0)
 NO_TASK, NO_CATEGORY = "without a task", "without a category"
 
 
 @dataclass(frozen=True)
 class AnswerScore:
-    """What a draft does along one answer of the target, or along the tokens of one bin of it.
+    """Acceptance along one response, or along the tokens of one of its bins.
 
     Attributes:
-        prompt: Which prompt it answers; a conversation of several turns is one prompt.
-        matches: 1 where draft and target have one argmax, else 0; one for each token.
-        alpha_sum: Sum over the tokens of the chance that a proposal is kept.
-        accept_sum: Sum over them of the chance that the target's own token comes from the draft.
-        num_changed: At temperature 0, those the teacher-forced target would not choose again.
-        num_covered: Those that are output ids of the draft: all of them, unless it has a small head.
-        counts: Expected counts of the rounds that start at these tokens, by lookahead.
+        prompt: Index of the prompt; a multi-turn conversation is one prompt.
+        matches: [T], 1 if both models have the same argmax, else 0.
+        alpha_sum: Sum over tokens of the probability that a proposal is accepted.
+        accept_sum: Sum over tokens of the probability that the target's own token comes from the draft.
+        num_changed: At temperature 0, tokens that are not the argmax of the teacher-forced target.
+        num_covered: Tokens that are output ids of the draft: all of them with the full vocabulary.
+        counts: By k, expected counts of the verification steps that start at these tokens.
     """
 
     prompt: int
@@ -432,20 +419,15 @@ class AnswerScore:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the answer, or of the bin."""
         return len(self.matches)
 
 
 @dataclass(frozen=True)
 class DraftScore:
-    """What a draft does along all answers at one temperature, under one rule.
+    """Acceptance of a draft over all responses at one temperature, under one rule.
 
     Attributes:
-        draft: Its name.
-        temperature: Of the answers.
-        rule: How a proposal is kept.
-        answers: What it does along each.
-        has_small_head: Whether its output ids are a part of the vocabulary.
+        has_small_head: True if the draft has a reduced vocabulary.
     """
 
     draft: str
@@ -456,41 +438,39 @@ class DraftScore:
 
     @property
     def lookaheads(self) -> list[int]:
-        """Those that were replayed, ascending."""
+        """Replayed values of k, ascending."""
         return sorted(self.answers[0].counts)
 
     def per_prompt(self, value: Callable[[AnswerScore], float]) -> list[float]:
-        """Sums of a value over the answers of each prompt."""
         sums: dict[int, float] = {}
         for answer in self.answers:
             sums[answer.prompt] = sums.get(answer.prompt, 0) + value(answer)
         return list(sums.values())
 
     def alpha_columns(self) -> tuple[list[float], list[float]]:
-        """Per prompt: sum of the chances, and tokens."""
+        """Return, per prompt, the sum of acceptance probabilities, and tokens."""
         return self.per_prompt(lambda answer: answer.alpha_sum), self.per_prompt(lambda answer: answer.num_tokens)
 
     def accept_columns(self) -> tuple[list[float], list[float]]:
-        """Per prompt: sum of the chances that the target's own tokens come from the draft, and tokens."""
+        """Return, per prompt, the sum of the probabilities that the target's tokens come from the draft, and tokens."""
         return self.per_prompt(lambda answer: answer.accept_sum), self.per_prompt(lambda answer: answer.num_tokens)
 
     def coverage_columns(self) -> tuple[list[float], list[float]]:
-        """Per prompt: tokens that are output ids of the draft, and tokens."""
+        """Return, per prompt, tokens that are output ids of the draft, and tokens."""
         return self.per_prompt(lambda answer: answer.num_covered), self.per_prompt(lambda answer: answer.num_tokens)
 
     def match_columns(self) -> tuple[list[float], list[float]]:
-        """Per prompt: tokens at which draft and target have one argmax, and tokens."""
+        """Return, per prompt, tokens with the same argmax in both models, and tokens."""
         return self.per_prompt(lambda answer: answer.matches.sum()), self.per_prompt(lambda answer: answer.num_tokens)
 
     def tau_columns(self, lookahead: int) -> tuple[list[float], list[float]]:
-        """Per prompt: tokens emitted, and rounds."""
+        """Return, per prompt, emitted tokens and verification steps."""
         return (
             self.count_column(lookahead, lambda counts: counts.emitted_tokens),
             self.count_column(lookahead, lambda counts: counts.rounds),
         )
 
     def count_column(self, lookahead: int, count: Callable[[Counts], float]) -> list[float]:
-        """Per prompt: one of the counts at a lookahead."""
         return self.per_prompt(lambda answer: count(answer.counts[lookahead]))
 
     def pooled(self, lookahead: int) -> Counts:
@@ -499,13 +479,10 @@ class DraftScore:
 
 @dataclass(frozen=True)
 class ReplayedAnswer:
-    """One answer as a draft was replayed along it.
+    """A draft replayed along one response.
 
     Attributes:
-        prompt: Which prompt it answers; a conversation of several turns is one prompt.
-        category: The prompt's, if it has one.
-        replay: What the draft would do.
-        task: The prompt's, if it has one.
+        prompt: Index of the prompt; a multi-turn conversation is one prompt.
     """
 
     prompt: int
@@ -514,13 +491,13 @@ class ReplayedAnswer:
     task: str | None = None
 
 
-Parting = tuple[list[str], list[NDArray[np.int64]]]  # labels in order; of each answer the label's index of every token
+Parting = tuple[list[str], list[NDArray[np.int64]]]  # labels in order; per response, the label index of every token
 
 
 def part_tokens(answers: Sequence[ReplayedAnswer]) -> dict[str, Parting]:
-    """Every way in which tokens of these answers are parted; a way may turn out to fill one bin alone.
+    """Return every breakdown of the tokens: by task, category, output position and entropy.
 
-    Tasks and categories are in alphabetical order, answers without one come last.
+    Tasks and categories are in alphabetical order; responses without one come last. A breakdown may fill only one bin.
     """
     replays = [answer.replay for answer in answers]
     parted: dict[str, Parting] = {}
@@ -537,28 +514,28 @@ def part_tokens(answers: Sequence[ReplayedAnswer]) -> dict[str, Parting]:
 
 
 def position_bins(num_tokens: int) -> NDArray[np.int64]:
-    """bin_T of the tokens of an answer; the first token has position 0."""
+    """Return bin_T of the tokens of a response; the first token has position 0."""
     return np.digitize(np.arange(num_tokens), POSITION_EDGES)
 
 
 def token_labels(edges: Sequence[int]) -> list[str]:
-    """Bins of whole numbers: 0-15, 16-31, ... and from the last edge on."""
+    """Label integer bins: 0-15, 16-31, ... and from the last edge on."""
     inner = [f"{low}-{high - 1}" for low, high in zip((0, *edges), edges, strict=False)]
     return [*inner, f"{edges[-1]} and more"]
 
 
 def nats_labels(edges: Sequence[float]) -> list[str]:
-    """Bins of numbers: below the first edge, between two, and from the last on; an edge belongs to the bin above it."""
+    """Label real-valued bins; an edge belongs to the bin above it."""
     inner = [f"{low:g} to {high:g}" for low, high in pairwise(edges)]
     return [f"below {edges[0]:g}", *inner, f"{edges[-1]:g} and more"]
 
 
-PartedScores = Mapping[str, Mapping[str, DraftScore]]  # by what tokens are parted by, by bin
+PartedScores = Mapping[str, Mapping[str, DraftScore]]  # breakdown -> bin -> score
 
 
 @dataclass(frozen=True)
 class ReplayedDraft:
-    """A draft along every answer of the target at one temperature; see DraftScore."""
+    """A draft replayed along all responses at one temperature; see DraftScore."""
 
     draft: str
     temperature: float
@@ -566,7 +543,7 @@ class ReplayedDraft:
     has_small_head: bool = False
 
     def scores(self, lookaheads: Sequence[int]) -> list[DraftScore]:
-        """Sums and counts of whole answers, one score for each rule; the one a scorecard leads with is the first."""
+        """Return one score per rule over whole responses; a scorecard leads with the first."""
         return [
             DraftScore(
                 self.draft,
@@ -579,7 +556,7 @@ class ReplayedDraft:
         ]
 
     def parted_scores(self, lookaheads: Sequence[int]) -> PartedScores:
-        """The same under the leading rule, of every bin that holds a token, in the order of the labels."""
+        """Return scores under the leading rule for every non-empty bin, in the order of the labels."""
         rule, parted = rule_name(self.temperature), {}
         for by, (labels, bins) in part_tokens(self.answers).items():
             rows: dict[int, list[AnswerScore]] = {}
@@ -594,7 +571,6 @@ class ReplayedDraft:
 
 
 def score_answer(answer: ReplayedAnswer, *, rule: str, lookaheads: Sequence[int]) -> AnswerScore:
-    """Sums and counts of one answer under one rule."""
     one_bin_T = np.zeros(answer.replay.num_tokens, dtype=np.int64)
     return score_parts(answer, one_bin_T, rule=rule, lookaheads=lookaheads)[0]
 
@@ -602,7 +578,7 @@ def score_answer(answer: ReplayedAnswer, *, rule: str, lookaheads: Sequence[int]
 def score_parts(
     answer: ReplayedAnswer, bin_T: NDArray[np.int64], *, rule: str, lookaheads: Sequence[int]
 ) -> dict[int, AnswerScore]:
-    """Sums over the tokens of each bin of one answer, and counts of the rounds that start at them."""
+    """Score each bin of one response: sums over its tokens, and counts of the steps that start at them."""
     replay, accepts = answer.replay, answer.replay.rules[rule]
     counts = {lookahead: binned_counts(accepts.accept, bin_T, lookahead=lookahead) for lookahead in lookaheads}
     return {

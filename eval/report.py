@@ -1,4 +1,4 @@
-"""report.html: one page about one or more scorecards. It opens offline: images are in the page.
+"""report.html: one page about one or more scorecards, usable offline: images are embedded.
 
 With several runs every table and figure shows their drafts next to each other.
 """
@@ -57,13 +57,13 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "svg.fonttype": "none",
     "svg.hashsalt": "widedraft",  # without a salt, ids are random
-    "text.parse_math": False,  # a name may hold a dollar sign
+    "text.parse_math": False,  # a name may contain a dollar sign
 }
 
 
 @dataclass(frozen=True)
 class ScoredRun:
-    """A scorecard and the files next to it; empty where they are not there."""
+    """A scorecard and the files next to it; empty if absent."""
 
     path: Path
     name: str
@@ -83,7 +83,7 @@ class Image:
 
 @dataclass(frozen=True)
 class ReportSection:
-    """A part of the page; the template leaves out what is empty."""
+    """A section of the page; the template leaves out empty parts."""
 
     title: str
     table: Table = field(default_factory=lambda: Table((), ()))
@@ -92,22 +92,20 @@ class ReportSection:
 
 
 def write_report(runs: Sequence[Path], out: Path, *, latency: Path | None = None) -> Path:
-    """Write the page about some runs, each a run's directory, the directory of a scorecard, or its file.
+    """Write the page about some runs, each given by its directory, the directory of its scorecard, or the file.
 
     Args:
-        runs: The first is the baseline of the others.
-        out: The page.
-        latency: Step times at other batches, for scorecards that have none next to them.
+        runs: The first is the baseline of the rest.
+        latency: Step times at other batches, for scorecards without their own.
 
     Raises:
-        UserError: If a scorecard is missing or damaged, or of another target than the first.
+        UserError: If a scorecard is missing or damaged, or has another target than the first.
     """
     grid = None if latency is None else read_grid_file(latency)
     return write_page(read_runs(runs, grid), out)
 
 
 def read_runs(runs: Sequence[Path], grid: GridFile | None = None) -> list[ScoredRun]:
-    """The scorecards of some runs."""
     paths = [scorecard_path(run) for run in runs]
     if len(set(paths)) < len(paths):
         raise UserError(f"report: {', '.join(map(str, runs))} names a scorecard twice. Name every run once.")
@@ -122,7 +120,7 @@ def read_runs(runs: Sequence[Path], grid: GridFile | None = None) -> list[Scored
 
 
 def scorecard_path(run: Path) -> Path:
-    """The scorecard of a run: the file, or in the directory, or in its `eval`."""
+    """Find the scorecard of a run: the file itself, or in the directory, or in its `eval`."""
     for path in [run] if run.is_file() else [run / "eval" / CARD_NAME, run / CARD_NAME]:
         if path.is_file():
             return path.resolve()
@@ -130,7 +128,6 @@ def scorecard_path(run: Path) -> Path:
 
 
 def read_run(path: Path, grid: GridFile | None = None) -> ScoredRun:
-    """A scorecard and what is next to it."""
     folder = path.parent
     name = folder.parent.name if folder.name == "eval" else folder.name
     grid_path, curves, examples = folder / GRID_NAME, folder / CURVES_NAME, folder / EXAMPLES_NAME
@@ -145,7 +142,6 @@ def read_run(path: Path, grid: GridFile | None = None) -> ScoredRun:
 
 
 def write_page(runs: Sequence[ScoredRun], out: Path) -> Path:
-    """Write the page about scorecards that were read."""
     cards = named(runs)
     recorded = {name: card for name, card in cards.items() if isinstance(card, RecordedScorecard)}
     scored = {name: card for name, card in cards.items() if isinstance(card, Scorecard)}
@@ -170,13 +166,12 @@ def write_page(runs: Sequence[ScoredRun], out: Path) -> Path:
 
 
 def named(runs: Sequence[ScoredRun]) -> dict[str, Scorecard | RecordedScorecard]:
-    """Scorecards by the names of their runs, by their paths where names are the same."""
+    """Name scorecards by their runs, by their paths if names collide."""
     count = Counter(run.name for run in runs)
     return {run.name if count[run.name] == 1 else str(run.path.parent): run.card for run in runs}
 
 
 def scored_sections(runs: Sequence[ScoredRun], cards: Mapping[str, Scorecard]) -> list[ReportSection]:
-    """Everything about scorecards with a target."""
     drafts, names = scored_drafts(cards), list(cards)
     temperatures = sorted({temperature for _, temperature in at_temperatures(drafts)})
     figures = [figures_by_k(drafts, temperature) for temperature in temperatures]
@@ -207,7 +202,6 @@ def scored_sections(runs: Sequence[ScoredRun], cards: Mapping[str, Scorecard]) -
 
 
 def recorded_sections(cards: Mapping[str, RecordedScorecard]) -> list[ReportSection]:
-    """Acceptance along recorded responses."""
     rows = [(f"{name}, {row.rule}", row) for name, card in cards.items() for row in card.acceptance]
     lengths = {label: ([e.lookahead for e in row.lookahead], [e.tau for e in row.lookahead]) for label, row in rows}
     joint = {
@@ -229,7 +223,7 @@ def recorded_sections(cards: Mapping[str, RecordedScorecard]) -> list[ReportSect
 
 
 def by_batch(drafts: Sequence[ScoredDraft], runs: Mapping[str, ScoredRun]) -> Table:
-    """Predicted speedup at other batches and contexts, by measured step times and acceptance; empty without them."""
+    """Predict speedups at other batches and contexts from step times and acceptance; empty without step times."""
     grids = {id(run.card): run.grid for run in runs.values()}
     rows = []
     for draft, temperature in at_temperatures(drafts):
@@ -247,7 +241,7 @@ def by_batch(drafts: Sequence[ScoredDraft], runs: Mapping[str, ScoredRun]) -> Ta
 
 
 def curve_sections(runs: Mapping[str, ScoredRun]) -> list[ReportSection]:
-    """Saved checkpoints against tokens trained, for each temperature."""
+    """Plot saved checkpoints against tokens trained, for each temperature."""
     sections = []
     for temperature in sorted({curve.temperature for run in runs.values() for curve in run.curves}):
         curves = [(n, c) for n, run in runs.items() for c in run.curves if c.temperature == temperature]
@@ -264,13 +258,12 @@ def curve_sections(runs: Mapping[str, ScoredRun]) -> list[ReportSection]:
     return sections
 
 
-# Figures. Values with intervals have error bars; what is only predicted has open markers.
+# Figures. Values with intervals have error bars; predictions have open markers.
 
 Series = Mapping[str, tuple[Sequence[float], Sequence[Estimate] | Sequence[float]]]
 
 
 def image(title: str, draw: Callable[[Axes], None], height: float = 3.4) -> Image:
-    """A drawing as an SVG."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(5.2, height), layout="constrained")
         axes = figure.add_subplot(title=title)
@@ -283,8 +276,6 @@ def image(title: str, draw: Callable[[Axes], None], height: float = 3.4) -> Imag
 
 
 def series(title: str, lines: Series, xlabel: str, ylabel: str, *, parity: bool = False) -> Image:
-    """One line per draft."""
-
     def draw(axes: Axes) -> None:
         for index, (label, (x, values)) in enumerate(lines.items()):
             draw_line(axes, x, values, label, index)
@@ -299,7 +290,7 @@ def series(title: str, lines: Series, xlabel: str, ylabel: str, *, parity: bool 
 
 
 def draw_line(axes: Axes, x: Sequence[float], values: Sequence[Estimate | float], label: str, index: int) -> None:
-    """A line of estimates with error bars, or of predicted values with open markers."""
+    """Draw estimates with error bars, or predictions with open markers."""
     style: dict[str, Any] = {
         "color": COLOURS[index % len(COLOURS)],
         "marker": MARKERS[index % len(MARKERS)],
@@ -317,14 +308,13 @@ def draw_line(axes: Axes, x: Sequence[float], values: Sequence[Estimate | float]
 def error_bars(
     values: Sequence[float], intervals: Sequence[tuple[float, float] | None]
 ) -> tuple[list[float], list[float]]:
-    """Lengths below and above; 0 where there is no interval."""
+    """Return lengths below and above; 0 without an interval."""
     low = [max(0.0, value - bounds[0]) if bounds else 0.0 for value, bounds in zip(values, intervals, strict=True)]
     high = [max(0.0, bounds[1] - value) if bounds else 0.0 for value, bounds in zip(values, intervals, strict=True)]
     return low, high
 
 
 def speedup_figure(drafts: Sequence[ScoredDraft]) -> Image:
-    """Measured and predicted speedup of every draft at every temperature."""
     rows: list[tuple[str, float, tuple[float, float] | None, bool]] = []
     for draft, temperature in at_temperatures(drafts):
         name = f"{draft.label}, T={temperature:g}"
@@ -349,9 +339,9 @@ def speedup_figure(drafts: Sequence[ScoredDraft]) -> Image:
 
 
 def figures_by_k(drafts: Sequence[ScoredDraft], temperature: float) -> tuple[Image, Image, Image]:
-    """Acceptance length and predicted speedup by k, and acceptance by position.
+    """Plot acceptance length and predicted speedup by k, and acceptance by position.
 
-    The drafts are those of one scorecard, of several those that each is about.
+    Shows all drafts of a single scorecard, or only the primary drafts of several.
     """
     several = len({id(draft.card) for draft in drafts}) > 1
     lengths, speedups, joint = {}, {}, {}

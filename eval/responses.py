@@ -1,6 +1,6 @@
-"""Recorded responses on disk: shards that a killed run continues, and responses of earlier runs taken over.
+"""Recorded responses on disk, in shards that a killed run continues.
 
-settings.json in such a folder says, for each name of shards, what they are made from and how many there will be.
+settings.json in such a directory records, for each name, how its shards are made and their number.
 """
 
 import fcntl
@@ -39,7 +39,7 @@ Item = TypeVar("Item")
 
 
 class Claim(TypedDict):
-    """What settings.json says of one name."""
+    """Entry of settings.json for one name."""
 
     settings: dict[str, Any]
     num_shards: Annotated[int, Field(ge=0, le=MOST_SHARDS)]
@@ -58,14 +58,11 @@ def claim_shards(
     num_shards: int,
     tokenizer: Mapping[str, Any] | None = None,
 ) -> list[Path]:
-    """Record how the shards of one name are made; returns the paths of all of them, made or not.
+    """Record how the shards of one name are made; return the paths of all of them, existing or not.
 
     Args:
-        folder: Where shards go; other names may live there too.
-        name: First part of their file names.
         settings: Everything that decides their contents, as JSON values.
-        num_shards: How many there will be.
-        tokenizer: What their token ids mean, from loading.tokenizer_identity, for readers that have no target.
+        tokenizer: From eval.models.tokenizer_identity, for readers without the target.
 
     Raises:
         UserError: If shards of this name were begun with other settings.
@@ -83,18 +80,17 @@ def claim_shards(
 
 
 def write_shard(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows as JSON lines, whole or not at all."""
+    """Write rows as JSON lines, atomically."""
     write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), path)
 
 
 def read_shard(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of one shard."""
     for where, line in lines_of(path):
         yield parse_json(line, where, REWRITTEN)
 
 
 def shard_lines(folder: Path, name: str) -> Iterator[tuple[str, bytes]]:
-    """(file and line, row as it stands there) of all shards of one name, in order.
+    """Yield (file and line number, raw line) of all shards of one name, in order.
 
     Raises:
         UserError: If a shard is missing.
@@ -114,7 +110,7 @@ def shard_lines(folder: Path, name: str) -> Iterator[tuple[str, bytes]]:
 
 
 def lines_of(path: Path) -> Iterator[tuple[str, bytes]]:
-    """The same of one shard."""
+    """Yield (file and line number, raw line) of one shard."""
     require_regular(path, remedy=REWRITTEN)
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -122,7 +118,7 @@ def lines_of(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def row_location(folder: Path, name: str, row: int) -> str:
-    """The file and line of a row of all shards, counted from 0: "data/train-00001.jsonl:7"."""
+    """Return file and line of a row counted from 0 over all shards: "data/train-00001.jsonl:7"."""
     for path in shard_paths(folder, name, read_claims(folder)[name]["num_shards"]):
         with path.open("rb") as file:
             num_rows = sum(1 for _ in file)
@@ -133,15 +129,14 @@ def row_location(folder: Path, name: str, row: int) -> str:
 
 
 def shard_paths(folder: Path, name: str, num_shards: int) -> list[Path]:
-    """Where the shards of one name are or will be."""
     return [folder / f"{name}-{index:05d}.jsonl" for index in range(num_shards)]
 
 
 def read_claims(folder: Path) -> dict[str, Claim]:
-    """What settings.json says for each name; empty where there is none.
+    """Read settings.json; empty if there is none.
 
     Raises:
-        UserError: If it is no such file.
+        UserError: If it is damaged.
     """
     path, remedy = folder / SETTINGS_NAME, f"Delete {folder} and run its stage again."
     return checked(CLAIMS, read_json_object(path, remedy), str(path), remedy) if path.exists() else {}
@@ -162,7 +157,7 @@ def refuse_changes(folder: Path, name: str, old: Mapping[str, Any], new: Mapping
 
 
 def shorten(value: Any) -> str:
-    """A setting as a message shows it: fingerprints by their first twelve digits."""
+    """Format a setting for a message: fingerprints by their first twelve digits."""
     is_fingerprint = isinstance(value, str) and len(value) == 64
     return f"{value[:12]}…" if is_fingerprint else json.dumps(value, ensure_ascii=False)
 
@@ -173,14 +168,12 @@ class Part:
 
     Attributes:
         number: From 1.
-        of: How many parts there are.
     """
 
     number: int
     of: int
 
     def of_all(self, files: Sequence[Item]) -> Sequence[Item]:
-        """Those of some files that are this part's."""
         return files[self.number - 1 :: self.of]
 
 
@@ -188,7 +181,6 @@ EVERY_FILE = Part(1, 1)
 
 
 def missing_shards(folder: Path, names: Sequence[str]) -> list[Path]:
-    """Files of some names that are not there yet."""
     claims = read_claims(folder)
     paths = [path for name in names for path in shard_paths(folder, name, claims[name]["num_shards"])]
     return [path for path in paths if not path.is_file()]
@@ -196,7 +188,7 @@ def missing_shards(folder: Path, names: Sequence[str]) -> list[Path]:
 
 @contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
-    """A block that no two jobs on a folder are in: settings.json is read, added to and written again in it."""
+    """Lock a directory against other jobs, to read and rewrite settings.json."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK_NAME).open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -204,13 +196,11 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
 
 
 def require_known_ids(texts: Iterable[Sequence[int]], folder: Path, name: str, vocab_sizes: Mapping[Path, int]) -> None:
-    """Refuse answers with a token id that one of the models has no row for.
+    """Raise UserError if a response has a token id outside a model's vocabulary.
 
     Args:
-        texts: The ids of every answer of a name with its prompt, in the order in which they were read.
-        folder: Of the files they were read from.
-        name: Of these files, such as "train".
-        vocab_sizes: Of every model that reads them, by its folder.
+        texts: Prompt and response ids of one name, in reading order.
+        vocab_sizes: Of every model that reads them, by its directory.
 
     Raises:
         UserError: Naming file and line, the first such id, and the model with the smallest vocabulary.
@@ -227,7 +217,7 @@ def require_known_ids(texts: Iterable[Sequence[int]], folder: Path, name: str, v
 
 
 def require_rows_for_row(ids: Sequence[int], model: Path, vocab_size: int, where: str) -> None:
-    """Refuse a row of data whose tokens a model has no rows for: its tokenizer has tokens beyond its vocabulary.
+    """Raise UserError if a row of data has tokens outside a model's vocabulary, as its tokenizer may have more.
 
     Raises:
         UserError: Naming the row, the first such id, and the model.
@@ -241,7 +231,7 @@ def require_rows_for_row(ids: Sequence[int], model: Path, vocab_size: int, where
 
 
 def unknown_id(ids: Sequence[int], vocab_size: int) -> int | None:
-    """The first of some ids that a vocabulary of this size does not have; None where it has them all."""
+    """Return the first id outside a vocabulary of this size; None if there is none."""
     if not ids or (min(ids) >= 0 and max(ids) < vocab_size):
         return None
     return next(each for each in ids if not 0 <= each < vocab_size)
@@ -253,20 +243,17 @@ TokenIds = Annotated[tuple[TokenId, ...], Field(min_length=1)]
 
 @dataclass(frozen=True)
 class Trace:
-    """One answer of the target.
+    """One response of the target.
 
     Attributes:
         id: Unique among the traces of one name, ascending in the order of the prompts.
         source: The row its prompt came from; "#2" follows for the row's second turn, and so on.
-        messages: The conversation the target answered.
         prompt_ids: The same as token ids, ready to be continued.
-        answer_ids: The continuation; ends with the stop token if finish_reason is "stop".
-        answer: The same as text, without special tokens.
-        finish_reason: "stop" if the target ended it, "length" if the limit did.
-        category: The prompt's, if it has one.
-        task: The prompt's, likewise.
-        answer_logp: log p(y_t) in nats of every token of the answer, of what it was drawn from: after penalty,
-            temperature and filters. None of greedy answers, and of sampled ones that an earlier widedraft wrote.
+        answer_ids: The response; ends with the stop token if finish_reason is "stop".
+        answer: The response as text, without special tokens.
+        finish_reason: "length" if max_new_tokens ended it.
+        answer_logp: log p(y_t) in nats of every token under the distribution it was drawn from: after penalty,
+            temperature and filters. None if greedy, and for sampled responses of earlier versions.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -296,18 +283,12 @@ class Trace:
 
 @dataclass(frozen=True)
 class DecodingSettings:
-    """How the target writes its answers.
+    """How the target generates its responses.
 
     Attributes:
-        max_new_tokens: Tokens of an answer at most.
-        temperature: Divides the logits; 0 is greedy.
-        top_p: As eval.config.SamplingConfig has it, like top_k, min_p and repetition_penalty.
-        batch_size: Prompts answered together.
+        top_p: As in eval.config.SamplingConfig, like top_k, min_p and repetition_penalty.
         shard_size: Prompts per shard, the unit a rerun continues from.
         max_prompt_len: Tokens; longer prompts are dropped and counted.
-        seed: Of the random draws.
-        dtype: Number type of the target while it writes.
-        holding: How it is held.
     """
 
     max_new_tokens: int
@@ -325,18 +306,18 @@ class DecodingSettings:
 
     @property
     def claimed(self) -> dict[str, Any]:
-        """As a folder of answers claims them: what is younger than its name stands there where it changes a choice.
+        """Settings to record with responses; those added in later versions only if they change the output.
 
-        Where the target's weights are does not, like the device; in fewer bits it is another model.
+        The placement of the weights is left out, like the device; their number of bits is not: it makes another model.
         """
-        unsaid = {field.name: field.default for field in fields(self)}  # MISSING of those that always stand there
+        unsaid = {field.name: field.default for field in fields(self)}  # MISSING if there is no default
         values = {name: value for name, value in asdict(self).items() if name != "holding"}
         said = {name: value for name, value in values.items() if value != unsaid[name]}
         return said | self.holding.claimed
 
 
 def asked(prompt: Prompt) -> dict[str, Any]:
-    """What a folder of answers claims of a prompt; category and task only where there is one."""
+    """Return the recorded form of a prompt; category and task only if set."""
     return {
         name: value for name, value in asdict(prompt).items() if name not in ("category", "task") or value is not None
     }
@@ -344,7 +325,7 @@ def asked(prompt: Prompt) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Turn:
-    """One question to the target, and the questions that follow it in the same conversation."""
+    """One user turn, and the later turns of the same conversation."""
 
     id: int
     row: str
@@ -356,11 +337,10 @@ class Turn:
 
     @property
     def source(self) -> str:
-        """The row, and which of its turns this is unless it is the first."""
+        """The row, followed by the turn's number unless it is the first."""
         return self.row if self.number == 1 else f"{self.row}#{self.number}"
 
     def following(self, answer: str) -> "Turn":
-        """The next turn of the conversation, once this one is answered."""
         question, *later_turns = self.later_turns
         messages = ({"role": "assistant", "content": answer}, {"role": "user", "content": question})
         return replace(
@@ -373,7 +353,7 @@ class Turn:
 
 
 def first_turns(prompts: Sequence[Prompt]) -> list[Turn]:
-    """The first turn of each prompt; ids leave room for its later ones."""
+    """Return the first turn of each prompt; ids leave gaps for the later ones."""
     ids = accumulate((1 + len(prompt.later_turns) for prompt in prompts), initial=0)
     return [
         Turn(first_id, prompt.source, 1, prompt.messages, prompt.later_turns, prompt.category, prompt.task)
@@ -382,12 +362,11 @@ def first_turns(prompts: Sequence[Prompt]) -> list[Turn]:
 
 
 def num_turns(turns: Sequence[Turn]) -> int:
-    """How many answers first turns and all that follow them have."""
     return sum(1 + len(turn.later_turns) for turn in turns)
 
 
 def read_traces(out: Path, name: str) -> list[Trace]:
-    """The answers of one name, in the order of their prompts.
+    """Read the responses of one name, in the order of their prompts.
 
     Raises:
         UserError: If they are incomplete or damaged.
@@ -402,7 +381,7 @@ def read_traces(out: Path, name: str) -> list[Trace]:
 
 
 def parsed_trace(where: str, line: bytes) -> Trace:
-    """A row of a shard as an answer, or UserError that says where it is and why it is none."""
+    """Parse a row of a shard; UserError with its location if it is not a valid response."""
     trace = parsed(TRACE, line, where, REWRITTEN)
     for index, message in enumerate(trace.messages):
         if not {"role", "content"} <= message.keys():
@@ -411,12 +390,10 @@ def parsed_trace(where: str, line: bytes) -> Trace:
 
 
 def continues(earlier_ids: Sequence[int], later_ids: Sequence[int]) -> bool:
-    """Whether the later tokens begin with all of the earlier ones."""
     return tuple(later_ids[: len(earlier_ids)]) == tuple(earlier_ids)
 
 
 def rows_of(traces: Sequence[Trace]) -> list[dict[str, Any]]:
-    """Answers as the rows of a shard."""
     rows = [asdict(trace) for trace in sorted(traces, key=lambda trace: trace.id)]
     return [{name: value for name, value in row.items() if (name, value) != ("answer_logp", None)} for row in rows]
 

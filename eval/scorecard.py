@@ -1,7 +1,7 @@
-"""Score drafts against their target: record the target's responses, measure, write the scorecard and its page.
+"""Score drafts against their target: record the target's responses, measure, write the scorecard.
 
-In one directory: scorecard.json (eval/scorecard_schema.py), scorecard.md, answers/, examples.json (texts of wall-clock
-decoding, each token with its writer), and latency.json (step times at other batches).
+Writes into one directory: scorecard.json (eval/scorecard_schema.py), scorecard.md, answers/, examples.json (texts of
+wall-clock decoding, each token with its writer), and latency.json (step times at other batches).
 """
 
 from collections.abc import Mapping, Sequence
@@ -80,7 +80,7 @@ GRID_NAME, EXAMPLES_NAME = "latency.json", "examples.json"
 
 @dataclass(frozen=True)
 class Replayed:
-    """A target and its drafts by name, its responses, and every draft along them; both by temperature."""
+    """A target and its drafts by name, its responses, and every draft replayed along them; both by temperature."""
 
     target: PreTrainedModel
     drafts: Mapping[str, PreTrainedModel]
@@ -89,7 +89,6 @@ class Replayed:
 
     @property
     def primary(self) -> str:
-        """The draft that the scorecard is about: the last."""
         return list(self.drafts)[-1]
 
 
@@ -108,15 +107,11 @@ def score_drafts(
     """Score drafts of one target on the same prompts, and write everything into a directory.
 
     Args:
-        target: Directory of the model that decides every token.
-        drafts: Directories of its drafts by name: baselines first, last the one that the scorecard is about.
+        drafts: Directories of the drafts by name: baselines first, last the one that the scorecard is about.
         prompts: The first config.num_prompts of them are used.
-        config: How to score.
         out: Directory of the scorecard and of the target's responses, which a rerun reads again.
-        seed: Of sampled responses, resampling, and the order of what is timed.
-        answered_by: What generates the target's responses, as write_traces takes it.
-        holding: How the target is loaded.
-        share: This process's part of responses and replays; the first process does everything that is timed.
+        seed: Of sampled responses, resampling, and the order of timed steps.
+        share: This process's part of responses and replays; only the first process measures times.
 
     Raises:
         UserError: If target and draft do not fit together, or no prompt is short enough.
@@ -168,11 +163,11 @@ def measure(
     seed: int,
     holding: Holding,
 ) -> Scorecard:
-    """Time steps, decode, and put the scorecard together; writes latency.json and examples.json."""
+    """Time steps, decode, and assemble the scorecard; writes latency.json and examples.json."""
     resampling = Resampling(CONFIDENCE, NUM_RESAMPLES, seed)
     answers, primary = replayed.answers, replayed.primary
 
-    # Acceptance: every draft at every temperature, by every acceptance method; the last draft against the others.
+    # Acceptance of every draft at every temperature, by every method; the last draft minus each of the others.
     replays = [draft for group in replayed.along.values() for draft in group]
     scores = [draft.scores(config.lookaheads) for draft in replays]
     acceptance = [
@@ -186,7 +181,7 @@ def measure(
         if ours[0].draft == primary != theirs[0].draft and ours[0].temperature == theirs[0].temperature
     ]
 
-    # Step times at batch 1, after a text of median length, and the speedups that they predict.
+    # Step times at batch 1, after a sequence of median length, and the speedups that they predict.
     text = typical_context(next(iter(answers.values())).traces)
     latency = measure_latency(
         {TARGET: replayed.target, **replayed.drafts},
@@ -245,7 +240,7 @@ def measure(
 
 
 def typical_context(traces: Sequence[Trace]) -> list[int]:
-    """Prompt and half of the response, of the text whose length is the median one."""
+    """Return prompt and half of the response of the sequence with the median length."""
     texts = sorted(([*trace.prompt_ids, *trace.answer_ids[: len(trace.answer_ids) // 2]] for trace in traces), key=len)
     return texts[len(texts) // 2]
 
@@ -259,7 +254,7 @@ def measure_live(
     config: EvalConfig,
     resampling: Resampling,
 ) -> tuple[Live, list[LiveAnswer]]:
-    """Decode some prompts in every way, the draft and prompt lookup each at their best number of speculative tokens."""
+    """Decode some prompts in every way, draft and prompt lookup each at its best number of speculative tokens."""
     draft, answers = replayed.drafts[score.draft], replayed.answers[score.temperature]
     lookahead, sampling = predicted.best_lookahead, Sampling.of(score.temperature, config.sampling)
     texts = [(trace.prompt_ids, trace.answer_ids) for trace in answers.traces]
@@ -276,7 +271,7 @@ def measure_live(
         seed=resampling.seed,
     )
 
-    # The replay of greedy texts is there; that of sampled ones is made of the very texts that were sampled.
+    # Greedy texts were replayed already; sampled ones are replayed along the texts just generated.
     if sampling.is_greedy:
         expected: list[Counts] = [score.answers[index].counts[lookahead] for index, _ in chosen]
     else:
@@ -300,7 +295,6 @@ def measure_live(
 
 
 def speedup_row(score: DraftScore, times: StepTimes) -> SpeedupRow:
-    """Predicted speedup from the acceptance of one draft at one temperature and step times."""
     rows = tuple(forecast(score, lookahead, times) for lookahead in score.lookaheads)
     return SpeedupRow(
         draft=score.draft,
@@ -313,7 +307,6 @@ def speedup_row(score: DraftScore, times: StepTimes) -> SpeedupRow:
 
 
 def forecast(score: DraftScore, lookahead: int, times: StepTimes) -> Forecast:
-    """Speedup at one number of speculative tokens."""
     counts = score.pooled(lookahead)
     full_rate, tokens_per_step = counts.fully_accepted_rounds / counts.rounds, tau(counts)
     return Forecast(
@@ -324,7 +317,6 @@ def forecast(score: DraftScore, lookahead: int, times: StepTimes) -> Forecast:
 
 
 def prompts_section(prompts: Sequence[Prompt], answers: Mapping[float, Answers], config: EvalConfig) -> Prompts:
-    """Which prompts were used, and the target's responses."""
     taken = prompts[: config.num_prompts]
     [first, *_] = answers.values()
     num_scored = len(set(first.prompt_numbers))
@@ -352,23 +344,17 @@ def prompts_section(prompts: Sequence[Prompt], answers: Mapping[float, Answers],
 def measure_batches(
     models: Mapping[str, PreTrainedModel], text_ids: Sequence[int], config: EvalConfig, resampling: Resampling
 ) -> tuple[tuple[GridCell, ...] | None, list[str]]:
-    """Step times at every batch and context that fits.
-
-    Args:
-        models: TARGET and the draft, by name.
-        text_ids: Fill the caches.
-        config: Which batches, and how often.
-        resampling: How intervals are made.
+    """Time steps at every batch that fits.
 
     Returns:
-        The figures, None if there are no batches; and a warning for each batch that was left out.
+        The cells, None if there are no batches; and a warning for each batch that was left out.
     """
     problems = {batch: batch_problem(models, batch, len(text_ids)) for batch in config.latency_batch_sizes}
     warnings = [f"Steps at batch {batch} were not timed: {why}" for batch, why in problems.items() if why is not None]
     batches = [batch for batch, why in problems.items() if why is None]
     if not batches:
         return None, warnings
-    # Both ends and the powers of 2 show at which number of speculative tokens a batch is served best.
+    # Both ends and the powers of 2 show which number of speculative tokens is best for a batch.
     ends = {config.lookaheads[0], config.lookaheads[-1]}
     lookaheads = sorted(ends | {k for k in config.lookaheads if k.bit_count() == 1})
     grid = Grid(batches, (len(text_ids),), lookaheads, max(2, config.latency_repeats // 4), prefill=False)
@@ -376,14 +362,14 @@ def measure_batches(
 
 
 def batch_problem(models: Mapping[str, PreTrainedModel], batch: int, context: int) -> str | None:
-    """Why a batch cannot be timed after so many tokens; None if it can."""
+    """Return why a batch cannot be timed at this context; None if it can."""
     if batch > 1 and not all(takes_rows(model) for model in models.values()):
         return "models of this type are decoded one text at a time here."
     return lack_of_memory(models, batch=batch, context=context)
 
 
 def write_grid(grid: tuple[GridCell, ...] | None, card: Scorecard, out: Path) -> None:
-    """Write latency.json next to a scorecard, or remove that of an earlier one."""
+    """Write latency.json next to a scorecard, or remove an outdated one."""
     if grid is None:
         (out / GRID_NAME).unlink(missing_ok=True)
         return

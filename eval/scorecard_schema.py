@@ -1,6 +1,6 @@
-"""scorecard.json as types: one target, its drafts, and everything measured. docs/evaluate.md explains the fields.
+"""Types of scorecard.json: one target, its drafts, and all measurements. docs/evaluate.md explains the fields.
 
-The drafts stand in order: baselines first, last the one that the scorecard is about (`primary`).
+Drafts are ordered: baselines first, last the one that the scorecard is about (`primary`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from eval.intervals import Estimate, Resampling
 
 FORMAT, RECORDED_FORMAT = "widedraft.scorecard/4", "widedraft.recorded/2"
 CARD_NAME = "scorecard.json"
-UNDISTILLED = "undistilled"  # name of the baseline that a run scores: its draft before distillation
+UNDISTILLED = "undistilled"  # name of a run's baseline: its draft before distillation
 LOOKUP = "n-gram lookup"  # name of prompt lookup among the ways of decoding
 
 Item = TypeVar("Item")
@@ -27,13 +27,11 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of one step; any unit will do, for only ratios count.
+    """Seconds of one step, in any unit: only ratios count.
 
     Attributes:
-        target_s: The target, one token.
         draft_s: The draft, one token, within a chain of such steps.
-        draft_two_s: The draft, two tokens at once.
-        verify_s: The target, lookahead + 1 tokens at once, for each lookahead.
+        verify_s: The target, k + 1 tokens at once, by k.
     """
 
     target_s: float
@@ -51,7 +49,7 @@ Some = Annotated[tuple[Item, ...], Field(min_length=1)]
 
 
 def only(rows: Sequence[Item], is_it: Callable[[Item], bool]) -> Item:
-    """The one row for which a condition holds; UserError if a file that was edited has none, or several."""
+    """Return the only row that meets a condition; UserError if an edited file has none, or several."""
     found = list(filter(is_it, rows))
     if len(found) != 1:
         raise UserError(f"The scorecard has {len(found)} rows where one belongs. Run `widedraft eval` again.")
@@ -66,7 +64,7 @@ class Record(BaseModel):
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio of counts with its interval; both None where nothing was counted."""
+    """A ratio of counts with its interval; both None if nothing was counted."""
 
     value: FiniteFloat | None
     interval: tuple[FiniteFloat, FiniteFloat] | None
@@ -74,7 +72,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Mean(Estimate):
-    """A mean over tokens with the sum it was made from."""
+    """A mean over tokens with its sum."""
 
     sum: float
     tokens: float
@@ -84,13 +82,12 @@ class Mean(Estimate):
 
 
 class ScoredModel(Record):
-    """A model that was loaded.
+    """A loaded model.
 
     Attributes:
-        path: Its directory.
-        fingerprint: fingerprint_checkpoint of that.
+        fingerprint: fingerprint_checkpoint of the directory.
         head_vocab_size: Tokens of a reduced vocabulary; None if the head covers the whole one.
-        bits: Of a weight of its linear layers if they were quantized at load; else None.
+        bits: Bits per weight of its linear layers if quantized at load; else None.
         placement: None if it was whole on one device.
     """
 
@@ -108,7 +105,7 @@ class ScoredModel(Record):
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """A model: its directory, fingerprint_checkpoint of that, and its dtype."""
+    """A model: its directory, fingerprint_checkpoint of the directory, and dtype."""
 
     path: str
     fingerprint: str
@@ -122,7 +119,7 @@ class DraftModel(ScoredModel):
 
 
 class Hardware(Record):
-    """What the models ran on."""
+    """The machine that the models ran on."""
 
     processor: str
     cores: int
@@ -146,7 +143,7 @@ class Provenance(Record):
 
 
 class TaskRow(Record):
-    """A task, how many of its prompts were used, and the hash of their content."""
+    """A task, how many of its prompts were used, and a hash of their content."""
 
     task: str | None
     version: int | None
@@ -165,7 +162,7 @@ class AnswersRow(Record):
 
 
 class Prompts(Record):
-    """Which prompts were used, and the target's responses."""
+    """The prompts that were used, and the target's responses."""
 
     given: int
     taken: int
@@ -177,12 +174,11 @@ class Prompts(Record):
     answers: Some[AnswersRow]
 
     def ids_at(self, temperature: float) -> str:
-        """Hash of the responses at a temperature that was scored."""
         return only(self.answers, lambda answers: answers.temperature == temperature).ids_sha256
 
 
 class Settings(BaseModel):
-    """Recipe section `eval` as it was used, further keys as extras; seed, device, and how intervals were made."""
+    """Recipe section `eval` as used, further keys as extras; seed, device, and method of intervals."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -196,12 +192,11 @@ class Settings(BaseModel):
     max_prompt_len: int
     batch_size: int
     sampling: SamplingConfig = SamplingConfig()
-    intervals: str  # how intervals of rates were made
-    speedup_intervals: str | None = None  # how intervals of wall-clock speedups were made
+    intervals: str  # method of intervals of rates
+    speedup_intervals: str | None = None  # method of intervals of wall-clock speedups
 
     @property
     def resampling(self) -> Resampling:
-        """As intervals were made."""
         return Resampling(self.confidence, self.num_resamples, self.seed)
 
 
@@ -246,7 +241,6 @@ class Rounds(RoundFigures):
 
     @property
     def full_rate(self) -> float:
-        """Share of the verification steps that accepted everything."""
         return self.fully_accepted / self.rounds
 
 
@@ -292,7 +286,7 @@ class RoundsByPrompt(Record):
 
 
 class PromptSums(Record):
-    """Sums of every prompt, in the order of the scorecard's sources: they pair scorecards of the same responses."""
+    """Sums per prompt, in the order of the scorecard's sources: they pair scorecards of the same responses."""
 
     tokens: tuple[float, ...]
     alpha: tuple[float, ...]
@@ -304,7 +298,7 @@ class PromptSums(Record):
 
 
 class AcceptanceRow(RuleRow):
-    """Acceptance of one draft at one temperature, by the leading acceptance method and by the others.
+    """Acceptance of one draft at one temperature, by the leading and the other acceptance methods.
 
     Attributes:
         coverage: Share of the response tokens in the draft's reduced vocabulary; None if it has the whole one.
@@ -323,7 +317,7 @@ class AcceptanceRow(RuleRow):
 
 
 class TauDifference(Record):
-    """At one number of speculative tokens."""
+    """Difference at one number of speculative tokens."""
 
     lookahead: int
     tau: Estimate
@@ -337,7 +331,6 @@ class RuleDifference(Record):
     lookahead: tuple[TauDifference, ...]
 
     def at(self, lookahead: int) -> Estimate:
-        """Difference of acceptance lengths."""
         return only(self.lookahead, lambda tau: tau.lookahead == lookahead).tau
 
 
@@ -357,7 +350,7 @@ class DifferenceRow(RuleDifference):
 
 @dataclass(frozen=True)
 class Percentile:
-    """A percentile with bounds by order statistics; a bound is None where no repetition is surely beyond it."""
+    """A percentile with bounds by order statistics; a bound is None if no repetition is surely beyond it."""
 
     value: float
     interval: tuple[float | None, float | None] | None
@@ -377,13 +370,13 @@ class StepTime(Record):
 
 
 class VerifyStep(StepTime):
-    """The target, lookahead + 1 tokens at once."""
+    """The target, k + 1 tokens at once."""
 
     lookahead: int
 
 
 class DraftSteps(Record):
-    """Steps of a draft: one token within a chain of such steps, and two at once, as after a step that accepted all."""
+    """Steps of a draft: one token within a chain, and two at once, as after a step that accepted all tokens."""
 
     draft: str
     cost_ratio: float
@@ -392,17 +385,14 @@ class DraftSteps(Record):
 
 
 class ScoredLatency(Record):
-    """Steps of the target and all drafts, timed in interleaved runs; those of a scorecard at batch 1.
+    """Steps of the target and all drafts, timed in interleaved runs; at batch 1 in a scorecard.
 
     Attributes:
         batch: Sequences decoded together.
         context_tokens: Before each step.
-        repeats: Timed repetitions of every step.
-        warm_up_repeats: Untimed ones before them.
-        settled: Whether warm-up ended because the times had settled.
-        target: One token.
+        warm_up_repeats: Untimed repetitions before them.
+        settled: False if warm-up ended before the times had settled.
         verify: Several tokens, by number of speculative tokens.
-        drafts: Each of them.
     """
 
     batch: int
@@ -416,23 +406,20 @@ class ScoredLatency(Record):
 
     @property
     def lookaheads(self) -> list[int]:
-        """Those whose verification was timed."""
         return [step.lookahead for step in self.verify]
 
     @property
     def steps(self) -> list[StepTime]:
-        """Every kind of step, of the target and of all drafts."""
         of_drafts = [step for draft in self.drafts for step in (draft.one_token, draft.two_tokens)]
         return [self.target, *self.verify, *of_drafts]
 
     def of(self, draft: str) -> DraftSteps:
-        """The steps of one draft."""
         return only(self.drafts, lambda steps: steps.draft == draft)
 
     def step_times(
         self, draft: str, milliseconds: Callable[[StepTime], float] = lambda step: step.median_ms
     ) -> StepTimes:
-        """The steps of the target and one draft in seconds: medians, or another figure of each."""
+        """Return the steps of the target and one draft in seconds: medians, or another figure of each."""
         own = self.of(draft)
         return StepTimes(
             target_s=milliseconds(self.target) / 1000,
@@ -443,7 +430,7 @@ class ScoredLatency(Record):
 
 
 class Forecast(Record):
-    """Speedup at one number of speculative tokens by measured terms, and the acceptance rate from which it pays."""
+    """Predicted speedup at one number of speculative tokens, and the break-even acceptance rate."""
 
     lookahead: int
     predicted: float
@@ -487,7 +474,7 @@ class Spent(Record):
 
 
 class SpentByBoth(Spent):
-    """The same, with the parts that draft and target took."""
+    """Time spent on the responses, with the parts of draft and target."""
 
     draft_s: float
     verify_s: float
@@ -502,14 +489,14 @@ class RoundCounts(Record):
 
 
 class Agreement(Record):
-    """The lossless check: prompts whose texts and counts are the expected ones, and the counts of loop and replay.
+    """The lossless check: prompts whose texts and counts match, and total counts of decoding and of replay.
 
     Attributes:
-        exact: Whether every greedy text and every count agrees; of sampled ones, whether `p_value` allows it.
-        same_text: Prompts whose speculative text is the one of plain decoding.
-        same_as_recorded: Prompts whose speculative text is the recorded response.
-        same_counts: Prompts whose every count is the replay's.
-        p_value: Of sampled texts: that decoding takes as many verification steps as the replay of these texts expects.
+        exact: True if every greedy text and every count matches; of sampled texts, if `p_value` allows it.
+        same_text: Prompts whose speculative text equals plain decoding.
+        same_as_recorded: Prompts whose speculative text equals the recorded response.
+        same_counts: Prompts whose counts all equal the replay's.
+        p_value: Of sampled texts: decoding takes the number of verification steps that their replay expects.
     """
 
     exact: bool
@@ -540,7 +527,7 @@ class OverLookup(Record):
 
 
 class Live(Record):
-    """Wall-clock speedup of decoding with the draft at one temperature, and whether it did what the replay expects."""
+    """Wall-clock speedup of decoding with the draft at one temperature, and its agreement with the replay."""
 
     draft: str
     temperature: float
@@ -556,7 +543,6 @@ class Live(Record):
     over_lookup: tuple[OverLookup, ...]
 
     def way(self, name: str) -> WayRow | None:
-        """One of the other ways; None if it was not run."""
         return next((row for row in self.ways if row.way == name), None)
 
 
@@ -564,7 +550,7 @@ class Live(Record):
 
 
 class Scorecard(Record):
-    """The file."""
+    """A scorecard: one target, its drafts, and all measurements."""
 
     format: Literal["widedraft.scorecard/4"] = FORMAT
     warnings: tuple[str, ...]
@@ -576,52 +562,47 @@ class Scorecard(Record):
     differences: tuple[DifferenceRow, ...]
     latency: ScoredLatency
     speedup: Some[SpeedupRow]
-    lives: Some[Live]  # temperature 0 first, else in the order of the recipe
+    lives: Some[Live]  # temperature 0 first, then in the order of the recipe
     provenance: Provenance
 
     @property
     def primary(self) -> str:
-        """The draft that the scorecard is about: the last one."""
+        """Name of the draft that the scorecard is about: the last one."""
         return self.drafts[-1].draft
 
     @property
     def temperatures(self) -> list[float]:
-        """Those that were scored, in their order."""
         return list(dict.fromkeys(row.temperature for row in self.acceptance))
 
     @property
     def machine(self) -> str:
-        """What the models ran on."""
         return machine_words(self.provenance.hardware, self.settings.device, self.settings.threads)
 
     @property
     def live(self) -> Live:
-        """Wall-clock decoding at temperature 0, or at the first one that was scored."""
+        """Wall-clock decoding at temperature 0, or at the first scored one."""
         return self.lives[0]
 
     @property
     def main_forecast(self) -> SpeedupRow:
-        """Prediction for the last draft at temperature 0, or at the first one that was scored."""
+        """Prediction for the last draft at temperature 0, or at the first scored one."""
         return self.speedup_of(self.primary, self.live.temperature)
 
     def model(self, draft: str) -> DraftModel:
         return only(self.drafts, lambda model: model.draft == draft)
 
     def rows_at(self, temperature: float) -> list[AcceptanceRow]:
-        """Acceptance of every draft at a temperature."""
         return [row for row in self.acceptance if row.temperature == temperature]
 
     def row(self, draft: str, temperature: float) -> AcceptanceRow:
-        """Acceptance of one draft at a temperature that was scored."""
         return only(self.rows_at(temperature), lambda row: row.draft == draft)
 
     def speedup_of(self, draft: str, temperature: float) -> SpeedupRow:
-        """Prediction for one draft at a temperature that was scored."""
         return only(self.speedup, lambda row: (row.draft, row.temperature) == (draft, temperature))
 
 
 class RecordedRow(Record):
-    """Acceptance of a draft along recorded responses, by one method that they decide without their target."""
+    """Acceptance of a draft along recorded responses, by one method that does not need the target."""
 
     draft: str
     temperature: float
@@ -634,7 +615,7 @@ class RecordedRow(Record):
 
 
 class RecordedResponses(Record):
-    """Which recorded responses were scored; `unanswered`: prompts of the file after the last that has a response."""
+    """The recorded responses that were scored; `unanswered`: prompts after the last one with a response."""
 
     path: str
     form: Literal["text", "traces"]
@@ -652,7 +633,7 @@ class RecordedResponses(Record):
 
 
 class RecordedScorecard(Record):
-    """scorecard.json of a draft on recorded responses, without their target and so without any speed."""
+    """scorecard.json of a draft on recorded responses, without their target and therefore without speeds."""
 
     format: Literal["widedraft.recorded/2"] = RECORDED_FORMAT
     warnings: tuple[str, ...]
@@ -664,27 +645,25 @@ class RecordedScorecard(Record):
 
     @property
     def machine(self) -> str:
-        """What the draft ran on."""
         return machine_words(self.provenance.hardware, self.settings.device, self.settings.threads)
 
 
 def machine_words(hardware: Hardware, device: str, num_threads: int) -> str:
-    """A GPU by its name, or a CPU with its threads."""
     if device.startswith("cuda"):
         return f"GPU ({hardware.accelerators[0]})"
     return f"CPU ({hardware.processor}, {num_threads} thread{'s' if num_threads > 1 else ''})"
 
 
 def write_record(record: Any, path: Path) -> None:
-    """Write a result file, whole or not at all."""
+    """Write a result file atomically."""
     write_json(TypeAdapter(type(record)).dump_python(record, mode="json"), path)
 
 
 def read_any_scorecard(path: Path) -> Scorecard | RecordedScorecard:
-    """The scorecard of a file, with its target or of recorded responses.
+    """Read a scorecard, with its target or of recorded responses.
 
     Raises:
-        UserError: If it is neither; names the file and the first field that does not fit.
+        UserError: If it is neither; names the file and the first invalid field.
     """
     values = read_json(path, f"Name a {CARD_NAME} that `widedraft eval` wrote.")
     found = values.get("format") if isinstance(values, dict) else None
@@ -696,7 +675,7 @@ def read_any_scorecard(path: Path) -> Scorecard | RecordedScorecard:
 
 
 def read_scorecard(path: Path) -> Scorecard:
-    """The scorecard of a file; errors as of read_any_scorecard, and if it is of recorded responses."""
+    """Read a scorecard with its target; errors as for read_any_scorecard."""
     card = read_any_scorecard(path)
     if isinstance(card, RecordedScorecard):
         raise UserError(f"{path}: is of recorded responses, which have no target and no speed. Name another scorecard.")
@@ -704,7 +683,7 @@ def read_scorecard(path: Path) -> Scorecard:
 
 
 GRID_FORMAT = "widedraft.latency/3"
-TARGET = "target"  # what the model that is drafted for is called among others
+TARGET = "target"  # name of the target among the models
 
 
 class GridCell(ScoredLatency):
@@ -712,7 +691,7 @@ class GridCell(ScoredLatency):
 
     Attributes:
         how: How steps were run.
-        prefill: The reading of the context, by model; empty where it was not timed.
+        prefill: Prefill of the context, by model; empty if it was not timed.
     """
 
     how: How
@@ -720,13 +699,13 @@ class GridCell(ScoredLatency):
 
 
 class GridModel(ScoredModel):
-    """A model, and where it was."""
+    """A model and its device."""
 
     device: str
 
 
 class GridFile(Record):
-    """The file; its models by the names that steps have."""
+    """latency.json, or the file of `widedraft benchmark --grid`; models by the names of their steps."""
 
     format: Literal["widedraft.latency/3"] = GRID_FORMAT
     models: dict[str, GridModel]
@@ -743,29 +722,21 @@ class GridFile(Record):
 
     @property
     def drafts(self) -> list[str]:
-        """All models but the target."""
         return [name for name in self.models if name != TARGET]
 
     @property
     def lookaheads(self) -> list[int]:
-        """Those whose verification was timed."""
         return self.cells[0].lookaheads
 
     def name_of(self, fingerprint: str) -> str | None:
-        """What a draft is called here; None if it was not timed."""
         return next((name for name in self.drafts if self.models[name].fingerprint == fingerprint), None)
 
     @property
     def where(self) -> str:
-        """The machine and the dtype, in words."""
         target = self.models[TARGET]
         return f"a {machine_words(self.provenance.hardware, target.device, self.threads)} in {target.dtype}"
 
 
 def read_grid_file(path: Path) -> GridFile:
-    """A grid of step times.
-
-    Raises:
-        UserError: If it is no such file; the message names it and the field.
-    """
+    """Read a grid of step times; a UserError names the file and the field."""
     return read_typed(path, TypeAdapter(GridFile), "Name a file that `widedraft benchmark --grid --out` wrote.")

@@ -1,7 +1,4 @@
-"""The tables of scorecards: scorecard.md, the summary that a run ends with, and the report show the same ones.
-
-Every function takes drafts of one or more scorecards and returns a table, or None where nothing of it was measured.
-"""
+"""Tables of scorecards, shared by scorecard.md, the summary at the end of a run, and the report."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,14 +16,14 @@ NOTE = (
     "exclude prefill. Intervals are in brackets."
 )
 
-# Step times that the warnings below call wrong: threads that wait for each other, or for cores that other programs
-# have, slow every step by factors that say nothing of the models.
-DISTURBED, LOOP_MS = 1.2, 1.0  # a token of plain decoding against its timed step, plus milliseconds of Python
+# Step times above these limits cause the warnings below: threads that wait for each other, or for cores used by other
+# programs, slow every step by factors that do not depend on the models.
+DISTURBED, LOOP_MS = 1.2, 1.0  # a token of plain decoding relative to its timed step, plus milliseconds of Python
 
 
 @dataclass(frozen=True)
 class ScoredDraft:
-    """A draft of a scorecard; `label` is its name among all drafts that are shown."""
+    """A draft of a scorecard; `label` is its name among all drafts shown."""
 
     label: str
     card: Scorecard
@@ -34,24 +31,22 @@ class ScoredDraft:
 
     @property
     def is_primary(self) -> bool:
-        """Whether the scorecard is about it; the others are baselines."""
         return self.draft == self.card.primary
 
     def row(self, temperature: float) -> AcceptanceRow:
         return self.card.row(self.draft, temperature)
 
     def best_k(self, temperature: float) -> int:
-        """The number of speculative tokens with the highest predicted speedup."""
         return self.card.speedup_of(self.draft, temperature).best_lookahead
 
     def live(self, temperature: float) -> Live | None:
-        """Wall-clock decoding with it; baselines have none."""
+        """Return wall-clock decoding with it; baselines have none."""
         lives = self.card.lives if self.is_primary else []
         return next((live for live in lives if live.temperature == temperature), None)
 
 
 def scored_drafts(cards: Mapping[str, Scorecard]) -> list[ScoredDraft]:
-    """Of every scorecard, by name, the draft it is about and its baselines; a baseline of several is shown once."""
+    """Return the primary draft and the baselines of every scorecard; a baseline shared by several is listed once."""
     drafts: list[ScoredDraft] = []
     for name, card in cards.items():
         seen = {draft.card.model(draft.draft).fingerprint for draft in drafts}
@@ -63,18 +58,16 @@ def scored_drafts(cards: Mapping[str, Scorecard]) -> list[ScoredDraft]:
 
 
 def primaries(drafts: Sequence[ScoredDraft]) -> list[ScoredDraft]:
-    """Without baselines."""
     return [draft for draft in drafts if draft.is_primary]
 
 
 def at_temperatures(drafts: Sequence[ScoredDraft]) -> list[tuple[ScoredDraft, float]]:
-    """Every draft at every temperature it was scored at, ordered by temperature."""
     pairs = [(draft, temperature) for draft in drafts for temperature in draft.card.temperatures]
     return sorted(pairs, key=lambda pair: pair[1])
 
 
 def interval(estimate: Estimate | Ratio | None, digits: int = 3, unit: str = "") -> str:
-    """0.512 [0.480, 0.544]; a dash where nothing was counted."""
+    """Format as 0.512 [0.480, 0.544]; a dash if nothing was counted."""
     return "–" if estimate is None else with_bounds(estimate.value, estimate.interval, digits, unit)
 
 
@@ -88,19 +81,19 @@ def with_bounds(
 
 
 def times(estimate: Estimate | Ratio | None) -> str:
-    """A speedup: 1.12x [1.05, 1.20]."""
+    """Format a speedup: 1.12x [1.05, 1.20]."""
     return interval(estimate, 2, "x")
 
 
 def predicted(draft: ScoredDraft, temperature: float) -> str:
-    """Predicted speedup at the best k, with the interval that prompts and step times leave it."""
+    """Format the predicted speedup at the best k, with its interval from prompts and step times."""
     row, forecast = draft.row(temperature), draft.card.speedup_of(draft.draft, temperature)
     bounds = predicted_interval(row, forecast.best_lookahead, draft.card.latency, draft.card.settings.resampling)
     return with_bounds(forecast.predicted, bounds, 2, "x")
 
 
 def results(drafts: Sequence[ScoredDraft], *, all_methods: bool = True) -> Table:
-    """Acceptance and speedups of every draft at every temperature, by every acceptance method or the leading one."""
+    """Tabulate acceptance and speedups of every draft at every temperature, by all methods or the leading one."""
     rows, coverages = [], []
     for draft, temperature in at_temperatures(drafts):
         row, k, live = draft.row(temperature), draft.best_k(temperature), draft.live(temperature)
@@ -115,7 +108,6 @@ def results(drafts: Sequence[ScoredDraft], *, all_methods: bool = True) -> Table
 
 
 def with_column(table: Table, name: str, estimates: Sequence[Estimate | Ratio | None]) -> Table:
-    """A table with a column of estimates behind, unless there are none."""
     if not any(estimates):
         return table
     rows = [(*row, interval(estimate)) for row, estimate in zip(table.rows, estimates, strict=True)]
@@ -123,7 +115,7 @@ def with_column(table: Table, name: str, estimates: Sequence[Estimate | Ratio | 
 
 
 def measured(drafts: Sequence[ScoredDraft]) -> Table | None:
-    """Wall-clock decoding in interleaved runs: plain, with the draft, with prompt lookup."""
+    """Tabulate wall-clock decoding in interleaved runs: plain, with the draft, with prompt lookup."""
     rows = []
     for draft, temperature in at_temperatures(drafts):
         live = draft.live(temperature)
@@ -179,7 +171,6 @@ def measured(drafts: Sequence[ScoredDraft]) -> Table | None:
 
 
 def by_k(drafts: Sequence[ScoredDraft]) -> Table:
-    """Acceptance length and predicted speedup for every number of speculative tokens."""
     rows = []
     for draft, temperature in at_temperatures(drafts):
         forecasts = draft.card.speedup_of(draft.draft, temperature)
@@ -202,7 +193,7 @@ def by_k(drafts: Sequence[ScoredDraft]) -> Table:
 
 
 def positions(drafts: Sequence[ScoredDraft]) -> Table:
-    """Acceptance by position in the verification step, at the largest k; without baselines."""
+    """Tabulate acceptance by position in the verification step, at the largest k; without baselines."""
     rows = [
         (draft.label, f"{temperature:g}", p.position, interval(p.conditional), interval(p.joint), f"{p.reached:.1f}")
         for draft, temperature in at_temperatures(primaries(drafts))
@@ -213,7 +204,7 @@ def positions(drafts: Sequence[ScoredDraft]) -> Table:
 
 
 def groups(drafts: Sequence[ScoredDraft]) -> Table | None:
-    """Acceptance by task, category, output position and entropy of the target; without baselines."""
+    """Tabulate acceptance by task, category, output position and entropy of the target; without baselines."""
     rows = []
     for draft, temperature in at_temperatures(primaries(drafts)):
         row, k = draft.row(temperature), draft.best_k(temperature)
@@ -227,7 +218,6 @@ def groups(drafts: Sequence[ScoredDraft]) -> Table | None:
 
 
 def step_times(cards: Mapping[str, Scorecard]) -> Table:
-    """Every kind of step of every scorecard, in milliseconds."""
     rows: list[tuple[object, ...]] = []
     for name, card in cards.items():
         latency = card.latency
@@ -255,7 +245,7 @@ def step_times(cards: Mapping[str, Scorecard]) -> Table:
 
 
 def differences(cards: Mapping[str, Scorecard]) -> Table | None:
-    """Draft minus baseline on the same responses, prompts resampled together."""
+    """Tabulate draft minus baseline on the same responses, prompts resampled together."""
     rows = []
     for name, card in cards.items():
         for row in card.differences:
@@ -280,7 +270,7 @@ def differences(cards: Mapping[str, Scorecard]) -> Table | None:
 
 
 def between_runs(first: str, name: str, baseline: Scorecard, card: Scorecard) -> list[tuple[object, ...]]:
-    """The draft of a run minus that of the first, at temperatures at which both have the same responses."""
+    """Return rows of a run's draft minus that of the first, at temperatures at which both have the same responses."""
     rows, resampling = [], card.settings.resampling
     for temperature in card.temperatures:
         same_prompts = card.prompts.ids_sha256 == baseline.prompts.ids_sha256
@@ -305,7 +295,6 @@ def between_runs(first: str, name: str, baseline: Scorecard, card: Scorecard) ->
 
 
 def models(cards: Mapping[str, Scorecard | RecordedScorecard]) -> Table:
-    """Shape, dtype and fingerprint of every model."""
     named: dict[str, tuple[str, ScoredModel]] = {}
     for name, card in cards.items():
         if isinstance(card, Scorecard):
@@ -336,7 +325,6 @@ def models(cards: Mapping[str, Scorecard | RecordedScorecard]) -> Table:
 
 
 def setup(card: Scorecard | RecordedScorecard) -> Table:
-    """Prompts, settings, hardware, versions and the command of a scorecard."""
     settings, origin = card.settings, card.provenance
     if isinstance(card, Scorecard):
         prompts = card.prompts
@@ -372,7 +360,7 @@ def setup(card: Scorecard | RecordedScorecard) -> Table:
 
 
 def recorded_results(cards: Mapping[str, RecordedScorecard]) -> Table:
-    """Acceptance along recorded responses; the target is not there, so nothing is known of speed."""
+    """Tabulate acceptance along recorded responses; without the target there are no speeds."""
     rows, coverages = [], []
     for name, card in cards.items():
         for row in card.acceptance:
@@ -385,7 +373,6 @@ def recorded_results(cards: Mapping[str, RecordedScorecard]) -> Table:
 
 
 def recorded_positions(cards: Mapping[str, RecordedScorecard]) -> Table:
-    """Acceptance by position at the largest k."""
     rows = [
         (name, f"{row.temperature:g}", row.rule, p.position, interval(p.conditional), interval(p.joint))
         for name, card in cards.items()
@@ -397,7 +384,6 @@ def recorded_positions(cards: Mapping[str, RecordedScorecard]) -> Table:
 
 
 def scorecard_page(card: Scorecard | RecordedScorecard) -> TableSection:
-    """scorecard.md."""
     warnings = [f"WARNING: {text}" for text in card.warnings]
     if isinstance(card, RecordedScorecard):
         named = {"draft": card}
@@ -421,7 +407,6 @@ def scorecard_page(card: Scorecard | RecordedScorecard) -> TableSection:
 
 
 def summary(card: Scorecard | RecordedScorecard) -> str:
-    """What a run ends with in the terminal."""
     warnings = [f"WARNING: {text}" for text in card.warnings]
     if isinstance(card, RecordedScorecard):
         return terminal(recorded_results({"draft": card}), *warnings)
@@ -431,7 +416,6 @@ def summary(card: Scorecard | RecordedScorecard) -> str:
 
 
 def find_warnings(card: Scorecard) -> list[str]:
-    """What puts the numbers of a scorecard in doubt."""
     warnings, exact = [], card.settings.dtype == "float32"
     for live in card.lives:
         if not live.agreement.exact:

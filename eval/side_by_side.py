@@ -1,9 +1,9 @@
 """A prompt decoded with and without the draft, side by side, each token coloured by who proposed it.
 
-In a terminal both texts grow as they are written. Elsewhere they are printed when they are done, and marks replace the
-colours, as in a terminal without colour: [corrected] by the target, {bonus} of the target, everything else is the
-draft's. One side works at a time: the one whose clock is behind. So neither slows the other, and what is shown at any
-moment is what each would show after the same time alone.
+In a terminal both texts grow as they are generated. Elsewhere they are printed when finished, and marks replace the
+colours, as in a terminal without colour: [corrected] by the target, {bonus} of the target, everything else from the
+draft. Only one side runs at a time, the one whose clock is behind. So neither slows the other, and at any moment both
+show their output after the same time.
 """
 
 import sys
@@ -39,7 +39,7 @@ UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # how a tokenizer decodes the first by
 
 
 class Example(Record):
-    """One text: where its prompt came from, the last message, and the response in pieces, each with its writer."""
+    """One text: source of its prompt, the last message, and the response in pieces, each with its writer."""
 
     source: str
     category: str | None
@@ -48,7 +48,7 @@ class Example(Record):
 
 
 class Examples(Record):
-    """The file; fingerprints name its models."""
+    """examples.json; fingerprints identify its models."""
 
     format: Literal["widedraft.examples/2"] = FORMAT
     target: str
@@ -65,16 +65,7 @@ def write_examples(
     target: str,
     draft: str,
 ) -> None:
-    """Write some of the texts that were decoded with a draft.
-
-    Args:
-        path: The file, replaced if it is there.
-        traces: Their prompts.
-        decoded: The texts, in the same order.
-        tokenizer: Of both models.
-        target: Its fingerprint.
-        draft: Its fingerprint.
-    """
+    """Write some of the texts that were decoded with a draft."""
     examples = []
     for index in chosen_indices([trace.category for trace in traces], NUM_EXAMPLES):
         trace, text = traces[index], decoded[index]
@@ -85,16 +76,12 @@ def write_examples(
 
 
 def read_examples(path: Path) -> Examples:
-    """The texts in a file.
-
-    Raises:
-        UserError: If it is no such file; names it and the field.
-    """
+    """Read examples.json; a UserError names the file and the field."""
     return read_typed(path, TypeAdapter(Examples), "Delete the file, or run `widedraft eval` again.")
 
 
 def chosen_indices(categories: Sequence[str | None], most: int) -> list[int]:
-    """Indices of the first prompt of every category, then of the second of each, and so on; at most `most`."""
+    """Return at most `most` indices: of the first prompt of every category, then of the second of each, and so on."""
     seen: Counter[str | None] = Counter()
     turns = []
     for index, category in enumerate(categories):
@@ -104,7 +91,7 @@ def chosen_indices(categories: Sequence[str | None], most: int) -> list[int]:
 
 
 def writers_of_rounds(text: Decoded) -> list[Writer]:
-    """Who wrote each token of a text, by its verification steps; a stop token that ends it counts as the target's."""
+    """Return the writer of each token from the verification steps; a stop token at the end counts as the target's."""
     writers: list[Writer] = []
     for number, round_ in enumerate(text.rounds, start=1):
         ends = text.stopped and number == len(text.rounds)
@@ -118,7 +105,7 @@ def writers_of_rounds(text: Decoded) -> list[Writer]:
 def spans(
     tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], writers: Sequence[Writer]
 ) -> list[tuple[str, Writer]]:
-    """The text in pieces, each with its writer; a character of several tokens belongs to its last."""
+    """Split a text into pieces by writer; a character of several tokens belongs to its last."""
     pieces: list[tuple[str, Writer]] = []
     shown = ""
     for count, writer in enumerate(writers, start=1):
@@ -167,13 +154,13 @@ def show(pair: LoadedPair, prompts: Iterable[Prompt], wanted: Verification, cons
 
 
 def make_steps(pair: LoadedPair, ids: Sequence[int], wanted: Verification, seed: int) -> None:
-    """Decode the first tokens unseen, so that no clock counts the making of steps; its caches are free on return."""
+    """Capture steps by decoding the first tokens unseen, before any clock runs; the caches are free on return."""
     for runner in runners(pair, ids, wanted, seed):
         runner.advance()
 
 
 def runners(pair: LoadedPair, ids: Sequence[int], wanted: Verification, seed: int) -> "tuple[Runner, Runner]":
-    """Plain and speculative decoding of one prompt, neither begun; both draw by one seed."""
+    """Return plain and speculative decoding of one prompt, not started, with the same seeds."""
     plain = Wanted([ids], wanted.limits, wanted.sampling)
     drafted = Wanted([ids], wanted.limits, wanted.sampling, wanted.speculation)
     how: dict[str, Any] = {"seeds": Seeds.of(wanted.seed), "row_seeds": [seed], "opener": wanted.opener}
@@ -184,7 +171,6 @@ def runners(pair: LoadedPair, ids: Sequence[int], wanted: Verification, seed: in
 
 
 def columns(pair: LoadedPair, plain: "Runner", drafted: "Runner", console: Console) -> Group:
-    """Both texts as far as they are, for a terminal."""
     table = Table.grid(expand=True)
     table.add_column(ratio=1)
     table.add_column(ratio=1)
@@ -194,7 +180,6 @@ def columns(pair: LoadedPair, plain: "Runner", drafted: "Runner", console: Conso
 
 
 def coloured(pair: LoadedPair, runner: "Runner", *, colour: bool) -> Text:
-    """A text in the colours of its writers, or between their marks."""
     text = Text()
     for piece, writer in spans(pair.tokenizer, runner.token_ids, runner.writers):
         text.append_text(marked(piece, writer, colour=colour))
@@ -202,23 +187,20 @@ def coloured(pair: LoadedPair, runner: "Runner", *, colour: bool) -> Text:
 
 
 def marked(piece: str, writer: Writer, *, colour: bool) -> Text:
-    """One piece of text in the colour of its writer, or between its marks."""
     before, after = MARKS[writer]
     return Text(piece, style=STYLES[writer]) if colour else Text(f"{before}{piece}{after}")
 
 
 def legend(*, colour: bool) -> Text:
-    """What the colours or marks mean."""
     return Text("  ").join([marked(meaning, writer, colour=colour) for writer, meaning in LEGEND.items()])
 
 
 def speedup(plain: "Runner", drafted: "Runner") -> str:
-    """The ratio of both rates; nothing before both have one."""
     return f"speedup {drafted.rate / plain.rate:.2f}x" if plain.rate and drafted.rate else ""
 
 
 def typed_prompts(console: Console) -> Iterator[Prompt]:
-    """Prompts from the keyboard, or lines of standard input, until it ends or an empty one."""
+    """Yield prompts from the keyboard or standard input until it ends or a line is empty."""
     number = 0
     while True:
         try:
@@ -233,16 +215,13 @@ def typed_prompts(console: Console) -> Iterator[Prompt]:
 
 @dataclass
 class Runner:
-    """One way of decoding, in the middle of it.
+    """One way of decoding in progress.
 
     Attributes:
         steps: From eval.decoding.speculative.decode_steps, for one prompt.
-        drafts: Whether a draft takes part.
-        token_ids: Emitted so far.
-        writers: Of each token.
+        drafts: True if a draft takes part.
         steps_done: Verification steps so far.
-        spent_s: Seconds it worked.
-        is_done: Whether the text is finished.
+        spent_s: Seconds of its own steps.
     """
 
     steps: Iterator[Emitted | tuple[int, Decoded]]
@@ -255,12 +234,11 @@ class Runner:
 
     @property
     def rate(self) -> float:
-        """Tokens per second so far, the reading of the prompt included; 0 before the first."""
+        """Tokens per second so far, prefill included; 0 before the first."""
         return len(self.token_ids) / self.spent_s if self.spent_s else 0.0
 
     @property
     def summary(self) -> str:
-        """What it did so far, in a line."""
         text = f"{len(self.token_ids)} tokens, {self.rate:.1f} tokens/s"
         if not self.drafts:
             return f"without draft: {text}"
@@ -268,7 +246,6 @@ class Runner:
         return f"with draft: {text}, acceptance length {length:.2f}, accepted {self.writers.count('accepted')}"
 
     def advance(self) -> None:
-        """Do one step, and note what it added."""
         start_s = time.perf_counter()
         step = next(self.steps)
         self.spent_s += time.perf_counter() - start_s
@@ -281,16 +258,16 @@ class Runner:
 
 
 def race(*runners: Runner) -> Iterator[None]:
-    """Let the runners work in turns until all are done; yields after every step."""
+    """Advance the slower runner until all are done; yields after every step."""
     while unfinished := [runner for runner in runners if not runner.is_done]:
         min(unfinished, key=lambda runner: runner.spent_s).advance()
         yield
 
 
 def writers_of(step: Emitted, *, drafts: bool) -> list[Writer]:
-    """Who wrote each token of a step: the target's own corrects a proposed one, or is a bonus.
+    """Return the writer of each token of a step: the target's own token corrects a proposed one, or is a bonus.
 
-    The stop token of a text that ends inside what was kept counts as the target's, and as no correction.
+    A stop token inside the accepted tokens counts as the target's, not as a correction.
     """
     last: Writer = "target" if not drafts else "corrected" if step.rejected is not None else "bonus"
     accepted: list[Writer] = ["accepted"] * step.accepted

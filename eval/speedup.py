@@ -1,13 +1,13 @@
-"""What acceptance and step times are worth: speedup, best k, break-even acceptance, ranking of drafts. Pure; no torch.
+"""Speedup predicted from acceptance and step times: best k, break-even acceptance, ranking of drafts. Pure; no torch.
 
 One verification step with k drafted tokens emits tau(k) tokens. It costs k draft steps and one verification of k + 1
-tokens by the target; plain decoding costs one target step a token. After a step that kept all k tokens the draft must
-catch up on the last of them, so its next first step takes two tokens:
+tokens by the target; plain decoding costs one target step per token. After a step that accepted all k tokens the draft
+must catch up on the last of them, so its next first step takes two tokens:
 
     S(k) = tau(k) T_target / (k T_draft + f(k) (T_draft_two - T_draft) + T_verify(k))
 
-with f(k) the share of steps that kept all k tokens. A batch ends a step when all its rows have, and its draft catches
-up if any row kept everything: in a share of 1 - (1 - f)^b of the steps of b independent rows.
+with f(k) the share of steps that accepted all k tokens. A batch ends a step when all its rows have, and its draft
+catches up if any row accepted everything: in a share of 1 - (1 - f)^b of the steps of b independent rows.
 
 Source: Sadhukhan et al. 2024, "MagicDec", eq. 1 (arXiv 2408.11049), with the catch-up step added. With T_verify =
 T_target and T_draft_two = T_draft it is theorem 3.8 of Leviathan et al. 2023 (arXiv 2211.17192).
@@ -31,7 +31,7 @@ Array = NDArray[np.float64]
 
 
 def iid_tau(alpha: float, lookahead: int) -> float:
-    """Tokens per round if every proposal is kept with chance alpha, independently.
+    """Return tokens per step if every proposal is accepted with probability alpha, independently.
 
     Source: Leviathan et al. 2023, eq. 1 (arXiv 2211.17192), as a sum that also holds at alpha = 1.
     """
@@ -39,14 +39,13 @@ def iid_tau(alpha: float, lookahead: int) -> float:
 
 
 def predicted_speedup(tau: float, full_rate: float, lookahead: int, times: StepTimes) -> float:
-    """Plain decoding time over speculative decoding time, from measured acceptance and step times.
+    """Return plain decoding time over speculative decoding time, from measured acceptance and step times.
 
     Args:
-        tau: Tokens per round at this lookahead, the target's own included; of a batch, the steps of the target alone
-            that a round stands for.
-        full_rate: Share of the rounds that kept all proposals; of a batch, in any of its rows.
-        lookahead: Tokens proposed per round.
-        times: Measured steps; must hold verify_s for this lookahead.
+        tau: Tokens per verification step at this k, the target's own included; of a batch, the plain decoding steps
+            that a verification step replaces.
+        full_rate: Share of the steps that accepted all proposals; of a batch, in any of its rows.
+        times: Measured steps; must hold verify_s for this k.
     """
     catch_up_s = full_rate * (times.draft_two_s - times.draft_s)
     round_s = lookahead * times.draft_s + catch_up_s + times.verify_s[lookahead]
@@ -54,7 +53,7 @@ def predicted_speedup(tau: float, full_rate: float, lookahead: int, times: StepT
 
 
 def iid_speedup(alpha: float, lookahead: int, times: StepTimes, batch: int = 1) -> float:
-    """Speed-up if every proposal is kept with chance alpha, independently, in each row of a batch.
+    """Return the speedup if every proposal is accepted with probability alpha, independently, in each row of a batch.
 
     Source: theorem 3.8 of Leviathan et al. 2023 (arXiv 2211.17192) when times are the ideal ones.
     """
@@ -63,33 +62,28 @@ def iid_speedup(alpha: float, lookahead: int, times: StepTimes, batch: int = 1) 
 
 
 def best_lookahead(speedups: Mapping[int, float]) -> int:
-    """The lookahead with the largest speed-up, the smallest of several."""
+    """Return the k with the largest speedup, the smallest of several."""
     return max(sorted(speedups), key=lambda lookahead: speedups[lookahead])
 
 
 def break_even_alpha(lookahead: int, times: StepTimes, batch: int = 1) -> float | None:
-    """The alpha at which drafting neither gains nor loses time, if proposals are kept independently.
-
-    Returns:
-        A number in [0, 1]; None if no alpha pays, not even one.
-    """
+    """Return the alpha in [0, 1] at which drafting pays, with independent acceptance; None if not even 1 does."""
     return root_in_unit(lambda alpha: iid_speedup(alpha, lookahead, times, batch) - 1)
 
 
 def root_in_unit(gain: Callable[[float], float]) -> float | None:
-    """Where a gain that grows from 0 to 1 is nothing: 0 if it is none nowhere, None if there is no gain at 1 either."""
+    """Return the root of an increasing gain in [0, 1]: 0 if it is nowhere negative, None if it is not positive at 1."""
     if gain(1.0) <= 0:
         return None
     return 0.0 if gain(0.0) >= 0 else float(root_scalar(gain, bracket=(0.0, 1.0)).root)
 
 
 def promise(rounds: Sequence[Rounds], steps: StepTimes, *, batch: int = 1) -> tuple[int, float]:
-    """The lookahead that promises most, and what.
+    """Return the best k and its predicted speedup.
 
     Args:
         rounds: Of one draft at one temperature.
-        steps: Of it and its target, at this batch; lookaheads whose verification was not timed are passed over.
-        batch: Rows.
+        steps: Of it and its target, at this batch; values of k without a timed verification are skipped.
     """
     speedups = {
         entry.lookahead: predicted_speedup(entry.tau.value, any_full_rate(entry, batch), entry.lookahead, steps)
@@ -101,21 +95,17 @@ def promise(rounds: Sequence[Rounds], steps: StepTimes, *, batch: int = 1) -> tu
 
 
 def any_full_rate(rounds: Rounds, batch: int) -> float:
-    """Share of a batch's rounds in which any row kept everything."""
     return 1 - (1 - rounds.full_rate) ** batch
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """One draft among others.
+    """A ranked draft.
 
     Attributes:
-        draft: Its name.
-        lookahead: At which it promises most.
-        speedup: Predicted, of decoding, against the target alone.
-        interval: Of it; None where too few prompts or repetitions tell how sure it is.
-        tokens_per_s: What that comes to here.
-        first_share: In how many of the draws it is the fastest.
+        speedup: Predicted, over plain decoding, prefill excluded.
+        interval: None with too few prompts or repetitions.
+        first_share: Share of the draws in which it is the fastest.
     """
 
     draft: str
@@ -127,12 +117,10 @@ class Ranked:
 
 
 def ranking(rows: Sequence[AcceptanceRow], latency: ScoredLatency, resampling: Resampling) -> list[Ranked]:
-    """Every draft, the fastest first.
+    """Rank drafts, the fastest first.
 
     Args:
-        rows: Of drafts of one target on the same answers, with the sums of every prompt.
-        latency: Steps of all of them, in batches of some rows at some context.
-        resampling: How many draws, and the coverage of intervals.
+        rows: Of drafts of one target on the same responses, with the sums of every prompt.
     """
     steps, draws = step_times(latency), drawn_times(latency, resampling)
     chosen = {row.draft: promise(row.lookahead, steps[row.draft], batch=latency.batch) for row in rows}
@@ -159,10 +147,9 @@ def ranking(rows: Sequence[AcceptanceRow], latency: ScoredLatency, resampling: R
 def predicted_interval(
     row: AcceptanceRow, lookahead: int, latency: ScoredLatency, resampling: Resampling
 ) -> tuple[float, float] | None:
-    """How far the doubt of acceptance and of step times moves the speed that is predicted of a draft at a lookahead.
+    """Return the interval of a predicted speedup from the uncertainty of acceptance and step times.
 
-    Returns:
-        None with too few prompts or repetitions.
+    None with too few prompts or repetitions.
     """
     drawn_N = drawn_speedups(row, lookahead, drawn_times(latency, resampling)[row.draft], resampling)
     return drawn_interval(drawn_N, latency, resampling, len(row.by_prompt.tokens))
@@ -171,7 +158,7 @@ def predicted_interval(
 def drawn_interval(
     drawn_N: Array, latency: ScoredLatency, resampling: Resampling, num_prompts: int
 ) -> tuple[float, float] | None:
-    """What lies between the tails of drawn speeds; None where prompts or repetitions are too few to know them."""
+    """Return the percentile interval of drawn speedups; None with too few prompts or repetitions."""
     if num_prompts < least_units(resampling.confidence) or not all(step.p50_ms.interval for step in latency.steps):
         return None
     return percentile_interval(drawn_N, resampling.confidence, num_units=num_prompts)
@@ -185,7 +172,7 @@ def drawn_speedups(
     *,
     batch: int = 1,
 ) -> Array:
-    """What a draft is worth in every draw of prompts and times, at one lookahead."""
+    """Return a draft's speedup in every draw of prompts and times, at one k."""
     tokens_P, rounds_P = np.array(row.by_prompt.tokens), np.array(row.by_prompt.rounds_at(lookahead))
     weights_NP = resampling_weights(len(tokens_P), resampling)
     taus_N = (weights_NP @ tokens_P) / (weights_NP @ rounds_P)
@@ -196,12 +183,11 @@ def drawn_speedups(
 
 
 def step_times(latency: ScoredLatency) -> dict[str, StepTimes]:
-    """Medians of the target and of each draft."""
     return {draft.draft: latency.step_times(draft.draft) for draft in latency.drafts}
 
 
 def drawn_times(latency: ScoredLatency, resampling: Resampling) -> dict[str, list[StepTimes]]:
-    """The same, drawn anew for every resample from a normal law as wide as the interval of each median.
+    """Draw step times for every resample, from normal distributions as wide as the intervals of the medians.
 
     A draw of a target's step is the same for all drafts.
     """
@@ -220,20 +206,19 @@ def drawn_times(latency: ScoredLatency, resampling: Resampling) -> dict[str, lis
 
 
 def width(step: StepTime) -> float:
-    """How wide the interval of a median is in milliseconds; none is known of few repetitions."""
+    """Return the width of a median's interval in milliseconds; 0 if there is none."""
     interval = step.p50_ms.interval
     return interval[1] - interval[0] if interval else 0.0
 
 
 @dataclass(frozen=True)
 class Prospect:
-    """What a shape could do at most, known from its step times alone.
+    """Upper bound of a shape's speedup, from its step times only.
 
     Attributes:
-        lookahead: At which the least acceptance suffices.
-        least_alpha: Acceptance of a token at which drafting begins to pay; None if even certain acceptance does not.
-        cost_ratio: A draft step over a target step.
-        most: Speed-up if everything were accepted, at the best of the lookaheads.
+        lookahead: The k with the lowest break-even acceptance.
+        least_alpha: Acceptance rate at which drafting begins to pay; None if not even 1 does.
+        most: Speedup if everything were accepted, at the best k.
     """
 
     lookahead: int
@@ -243,7 +228,6 @@ class Prospect:
 
 
 def prospect(steps: StepTimes, batch: int = 1) -> Prospect:
-    """What step times alone allow, over all lookaheads whose verification was timed at this batch."""
     needed = {lookahead: break_even_alpha(lookahead, steps, batch) for lookahead in steps.verify_s}
     paying = {lookahead: alpha for lookahead, alpha in needed.items() if alpha is not None}
     lookahead = min(paying, key=lambda each: paying[each]) if paying else min(needed)

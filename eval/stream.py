@@ -1,4 +1,4 @@
-"""A stream of requests: rows of prompt sources in an order that can shift, or lines of a file that grows. No torch."""
+"""A stream of requests: rows of prompt sources in an order that can shift, or lines of a growing file. No torch."""
 
 import os
 import random
@@ -19,11 +19,11 @@ from eval.tasks import PromptSource
 
 Mix = Literal["in_order", "sharp", "smooth"]
 POLL_S = 0.1
-LEAST_SHARE, SWAPPED_SHARE = 0.1, 0.7  # of the two sets that change places, and what moves from one to the other
+LEAST_SHARE, SWAPPED_SHARE = 0.1, 0.7  # of more than two sets: initial share of the first, and its growth
 
 
 class StreamConfig(Section):
-    """Requests one after the other, and in which order those of several sources come."""
+    """A sequence of requests, and the order in which sources are mixed."""
 
     sources: tuple[PromptSource, ...] = Field(
         strict=False,
@@ -67,16 +67,14 @@ Named = tuple[Prompt, str]  # a prompt and the name of its source
 def open_stream(
     config: StreamConfig, *, seed: int, start: int = 0, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[Request]:
-    """The requests of a stream, the same ones for the same seed wherever it starts.
+    """Yield the requests of a stream, the same for the same seed wherever it starts.
 
     Args:
-        config: Where requests are, and how they are mixed.
         seed: Of a smooth mix.
-        start: Place of the first one; earlier rows are read again, because they decide which the later ones are.
-        sleep: How a followed file is waited for.
+        start: Place of the first request; earlier rows are read again, because they determine the later ones.
 
     Raises:
-        UserError: If a row is no prompt, or a source cannot be read or holds no prompt.
+        UserError: If a row is not a prompt, or a source cannot be read or is empty.
     """
     sets = [prompts_of(source, follow=config.follow, sleep=sleep) for source in config.sources]
     for number, (prompt, source) in enumerate(mixed(sets, config.mix, seed)):
@@ -85,14 +83,14 @@ def open_stream(
 
 
 def prompts_of(source: PromptSource, *, follow: bool, sleep: Callable[[float], None]) -> Iterator[Named]:
-    """The prompts of a source, with the name of its task, else of its file or data set."""
+    """Yield the prompts of a source, with the name of its task, else of its file or dataset."""
     name = source.task or (source_name(source) if source.path is None else Path(source.path).stem)
     parse, rows = parser_of(source), followed_rows(source, sleep) if follow else source_rows(source)
     is_empty = True
     with closing(rows):
         for where, row in rows:
             prompt = parse(row, where)
-            if prompt is not None:  # a row that the task leaves out
+            if prompt is not None:  # None for a row that the task skips
                 is_empty = False
                 yield prompt, name
     if is_empty:
@@ -100,7 +98,7 @@ def prompts_of(source: PromptSource, *, follow: bool, sleep: Callable[[float], N
 
 
 def followed_rows(source: PromptSource, sleep: Callable[[float], None]) -> Rows:
-    """Each whole line of a file, and each that is written to it later; blank lines are skipped but counted."""
+    """Yield each complete line of a file, including those appended later; blank lines are skipped but counted."""
     path = Path(str(source.path))
     try:
         require_regular(path, remedy="Name a file of JSON lines.")
@@ -114,7 +112,6 @@ def followed_rows(source: PromptSource, sleep: Callable[[float], None]) -> Rows:
 
 
 def followed_lines(path: Path, file: BinaryIO, sleep: Callable[[float], None]) -> Iterator[bytes]:
-    """Whole lines; a line counts once its end is written."""
     unfinished = b""
     while True:
         unfinished += file.readline(MOST_CHARACTERS)
@@ -131,7 +128,6 @@ def followed_lines(path: Path, file: BinaryIO, sleep: Callable[[float], None]) -
 
 
 def mixed(sets: Sequence[Iterator[Named]], mix: Mix, seed: int) -> Iterator[Named]:
-    """The requests of some sources in the order of a mix."""
     if mix == "in_order":
         return chain.from_iterable(sets)
     whole = list(map(list, sets))
@@ -142,16 +138,15 @@ def mixed(sets: Sequence[Iterator[Named]], mix: Mix, seed: int) -> Iterator[Name
 
 
 def smooth_probabilities(progress: float, num_sets: int) -> list[float]:
-    """How likely the next request is of each set.
+    """Return the probability of each set for the next request.
 
-    Of two sets the first gives way to the second. Of more, the first grows from a tenth to eight tenths, the second
-    shrinks as much, and the others share a tenth.
+    Of two sets the first gives way to the second. Of more, the first grows from 0.1 to 0.8, the second shrinks by the
+    same amount, and the rest share 0.1.
 
     Source: Liu et al. 2023, "Online Speculative Decoding" (arXiv 2310.07177), as its code mixes two and three sets.
 
     Args:
-        progress: Share of the stream that is behind.
-        num_sets: At least two.
+        progress: Share of the stream that has passed.
     """
     if num_sets == 2:
         return [1 - progress, progress]
@@ -161,7 +156,7 @@ def smooth_probabilities(progress: float, num_sets: int) -> list[float]:
 
 
 def smooth(sets: Sequence[Sequence[Named]], *, seed: int) -> Iterator[Named]:
-    """All requests, each of a set that is drawn; an empty set leaves its probability to the others."""
+    """Yield all requests, each from a random set; an empty set leaves its probability to the rest."""
     draws, rows, total = random.Random(seed), list(map(iter, sets)), sum(map(len, sets))  # noqa: S311 - not for secrets
     remaining = list(map(len, sets))
     for number in range(total):
@@ -173,7 +168,7 @@ def smooth(sets: Sequence[Sequence[Named]], *, seed: int) -> Iterator[Named]:
 
 
 def draw_index(indices: Sequence[int], weights: Sequence[float], draw: float) -> int:
-    """One of some indices, by weights of any positive sum, or equal ones where all are zero; draw is in [0, 1)."""
+    """Return a random index by weight, uniformly if all weights are zero; draw is in [0, 1)."""
     bounds = list(accumulate(weights)) if sum(weights) else list(range(1, len(indices) + 1))
     pairs = zip(indices, bounds, strict=True)
     return next((index for index, bound in pairs if draw * bounds[-1] < bound), indices[-1])

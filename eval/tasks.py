@@ -13,12 +13,12 @@ from architectures.errors import UserError
 from architectures.settings import Flag, Section
 
 Form = Literal["user", "text", "turns", "conversation"]
-FieldNames = tuple[str, ...]  # fields of a row, of which the first that is there counts
+FieldNames = tuple[str, ...]  # fields of a row, of which the first one present counts
 
 
 @dataclass(frozen=True, kw_only=True)
 class HubRows:
-    """Where `datasets.load_dataset` finds rows: its arguments, `config` its second."""
+    """Arguments of `datasets.load_dataset`; `config` is its second."""
 
     name: str
     split: str
@@ -31,7 +31,7 @@ class HubRows:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One named set of prompts; tasks.yaml explains its keys."""
+    """A named set of prompts; tasks.yaml explains its keys."""
 
     name: str
     version: int
@@ -49,7 +49,6 @@ class Task:
 
     @property
     def label(self) -> str:
-        """Name and version, as prompts carry them: "gsm8k/1"."""
         return f"{self.name}/{self.version}"
 
 
@@ -61,7 +60,6 @@ TASKS: dict[str, Task] = {
 
 
 def named_task(name: str) -> str:
-    """The name itself if it is one of a task."""
     if name not in TASKS:
         near = get_close_matches(name, TASKS, n=1)
         hint = f"Did you mean {near[0]}?" if near else "`widedraft recipes --tasks` lists them."
@@ -73,7 +71,7 @@ TaskName = Annotated[str, AfterValidator(named_task), WithJsonSchema({"type": "s
 
 
 class PromptSource(Section):
-    """Prompts from one place. Needs one of path and name, or a task, which knows a place of its own."""
+    """Prompts from one place: a path or a name, or a task, which has a default place."""
 
     task: TaskName | None = Field(
         default=None,
@@ -97,7 +95,7 @@ class PromptSource(Section):
         path = info.data.get("path")
         if name is not None and path is not None:
             raise ValueError(f"must be left out beside path, got {name!r} and {path!r}. Keep one.")
-        known = {"path", "task"} <= info.data.keys()  # a wrong one is reported already
+        known = {"path", "task"} <= info.data.keys()  # an invalid one is reported already
         if name is None and path is None and known and info.data["task"] is None:
             raise ValueError("must be given, or path, or task. Prompts come from a file, a data set or a named task.")
         return name
@@ -127,7 +125,7 @@ PromptWords = Annotated[
 
 
 def prompt_sources(words: Sequence[str]) -> list[PromptSource]:
-    """The sources that some words name, in order.
+    """Parse command-line words into sources, in order.
 
     Raises:
         UserError: If a word is neither a task nor like a file's name.
@@ -136,7 +134,7 @@ def prompt_sources(words: Sequence[str]) -> list[PromptSource]:
 
 
 def prompt_source(word: str) -> PromptSource:
-    """The source that a word names; ./gsm8k is a file of that name, gsm8k the task."""
+    """Parse a word; ./gsm8k is a file of that name, gsm8k the task."""
     name, separator, path = word.partition("=")
     if name in TASKS and bool(separator) == bool(path):
         return PromptSource(task=name, path=path or None)

@@ -1,4 +1,4 @@
-"""`widedraft verify`: losslessness, task accuracy with and without the draft, or coloured output. Torch only on use."""
+"""`widedraft verify`: losslessness, task accuracy, or coloured output with and without the draft. Torch only on use."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
@@ -38,7 +38,7 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class VerifySettings(DecodingFlags):
-    """What is verified of a pair, and how."""
+    """Flags of `widedraft verify`."""
 
     draft: Draft
     accuracy: Accuracy = ()
@@ -60,7 +60,6 @@ class VerifySettings(DecodingFlags):
 
     @property
     def holding(self) -> Holding:
-        """How the target is held."""
         return Holding(self.target_placement, self.target_device_memory_gib, self.target_bits)
 
     @model_validator(mode="after")
@@ -74,7 +73,7 @@ class VerifySettings(DecodingFlags):
         unused = ["batch_size"]
         if self.accuracy:
             unused = ["prompts", "samples", *SAMPLING]
-            unused += [] if "multiplication" in self.accuracy else ["seed"]  # it draws the factors
+            unused += [] if "multiplication" in self.accuracy else ["seed"]  # seeds the factors
         elif self.show:
             unused = ["batch_size", "samples"]
         mode = "with --accuracy" if self.accuracy else "with --show" if self.show else "without --accuracy"
@@ -107,7 +106,7 @@ def verify(settings: VerifySettings) -> None:
 
 
 def check_lossless(settings: VerifySettings) -> Iterable["Finding"]:
-    """Greedy text, the target as its own draft, and the distribution of sampled texts by each method."""
+    """Check greedy text, the target as its own draft, and the distribution of sampled texts by each method."""
     from eval.decoding.texts import Limits
     from eval.lossless import Verification, check_lossless
     from eval.pair import load_pair, prompts_of
@@ -128,7 +127,6 @@ def check_lossless(settings: VerifySettings) -> Iterable["Finding"]:
 
 
 def check_accuracy(settings: VerifySettings) -> Iterable["Finding"]:
-    """Accuracy with and without the draft on each kind of question."""
     from eval.accuracy import check_accuracy, load_benchmark
     from eval.pair import load_pair
 
@@ -147,7 +145,6 @@ def check_accuracy(settings: VerifySettings) -> Iterable["Finding"]:
 
 
 def show(settings: VerifySettings) -> None:
-    """Decode prompts from files, or from the keyboard, with and without the draft."""
     from rich.console import Console
 
     from eval.decoding.texts import Limits

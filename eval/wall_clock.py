@@ -1,8 +1,8 @@
 """Decoding with a draft, with prompt lookup and without either, in interleaved runs: speedups, and the lossless check.
 
-Greedy texts are those of plain decoding, and their counts those of the replay, one by one. Sampled ones are not: which
-tokens are accepted is drawn. So the replay is made of the very texts that were generated, and the verification steps
-that it expects are compared over the prompts by a t test.
+Greedy texts must equal plain decoding, and their counts those of the replay. Sampled texts need not: acceptance is
+random. So the very texts that were generated are replayed, and the expected number of verification steps is compared
+with the observed one over the prompts by a t test.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,13 +24,13 @@ from eval.scorecard_schema import LOOKUP, Agreement, Live, OverLookup, RoundCoun
 from eval.speedup import StepTimes
 
 LEAST_P = 1e-3  # correct decoding is reported to differ from the replay once in a thousand scorecards
-ROUNDING = 1e-6  # verification steps, of a sum of probabilities
+ROUNDING = 1e-6  # of a number of verification steps that is a sum of probabilities
 DRAFT = "draft"  # the way whose verification steps are compared with the replay
 
 
 @dataclass(frozen=True)
 class LiveWay:
-    """What proposes tokens, and how many per verification step."""
+    """A proposer and its number of tokens per verification step."""
 
     proposer: PreTrainedModel | NgramLookup
     lookahead: int
@@ -41,10 +41,7 @@ class LiveAnswer:
     """One prompt decoded in several ways at one temperature.
 
     Attributes:
-        recorded_ids: The target's response as it was recorded, in a batch.
-        plain: Decoded by the target only.
-        speculative: Decoded with the draft.
-        lookahead: Tokens proposed per verification step.
+        recorded_ids: The target's recorded response, generated in a batch.
         others: Decoded in every other way, by its name.
     """
 
@@ -55,7 +52,7 @@ class LiveAnswer:
     others: Mapping[str, Decoded] = field(default_factory=dict)
 
     def by(self, way: str | None) -> Decoded:
-        """The text of a way; None is plain decoding."""
+        """Return the text of a way; None is plain decoding."""
         return self.plain if way is None else self.speculative if way == DRAFT else self.others[way]
 
     @property
@@ -74,15 +71,11 @@ def decode_live(
     sampling: Sampling,
     seed: int,
 ) -> list[LiveAnswer]:
-    """Decode each prompt by the target only and in every way, one after the other, in an order drawn per prompt.
+    """Decode each prompt by the target only and in every way, in an order drawn per prompt.
 
     Args:
-        target: Decides every token.
-        ways: By name; DRAFT is one of them.
+        ways: By name, including DRAFT.
         answers: The target's responses, whose prompts are decoded again.
-        max_new_tokens: Maximum length of a response.
-        stop_ids: Tokens that end a response.
-        sampling: Of target and draft.
         seed: Of the order and of sampling; all ways of a prompt draw the same numbers.
     """
     rng = np.random.default_rng(seed)
@@ -120,9 +113,9 @@ def decode_live(
 
 
 def best_lookup(texts: Sequence[tuple[Sequence[int], Sequence[int]]], steps: StepTimes, *, max_new_tokens: int) -> int:
-    """The number of speculative tokens at which prompt lookup is fastest along recorded (prompt, response) token ids.
+    """Return the number of speculative tokens at which prompt lookup is fastest along recorded (prompt, response) ids.
 
-    A verification step costs by the tokens that were found; where none are, it is a step of plain decoding.
+    A verification step is timed by the number of tokens found; without any it is a step of plain decoding.
     """
     lookup = NgramLookup()
 
@@ -152,7 +145,6 @@ def live_record(
     predicted: float,
     resampling: Resampling,
 ) -> Live:
-    """What a scorecard holds of decoding at one temperature."""
     rounds = [round_ for answer in answers for round_ in answer.speculative.rounds]
     return Live(
         draft=draft,
@@ -179,7 +171,6 @@ def live_record(
 
 
 def way_row(name: str, way: LiveWay, answers: Sequence[LiveAnswer], resampling: Resampling) -> WayRow:
-    """A way other than the draft, compared with plain decoding."""
     return WayRow(
         way=name,
         lookahead=way.lookahead,
@@ -202,7 +193,7 @@ def spent_on(texts: Sequence[Decoded]) -> Spent:
 
 
 def decoding_speedup(answers: Sequence[LiveAnswer], resampling: Resampling, way: str = DRAFT) -> Estimate:
-    """Plain decoding's time per token over a way's, prefill excluded."""
+    """Return plain decoding's time per token over a way's, prefill excluded."""
     plain, own = (columns(answers, each, lambda text: text.decode_s) for each in (None, way))
     return paired_ratio_quotient(plain, own, resampling)
 
@@ -210,25 +201,23 @@ def decoding_speedup(answers: Sequence[LiveAnswer], resampling: Resampling, way:
 def whole_speedup(
     answers: Sequence[LiveAnswer], resampling: Resampling, way: str = DRAFT, *, over: str | None = None
 ) -> Estimate:
-    """Time per token of plain decoding, or of another way, over a way's, prefill included."""
+    """Return the time per token of plain decoding, or of another way, over a way's, prefill included."""
     other, own = (columns(answers, each, lambda text: text.prefill_s + text.decode_s) for each in (over, way))
     return paired_ratio_quotient(other, own, resampling)
 
 
 def columns(answers: Sequence[LiveAnswer], way: str | None, seconds: Callable[[Decoded], float]) -> Columns:
-    """Seconds and tokens of every prompt by a way; None is plain decoding."""
+    """Return seconds and tokens of every prompt by a way; None is plain decoding."""
     texts = [answer.by(way) for answer in answers]
     return [seconds(text) for text in texts], [len(text.token_ids) for text in texts]
 
 
 def compare_with_replay(answers: Sequence[LiveAnswer], replayed: Sequence[Counts], *, is_greedy: bool) -> Agreement:
-    """The lossless check: decoding against replay, prompt by prompt.
+    """Compare decoding with replay, prompt by prompt: the lossless check.
 
     Args:
-        answers: Decoded prompts.
-        replayed: Counts of the replay at the same number of speculative tokens: of each recorded response if texts are
-            greedy, else of each text that was generated with the draft.
-        is_greedy: Whether texts are.
+        replayed: Counts of the replay at the same number of speculative tokens: of each recorded response if greedy,
+            else of each text that was generated with the draft.
     """
     counts = [answer.counts for answer in answers]
     same_text = sum(answer.speculative.token_ids == answer.plain.token_ids for answer in answers)
@@ -251,9 +240,9 @@ def round_counts(counts: Counts) -> RoundCounts:
 
 
 def rounds_p_value(counted: Sequence[Counts], expected: Sequence[Counts]) -> float:
-    """Of a t test over prompts that decoding takes as many verification steps as expected; 1 if exactly as many.
+    """Return the p-value of a t test over prompts that decoding takes the expected number of steps; 1 if it is exact.
 
-    Of one prompt nothing can be tested.
+    A single prompt gives 1, as it cannot be tested.
     """
     differences = [own.rounds - due.rounds for own, due in zip(counted, expected, strict=True)]
     if max(differences) - min(differences) < ROUNDING:

@@ -98,7 +98,6 @@ class Gguf:
         tied_head: The output head may be omitted if it is the embedding.
         rope_factors: The layers read Llama 3's divisors of rotary frequencies.
         rope_period: Every n-th layer has no rotary positions, without an entry; None if all have them.
-        taken_for_eagle: A single layer with draft_vocab_size in its config is converted as an EAGLE-3 head.
     """
 
     name: str
@@ -111,7 +110,6 @@ class Gguf:
     tied_head: bool = True
     rope_factors: bool = False
     rope_period: int | None = None
-    taken_for_eagle: bool = False
 
     def rotary_layers(self, layers: int) -> list[int] | None:
         """Return 1 per layer if llama.cpp gives it rotary positions, else 0; None if all have them."""

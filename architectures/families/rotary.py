@@ -70,7 +70,6 @@ LLAMA = Family(
         bias_tensors={**ATTENTION_BIAS, "mlp_bias": "blk.0.ffn_up.bias"},
         own_row_order=True,
         rope_factors=True,
-        taken_for_eagle=True,
     ),
 )
 MISTRAL = Family(

@@ -1,1 +1,1 @@
-"""Checkpoints, files and folders of shards: which there are, whether they are whole, and whose code they may run."""
+"""Checkpoints, files and sharded directories: listing, integrity, and safe reading and writing."""

@@ -1,12 +1,11 @@
-"""Sharded checkpoints: a folder each, whose tensors lie in one file of each process that wrote it.
+"""Reading of sharded checkpoints: a directory each, with the tensors in one file per process.
 
-`.metadata` says where each tensor is and is written last; `state.pt` holds everything that is no tensor of the model or
-of the optimiser. A shard is a row of torch's own zip archives, one for each piece of a tensor, with a CRC-32 of every
-entry. A folder gets its name when all of it is there.
+`.metadata` has the location of each tensor and is written last; `state.pt` has everything but the tensors of model and
+optimiser. A shard is a sequence of torch's zip archives, one for each piece of a tensor, with a CRC-32 of every entry.
+A directory gets its final name when it is complete.
 
-`.metadata` is a pickle, read by a list of the classes in it. Torch's own reader unpickles it without such a list, and
-whatever a checkpoint holds in addition to tensors too, so a checkpoint that holds anything else is refused as well
-(torch.distributed.checkpoint, torch 2.7 to 2.11).
+`.metadata` is a pickle, here read with an allowlist of classes. Torch's own reader unpickles it without one, and also
+any non-tensor contents of the checkpoint, so those are rejected (torch.distributed.checkpoint, torch 2.7 to 2.11).
 """
 
 import io
@@ -57,33 +56,27 @@ ALLOWED: dict[tuple[str, str], Any] = {
     (filesystem.__name__, "_StorageInfo"): _StorageInfo,
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): _get_layout,
-    ("pathlib", "PosixPath"): pathlib.PosixPath,  # where it was written
-    ("pathlib._local", "PosixPath"): pathlib.PosixPath,  # Python 3.13 calls it so
+    ("pathlib", "PosixPath"): pathlib.PosixPath,  # location of the checkpoint
+    ("pathlib._local", "PosixPath"): pathlib.PosixPath,  # its name in Python 3.13
 }
 STATE_NAME = "state.pt"
-# What torch warns of, also in its thread: that there is one process, and of a call of its own.
+# torch's warnings, also from its thread: about a single process, and about a call of its own.
 OF_NO_CONCERN = "torch.distributed is (disabled|unavailable)|TypedStorage is deprecated"
-MODEL, OPTIMISER = "model", "optimizers"  # the first part of a tensor's name
+MODEL, OPTIMISER = "model", "optimizers"  # first part of a tensor's name
 
 
-class UnreadableMetadata(Exception):  # noqa: N818  # says what is wrong with a file
-    """Why bytes are no metadata, in a few words."""
+class UnreadableMetadata(Exception):  # noqa: N818  # not a bug, but a damaged file
+    """Bytes that are no metadata; the message gives the reason in a few words."""
 
 
 class AllowedOnly(pickle.Unpickler):
-    """Finds the classes of ALLOWED and number types; refuses any other before it is imported.
-
-    Args:
-        content: The pickle.
-        path: Where it is from.
-    """
+    """Unpickler restricted to dtypes and the classes of ALLOWED; rejects any other before it is imported."""
 
     def __init__(self, content: bytes, path: Path):
         super().__init__(io.BytesIO(content))
         self.path = path
 
     def find_class(self, module: str, name: str) -> Any:
-        """What the pickle names, if our own writing could have named it."""
         if (module, name) in ALLOWED:
             return ALLOWED[module, name]
         number_type = getattr(torch, name, None) if module == "torch" else None
@@ -93,18 +86,17 @@ class AllowedOnly(pickle.Unpickler):
 
 
 def read_metadata(folder: Path) -> Metadata:
-    """Where each tensor of a sharded checkpoint lies.
+    """Read the location of each tensor of a sharded checkpoint.
 
     Raises:
-        UnreadableMetadata: If the file is cut short, or says nothing of this kind.
-        UserError: If it names a class that no checkpoint of ours does, unless checkpoints are trusted.
-        OSError: If it cannot be read.
+        UnreadableMetadata: If the file is truncated or not metadata.
+        UserError: If it references a class outside ALLOWED, unless checkpoints are trusted.
     """
     path = folder / METADATA_NAME
     content = path.read_bytes()
     try:
         if are_trusted():
-            return pickle.loads(content)  # noqa: S301  # whatever is in it, as was asked for
+            return pickle.loads(content)  # noqa: S301  # the user trusts it
         read = AllowedOnly(content, path).load()
     except UserError:
         raise
@@ -115,11 +107,11 @@ def read_metadata(folder: Path) -> Metadata:
 
 
 def require_tensors(read: Any, path: Path) -> None:
-    """Refuse metadata of anything but tensors in files beside it.
+    """Check that metadata describes only tensors, in files of the same directory.
 
     Raises:
-        UnreadableMetadata: If it is no metadata, or its parts are not what they should be.
-        UserError: If it tells of values that would be unpickled, or of files elsewhere.
+        UnreadableMetadata: If it is not metadata, or malformed.
+        UserError: If it references values that would be unpickled, or files elsewhere.
     """
     entries, places = getattr(read, "state_dict_metadata", None), getattr(read, "storage_data", None)
     if not (isinstance(read, Metadata) and isinstance(entries, Mapping) and isinstance(places, Mapping)):
@@ -135,10 +127,10 @@ def require_tensors(read: Any, path: Path) -> None:
 
 
 def folder_damage(folder: Path) -> str | None:
-    """What is wrong with a sharded checkpoint, in a few words that name the file; None when every byte is as written.
+    """Describe the damage of a sharded checkpoint; None if every byte is intact.
 
     Raises:
-        UserError: If its metadata names code.
+        UserError: If its metadata references code.
     """
     for name in (METADATA_NAME, STATE_NAME):
         if not (folder / name).is_file():
@@ -153,7 +145,7 @@ def folder_damage(folder: Path) -> str | None:
         problem = zip_damage(file, (folder / STATE_NAME).stat().st_size)
     if problem is not None:
         return f"its {STATE_NAME}: {problem}"
-    # The first piece of a tensor whose bytes are not those that were written
+    # First piece of a tensor that is damaged.
     for index, place in metadata.storage_data.items():
         with (folder / place.relative_path).open("rb") as file:
             file.seek(place.offset)
@@ -164,7 +156,7 @@ def folder_damage(folder: Path) -> str | None:
 
 
 def missing_shard(folder: Path, metadata: Metadata) -> str | None:
-    """The first shard that is not there, or shorter than what lies in it."""
+    """Describe the first shard that is missing, or shorter than its contents."""
     sizes: dict[str, int] = defaultdict(int)
     for place in metadata.storage_data.values():
         sizes[place.relative_path] = max(sizes[place.relative_path], place.offset + place.length)
@@ -178,7 +170,7 @@ def missing_shard(folder: Path, metadata: Metadata) -> str | None:
 
 
 class CheckedReader(FileSystemReader):
-    """Torch's reader, whose metadata was read by the list of classes."""
+    """Torch's reader with metadata read through the allowlist."""
 
     def read_metadata(self, *args: Any, **rest: Any) -> Metadata:  # noqa: ARG002  # later versions of torch name a rank
         """See StorageReader."""
@@ -189,11 +181,7 @@ class CheckedReader(FileSystemReader):
 
 
 def read_tensors(folder: Path, part: str) -> dict[str, Tensor]:
-    """All tensors of one part, whole, by their names within it.
-
-    Raises:
-        UserError: If the folder is no checkpoint of a training.
-    """
+    """Read all tensors of one part, unsharded, by their names within it; raises UserError for other directories."""
     try:
         described = read_metadata(folder).state_dict_metadata
     except (UnreadableMetadata, OSError) as problem:

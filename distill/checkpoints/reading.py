@@ -1,7 +1,7 @@
-"""Checkpoints as values. A pickle may name any function to call, so only those that our trainings save are called.
+"""Safe reading of checkpoints. A pickle may call any function, so only those that training runs save are allowed.
 
-Composer reads checkpoints without such a list. It also evaluates the description, a text, of every algorithm of its own
-that a checkpoint names (State._apply_required_algorithms, mosaicml 0.32.1), so those are refused as well.
+Composer reads checkpoints without an allowlist. It also evaluates the description, a string, of every algorithm of its
+own in a checkpoint (State._apply_required_algorithms, mosaicml 0.32.1), so those are rejected, too.
 """
 
 import warnings
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy._core.multiarray import _reconstruct  # what numpy's own pickles call
+from numpy._core.multiarray import _reconstruct  # used by numpy's own pickles
 from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 from torch.torch_version import TorchVersion
@@ -23,7 +23,7 @@ from distill.checkpoints.folders import MODEL, STATE_NAME, read_tensors
 from distill.checkpoints.trust import UNREADABLE, are_trusted, code_found
 from distill.data.batches import UnknownInputs
 
-# Beside tensors and plain values: times, the version of torch, and numpy's arrays in random states and metrics.
+# In addition to tensors and plain values: times, torch's version, and numpy arrays in random states and metrics.
 ALLOWED: list[Any] = [
     timedelta,
     TorchVersion,
@@ -40,10 +40,10 @@ OWN_ALGORITHMS = (GradientNorm.__qualname__, UnknownInputs.__qualname__)
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Everything Composer saved, tensors left on disk until they are used; of a folder what lies beside its shards.
+    """Read everything Composer saved, tensors memory-mapped; of a directory only the state without tensors.
 
     Raises:
-        UserError: If it holds anything but what a training here saves, unless checkpoints are trusted.
+        UserError: If it has contents that no training run saves, unless checkpoints are trusted.
     """
     file, parts = (path / STATE_NAME, set()) if path.is_dir() else (path, {"model"})
     saved = read_file(file)
@@ -53,7 +53,6 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> Any:
-    """What one file holds; see read_checkpoint."""
     if are_trusted():
         return torch.load(path, map_location="cpu", mmap=True, weights_only=False)
     try:
@@ -71,28 +70,28 @@ def read_file(path: Path) -> Any:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """The part of a checkpoint with times and whatever else the trainer knew; of a file model and optimiser too."""
+    """Read the trainer's state, such as timestamp, callbacks and algorithms; of a file also model and optimiser."""
     return read_checkpoint(path)["state"]
 
 
 def read_model(path: Path) -> dict[str, Tensor]:
-    """The trained tensors of a checkpoint, whole; those of a file are left on disk until they are used."""
+    """Read the model's tensors, unsharded; those of a file are memory-mapped."""
     return read_tensors(path, MODEL) if path.is_dir() else read_state(path)[MODEL]
 
 
 def is_free_of_code(path: str | Path, specs: Any = None) -> bool:  # noqa: ARG001  # Composer's signature
-    """Composer's question before it reads a checkpoint; raises UserError where the answer is no."""
-    read_checkpoint(Path(path).resolve())  # Composer names a link of its own to the file
+    """Validate a checkpoint for Composer before it is read; raises UserError."""
+    read_checkpoint(Path(path).resolve())  # resolved, since Composer passes its own link to the file
     return True
 
 
 def is_trusted(path: str | Path, specs: Any = None) -> bool:  # noqa: ARG001  # Composer's signature
-    """The answer where `--trust-checkpoints` was given."""
+    """Accept any checkpoint, after `--trust-checkpoints`."""
     return True
 
 
 def refuse_other_contents(saved: Any, path: Path, parts: Set[str]) -> None:
-    """Raise UserError unless a checkpoint has the parts that are read of it, and no algorithm of Composer's."""
+    """Raise UserError if a checkpoint lacks the parts that are read, or has an algorithm of Composer's."""
     state = saved.get("state") if isinstance(saved, dict) else None
     if not isinstance(state, dict) or not all(isinstance(state.get(part), dict) for part in parts):
         raise UserError(f"{path}: is no checkpoint of a training (it has no state of a model). Delete it.")
@@ -102,7 +101,7 @@ def refuse_other_contents(saved: Any, path: Path, parts: Set[str]) -> None:
 
 
 def algorithms_of(state: dict[str, Any]) -> Iterator[Any]:
-    """Names of algorithms as Composer finds them: it takes one underscore off the keys of a state."""
+    """Yield the names of algorithms as Composer finds them: it strips a leading underscore off the keys of a state."""
     for key in ("algorithms", "_algorithms"):
         recorded = state.get(key, [])
         entries = recorded if isinstance(recorded, list | tuple | dict) else [recorded]

@@ -1,7 +1,7 @@
-"""Sharded checkpoints: every process writes its own shards, and any number of processes reads them back.
+"""Writing of checkpoints; sharded ones can be resumed on any number of processes.
 
-Composer's own sharded checkpoints are not used: it writes them under their final name, pickles whatever is no tensor,
-and on reading restores of that only the keys that a fresh trainer has, which leaves out the history of a mixture, say
+Composer's own sharded checkpoints are not used: it writes them under their final name, pickles all non-tensors, and
+restores of these only the keys that a fresh trainer has, which excludes, e.g., the history of a mixture
 (composer/utils/checkpoint.py, mosaicml 0.32.1).
 """
 
@@ -52,7 +52,7 @@ from distill.checkpoints.folders import (
 
 
 class DiskErrors(FileSystemWriter):
-    """Torch's writer, which fails with the operating system's error: a cause does not reach other processes."""
+    """Torch's writer, raising the OSError itself: the cause of an exception does not reach other processes."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
         """See StorageWriter."""
@@ -66,10 +66,10 @@ class DiskErrors(FileSystemWriter):
 
 
 def save_shards(state: State, path: Path) -> None:
-    """Write a checkpoint into a folder that gets its name when all of it is there; all processes call this.
+    """Write a sharded checkpoint and rename it when complete; collective.
 
     Raises:
-        UserError: On all processes, if a disk refused, or the machines do not share one.
+        UserError: On all processes, if a write failed, or the machines do not share a file system.
     """
     is_first = dist.get_global_rank() == 0
     partial = Path(agreed(str(partial_path(path)) if is_first else None))
@@ -91,7 +91,7 @@ def save_shards(state: State, path: Path) -> None:
 
 
 def named_or_removed(partial: Path, path: Path, failure: BaseException | None) -> str | None:
-    """Give a written folder its name, or remove it and return the problem in words."""
+    """Rename a complete directory to its final path, or remove it and return the problem."""
     if failure is None:
         problem = missing_shard(partial, read_metadata(partial))
         if problem is None:
@@ -112,16 +112,16 @@ def named_or_removed(partial: Path, path: Path, failure: BaseException | None) -
 
 
 def agreed(value: Any) -> Any:
-    """What rank 0 has."""
+    """Return rank 0's value on all ranks."""
     values = [value]
     dist.broadcast_object_list(values, src=0)
     return values[0]
 
 
 def tensors_and_rest(state: State) -> tuple[dict[str, Any], dict[str, Any]]:
-    """This process's shards of weights and moments, and what the optimiser holds beside them.
+    """Return this process's shards of weights and moments, and the optimiser's remaining state.
 
-    Weights are asked for first, which lets go of what an evaluation left gathered: the optimiser knows shards alone.
+    Weights come first, which frees those gathered by an evaluation: the optimiser's state has only shards.
     """
     optimizer = state.optimizers[0]
     weights = get_model_state_dict(state.model)
@@ -130,7 +130,7 @@ def tensors_and_rest(state: State) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def rest_of(state: State) -> dict[str, Any]:
-    """Everything of a trainer but weights and moments, which are not gathered for it."""
+    """Return the trainer's state without weights and moments, which would be gathered."""
     attributes = state.serialized_attributes
     state.serialized_attributes = [name for name in attributes if name not in (MODEL, OPTIMISER)]
     try:
@@ -140,12 +140,10 @@ def rest_of(state: State) -> dict[str, Any]:
 
 
 def read_into(state: State, folder: Path, beside: Mapping[str, Any]) -> None:
-    """Put the weights and moments of a sharded checkpoint into a trainer, each process its own shards; all call this.
+    """Load the weights and moments of a sharded checkpoint, each process its own shards; collective.
 
     Args:
-        state: Of a trainer of the same model.
-        folder: The checkpoint, from however many processes.
-        beside: What the optimiser held beside them.
+        beside: The optimiser's state without tensors.
     """
     tensors, own = tensors_and_rest(state)
     warnings.filterwarnings("ignore", message=OF_NO_CONCERN)
@@ -156,18 +154,16 @@ def read_into(state: State, folder: Path, beside: Mapping[str, Any]) -> None:
 
 
 class CheckpointWriter(CheckpointSaver):
-    """Composer's saver, but a checkpoint is whole or absent, and earlier sessions' checkpoints count among those kept.
+    """Composer's saver with atomic writes, which also counts checkpoints of earlier sessions among those it keeps.
 
-    After an evaluation that is no worse than any before, a checkpoint is written whether or not one is due, and stays
-    until another is as good.
+    An evaluation at least as good as all earlier ones triggers a checkpoint, kept until another is as good.
 
     Args:
-        folder: Where checkpoints go.
-        save_interval: Time between two, as a Composer time string; the end of training is always saved.
-        num_to_keep: The newest so many stay. One more exists while it is written, so a failed write costs none.
-        best_by: Name of the metric of evaluations that makes a checkpoint the best when it is highest; None for none.
-        sharded: Whether each process writes its own shards.
-        continues: Puts a trainer where a sharded checkpoint was written, which Composer does for files alone.
+        save_interval: Composer time string; the end of training is always saved.
+        num_to_keep: One more exists during a write, so a failed write loses none.
+        best_by: Evaluation metric whose highest value makes a checkpoint the best.
+        sharded: Write each process's shards.
+        continues: Restores a trainer from a sharded checkpoint; Composer itself restores only files.
     """
 
     def __init__(
@@ -188,7 +184,7 @@ class CheckpointWriter(CheckpointSaver):
             latest_remote_file_name=None,
             save_interval=save_interval,
             num_checkpoints_to_keep=num_to_keep,
-            overwrite=True,  # only files found damaged on resuming are ever in the way
+            overwrite=True,  # only files found damaged on resuming are ever overwritten
         )
         self.best_by, self.sharded, self.continues = best_by, sharded, continues
 
@@ -196,47 +192,43 @@ class CheckpointWriter(CheckpointSaver):
         self.best_batch = -1
 
     def before_load(self, state: State, logger: Logger) -> None:
-        """The trainer is there, its model sharded."""
+        """Resume from a sharded checkpoint: trainer and sharded model exist."""
         if self.continues is not None:
             self.continues(state, logger)
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Remove what a killed session left half-written."""
+        """Remove partial files of a killed session."""
         super().fit_start(state, logger)
         if dist.get_global_rank() == 0:
             remove_partials(Path(self.folder), mark=MANIFEST_NAME)
 
     def close(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
-        """Remove the folder that the base class makes for uploads; no process waits for another, which may be gone."""
+        """Remove the base class's upload directory, without its barrier: other processes may be gone."""
         self.tmp_dir_for_symlink.cleanup()
 
     def eval_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
-        """Remember an evaluation no worse than any before; what is not trained yet does not count."""
+        """Record an evaluation at least as good as all earlier ones, except before the first batch."""
         if self.best_by is None or state.timestamp.batch == 0:
             return
         value = float(state.eval_metric_values[self.best_by])
         if value >= self.best_value:
             self.best_value, self.best_batch = value, state.timestamp.batch.value
             if self.last_checkpoint_batch == state.timestamp.batch and dist.get_global_rank() == 0:
-                self.tidy(Path(self.folder), self.best_batch)  # an evaluation at an epoch's or the training's end
+                self.tidy(Path(self.folder), self.best_batch)  # an evaluation at the end of an epoch or of training
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
-        """Write what is due, or the best so far."""
         super().batch_checkpoint(state, logger)
         self.save_best(state, logger)
 
     def epoch_checkpoint(self, state: State, logger: Logger) -> None:
-        """As after a batch, for intervals in epochs."""
         super().epoch_checkpoint(state, logger)
         self.save_best(state, logger)
 
     def save_best(self, state: State, logger: Logger) -> None:
-        """Write the best so far unless it is written."""
         if self.best_batch == state.timestamp.batch != self.last_checkpoint_batch:
             self._save_checkpoint(state, logger)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed training must know."""
         return {
             **super().state_dict(),
             "best_value": self.best_value,
@@ -244,13 +236,12 @@ class CheckpointWriter(CheckpointSaver):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what an earlier session knew."""
         self.best_value = state["best_value"]
         self.last_checkpoint_batch = Time.from_batch(state["saved_batch"])
         super().load_state_dict(state)
 
     def _save_checkpoint(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Write one file from rank 0, or begin to write a folder. All ranks call this, for their shards."""
+        """Write one file from rank 0, or a directory of shards; collective."""
         self.last_checkpoint_batch = state.timestamp.batch
         if self.sharded:
             folder = Path(self.folder) / format_name_with_dist_and_time(FOLDER_NAME, state.run_name, state.timestamp)
@@ -266,7 +257,7 @@ class CheckpointWriter(CheckpointSaver):
             raise UserError(outcome[0])
 
     def _publish(self, contents: dict[str, Any], path: Path) -> str | None:
-        """Write the file, point `latest` at it and remove the oldest; the problem in words if the disk refused."""
+        """Return the problem if the write failed."""
         try:
             write_checkpoint(contents, path)
         except (OSError, RuntimeError) as error:
@@ -278,7 +269,6 @@ class CheckpointWriter(CheckpointSaver):
         return None
 
     def _is_there(self, path: Path) -> None:
-        """Point `latest` at a new checkpoint and remove the oldest."""
         link_to(path, LATEST_NAME.format(rank=0))
         self.tidy(path.parent, training_time(path)[0])
 
@@ -297,13 +287,12 @@ class CheckpointWriter(CheckpointSaver):
 
 
 def write_checkpoint(contents: dict[str, Any], path: Path) -> None:
-    """Write a checkpoint through a neighbouring file and a rename, so that a crash leaves no half of it."""
     with replacing(path) as file:
         torch.save(contents, file)
 
 
 def remove(checkpoint: Path) -> None:
-    """Delete a checkpoint, a file or a folder; of a link to an earlier training's the link."""
+    """Delete a checkpoint; of a link to an earlier training run only the link."""
     if checkpoint.is_dir() and not checkpoint.is_symlink():
         shutil.rmtree(checkpoint)
     else:
@@ -311,12 +300,10 @@ def remove(checkpoint: Path) -> None:
 
 
 def link_to(path: Path, name: str) -> None:
-    """Let a link of this name beside a checkpoint point to it."""
     link = path.with_name(name)
     link.unlink(missing_ok=True)
     link.symlink_to(path.name)
 
 
 def linked(link: Path) -> str | None:
-    """The name of the file a link points to; None where there is no link."""
     return link.readlink().name if link.is_symlink() else None

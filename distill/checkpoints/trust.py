@@ -1,8 +1,8 @@
-"""Whether every byte of an archive of torch's is as it was written, and whether it may hold code. No torch.
+"""Integrity of torch archives, and the user's trust in code inside checkpoints. No torch.
 
-Composer imports the function that CHECKPOINT_VALIDATION_FUNCTION names and calls it with the path of every checkpoint
-before unpickling it (composer/utils/checkpoint.py, mosaicml 0.32.1). The variable reaches the processes that a command
-starts, so one `--trust-checkpoints` holds for all of them; our own reads look at it too.
+Composer imports the function named by CHECKPOINT_VALIDATION_FUNCTION and calls it with the path of every checkpoint
+before unpickling it (composer/utils/checkpoint.py, mosaicml 0.32.1). Subprocesses inherit the variable, so one
+`--trust-checkpoints` holds for all; `are_trusted` reads it, too.
 """
 
 import os
@@ -16,9 +16,9 @@ from pydantic import Field
 
 from architectures.errors import UserError
 
-# What zipfile raises on bytes that no archiver wrote: also for encrypted entries and unknown compressions.
+# Raised by zipfile for bytes that are not a zip file, including encrypted entries and unknown compressions.
 NOT_A_ZIP = (zipfile.BadZipFile, zlib.error, struct.error, NotImplementedError, RuntimeError, EOFError, ValueError)
-# What unpicklers raise on bytes that no pickler wrote.
+# Raised by unpicklers for bytes that are not a pickle.
 UNREADABLE = (
     pickle.UnpicklingError,
     *(ValueError, TypeError, AttributeError, LookupError, EOFError, AssertionError, ArithmeticError),
@@ -33,9 +33,9 @@ TrustCheckpoints = Annotated[bool, Field(description="Read checkpoints whatever 
 
 
 def zip_damage(file: IO[bytes], size: int) -> str | None:
-    """What is wrong with an archive of so many bytes, in a few words.
+    """Describe the damage of an archive of `size` bytes in a few words; None if it is intact.
 
-    torch stores entries as they are and none twice. An archive that would be larger when unpacked is not read at all.
+    torch stores entries uncompressed and without duplicates, so an archive with larger contents is rejected unread.
     """
     try:
         with zipfile.ZipFile(file) as archive:
@@ -48,23 +48,21 @@ def zip_damage(file: IO[bytes], size: int) -> str | None:
 
 
 def trust_checkpoints() -> None:
-    """Read checkpoints whatever is in them, in this process and those it starts: code in them runs."""
+    """Trust checkpoints in this process and those it starts: code in them runs."""
     os.environ[VALIDATION_VARIABLE] = TRUST
 
 
 def guard_composer() -> None:
-    """Let Composer refuse what we would not read ourselves. Call before a Trainer is made."""
+    """Make Composer reject untrusted code in checkpoints. Call before creating a Trainer."""
     if not are_trusted():
         os.environ[VALIDATION_VARIABLE] = REFUSE_CODE
 
 
 def are_trusted() -> bool:
-    """Whether `--trust-checkpoints` was given."""
     return os.environ.get(VALIDATION_VARIABLE) == TRUST
 
 
 def code_found(path: object, fact: str) -> UserError:
-    """The refusal of a checkpoint."""
     return UserError(
         f"{path}: {fact}, which no checkpoint of a training here does; reading it might run code. "
         f"Delete it, or give {OPTION} if you know who made it."

@@ -1,16 +1,16 @@
-"""Steps captured in CUDA graphs, for the shapes that decoding feeds again and again.
+"""Steps captured in CUDA graphs, for the shapes that decoding feeds repeatedly.
 
-Such a step takes so many rows, tokens and slots and no other number. So sequences that are done keep their rows, which
-are fed filling; fewer tokens than a step takes are filled up; and all slots of the cache are looked at through a mask.
-Prompts are read by the model as it is. A step belongs to one cache, whose tensors stay where they are.
+Such a step has a fixed number of rows, tokens and slots. So finished sequences keep their rows, which are fed padding;
+fewer tokens are padded; and all slots of the cache are attended to through a mask. Prompts are prefilled without
+capture. A step belongs to one cache, whose tensors stay in place.
 
-A CUDA graph holds the kernels that one pass of eval.decoding.kv_cache.forward launched, and the addresses they read and
-write: replaying it launches them all at once and runs no Python. So tokens and positions are copied to where the graph
-reads them, and its logits stand where the next step of the same model may write: all graphs of a model share one pool
-of memory, since only one of them runs at a time.
+A CUDA graph holds the kernels that one pass of eval.decoding.kv_cache.forward launched, and the addresses they read
+and write: replaying it launches them all at once and runs no Python. So tokens and positions are copied to the graph's
+inputs, and its logits may be overwritten by the next step of the same model: all graphs of a model share one memory
+pool, since only one of them runs at a time.
 
-Responses are decoded batch after batch. What was captured for a batch is of no use to one of another shape, and its
-cache may be most of the memory: it is let go of before the next is made.
+Responses are decoded batch after batch. Graphs captured for a batch cannot serve one of another shape, and its cache
+may be most of the memory: it is freed before the next is made.
 
 Shape suffixes used in this file:
     B = rows, T = tokens fed, V = vocabulary
@@ -46,16 +46,16 @@ from eval.decoding.kv_cache import (
 from eval.large_targets import free_bytes, held_otherwise
 
 SHORTEST = 256  # slots of a cache
-WARM_UPS = 3  # passes before a capture, as torch's manual has it: libraries choose kernels and take memory in them
-MOST_OF_FREE = 0.75  # of a GPU's memory for a cache: prompts are read beside it
+WARM_UPS = 3  # passes before a capture, as in torch's manual: libraries choose kernels and allocate memory in them
+MOST_OF_FREE = 0.75  # of a GPU's memory for a cache; prefill needs the rest
 
-CapturedStep = Callable[[Tensor, Tensor], Tensor]  # ids_BT, positions_BT -> logits, which the next step may write over
+CapturedStep = Callable[[Tensor, Tensor], Tensor]  # ids_BT, positions_BT -> logits, which the next step may overwrite
 Run = Callable[[], Tensor]
-Recorder = Callable[[Run], tuple[Callable[[], None], Tensor]]  # what replays a pass, and where it puts its logits
+Recorder = Callable[[Run], tuple[Callable[[], None], Tensor]]  # replays a pass; its output logits
 
 
 def why_not_captured(model: PreTrainedModel) -> str | None:
-    """Why a model's step is no fixed sequence of kernels; None where it is one."""
+    """Return why a model's step is not a fixed sequence of kernels; None if it is."""
     rope = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
     kinds = [each.get("rope_type", "") for each in (rope, *rope.values()) if isinstance(each, dict)]
     at_positions = [kind for kind in kinds if "dynamic" in kind or kind == "longrope"]
@@ -71,10 +71,10 @@ def why_not_captured(model: PreTrainedModel) -> str | None:
 
 
 class CudaRecorder:
-    """Captures passes of one model in graphs that share a pool of memory.
+    """Captures passes of one model in graphs that share a memory pool.
 
     Raises:
-        UserError: If the device is no GPU.
+        UserError: If the device is not a GPU.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -82,12 +82,12 @@ class CudaRecorder:
             raise UserError(f"--capture needs a GPU, and the models are on {device}. Leave out --capture.")
         self.device = device
         self.stream = cast("torch.cuda.Stream", torch.cuda.Stream(device))
-        self.first: torch.cuda.CUDAGraph | None = None  # a pool that no graph uses any longer cannot be used again
+        self.first: torch.cuda.CUDAGraph | None = None  # keeps the pool alive: without graphs it cannot be reused
 
     def __call__(self, run: Run) -> tuple[Callable[[], None], Tensor]:
-        """Run a pass beside the stream of the caller until it is warm, then capture it."""
+        """Warm up a pass on a side stream, then capture it."""
         caller = torch.cuda.current_stream(self.device)
-        with torch.cuda.stream(caller):  # gone back to even after a capture that failed, where torch would stay
+        with torch.cuda.stream(caller):  # after a failed capture torch would stay on the side stream
             self.stream.wait_stream(caller)
             with torch.cuda.stream(self.stream):
                 for _ in range(WARM_UPS):
@@ -102,34 +102,29 @@ class CudaRecorder:
 
 @dataclass
 class MadeSteps:
-    """A cache, and the steps that were captured for it."""
+    """A cache and the steps captured for it."""
 
     cache: RowCache
     steps: dict[Feed, CapturedStep] = field(default_factory=dict)
 
 
 class CapturedSteps:
-    """Opens sequencers whose steps are captured once for each model and shape; an eval.decoding.kv_cache.Opener.
-
-    Args:
-        recorder_on: Makes the recorder of one model, on its device.
-    """
+    """Opener (eval.decoding.kv_cache.Opener) whose steps are captured once for each model and shape."""
 
     def __init__(self, recorder_on: Callable[[torch.device], Recorder] = CudaRecorder) -> None:
         self.recorder_on = recorder_on
         self.recorders: dict[int, Recorder] = {}  # by the id of a model
-        self.models: dict[int, PreTrainedModel] = {}  # by id, which it keeps taken
+        self.models: dict[int, PreTrainedModel] = {}  # by id; keeps the model alive so that its id is not reused
         self.free: dict[tuple[int, int, int], list[MadeSteps]] = {}  # by model, rows and capacity; the oldest first
 
     def require(self, model: PreTrainedModel) -> None:
-        """Raise UserError where a model's steps cannot be captured here; asked before anything is measured."""
+        """Raise UserError if a model's steps cannot be captured; call before measuring anything."""
         if (reason := why_not_captured(model)) is not None:
             raise UserError(f"{reason} Leave out --capture.")
         if id(model) not in self.recorders:
             self.recorders[id(model)] = self.recorder_on(model.device)
 
     def forget(self) -> None:
-        """Let go of every cache, and the steps that were made for it, that no sequencer holds."""
         self.free.clear()
 
     def __call__(
@@ -140,13 +135,9 @@ class CapturedSteps:
         capacity: int,
         vocab_size: int,
         feeds: Sequence[Feed] = (),
-        goes_back: bool = True,  # noqa: ARG002  # these always can
+        goes_back: bool = True,  # noqa: ARG002  # always supported
     ) -> Sequencer:
-        """A sequencer with every step captured; see eval.decoding.kv_cache.open_sequencer.
-
-        Raises:
-            UserError: If the model's steps cannot be captured here.
-        """
+        """Return a sequencer with every step captured; see eval.decoding.kv_cache.open_sequencer and `require`."""
         self.require(model)
         self.models[id(model)] = model
         rows, capacity = len(prompts), captured_capacity(capacity)
@@ -159,7 +150,7 @@ class CapturedSteps:
         return sequencer
 
     def make(self, model: PreTrainedModel, cache: RowCache, feed: Feed, *, rows: int) -> CapturedStep:
-        """The step of one shape on one cache, captured at positions -1, which write nothing of a text."""
+        """Capture the step of one shape on one cache, at positions -1, which write only to the padding slot."""
         tokens, whole = feed
         ids_BT, positions_BT = filling(model, rows=rows, tokens=tokens)
         run = partial(forward, model, ids_BT, positions_BT, cache, Sight.of(model), width=cache.capacity, whole=whole)
@@ -175,13 +166,13 @@ class CapturedSteps:
 
 
 def captured_capacity(needed: int) -> int:
-    """Slots of a cache for rows of so many tokens: few different ones, and up to a quarter more than is needed."""
+    """Round a capacity up to one of few sizes, by at most a quarter (at least SHORTEST)."""
     unit = max(SHORTEST, 1 << (needed - 1).bit_length()) // 8
     return max(SHORTEST, -(-needed // unit) * unit)
 
 
 class FixedSequencer:
-    """Rows of one model, as RowSequencer has them, by steps of fixed shapes."""
+    """Rows of one model, as in RowSequencer, by steps of fixed shapes."""
 
     def __init__(
         self, model: PreTrainedModel, made: MadeSteps, *, rows: int, vocab_size: int, feeds: Sequence[Feed]
@@ -192,7 +183,7 @@ class FixedSequencer:
         self.keep_rows(list(range(rows)))
 
     def feed(self, ids_BT: Tensor, spans: Sequence[Span], *, whole: bool) -> Tensor:
-        """See eval.decoding.kv_cache.Sequencer; nothing in it waits for the device."""
+        """See eval.decoding.kv_cache.Sequencer; does not wait for the device."""
         tokens = ids_BT.shape[1]
         width = next((width for width, kind in self.feeds if kind == whole and width >= tokens), None)
         all_spans: list[Span] = [(0, 0)] * self.num_rows
@@ -207,21 +198,20 @@ class FixedSequencer:
 
     @without_cudnn()
     def read_by_model(self, ids_BT: Tensor, positions_BT: Tensor, *, whole: bool) -> Tensor:
-        """A step of another shape than those made, as of a prompt."""
+        """Run a step of a shape that was not captured, such as a prompt."""
         cache = self.made.cache
         return forward(self.model, ids_BT, positions_BT, cache, self.sight, width=cache.capacity, whole=whole)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """See eval.decoding.kv_cache.Sequencer; the rows of the others stay, and are fed filling."""
+        """See eval.decoding.kv_cache.Sequencer; dropped rows stay and are fed padding."""
         self.keep_rows([self.rows[row] for row in rows])
 
     def keep_rows(self, rows: list[int]) -> None:
-        """Those of the texts that are not done; on the device too, since a list as an index would wait for it."""
+        """Set the unfinished rows; as a tensor too, since indexing with a list would wait for the device."""
         self.rows, self.rows_B = rows, torch.tensor(rows, device=self.model.device)
 
 
 def new_row_cache(model: PreTrainedModel, *, rows: int, capacity: int) -> RowCache:
-    """A cache whose tensors are there and stay where they are."""
     cache = RowCache(capacity)
     with without_cudnn():
         forward(model, *filling(model, rows=rows, tokens=1), cache, Sight.of(model), width=1, whole=False)
@@ -229,18 +219,17 @@ def new_row_cache(model: PreTrainedModel, *, rows: int, capacity: int) -> RowCac
 
 
 def filling(model: PreTrainedModel, *, rows: int, tokens: int) -> tuple[Tensor, Tensor]:
-    """ids_BT and positions_BT of tokens that stand nowhere."""
     ids_BT = torch.zeros(rows, tokens, dtype=torch.int64, device=model.device)
     return ids_BT, torch.full_like(ids_BT, -1)
 
 
 def new_opener(how: How) -> Opener:
-    """One for all calls: what it has captured it keeps."""
+    """Return an opener to share among all calls: it keeps its captured steps."""
     return open_sequencer if how == "eager" else CapturedSteps()
 
 
 def answer_opener(model: PreTrainedModel) -> Opener:
-    """What runs a model while it generates responses: captured steps on a GPU, eager ones where those cannot be."""
+    """Return the opener for generating responses: captured steps on a GPU, eager ones if those are not supported."""
     if model.device.type != "cuda":
         return open_sequencer
     if (reason := why_not_captured(model)) is not None:
@@ -250,9 +239,9 @@ def answer_opener(model: PreTrainedModel) -> Opener:
 
 
 class BatchSteps:
-    """An Opener: captured steps, those of one batch after another.
+    """Opener of captured steps that keeps only those of the current batch shape.
 
-    A batch whose cache is too large for what is free takes a model's own passes, whose cache grows with its texts.
+    A batch whose cache does not fit into free memory runs eagerly, with a cache that grows with its sequences.
     """
 
     def __init__(self, steps: CapturedSteps) -> None:
@@ -262,14 +251,13 @@ class BatchSteps:
     def __call__(
         self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, capacity: int, **how: Any
     ) -> Sequencer:
-        """See eval.decoding.kv_cache.open_sequencer."""
         shape = id(model), len(prompts), captured_capacity(capacity)
         self.steps.free = {key: made for key, made in self.steps.free.items() if key == shape}
         opener: Opener = self.steps if self.fits(model, len(prompts), shape[2]) else open_sequencer
         return opener(model, prompts, capacity=capacity, **how)
 
     def fits(self, model: PreTrainedModel, rows: int, slots: int) -> bool:
-        """Whether there is memory for a batch's cache, whole from the beginning; asked of those not there yet."""
+        """Return True if a batch's full cache exists already or fits into memory."""
         if any(self.steps.free.values()):
             return True
         needed, free = rows * slots * bytes_per_slot(model), free_bytes(model.device)
@@ -286,7 +274,6 @@ class BatchSteps:
 
 @torch.inference_mode()
 def bytes_per_slot(model: PreTrainedModel) -> int:
-    """What one token of one row takes in a cache, as the model itself fills it."""
     cache = new_row_cache(model, rows=1, capacity=1)
     tensors = [*cache.keys, *cache.values]
     return sum(tensor.numel() * tensor.element_size() // tensor.shape[2] for tensor in tensors)

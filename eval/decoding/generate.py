@@ -1,6 +1,6 @@
-"""Responses of the target to prompts, shard by shard.
+"""Generate the target's responses to prompts, shard by shard.
 
-A killed run continues at its first missing shard and ends in the same bytes as one that was left alone.
+A killed run continues at its first missing shard and produces the same bytes as an uninterrupted one.
 """
 
 import sys
@@ -45,13 +45,13 @@ from eval.responses import (
     write_shard,
 )
 
-LOGP_DIGITS = 6  # of log-probabilities in nats: more than float32 has of most
+LOGP_DIGITS = 6  # of log-probabilities in nats: more than float32 has for most
 
-Rendered = tuple[list[int], Turn]  # the ids of a conversation so far, and its turn
-Missing = Sequence[tuple[Path, Sequence[Turn]]]  # shards that are not there, and the first turns of each
+Rendered = tuple[list[int], Turn]  # prompt ids of a conversation so far, and its turn
+Missing = Sequence[tuple[Path, Sequence[Turn]]]  # missing shards, and the first turns of each
 
 
-Kind = Callable[..., "Answerer"]  # of the arguments of Answerer: itself, or an engine of eval.engines.external_generate
+Kind = Callable[..., "Answerer"]  # Answerer, or an engine of eval.engines.external_generate
 
 
 def write_traces(
@@ -65,24 +65,20 @@ def write_traces(
     part: Part = EVERY_FILE,
     share: Share = ALONE,
 ) -> None:
-    """Let the target answer every prompt, into out/<name>-00000.jsonl and so on.
+    """Generate responses to prompts into out/<name>-00000.jsonl and so on.
 
-    Shards that exist are kept; the target is loaded only if one is missing. Prompts longer than max_prompt_len, or
-    whose answers might exceed what the target was made for, are dropped, and so is the rest of a conversation that
-    grows beyond it; stderr says how many.
+    Existing shards are kept; the target is loaded only if one is missing. Prompts longer than max_prompt_len, or whose
+    responses might exceed the target's context length, are dropped, and so is the rest of a conversation that outgrows
+    it; stderr reports the count.
 
     Args:
-        target: Its folder.
-        prompts: To be answered.
-        out: Folder of the answers.
-        settings: How the target writes.
-        name: First part of the shards' names.
-        answered_by: What writes them: an Answerer where left out, or an engine (eval.engines.external_generate).
-        part: Which of the files are written; other jobs may write the others meanwhile.
-        share: This process's share of them. All of these files are there when it returns.
+        name: Prefix of the shards' names.
+        answered_by: Generates the responses: an Answerer by default, or an engine (eval.engines.external_generate).
+        part: The files to write; other jobs may write the rest at the same time.
+        share: This process's share of them. All files of the part exist on return.
 
     Raises:
-        UserError: If out holds answers of this name made otherwise, or no prompt is short enough.
+        UserError: If out has responses of this name with other settings, or no prompt is short enough.
     """
     settings, tokenizer = within_context(target, settings), load_tokenizer(target)
     answerer = (answered_by or Answerer)(target, tokenizer, settings, name=name, share=share)
@@ -105,7 +101,7 @@ def write_traces(
     by_path = dict(zip(shard_paths(out, name, len(chunks)), chunks, strict=True))
     missing = [(path, by_path[path]) for path in answerer.mine(share.lead(missing_shards))]
 
-    # This process's shards, under a progress bar; batches count their steps.
+    # This process's shards, with a progress bar advanced by decoding steps.
     start_s, num_written, num_tokens = time.monotonic(), 0, 0
     total, whole = sum(num_turns(turns) for _, turns in missing), answerer.work_of(missing)
     with progress(f"{name} answers{share.words}", total=total, whole=whole) as answerer.advance:
@@ -119,21 +115,16 @@ def write_traces(
 
 
 def sampling_of(settings: DecodingSettings) -> Sampling:
-    """How tokens are chosen."""
     return Sampling(settings.temperature, settings.top_p, settings.top_k, settings.min_p, settings.repetition_penalty)
 
 
 def claimed_draws(temperature: float, draws: str = DRAWS) -> dict[str, str]:
-    """What a folder of texts claims of its random numbers; nothing where none decided."""
+    """Return the random number scheme to record with responses; empty at temperature 0."""
     return {} if temperature == 0 else {"draws": draws}
 
 
 def within_context(target: Path, settings: DecodingSettings) -> DecodingSettings:
-    """The settings, with prompts no longer than the context that the target was made for leaves beside a whole answer.
-
-    Raises:
-        UserError: If it leaves no token for a prompt.
-    """
+    """Limit max_prompt_len so that prompt and response fit the context length; UserError if no token is left."""
     limit = context_length_of(target)
     if limit is None:
         return settings
@@ -146,11 +137,11 @@ def within_context(target: Path, settings: DecodingSettings) -> DecodingSettings
     return replace(settings, max_prompt_len=min(settings.max_prompt_len, longest))
 
 
-PASS_ROWS = 32  # rows that cost as much as the weights of a pass do: 48 rows took twice the time of 8 on two cores
+PASS_ROWS = 32  # rows that cost as much as reading the weights in a pass: 48 rows took twice the time of 8 on two cores
 
 
 class Answerer:
-    """The target, loaded when it is first asked."""
+    """Response generator; loads the target when first needed."""
 
     draws = DRAWS  # how sampled tokens follow from seeds
 
@@ -183,20 +174,17 @@ class Answerer:
         return text_config(self.target).vocab_size
 
     def mine(self, missing: Sequence[Path]) -> Sequence[Path]:
-        """The shards that this process writes."""
         return self.share.mine(missing)
 
     def work_of(self, missing: Missing) -> float:
-        """The work of some shards, in any unit."""
         return sum(work_of(num_turns(turns), self.settings.batch_size) for _, turns in missing)
 
     def write_all(self, missing: Missing) -> Iterator[Trace]:
-        """Yield the answers of shards that are written one after another."""
         for path, turns in missing:
             yield from self.write(path, turns)
 
     def write(self, path: Path, turns: Sequence[Turn]) -> Iterator[Trace]:
-        """Yield the answers of a shard as they come; it is written when it is complete."""
+        """Write a shard once complete; yield its responses as they finish."""
         traces = []
         for trace in self.answer(turns):
             traces.append(trace)
@@ -204,7 +192,7 @@ class Answerer:
         write_shard(path, rows_of(traces))
 
     def answer(self, turns: Sequence[Turn]) -> Iterator[Trace]:
-        """The answers to first turns and all that follow them, in no particular order."""
+        """Yield responses to first turns and all later ones, in no particular order."""
         while turns:
             following = []
             for turn, trace in self.answer_each(turns):
@@ -214,7 +202,7 @@ class Answerer:
             turns = following
 
     def answer_each(self, turns: Sequence[Turn]) -> Iterator[tuple[Turn, Trace]]:
-        """One answer a turn, batch by batch in the order of lengths; too long turns have none."""
+        """Yield one response per turn, in batches sorted by length; turns that are too long have none."""
         rendered = [(self.render(turn), turn) for turn in turns]
         fitting = [(ids, turn) for ids, turn in rendered if len(ids) <= self.settings.max_prompt_len]
         fitting.sort(key=lambda pair: len(pair[0]))
@@ -222,13 +210,12 @@ class Answerer:
             yield from self.answer_batch(fitting[start : start + self.settings.batch_size])
 
     def render(self, turn: Turn) -> list[int]:
-        """A turn as the target reads it."""
         ids = render_prompt(self.tokenizer, turn.messages)
         require_rows_for_row(ids, self.target, self.vocab_size, turn.source)
         return ids
 
     def answer_batch(self, batch: Sequence[Rendered]) -> Iterator[tuple[Turn, Trace]]:
-        """The answers to some turns that are decoded together, as they end; the time they take is that of all steps."""
+        """Yield responses of one batch as they finish, advancing the progress bar by steps."""
         work = PASS_ROWS + len(batch)
         step_work, steps, emitted = work / self.settings.max_new_tokens, 0, Counter[int]()
         for event in self.decode(batch):
@@ -243,7 +230,6 @@ class Answerer:
         self.advance(work - steps * step_work, items=0)
 
     def decode(self, batch: Sequence[Rendered]) -> Iterator[Emitted | tuple[int, Decoded]]:
-        """Decode some turns together, step by step."""
         wanted = Wanted(
             [ids for ids, _ in batch],
             Limits(self.settings.max_new_tokens, stop_token_ids(self.model)),
@@ -253,7 +239,6 @@ class Answerer:
         return decode_steps([self.model], wanted, row_seeds=seeds, opener=self.opener)
 
     def trace(self, turn: Turn, prompt_ids: Sequence[int], decoded: Decoded) -> Trace:
-        """One answered turn, in ids and in words."""
         text = self.tokenizer.decode(
             list(decoded.token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
@@ -272,10 +257,9 @@ class Answerer:
 
 
 def work_of(count: int, batch_size: int) -> int:
-    """What so many answers are to others: a last small batch takes hardly less than a whole one."""
+    """Estimate the work of `count` responses: a small last batch takes hardly less than a full one."""
     return -(-count // batch_size) * PASS_ROWS + count
 
 
 def derive_seed(seed: int, name: str, index: int) -> int:
-    """A seed for one prompt, unrelated to those of its neighbours."""
     return int.from_bytes(sha256(f"{seed}/{name}/{index}".encode()).digest()[:8], "big", signed=True)

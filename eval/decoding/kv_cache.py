@@ -1,25 +1,25 @@
-"""A model in the middle of one or several sequences, with its key/value cache: fed tokens at positions, gives logits.
+"""A model with its key/value cache in the middle of one or several sequences: fed tokens at positions, returns logits.
 
-Feeding a token at a position forgets whatever stood there and behind it in that row, so a loop that goes back simply
-feeds at an earlier position.
+Feeding a token at a position discards everything at and after it in that row, so a loop that rolls back simply feeds
+at an earlier position.
 
-    RowSequencer             many rows at once, each with a length of its own
+    RowSequencer             many rows at once, each with its own length
     FixedSequencer           the same with captured steps (eval/decoding/cuda_graphs.py)
-    TextSequencer            any decoder-only model, by the cache of transformers: one row, or many that only go on
-    TranslationSequencer     rows of an encoder-decoder model, prompts encoded once; of several nothing is taken back
+    TextSequencer            any decoder-only model, with the transformers cache: one row, or several without rollback
+    TranslationSequencer     rows of an encoder-decoder model, prompts encoded once; several only without rollback
 
-In the cache of rows a token is written at its position, and nothing is ever cut off: what stands behind a row's last
-token is written over later, and until then no token looks there. Taking back rejected tokens is therefore no work, and
-rows of one batch need not agree on how many they keep.
+In the row cache a token is written at its position, and nothing is ever removed: slots after a row's last token are
+overwritten later, and until then no token attends to them. Rolling back rejected tokens is therefore free, and the
+rows of a batch may accept different numbers of tokens.
 
-cuDNN's attention makes a plan for every shape it first meets. On an NVIDIA H200 a training step took 0.35 s more
-wherever its width was new (torch 2.11, docs/benchmarks.md), and decoding meets new widths all the time, so it goes
-without. Steps of fixed shapes keep cuDNN's: without it a captured step of 7 billion parameters at 1,024 tokens took
-1.21 times as long on that GPU, with 32 rows 1.40 times.
+cuDNN's attention makes a plan for every shape it first meets. On an NVIDIA H200 a training step took 0.35 s more when
+its width was new (torch 2.11, docs/benchmarks.md), and decoding meets new widths constantly, so it does not use cuDNN.
+Steps of fixed shapes do: without cuDNN a captured step of 7 billion parameters at 1,024 tokens took 1.21 times as long
+on that GPU, and 1.40 times with 32 rows.
 
 Shape suffixes used in this file:
-    B = rows, T = tokens fed to the longest row, S = slots, or tokens that an encoder reads of the longest prompt
-    V = output ids of the model: all of the vocabulary, or a reduced one (architectures/draft_vocabulary/head.py)
+    B = rows, T = tokens fed to the longest row, S = slots, or encoder tokens of the longest prompt
+    V = output ids of the model: all of the vocabulary, or a reduced one (architectures/vocabulary_head.py)
     H = key/value heads, or the width of a hidden state; D = head dimension
 """
 
@@ -42,18 +42,18 @@ from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.vocabulary_head import columns_below, encoded
 
-# For the calls within; what the process had chosen holds again afterwards. A graph keeps the kernels of its capture.
+# Restores the process's own choice afterwards. A CUDA graph keeps the kernels of its capture.
 without_cudnn = partial(sdpa_kernel, [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 RENAMED = "cache" in signature(create_causal_mask).parameters
-CACHE_ARGUMENT = "cache" if RENAMED else "past_key_values"  # of a model's forward pass, to transformers 5.23 and since
+CACHE_ARGUMENT = "cache" if RENAMED else "past_key_values"  # renamed in transformers' forward pass after 5.23
 
 
 def new_cache(model: PreTrainedModel) -> DynamicCache:
-    """An empty cache for a decoder-only model.
+    """Return an empty cache for a decoder-only model.
 
     Raises:
-        UserError: If a layer keeps something that cannot be taken back token by token.
+        UserError: If a layer keeps state that cannot be rolled back token by token.
     """
     cache = DynamicCache(config=model.config)
     kinds = sorted({type(layer).__name__ for layer in cache.layers if type(layer) is not DynamicLayer})
@@ -66,18 +66,17 @@ def new_cache(model: PreTrainedModel) -> DynamicCache:
 
 
 def roll_back(cache: DynamicCache, length: int) -> None:
-    """Forget everything after the first `length` tokens, all of which the cache must hold."""
     surplus = cache.get_seq_length() - length
     assert surplus >= 0, f"the cache holds {length + surplus} tokens, fewer than the {length} to keep"
-    cache.crop(-surplus)  # transformers 5 counts tokens to remove, as a negative number
+    cache.crop(-surplus)  # transformers 5 takes the number of tokens to remove, negative
     assert cache.get_seq_length() == length
 
 
 class RowCache:
-    """What a decoder-only model of transformers takes as past_key_values, together with positions and a mask.
+    """Cache that a transformers decoder takes as past_key_values, used with explicit positions and a mask.
 
     Args:
-        capacity: Tokens a row can hold, until it is widened. One slot more takes what only fills a batch's gaps.
+        capacity: Tokens per row, until widened. One extra slot takes padding.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -85,18 +84,18 @@ class RowCache:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.slots_BT = torch.empty(0)
-        self.slots_BHTD: Tensor | None = None  # the same for every number, made by the first layer of a step for all
+        self.slots_BHTD: Tensor | None = None  # equal for all layers, made by the first layer of a step
         self.width = 0
 
     def write_at(self, slots_BT: Tensor, *, width: int) -> None:
-        """Say where the next tokens go, and that the first `width` slots are to be looked at."""
+        """Set the slots of the next tokens, and that the first `width` slots are attended to."""
         self.slots_BT, self.width = slots_BT, width
         self.slots_BHTD = None
 
     def update(
         self, keys_BHTD: Tensor, values_BHTD: Tensor, layer_idx: int, *_args: object, **_kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Called by every layer: writes the keys and values of the tokens fed; returns those to attend to."""
+        """Write the keys and values of one layer; return those to attend to. Called by every layer."""
         if layer_idx == len(self.keys):
             self.keys.append(self.capacity_for(keys_BHTD))
             self.values.append(self.capacity_for(values_BHTD))
@@ -107,32 +106,30 @@ class RowCache:
         return self.keys[layer_idx][:, :, : self.width], self.values[layer_idx][:, :, : self.width]
 
     def capacity_for(self, new_BHTD: Tensor) -> Tensor:
-        """Zeros, for a slot that is not looked at must still be a number."""
+        """Return zeros: slots outside the mask must be finite too."""
         rows, heads, _, head_dim = new_BHTD.shape
         return new_BHTD.new_zeros(rows, heads, self.capacity + 1, head_dim)
 
     def get_seq_length(self, _layer_idx: int = 0) -> int:
-        """Asked by models that were given no positions; these are always given."""
+        """Raise AssertionError; models only call this if they were given no positions."""
         raise AssertionError("the lengths of the rows differ: give position_ids and a mask")
 
     def widen(self, capacity: int) -> None:
-        """Raise the capacity to rows of so many tokens."""
         missing, self.capacity = capacity - self.capacity, capacity
         self.replace(lambda cache_BHSD: pad(cache_BHSD, (0, 0, 0, missing)))
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Let go of every row but the given ones."""
         rows_B = torch.tensor(rows, device=self.slots_BT.device)
         self.replace(lambda cache_BHSD: cache_BHSD[rows_B])
 
     def replace(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Change every tensor, one after another: there may be no memory for two of each."""
+        """Change every tensor, one at a time, as there may be no memory for a second copy of all."""
         for caches in (self.keys, self.values):
             for layer_idx, cache_BHSD in enumerate(caches):
                 caches[layer_idx] = change(cache_BHSD)
 
 
-Span = tuple[int, int]  # the position of a row's first token among those fed, and how many tokens it is fed
+Span = tuple[int, int]  # position of a row's first fed token, and number of fed tokens
 WINDOWED = "sliding_attention"
 
 
@@ -146,7 +143,7 @@ def forward(
     width: int,
     whole: bool,
 ) -> Tensor:
-    """Logits of tokens at positions of their rows, -1 for filling; `width` slots of the cache are looked at."""
+    """Return logits of tokens at positions of their rows, -1 for padding, attending to the first `width` slots."""
     cache.write_at(positions_BT.masked_fill(positions_BT < 0, cache.capacity), width=width)
     positions_BT = positions_BT.clamp(min=0)
     output = model(
@@ -155,23 +152,21 @@ def forward(
         position_ids=positions_BT,
         use_cache=True,
         logits_to_keep=0 if whole else 1,
-        **{CACHE_ARGUMENT: cache},  # all that a model asks of a Cache
+        **{CACHE_ARGUMENT: cache},  # implements all that a model uses of a Cache
     )
     return output.logits
 
 
 def positions_of(spans: Sequence[Span], width: int, *, left: bool) -> Tensor:
-    """positions_BT of the tokens fed, -1 for filling.
+    """Return positions_BT of the fed tokens, -1 for padding.
 
     Args:
-        spans: Of each row.
-        width: Tokens of the longest row.
-        left: Whether tokens stand on the left and filling on the right.
+        left: Align tokens left and pad on the right.
     """
     steps_T = torch.arange(width)
     starts_B1 = torch.tensor([[start] for start, _ in spans])
     if all(count == width for _, count in spans):
-        return starts_B1 + steps_T  # as at nearly every step: the rest takes longer than all else here
+        return starts_B1 + steps_T  # the usual case, and much faster than the rest
     counts_B1 = torch.tensor([[count] for _, count in spans])
     steps_BT = steps_T[None] if left else steps_T[None] - (width - counts_B1)
     return (starts_B1 + steps_BT).where((steps_BT >= 0) & (steps_BT < counts_B1), -1)
@@ -179,12 +174,12 @@ def positions_of(spans: Sequence[Span], width: int, *, left: bool) -> Tensor:
 
 @dataclass(frozen=True)
 class Sight:
-    """Which slots a model's tokens look at.
+    """Attention masks of a model.
 
     Attributes:
-        window: Tokens a layer with a sliding window sees, itself included; None without one.
-        kinds: Kinds of layer where the model asks for a mask of each, else empty.
-        added: The number type of masks that are added, as transformers' own attention takes them; None for booleans.
+        window: Sliding window in tokens, the token itself included; None without one.
+        kinds: Kinds of layer, if the model takes one mask for each; else empty.
+        added: Dtype of additive masks, as for eager attention; None for boolean masks.
     """
 
     window: int | None
@@ -193,15 +188,14 @@ class Sight:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> "Sight":
-        """What a model's config says."""
         config = model.config.get_text_config(decoder=True)
-        eager = config._attn_implementation == "eager"  # noqa: SLF001  # there is no other way to know
+        eager = config._attn_implementation == "eager"  # noqa: SLF001  # there is no public attribute
         family = FAMILIES.get(config.model_type)
         kinds = tuple(sorted(set(config.layer_types))) if family is not None and family.mask_per_kind else ()
         return cls(getattr(config, "sliding_window", None), kinds, model.dtype if eager else None)
 
     def masks(self, positions_BT: Tensor, width: int) -> Any:
-        """A mask [B, 1, T, S] over the first `width` slots, or one for each kind of layer."""
+        """Return a mask [B, 1, T, S] over the first `width` slots, or one for each kind of layer."""
         slots_S = torch.arange(width, device=positions_BT.device)
         seen_BTS = slots_S <= positions_BT[:, :, None]
         near_BTS = seen_BTS if self.window is None else seen_BTS & (slots_S > positions_BT[:, :, None] - self.window)
@@ -210,42 +204,39 @@ class Sight:
         return {kind: self.as_attention_takes_it(near_BTS if kind == WINDOWED else seen_BTS) for kind in self.kinds}
 
     def as_attention_takes_it(self, seen_BTS: Tensor) -> Tensor:
-        """Booleans, or numbers to add."""
         if self.added is None:
             return seen_BTS[:, None]
         lowest = torch.finfo(self.added).min
         return torch.zeros_like(seen_BTS, dtype=self.added).masked_fill(~seen_BTS, lowest)[:, None]
 
 
-Feed = tuple[int, bool]  # tokens fed at once to the longest row, and whether logits are wanted after all of them
+Feed = tuple[int, bool]  # tokens fed at once to the longest row, and True if logits are needed after all of them
 
 
 class Sequencer(Protocol):
-    """What decoding needs of a model."""
+    """Model interface of the decoding loop."""
 
     model: PreTrainedModel
 
     def feed(self, ids_BT: Tensor, spans: Sequence[Span], *, whole: bool) -> Tensor:
-        """Feed tokens; returns logits after each of them, or after the last alone.
+        """Feed tokens; return logits after each of them, or only after the last.
 
         Args:
-            ids_BT: Tokens. Rows fed fewer are filled, on the right if `whole`, else on the left.
-            spans: Of each row.
-            whole: Whether logits are wanted after every token.
+            ids_BT: Tokens. Shorter rows are padded, on the right if `whole`, else on the left.
 
         Returns:
-            logits [B, T, V] if `whole`, else [B, 1, V]; those of filling are without meaning. Of a small head column
-            v is not token v, but `tokens_of(v, ids_below(model, vocab_size))`.
+            logits [B, T, V] if `whole`, else [B, 1, V]; undefined at padding. With a reduced vocabulary column v is
+            not token v, but `tokens_of(v, ids_below(model, vocab_size))`.
         """
         ...
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Let go of every row but the given ones."""
+        """Keep only the given rows."""
         ...
 
 
 class Opener(Protocol):
-    """Makes sequencers: `open_sequencer`, or an eval.decoding.cuda_graphs.CapturedSteps."""
+    """Factory of sequencers: `open_sequencer`, or an eval.decoding.cuda_graphs.CapturedSteps."""
 
     def __call__(
         self,
@@ -256,9 +247,7 @@ class Opener(Protocol):
         vocab_size: int,
         feeds: Sequence[Feed] = (),
         goes_back: bool = True,
-    ) -> Sequencer:
-        """See open_sequencer."""
-        ...
+    ) -> Sequencer: ...
 
 
 def open_sequencer(
@@ -267,22 +256,20 @@ def open_sequencer(
     *,
     capacity: int,
     vocab_size: int,
-    feeds: Sequence[Feed] = (),  # noqa: ARG001  # of use where steps are captured
+    feeds: Sequence[Feed] = (),  # noqa: ARG001  # used for captured steps
     goes_back: bool = True,
 ) -> Sequencer:
-    """The sequencer for some prompts, none of which has been read yet.
+    """Return a sequencer for some prompts, none of which has been prefilled.
 
     Args:
-        model: Any causal or encoder-decoder model.
-        prompts: One per row.
-        capacity: Tokens a row comes to at most.
-        vocab_size: Only ids below are spoken of.
-        feeds: What it will be fed after the prompts, again and again.
-        goes_back: Whether tokens will be taken back.
+        capacity: Maximum tokens per row.
+        vocab_size: Larger ids are dropped from the logits.
+        feeds: Steps that will be fed repeatedly after the prompts.
+        goes_back: True if tokens will be rolled back.
 
     Raises:
-        UserError: If they will be, and the model's past cannot be, see `new_cache`.
-        ValueError: If it takes one row at a time and there are more.
+        UserError: If tokens will be rolled back and the model does not support it, see `new_cache`.
+        ValueError: If the model takes one row at a time and there are more.
     """
     if by_rows(model) and (goes_back or sees_all(model, capacity)):
         return RowSequencer(model, capacity=capacity, vocab_size=vocab_size)
@@ -294,18 +281,18 @@ def open_sequencer(
 
 
 def takes_rows(model: PreTrainedModel, *, goes_back: bool = True) -> bool:
-    """Whether a model reads many texts of different lengths at a time, and whether even if tokens are taken back."""
+    """Return True if a model decodes a batch of sequences of different lengths, with rollback if `goes_back`."""
     return by_rows(model) or not goes_back
 
 
 def by_rows(model: PreTrainedModel) -> bool:
-    """Whether a model follows the positions and masks that a RowSequencer gives it."""
+    """Return True if a model follows the positions and masks of a RowSequencer."""
     family = FAMILIES.get(model.config.get_text_config(decoder=True).model_type)
     return family is not None and family.by_rows
 
 
 def sees_all(model: PreTrainedModel, length: int) -> bool:
-    """Whether no layer's window is shorter than a text; a RowCache would keep what leaves the window."""
+    """Return True if no sliding window is shorter than `length`; a RowCache would keep tokens outside the window."""
     window = getattr(model.config.get_text_config(decoder=True), "sliding_window", None)
     return window is None or length <= window
 
@@ -313,8 +300,8 @@ def sees_all(model: PreTrainedModel, length: int) -> bool:
 class RowSequencer:
     """Rows of one model, each with its own length.
 
-    Its cache grows by an eighth when it is full. Texts that stop early never take what a limit of thousands of
-    tokens would, and each token is moved some nine times, where the cache of transformers moves it at every step.
+    The cache grows by an eighth when full. Sequences that stop early never take the memory of a limit of thousands of
+    tokens, and each token is moved about nine times; the cache of transformers moves it at every step.
     """
 
     def __init__(self, model: PreTrainedModel, *, capacity: int, vocab_size: int) -> None:
@@ -326,7 +313,6 @@ class RowSequencer:
 
     @without_cudnn()
     def feed(self, ids_BT: Tensor, spans: Sequence[Span], *, whole: bool) -> Tensor:
-        """See Sequencer."""
         positions_BT = positions_of(spans, ids_BT.shape[1], left=whole).to(ids_BT.device, non_blocking=True)
         width = max((start + count for start, count in spans if count), default=1)
         if width > self.cache.capacity:
@@ -335,15 +321,14 @@ class RowSequencer:
         return logits_BTV[..., : self.columns]
 
     def keep(self, rows: Sequence[int]) -> None:
-        """See Sequencer."""
         self.cache.keep(rows)
 
 
 class TextSequencer:
-    """Rows of a decoder-only model with the cache of transformers: one that may go back, or several that only go on.
+    """Rows of a decoder-only model with the cache of transformers: one with rollback, or several without.
 
-    Of several, the first tokens fed are filled on the left; from then on all rows are fed as many, since layers that
-    see a window measure it with all that stands between two tokens.
+    Several rows are left-padded in the first feed; after it all rows are fed the same number of tokens, since layers
+    with a sliding window count the slots between two tokens, padding included.
     """
 
     def __init__(self, model: PreTrainedModel, *, num_rows: int, vocab_size: int, goes_back: bool) -> None:
@@ -355,7 +340,7 @@ class TextSequencer:
 
     @without_cudnn()
     def feed(self, ids_BT: Tensor, spans: Sequence[Span], *, whole: bool) -> Tensor:
-        """See Sequencer; rows that only go on are fed where they stand."""
+        """See Sequencer; without rollback the start of a span is ignored."""
         positions_BT = positions_of(spans, ids_BT.shape[1], left=False).to(ids_BT.device)
         if self.goes_back:
             roll_back(self.cache, spans[0][0])
@@ -373,16 +358,15 @@ class TextSequencer:
         return output.logits[..., : self.columns]
 
     def keep(self, rows: Sequence[int]) -> None:
-        """See Sequencer."""
         rows_B = torch.tensor(rows, device=self.real_BT.device)
         self.cache.batch_select_indices(rows_B)
         self.real_BT = self.real_BT[rows_B]
 
 
 class TranslationSequencer:
-    """Outputs of an encoder-decoder model: positions are those of the decoder, at which all rows stand alike.
+    """Rows of an encoder-decoder model; positions are those of the decoder and equal in all rows.
 
-    So they do as long as each only ever goes on, whatever the lengths of their prompts.
+    They stay equal without rollback, whatever the lengths of the prompts.
     """
 
     @without_cudnn()
@@ -400,7 +384,7 @@ class TranslationSequencer:
 
     @without_cudnn()
     def feed(self, ids_BT: Tensor, spans: Sequence[Span], *, whole: bool) -> Tensor:
-        """See Sequencer; of rows that are fed as many, which nothing fills."""
+        """See Sequencer; all rows must be fed the same number of tokens."""
         [(start, count)] = set(spans)
         assert ids_BT.shape == (len(spans), count), f"rows of {count} tokens, got {tuple(ids_BT.shape)}"
         roll_back(self.own_past, start)
@@ -415,7 +399,6 @@ class TranslationSequencer:
         return logits[..., : self.columns]
 
     def keep(self, rows: Sequence[int]) -> None:
-        """See Sequencer."""
         rows_B = torch.tensor(rows, device=self.encoded_BSH.device)
         self.own_past.batch_select_indices(rows_B)
         self.cache.cross_attention_cache.batch_select_indices(rows_B)

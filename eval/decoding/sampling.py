@@ -1,26 +1,26 @@
-"""How a next token is chosen: from logits to one distribution, the same for target and draft, in float32.
+"""Sampling and acceptance: from logits to one distribution, the same for target and draft, in float32.
 
-The order is that of transformers' `generate`: repetition penalty, temperature, top-k, top-p, min-p; the filters are its
-own. Acceptance rules, sampling and residuals all see what comes out of here, so that what a token was drawn from is
-what its chance is computed with.
+The order is that of transformers' `generate`: repetition penalty, temperature, top-k, top-p, min-p, with its own
+filters. Acceptance, sampling and residuals all use the resulting distribution, so that a token's probability is that
+of the distribution it was drawn from.
 
-All are lossless, whatever the draft: the text is distributed as the target's own.
+All acceptance rules are lossless for any draft: the output follows the target's distribution.
 
-    rejection            x ~ q is kept with chance min(1, p(x) / q(x)); the token after the first that is not kept comes
-                         from (p - q)+ normalised, the one after all from p. Leviathan et al. 2023, algorithm 1 (arXiv
-                         2211.17192); Chen et al. 2023 (arXiv 2302.01318).
-    exact_sampled_draft  x ~ q is kept if it is the token the target draws; that token is emitted in any case.
-    exact_greedy_draft   the same with x = argmax q: what vLLM and SGLang do by default.
+    rejection            x ~ q is accepted with probability min(1, p(x) / q(x)); the token after the first rejection is
+                         drawn from (p - q)+ normalised, the one after all accepted tokens from p. Leviathan et al.
+                         2023, algorithm 1 (arXiv 2211.17192); Chen et al. 2023 (arXiv 2302.01318).
+    exact_sampled_draft  x ~ q is accepted if the target samples the same token, which is emitted in any case.
+    exact_greedy_draft   the same with x = argmax q, as vLLM and SGLang do by default.
 
-At temperature 0 they are one: a proposed token is kept if it is the target's argmax.
+At temperature 0 all three coincide: a proposed token is accepted if it is the target's argmax.
 
 Shape suffixes used in this file:
     N = rows of logits
     V = vocabulary
     D = draws
-    T = tokens of a text
+    T = tokens of a response
     B = rows
-    K = tokens proposed in a round, the longest row's
+    K = tokens proposed in a step, the longest row's
     J = K + 1
     S = output ids of the draft
 """
@@ -37,15 +37,15 @@ from eval.config import SamplingConfig
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen.
+    """Sampling settings.
 
     Attributes:
         temperature: Divides the logits; 0 takes the most likely token.
-        top_p: Probability mass of the most likely tokens that are sampled from, in (0, 1].
-        top_k: Number of the most likely tokens that are sampled from; None for all.
-        min_p: Tokens less likely than this share of the most likely one are not sampled, in [0, 1).
-        repetition_penalty: Divides positive and multiplies negative logits of tokens that stand in the text (Keskar et
-            al. 2019, sec. 4.1, arXiv 1909.05858); 1 for none.
+        top_p: Probability mass of the most likely tokens, in (0, 1].
+        top_k: Number of the most likely tokens; None for all.
+        min_p: Minimum probability relative to the most likely token, in [0, 1).
+        repetition_penalty: Divides positive and multiplies negative logits of tokens that occur in the sequence
+            (Keskar et al. 2019, sec. 4.1, arXiv 1909.05858); 1 for none.
     """
 
     temperature: float = 0.0
@@ -56,22 +56,18 @@ class Sampling:
 
     @classmethod
     def of(cls, temperature: float, config: SamplingConfig) -> "Sampling":
-        """What a recipe or a command asks for, at one temperature."""
         return cls(temperature, **config.model_dump())
 
     @property
     def is_greedy(self) -> bool:
-        """Whether every token is the most likely one."""
         return self.temperature == 0
 
 
 def penalised(logits_NV: Tensor, sampling: Sampling, seen_NV: Tensor | None) -> Tensor:
-    """Logits in float32, or float64 where they are so, after the repetition penalty.
+    """Apply the repetition penalty; returns float32, or float64 if the logits have it.
 
     Args:
-        logits_NV: What a model said.
-        sampling: Holds the penalty.
-        seen_NV: Which tokens stand in the text so far; may be None where there is no penalty.
+        seen_NV: Tokens in the sequence so far; may be None without a penalty.
     """
     logits_NV = logits_NV if logits_NV.dtype is torch.float64 else logits_NV.float()
     if sampling.repetition_penalty == 1:
@@ -83,42 +79,37 @@ def penalised(logits_NV: Tensor, sampling: Sampling, seen_NV: Tensor | None) -> 
 
 
 def distribution(logits_NV: Tensor, sampling: Sampling, seen_NV: Tensor | None = None) -> Tensor:
-    """Probabilities in float32 that tokens are drawn from; all mass on the argmax at temperature 0.
+    """Return the float32 probabilities that tokens are drawn from; all mass on the argmax at temperature 0.
 
     Args:
-        logits_NV: What a model said, in its own number type.
-        sampling: How tokens are chosen.
-        seen_NV: As in `penalised`.
+        logits_NV: Of a model, in any dtype.
     """
     return chosen_from(logits_NV, sampling, seen_NV).softmax(dim=-1)
 
 
 def log_distribution(logits_NV: Tensor, sampling: Sampling, seen_NV: Tensor | None = None) -> Tensor:
-    """Logarithms of `distribution` in float32: -inf where a token is never chosen."""
+    """Return the logarithms of `distribution`, -inf for excluded tokens."""
     return chosen_from(logits_NV, sampling, seen_NV).log_softmax(dim=-1)
 
 
 def chosen_from(logits_NV: Tensor, sampling: Sampling, seen_NV: Tensor | None) -> Tensor:
-    """Logits in float32 whose softmax tokens are drawn from: those of tokens that are never chosen are -inf."""
+    """Return float32 logits whose softmax is the sampling distribution; those of excluded tokens are -inf."""
     logits_NV = penalised(logits_NV, sampling, seen_NV)
     if sampling.is_greedy:
         return torch.nn.functional.one_hot(logits_NV.argmax(dim=-1), logits_NV.shape[-1]).float().log()
     logits_NV = logits_NV / sampling.temperature
     for keep in filters(sampling):
-        logits_NV = keep(None, logits_NV)  # pyright: ignore[reportArgumentType]  # these do not look at the text
+        logits_NV = keep(None, logits_NV)  # pyright: ignore[reportArgumentType]  # these ignore the token ids
     return logits_NV
 
 
 def seen_along(
     prompt_ids: Sequence[int], answer_ids: Sequence[int], sampling: Sampling, like_TV: Tensor
 ) -> Tensor | None:
-    """seen_TV: which tokens stand before each token of an answer; None where no penalty asks.
+    """Return seen_TV, the tokens before each token of a response; None without a repetition penalty.
 
     Args:
-        prompt_ids: Tokens a decoder has before the answer.
-        answer_ids: The answer.
-        sampling: Holds the penalty.
-        like_TV: Logits of the answer: they have the size of the vocabulary and the device.
+        prompt_ids: The decoder's tokens before the response.
     """
     if sampling.repetition_penalty == 1:
         return None
@@ -130,7 +121,6 @@ def seen_along(
 
 
 def filters(sampling: Sampling) -> list[LogitsProcessor]:
-    """What sets the logits of unlikely tokens to minus infinity."""
     processors: list[LogitsProcessor] = []
     if sampling.top_k is not None:
         processors.append(TopKLogitsWarper(sampling.top_k))
@@ -142,19 +132,19 @@ def filters(sampling: Sampling) -> list[LogitsProcessor]:
 
 
 def confidence_of(logits_NV: Tensor) -> Tensor:
-    """confidence_N: the probability of the likeliest token at temperature 1; what a draft's doubt is told by."""
+    """Return confidence_N, the largest probability at temperature 1, compared with a draft's threshold."""
     return logits_NV.float().softmax(dim=-1).amax(dim=-1)
 
 
 def invert_cumulative(weights_NV: Tensor, draws_N: Tensor) -> Tensor:
-    """Per row the first index at which the cumulative weight exceeds draw x total: index i with probability w_i."""
+    """Return per row the first index at which the cumulative weight exceeds draw x total: i with probability w_i."""
     cumulative_NV = weights_NV.cumsum(dim=-1)
     reached_N1 = draws_N[:, None] * cumulative_NV[:, -1:]
     return torch.searchsorted(cumulative_NV, reached_N1, right=True)[:, 0]
 
 
 def uniform_draws(seeds: Sequence[int], count: int) -> Tensor:
-    """draws_ND in [0, 1): each row from its own generator, on the processor so that every device draws the same."""
+    """Return draws_ND in [0, 1), each row from its own generator; made on the CPU, so equal on every device."""
     return torch.stack([torch.rand(count, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
 
 
@@ -164,14 +154,13 @@ LOSSLESS = (REJECTION, EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT)
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a draft proposes in one round.
+    """Proposed tokens of one verification step.
 
     Attributes:
-        tokens_BK: The tokens.
-        probs_BKS: What they were drawn from; None where the rule does not ask, or at temperature 0.
-        counts_B: How many of them count in each row; the rest is filling.
-        ids_S: The token id of each column of probs_BKS, ascending; every other id has probability 0. None where
-            column v is token v.
+        probs_BKS: Distributions they were drawn from; None if the rule does not need them, or at temperature 0.
+        counts_B: Valid tokens per row; the rest is padding.
+        ids_S: Token id of each column of probs_BKS, ascending; every other id has probability 0. None if column v is
+            token v.
     """
 
     tokens_BK: Tensor
@@ -181,18 +170,17 @@ class Proposal:
 
     @classmethod
     def nothing(cls, rows: int, device: torch.device) -> "Proposal":
-        """No token for any row."""
         tokens_B0 = torch.zeros(rows, 0, dtype=torch.long, device=device)
         return cls(tokens_B0, tokens_B0.new_zeros(rows, 0, 0, dtype=torch.float), tokens_B0.new_zeros(rows))
 
 
 @dataclass(frozen=True)
 class Draws:
-    """Uniform numbers in [0, 1) for one round; those of one position serve no other purpose.
+    """Uniform numbers in [0, 1) for one verification step; each is used once.
 
     Attributes:
-        accept_BK: Whether a proposed token is kept.
-        target_BJ: Which token the target adds, or draws at each position.
+        accept_BK: Decide if a proposed token is accepted.
+        target_BJ: Sample the target's token at each position.
     """
 
     accept_BK: Tensor
@@ -201,12 +189,7 @@ class Draws:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a round ends.
-
-    Attributes:
-        accepted_B: Proposed tokens kept.
-        next_B: The token after them.
-    """
+    """Outcome of a verification step."""
 
     accepted_B: Tensor
     next_B: Tensor
@@ -216,12 +199,11 @@ Rule = Callable[[Tensor, Proposal, Draws], Verdict]
 
 
 def judge_rejection(target_BJV: Tensor, proposal: Proposal, draws: Draws) -> Verdict:
-    """Speculative sampling proper.
+    """Apply rejection sampling.
 
     Args:
         target_BJV: p at every proposed token and after the last.
         proposal: Drawn from its probs_BKS.
-        draws: Uniform numbers.
     """
     chances_BK = accept_chances(target_BJV, proposal)
     accepted_B = leading(draws.accept_BK < chances_BK, proposal.counts_B)
@@ -230,7 +212,7 @@ def judge_rejection(target_BJV: Tensor, proposal: Proposal, draws: Draws) -> Ver
 
 
 def judge_exact(target_BJV: Tensor, proposal: Proposal, draws: Draws) -> Verdict:
-    """Both exact-match rules: the target draws at every position, and is followed."""
+    """Apply either exact-match rule: the target samples at every position, and its tokens decide."""
     rows, steps, vocab = target_BJV.shape
     drawn = invert_cumulative(target_BJV.reshape(-1, vocab), draws.target_BJ.reshape(-1))
     return follow(drawn.view(rows, steps), proposal)
@@ -244,26 +226,24 @@ RULES: dict[str, Rule] = {
 
 
 def follow(choices_BJ: Tensor, proposal: Proposal) -> Verdict:
-    """Keep proposed tokens for as long as they are the target's choices; the next token is its choice too."""
+    """Accept proposed tokens while they equal the target's choices; the next token is its choice too."""
     accepted_B = leading(proposal.tokens_BK == choices_BJ[:, :-1], proposal.counts_B)
     return Verdict(accepted_B, at(choices_BJ, accepted_B))
 
 
 def accept_chances(target_BJV: Tensor, proposal: Proposal) -> Tensor:
-    """min(1, p(x) / q(x)) of every proposed token x, as chances_BK."""
+    """Return min(1, p(x) / q(x)) of every proposed token x, as [B, K]."""
     assert proposal.probs_BKS is not None
     p_BK = chance_of(target_BJV[:, :-1], proposal.tokens_BK)
     q_BK = chance_of(proposal.probs_BKS, columns_of(proposal.tokens_BK, proposal.ids_S))
-    return (p_BK / q_BK).clamp(max=1)  # x was drawn from q: q(x) > 0, but for filling
+    return (p_BK / q_BK).clamp(max=1)  # x was drawn from q, so q(x) > 0 except at padding
 
 
 def residual(target_BV: Tensor, draft_BS: Tensor, ids_S: Tensor | None = None) -> Tensor:
-    """(p - q)+, not normalised; p itself where rounding leaves nothing of it.
+    """Return (p - q)+, not normalised; p itself if rounding leaves nothing of it.
 
     Args:
-        target_BV: p.
-        draft_BS: q of the draft's output ids, or no columns where nothing was proposed.
-        ids_S: As a Proposal's.
+        draft_BS: q over the draft's output ids; no columns if nothing was proposed.
     """
     if draft_BS.shape[-1] == 0:
         return target_BV
@@ -273,7 +253,10 @@ def residual(target_BV: Tensor, draft_BS: Tensor, ids_S: Tensor | None = None) -
 
 
 def draft_at(proposal: Proposal, positions_B: Tensor) -> Tensor:
-    """draft_BS, q at one position of each row; zero behind a row's last proposed token, so that the residual is p."""
+    """Return draft_BS, q at one position of each row.
+
+    Zero after a row's last proposed token, so that the residual is p.
+    """
     assert proposal.probs_BKS is not None
     if proposal.probs_BKS.shape[1] == 0:
         return proposal.probs_BKS.new_zeros(len(positions_B), 0)
@@ -283,26 +266,23 @@ def draft_at(proposal: Proposal, positions_B: Tensor) -> Tensor:
 
 
 def columns_of(tokens_BK: Tensor, ids_S: Tensor | None) -> Tensor:
-    """Where each token, which is among the ids, stands in them; the token itself where ids_S is None."""
+    """Return the column of each token in ids_S, which contains it; the token itself if ids_S is None."""
     return tokens_BK if ids_S is None else torch.searchsorted(ids_S, tokens_BK)
 
 
 def leading(kept_BK: Tensor, counts_B: Tensor) -> Tensor:
-    """How many tokens of each row are kept before the first that is not, or that does not count."""
+    """Count the accepted tokens of each row before the first rejected or padding token."""
     counting_BK = torch.arange(kept_BK.shape[1], device=kept_BK.device) < counts_B[:, None]
     return (kept_BK & counting_BK).long().cumprod(dim=1).sum(dim=1)
 
 
 def chance_of(probs_BKV: Tensor, tokens_BK: Tensor) -> Tensor:
-    """The probability of each token, as [B, K]."""
     return probs_BKV.gather(-1, tokens_BK[:, :, None])[:, :, 0]
 
 
 def row_at(probs_BJV: Tensor, positions_B: Tensor) -> Tensor:
-    """The distribution at one position of each row, as [B, V]."""
     return probs_BJV[torch.arange(len(positions_B), device=positions_B.device), positions_B]
 
 
 def at(values_BJ: Tensor, positions_B: Tensor) -> Tensor:
-    """One value of each row, as [B]."""
     return values_BJ.gather(1, positions_B[:, None])[:, 0]

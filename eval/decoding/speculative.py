@@ -1,21 +1,17 @@
-"""Plain and speculative decoding of a batch of sequences, greedy or sampled, by any acceptance method.
+"""Plain and speculative decoding of a batch of sequences, greedy or sampled, with any acceptance method.
 
-Before each verification step the target has read all tokens of a sequence but the last, whose logits it has yet to
-give. So has the draft, except after a step that kept everything it proposed: the last proposed token never went through
-it, and goes in with the next one, two tokens at once. Rows of a batch keep as many tokens as they keep; none waits for
-another.
+Before each verification step the target has read every token of a sequence except the last, whose logits it has yet to
+compute. So has the draft, except after a step that accepted all its proposals: the last proposed token never went
+through it and is fed with the next one, two tokens at once. The rows of a batch advance independently.
 
-What prompt lookup copies was not drawn: it is kept where it is the target's own choice, whatever method the draft's own
-tokens are judged by. Which of the two proposes is known before anything is drawn, so decoding stays lossless.
+Tokens from prompt lookup are not sampled: they are accepted if they equal the target's own choice, whichever method
+judges the draft's tokens. The proposer is chosen from the sequence before anything is drawn, so decoding stays
+lossless. Lookup costs nothing and pays on repetitive texts, so every trained draft is compared with it.
+Implementations differ in which of several matches they take; here it is the latest of the longest.
 
-Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", algorithm 1 (arXiv
-2211.17192); acceptance methods are in eval/decoding/sampling.py.
-
-It costs nothing, and pays on texts that repeat themselves, so every trained draft is compared with it.
-
-Source: Saxena 2023, "Prompt Lookup Decoding" (github.com/apoorvumang/prompt-lookup-decoding); Yang et al. 2023,
-"Inference with Reference" (arXiv 2304.04487). Implementations differ in which of several matches they take; here it is
-the latest, of the longest match.
+Sources: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", algorithm 1 (arXiv
+2211.17192); acceptance methods are in eval/decoding/sampling.py. Saxena 2023, "Prompt Lookup Decoding"
+(github.com/apoorvumang/prompt-lookup-decoding); Yang et al. 2023, "Inference with Reference" (arXiv 2304.04487).
 
 Shape suffixes used in this file:
     B = rows
@@ -63,26 +59,20 @@ from eval.models import shared_vocab_size
 
 @dataclass(frozen=True)
 class NgramLookup:
-    """How matches are found.
+    """Prompt lookup settings.
 
     Attributes:
-        longest: Tokens at the end of the sequence that are searched for first, >= 1; then one less, down to `shortest`.
-        shortest: The shortest match.
+        longest: Length of the suffix searched for first, >= 1; then one less, down to `shortest`.
     """
 
     longest: int = 3
     shortest: int = 1
 
     def continuation(self, token_ids: Sequence[int], count: int) -> list[int]:
-        """Up to `count` tokens that may come next, none without a match.
-
-        Args:
-            token_ids: The sequence so far, prompt included.
-            count: Tokens wanted.
-        """
+        """Return up to `count` tokens that followed the latest earlier match; none without a match."""
         ids_T = np.asarray(token_ids)
         for length in range(min(self.longest, len(ids_T) - 1), self.shortest - 1, -1):
-            earlier = sliding_window_view(ids_T[:-1], length)  # the end itself is no match
+            earlier = sliding_window_view(ids_T[:-1], length)  # the suffix itself is no match
             [starts] = np.nonzero((earlier == ids_T[-length:]).all(axis=1))
             if len(starts):
                 after = int(starts[-1]) + length
@@ -92,36 +82,28 @@ class NgramLookup:
 
 @dataclass(frozen=True)
 class LookupFirst:
-    """Prompt lookup where the last `size_n` tokens occurred before, the draft everywhere else.
+    """Prompt lookup if the last `size_n` tokens occurred before, the draft otherwise.
 
-    As llama.cpp's `--spec-type ngram-simple,draft-simple`, whose two parameters these are. Which of the two drafts is
-    known from the sequence before anything is drawn, so decoding stays lossless.
-
-    Attributes:
-        size_n: Tokens that must match.
-        size_m: Tokens copied at most.
+    The two parameters are those of llama.cpp's `--spec-type ngram-simple,draft-simple`.
     """
 
     size_n: int = 12
     size_m: int = 48
 
     def continuation(self, token_ids: Sequence[int], limit: int) -> list[int]:
-        """The tokens copied, at most `limit`; none where the draft proposes."""
         return NgramLookup(self.size_n, self.size_n).continuation(token_ids, min(self.size_m, limit))
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to decode.
+    """Decoding request.
 
     Attributes:
-        prompts: Token ids, each at least one; of an encoder-decoder model its inputs.
-        limits: When a text ends.
-        sampling: How tokens are chosen, on both sides.
-        speculation: How a draft is used; None without one.
-        lookup: What proposes tokens in place of a model; None where a model does.
-        lookup_first: Prompt lookup where it finds a match, the draft everywhere else; None for the draft everywhere.
-        target_vocab: Where a draft writes alone, how many ids its target has: it says no other; None where it does not.
+        prompts: Token ids, each at least one; encoder inputs for an encoder-decoder model.
+        speculation: None for plain decoding.
+        lookup: Proposes tokens instead of a draft model.
+        lookup_first: Prompt lookup with the draft as fallback; None for the draft everywhere.
+        target_vocab: Vocabulary size of the target if a draft decodes without it: larger ids are never generated.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -134,9 +116,9 @@ class Wanted:
 
     @property
     def rule(self) -> str | None:
-        """How tokens are accepted; None without a draft.
+        """Acceptance method; None without a draft.
 
-        What is looked up was not drawn: it is kept where it is the target's own choice.
+        Looked-up tokens were not sampled, so they must equal the target's choice.
         """
         if self.speculation is None:
             return None
@@ -145,12 +127,11 @@ class Wanted:
 
     @property
     def draft_p_min(self) -> float:
-        """The draft's confidence below which it proposes no more."""
         return 0.0 if self.speculation is None else self.speculation.draft_p_min
 
     @property
     def feeds(self) -> tuple[Sequence[Feed], ...]:
-        """What the target is fed again and again, and what the draft is; with a confidence threshold any number."""
+        """Steps that the target and the draft are fed repeatedly; with a confidence threshold, of every width."""
         if self.speculation is None:
             return ([(1, False)],)
         widest = self.speculation.lookahead + 1
@@ -161,7 +142,6 @@ class Wanted:
 
     @property
     def goes_back(self) -> bool:
-        """Whether tokens are read that may be taken back."""
         return self.speculation is not None
 
     def __post_init__(self) -> None:
@@ -171,7 +151,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Streams:
-    """Uniform numbers for every token of every text: what a draft proposes, whether it is kept, what a target draws."""
+    """Uniform numbers per token and sequence: for the draft's samples, for acceptance, and for the target's samples."""
 
     draft_BD: Tensor
     accept_BD: Tensor
@@ -179,7 +159,7 @@ class Streams:
 
     @classmethod
     def of(cls, wanted: Wanted, seeds: Seeds, row_seeds: Sequence[int], device: torch.device) -> "Streams":
-        """Each text's numbers depend on the stream's seed and its own alone."""
+        """Draw the numbers; those of a sequence depend only on the stream's seed and its row seed."""
         lookahead = wanted.speculation.lookahead if wanted.speculation else 0
         count = wanted.limits.max_new_tokens + lookahead + 1
         return cls(*(stream(seed, row_seeds, count, device) for seed in (seeds.draft, seeds.accept, seeds.target)))
@@ -187,11 +167,11 @@ class Streams:
 
 @dataclass(frozen=True)
 class Turn:
-    """One round's proposals.
+    """Proposals of one verification step.
 
     Attributes:
-        drafted: The draft's, of rows whose text proposes nothing.
-        lookups: What each text proposes, in the draft's place.
+        drafted: From the draft, for rows without looked-up tokens.
+        lookups: Looked-up tokens per row.
     """
 
     drafted: Proposal
@@ -199,12 +179,11 @@ class Turn:
 
     @cached_property
     def looked_up_B(self) -> Tensor:  # noqa: N802  # the suffix of a shape
-        """Which rows the text proposes for."""
         return torch.tensor([bool(ids) for ids in self.lookups], device=self.drafted.tokens_BK.device)
 
     @cached_property
     def proposal(self) -> Proposal:
-        """Both together: their tokens, without what the draft's were drawn from."""
+        """Merged tokens of both proposers, without the draft's probabilities."""
         if not any(self.lookups):
             return self.drafted
         rows_B = self.looked_up_B
@@ -215,12 +194,10 @@ class Turn:
         return Proposal(filled.where(rows_B[:, None], drafted_BK), None, lengths_B.where(rows_B, self.drafted.counts_B))
 
     def judged(self, rule: str, target_BJV: Tensor, draws: Draws) -> Verdict:
-        """How the round ends by a rule for what was drafted.
+        """Apply an acceptance rule.
 
         Args:
-            rule: One of eval.decoding.sampling.RULES.
             target_BJV: p at every token of `proposal` and after the last.
-            draws: Uniform numbers for as many.
         """
         if not any(self.lookups):
             return RULES[rule](target_BJV, self.drafted, draws)
@@ -236,13 +213,11 @@ class Turn:
 
 @dataclass(frozen=True)
 class Emitted:
-    """What one round, or one step of plain decoding, added to one text.
+    """Tokens that one step added to one sequence.
 
     Attributes:
-        index: Of the text among the prompts.
-        token_ids: What was added.
-        accepted: How many of them the draft wrote; the last one is always the target's.
-        rejected: The proposed token in whose place the last one stands; None where it stands in no token's place.
+        accepted: Number of draft tokens among them; the last token is always the target's.
+        rejected: Proposed token that the last one replaces; None if it replaces none.
     """
 
     index: int
@@ -252,17 +227,14 @@ class Emitted:
 
 
 class Batch:
-    """Unfinished texts, and what the models have read of them; rows in the order of the texts.
+    """Unfinished sequences and the state of the models; rows in the order of the sequences.
 
     Args:
-        models: The target, and perhaps a draft.
-        wanted: What to decode.
-        streams: Of random numbers, for all prompts.
-        indices: Of the prompts of this batch; they are read at once.
+        indices: Prompts of this batch; they are prefilled together.
         opener: Makes the models' sequencers, before the clock of the batch starts.
 
     Raises:
-        ValueError: If the target has a small head.
+        ValueError: If the target has a reduced vocabulary.
     """
 
     def __init__(
@@ -280,10 +252,10 @@ class Batch:
         self.texts = [Text(index, first_tokens(models[0], wanted.prompts[index])) for index in indices]
         sequencers = [
             self.sequencer_of(opener, model, feeds)
-            for model, feeds in zip(models, wanted.feeds, strict=False)  # alone: no draft
+            for model, feeds in zip(models, wanted.feeds, strict=False)  # without a draft there is one model
         ]
         self.verifier, self.drafter = sequencers[0], sequencers[1] if len(models) > 1 else None
-        self.output_ids_S = ids_below(models[-1], self.vocab_size)  # of the draft, or of what writes alone
+        self.output_ids_S = ids_below(models[-1], self.vocab_size)  # of the draft, or of the only model
         start_s = clock_s(self.device)
         for sequencer in sequencers:
             self.read_contexts(sequencer)
@@ -292,20 +264,18 @@ class Batch:
         self.prefill_s = self.prefilled_s - start_s
 
     def sequencer_of(self, opener: Opener, model: PreTrainedModel, feeds: Sequence[Feed]) -> Sequencer:
-        """A model that has read nothing yet."""
         capacity = max(len(text.context) for text in self.texts) + self.wanted.limits.max_new_tokens
         prompts = [self.wanted.prompts[text.index] for text in self.texts]
         goes_back = self.wanted.goes_back
         return opener(model, prompts, capacity=capacity, vocab_size=self.vocab_size, feeds=feeds, goes_back=goes_back)
 
     def read_contexts(self, sequencer: Sequencer) -> None:
-        """Have a model read every context but its last token."""
         contexts = [text.context[:-1] for text in self.texts]
         if any(contexts):
             sequencer.feed(self.filled(contexts), [(0, len(context)) for context in contexts], whole=False)
 
     def seen_at_first(self) -> Tensor | None:
-        """Which tokens stand in each text, as a repetition penalty asks."""
+        """Return the mask of the tokens in each context; None without a repetition penalty."""
         if self.wanted.sampling.repetition_penalty == 1:
             return None
         seen_BV = torch.zeros(len(self.texts), self.vocab_size, dtype=torch.bool, device=self.device)
@@ -314,12 +284,11 @@ class Batch:
         return seen_BV
 
     def plain_step(self) -> Iterator[Emitted]:
-        """One token more for every text, the model's own."""
         yield from self.append(*self.next_tokens())
 
     def next_tokens(self) -> tuple[Tensor, list[float]]:
-        """tokens_B that the model would add to each text, and log p of each; of greedy ones none."""
-        [draws_B] = self.draws(self.streams.target_BD, 1)  # before the model is asked, as judging_draws
+        """Return tokens_B and the log p of each; no log p when greedy."""
+        [draws_B] = self.draws(self.streams.target_BD, 1)  # before the forward pass, see judging_draws
         last_B1, starts = self.filled([text.last(1) for text in self.texts]), [text.length - 1 for text in self.texts]
         logits_BS = self.verifier.feed(last_B1, [(start, 1) for start in starts], whole=False)[:, 0]
         columns_B, probs_BS = self.pick(logits_BS, self.seen_by_writer(), draws_B)
@@ -327,7 +296,6 @@ class Batch:
         return tokens_of(columns_B, self.output_ids_S), logp
 
     def append(self, tokens_B: Tensor, logp: Sequence[float] = ()) -> Iterator[Emitted]:
-        """Add a token to every text, whoever chose it."""
         for text, token, chance in zip_longest(self.texts, tokens_B.tolist(), logp):
             text.extend([token], self.wanted.limits)
             text.logp += [] if chance is None else [chance]
@@ -335,17 +303,16 @@ class Batch:
         self.seen_BV = marked(self.seen_BV, tokens_B)
 
     def seen_by_writer(self) -> Tensor | None:
-        """Which of the output ids of the draft, or of what writes alone, stand in each text, as a penalty asks."""
+        """Return the seen tokens over the output ids of the proposing model; None without a repetition penalty."""
         if self.seen_BV is None or self.output_ids_S is None:
             return self.seen_BV
         return self.seen_BV.index_select(1, self.output_ids_S)
 
     def is_greedy(self, *, drafting: bool) -> bool:
-        """Whether a model takes its most likely token."""
         return self.wanted.sampling.is_greedy or (drafting and self.wanted.rule == EXACT_GREEDY_DRAFT)
 
     def draws(self, stream_BD: Tensor, count: int, *, drafting: bool = False) -> Sequence[Tensor | None]:
-        """Uniform numbers for each of the next tokens of every text; None for each where nothing is drawn."""
+        """Return uniform numbers for each of the next `count` tokens; None each if nothing is drawn."""
         if self.is_greedy(drafting=drafting):
             return [None] * count
         return window(stream_BD, self.texts, count).unbind(dim=1)
@@ -353,7 +320,7 @@ class Batch:
     def pick(
         self, logits_BS: Tensor, seen_BS: Tensor | None, draws_B: Tensor | None, *, drafting: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """One column of logits a row, and what it was drawn from; None of the most likely one."""
+        """Return one column per row and the distribution it was drawn from; None when greedy."""
         sampling = self.wanted.sampling
         if self.is_greedy(drafting=drafting):
             return penalised(logits_BS, sampling, seen_BS).argmax(dim=-1), None
@@ -362,12 +329,12 @@ class Batch:
         return invert_cumulative(probs_BS, draws_B), probs_BS
 
     def filled(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """Rows of token ids on the device, filled with id 0 on the left."""
+        """Return token ids as a tensor, left-padded with id 0."""
         width = max(map(len, rows))
         return torch.tensor([[0] * (width - len(row)) + list(row) for row in rows], device=self.device)
 
     def retire(self) -> Iterator[tuple[int, Decoded]]:
-        """Hand out the texts that are finished and let go of their rows."""
+        """Yield the finished sequences and drop their rows."""
         elapsed_s, limits = clock_s(self.device) - self.prefilled_s, self.wanted.limits
         is_finished = [text.is_finished(limits) for text in self.texts]
         if not any(is_finished):
@@ -387,23 +354,18 @@ class Batch:
 
 
 def first_tokens(target: PreTrainedModel, prompt_ids: Sequence[int]) -> tuple[int, ...]:
-    """What a decoder has before it says anything: the prompt, or the start token where an encoder reads the prompt."""
+    """Return the decoder's tokens before generation: the prompt, or the start token if an encoder reads the prompt."""
     if target.config.is_encoder_decoder:
         return (target.config.decoder_start_token_id,)
     return tuple(prompt_ids)
 
 
 def marked(seen_BS: Tensor | None, columns_B: Tensor) -> Tensor | None:
-    """Seen tokens with one more a row; None stays None."""
     return None if seen_BS is None else seen_BS.scatter(1, columns_B[:, None], value=True)
 
 
 class Rounds:
-    """What is done with a batch where somebody proposes.
-
-    Args:
-        batch: Its `wanted` has a speculation.
-    """
+    """Speculative decoding of a batch."""
 
     def __init__(self, batch: Batch) -> None:
         assert batch.wanted.speculation is not None
@@ -412,11 +374,10 @@ class Rounds:
 
     @property
     def texts(self) -> list[Text]:
-        """Those that are not finished."""
         return self.batch.texts
 
     def step(self) -> Iterator[Emitted]:
-        """Propose, verify, and emit what was kept and the target's next token."""
+        """Propose, verify, and emit the accepted tokens and the target's next one."""
         start_s = clock_s(self.batch.device)
         turn, counts = self.turn()
         drafted_s = clock_s(self.batch.device)
@@ -433,7 +394,7 @@ class Rounds:
         self.mark_emitted()
 
     def turn(self) -> tuple[Turn, list[int]]:
-        """What is proposed, and how many tokens of it in each row: a text that proposes asks nothing of the draft."""
+        """Return the proposals and their length per row; the draft skips rows with looked-up tokens."""
         limits = [text.num_left(self.wanted.limits) - 1 for text in self.texts]
         lookups = [self.look_up(text, limit) for text, limit in zip(self.texts, limits, strict=True)]
         if self.batch.drafter is None:
@@ -445,7 +406,6 @@ class Rounds:
         return Turn(drafted, lookups), [len(ids) or count for ids, count in zip(lookups, counts, strict=True)]
 
     def look_up(self, text: Text, limit: int) -> list[int]:
-        """What followed the last tokens of a text where they stood before, as far as that is asked."""
         if self.wanted.lookup is not None:
             return self.wanted.lookup.continuation(text.everything(), min(self.speculation.lookahead, limit))
         if self.wanted.lookup_first is None:
@@ -461,7 +421,6 @@ class Rounds:
         *,
         looked_up: bool,
     ) -> Emitted:
-        """Add a round to a text."""
         start, proposed = len(text.emitted), len(proposed_ids)
         kept = text.extend(token_ids, self.wanted.limits)
         copied = self.wanted.lookup_first if looked_up else None
@@ -469,14 +428,14 @@ class Rounds:
         round_ = Round(start, asked, proposed, kept - 1, len(self.texts), *seconds, looked_up)
         text.rounds.append(round_)
         text.missing = text.missing + kept if looked_up else int(round_.is_behind)
-        corrected = kept == len(token_ids) <= proposed  # not so where a proposed stop token was kept
+        corrected = kept == len(token_ids) <= proposed  # not if an accepted stop token ended the sequence
         rejected = proposed_ids[kept - 1] if corrected else None
         return Emitted(text.index, tuple(token_ids[:kept]), round_.accepted, rejected)
 
     def propose(self, counts: Sequence[int]) -> tuple[Proposal, Sequence[int]]:
-        """The draft's own continuation of every text, and its length: as asked, or to where the draft is in doubt.
+        """Return the draft's proposals and their lengths: as requested, or shorter if its confidence drops.
 
-        Tokens are kept on the device; nothing is wider than the draft's head.
+        Tokens stay on the device; no tensor is wider than the draft's head.
         """
         assert self.batch.drafter is not None
         seen_BS = self.batch.seen_by_writer()
@@ -502,31 +461,32 @@ class Rounds:
         return Proposal(torch.stack(tokens, dim=1), probs_BKS, counts_B, self.batch.output_ids_S), counts
 
     def confident_counts(self, counts: Sequence[int], step: int, logits_BS: Tensor) -> Sequence[int]:
-        """Tokens proposed for each text: none from the step on at which the draft's confidence is below the threshold.
+        """Limit proposals to the tokens before the first one with a confidence below the threshold.
 
-        The confidence is known from the tokens before, so it is decided before anything is drawn there: lossless.
+        The confidence depends only on earlier tokens and is known before anything is drawn, so decoding stays
+        lossless.
         """
         least = self.wanted.draft_p_min
-        if least == 0:  # and nothing waits for the device
+        if least == 0:  # avoids a device synchronisation
             return counts
         confidences = confidence_of(logits_BS).tolist()
         return [count if own >= least else min(count, step) for count, own in zip(counts, confidences, strict=True)]
 
     def unread(self, counts: Sequence[int]) -> tuple[Tensor, list[Span]]:
-        """What the draft has yet to read of every text of which it is asked something, and where that stands."""
+        """Return the tokens that the draft has yet to read and their spans; none for rows without draft proposals."""
         rows = [text.last(1 + text.missing) if count else [] for text, count in zip(self.texts, counts, strict=True)]
         return self.batch.filled(rows), [
             (text.length - len(ids), len(ids)) for text, ids in zip(self.texts, rows, strict=True)
         ]
 
     def verify(self, proposal: Proposal, counts: Sequence[int]) -> Tensor:
-        """logits_BJV of the target at the last token of every text and at all that are proposed."""
+        """Return the target's logits_BJV at the last token of every sequence and at all proposed tokens."""
         last_B1 = self.batch.filled([text.last(1) for text in self.texts])
         spans = [(text.length - 1, 1 + count) for text, count in zip(self.texts, counts, strict=True)]
         return self.batch.verifier.feed(torch.cat([last_B1, proposal.tokens_BK], dim=1), spans, whole=True)
 
     def judging_draws(self, proposal: Proposal) -> Draws | None:
-        """What chance decides of a round; made before the target is asked, since making it waits for the device."""
+        """Draw the random numbers of a step; before the target's forward pass, since this waits for the device."""
         if self.wanted.sampling.is_greedy:
             return None
         accept_BD, target_BD, count = (
@@ -537,7 +497,7 @@ class Rounds:
         return Draws(window(accept_BD, self.texts, count), window(target_BD, self.texts, count + 1))
 
     def judge(self, logits_BJV: Tensor, turn: Turn, draws: Draws | None) -> Verdict:
-        """Which of the proposed tokens are kept, by the rule, and the target's own after them; waits for nothing."""
+        """Apply the acceptance rule, without waiting for the device."""
         flat_NV, seen_NV = logits_BJV.flatten(0, 1), self.seen_along(turn.proposal)
         sampling, (rows, steps) = self.wanted.sampling, logits_BJV.shape[:2]
         if draws is None:
@@ -547,7 +507,7 @@ class Rounds:
         return turn.judged(self.wanted.rule, target_BJV, draws)
 
     def seen_along(self, proposal: Proposal) -> Tensor | None:
-        """Which tokens stand before each token to be judged, as [B x J, V]; None where no penalty asks."""
+        """Return the tokens seen before each judged token, as [B x J, V]; None without a repetition penalty."""
         if self.batch.seen_BV is None:
             return None
         seen = [self.batch.seen_BV]
@@ -556,7 +516,6 @@ class Rounds:
         return torch.stack(seen, dim=1).flatten(0, 1)
 
     def mark_emitted(self) -> None:
-        """Note the tokens of the last round, where a penalty asks."""
         if self.batch.seen_BV is not None:
             for row, text in enumerate(self.texts):
                 self.batch.seen_BV[row, text.last(text.rounds[-1].accepted + 1)] = True
@@ -578,23 +537,18 @@ def speculative_decode(
     opener: Opener = open_sequencer,
     lookup_first: LookupFirst | None = None,
 ) -> list[Decoded]:
-    """Continuations as the target writes them, found with the help of a draft.
+    """Generate the target's continuations with the help of a draft.
 
     Args:
-        target: Decides every token.
         draft: Proposes tokens; a model shares the target's tokenizer and device.
-        prompts: Token ids, each at least one; of an encoder-decoder model its inputs.
-        limits: When a text ends.
-        speculation: How the draft is used.
-        sampling: How tokens are chosen, on both sides.
-        seeds: Of the three streams of random numbers.
-        row_seeds: One per prompt; its draws depend on this and the seeds alone. `eval.decoding.texts.row_seed` makes
-            them. May be left out at temperature 0 only: prompts of two calls that both count from 0 would draw alike.
-        opener: How the models are run: `open_sequencer`, or an eval.decoding.cuda_graphs.CapturedSteps.
-        lookup_first: Prompt lookup where it finds a match, in place of a draft that is a model.
+        prompts: Token ids, each at least one; encoder inputs for an encoder-decoder model.
+        row_seeds: One per prompt, from `eval.decoding.texts.row_seed`; required above temperature 0, since prompts of
+            two calls that both count from 0 would draw the same numbers.
+        opener: `open_sequencer`, or an eval.decoding.cuda_graphs.CapturedSteps.
+        lookup_first: Prompt lookup that takes precedence over a draft model.
 
     Returns:
-        One for each prompt, in their order.
+        One per prompt, in order.
     """
     models, lookup = ([target], draft) if isinstance(draft, NgramLookup) else ([target, draft], None)
     wanted = Wanted(prompts, limits, sampling, speculation, lookup, lookup_first)
@@ -612,7 +566,7 @@ def plain_decode(
     row_seeds: Sequence[int] | None = None,
     opener: Opener = open_sequencer,
 ) -> list[Decoded]:
-    """The target's continuations, one token at a time, by the same machinery as with a draft; see there."""
+    """Generate the target's continuations one token at a time; arguments as in `speculative_decode`."""
     wanted = Wanted(prompts, limits, sampling)
     steps = decode_steps([target], wanted, seeds=seeds, row_seeds=row_seeds, opener=opener)
     return collected(steps, len(prompts))
@@ -626,22 +580,19 @@ def decode_steps(
     row_seeds: Sequence[int] | None = None,
     opener: Opener = open_sequencer,
 ) -> Iterator[Emitted | tuple[int, Decoded]]:
-    """Decode, and tell what is added to every text as it happens; see speculative_decode.
+    """Decode and yield tokens as they are emitted; arguments as in `speculative_decode`.
 
-    All prompts are one batch where every model takes them so (eval.decoding.kv_cache.takes_rows), else each is one.
+    All prompts form one batch if every model supports it (eval.decoding.kv_cache.takes_rows); otherwise each is its
+    own.
 
     Args:
-        models: The target, and a draft if one is wanted that is a model.
-        wanted: What to decode.
-        seeds: Of the three streams of random numbers.
-        row_seeds: One per prompt.
-        opener: How the models are run.
+        models: The target, and optionally a draft model.
 
     Yields:
-        What a step added to a text; after its last, (its index among the prompts, the text).
+        Tokens that a step added to a sequence; after its last step, (index of the prompt, finished sequence).
 
     Raises:
-        ValueError: If texts are sampled and no row seeds given.
+        ValueError: If sampling without row seeds.
     """
     everything = range(len(wanted.prompts))
     if row_seeds is None and not wanted.sampling.is_greedy:
@@ -653,17 +604,15 @@ def decode_steps(
             batch = Batch(models, wanted, draws, indices, opener)
             step = batch.plain_step if wanted.speculation is None else Rounds(batch).step
         while batch.texts:
-            with torch.inference_mode():  # once a step: around what is yielded it would be entered for every text
+            with torch.inference_mode():  # per step: around the yield it would be entered once per sequence
                 done = [*step(), *batch.retire()]
             yield from done
 
 
 def collected(steps: Iterator[Emitted | tuple[int, Decoded]], count: int) -> list[Decoded]:
-    """The texts in the order of their prompts."""
     texts = dict(finished(steps))
     return [texts[index] for index in range(count)]
 
 
 def finished(steps: Iterator[Emitted | tuple[int, Decoded]]) -> Iterator[tuple[int, Decoded]]:
-    """The texts with their indices among the prompts, as they end."""
     return (step for step in steps if isinstance(step, tuple))

@@ -1,7 +1,7 @@
-"""Texts while they are written: tokens committed so far, when to stop, and what becomes of them.
+"""Sequences during decoding: emitted tokens, stopping, random streams and results.
 
 Shape suffixes used in this file:
-    B = rows, D = draws, K = tokens of a round
+    B = rows, D = draws, K = tokens of a step
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,10 @@ from eval.decoding.sampling import LOSSLESS, RULES, uniform_draws
 
 @dataclass(frozen=True)
 class Limits:
-    """When a text ends.
+    """Stopping criteria.
 
     Attributes:
-        max_new_tokens: Its length at most, >= 1.
-        stop_ids: Tokens that end it and are its last; may be empty.
+        stop_ids: Tokens that end a sequence and are its last; may be empty.
     """
 
     max_new_tokens: int
@@ -34,12 +33,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Seeds:
-    """Where random numbers come from: three streams that share nothing.
+    """Seeds of three independent random streams.
 
     Attributes:
-        draft: Of the tokens a draft proposes.
-        accept: Of whether they are kept.
-        target: Of the tokens the target draws; plain decoding uses this stream alone.
+        draft: Of the draft's samples.
+        accept: Of acceptance.
+        target: Of the target's samples; the only stream of plain decoding.
     """
 
     draft: int = 0
@@ -48,26 +47,26 @@ class Seeds:
 
     @classmethod
     def of(cls, seed: int) -> "Seeds":
-        """Three seeds that no other seed makes any of."""
+        """Derive three seeds that no other seed derives."""
         return cls(3 * seed, 3 * seed + 1, 3 * seed + 2)
 
 
-DRAWS = "torch.rand by SeedSequence((stream, row))"  # how `stream` draws; folders of sampled texts claim it
+DRAWS = "torch.rand by SeedSequence((stream, row))"  # how `stream` draws; recorded with sampled responses
 
 
 @dataclass(frozen=True)
 class Round:
-    """One draft-then-verify cycle, which emitted accepted + 1 tokens.
+    """One verification step, which emitted accepted + 1 tokens.
 
     Attributes:
         start: Tokens emitted before it.
-        lookahead: Tokens that were asked for.
-        proposed: Tokens that were proposed: fewer where the text was to end before as many.
-        accepted: Proposed tokens kept; a stop token is the target's own and not among them.
-        rows: Texts that were decoded together and share the seconds.
-        draft_s: Seconds the draft took, for all rows.
-        verify_s: Seconds the target took, likewise.
-        looked_up: Whether the text itself proposed, and no model.
+        lookahead: Tokens requested from the proposer.
+        proposed: Tokens proposed: fewer near the end of the sequence.
+        accepted: A stop token is the target's own and not among them.
+        rows: Sequences decoded together, which share the seconds.
+        draft_s: Seconds of the draft, for all rows.
+        verify_s: Seconds of the target, for all rows.
+        looked_up: True if prompt lookup proposed, not the draft.
     """
 
     start: int
@@ -81,7 +80,7 @@ class Round:
 
     @property
     def is_behind(self) -> bool:
-        """Whether its last token never went through the draft, which kept everything it could be asked for."""
+        """True if the draft has not read its last proposed token, because all requested tokens were accepted."""
         return not self.looked_up and self.accepted == self.proposed == self.lookahead
 
 
@@ -90,10 +89,9 @@ class Speculation:
     """How a draft is used.
 
     Attributes:
-        lookahead: Tokens proposed per round, fewer where the text is to end before.
-        rule: One of eval.decoding.sampling.RULES.
-        draft_p_min: The draft's confidence (its largest probability at temperature 1) below which it proposes no
-            more in this step, in [0, 1]: llama.cpp's `--spec-draft-p-min`; 0 never ends a step early.
+        lookahead: Tokens proposed per step, fewer near the end of the sequence.
+        draft_p_min: Confidence (the draft's largest probability at temperature 1) below which it stops proposing in
+            this step, in [0, 1]: llama.cpp's `--spec-draft-p-min`; 0 never stops.
     """
 
     lookahead: int = 4
@@ -111,16 +109,16 @@ class Speculation:
 
 @dataclass(frozen=True)
 class Decoded:
-    """A text and how it came about.
+    """A decoded sequence.
 
     Attributes:
-        token_ids: The emitted tokens, the stop token included if one ended the text.
-        rounds: The trace; empty for plain decoding.
-        prefill_s: Seconds to read the prompts of the batch, with both models if there are two.
+        token_ids: The emitted tokens, including a stop token.
+        rounds: The verification steps; empty for plain decoding.
+        prefill_s: Seconds to prefill the batch, with both models if there are two.
         decode_s: Seconds from then to the last token.
-        rule: How tokens were accepted, at temperature 0 by equality whatever was asked for; None for plain decoding.
-        stopped: Whether a stop token ended it, and not its length.
-        logp: log p of every token, of what it was drawn from; of texts sampled without a draft, else empty.
+        rule: Acceptance method, exact match at temperature 0 whatever was requested; None for plain decoding.
+        stopped: True if a stop token ended it, not the length limit.
+        logp: log p of every token under the distribution it was drawn from, if sampled without a draft; else empty.
     """
 
     token_ids: tuple[int, ...]
@@ -134,16 +132,12 @@ class Decoded:
 
 @dataclass
 class Text:
-    """One text in the making.
+    """A sequence during decoding.
 
     Attributes:
-        index: Of its prompt.
-        context: Tokens the decoder has before it emits anything: the prompt, or the start token of an encoder-decoder.
-        emitted: What was decided.
-        rounds: The trace.
-        missing: Tokens but the last that were emitted and never went through the draft.
-        stopped: Whether a stop token was emitted.
-        logp: As of Decoded.
+        context: The decoder's tokens before generation: the prompt, or the start token of an encoder-decoder.
+        missing: Emitted tokens except the last that the draft has not read.
+        logp: As in Decoded.
     """
 
     index: int
@@ -156,12 +150,11 @@ class Text:
 
     @property
     def length(self) -> int:
-        """Tokens of context and text together."""
         return len(self.context) + len(self.emitted)
 
     def last(self, count: int) -> list[int]:
-        """The last tokens of context and text, at least one."""
-        if count <= len(self.emitted):  # mostly so, and what follows takes time with the length of the text
+        """Return the last `count` >= 1 tokens of context and response."""
+        if count <= len(self.emitted):  # the usual case; the rest takes time linear in the length
             return self.emitted[-count:]
         return self.everything()[-count:]
 
@@ -169,11 +162,10 @@ class Text:
         return [*self.context, *self.emitted]
 
     def num_left(self, limits: Limits) -> int:
-        """Tokens that may still be emitted."""
         return limits.max_new_tokens - len(self.emitted)
 
     def extend(self, token_ids: Sequence[int], limits: Limits) -> int:
-        """Emit tokens up to the one that ends the text; returns how many were."""
+        """Emit tokens up to the one that ends the sequence; return how many were emitted."""
         for count, token in enumerate(token_ids, start=1):
             self.emitted.append(token)
             self.stopped = token in limits.stop_ids
@@ -182,12 +174,11 @@ class Text:
         return len(token_ids)
 
     def is_finished(self, limits: Limits) -> bool:
-        """Whether nothing more may be emitted."""
         return self.stopped or self.num_left(limits) <= 0
 
 
 def row_seed(index: int, repetition: int = 0) -> int:
-    """The seed of one prompt's draws in one repetition; no other prompt or repetition has it.
+    """Return the seed of one prompt's draws in one repetition, unique to both.
 
     Args:
         index: Of the prompt among all that are decoded, in this call or another, below 2**32.
@@ -197,24 +188,21 @@ def row_seed(index: int, repetition: int = 0) -> int:
 
 
 def stream_seed(seed: int, row: int) -> int:
-    """The seed of one row's draws in one stream."""
     return int(np.random.SeedSequence((seed, row % 2**64)).generate_state(1, np.uint64)[0] >> 1)
 
 
 def stream(seed: int, row_seeds: Sequence[int], count: int, device: torch.device) -> Tensor:
-    """draws_BD of one stream: a row's depend on the stream's seed and its own alone, not on its neighbours.
+    """Return draws_BD of one stream; a row's depend only on the stream's seed and its own, not on its neighbours.
 
     Args:
         seed: Of the stream, >= 0.
-        row_seeds: Of each row, from -2**63 to 2**64 - 1.
-        count: Draws a row.
-        device: Where they are wanted.
+        row_seeds: From -2**63 to 2**64 - 1.
     """
     return uniform_draws([stream_seed(seed, row) for row in row_seeds], count).to(device)
 
 
 def window(draws_BD: Tensor, texts: Sequence[Text], width: int) -> Tensor:
-    """The draws for the next `width` tokens of each text, as [B, K]; each text's begin where it stands."""
+    """Return the draws for the next `width` tokens of each sequence, as [B, K]."""
     starts_B1 = torch.tensor([[len(text.emitted)] for text in texts], device=draws_BD.device)
     indices_B1 = torch.tensor([[text.index] for text in texts], device=draws_BD.device)
     return draws_BD[indices_B1, starts_B1 + torch.arange(width, device=draws_BD.device)]

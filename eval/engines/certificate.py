@@ -1,4 +1,4 @@
-"""What an engine did with a pair, and certificate.json, which is read and written through one adapter."""
+"""Types of certificate.json: an engine's run on a pair, its counters, and the laws checked."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,10 +25,7 @@ class Counted:
     """An engine's own counters.
 
     Attributes:
-        rounds: Draft-then-verify cycles.
-        proposed: Draft tokens, kept or not.
-        accepted: Kept ones.
-        by_position: Kept ones by position in a round; None of an engine that does not tell.
+        by_position: Accepted tokens by position in a step; None if the engine does not report them.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -44,12 +41,8 @@ class TextRun:
     """One prompt, decoded by an engine without and with a draft.
 
     Attributes:
-        prompt_ids: As the engine read it, its own chat template included.
-        plain_ids: The text without a draft.
-        drafted_ids: With it.
-        plain_s: Seconds, the reading of the prompt included.
-        drafted_s: The same with the draft.
-        counted: What the engine counted meanwhile.
+        prompt_ids: As read by the engine, with its own chat template.
+        counted: Counters of the run with the draft.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -64,14 +57,11 @@ class TextRun:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineRun:
-    """Everything an engine did.
+    """An engine's run on a pair.
 
     Attributes:
-        version: Of the engine.
-        command: How it was run, as one would run it again.
-        dtype: Number type of both models there, or the quantisation.
-        own: Its counters with the target as its own draft.
-        texts: One for each prompt.
+        dtype: Of both models, or the quantisation.
+        own: Counters with the target as its own draft.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -88,7 +78,7 @@ class EngineRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One law, and whether it holds."""
+    """A law, with True if it holds."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -99,7 +89,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """How fast the engine was, in turns: tokens a second of both ways, and how many times as fast with the draft."""
+    """Tokens per second without and with the draft, in interleaved runs, and the speedup."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -111,14 +101,10 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class Certificate:
-    """What certificate.json holds of one engine.
+    """Entry of certificate.json for one engine.
 
     Attributes:
-        run: What was done and counted.
-        replay: Our exact counts on the same texts.
-        findings: The laws.
-        speed: In this engine.
-        hardware: What it ran on.
+        replay: Exact counts on the same texts.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -137,7 +123,7 @@ class Certificate:
 
 @dataclass(frozen=True, kw_only=True)
 class CertificateFile:
-    """The file: one certificate for each engine, and which models they are of."""
+    """certificate.json: one certificate per engine, and fingerprints of the models."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -151,24 +137,18 @@ FORM = TypeAdapter(CertificateFile)
 
 
 def read_certificates(folder: Path) -> CertificateFile:
-    """The file in a folder.
-
-    Raises:
-        UserError: If there is none, or it is damaged.
-    """
+    """Read the file in a directory; UserError if there is none, or it is damaged."""
     return read_typed(folder / FILE_NAME, FORM, REMEDY)
 
 
 def write_certificate(folder: Path, certificate: Certificate, *, target: str, draft: str) -> Path:
-    """Put a certificate into the file of a folder, in the place of an earlier one of the same engine.
+    """Add a certificate to the file in a directory, replacing an earlier one of the same engine.
 
-    Certificates of another target or draft are dropped: they are of what is no longer there.
+    Certificates of another target or draft are dropped: they describe models that are no longer there.
 
     Args:
-        folder: Where the file is.
-        certificate: Of one engine.
         target: fingerprint_checkpoint of the target.
-        draft: Of the draft.
+        draft: fingerprint_checkpoint of the draft.
     """
     path, engines = folder / FILE_NAME, {}
     if path.is_file():
@@ -182,7 +162,6 @@ def write_certificate(folder: Path, certificate: Certificate, *, target: str, dr
 
 
 def pooled(counts: Sequence[Counted]) -> Counted:
-    """Counters of several texts together."""
     positions = [text.by_position for text in counts if text.by_position is not None]
     return Counted(
         rounds=sum(text.rounds for text in counts),

@@ -1,7 +1,7 @@
-"""`widedraft certify`: a draft in an engine does what it was scored with, or whether it can be served (--dry-run).
+"""`widedraft certify`: check that an engine serves a draft as scored, or that it could (--dry-run).
 
-The engine decodes without and with the draft; exact replay runs over its texts; findings.py decides. No torch until it
-runs.
+The engine decodes without and with the draft; exact replay runs over its texts; eval/engines/runs.py checks the laws.
+Imports torch only when run.
 """
 
 import os
@@ -29,7 +29,7 @@ from architectures.settings import (
 from eval.engines.certificate import Certificate, Engine, EngineRun, Speed, pooled, write_certificate
 from eval.tasks import PromptWords
 
-FILES = {"llama.cpp": "`widedraft export --gguf`", "openvino": "`optimum-cli export openvino`"}  # what writes theirs
+FILES = {"llama.cpp": "`widedraft export --gguf`", "openvino": "`optimum-cli export openvino`"}
 PACKAGES = {"vllm": "vLLM", "llama.cpp": "xllamacpp", "openvino": "openvino-genai"}
 
 DRY = ("revision", "tensor_parallel")  # options of a dry run only
@@ -37,7 +37,7 @@ RESAMPLES, CONFIDENCE = 2000, 0.95
 
 
 class CertifySettings(Section):
-    """Which draft is certified in which engine, and on what."""
+    """Flags of `widedraft certify`."""
 
     draft: Annotated[
         str,
@@ -127,7 +127,7 @@ def certify(settings: CertifySettings) -> None:
 
     target, draft = (resolve_checkpoint(each) for each in (settings.target, settings.draft))
     with torch_threads(settings.num_threads) as threads:
-        os.environ["OMP_NUM_THREADS"] = str(threads)  # of the engine's own process
+        os.environ["OMP_NUM_THREADS"] = str(threads)  # for the engine's own process
         certificate = make_certificate(settings, target, draft, threads=threads)
     prints = {"target": fingerprint_checkpoint(target), "draft": fingerprint_checkpoint(draft)}
     path = write_certificate(settings.out or draft, certificate, **prints)
@@ -138,7 +138,7 @@ def certify(settings: CertifySettings) -> None:
 
 
 def make_certificate(settings: CertifySettings, target: Path, draft: Path, *, threads: int) -> Certificate:
-    """Run the engine on a pair of folders, replay its texts, and decide.
+    """Run the engine on a pair of directories, replay its texts, and check the laws.
 
     Raises:
         UserError: If the draft has a reduced vocabulary, there are too few prompts, or the engine fails.
@@ -165,7 +165,7 @@ def make_certificate(settings: CertifySettings, target: Path, draft: Path, *, th
     from eval.pair import prompts_of
     from eval.prompts import TEXT, render_prompt
 
-    # The prompts, all of one kind, as the target's own tokenizer and template render them.
+    # Prompts, all of one kind, rendered by the target's own tokenizer and template.
     if CONFIG_KEY in read_config(draft):
         raise UserError(
             f"{draft}: outputs a reduced vocabulary, which no engine loads. Certify a form of it: widedraft export "
@@ -181,7 +181,7 @@ def make_certificate(settings: CertifySettings, target: Path, draft: Path, *, th
     tokenizer, own = load_tokenizer(target), own_tokens(target, draft)
     ids = [render_prompt(tokenizer, prompt.messages) for prompt in prompts]
 
-    # The engine decodes each greedily without and with the draft in turns, and with the target as its own draft.
+    # The engine decodes each greedily without and with the draft, interleaved, and with the target as its own draft.
     is_chat = bool(tokenizer.chat_template) and raw == {False}
     role = {} if is_chat else {"role": "user"}
     request: dict[str, Any] = {
@@ -202,10 +202,11 @@ def make_certificate(settings: CertifySettings, target: Path, draft: Path, *, th
         answer = decode_all(partial(AssistedGeneration, models), {**request, "conversations": ids})
         run = engine_run("transformers", request, {**answer, "version": transformers.__version__})
     else:
-        assert settings.python is not None  # the settings' own check
+        assert settings.python is not None  # validated by the settings
         run = run_external(cast("Engine", settings.engine), settings.python, request)
 
-    # Files of another target; texts that part at a near-tie: the target is read only if any part.
+    # Files that differ from the target's; texts that differ at a near-tie. The target is loaded only if any text
+    # differs.
     kinds = {"tokenizer": () if own is not None else TOKENIZERS, "chat template": TEMPLATES}
     differing = [
         kind
@@ -217,7 +218,7 @@ def make_certificate(settings: CertifySettings, target: Path, draft: Path, *, th
         model = load_model(target, dtype="float32")
         ties = find_ties(model, run, next(iter(sorted(stop_token_ids(model))), 0))
 
-    # The draft reads the engine's texts in the engine's dtype; in float32 next to files of llama.cpp's own.
+    # The draft reads the engine's texts in the engine's dtype; in float32 for llama.cpp, whose files have their own.
     model = load_model(draft, dtype="float32" if settings.engine == "llama.cpp" else settings.dtype)
     replay = pooled(replay_run(model, run, own))
     return Certificate(
@@ -231,7 +232,6 @@ def make_certificate(settings: CertifySettings, target: Path, draft: Path, *, th
 
 
 def speed_of(run: EngineRun, seed: int) -> Speed:
-    """Tokens per second both ways and the speedup, prefill included."""
     from eval.intervals import Resampling, paired_ratio_quotient
 
     plain = [text.plain_s for text in run.texts], [float(len(text.plain_ids)) for text in run.texts]
@@ -246,7 +246,6 @@ def speed_of(run: EngineRun, seed: int) -> Speed:
 
 
 def print_certificate(certificate: Certificate) -> None:
-    """Findings and speed."""
     run, speed = certificate.run, certificate.speed
     interval = "" if speed.interval is None else " [{:.2f}, {:.2f}]".format(*speed.interval)
     print(f"{run.engine} {run.version}, {run.dtype}, lookahead {run.lookahead}, {certificate.hardware}")

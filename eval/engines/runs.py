@@ -1,21 +1,22 @@
-"""What engines did with a request, as records; those in environments of their own run a script of ours there.
+"""Run engines on a request and record their counters; engines in other environments run a worker script there.
 
 transformers    runs in this process, and counts by step (below).
 vLLM            counts drafts, and accepted tokens by position.
 llama.cpp       counts proposed and accepted tokens, not by position. The prompt gives one token, and a verification
-                step what it accepts and one more: steps are the tokens after a text's first, less those accepted.
-OpenVINO GenAI  reports the tokens of every run of the target: the prompt's one, then one entry per verification step,
-                of what was accepted and one more. Its sum of accepted tokens omits the last step (2026.4.1).
+                step its accepted tokens and one more: steps are the tokens after the first, minus the accepted ones.
+OpenVINO GenAI  reports the tokens of every run of the target: the prompt's one, then per verification step its
+accepted
+                tokens and one more. Its sum of accepted tokens omits the last step (2026.4.1).
 
-    files       the draft's tokenizer and chat template are the target's, byte for byte
-    prompts     the engine reads the tokens that widedraft reads: same tokenizer, same chat template
-    own draft   the target as its own draft accepts everything it proposes
-    same text   with the draft the engine writes the text it writes without, but for near-ties in fewer than 32 bits
-    counts      what the engine accepted by position is what exact replay gives on the same texts
+    files       the draft's tokenizer and chat template equal the target's, byte for byte
+    prompts     the engine reads the same prompt tokens as widedraft: same tokenizer, same chat template
+    own draft   the target as its own draft accepts all proposals
+    same text   the engine generates the same text with and without the draft, except near-ties below 32 bits
+    counts      tokens accepted by position equal exact replay on the same texts
 
-Engines count otherwise than we do near a text's end. Our steps propose as many tokens as the text has room for, and its
-last token is always the target's. vLLM and llama.cpp propose past a stop token, and count what they accept there: at
-most one step per text, which TOLERANCE leaves room for.
+Engines count differently near the end of a text. Here a step proposes at most the remaining tokens, and the last token
+is always the target's. vLLM and llama.cpp propose past a stop token, and count the tokens accepted there: at most one
+step per text, which TOLERANCE allows for.
 """
 
 import json
@@ -42,11 +43,10 @@ from eval.models import load_tokenizer
 from eval.replay import answer_logits, replay_counts
 
 WORKERS = Path(__file__).parent / "workers"
-LINES_SHOWN = 12  # of the last output of a failed worker
+LINES_SHOWN = 12  # of a failed worker's output
 
 
 def command_of(engine: Engine, request: dict[str, Any]) -> str:
-    """How an engine is run, as one would run it again."""
     lookahead, threads = request["lookahead"], request.get("threads")
     if engine == "transformers":
         return f"generate(assistant_model=DRAFT, num_assistant_tokens={lookahead}, do_sample=False)"
@@ -69,7 +69,6 @@ def command_of(engine: Engine, request: dict[str, Any]) -> str:
 
 
 def counts_of(engine: Engine, text: dict[str, Any], lookahead: int) -> Counted:
-    """An engine's counters of one text as ours."""
     if engine == "vllm":
         counters = text["counters"]
         return Counted(
@@ -81,7 +80,7 @@ def counts_of(engine: Engine, text: dict[str, Any], lookahead: int) -> Counted:
     if engine == "llama.cpp":
         steps = len(text["ids"]) - 1 - text["accepted"]
         return Counted(rounds=steps, proposed=text["proposed"], accepted=text["accepted"])
-    if engine == "openvino":  # each step proposes the lookahead, or the tokens left before the text's last one
+    if engine == "openvino":  # each step proposes k tokens, or those left before the text's last one
         given = text["given"]
         accepted = [tokens - 1 for tokens in given[1:]]
         proposed = sum(min(lookahead, sum(given[position:]) - 1) for position in range(1, len(given)))
@@ -96,8 +95,7 @@ def counts_of(engine: Engine, text: dict[str, Any], lookahead: int) -> Counted:
 
 
 def engine_run(engine: Engine, request: dict[str, Any], answer: dict[str, Any]) -> EngineRun:
-    """The record of what an engine answered to a request, with its counters as ours."""
-    files = f"{Path(request['target']).stem} with {Path(request['draft']).stem}"  # llama.cpp's dtypes are its files'
+    files = f"{Path(request['target']).stem} with {Path(request['draft']).stem}"  # llama.cpp's are in the files
     lookahead = request["lookahead"]
     return EngineRun(
         engine=engine,
@@ -122,17 +120,17 @@ def engine_run(engine: Engine, request: dict[str, Any], answer: dict[str, Any]) 
 
 
 def run_external(engine: Engine, python: Path, request: dict[str, Any]) -> EngineRun:
-    """Decode every prompt in an environment of its own, as eval.engines.workers.turns has it.
+    """Decode every prompt in the engine's own environment, as in eval.engines.workers.turns.
 
     Raises:
-        UserError: If there is no such Python, it lacks the engine, or that rejects the pair; with its last output.
+        UserError: If there is no such Python, it lacks the engine, or the engine fails; with its last output.
     """
     script = WORKERS / f"{engine.replace('.', '_')}_worker.py"
     return engine_run(engine, request, answer_of(python, script, request, engine=engine))
 
 
 def answer_of(python: Path, script: Path, request: dict[str, Any], *, engine: str) -> dict[str, Any]:
-    """What a worker answers to a request; errors as for `run_external`."""
+    """Return a worker's reply to a request; errors as for `run_external`."""
     with tempfile.TemporaryDirectory(prefix="widedraft-engine-") as folder:
         asked, answered = Path(folder) / "request.json", Path(folder) / "answer.json"
         asked.write_text(json.dumps(request), encoding="utf-8")
@@ -158,12 +156,11 @@ def answer_of(python: Path, script: Path, request: dict[str, Any], *, engine: st
 
 
 class AssistedGeneration:
-    """The target, with a draft or without: an Engine of eval.engines.workers.turns whose prompts are token ids.
+    """Assisted generation of transformers as an Engine of eval.engines.workers.turns; prompts are token ids.
 
     Args:
-        models: By the names that the request has for target and draft.
-        request: As of the workers.
-        draft: Its name; None for the target alone.
+        models: By the request's names of target and draft.
+        draft: Its name; None for plain decoding.
     """
 
     def __init__(self, models: Mapping[str, PreTrainedModel], request: dict[str, Any], draft: str | None) -> None:
@@ -171,7 +168,7 @@ class AssistedGeneration:
         self.draft = None if draft is None else models[draft]
 
     def decode(self, prompt_ids: list[int]) -> dict[str, Any]:
-        """One greedy text, its seconds, and the proposed and accepted tokens of every verification step."""
+        """Generate one greedy text; returns its seconds, and proposed and accepted tokens per verification step."""
         ids_BT = torch.tensor([prompt_ids], device=self.target.device)
         target: Any = self.target
         settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": self.request["max_new_tokens"]}
@@ -194,12 +191,12 @@ class AssistedGeneration:
         }
 
     def close(self) -> None:
-        """Nothing: the models are the caller's."""
+        """Do nothing: the models belong to the caller."""
 
 
 @contextmanager
 def counted_steps() -> Iterator[tuple[list[int], list[int]]]:
-    """The tokens that transformers' candidate generator proposes, and those accepted, of each step in the block."""
+    """Record proposed and accepted tokens per step of transformers' candidate generator, by patching its class."""
     proposed: list[int] = []
     accepted: list[int] = []
     kind: Any = AssistedCandidateGenerator
@@ -223,9 +220,9 @@ def counted_steps() -> Iterator[tuple[list[int], list[int]]]:
 
 TOLERANCE = 0.02  # of a rate by position
 MIN_PROMPTS, MIN_TOKENS = 24, 64
-NONE = -1  # in place of a token that is no output id of the draft
-PROPOSES_AT_ONCE = ("transformers",)  # others read the prompt first, which gives a text's first token
-EIGHT_BITS = 2.0**-7  # llama.cpp rounds what it multiplies with quantised weights to 8 bits, one of them the sign
+NONE = -1  # instead of a token that is not an output id of the draft
+PROPOSES_AT_ONCE = ("transformers",)  # other engines prefill first, which gives the first token
+EIGHT_BITS = 2.0**-7  # llama.cpp rounds inputs of products with quantised weights to 8 bits, one of them the sign
 ROUNDING = {"float32": 0.0, "bfloat16": torch.finfo(torch.bfloat16).eps, "float16": torch.finfo(torch.float16).eps}
 
 
@@ -237,14 +234,13 @@ def find(
     differing: Sequence[str] = (),
     ties: Collection[int] = (),
 ) -> list[Finding]:
-    """Every law.
+    """Check every law.
 
     Args:
-        run: Of the engine.
-        prompts: As the target's own tokenizer and template render them.
+        prompts: As rendered by the target's own tokenizer and template.
         replay: Exact counts over the engine's plain texts.
-        differing: Kinds of files in which the draft is not of this target: "tokenizer", "chat template".
-        ties: Numbers of the prompts whose texts part at a near-tie that rounding explains, from 1.
+        differing: Files that differ between draft and target: "tokenizer", "chat template".
+        ties: Numbers of the prompts, from 1, whose texts first differ at a near-tie explained by rounding.
     """
     num_texts, own = len(run.texts), run.own
     misread = [
@@ -256,7 +252,7 @@ def find(
     changed = [number for number in parted if number not in ties]
     counted = pooled([text.counted for text in run.texts])
     worst = max(abs(a - b) for a, b in zip(rates(replay, counted), rates(counted, counted), strict=True))
-    positions = run.lookahead if counted.by_position is None else 1  # that one rate stands for
+    positions = run.lookahead if counted.by_position is None else 1  # positions covered by that one rate
     return [
         Finding(
             law="enough",
@@ -286,7 +282,7 @@ def find(
 
 
 def rates(counted: Counted, like: Counted) -> list[float]:
-    """Accepted tokens per step: by position if the engine reports them, otherwise all together."""
+    """Return accepted tokens per step: by position if the engine reports them, otherwise in total."""
     steps = max(counted.rounds, 1)
     if like.by_position is None or counted.by_position is None:
         return [counted.accepted / steps]
@@ -300,27 +296,24 @@ def shown(counted: Counted, like: Counted | None = None) -> str:
 
 
 def differs(text: TextRun) -> bool:
-    """Whether the draft changed a text."""
     return text.plain_ids != text.drafted_ids
 
 
 def first_difference(some: Sequence[int], others: Sequence[int]) -> int | None:
-    """The first index at which two texts differ; None if they are equal."""
     pairs = zip_longest(some, others)
     return next((index for index, (token, other) in enumerate(pairs) if token != other), None)
 
 
 def find_ties(target: PreTrainedModel, run: EngineRun, stop_id: int) -> list[int]:
-    """Numbers of the prompts, from 1, whose texts part at a near-tie that rounding explains.
+    """Return numbers of the prompts, from 1, whose texts first differ at a near-tie explained by rounding.
 
-    One token and several at once are computed by other kernels, so in fewer than 32 bits honest engines write either of
-    two tokens that nearly tie. The target reads the common text once, in float32: the worse of the two may lie
-    TIE_STEPS roundings of the largest logit below the best.
+    One token and several at once are computed by different kernels, so below 32 bits honest engines may generate
+    either of two tokens that nearly tie. The target reads the common text once, in float32: the worse of the two may
+    lie TIE_STEPS roundings of the largest logit below the best.
 
     Args:
         target: In float32.
-        run: Of the engine.
-        stop_id: What stands for the end of a text, which engines leave out.
+        stop_id: Stands for the end of a text, which engines leave out.
     """
     is_f16 = "F16" in run.dtype.upper() and "BF16" not in run.dtype.upper()  # of GGUF files
     rounding = ROUNDING["float16"] if is_f16 else ROUNDING.get(run.dtype, EIGHT_BITS)
@@ -339,29 +332,28 @@ def find_ties(target: PreTrainedModel, run: EngineRun, stop_id: int) -> list[int
 
 @dataclass(frozen=True)
 class OwnTokens:
-    """How a draft with a tokenizer of its own reads its target's ids: by their text, as in vLLM (arXiv 2502.05202).
+    """Token mapping of a draft with its own tokenizer, by token text as in vLLM (arXiv 2502.05202).
 
     Attributes:
-        ids: Its own id of each of the target's ids that it has.
-        unknown: Its own id for all others.
+        ids: Target id -> draft id, for tokens that both have.
+        unknown: The draft's id for all other tokens.
     """
 
     ids: Mapping[int, int]
     unknown: int
 
     def read(self, target_ids: Sequence[int]) -> list[int]:
-        """A text of the target as the draft reads it."""
         return [self.ids.get(token, self.unknown) for token in target_ids]
 
     def wanted(self, target_ids: Sequence[int]) -> list[int]:
-        """The draft's ids that would be accepted; NONE where it has none."""
+        """Return the draft ids that would be accepted; NONE if it has none."""
         return [self.ids.get(token, NONE) for token in target_ids]
 
 
 def own_tokens(target: Path, draft: Path) -> OwnTokens | None:
-    """How a draft folder reads its target's ids; None if they are its own.
+    """Return the token mapping of a draft with its own tokenizer; None if it shares the target's.
 
-    A tokenizer of its own is one that lacks some of the target's tokens, as `export --form own-tokenizer` writes it.
+    Such a tokenizer lacks some of the target's tokens, as `export --form own-tokenizer` writes it.
     """
     ours, theirs = (load_tokenizer(folder) for folder in (draft, target))
     own, of_target = ours.get_vocab(), theirs.get_vocab()
@@ -372,10 +364,10 @@ def own_tokens(target: Path, draft: Path) -> OwnTokens | None:
 
 
 def replay_run(draft: PreTrainedModel, run: EngineRun, own: OwnTokens | None = None) -> list[Counted]:
-    """Exact counts over every text that an engine wrote without the draft.
+    """Compute exact counts over every text that an engine generated without the draft.
 
-    In greedy decoding a draft's token is accepted if it is the text's, so the target is not needed: its text is the
-    engine's, quantised or not.
+    In greedy decoding a draft's token is accepted if it equals the text's, so the target is not needed: the text is
+    the engine's, quantised or not.
     """
     alone = int(run.engine not in PROPOSES_AT_ONCE)
     counts = []
@@ -389,7 +381,7 @@ def replay_run(draft: PreTrainedModel, run: EngineRun, own: OwnTokens | None = N
 def replay_text(
     draft: PreTrainedModel, prompt: Sequence[int], answer: Sequence[int], lookahead: int, own: OwnTokens | None
 ) -> Counted:
-    """Counts of one text of at least one token; whole numbers, since every probability is 0 or 1."""
+    """Compute counts of one text of at least one token; integers, since every probability is 0 or 1."""
     wanted = answer
     if own is not None:
         prompt, answer, wanted = own.read(prompt), own.read(answer), own.wanted(answer)

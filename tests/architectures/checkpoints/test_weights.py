@@ -185,3 +185,15 @@ def test_only_our_own_folders_are_replaced(tmp_path):
     ):
         with pytest.raises(UserError, match=str(place)):
             require_replaceable(place, "plan.json", reading=reading)
+
+
+def test_a_file_that_shrinks_after_it_was_opened_is_an_error(tmp_path):
+    save_file({"a": torch.ones(4, 8)}, tmp_path / "model.safetensors")
+    weights = open_weights(tmp_path)
+    assert weights.read("a").sum() == 32
+    with (tmp_path / "model.safetensors").open("r+b") as file:
+        file.truncate(file.seek(0, 2) - 4)
+    with pytest.raises(UserError, match=r"model\.safetensors"):
+        weights.read("a")
+    with pytest.raises(UserError, match=r"model\.safetensors"):
+        weights.read_rows("a", [0, 3])
