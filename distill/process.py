@@ -1,8 +1,7 @@
 """Exit codes and Ctrl-C: 0 success, 2 user error, 130 interrupted; one message for all processes.
 
 KeyboardInterrupt is only useful in a command's own code, which closes logs and stops other processes. During imports
-it
-would print a traceback, in C++ code that imports or calls Python it is dropped, becomes an ImportError, or ends in
+it would print a traceback, in C++ code that imports or calls Python it is dropped, becomes an ImportError, or ends in
 abort(), and before and after a command nothing catches it.
 """
 
@@ -120,8 +119,7 @@ def say_lost(reason: str) -> None:
     """Report once that another process is lost; ignore SIGTERM from then on, as this process is exiting.
 
     A lost process is noticed twice: by the connection to it, and by Composer's launcher, whose SIGTERM may arrive
-    while
-    this process is exiting.
+    while this process is exiting.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     say_once(f"{reason} {AGAIN}")
@@ -191,8 +189,7 @@ def fail(message: str) -> int:
     """Print an error and return exit code 2.
 
     If several processes of a machine fail together, only the first prints. The rest wait to be stopped, and print if
-    they
-    are not: then the error is only theirs.
+    they are not: then the error is only theirs.
     """
     if local_rank() != 0:
         time.sleep(WAIT_FOR_RANK_0_S)

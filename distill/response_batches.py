@@ -115,8 +115,7 @@ def build_dataspec(
     """Build the data of Composer's trainer: this rank's share of the dataset, prefetched.
 
     The last, smaller batch is kept. If the number of ranks does not divide the dataset, the sampler repeats up to
-    ranks - 1
-    examples at the end of an epoch; Composer drops these repeats from evaluations.
+    ranks - 1 examples at the end of an epoch; Composer drops these repeats from evaluations.
 
     Args:
         device_batch_size: Sequences per batch of this rank.

@@ -5,12 +5,10 @@ lock when the command and the training processes it started have ended, however 
 because a training process that outlives its parent inherits the open file and with it the lock.
 
 With `architecture.stages` every stage but the last is a run in <run>/stage-N, with its own recipe: depth pruning of
-the
-previous stage's draft, taught by the target on the responses in <run>/data. The last stage is the run itself.
+the previous stage's draft, taught by the target on the responses in <run>/data. The last stage is the run itself.
 
 Source of the schedule: Sreenivas et al. 2024, "LLM Pruning and Distillation in Practice" (arXiv 2408.11796): pruning
-by
-more than half pays in several stages with distillation in between.
+by more than half pays in several stages with distillation in between.
 """
 
 import errno
@@ -324,8 +322,7 @@ class Run:
 
         Raises:
             UserError: If there is no such target, it is a draft with a reduced head, its family does not support the
-                recipe,
-                sequences may exceed its context, or device_memory_gib is too small for one of its layers.
+                recipe, sequences may exceed its context, or device_memory_gib is too small for one of its layers.
         """
         save_recipe(self.recipe, self.recipe_file)
         require_whole_head(self.target)

@@ -86,8 +86,7 @@ def average_gradients() -> None:
 
     It uses ReduceOp.AVG, which gloo of torch 2.7 does not support: reduce-scatter then silently sums, and all-reduce
     fails. Sum and division afterwards, as torch does for other dtypes, is correct. After the all-reduce of replicas
-    torch
-    2.7 also requires an event, which CPU streams lack.
+    torch 2.7 also requires an event, which CPU streams lack.
 
     Raises:
         UserError: If this torch supports neither.
@@ -124,8 +123,7 @@ def recompute_layers(lm: nn.Module) -> None:
     """Checkpoint every layer of a model, of its encoder too: keep only the inputs, and recompute in the backward pass.
 
     Results are the same, bit for bit if the arithmetic is deterministic: dropout and autocast are restored, and a
-    layer's
-    own hooks, including FSDP2's, are not called again.
+    layer's own hooks, including FSDP2's, are not called again.
     """
     for layer in lm.modules():
         if isinstance(layer, GradientCheckpointingLayer):

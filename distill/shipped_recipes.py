@@ -235,8 +235,7 @@ def write_recipes(names: Sequence[str], to: Path, *, with_target: bool) -> None:
 
     Raises:
         UserError: If there is no such recipe, a different file is in the way, or no package carries its target.
-            Nothing is
-            written then.
+            Nothing is written then.
     """
     known = shipped_recipes()
     if unknown := next((name for name in names if name not in known), None):

@@ -69,8 +69,7 @@ class Teacher:
     """A frozen model, whole on every process.
 
     Deliberately not a torch module: as a submodule of the student's model it would be checkpointed, optimised and
-    wrapped
-    by DDP or FSDP2.
+    wrapped by DDP or FSDP2.
     """
 
     def __init__(self, model: AnswerLogits):

@@ -239,8 +239,7 @@ class TeacherCache:
     """Teacher outputs for the responses of one split. Safe to pickle, fork and share among threads.
 
     Opening checks the file sizes. `rows` maps a file only while it reads (55 µs), so any number of shards needs no
-    open
-    files.
+    open files.
 
     Raises:
         UserError: If the cache is not finished, a file is missing or truncated, or there is no such split.

@@ -10,8 +10,7 @@ would give each process different ones.
 Weights, losses and references are in the order of the domains. Losses are in nats per token, weights add up to 1.
 
 Source of both rules: Xia et al. 2023, "Sheared LLaMA: Accelerating Language Model Pre-training via Structured
-Pruning",
-Algorithm 1 (arXiv 2310.06694), and the code released with it, DynamicLoadingCallback.update_proportion in
+Pruning", Algorithm 1 (arXiv 2310.06694), and the code released with it, DynamicLoadingCallback.update_proportion in
 github.com/princeton-nlp/LLM-Shearing (commit b87218b, update_type "doremi"). They differ in two things:
 
     * the paper takes max(loss - reference, 0); the code takes the difference, so that a domain better than its
@@ -317,8 +316,7 @@ class MixedDomains(IterableDataset[Sample]):
     """Endless training sequences, each from a domain drawn by the current weights.
 
     All processes draw the same domains in the same order and keep every world_size-th sequence, so the sequences of a
-    batch
-    do not depend on the number of processes, and one state holds the position of all.
+    batch do not depend on the number of processes, and one state holds the position of all.
 
     The position belongs to the dataset and not to its iterators: a second iteration continues the first. Composer's
     checkpoints hold it through `state_dict`, and then do not skip batches on resuming.

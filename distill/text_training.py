@@ -1,9 +1,9 @@
 """Training on text: batches of documents that do not attend to each other, and dynamic domain weights.
 
-A batch is that of distill/data/batches.py without `task`: {"input_ids": ids_BT, "attention_mask": real_BT,
-"keep": keep_BT, "next_ids": next_BT}, T one less than the tokens of a sequence, without padding. It also has
-`position_ids`, positions_BT, which restart at 0 with every document, and `keep` is False at the last token of a
-document, which does not predict the next one. A document ends with the tokenizer's end-of-sequence token.
+A batch is that of distill/data/batches.py without `task`: {"input_ids": ids_BT, "attention_mask": real_BT, "keep":
+keep_BT, "next_ids": next_BT}, T one less than the tokens of a sequence, without padding. It also has `position_ids`,
+positions_BT, which restart at 0 with every document, and `keep` is False at the last token of a document, which does
+not predict the next one. A document ends with the tokenizer's end-of-sequence token.
 
 Shape suffixes used in this file:
     B = sequences in the batch
@@ -47,8 +47,7 @@ class DynamicLoading(Callback):
     """Measures the held-out loss of every domain at each interval and updates the weights by the recipe's rule.
 
     Acts at the end of a batch, before Composer evaluates and saves, so a checkpoint holds the weights of the next
-    batch.
-    The weights are saved with the dataset.
+    batch. The weights are saved with the dataset.
 
     Args:
         measure: Computes the held-out loss of each domain in nats per token; called on all processes.
@@ -107,8 +106,7 @@ class RandomStateOnResume(Callback):
     """Restores every process's random state before the first batch of a resumed training run.
 
     Composer restores it only at the start of an epoch or after batches it skipped itself. With a dataset that keeps
-    its own
-    position, in the middle of an endless epoch, it does neither (Trainer._train_loop, mosaicml 0.32.1).
+    its own position, in the middle of an endless epoch, it does neither (Trainer._train_loop, mosaicml 0.32.1).
     """
 
     def __init__(self) -> None:
@@ -173,8 +171,7 @@ def held_out_loss(losses_of: LossesOfRows, loader: DataLoader[Any], *, device: t
     """Return the mean held-out loss of one domain on all processes, in nats per token.
 
     Every process calls the model equally often, as a sharded one requires; the losses of repeats are dropped. Infinite
-    if
-    no token has a loss, as with a head that can output none of them.
+    if no token has a loss, as with a head that can output none of them.
     """
     num_own = len(range(dist.get_global_rank(), len(loader.dataset), dist.get_world_size()))  # pyright: ignore[reportArgumentType]  # a sized dataset
     sum_and_tokens = torch.zeros(2, dtype=torch.float64)

@@ -116,8 +116,7 @@ def build_model(run: Run, *, eval_tasks: tuple[str, ...]) -> DistillModel:
 
     Raises:
         UserError: If cached entries cover ids that the student lacks, a model does not support distill.packing, or
-            tied
-            embeddings are to be frozen.
+            tied embeddings are to be frozen.
     """
     recipe, config, init, on_gpu = run.recipe, run.recipe.distill, run.init.path, torch.cuda.is_available()
     dtype = teacher_dtype(recipe.target.dtype, config.precision)
@@ -352,8 +351,7 @@ def epochs_in_batches(max_duration: str, train_data: DataSpec) -> str:
     """Convert a duration in epochs to batches.
 
     Composer saves the last batch of an epoch before it counts the epoch as done, so training measured in epochs would
-    look
-    unfinished in its own last checkpoint.
+    look unfinished in its own last checkpoint.
     """
     value, unit = split_time(max_duration)
     assert isinstance(train_data.dataloader, DataLoader)
@@ -364,8 +362,7 @@ def build_optimizer(config: OptimizerConfig, model: DistillModel) -> torch.optim
     """Build AdamW over the trainable parameters of the student.
 
     Fused makes one pass over weights, gradients and moments; Composer's DecoupledAdamW makes eight, half of a CPU step
-    if
-    the draft has one layer and so consists mostly of embeddings.
+    if the draft has one layer and so consists mostly of embeddings.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return torch.optim.AdamW(trained, lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True)

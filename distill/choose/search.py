@@ -168,8 +168,7 @@ def worth_training(
 
     A shape is out if it would not pay off even at an acceptance rate of 1; or if a shape at least as large in every
     dimension has no slower steps in 39 of 40 draws of the times: the smaller one would win only with a higher
-    acceptance
-    rate.
+    acceptance rate.
     """
     hopeless = [name for name, each in prospects.items() if each.least_alpha is None]
     out = [LeftOut(name, "no acceptance rate makes it pay here") for name in hopeless]
@@ -310,8 +309,7 @@ def in_play(ranked: Sequence[Ranked]) -> list[Ranked]:
     """Return the candidates that continue training, fastest first: the better half, and all that may be the fastest.
 
     Successive halving (arXiv 1502.07943) keeps only the better half; paired draws of prompts and times identify
-    further
-    rivals.
+    further rivals.
     """
     better = math.ceil(len(ranked) / FACTOR)
     return [each for place, each in enumerate(ranked) if place < better or is_rival(each)]

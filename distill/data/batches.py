@@ -130,8 +130,7 @@ def join_turns(examples: Sequence[Example]) -> list[Example]:
     """Merge each example that begins with all of the one before it into that one.
 
     Every response token is predicted once, after exactly the same tokens as before. A turn whose template renders
-    earlier
-    turns differently begins a new sequence.
+    earlier turns differently begins a new sequence.
     """
     joined: list[Example] = []
     for example in examples:
@@ -216,8 +215,7 @@ def cheapest_layout(
     """Return the balanced layout with the fewest FLOPs; None if padding every sequence to padded_width needs no more.
 
     Rows of one sequence need no mask, and causal attention skips half of the scores. A row of several sequences has a
-    mask,
-    and each slot attends to the whole row: that is why one long row is seldom the cheapest.
+    mask, and each slot attends to the whole row: that is why one long row is seldom the cheapest.
 
     Args:
         padded_width: Slots of a row that holds one sequence.

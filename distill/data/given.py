@@ -167,8 +167,7 @@ def collect_given(
         None while files of other parts are missing, else counts as generate_answers returns them, with one prompt per
         response of a held-out conversation. In addition: `asked_in_eval`, conversations left out of training for their
         prompt; and under "train" `sequences`, into which conversations are joined, and `split`, conversations that
-            become
-        several.
+        become several.
 
     Raises:
         UserError: If a row is no conversation, there are too few to hold some out, the chat template does not delimit

@@ -88,8 +88,7 @@ def generate_answers(
     Args:
         seed: Of every random draw.
         to_train_on: True if responses are trained on. Otherwise only held-out prompts get responses, and all prompts
-            may be
-            held out.
+            may be held out.
         answered_by: An Answerer, one that also records hidden states, or an engine.
         part: Files to write here; other jobs write the rest.
         share: This process's share of them.

@@ -1,8 +1,7 @@
 """README.md of a published draft: metadata by huggingface_hub's classes, and a page from card.md.jinja.
 
 The licence is the one that the user names, or that of the target's card. Its requirements for redistribution (a
-notice,
-words to show, a prefix of names) come with it.
+notice, words to show, a prefix of names) come with it.
 
 Sources: the licences: Llama 2 Community License, 1.b.iii; Llama 3, 3.1, 3.2 and 3.3 Community Licenses, 1.b.i and
 1.b.iii; Gemma Terms of Use, 3.1.
@@ -329,8 +328,7 @@ def plain(text: str) -> str:
     """Escape text for HTML and Markdown, on one line.
 
     Marks become character references, which tables, links and emphasis ignore. A bracket is escaped only if a link
-    could
-    follow, so that intervals stay readable.
+    could follow, so that intervals stay readable.
     """
     words = html.escape(NOT_PRINTED.sub(" ", text)[:MAX_CHARACTERS], quote=False)
     return MARKS.sub(lambda match: "".join(f"&#{ord(mark)};" for mark in match.group()), words).strip()

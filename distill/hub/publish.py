@@ -314,13 +314,11 @@ def push_folder(folder: Path, repo_id: str, *, public: bool = False, message: st
     """Make a hub repository identical to a directory, in one commit; return its URL and visibility.
 
     Creates the repository if necessary. Deletes files of an earlier push that are not in the directory; commits
-    nothing if
-    nothing differs. huggingface_hub reads endpoint and token from the environment.
+    nothing if nothing differs. huggingface_hub reads endpoint and token from the environment.
 
     Raises:
         UserError: If the repository is public and should not be, or the hub rejects the directory. No message contains
-            the
-            token (see architectures/hub.py).
+            the token (see architectures/hub.py).
     """
     from huggingface_hub import HfApi, errors  # imported here: half a second
 

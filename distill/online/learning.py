@@ -76,8 +76,7 @@ class RequestFeed(IterableDataset[Batch]):
     """One batch per optimiser step; requests are served when the first batch of the next update is requested.
 
     A batch has all new requests, filled up with older ones from the newest BUFFER_SIZE. The feed ends with the last
-    whole
-    interval of the stream, on all processes at once. Checkpoints hold its position.
+    whole interval of the stream, on all processes at once. Checkpoints hold its position.
 
     Args:
         seed: Of the draws of old requests.

@@ -1,9 +1,8 @@
 """Served requests on disk, and replay of drafts on requests with recorded responses.
 
 A process keeps its requests in <run>/online/rank0: requests/00000012.safetensors, and a line in records.jsonl. The
-line
-is written before the file, and the file atomically: a request counts as served once its file exists, and lines after
-the last such file are of requests in flight when the process was killed.
+line is written before the file, and the file atomically: a request counts as served once its file exists, and lines
+after the last such file are of requests in flight when the process was killed.
 
 A lossless draft changes no token of a response, so drafts can be compared on recorded responses. For greedy responses
 the replay equals decoding. For sampled ones it draws whether each token would have been accepted.
@@ -281,8 +280,7 @@ class DraftReplay:
         """Return the acceptance probability of every token of a response, under the acceptance method of decoding.
 
         At temperature 0 a drafted token is accepted if it equals the response's. The target's logits are not computed
-        then:
-        they would cost more than the draft, and agree except at near ties.
+        then: they would cost more than the draft, and agree except at near ties.
         """
         was_training = self.draft.training
         self.draft.eval()

@@ -1,8 +1,8 @@
 """Recipe sections `data`, `distill`, `text` and `export`, one pydantic model each. No torch, no Composer.
 
 Source of `distill.online`: Liu et al. 2024, "Online Speculative Decoding" (arXiv 2310.07177), algorithm 2. It stores
-the
-full distributions at rejected tokens; here the target's hidden states are stored, from which its head computes them.
+the full distributions at rejected tokens; here the target's hidden states are stored, from which its head computes
+them.
 """
 
 import re
@@ -168,8 +168,7 @@ def refuse_cut_entries(teacher: TeacherConfig, *, vocab_size: int, of_teacher: i
     """Raise UserError if cached entries cover ids that some model lacks.
 
     A live teacher and cached hidden states can be restricted to the shared ids. Cached entries are of the teacher's
-    whole
-    vocabulary, and some may have no logit in the student.
+    whole vocabulary, and some may have no logit in the student.
     """
     if teacher.keeps_entries and of_teacher > vocab_size:
         raise UserError(
