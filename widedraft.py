@@ -1,12 +1,12 @@
 """The command line: a table of stages, each imported only when called."""
 
-# Ctrl-C is answered from the first import on
+# Handle Ctrl-C from the first import on
 
 import sys
 
 from distill.process import take_interrupts
 
-if __name__ == "__main__" or sys.argv[0].endswith("widedraft"):  # not where another program imports this one
+if __name__ == "__main__" or sys.argv[0].endswith("widedraft"):  # not if another program imports this module
     take_interrupts()
 
 import argparse
@@ -36,13 +36,12 @@ EXITS = "Exit codes: 0 fine, 2 a mistake you can mend (one message), 130 interru
 
 @dataclass(frozen=True)
 class Stage:
-    """One word after `widedraft`.
+    """A subcommand of `widedraft`.
 
     Attributes:
-        run: What it does with its settings.
         help: One line for the list of stages.
-        settings: What it may be told, each a flag or a word.
-        usage: Its forms, where it has several.
+        settings: Flags and arguments.
+        usage: Its forms, if it has several.
     """
 
     run: Callable[[Any], None]
@@ -71,11 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_stage(name: str, words: Sequence[str]) -> None:
-    """Run one stage with the words after its name.
-
-    Raises:
-        UserError: If a word is no text, or a setting has no such value.
-    """
+    """Run one stage with the arguments after its name; raise UserError if one is invalid."""
     refuse_undecodable(words)
     stage = STAGES[name]
     parser = argparse.ArgumentParser(
@@ -87,21 +82,20 @@ def run_stage(name: str, words: Sequence[str]) -> None:
 
 
 def refuse_undecodable(words: Sequence[str]) -> None:
-    """Raise UserError for a word that no file can be named with, or that cannot be written in UTF-8."""
+    """Raise UserError for an argument that cannot be a file name or UTF-8."""
     for word in words:
         if "\0" in word or any("\ud800" <= character <= "\udfff" for character in word):
             raise UserError(f"{word[:80]!r}: is not UTF-8 text. Write the word in UTF-8, or rename the file.")
 
 
 class ImportSettings(Section):
-    """Which GGUF file is imported, and where to."""
+    """Settings of `widedraft import`."""
 
     file: Annotated[Path, Flag(metavar="FILE", is_word=True)] = Field(description="A .gguf file of a LLaMA-like model.")
     to: Annotated[Path, Flag(metavar="DIR")] = Field(description="The Hugging Face folder to write.")
 
 
 def import_gguf(settings: ImportSettings) -> None:
-    """Write a Hugging Face folder from a GGUF file."""
     from architectures.gguf_import import import_gguf
 
     import_gguf(settings.file, settings.to)

@@ -1,8 +1,8 @@
-"""Exit codes and Ctrl-C: 0 success, 2 a user error, 130 interrupted; one message for all processes.
+"""Exit codes and Ctrl-C: 0 success, 2 user error, 130 interrupted; one message for all processes.
 
-A KeyboardInterrupt is for our own code, where it closes logs and stops other processes. While modules are imported it
-would be a traceback, and where C++ imports or calls Python it is dropped, becomes an ImportError, or ends in abort();
-before a command begins and after it has ended nobody catches it.
+KeyboardInterrupt is only useful in a command's own code, which closes logs and stops other processes. During imports
+it would print a traceback, in C++ code that imports or calls Python it is dropped, becomes an ImportError, or ends in
+abort(), and before and after a command nothing catches it.
 """
 
 import atexit
@@ -26,7 +26,7 @@ EXIT_CODE = 128 + signal.SIGINT
 
 
 class Process:
-    """Whether it is ours, so that Ctrl-C may be, and whether a command runs, which catches KeyboardInterrupt."""
+    """State of signal handling: whether this package installed the SIGINT handler, and whether a command is running."""
 
     is_ours = False
     runs_command = False
@@ -34,7 +34,7 @@ class Process:
 
 @contextmanager
 def catching_interrupts() -> Iterator[None]:
-    """While this holds, Ctrl-C outside imports is a KeyboardInterrupt."""
+    """Raise KeyboardInterrupt on Ctrl-C outside imports for the duration of the block."""
     Process.runs_command = True
     try:
         yield
@@ -43,23 +43,23 @@ def catching_interrupts() -> Iterator[None]:
 
 
 def take_interrupts() -> None:
-    """Answer SIGINT by `interrupt` from now on, unless this process was started with SIGINT ignored."""
+    """Handle SIGINT with `interrupt` from now on, unless this process was started with SIGINT ignored."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         Process.is_ours = True
         restore_interrupts()
-        # Python gives signals back to the system as it ends, which would then kill a process that has done its work
+        # Python resets signal handlers at exit; Ctrl-C would then kill a process that has finished its work.
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
 
 
 def restore_interrupts() -> None:
-    """Answer SIGINT as before somebody else took it."""
+    """Reinstall the SIGINT handler after other code replaced it."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, interrupt if Process.is_ours else signal.default_int_handler)
 
 
 @contextmanager
 def signals_kept() -> Iterator[None]:
-    """Signals are answered behind the block as before it: what it imports may take them, as Composer does."""
+    """Restore signal handlers after the block, whose imports may replace them, as Composer does."""
     ended_by = signal.getsignal(signal.SIGTERM)
     yield
     restore_interrupts()
@@ -68,9 +68,9 @@ def signals_kept() -> Iterator[None]:
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt in a command's own code; elsewhere say so and end this process at once.
+    """Raise KeyboardInterrupt in a command's own code; elsewhere print a message and exit at once.
 
-    A terminal interrupts a launcher too, which sends SIGTERM to all processes at once: it asks for what is under way.
+    A terminal also interrupts a launcher, which sends SIGTERM to all processes: the exit is already under way then.
     """
     if Process.runs_command and not imports(frame):
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -82,11 +82,10 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def go_on_ending(number: int, frame: FrameType | None) -> None:
-    """What a signal does to a process that is ending; the launcher kills one that does not."""
+    """Ignore a signal while exiting; the launcher kills a process that does not exit."""
 
 
 def imports(frame: FrameType | None) -> bool:
-    """Whether a module is being imported."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True
@@ -94,12 +93,12 @@ def imports(frame: FrameType | None) -> bool:
     return False
 
 
-# What gloo and NCCL say when a process they talk to is gone, and gloo when it has said nothing for too long.
+# Messages of gloo and NCCL when a peer is gone, and of gloo when a peer times out.
 LOST_PROCESS = re.compile(r"Connection (closed|reset) by peer|ncclRemoteError|Timed out waiting \d+ms for (recv|send)")
 FULL_OR_FORBIDDEN = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 UNUSABLE_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 SHOWN_CHARACTERS = 200  # of a path
-PIPE_CLOSED = 128 + signal.SIGPIPE  # as a shell has it of any program whose reader is gone
+PIPE_CLOSED = 128 + signal.SIGPIPE  # as shells report any program whose reader is gone
 AGAIN = "Run the same command again: it continues from what was finished, and from the newest checkpoint."
 
 
@@ -108,29 +107,28 @@ class LostProcessError(RuntimeError):
 
 
 def end_on_sigterm(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # a signal handler's signature
-    """End this process as SIGTERM asks, after loggers have been closed; say what it means.
+    """Exit on SIGTERM, after loggers have been closed, and explain it.
 
-    Composer's launcher sends it to all processes of a machine when one of them is gone, and says of the others alone
-    that they ended.
+    Composer's launcher sends it to all processes of a machine when one is gone, and reports only that the rest ended.
     """
     say_lost("Ended from outside (SIGTERM): another process of this command failed, or was killed.")
     sys.exit(128 + signal.SIGTERM)
 
 
 def say_lost(reason: str) -> None:
-    """Say once that another process is lost; SIGTERM changes nothing any more, as this process is ending.
+    """Report once that another process is lost; ignore SIGTERM from then on, as this process is exiting.
 
-    A lost process is noticed twice: by the connection to it, and by Composer's launcher, whose SIGTERM may come during
-    either's way out.
+    A lost process is noticed twice: by the connection to it, and by Composer's launcher, whose SIGTERM may arrive
+    while this process is exiting.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     say_once(f"{reason} {AGAIN}")
 
 
 def report_user_errors(command: Callable[[], None]) -> int:
-    """Run a command and return its exit code; say in one message what the user can mend.
+    """Run a command and return its exit code; print errors that the user can fix in one message.
 
-    Errors of our own making pass through with their traceback.
+    Internal errors propagate with their traceback.
     """
     try:
         with catching_interrupts():
@@ -157,7 +155,7 @@ def report_user_errors(command: Callable[[], None]) -> int:
 
 
 def path_problem(error: OSError) -> str | None:
-    """What is wrong with the path that an error of the system names, and what to do; None if it is no such error."""
+    """Return the problem of the path in a system error and a hint; None for other errors."""
     path = str(error.filename2 or error.filename or "")
     shown = path if len(path) <= SHOWN_CHARACTERS else f"{path[:SHOWN_CHARACTERS]}..."
     if error.errno in FULL_OR_FORBIDDEN:
@@ -170,28 +168,28 @@ def path_problem(error: OSError) -> str | None:
 
 
 def flush_stdout() -> None:
-    """Write what was printed, so that an error of it is the command's."""
+    """Flush stdout, so that an error of it is raised within the command."""
     if sys.stdout is not None:
         sys.stdout.flush()
 
 
 def stdout_is_closed() -> bool:
-    """Whether nobody reads what is printed, as after `| head`; nothing is printed any more then."""
+    """Return True if the reader of stdout is gone, as after `| head`; redirect stdout to /dev/null then."""
     if sys.stdout is None:
         return False
     poll = select.poll()
-    poll.register(sys.stdout, 0)  # a pipe without a reader is an error that is told unasked
+    poll.register(sys.stdout, 0)  # a pipe without a reader is always reported as an error
     closed = any(event & select.POLLERR for _, event in poll.poll(0))
     if closed:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the end of Python would complain once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python would report it again at exit
     return closed
 
 
 def fail(message: str) -> int:
-    """Say what is wrong and return exit code 2.
+    """Print an error and return exit code 2.
 
-    Of the processes of one machine that fail together the first speaks. The others wait to be stopped, and speak only
-    if they are not: then the mistake is theirs alone.
+    If several processes of a machine fail together, only the first prints. The rest wait to be stopped, and print if
+    they are not: then the error is only theirs.
     """
     if local_rank() != 0:
         time.sleep(WAIT_FOR_RANK_0_S)
@@ -200,11 +198,10 @@ def fail(message: str) -> int:
 
 
 def say_once(message: str) -> None:
-    """Print on stderr, from the machine's first process only."""
+    """Print to stderr, from the machine's first process only."""
     if local_rank() == 0:
         print(message, file=sys.stderr, flush=True)
 
 
 def local_rank() -> int:
-    """This process's number on its machine, 0 where nobody launched several."""
     return int(os.environ.get("LOCAL_RANK", "0"))

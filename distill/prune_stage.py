@@ -1,7 +1,7 @@
-"""From a run to a PruningPlan: finds or computes the scores that its methods need.
+"""Plan the pruning of a run: find or compute the importance scores that its methods need.
 
 Scores belong to a target and a calibration text. They are computed once, saved in architecture.scores, and serve every
-shape; a method that needs others later adds them to the same file.
+shape; a method that needs more scores later adds them to the same file.
 """
 
 from collections.abc import Iterator
@@ -34,13 +34,10 @@ if TYPE_CHECKING:
 
 
 def weights_and_plan(run: Run) -> tuple[Path, PruningPlan, dict[str, Any]]:
-    """The folder to cut the draft out of, how, and where the ids of its head come from, for who loads the draft.
-
-    What the recipe names and its plan, or what masks left of both, with the output head that the recipe asks for.
+    """Return the checkpoint to prune, the plan including the output ids, and their origin, for the manifest.
 
     Raises:
-        UserError: As `recipe_plan`, `choose_output_ids` and `with_output_ids`, or if the recipe cuts it out of a model
-            with another tokenizer than the target's.
+        UserError: If the source has another tokenizer than the target; also as the functions called.
     """
     target, wanted = run.target, run.recipe.architecture
     vocab = shape_of(target).vocab
@@ -57,13 +54,12 @@ def weights_and_plan(run: Run) -> tuple[Path, PruningPlan, dict[str, Any]]:
 
 
 def chosen_ids(run: Run, wanted: VocabularyConfig, vocab_size: int) -> OutputIds:
-    """The output ids that a recipe asks for; errors as for `choose_output_ids`."""
     recipe = run.recipe
     return choose_output_ids(wanted, run.target, vocab_size, answers=run.data.path, text=recipe.text, seed=recipe.seed)
 
 
 def require_shared_tokens(target: Path, source: Path) -> None:
-    """Raise UserError unless a draft of source, which gets the target's tokenizer, would know what its ids mean."""
+    """Raise UserError unless source has the vocabulary of the target, whose tokenizer the draft gets."""
     from eval.models import require_same_vocabulary
 
     require_same_vocabulary(
@@ -72,14 +68,10 @@ def require_shared_tokens(target: Path, source: Path) -> None:
 
 
 def recipe_plan(run: Run, source: Path) -> PruningPlan:
-    """The plan of a recipe: read from architecture.plan, or made from shapes and scores.
-
-    Args:
-        run: Whose recipe says what is wanted; its target has the prompts and the chat template for scores.
-        source: The folder the draft is cut out of.
+    """Return the plan of a recipe: read from architecture.plan, or computed from shapes and scores.
 
     Raises:
-        UserError: If the shape cannot be cut out of the source, or the plan was made for another one.
+        UserError: If the source cannot be pruned to the shape, or the plan is of another model.
     """
     shape, wanted = shape_of(source), run.recipe.architecture
     if wanted.plan is not None:
@@ -90,7 +82,7 @@ def recipe_plan(run: Run, source: Path) -> PruningPlan:
 
 
 def scores_of(run: Run, source: Path, needed: set[str]) -> Scores:
-    """The scores a plan needs: those of the scores folder, and those missing there, computed and added."""
+    """Load the scores that a plan needs; compute and save missing ones."""
     inputs, file, share = scores_inputs(run, source), run.scores.path / SCORES_NAME, run.share
 
     def scores_there() -> Scores:
@@ -112,18 +104,12 @@ def scores_of(run: Run, source: Path, needed: set[str]) -> Scores:
 
 
 def placement_of(run: Run, source: Path) -> Placement:
-    """How the model is held that a draft is cut out of; another one than the target is whole."""
+    """Return the placement of the model to prune; a source other than the target is loaded whole."""
     return run.recipe.target.placement if source == run.target else "whole"
 
 
 def compute_scores(run: Run, source: Path, missing: set[str]) -> dict[str, Any]:
-    """The missing scores, and all others that the same pass over the text gives; of several processes to the first.
-
-    Args:
-        run: Whose recipe says of which text.
-        source: Folder of the model.
-        missing: Names of scores.
-    """
+    """Compute the missing scores, and further ones of the same pass over the text, on the first process only."""
     import numpy as np
 
     from architectures.importance.activation_scores import activation_scores
@@ -145,11 +131,7 @@ def compute_scores(run: Run, source: Path, missing: set[str]) -> dict[str, Any]:
 
 
 def calibration_ids(run: Run, source: Path) -> "Tensor":
-    """ids_ST of the calibration text, which the model at source reads.
-
-    Raises:
-        UserError: If the text is shorter than asked.
-    """
+    """Return ids_ST of the calibration text, within the context of source; raise UserError if it is too short."""
     from architectures.importance.activation_scores import calibration_sequences
     from eval.models import load_tokenizer
 
@@ -163,7 +145,7 @@ def calibration_ids(run: Run, source: Path) -> "Tensor":
 
 
 def calibration_texts(run: Run, tokenizer: Any) -> Iterator[str]:
-    """A text file's text, or prompts as the target reads them: of a file, of the data, or written by itself."""
+    """Yield a text file's contents, or rendered prompts: of a file, of the data, or generated by the target."""
     from architectures.importance.activation_scores import read_calibration_text
     from distill.data.training_data import write_own_prompts_if_asked
     from eval.prompts import load_prompts, render_prompt
@@ -174,7 +156,7 @@ def calibration_texts(run: Run, tokenizer: Any) -> Iterator[str]:
         yield from read_calibration_text(Path(text))
         return
     prompts = load_prompts(recipe.data.prompts if text is None else [PromptSource(path=text)])
-    if not prompts:  # the stage that answers them finds them there
+    if not prompts:  # the generate stage reuses them
         prompts = write_own_prompts_if_asked(
             run.target,
             recipe.data,

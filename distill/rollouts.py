@@ -1,4 +1,4 @@
-"""On-policy responses: those of training batches, generated again by the student, or by student and teacher in turn.
+"""On-policy responses: training batches whose responses the student, or student and teacher together, regenerate.
 
 Shape suffixes used in this file:
     B = rows or sequences of the batch, T = tokens of the longest sequence in it, D = draws
@@ -26,13 +26,12 @@ from eval.decoding.texts import Limits, Seeds, stream
 
 @dataclass(frozen=True)
 class Place:
-    """A sequence, and the answer in it that may be written anew.
+    """A sequence, and one of its responses that may be regenerated.
 
     Attributes:
-        example: The sequence.
-        turn: Which of its answers: of a conversation with several any is as likely as another.
-        row_seed: Of everything that is drawn while it is written.
-        coin: In [0, 1): the student writes it where the probability of a sequence is above.
+        turn: Index of the response, drawn uniformly.
+        row_seed: Of all draws in its generation.
+        coin: In [0, 1): regenerated if below the probability of a sequence.
     """
 
     example: Example
@@ -42,29 +41,21 @@ class Place:
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
-        """Everything before the answer."""
         return self.example.input_ids[: self.example.spans[self.turn][0] + 1]
 
     def with_answer(self, token_ids: Sequence[int]) -> Example:
-        """The sequence with another answer at this place, and nothing behind it: that followed another one."""
+        """Return the sequence with another response, truncated after it: later turns followed the old one."""
         *input_ids, last_id = (*self.prompt_ids, *token_ids)
         span = (len(self.prompt_ids) - 1, len(input_ids))
         return Example(tuple(input_ids), last_id, (*self.example.spans[: self.turn], span), task=self.example.task)
 
 
 def places_in(batch: Mapping[str, Tensor], *, seed: int, batch_number: int) -> list[Place]:
-    """The place of each sequence; what is drawn depends on the seed, the batch's number and the sequence alone.
-
-    Args:
-        batch: As distill.data.batches.collate makes it.
-        seed: Of the training.
-        batch_number: Batches trained before this one.
-    """
+    """Draw the place of each sequence; the draws depend only on the seed, the batch number and the sequence."""
     return [drawn(example, seed=seed, batch_number=batch_number) for example in examples_of(batch)]
 
 
 def drawn(example: Example, *, seed: int, batch_number: int) -> Place:
-    """The place of one sequence."""
     ids = np.array([*example.input_ids, example.last_id], dtype=np.int64)
     generator = np.random.default_rng([seed, batch_number, zlib.crc32(ids.tobytes())])
     row_seed = int(generator.integers(2**63))
@@ -72,7 +63,6 @@ def drawn(example: Example, *, seed: int, batch_number: int) -> Place:
 
 
 def examples_of(batch: Mapping[str, Tensor]) -> list[Example]:
-    """The sequences that a batch was made of."""
     columns = (batch[name].tolist() for name in ("input_ids", "next_ids", "keep", "task"))
     lengths = batch["attention_mask"].sum(dim=1).tolist()
     return [
@@ -82,17 +72,17 @@ def examples_of(batch: Mapping[str, Tensor]) -> list[Example]:
 
 
 def spans_of(kept: Sequence[bool]) -> tuple[tuple[int, int], ...]:
-    """(first, end) of every run of positions that are kept."""
+    """Return (first, end) of every contiguous range of kept positions."""
     edges = np.flatnonzero(np.diff([False, *kept, False])).tolist()
     return tuple(zip(edges[::2], edges[1::2], strict=True))
 
 
-STUDENT_DRAWS, TEACHER_DRAWS, COINS = Seeds.of(0), Seeds.of(1), 6  # streams that share nothing
+STUDENT_DRAWS, TEACHER_DRAWS, COINS = Seeds.of(0), Seeds.of(1), 6  # independent random streams
 
 
 @dataclass(frozen=True)
 class RolloutPrompt:
-    """A prompt of a new response: token ids, the seed of everything that is drawn for it, and a limit of tokens."""
+    """Prompt of a rollout: token ids, the seed of all its draws, and the maximum response length."""
 
     token_ids: tuple[int, ...]
     row_seed: int
@@ -101,14 +91,14 @@ class RolloutPrompt:
 
 @dataclass(frozen=True)
 class Generation:
-    """How tokens are chosen, the tokens that end a response, and the vocabulary: only ids below its size."""
+    """Sampling, stop tokens, and vocabulary size: only ids below it are generated."""
 
     sampling: Sampling
     stop_ids: frozenset[int]
     vocab_size: int
 
     def wanted(self, prompts: Sequence[RolloutPrompt], max_new_tokens: int) -> tuple[Wanted, list[int]]:
-        """Prompts of one limit as a decoder takes them, and their seeds."""
+        """Return prompts of equal maximum length as a decoder takes them, and their seeds."""
         limits = Limits(max_new_tokens, self.stop_ids)
         ids = [prompt.token_ids for prompt in prompts]
         wanted = Wanted(ids, limits, self.sampling, target_vocab=self.vocab_size)
@@ -117,7 +107,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Rollout:
-    """A new response, its stop token included if one ended it, and how many of its tokens the student generated."""
+    """A new response, including its stop token if any, and the number of tokens that the student generated."""
 
     token_ids: tuple[int, ...]
     by_student: int
@@ -131,14 +121,9 @@ def generate_rollouts(
     *,
     probability: float,
 ) -> list[Rollout]:
-    """New responses, one for each prompt, in their order.
+    """Generate a response to each prompt, in order; both models read all tokens.
 
-    Args:
-        student: Generates each token with this probability; every token where there is no teacher.
-        teacher: Generates all others; both models read all tokens.
-        prompts: Each at least one token.
-        generation: How.
-        probability: In [0, 1].
+    The student generates each token with this probability, or every token without a teacher.
     """
     rollouts: dict[int, Rollout] = {}
     together = teacher is None or all(takes_rows(lm, goes_back=False) for lm in (student, teacher))
@@ -165,7 +150,7 @@ def mix_tokens(
     *,
     probability: float,
 ) -> list[Rollout]:
-    """Responses to prompts of one limit, decoded together: a coin at every token decides which model's it is."""
+    """Decode prompts of equal maximum length together; a coin per token decides which model's token is used."""
     limit, batches = prompts[0].max_new_tokens, []
     for lm, draws in ((student, STUDENT_DRAWS), (teacher, TEACHER_DRAWS)):
         wanted, row_seeds = generation.wanted(prompts, limit)
@@ -180,7 +165,7 @@ def mix_tokens(
         (student_tokens_B, _), (teacher_tokens_B, _) = of_student.next_tokens(), of_teacher.next_tokens()
         tokens_B = student_tokens_B.where(is_students_B, teacher_tokens_B)
 
-        # Both read the token; steps and retired texts are generators, of which the student's are used.
+        # Both read the token; steps and retired sequences are generators, of which the student's are used.
         for batch in batches:
             for _ in batch.append(tokens_B):
                 pass
@@ -196,20 +181,16 @@ TEACHER_TOKENS, STUDENT_TOKENS = "samples/teacher_tokens", "samples/student_toke
 
 
 class Rollouts(Callback):
-    """Generates responses of each training batch again, with the student's current weights.
+    """Regenerates responses of each training batch with the student's current weights.
 
-    Its `replace_responses` is the trainer's `batch_transforms`: it runs before Composer counts the batch, so that times
-    in tokens are of what is trained on, and before anything is shown to the student in place of its inputs.
+    `replace_responses` is the trainer's `batch_transforms`: it runs before Composer counts the batch, so that times in
+    tokens count the tokens trained on, and before input ids are replaced by the unknown id.
 
     Args:
-        student: In training.
-        teacher: Where it generates tokens; None where its responses are those of the batch.
-        generation: How responses are generated.
-        probability: Of each sequence, or of each token where the teacher generates too, to be the student's.
+        teacher: Generates part of the tokens; None if only the student does.
+        probability: That the student generates a sequence, or with a teacher a token.
         max_new_tokens: Of a response.
         max_seq_len: Of a whole sequence.
-        seed: Of the training.
-        clock: By which the time is counted.
     """
 
     def __init__(
@@ -234,14 +215,13 @@ class Rollouts(Callback):
         self.clock = clock
         self.state: State | None = None
         self.logger: Logger | None = None
-        self.teacher_tokens = self.student_tokens = 0  # so far, by all processes
+        self.teacher_tokens = self.student_tokens = 0  # so far, over all processes
 
     def init(self, state: State, logger: Logger) -> None:
-        """Remember the training's time and its logger."""
         self.state, self.logger = state, logger
 
     def replace_responses(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """A batch with its new responses; tokens are counted over all processes."""
+        """Return a batch with new responses; count tokens over all processes."""
         assert self.state is not None, "Composer calls init first"
         assert self.logger is not None
         with self.clock.phase(ROLLOUTS):
@@ -256,7 +236,6 @@ class Rollouts(Callback):
         return new
 
     def generated(self, batch: Mapping[str, Tensor], batch_number: int) -> tuple[Mapping[str, Tensor], int]:
-        """The batch with new responses, and the student's tokens in it."""
         places = places_in(batch, seed=self.seed, batch_number=batch_number)
         of_sequence = self.probability if self.teacher is None else float(self.probability > 0)
         chosen = [index for index, place in enumerate(places) if place.coin < of_sequence]
@@ -268,7 +247,7 @@ class Rollouts(Callback):
             for ids in [places[index].prompt_ids]
         ]
 
-        # Without dropout, and back to training after it.
+        # Without dropout; training mode is restored afterwards.
         was_training = self.student.training
         self.student.eval()
         try:
@@ -284,9 +263,7 @@ class Rollouts(Callback):
         return collate(examples), sum(rollout.by_student for rollout in rollouts)
 
     def state_dict(self) -> dict[str, Any]:
-        """Tokens so far."""
         return {TEACHER_TOKENS: self.teacher_tokens, STUDENT_TOKENS: self.student_tokens}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue the counts of an earlier session."""
         self.teacher_tokens, self.student_tokens = state[TEACHER_TOKENS], state[STUDENT_TOKENS]

@@ -1,15 +1,14 @@
-"""A run: the folder of one recipe, its target, and the artifacts that its stages make. No torch.
+"""A run: the directory of one recipe, its target, and the artifacts of its stages. No torch.
 
-One command at a time owns a run. It holds an flock on <run>/run.lock, which says who that is; the kernel gives the lock
-back when the command and the trainings it started have ended, however they ended. flock and not a library, because a
-training that outlives the command that started it inherits the open file and with it the lock.
+One command at a time owns a run. It holds an flock on <run>/run.lock, which names the owner; the kernel releases the
+lock when the command and the training processes it started have ended, however they ended. flock and not a library,
+because a training process that outlives its parent inherits the open file and with it the lock.
 
-With `architecture.stages` every stage but the last is a run of its own in <run>/stage-N, with a recipe of its own:
-depth alone, cut from the draft of the stage before, taught by the target on the answers in <run>/data. The last stage
-is the run itself.
+With `architecture.stages` every stage but the last is a run in <run>/stage-N, with its own recipe: depth pruning of
+the previous stage's draft, taught by the target on the responses in <run>/data. The last stage is the run itself.
 
-Source of the schedule: Sreenivas et al. 2024, "LLM Pruning and Distillation in Practice" (arXiv 2408.11796); pruning by
-more than half pays in several rounds with distillation between.
+Source of the schedule: Sreenivas et al. 2024, "LLM Pruning and Distillation in Practice" (arXiv 2408.11796): pruning
+by more than half pays in several stages with distillation in between.
 """
 
 import errno
@@ -52,12 +51,12 @@ from eval.layer_memory import refuse_asked_cap
 
 
 class Made(NamedTuple):
-    """How a kind of artifact is made.
+    """Stage of an artifact.
 
     Attributes:
         stage: As its manifest names it.
-        command: The word after `widedraft` that makes it.
-        carries: What its manifest says of the run beside its inputs: "target", "source", "recipe", "seed".
+        command: Subcommand of `widedraft` that makes it.
+        carries: Values of the run in its manifest, in addition to the inputs: "target", "source", "recipe", "seed".
     """
 
     stage: StageName
@@ -65,7 +64,7 @@ class Made(NamedTuple):
     carries: tuple[str, ...]
 
 
-ARTIFACTS = {  # by the name of their folder in a run, in the order in which a run makes them
+ARTIFACTS = {  # by the name of their directory in a run, in the order of the stages
     "masks": Made("masks", "prune", ("target", "recipe", "seed")),
     "mask_checkpoints": Made("masks", "prune", ("recipe", "seed")),
     "scores": Made("scores", "prune", ("target", "source")),
@@ -80,7 +79,7 @@ ARTIFACTS = {  # by the name of their folder in a run, in the order in which a r
 
 @dataclass(frozen=True)
 class Artifact:
-    """A folder of a run, finished once it holds a manifest."""
+    """A directory of a run; finished once it holds a manifest."""
 
     path: Path
     made: Made
@@ -95,11 +94,11 @@ class Artifact:
 
     @property
     def inputs(self) -> Any:
-        """What it was made from, as recorded; None where it is not there."""
+        """Recorded inputs; None if there is no manifest."""
         return (self.manifest or {}).get("inputs")
 
     def is_current(self, inputs: Mapping[str, Any]) -> bool:
-        """Whether it is finished and made from these inputs; says so, or says what changed."""
+        """Return True if it is finished and made from these inputs; print the result and any differences."""
         manifest = self.manifest
         if manifest is None:
             return False
@@ -110,14 +109,13 @@ class Artifact:
         return False
 
     def require_finished(self) -> None:
-        """Refuse to go on without it."""
         if not self.is_finished:
             raise UserError(
                 f"{self.path}: not there yet. Run {command_of(self.made.command)} first, or {command_of('run')}."
             )
 
     def refuse_changed(self, inputs: Mapping[str, Any]) -> None:
-        """Raise UserError naming each input in which it differs from these."""
+        """Raise UserError that lists the recorded inputs that differ from these."""
         manifest: Manifest = self.manifest or {"inputs": {}}
         changed = changed_inputs(manifest, inputs)
         if changed:
@@ -130,12 +128,12 @@ class Artifact:
             )
 
     def require(self, inputs: Mapping[str, Any]) -> None:
-        """Refuse to go on unless it is there and made from these inputs."""
+        """Raise UserError unless it is finished and made from these inputs."""
         self.require_finished()
         self.refuse_changed(inputs)
 
 
-HOW = (  # as the device, they say how the same is computed, or kept
+HOW = (  # like the device, these choose how a result is computed or stored, not the result
     ("target", "placement"),
     ("target", "device_memory_gib"),
     ("distill", "checkpoints"),
@@ -145,7 +143,7 @@ HOW = (  # as the device, they say how the same is computed, or kept
 
 
 def carried(recipe: Recipe, names: Iterable[str]) -> dict[str, Any]:
-    """What a manifest says of a recipe under these names; "source" is left out where that is the target."""
+    """Return a recipe's values for a manifest, by name; "source" is left out if it is the target."""
     of_recipe = {
         "target": target_record(recipe.target),
         "recipe": recipe_hash(recipe),
@@ -156,24 +154,23 @@ def carried(recipe: Recipe, names: Iterable[str]) -> dict[str, Any]:
 
 
 def target_record(target: TargetConfig) -> dict[str, Any]:
-    """The target as a manifest names it; in fewer bits it is another model."""
+    """Return the target for a manifest; with quantised weights it is another model."""
     packed = {} if target.bits is None else {"bits": target.bits}
     return {"path": target.path, "revision": target.revision, **packed}
 
 
 def source_record(wanted: ArchitectureConfig) -> dict[str, Any]:
-    """What the draft is cut out of, as a manifest names it, under "source"; nothing where that is the target."""
+    """Return the checkpoint that the draft is pruned from, for a manifest; {} if it is the target."""
     source = wanted.source_at
     return {} if source is None else {"source": {"path": source[0], "revision": source[1]}}
 
 
 def recipe_hash(recipe: Recipe) -> str:
-    """sha256 of the resolved recipe."""
     return fingerprint_value(recorded_values(recipe))
 
 
 def told_apart(recipe: Recipe) -> dict[str, str]:
-    """Every key of a recipe with its value, for processes that must have the same; secrets as fingerprints."""
+    """Return every key of a recipe with its value, to compare processes; secrets as fingerprints."""
     values = flat(recipe.model_dump(mode="json"))
     secret = tuple(dotted(path) for path in recipe.references)
     return {
@@ -183,40 +180,36 @@ def told_apart(recipe: Recipe) -> dict[str, str]:
 
 
 def recorded_values(recipe: Recipe) -> dict[str, Any]:
-    """The resolved recipe without keys that only say how and where the same is computed."""
+    """Return the resolved recipe without the keys that do not change results."""
     values = recipe.model_dump(mode="json")
     for section, name in HOW:
         del values[section][name]
     del values["generate"]  # whichever engine decodes, it is the same model
-    if recipe.distill.online is not None:  # what is compared behind a training does not change it
+    if recipe.distill.online is not None:  # static drafts compared after training do not change it
         del values["distill"]["online"]["baselines"]
     return values
 
 
-Lengths = Mapping[str, ContextLength | None]  # by the model's folder, as the user names it
+Lengths = Mapping[str, ContextLength | None]  # by the model's directory, as the user names it
 
 
 def refuse_long_texts(recipe: Recipe, target: Lengths, drafts: Lengths) -> None:
-    """Raise UserError if a text may come to more tokens than a model that reads it was made for.
+    """Raise UserError if a sequence may exceed the context length of a model that reads it.
 
     Args:
-        recipe: Any.
-        target: The model that answers.
-        drafts: The others, which read its answers.
-
-    Raises:
-        UserError: One line for each kind of text and model.
+        target: Length of the model that generates responses.
+        drafts: Lengths of the other models, which read its responses.
     """
     data, scoring = recipe.data, recipe.eval
 
-    # What every model reads: training sequences, and texts of the scorecard, whose prompts are by default of the data.
+    # Read by every model: training sequences, and evaluation sequences, whose prompts come from the data by default.
     prompt = scoring.max_prompt_len if scoring.tasks else min(scoring.max_prompt_len, data.max_seq_len - 1)
     read = {"data.max_seq_len": data.max_seq_len}
     if recipe.text is not None:
         read["text.max_seq_len"] = recipe.text.max_seq_len
     read["eval.max_prompt_len + eval.max_new_tokens"] = prompt + scoring.max_new_tokens
 
-    # What only the target reads: the longest prompts of the data with their answers.
+    # Read only by the target: the longest prompts of the data with their responses.
     generated = {"data.max_seq_len - 1 + data.max_new_tokens": data.max_seq_len - 1 + data.max_new_tokens}
 
     models = [(folder, length, {**generated, **read}) for folder, length in target.items()]
@@ -237,12 +230,11 @@ RECIPE_NAME, LOGS_NAME, TARGET_NAME = "recipe.yaml", "logs", "target"
 
 @dataclass(frozen=True)
 class Run:
-    """One recipe and the folder that everything of it goes to.
+    """A recipe and the directory of its artifacts.
 
     Attributes:
-        recipe: With all its values.
-        folder: Its run_dir, or where that was moved to.
-        share: This process's part of the work, where several work in the run.
+        folder: run_dir of the recipe, or where it was moved to.
+        share: This process's part of the work.
     """
 
     recipe: Recipe
@@ -251,22 +243,17 @@ class Run:
 
     @classmethod
     def of(cls, recipe: Recipe, share: Share = ALONE) -> "Run":
-        """The run of a recipe, where the recipe says."""
         return cls(recipe, Path(recipe.run_dir), share)
 
     @cached_property
     def target(self) -> Path:
-        """The target's folder, fetched or imported if need be.
-
-        Raises:
-            UserError: If there is no such target.
-        """
+        """Directory of the target, downloaded or imported if necessary."""
         named = self.recipe.target
         return resolve_checkpoint(named.path, revision=named.revision, cache=self.imported_target)
 
     @property
     def imported_target(self) -> Path:
-        """Where a GGUF target becomes a folder."""
+        """Directory that a GGUF target is imported to."""
         return self.folder / TARGET_NAME
 
     @property
@@ -287,7 +274,7 @@ class Run:
 
     @property
     def scores(self) -> Artifact:
-        """Of layers, heads, neurons and channels; several runs may share them (architecture.scores)."""
+        """Importance scores; several runs may share them (architecture.scores)."""
         return self.artifact("scores", self.recipe.architecture.scores)
 
     @property
@@ -297,7 +284,7 @@ class Run:
 
     @property
     def data(self) -> Artifact:
-        """Prompts and answers."""
+        """Prompts and responses."""
         return self.artifact("data")
 
     @property
@@ -314,32 +301,28 @@ class Run:
 
     @property
     def eval(self) -> Artifact:
-        """The scorecard and its page."""
+        """The scorecard and its report."""
         return self.artifact("eval")
 
     def artifact(self, name: str, elsewhere: str | None = None) -> Artifact:
-        """What a stage leaves, by the name of its folder."""
         return Artifact(Path(elsewhere or self.folder / name), ARTIFACTS[name])
 
     def record(self, artifact: Artifact, inputs: Mapping[str, Any], folder: Path | None = None, **details: Any) -> None:
-        """Write the manifest of an artifact: with it, it is finished.
+        """Write the manifest of an artifact, which makes it finished.
 
         Args:
-            artifact: Of this run.
-            inputs: Fingerprints of what it was made from.
-            folder: Where it is made, if that is not yet its place.
-            details: What its stage says of it.
+            folder: Where it is made, if not yet in its place.
+            details: Further entries of the manifest.
         """
         of_run = carried(self.recipe, artifact.made.carries)
         write_manifest(folder or artifact.path, stage=artifact.made.stage, inputs=inputs, **details, **of_run)
 
     def begin(self) -> None:
-        """Save the recipe with all its values, and check its target.
+        """Save the resolved recipe, and check its target.
 
         Raises:
-            UserError: If there is no such target, it is a draft with a small output head, the recipe asks for what its
-                family cannot be given, the recipe's texts may be longer than it was made for, or the memory that the
-                recipe leaves it holds no layer of it.
+            UserError: If there is no such target, it is a draft with a reduced head, its family does not support the
+                recipe, sequences may exceed its context, or device_memory_gib is too small for one of its layers.
         """
         save_recipe(self.recipe, self.recipe_file)
         require_whole_head(self.target)
@@ -350,36 +333,30 @@ class Run:
             refuse_asked_cap(self.target, shape_of(self.target), target.dtype, target.holding)
 
     def refuse_long_texts(self, *drafts: Path) -> None:
-        """Raise UserError if a text may come to more tokens than the target, or another model, was made for."""
+        """Raise UserError if a sequence may exceed the context length of the target or of a draft."""
         target = {self.recipe.target.path: length_of(self.target)}
         refuse_long_texts(self.recipe, target, {str(folder): length_of(folder) for folder in drafts})
 
 
 def shape_of(folder: Path) -> Shape:
-    """The shape of a checkpoint folder."""
     return Shape.from_config(read_config(folder), where=str(folder / "config.json"))
 
 
 def length_of(folder: Path) -> ContextLength | None:
-    """How long texts the model of a checkpoint folder was made for."""
     return context_length(read_config(folder), where=str(folder / "config.json"))
 
 
 LOCK_NAME = "run.lock"
-OWNED_VARIABLE = "WIDEDRAFT_OWNED_RUNS"  # folders that this process, or the one that started it, owns
+OWNED_VARIABLE = "WIDEDRAFT_OWNED_RUNS"  # directories owned by this process, or by the one that started it
 REMEDY = "Set another run_dir, or leave it out."
-NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # what a disk answers that keeps none
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of file systems without locks
 
-held: dict[str, int] = {}  # file descriptors of this process's locks, by folder
+held: dict[str, int] = {}  # file descriptors of this process's locks, by directory
 
 
 @contextmanager
 def owned_run(run: Run, *, beside_others: bool = False) -> Iterator[None]:
-    """Own a run for as long as the block lasts; see `owned`.
-
-    Raises:
-        UserError: If its folder may not be a run's, or another process owns it.
-    """
+    """Own a run for the duration of the block; raise UserError if its directory may not be a run's."""
     require_run_folder(run)
     with owned(run.folder, beside_others=beside_others):
         yield
@@ -387,13 +364,12 @@ def owned_run(run: Run, *, beside_others: bool = False) -> Iterator[None]:
 
 @contextmanager
 def owned(folder: Path, *, beside_others: bool = False) -> Iterator[None]:
-    """Own a folder for as long as the block lasts; at once where this process or the one that started it does already.
+    """Own a directory for the duration of the block; a no-op if this process or its parent owns it already.
 
-    What killed owners left half-written in it is removed, unless others may be writing.
+    Partial files of killed owners are removed, unless other processes may be writing.
 
     Args:
-        folder: To be owned.
-        beside_others: Others that say the same may own it too, and nobody else.
+        beside_others: Share it, only with other processes that set this.
 
     Raises:
         UserError: If another process owns it.
@@ -418,22 +394,17 @@ def owned(folder: Path, *, beside_others: bool = False) -> Iterator[None]:
 
 
 def owned_folders() -> list[str]:
-    """The folders that need no lock of this process's own."""
     return [folder for folder in os.environ.get(OWNED_VARIABLE, "").split(os.pathsep) if folder]
 
 
 def open_lock(folder: Path) -> BinaryIO:
-    """The lock file of a folder; made if it is not there, never through a link."""
+    """Open the lock file of a directory; create it if missing, never through a link."""
     descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     return os.fdopen(descriptor, "r+b", buffering=0)
 
 
 def take_lock(file: BinaryIO, folder: Path, kind: int = fcntl.LOCK_EX) -> None:
-    """Lock an open file and write down who has it.
-
-    Raises:
-        UserError: If another process has.
-    """
+    """Lock an open file and write its owner into it; raise UserError if another process holds the lock."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -455,7 +426,7 @@ def take_lock(file: BinaryIO, folder: Path, kind: int = fcntl.LOCK_EX) -> None:
 
 
 def describe_owner(written: bytes) -> str:
-    """Who a lock file names; it may have been locked a moment ago, and say nothing yet."""
+    """Describe the owner that a lock file names; it may be empty if it was locked a moment ago."""
     try:
         owner = json.loads(written)
         return f"process {owner['pid']} on {owner['host']} (`{owner['command']}`, since {owner['since']})"
@@ -464,7 +435,7 @@ def describe_owner(written: bytes) -> str:
 
 
 def require_run_folder(run: Run) -> None:
-    """Raise UserError unless the folder is a run's, or empty, or not there."""
+    """Raise UserError unless the directory is a run's, empty, or missing."""
     recipe, where, folder = run.recipe, f"run_dir={run.recipe.run_dir}", run.folder.resolve()
     if run.folder.exists() and not run.folder.is_dir():
         raise UserError(f"{where}: is a file, not a folder. {REMEDY}")
@@ -482,7 +453,6 @@ def require_run_folder(run: Run) -> None:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a stage has written here before."""
     recipe = folder / RECIPE_NAME
     if (folder / LOCK_NAME).is_file():
         return True
@@ -490,7 +460,6 @@ def is_run(folder: Path) -> bool:
 
 
 def earlier_stages(run: Run) -> Iterator[Run]:
-    """The run of every stage before the last, in order."""
     source = run.recipe.architecture.source
     for layers in (run.recipe.architecture.stages or [])[:-1]:
         stage = Run.of(stage_recipe(run, layers, source), run.share)
@@ -499,12 +468,12 @@ def earlier_stages(run: Run) -> Iterator[Run]:
 
 
 def stage_run(run: Run, layers: int) -> Run:
-    """The run of a stage that was begun before, as far as its folders tell."""
+    """Return the run of a stage that was begun before; its recipe is that of the whole run."""
     return Run(run.recipe, run.folder / f"stage-{layers}", run.share)
 
 
 def stage_recipe(run: Run, layers: int, source: str | None) -> Recipe:
-    """The recipe of one stage: so many layers of what the stage before made, at the target's widths."""
+    """Return the recipe of one stage: pruning the previous draft to `layers` layers, at the target's widths."""
     recipe = run.recipe
     wanted = recipe.architecture.model_copy(
         update={
@@ -518,35 +487,31 @@ def stage_recipe(run: Run, layers: int, source: str | None) -> Recipe:
 
 
 def with_imported_target(recipe: Recipe, run: Run) -> Recipe:
-    """A recipe whose target is the folder that a run imports its GGUF file to, so that it is imported once."""
+    """Return a recipe whose GGUF target is the run's imported directory, so that it is imported once."""
     if not is_gguf(recipe.target.path):
         return recipe
     return recipe.model_copy(update={"target": recipe.target.model_copy(update={"path": str(run.imported_target)})})
 
 
 def share_answers(run: Run, stage: Run) -> None:
-    """Let a stage train on the answers of the run it belongs to, and on a cached teacher's outputs for them."""
+    """Link the responses of the whole run, and a teacher cache, into a stage."""
     shared = {stage.data: run.data}
     if run.recipe.distill.teacher.is_cache:
         shared[stage.teacher_cache] = run.teacher_cache
     for link, artifact in shared.items():
         link.path.parent.mkdir(parents=True, exist_ok=True)
-        if not link.path.is_symlink() and not link.path.exists():  # a cache may be made later
+        if not link.path.is_symlink() and not link.path.exists():  # the cache may be made later
             link.path.symlink_to(os.path.relpath(artifact.path, link.path.parent))
 
 
 def first_init(run: Run) -> Artifact:
-    """The init whose output head every later one of a run keeps."""
+    """Return the init whose output head all later ones of a run keep."""
     stages = run.recipe.architecture.stages
     return (run if stages is None else stage_run(run, stages[0])).init
 
 
 def cut_from(run: Run) -> Path:
-    """The checkpoint whose weights become the draft's: the target, architecture.source, or the stage before the last.
-
-    Raises:
-        UserError: If that stage has not finished, or there is no such checkpoint.
-    """
+    """Return the checkpoint the draft is pruned from: the target, architecture.source, or the second-to-last stage."""
     stages = run.recipe.architecture.stages
     if stages is not None:
         draft = stage_run(run, stages[-2]).draft
@@ -557,6 +522,6 @@ def cut_from(run: Run) -> Path:
 
 
 def source_folder(recipe: Recipe) -> Path | None:
-    """The folder of architecture.source at its revision, fetched if need be; None where the recipe names none."""
+    """Return the directory of architecture.source, downloaded if necessary; None if the recipe has none."""
     source = recipe.architecture.source_at
     return None if source is None else resolve_checkpoint(source[0], revision=source[1])

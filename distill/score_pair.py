@@ -26,7 +26,7 @@ USAGE = "widedraft eval scores a RECIPE's draft, a draft against a target, or a 
 
 
 class EvalSettings(Section):
-    """What is scored: a recipe's draft, a draft against a target on prompts, or a draft on recorded answers."""
+    """Settings of `widedraft eval`: a recipe's draft, a draft against a target, or a draft on recorded responses."""
 
     words: RecipeWords = Field(default=(), description="A recipe first, unless --draft is given.")
     target: Annotated[str | None, Flag(metavar="A")] = Field(
@@ -60,7 +60,7 @@ class EvalSettings(Section):
 
     @property
     def holding(self) -> Holding:
-        """How the target is held; a recipe says it of its own."""
+        """How the target is held; a recipe has its own keys for that."""
         return Holding(self.target_placement, self.target_device_memory_gib, self.target_bits)
 
     @property
@@ -85,7 +85,6 @@ class EvalSettings(Section):
 
 
 def score_without_recipe(settings: EvalSettings) -> None:
-    """Score a draft against a target on prompts, or on recorded responses."""
     from eval.scorecard_tables import summary
 
     scoring = load_scoring(settings.words)
@@ -97,7 +96,6 @@ def score_without_recipe(settings: EvalSettings) -> None:
 
 
 def score_pair(settings: EvalSettings, scoring: Scoring, out: Path) -> "Scorecard":
-    """Score one draft, and maybe a baseline, against one target."""
     from eval.engines.external_generate import responses_by
     from eval.prompts import load_in_turn
     from eval.scorecard import score_drafts
@@ -129,7 +127,6 @@ def score_pair(settings: EvalSettings, scoring: Scoring, out: Path) -> "Scorecar
 
 
 def score_recorded(settings: EvalSettings, scoring: Scoring, out: Path) -> "RecordedScorecard":
-    """Score one draft on recorded responses of a target."""
     from eval.recorded import USED_KEYS, read_recorded_text, read_recorded_traces, score_recording
 
     path, names = settings.recorded, ("target", "baseline")
@@ -158,6 +155,6 @@ def score_recorded(settings: EvalSettings, scoring: Scoring, out: Path) -> "Reco
                 raise UserError(f"--prompts {' '.join(settings.prompts)}: must name one file, a row per response.")
             recording = read_recorded_text(path, str(sources[0]), draft)
         config = scoring.eval
-        if "num_prompts" not in keys:  # a pass over a response is cheap: all of them
+        if "num_prompts" not in keys:  # a pass over a response is cheap: use all of them
             config = config.model_copy(update={"num_prompts": recording.num_prompts})
         return score_recording(recording, draft, config, out, seed=scoring.seed)

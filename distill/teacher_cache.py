@@ -1,26 +1,26 @@
-"""What a cache keeps of the teacher at each answer token: its last hidden state, its top entries, or tokens it drew.
+"""Teacher cache: hidden states, top-k entries or sampled tokens of the teacher at each response token.
 
-Each content is a set of named tensors with one row per answer token:
-    hidden:  hidden_AH in the teacher's dtype, after its final norm. With the head of the target it gives every logit.
-    top_k:   ids_AK, most likely first; log_probs_AK, float16; log_tail_A, float32, log of the mass of all other tokens.
-    samples: ids_AS, drawn at temperature 1; a token drawn twice stands there twice.
-Ids have the smallest integer type that holds the vocabulary.
+Each content is a set of named tensors with one row per response token:
+    hidden:  hidden_AH in the teacher's dtype, after its final norm. With the target's head it gives every logit.
+    top_k:   ids_AK, most likely first; log_probs_AK, float16; log_tail_A, float32, log of the remaining mass.
+    samples: ids_AS, drawn at temperature 1, with repetitions.
+Ids have the smallest integer dtype that holds the vocabulary.
 
-A batch is one of distill/data/batches.py that also holds each tensor of the cache, under "teacher_" and its name:
-rows_BM..., padded on the right. Row m of a sequence belongs to the m-th position that `keep` marks there.
+A batch is one of distill/data/batches.py with each tensor of the cache, under "teacher_" and its name: rows_BM...,
+padded on the right. Row m of a sequence belongs to the m-th position that `keep` marks there.
 
-A shard is written whole or not at all, always from the same batches and with a seed for each answer: a killed capture
-continues at its first missing shard and ends in the same bytes as one that was left alone.
+Shards are written atomically, from fixed batches and with a seed per response: an interrupted capture resumes at its
+first missing shard and ends with the same bytes.
 
 Shape suffixes used in this file:
-    A = answer tokens, one row each
+    A = response tokens, one row each
     B = sequences in the batch
     T = tokens per sequence
     H = hidden width
-    M = answer tokens of the longest answer
+    M = response tokens of the longest response
     V = vocabulary entries
-    K = entries kept
-    S = tokens drawn
+    K = entries of top_k
+    S = sampled tokens
 """
 
 import sys
@@ -80,16 +80,7 @@ LOG_PROB_TYPE = torch.float16  # log p = -10 to 0.004; bfloat16 would round it t
 
 
 def load_head(target: Path, *, dtype: str, device: str) -> Head:
-    """The head of a target folder, without the rest of its weights; no family we know has a bias there.
-
-    Args:
-        target: A Hugging Face folder.
-        dtype: A floating torch dtype by name: that of the cached hidden states.
-        device: Where it runs, as torch names it.
-
-    Raises:
-        UserError: If the folder's weights are missing or damaged.
-    """
+    """Load only the output head of a target; no supported family has a bias there."""
     config = read_config(target)
     family = family_of(config, where=str(target / "config.json"))
     role = "embedding" if Shape.from_config(config, where=str(target / "config.json")).tied else "head"
@@ -102,7 +93,7 @@ def load_head(target: Path, *, dtype: str, device: str) -> Head:
 
 
 def top_k_rows(logits_AV: Tensor, k: int) -> dict[str, Tensor]:
-    """The K most likely tokens, their log-probabilities and the log of what is left, computed in float32."""
+    """Return the K most likely tokens, their log-probabilities and the log of the remaining mass, in float32."""
     logits_AV = logits_AV.float()
     total_A1 = logits_AV.logsumexp(dim=-1, keepdim=True)
     kept_AK, ids_AK = logits_AV.topk(k)
@@ -115,12 +106,10 @@ def top_k_rows(logits_AV: Tensor, k: int) -> dict[str, Tensor]:
 
 
 def sampled_rows(logits_AV: Tensor, uniform_AS: Tensor) -> dict[str, Tensor]:
-    """S tokens of each row at temperature 1, in ascending order.
+    """Return S tokens of each row, sampled at temperature 1, in ascending order.
 
-    Args:
-        logits_AV: Of the teacher.
-        uniform_AS: Numbers in (0, 1], float64; the token of each is where the cumulated probability reaches it, so a
-            token of probability 0 is never drawn.
+    Each uniform in (0, 1], float64, selects the first token whose cumulative probability reaches it, so a token of
+    probability 0 is never drawn.
     """
     cumulated_AV = logits_AV.double().softmax(dim=-1).cumsum(dim=-1)
     ids_AS = torch.searchsorted(cumulated_AV, uniform_AS * cumulated_AV[:, -1:])
@@ -128,30 +117,29 @@ def sampled_rows(logits_AV: Tensor, uniform_AS: Tensor) -> dict[str, Tensor]:
 
 
 def uniform_numbers(num_tokens: int, num_samples: int, *, seed: int) -> Tensor:
-    """uniform_AS in (0, 1], float64, the same for the same seed on every device."""
+    """Return uniform_AS in (0, 1], float64, the same for the same seed on every device."""
     generator = torch.Generator().manual_seed(seed)
     return 1 - torch.rand(num_tokens, num_samples, dtype=torch.float64, generator=generator)
 
 
 def narrow_ids(ids: Tensor, vocab: int) -> Tensor:
-    """Ids in the smallest integer type that holds a vocabulary."""
     return ids.to(ID_TYPES[id_bytes(vocab)])
 
 
 def widen(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rows as losses want them: int64 ids, float32 log-probabilities, hidden states as they are."""
+    """Convert rows to the dtypes of the losses: int64 ids, float32 log-probabilities; hidden states keep theirs."""
     types = {"ids": torch.int64, "log_probs": torch.float32}
     return {name: tensor.to(types.get(name, tensor.dtype)) for name, tensor in rows.items()}
 
 
 def join_rows(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The rows of several sequences, one sequence after the other: the order of a batch's keep mask."""
+    """Concatenate the rows of several sequences, in the order of a batch's keep mask."""
     return {name: torch.cat([tensors[name] for tensors in rows]) for name in rows[0]}
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A file with the rows of consecutive answers."""
+    """A file with the rows of consecutive responses."""
 
     file: str
     answers: range
@@ -159,11 +147,11 @@ class Shard:
 
 @dataclass(frozen=True)
 class Index:
-    """Where each answer's rows are.
+    """Location of each response's rows.
 
     Attributes:
-        first_rows: Of each answer, counted over all shards; one more entry for the end.
-        first_answers: Of each shard; one more entry for the end.
+        first_rows: First row of each response, counted over all shards; one more entry for the end.
+        first_answers: First response of each shard; one more entry for the end.
     """
 
     first_rows: list[int]
@@ -173,18 +161,17 @@ class Index:
         return len(self.first_rows) - 1
 
     def locate(self, answer: int) -> tuple[int, slice]:
-        """The number of the shard that holds an answer, and its rows there."""
+        """Return the shard number of a response, and its rows in that shard."""
         shard = bisect_right(self.first_answers, answer) - 1
         offset = self.first_rows[self.first_answers[shard]]
         return shard, slice(self.first_rows[answer] - offset, self.first_rows[answer + 1] - offset)
 
 
 def cut_into_shards(name: str, num_kept: Sequence[int], *, token_bytes: int) -> list[Shard]:
-    """Answers in order, each shard filled until the next answer would make it too large.
+    """Divide the responses, in order, into shards, each filled until the next response would exceed the maximum size.
 
     Args:
-        name: Of the split; first part of the file names.
-        num_kept: Answer tokens of each answer.
+        num_kept: Response tokens of each response.
         token_bytes: Bytes of one row.
     """
     capacity = shard_tokens(token_bytes, most_tokens=MAX_SHARD_TOKENS, most_bytes=MAX_SHARD_BYTES)
@@ -202,17 +189,14 @@ def cut_into_shards(name: str, num_kept: Sequence[int], *, token_bytes: int) -> 
 
 
 def shard_file(name: str, number: int) -> str:
-    """The file name of one shard of a split."""
     return f"{name}-{number:05d}.safetensors"
 
 
 def index_file(name: str) -> str:
-    """The file name of a split's index."""
     return f"{name}-index.safetensors"
 
 
 def write_index(folder: Path, name: str, num_kept: Sequence[int], shards: Sequence[Shard]) -> FileRecord:
-    """Write where the rows of a split's answers are."""
     first_rows = list(accumulate(num_kept, initial=0))
     first_answers = [*(shard.answers.start for shard in shards), len(num_kept)]
     tensors = {"first_rows": torch.tensor(first_rows), "first_answers": torch.tensor(first_answers)}
@@ -220,20 +204,18 @@ def write_index(folder: Path, name: str, num_kept: Sequence[int], shards: Sequen
 
 
 def load_index(folder: Path, name: str) -> Index:
-    """Read an index; its size has been checked."""
     tensors = load_file(folder / index_file(name))
     return Index(tensors["first_rows"].tolist(), tensors["first_answers"].tolist())
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> FileRecord:
-    """Write a safetensors file, whole or not at all."""
     content = save({name: tensor.contiguous() for name, tensor in tensors.items()})
     write_bytes(content, path)
     return FileRecord(len(content), sha256(content).hexdigest())
 
 
 def fingerprint_examples(examples: Sequence[Example]) -> str:
-    """sha256 of the token ids and the answers' spans in every example: rows fit these examples and no others."""
+    """Return the sha256 of the token ids and response spans of all examples: cached rows fit only these."""
     digest = sha256()
     for example in examples:
         bounds = [bound for span in example.spans for bound in span]
@@ -243,7 +225,7 @@ def fingerprint_examples(examples: Sequence[Example]) -> str:
 
 
 class SplitRecord(TypedDict):
-    """What a manifest says of a split."""
+    """A split in the manifest of a cache."""
 
     contents: str
     examples: str
@@ -254,17 +236,13 @@ SPLITS = TypeAdapter(dict[str, SplitRecord])
 
 
 class TeacherCache:
-    """What the teacher said of the answers of one split. Pickles, forks and is shared among threads freely.
+    """Teacher outputs for the responses of one split. Safe to pickle, fork and share among threads.
 
-    Opening reads the manifest and the index and looks at the files' sizes; `rows` maps a file for the moment it needs
-    it (55 µs), so a process keeps none open and any number of shards will do.
-
-    Args:
-        folder: Of a finished cache.
-        name: Of the split, "train" or "eval".
+    Opening checks the file sizes. `rows` maps a file only while it reads (55 µs), so any number of shards needs no
+    open files.
 
     Raises:
-        UserError: If the cache is not finished, a file of it is missing or cut short, or it has no such split.
+        UserError: If the cache is not finished, a file is missing or truncated, or there is no such split.
     """
 
     def __init__(self, folder: Path, name: str):
@@ -285,14 +263,14 @@ class TeacherCache:
         return len(self.index)
 
     def rows(self, answer: int) -> dict[str, Tensor]:
-        """What was kept of one answer: one row for each of its answer tokens, in their order.
+        """Read the rows of one response, one per response token in order.
 
         Returns:
             hidden_AH; or ids_AK (int64), log_probs_AK and log_tail_A (float32); or ids_AS (int64).
 
         Raises:
-            IndexError: If there is no such answer.
-            UserError: If its file was damaged after the cache was opened.
+            IndexError: If there is no such response.
+            UserError: If the file was damaged after the cache was opened.
         """
         if not 0 <= answer < len(self):
             raise IndexError(f"answer must be from 0 to {len(self) - 1}, got {answer}.")
@@ -307,11 +285,7 @@ class TeacherCache:
             ) from error
 
     def require_examples(self, examples: Sequence[Example]) -> None:
-        """Refuse a cache whose rows belong to other tokens than these examples.
-
-        Raises:
-            UserError: If one token, answer or cut differs.
-        """
+        """Raise UserError if the cached rows belong to other tokens or response spans than these examples."""
         if fingerprint_examples(examples) != self.examples:
             raise UserError(
                 f"{self.folder}: its {self.name} rows belong to other answers than those in the data folder. "
@@ -325,14 +299,10 @@ Sample = tuple[Example, dict[str, Tensor]]
 
 
 class CachedAnswers(Dataset[Sample]):
-    """Answered prompts, each with the rows that a cache kept of its answer tokens.
-
-    Args:
-        answers: In the order in which the cache was written.
-        cache: Of the same split.
+    """Examples, each with the cached teacher rows of its response tokens.
 
     Raises:
-        UserError: If the cache's rows belong to other answers.
+        UserError: If the cached rows belong to other responses.
     """
 
     def __init__(self, answers: AnswerDataset, cache: TeacherCache):
@@ -348,16 +318,16 @@ class CachedAnswers(Dataset[Sample]):
 
     @staticmethod
     def collate(samples: Sequence[Sample]) -> dict[str, Tensor]:
-        """One batch of examples and their rows, padded on the right to the longest sequence and the longest answer."""
+        """Collate examples and their rows, padded on the right."""
         examples, rows = zip(*samples, strict=True)
         kept = {PREFIX + name: pad_sequence([each[name] for each in rows], batch_first=True) for name in rows[0]}
         return {**collate(examples), **kept}
 
 
 def rows_in(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What was kept of the answers of a batch, sequence after sequence: one row of A for each position of `keep`.
+    """Return the teacher rows of a batch, sequence after sequence: A rows, one per position of `keep`.
 
-    Where `unsaid` holds positions that were taken out of `keep` since, their rows are left out.
+    Rows of positions that were removed from `keep` later, and are marked in `unsaid`, are left out.
     """
     keep_BT, unsaid_BT = batch["keep"], batch.get("unsaid")
     answer_BT = keep_BT if unsaid_BT is None else keep_BT | unsaid_BT
@@ -370,21 +340,19 @@ def rows_in(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return rows if unsaid_BT is None else {name: each[keep_BT[answer_BT]] for name, each in rows.items()}
 
 
-ROWS_AT_ONCE = 256  # whose logits are held together
-INDEX_BYTES = 8  # of each answer
+ROWS_AT_ONCE = 256  # logits of these rows are in memory together
+INDEX_BYTES = 8  # per response
 
 
 @dataclass(frozen=True)
 class CaptureSettings:
-    """How the teacher is read.
+    """Settings of a capture.
 
     Attributes:
-        cache: Section `distill.teacher` of the recipe.
-        dtype: Number type of the teacher's weights, arithmetic and hidden states, by name.
-        seed: Of the draws.
-        batch_size: Answers read together.
-        holding: How the teacher is held.
-        ids: Ascending, that kept entries are of, by row: the teacher given that it says one of them; None for all ids.
+        dtype: Of the teacher's weights, arithmetic and hidden states.
+        batch_size: Responses per forward pass.
+        ids: Ascending ids that the entries are restricted to: the teacher's distribution conditioned on them; None for
+            all.
     """
 
     cache: TeacherConfig
@@ -395,13 +363,13 @@ class CaptureSettings:
     holding: Holding = WHOLE
 
     def rows_among(self, vocab_size: int) -> int:
-        """How many ids kept entries are of, in a vocabulary of so many."""
+        """Return the number of ids that entries are drawn from, for a vocabulary of this size."""
         return vocab_size if self.ids is None else bisect_left(self.ids, vocab_size)
 
 
 @dataclass(frozen=True)
 class Split:
-    """The "train" or the "eval" answers, and the files their rows will be in."""
+    """The "train" or "eval" responses, and the shards of their rows."""
 
     name: str
     examples: Sequence[Example]
@@ -411,12 +379,12 @@ class Split:
 
     @property
     def num_kept(self) -> list[int]:
-        """Answer tokens of each answer."""
+        """Response tokens of each response."""
         return [example.num_kept for example in self.examples]
 
     @property
     def num_bytes(self) -> int:
-        """What rows and index take; the files' headers are a few hundred bytes each."""
+        """Bytes of rows and index, without file headers of a few hundred bytes each."""
         return sum(self.num_kept) * self.token_bytes + (len(self.examples) + 1) * INDEX_BYTES
 
 
@@ -430,20 +398,15 @@ def capture_teacher(
     finish: Callable[..., None],
     share: Share = ALONE,
 ) -> None:
-    """Write what the teacher says of every answer token into a cache folder; continue one that was interrupted.
+    """Write the teacher's outputs at every response token into a cache directory; resume an interrupted capture.
 
     Args:
-        target: The teacher's Hugging Face folder.
-        answers: The examples of each split, in the order their rows are asked for.
-        out: The cache's folder.
-        settings: How the teacher is read.
+        answers: Examples of each split, in the order in which their rows will be read.
         inputs: Named fingerprints of everything the rows depend on.
-        finish: Called with what the manifest says of the cache; writes it.
-        share: This process's part of the files.
+        finish: Called with the details of the cache; writes the manifest.
 
     Raises:
-        UserError: If the disk has too little room, top_k asks for more entries than there are, or out holds a cache
-            that was made from other inputs.
+        UserError: If the disk has too little space, k exceeds the number of ids, or `out` is a cache of other inputs.
     """
     splits = plan_splits(target, answers, settings)
     present = share.lead(lambda: begin(out, inputs, splits))
@@ -467,11 +430,7 @@ def capture_teacher(
 
 
 def begin(out: Path, inputs: Mapping[str, Any], splits: Sequence[Split]) -> list[str]:
-    """The shards that are there, once it is known that the others fit on the disk.
-
-    Raises:
-        UserError: As capture_teacher.
-    """
+    """Return the names of the shards already written, after checking that the rest fits on the disk."""
     require_same_capture(out, inputs)
     present = [shard.file for split in splits for shard in split.shards if (out / shard.file).is_file()]
     require_space(splits, sum((out / name).stat().st_size for name in present), out)
@@ -480,7 +439,7 @@ def begin(out: Path, inputs: Mapping[str, Any], splits: Sequence[Split]) -> list
 
 
 def plan_splits(target: Path, answers: Mapping[str, Sequence[Example]], settings: CaptureSettings) -> list[Split]:
-    """What will be written, file by file, known from the target's config and the answers' lengths."""
+    """Plan the shards of every split from the target's config and the lengths of the responses."""
     shape = Shape.from_config(read_config(target), where=str(target / "config.json"))
     rows = settings.rows_among(shape.vocab)
     refuse_k_beyond(settings.cache, vocab=shape.vocab, rows=rows)
@@ -493,7 +452,6 @@ def plan_splits(target: Path, answers: Mapping[str, Sequence[Example]], settings
 
 
 def require_space(splits: Sequence[Split], present_bytes: int, out: Path) -> None:
-    """Print what is to be written and what is free; UserError if it cannot fit."""
     missing_bytes = sum(split.num_bytes for split in splits) - present_bytes
     free = free_bytes(out)
     print(f"{out}: {size(missing_bytes).strip()} to be written, {size(free).strip()} free", file=sys.stderr)
@@ -507,7 +465,7 @@ def require_space(splits: Sequence[Split], present_bytes: int, out: Path) -> Non
 def write_shards(
     split: Split, missing: Sequence[Shard], reading: "TargetReading", out: Path, share: Share = ALONE
 ) -> dict[str, FileRecord]:
-    """Write this process's missing shards of a split under a progress bar; their sizes and checksums by name."""
+    """Write this process's missing shards of a split; return their sizes and checksums by name."""
     files: dict[str, FileRecord] = {}
     lengths = [len(example.input_ids) for example in split.examples]
     answers = [answer for shard in missing for answer in shard.answers]
@@ -524,7 +482,6 @@ def write_shards(
 
 
 def describe(split: Split, settings: CaptureSettings) -> dict[str, Any]:
-    """A split as the manifest describes it."""
     contents = split.kept.contents
     counts = split.kept.model_dump(include={"hidden": set(), "top_k": {"k"}, "samples": {"num_samples"}}[contents])
     rows = {"rows": len(settings.ids)} if counts and settings.ids is not None else {}
@@ -541,7 +498,7 @@ def describe(split: Split, settings: CaptureSettings) -> dict[str, Any]:
 
 
 class TargetReading:
-    """The teacher reads responses, and gives the rows that a cache keeps of them; loaded when it is first needed."""
+    """Computes the cached rows of responses with the teacher, which is loaded on first use."""
 
     def __init__(self, target: Path, settings: CaptureSettings):
         self.target = target
@@ -557,7 +514,7 @@ class TargetReading:
 
     @cached_property
     def head(self) -> Head:
-        """The teacher's output head, of the ids that kept entries are of; of a teacher that is not whole read alone."""
+        """The teacher's output head, restricted to `ids`; loaded separately if the teacher is not held whole."""
         if self.settings.holding.placement == "whole":
             head = head_of(self.lm)
         else:
@@ -568,13 +525,12 @@ class TargetReading:
         return head.rows_of(torch.tensor(self.settings.ids[:rows], device=head.weight_VH.device))
 
     def read(self, split: Split, answers: Sequence[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        """The rows of some answers, in any order."""
+        """Yield responses with their rows on the CPU, in any order."""
         for answer, hidden_AH in self.states(split, answers):
             yield answer, {name: rows.cpu() for name, rows in self.rows(split, answer, hidden_AH).items()}
 
     @torch.inference_mode()
     def rows(self, split: Split, answer: int, hidden_AH: Tensor) -> dict[str, Tensor]:
-        """What the cache keeps of one answer."""
         kept = split.kept
         if kept.contents == "hidden":
             return {"hidden": hidden_AH}
@@ -590,7 +546,7 @@ class TargetReading:
         )
 
     def states(self, split: Split, answers: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-        """hidden_AH of each of some answers, in the order of their lengths, so that a batch holds little padding."""
+        """Yield responses with hidden_AH, sorted by length to minimise padding."""
         ordered = sorted(answers, key=lambda answer: len(split.examples[answer].input_ids))
         starts = range(0, len(ordered), self.settings.batch_size)
         batches = [ordered[start : start + self.settings.batch_size] for start in starts]
@@ -599,14 +555,13 @@ class TargetReading:
             yield from zip(batch, states, strict=True)
 
     def reading(self, examples: Sequence[Example]) -> Pass[list[Tensor]]:
-        """One batch, to be read when its turn comes."""
         width = max(len(example.input_ids) for example in examples)
         return Pass(partial(self.hidden_states, examples), len(examples), width)
 
     @torch.inference_mode()
     @without_cudnn()
     def hidden_states(self, examples: Sequence[Example]) -> list[Tensor]:
-        """The last hidden states of one batch at the answers' positions, one hidden_AH for each example."""
+        """Return one hidden_AH per example."""
         batch = collate(examples)
         ids_BT, keep_BT = batch["input_ids"].to(self.lm.device), batch["keep"].to(self.lm.device)
         hidden_AH = self.reads.hidden(ids_BT, keep_BT, prompt_len_B1=batch["prompt_len"].to(self.lm.device))

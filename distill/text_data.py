@@ -1,20 +1,20 @@
-"""Text of one domain as packed sequences of token ids, streamed by `datasets`, from any position reached before.
+"""Text domains as packed sequences of token ids, streamed by `datasets` and resumable, and their mixture.
 
 A plain text file is one document. Each row of JSON lines or of a `datasets` split is a document with the tokenizer's
-own special tokens, followed by its end-of-sequence token. Documents follow each other without a gap and are cut every
-max_seq_len tokens; the rest at the end of the text is not used.
+special tokens, followed by its end-of-sequence token. Documents are concatenated and split every max_seq_len tokens;
+the remainder at the end of the text is dropped.
 
-All processes of a training read the same text, so the sequences do not depend on the number of processes:
-`split_dataset_by_node` would give each process another one.
+All processes read the same text, so the sequences do not depend on the number of processes: `split_dataset_by_node`
+would give each process different ones.
 
 Weights, losses and references are in the order of the domains. Losses are in nats per token, weights add up to 1.
 
-Source of both rules: Xia et al. 2023, "Sheared LLaMA: Accelerating Language Model Pre-training via Structured Pruning",
-Algorithm 1 (arXiv 2310.06694), and the code released with it, DynamicLoadingCallback.update_proportion in
+Source of both rules: Xia et al. 2023, "Sheared LLaMA: Accelerating Language Model Pre-training via Structured
+Pruning", Algorithm 1 (arXiv 2310.06694), and the code released with it, DynamicLoadingCallback.update_proportion in
 github.com/princeton-nlp/LLM-Shearing (commit b87218b, update_type "doremi"). They differ in two things:
 
-    * the paper takes max(loss - reference, 0); the code takes the difference as it is, so that a domain better than its
-      reference loses weight by itself, and not only because others gain;
+    * the paper takes max(loss - reference, 0); the code takes the difference, so that a domain better than its
+      reference loses weight by itself, and not only because other domains gain;
     * the code then mixes in 1e-4 of the uniform distribution, so that no weight falls below 1e-4 / domains.
 
 Shape suffixes used in this file:
@@ -50,13 +50,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 IDS = np.int32
-READER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="text")  # of blocks, ahead of training
-ROWS_PER_CHUNK = 64  # enough that a call of the tokenizer costs nothing, few enough that little is read ahead
+READER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="text")  # prefetches blocks
+ROWS_PER_CHUNK = 64  # enough to amortise a tokenizer call, few enough that little is read ahead
 
 
 @dataclass(frozen=True)
 class Position:
-    """A place in a text: a chunk of rows by its number, the state of `datasets` before it, and tokens of it to skip."""
+    """A position in a text: number of a chunk of rows, the state of `datasets` before it, and tokens of it to skip."""
 
     chunk: int
     rows: dict[str, Any]
@@ -64,15 +64,7 @@ class Position:
 
 
 class PackedText:
-    """The sequences of one domain in the order of its text.
-
-    Args:
-        domain: Where the text is.
-        max_seq_len: Tokens of every sequence.
-
-    Raises:
-        UserError: If the text cannot be opened.
-    """
+    """The sequences of one domain, in the order of its text."""
 
     def __init__(self, domain: TextDomain, tokenizer: "PreTrainedTokenizerBase", *, max_seq_len: int):
         self.domain, self.tokenizer, self.max_seq_len = domain, tokenizer, max_seq_len
@@ -80,7 +72,6 @@ class PackedText:
         self.go_to(Position(0, deepcopy(self.rows.state_dict()), 0))
 
     def position(self) -> Position:
-        """Where the next sequence begins."""
         if not self.chunks:
             return Position(self.next_chunk, self.state, self.offset)
         return Position(*self.chunks[0][:2], self.offset)
@@ -95,15 +86,11 @@ class PackedText:
         self.has_ended = False
 
     def take(self, count: int) -> list[list[int]]:
-        """The next sequences; fewer than `count` only where the text ends.
-
-        Raises:
-            UserError: If a row cannot be read or has no text.
-        """
+        """Return the next sequences; fewer than `count` only at the end of the text."""
         return self.take_array(count).tolist()
 
     def take_array(self, count: int) -> np.ndarray:
-        """The same as ids_NT."""
+        """Return the same as ids_NT."""
         while not self.has_ended and self._num_tokens() < count * self.max_seq_len:
             self._read_chunk()
         count = min(count, self._num_tokens() // self.max_seq_len)
@@ -135,18 +122,13 @@ class PackedText:
         self.next_chunk, self.state = self.next_chunk + 1, deepcopy(self.rows.state_dict())
 
     def _tokenize(self, rows: Sequence[Mapping[str, Any]], *, first_row: int) -> list[int]:
-        """The tokens of a chunk of rows.
-
-        Raises:
-            UserError: If a row holds no text in the domain's field.
-        """
         path = self.domain.path
         if path is not None and is_plain_text(path):
             text = "".join(f"{row['text']}\n" for row in rows)
             return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
         texts = []
         for number, row in enumerate(rows, start=first_row):
-            if path is not None:  # lines of JSON: pyarrow's JSON reader ends the process at deep nesting
+            if path is not None:  # pyarrow's JSON reader crashes the process on deep nesting
                 if not row["text"].strip():
                     continue
                 row = parse_json(row["text"], f"{path}:{number}", "Write one JSON object per line.")  # noqa: PLW2901
@@ -165,14 +147,14 @@ class PackedText:
 
 
 class DomainStream:
-    """The training sequences of one domain without end: blocks of the text, each in random order, again and again.
+    """Endless training sequences of one domain: blocks of the text, each shuffled, over repeated passes.
 
-    The block after the current one is read meanwhile.
+    The next block is prefetched.
 
     Args:
-        text: Standing at the first sequence that may be trained on; there is one.
+        text: Positioned at the first training sequence, of which there is at least one.
         seed: Of the order; each pass over the text adds 1.
-        block_size: Sequences read and put in order together.
+        block_size: Sequences read and shuffled together.
     """
 
     def __init__(self, text: PackedText, *, seed: int, block_size: int):
@@ -183,7 +165,6 @@ class DomainStream:
         self._next_block()
 
     def next_sequence(self) -> list[int]:
-        """The next sequence, max_seq_len token ids."""
         if self.offset == len(self.block_NT):
             self.block_number += 1
             self._next_block()
@@ -192,7 +173,6 @@ class DomainStream:
         return sequence_T.tolist()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream stands, as plain values."""
         return {
             "epoch": self.epoch,
             "block_number": self.block_number,
@@ -201,7 +181,6 @@ class DomainStream:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where a stream of the same text stood."""
         self.ahead.result()
         self.epoch, self.block_number = state["epoch"], state["block_number"]
         self.text.go_to(Position(**state["position"]))
@@ -210,7 +189,7 @@ class DomainStream:
         self.offset = state["offset"]
 
     def _read_block(self) -> tuple[Position, np.ndarray]:
-        """The next block of the text, from its start again where it has ended; and where the block begins."""
+        """Return the position of the next block and the block itself; restart at the end of the text."""
         begin, block_NT = self.text.position(), self.text.take_array(self.block_size)
         if len(block_NT):
             return begin, block_NT
@@ -227,11 +206,7 @@ class DomainStream:
 
 
 def open_rows(domain: TextDomain) -> "datasets.IterableDataset":
-    """The rows of a domain, streamed; of a file its lines.
-
-    Raises:
-        UserError: If its text cannot be opened.
-    """
+    """Stream the rows of a domain; of a file its lines."""
     from datasets import load_dataset
 
     try:
@@ -239,7 +214,7 @@ def open_rows(domain: TextDomain) -> "datasets.IterableDataset":
             rows = load_dataset(cast("str", domain.dataset), domain.config, split=domain.split, streaming=True)
         else:
             require_regular(Path(domain.path), remedy=f"Mend or replace the path of text.domains {domain.name}.")
-            Path(domain.path).open("rb").close()  # `datasets` does not say why a file cannot be read
+            Path(domain.path).open("rb").close()  # `datasets` does not report why a file cannot be read
             rows = load_dataset("text", data_files=domain.path, split="train", streaming=True)
     except read_errors() as error:
         raise unreadable(domain, error) from error
@@ -247,15 +222,14 @@ def open_rows(domain: TextDomain) -> "datasets.IterableDataset":
 
 
 def read_errors() -> tuple[type[Exception], ...]:
-    """What `datasets` raises where text is missing or is not what it should be."""
+    """Return the exceptions that `datasets` raises for missing or malformed text."""
     from datasets.exceptions import DatasetsError
 
-    # StopIteration where a file has no rows; the last two of damaged gzip
+    # StopIteration for a file without rows; the last two for damaged gzip
     return (DatasetsError, OSError, ValueError, RuntimeError, StopIteration, EOFError, zlib.error)
 
 
 def unreadable(domain: TextDomain, error: Exception) -> UserError:
-    """The error as a message that names the domain."""
     if isinstance(error, UserError):
         return error
     reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or "it holds no rows"
@@ -266,18 +240,13 @@ def unreadable(domain: TextDomain, error: Exception) -> UserError:
 
 
 def text_source(domain: TextDomain) -> str:
-    """Where a domain's text is."""
     if domain.path is not None:
         return domain.path
     return f"dataset {domain.dataset}" + (f", config {domain.config}" if domain.config else "") + f", {domain.split}"
 
 
 def held_out_sequences(text: PackedText, *, count: int) -> list[list[int]]:
-    """The first sequences of a domain; the text then stands at the first that may be trained on.
-
-    Raises:
-        UserError: If the text has not one sequence more than that.
-    """
+    """Return the first sequences of a domain, and leave the text after them; raise UserError if it then has ended."""
     held_out = text.take(count)
     start = text.position()
     num_sequences = len(held_out) + len(text.take(1))
@@ -292,11 +261,7 @@ def held_out_sequences(text: PackedText, *, count: int) -> list[list[int]]:
 
 
 def open_texts(config: TextConfig, tokenizer: "PreTrainedTokenizerBase") -> dict[str, PackedText]:
-    """The text of every domain, by its name.
-
-    Raises:
-        UserError: If a text cannot be opened, or the tokenizer has no end token to end documents with.
-    """
+    """Open the text of every domain, by name; raise UserError if the tokenizer has no end-of-sequence token."""
     if tokenizer.eos_token_id is None:
         raise UserError(
             f"{tokenizer.name_or_path}: the tokenizer has no end-of-sequence token, which ends every document. "
@@ -306,29 +271,28 @@ def open_texts(config: TextConfig, tokenizer: "PreTrainedTokenizerBase") -> dict
 
 
 UNIFORM_SHARE = 1e-4  # of the released code, which has it from DoReMi (Xie et al. 2023, arXiv 2305.10429)
-SHUFFLE_BLOCK = 1024  # consecutive sequences of a domain that are put in random order together
+SHUFFLE_BLOCK = 1024  # consecutive sequences of a domain that are shuffled together
 
 Sample = dict[str, Tensor | int]
 Collate = Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]]  # from samples to a batch
 
 
 def paper_weights(weights: Sequence[float], losses: Sequence[float], references: Sequence[float]) -> list[float]:
-    """W * exp(max(loss - reference, 0)), normalised: Algorithm 1 of the paper. Unchanged at the references."""
+    """Return W * exp(max(loss - reference, 0)), normalised: Algorithm 1 of the paper. Unchanged at the references."""
     excess = [max(loss - reference, 0.0) for loss, reference in zip(losses, references, strict=True)]
     return exponentiated(weights, excess)
 
 
 def code_weights(weights: Sequence[float], losses: Sequence[float], references: Sequence[float]) -> list[float]:
-    """W * exp(loss - reference), normalised, with 1e-4 of the uniform distribution mixed in: the released code.
+    """Return W * exp(loss - reference), normalised, with 1e-4 of the uniform distribution mixed in: the released code.
 
-    In float64, where the released code has float32.
+    In float64; the released code uses float32.
     """
     excess = [loss - reference for loss, reference in zip(losses, references, strict=True)]
     return [(1 - UNIFORM_SHARE) * w + UNIFORM_SHARE / len(weights) for w in exponentiated(weights, excess)]
 
 
 def fixed_weights(weights: Sequence[float], losses: Sequence[float], references: Sequence[float]) -> list[float]:  # noqa: ARG001  # one signature for all rules
-    """The weights as they are."""
     return list(weights)
 
 
@@ -340,30 +304,28 @@ RULES: dict[str, Callable[[Sequence[float], Sequence[float], Sequence[float]], l
 
 
 def exponentiated(weights: Sequence[float], excess: Sequence[float]) -> list[float]:
-    """W * exp(excess), normalised. A weight of 0 stays 0."""
+    """Return W * exp(excess), normalised. A weight of 0 stays 0."""
     if not any(excess):
-        return list(weights)  # bit for bit, where a division by their sum need not be
+        return list(weights)  # bit-identical, which a division by their sum need not be
     largest = max(excess)
     scaled = [w * math.exp(e - largest) for w, e in zip(weights, excess, strict=True)]
     return [value / sum(scaled) for value in scaled]
 
 
 class MixedDomains(IterableDataset[Sample]):
-    """Training sequences without end, each from a domain drawn by the current weights.
+    """Endless training sequences, each from a domain drawn by the current weights.
 
-    All processes draw the same domains in the same order and keep every world_size-th sequence, so that the sequences
-    of a batch do not depend on how many processes share it, and one state says where all of them stand.
+    All processes draw the same domains in the same order and keep every world_size-th sequence, so the sequences of a
+    batch do not depend on the number of processes, and one state holds the position of all.
 
     The position belongs to the dataset and not to its iterators: a second iteration continues the first. Composer's
     checkpoints hold it through `state_dict`, and then do not skip batches on resuming.
 
     Args:
-        streams: The sequences of each domain, by its name.
-        weights: Share of each, adding up to 1.
-        seed: Of the draws.
-        fingerprint: What the streams were cut with; a state with another is refused.
-        rank: Of this process among those that draw together.
-        size: How many there are.
+        streams: Sequences of each domain, by name.
+        weights: Probability of each domain; they add up to 1.
+        fingerprint: Settings of the streams; a state with other settings is rejected.
+        size: Number of processes that share the draws.
     """
 
     def __init__(
@@ -385,10 +347,10 @@ class MixedDomains(IterableDataset[Sample]):
         self.generator = torch.Generator().manual_seed(seed)
 
     def __iter__(self) -> Iterator[Sample]:
-        """Yield {"input_ids": ids_T, "domain": position of its domain}.
+        """Yield {"input_ids": ids_T, "domain": index of its domain}.
 
         Raises:
-            ValueError: In a DataLoader's worker process, which would never learn of new weights.
+            ValueError: In a DataLoader worker process, which new weights would not reach.
         """
         if (worker := get_worker_info()) is not None:
             raise ValueError(f"num_workers must be 0, got {worker.num_workers}: new weights do not reach workers.")
@@ -396,13 +358,12 @@ class MixedDomains(IterableDataset[Sample]):
             yield [self._draw() for _ in range(self.size)][self.rank]
 
     def set_weights(self, weights: Sequence[float]) -> None:
-        """The share of each domain from the next sequence on."""
         assert len(weights) == len(self.names)
         assert abs(sum(weights) - 1) < 1e-9, weights
         self.weights = list(weights)
 
     def state_dict(self, num_samples: int | None = None, from_beginning: bool = True) -> dict[str, Any]:  # noqa: ARG002, FBT001, FBT002  # Composer's signature
-        """Everything the next sequences follow from, the same on every process between two batches."""
+        """Return the state of the draws, the same on every process between two batches."""
         return {
             "fingerprint": self.fingerprint,
             "weights": dict(zip(self.names, self.weights, strict=True)),
@@ -412,11 +373,7 @@ class MixedDomains(IterableDataset[Sample]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where the state was taken.
-
-        Raises:
-            UserError: If it is of other domains, or of sequences cut otherwise.
-        """
+        """Resume from a state; raise UserError if it is of other domains or other settings."""
         ours, theirs = (
             {"domains": list(names), **marks}
             for names, marks in ((self.names, self.fingerprint), (state["weights"], state["fingerprint"]))
@@ -452,14 +409,12 @@ def text_loader(
     size: int = 1,
     collate: Collate | None = None,
 ) -> tuple[DataLoader[Any], MixedDomains]:
-    """Batches {"input_ids": ids_BT, "domain": domain_B} without end for this process, and the dataset they come from.
+    """Return endless batches {"input_ids": ids_BT, "domain": domain_B} for this process, and their dataset.
 
     Args:
         batch_size: Sequences per batch of this process.
         seed: Of the draws and of the order within each domain.
-        rank: Of this process among those that share the batches.
-        size: How many there are.
-        collate: Makes other batches of the same sequences.
+        collate: Replaces the default collation.
 
     Raises:
         UserError: If the text of a domain cannot be read, or is too short.
@@ -470,7 +425,7 @@ def text_loader(
     streams = {name: DomainStream(text, seed=seed, block_size=SHUFFLE_BLOCK) for name, text in texts.items()}
     fingerprint = {key: getattr(config, key) for key in ("max_seq_len", "num_eval_sequences")}
     dataset = MixedDomains(streams, initial_weights(config), seed=seed, fingerprint=fingerprint, rank=rank, size=size)
-    # A generator of its own: without one, every new iterator would draw from torch's, which dropout and masks use.
+    # Without its own generator, every new iterator would draw from torch's, which dropout and masks use.
     generator = torch.Generator()
     return DataLoader(dataset, batch_size=batch_size, collate_fn=collate, generator=generator), dataset
 
@@ -482,13 +437,7 @@ def text_eval_loaders(
     batch_size: int,
     collate: Collate | None = None,
 ) -> dict[str, DataLoader[Any]]:
-    """Batches of each domain's held-out sequences, in order, by its name: this process's share of them.
-
-    Arguments are those of text_loader.
-
-    Raises:
-        UserError: If the text of a domain cannot be read, or is too short.
-    """
+    """Return this process's share of each domain's held-out sequences, in order, by domain name."""
     loaders = {}
     for domain, (name, text) in enumerate(open_texts(config, tokenizer).items()):
         sequences = held_out_sequences(text, count=config.num_eval_sequences)
@@ -502,6 +451,5 @@ def text_eval_loaders(
 
 
 def initial_weights(config: TextConfig) -> list[float]:
-    """The weights of the recipe, adding up to 1."""
     total = sum(domain.weight for domain in config.domains)
     return [domain.weight / total for domain in config.domains]

@@ -1,16 +1,16 @@
-"""Text as what a student learns from: batches in which documents do not see each other, and the mixture they follow.
+"""Training on text: batches of documents that do not attend to each other, and dynamic domain weights.
 
-A batch is that of distill/data/batches.py without `task`: {"input_ids": ids_BT, "attention_mask": real_BT,
-"keep": keep_BT, "next_ids": next_BT}, T one less than the tokens of a sequence, all of them real. Where documents are
-isolated there is `position_ids`, positions_BT, which begin again at 0 with every document, and `keep` is False where a
-document ends: what comes next says nothing about it. A document ends with the tokenizer's end-of-sequence token.
+A batch is that of distill/data/batches.py without `task`: {"input_ids": ids_BT, "attention_mask": real_BT, "keep":
+keep_BT, "next_ids": next_BT}, T one less than the tokens of a sequence, without padding. It also has `position_ids`,
+positions_BT, which restart at 0 with every document, and `keep` is False at the last token of a document, which does
+not predict the next one. A document ends with the tokenizer's end-of-sequence token.
 
 Shape suffixes used in this file:
     B = sequences in the batch
     T = tokens per sequence
     H = hidden width
     V = vocabulary entries
-    A = positions that are learned, of all sequences together
+    A = trained positions, of all sequences together
     C = some of these
 """
 
@@ -40,20 +40,19 @@ from distill.text_data import RULES, MixedDomains, text_eval_loaders, text_loade
 from eval.models import load_tokenizer
 
 Losses = Mapping[str, float]
-LossesOfRows = Callable[[Mapping[str, Tensor]], Sequence[Tensor]]  # from a batch: of each sequence, nats of its tokens
+LossesOfRows = Callable[[Mapping[str, Tensor]], Sequence[Tensor]]  # from a batch to the nats of each sequence's tokens
 
 
 class DynamicLoading(Callback):
-    """Measures the held-out loss of every domain at each interval and sets the weights by the recipe's rule.
+    """Measures the held-out loss of every domain at each interval and updates the weights by the recipe's rule.
 
-    Acts at the end of a batch, before Composer evaluates and saves, so a checkpoint holds the weights that the next
-    batch is drawn with. The weights themselves are saved with the dataset.
+    Acts at the end of a batch, before Composer evaluates and saves, so a checkpoint holds the weights of the next
+    batch. The weights are saved with the dataset.
 
     Args:
-        domains: What training reads.
-        measure: The held-out loss of each domain in nats per token; called on all processes.
-        references: What the losses are held against, as `reference_losses` gives them.
-        rates: What to lower where a loss is no number, as a recipe calls it.
+        measure: Computes the held-out loss of each domain in nats per token; called on all processes.
+        references: As `reference_losses` returns them.
+        rates: Recipe key to lower if a loss is not finite.
     """
 
     def __init__(
@@ -75,16 +74,11 @@ class DynamicLoading(Callback):
         self.history: list[dict[str, Any]] = []  # of every update: batch, losses, and the weights after it
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Update when the interval has passed."""
         if self.is_due(state, Event.BATCH_END):
             self.update(state, logger)
 
     def update(self, state: State, logger: Logger) -> None:
-        """Measure, set the weights of rank 0 on all ranks, and log.
-
-        Raises:
-            UserError: If a loss is not a number.
-        """
+        """Measure, set rank 0's weights on all ranks, and log; raise UserError if a loss is not finite."""
         names, batch = self.domains.names, int(state.timestamp.batch)
         losses = finite_losses(self.measure(state), names, batch=batch, rates=self.rates)
         agreed = [RULES[self.rule](self.domains.weights, losses, self.references)]
@@ -105,26 +99,24 @@ class DynamicLoading(Callback):
         return {"history": self.history}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue the list of updates."""
         self.history = list(state["history"])
 
 
 class RandomStateOnResume(Callback):
-    """Restores every process's random state before the first batch of a resumed training.
+    """Restores every process's random state before the first batch of a resumed training run.
 
-    Composer restores it only at the start of an epoch or after batches it skipped itself. With a dataset that knows its
-    own position, in the middle of an epoch without end, it does neither (Trainer._train_loop, mosaicml 0.32.1).
+    Composer restores it only at the start of an epoch or after batches it skipped itself. With a dataset that keeps
+    its own position, in the middle of an endless epoch, it does neither (Trainer._train_loop, mosaicml 0.32.1).
     """
 
     def __init__(self) -> None:
         self.loaded: list[dict[str, Any]] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The random states of all processes, which all take part."""
+        """Return the random states of all processes; a collective call."""
         return {"rng": reproducibility.get_rng_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Keep them for the first batch."""
         self.loaded = state["rng"]
 
     def batch_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
@@ -134,17 +126,7 @@ class RandomStateOnResume(Callback):
 
 
 def finite_losses(losses: Losses, names: Sequence[str], *, batch: int, rates: str) -> list[float]:
-    """The losses in the order of the names.
-
-    Args:
-        losses: By name.
-        names: The order.
-        batch: Batches trained.
-        rates: The learning rates of that training, as its recipe calls them.
-
-    Raises:
-        UserError: If one is not a number.
-    """
+    """Return the losses in the order of the names; raise UserError if one is not finite."""
     for name in names:
         if not math.isfinite(losses[name]):
             raise UserError(
@@ -155,16 +137,16 @@ def finite_losses(losses: Losses, names: Sequence[str], *, batch: int, rates: st
 
 
 def reference_losses(config: TextConfig, measure: Callable[[], Losses]) -> dict[str, float]:
-    """What each domain's loss is held against: the recipe's number, else that of the model the student is made from.
+    """Return the reference loss of each domain: the recipe's, else that of the model the student is pruned from.
 
     Args:
-        measure: The losses of that model; called on all processes, and only if the recipe leaves one out.
+        measure: Computes that model's losses; called on all processes, and only if the recipe leaves one out.
 
     Returns:
-        Nats per token; infinite where the recipe gives none and the rule is fixed.
+        Nats per token; infinite if the recipe gives none and the rule is fixed.
     """
     given = {domain.name: domain.reference_loss_nats for domain in config.domains}
-    if config.mixture == "fixed":  # which holds losses against nothing
+    if config.mixture == "fixed":  # needs no references
         return {name: math.inf if loss is None else loss for name, loss in given.items()}
     measured = measure() if None in given.values() else {}
     return {name: measured[name] if loss is None else loss for name, loss in given.items()}
@@ -173,11 +155,9 @@ def reference_losses(config: TextConfig, measure: Callable[[], Losses]) -> dict[
 def held_out_losses(
     logits_of: Callable[[Tensor], Tensor], loaders: Mapping[str, DataLoader[Any]], *, device: torch.device
 ) -> dict[str, float]:
-    """Mean loss of each domain over the held-out sequences of all processes, nats per token.
+    """Return the mean loss of each domain over the held-out sequences of all processes, in nats per token.
 
-    Args:
-        logits_of: From ids_BT to logits_BTV, of a model that was put into evaluation mode.
-        loaders: As `text_eval_loaders` makes them; repeats that fill up a process's share are left out.
+    `logits_of` maps ids_BT to logits_BTV, of a model in evaluation mode.
     """
 
     def losses_of(batch: Mapping[str, Tensor]) -> Sequence[Tensor]:
@@ -188,10 +168,10 @@ def held_out_losses(
 
 @torch.no_grad()
 def held_out_loss(losses_of: LossesOfRows, loader: DataLoader[Any], *, device: torch.device) -> float:
-    """Mean loss over the held-out sequences of one domain, on all processes, nats per token.
+    """Return the mean held-out loss of one domain on all processes, in nats per token.
 
-    Every process calls the model equally often, as a sharded one needs it; repeats are dropped from what it says.
-    Infinite where no token has a loss, as of a head that can output none of them.
+    Every process calls the model equally often, as a sharded one requires; the losses of repeats are dropped. Infinite
+    if no token has a loss, as with a head that can output none of them.
     """
     num_own = len(range(dist.get_global_rank(), len(loader.dataset), dist.get_world_size()))  # pyright: ignore[reportArgumentType]  # a sized dataset
     sum_and_tokens = torch.zeros(2, dtype=torch.float64)
@@ -207,7 +187,7 @@ def held_out_loss(losses_of: LossesOfRows, loader: DataLoader[Any], *, device: t
 
 
 def next_token_nll(logits_BTV: Tensor, ids_BT: Tensor) -> Tensor:
-    """-log p of every token but the first, in float32; one position fewer than T."""
+    """Return -log p of every token but the first, in float32; one position fewer than T."""
     return functional.cross_entropy(logits_BTV[:, :-1].float().transpose(1, 2), ids_BT[:, 1:], reduction="none")
 
 
@@ -217,21 +197,15 @@ RATES = "distill.optimizer.lr"
 def text_training(
     run: Run, model: DistillModel, *, batch_size: int, device: torch.device
 ) -> tuple[DataSpec, list[Callback]]:
-    """This process's batches of the recipe's text, and what continues them and moves the share of each domain.
+    """Return this process's batches of the recipe's text, and callbacks for domain weights and random states.
 
-    Call before a checkpoint is loaded. A reference loss that the recipe leaves out is the teacher's own.
-
-    Args:
-        run: Whose recipe has a section text; the tokenizer is that of <run>/init.
-        model: The student is measured, and the teacher where references are left out.
-        batch_size: Sequences per batch of this process.
-        device: The student trains on.
+    Call before a checkpoint is loaded. A reference loss that the recipe leaves out is the teacher's.
 
     Raises:
         UserError: If a text cannot be read, or is too short.
     """
     config, text, tokenizer = run.recipe.distill, run.recipe.text, load_tokenizer(run.init.path)
-    assert text is not None  # whoever trains on text has some
+    assert text is not None  # required for training on text
     end_id = cast("int", tokenizer.eos_token_id)
     collate, place = (
         partial(collate_text, end_id=end_id),
@@ -261,8 +235,6 @@ def build_mixture(
     max_duration: str,
     device: torch.device,
 ) -> DynamicLoading:
-    """What moves the share of each domain by the student's held-out losses."""
-
     def measure(losses_of: Callable[[DistillModel, Batch], Sequence[Tensor]]) -> dict[str, float]:
         losses = {
             name: held_out_loss(partial(losses_of, model), each, device=device) for name, each in held_out.items()
@@ -288,7 +260,7 @@ def build_mixture(
 
 
 def refuse_unsaid(losses: Mapping[str, float]) -> None:
-    """Raise UserError naming the domains of whose held-out tokens the draft's head can say none."""
+    """Raise UserError naming the domains none of whose held-out tokens the draft's head can output."""
     unsaid = [name for name, loss in losses.items() if isinf(loss)]
     if unsaid:
         raise UserError(
@@ -298,7 +270,7 @@ def refuse_unsaid(losses: Mapping[str, float]) -> None:
 
 
 def collate_text(samples: Sequence[Mapping[str, Any]], *, end_id: int) -> dict[str, Tensor]:
-    """One batch of sequences of one length, whose documents, each ended by end_id, do not see each other."""
+    """Collate sequences of equal length, whose documents, each ended by end_id, do not attend to each other."""
     ids_BT = torch.stack([sample["input_ids"] for sample in samples])
     input_ids_BT = ids_BT[:, :-1].contiguous()
     is_end_BT = input_ids_BT == end_id
@@ -312,14 +284,14 @@ def collate_text(samples: Sequence[Mapping[str, Any]], *, end_id: int) -> dict[s
 
 
 def positions_in_documents(is_end_BT: Tensor) -> Tensor:
-    """positions_BT: how many tokens of the same document and row stand before each. After an end comes a document."""
+    """Return positions_BT: the number of earlier tokens of the same document and row. Each end starts a new one."""
     positions_T = torch.arange(is_end_BT.shape[1])
     starts_BT = positions_T.where(is_end_BT.roll(1, dims=1), 0)
     return positions_T - starts_BT.cummax(dim=1).values
 
 
 def student_losses(model: DistillModel, batch: Batch) -> Sequence[Tensor]:
-    """Of each sequence, -log q of its tokens under the student, nats; those that a small head cannot say left out."""
+    """Return -log q per sequence of its tokens under the student, in nats; leave out tokens that its head lacks."""
     batch = learned(batch, model.ids_K)
     return model.read(batch, partial(token_losses, batch=batch, rows=model.rows)).split(
         batch["keep"].sum(dim=1).tolist()
@@ -327,7 +299,7 @@ def student_losses(model: DistillModel, batch: Batch) -> Sequence[Tensor]:
 
 
 def teacher_losses(model: DistillModel, batch: Batch) -> Sequence[Tensor]:
-    """Of each sequence, -log p of the same tokens under the teacher given that it says one of the same ids, nats."""
+    """Return -log p per sequence of the same tokens under the teacher, conditioned on the student's ids, in nats."""
     assert not isinstance(model.teacher, AbsentTeacher), "without a teacher the recipe gives every reference"
     batch = learned(batch, model.ids_K)
     rows = model.teacher.rows(batch, vocab_size=model.vocab_size, ids_K=model.ids_K)
@@ -337,7 +309,7 @@ def teacher_losses(model: DistillModel, batch: Batch) -> Sequence[Tensor]:
 
 
 def token_losses(hidden_AH: Tensor, head: Head, *, batch: Batch, rows: int) -> Tensor:
-    """losses_A of the learned positions, from chunks of logits over so many rows of the head."""
+    """Return losses_A of the trained positions, in chunks of logits over the first `rows` ids of the head."""
     next_ids_A = batch["next_ids"][batch["keep"]]
 
     def of_rows(logits_CV: Tensor, chunk: slice) -> Tensor:
@@ -347,9 +319,9 @@ def token_losses(hidden_AH: Tensor, head: Head, *, batch: Batch, rows: int) -> T
 
 
 def without_dur(time: str, max_duration: str) -> str:
-    """A time in the unit of the training if it was a share of it, rounded up as Composer rounds it.
+    """Convert a share of training to max_duration's unit, rounded up as Composer does.
 
-    Of a share Composer asks how long the data is, and text has no end.
+    Composer resolves shares by the length of the data, and text has no end.
     """
     (value, unit), (total, unit_of_training) = split_time(time), split_time(max_duration)
     return f"{ceil(value * total)}{unit_of_training}" if unit == "dur" else time

@@ -1,12 +1,11 @@
 """Composer's trainer, built from a recipe: model, data, optimiser and callbacks.
 
-Memory of a CPU: glibc gives large blocks back to the system when they are freed, and a step of a training asks for as
-many again as the one before freed: the system clears every page anew. A draft whose embeddings are trained, and have a
-gradient of their size, learns 1.2 times as fast without that; one whose embeddings are frozen no faster
-(docs/benchmarks.md).
+CPU memory: glibc returns large freed blocks to the system, and every training step allocates the same amount again, so
+all pages are cleared anew. Without that, a draft whose embeddings are trained, and have a gradient of their size,
+trains 1.2 times as fast; one with frozen embeddings no faster (docs/benchmarks.md).
 
 Shape suffixes used in this file:
-    C = some answer tokens, one row each
+    C = some response tokens, one row each
     V = vocabulary entries
 """
 
@@ -79,24 +78,21 @@ DIST_TIMEOUT_S = 1800.0  # the other ranks wait while rank 0 writes a checkpoint
 
 
 def training_device() -> Device:
-    """This process's GPU, or the processor; `fp32` means float32 also where Composer would round to tf32."""
+    """Return this process's GPU, or the CPU; with `fp32`, Composer must not round to tf32."""
     return DeviceGPU(allow_tf32=False) if torch.cuda.is_available() else DeviceCPU()
 
 
 def newest_for_all(folder: Path) -> Path | None:
-    """The newest intact checkpoint of a folder, chosen and read by rank 0 for all; None where there is none.
+    """Return the newest intact checkpoint of a directory or None, selected and read by rank 0 for all ranks.
 
-    Composer asks again before it reads it; under FSDP2 a refusal would then come to rank 0 alone, the others waiting.
-
-    Args:
-        folder: Of the checkpoints.
+    Composer checks again before it reads; under FSDP2 only rank 0 would see that error, while the other ranks wait.
 
     Raises:
-        UserError: On all processes, if it holds anything but what a training here saves.
+        UserError: On all ranks, if a checkpoint contains anything that training here does not save.
     """
     outcome = [newest_or_problem(folder) if dist.get_global_rank() == 0 else None]
     dist.broadcast_object_list(outcome, src=0)
-    assert outcome[0] is not None  # rank 0 has filled it
+    assert outcome[0] is not None  # set by rank 0
     checkpoint, problem = outcome[0]
     if problem is not None:
         raise UserError(problem)
@@ -104,7 +100,6 @@ def newest_for_all(folder: Path) -> Path | None:
 
 
 def newest_or_problem(folder: Path) -> tuple[Path | None, str | None]:
-    """The newest intact checkpoint, or why it is refused."""
     try:
         checkpoint = newest_intact_checkpoint(folder)
         if checkpoint is not None:
@@ -115,18 +110,13 @@ def newest_or_problem(folder: Path) -> tuple[Path | None, str | None]:
 
 
 def build_model(run: Run, *, eval_tasks: tuple[str, ...]) -> DistillModel:
-    """The student at <run>/init in float32 beside its teacher on this process's device.
+    """Build the student of <run>/init in float32 with its teacher, on this process's device.
 
-    Of a teacher that is cached only the output head is loaded, and nothing where none is asked.
-
-    Args:
-        run: Whose target teaches.
-        eval_tasks: The tasks of the held-out prompts.
+    Of a cached teacher only the output head is loaded.
 
     Raises:
-        UserError: If the teacher's cache keeps entries of a vocabulary that the student has only a part of,
-            distill.packing is true and one of the models
-            cannot be packed, or embeddings are to be frozen that are the head as well.
+        UserError: If cached entries cover ids that the student lacks, a model does not support distill.packing, or
+            tied embeddings are to be frozen.
     """
     recipe, config, init, on_gpu = run.recipe, run.recipe.distill, run.init.path, torch.cuda.is_available()
     dtype = teacher_dtype(recipe.target.dtype, config.precision)
@@ -149,10 +139,10 @@ def build_model(run: Run, *, eval_tasks: tuple[str, ...]) -> DistillModel:
 
 
 def freeze_input_embeddings(student: "PreTrainedModel") -> None:
-    """Leave the rows of the student's token ids as they are; positions that are learned go on learning.
+    """Freeze the student's token embeddings; learned position embeddings stay trainable.
 
     Raises:
-        UserError: If the output head is made of the same rows.
+        UserError: If the output head is tied to them.
     """
     embeddings, head = student.get_input_embeddings().weight, student.get_output_embeddings()
     if head is not None and head.weight is embeddings:
@@ -163,7 +153,6 @@ def freeze_input_embeddings(student: "PreTrainedModel") -> None:
 def teacher_of(
     teacher: TeacherConfig, target: Path, *, dtype: str, device: str, packing: bool, multiple: int, bits: int | None
 ) -> Teacher | CachedTeacher | AbsentTeacher:
-    """What a recipe's teacher is while the student trains."""
     match teacher.source:
         case "live":
             load = load_sharded_teacher if teacher.is_sharded else partial(load_teacher, bits=bits)
@@ -182,11 +171,7 @@ def distill_model(
     *,
     eval_tasks: tuple[str, ...] = (),
 ) -> DistillModel:
-    """A student beside its teacher, as a recipe trains them, wherever their weights came from.
-
-    Raises:
-        UserError: As build_model.
-    """
+    """Combine a student and a teacher as a recipe trains them."""
     model = DistillModel(
         AnswerLogits(student, packing=config.packing, multiple=padding_multiple()),
         teacher,
@@ -194,7 +179,7 @@ def distill_model(
         held_out=HeldOut(eval_tasks, answers.temperature, answers.top_p),
         cpu_bfloat16=not torch.cuda.is_available() and config.precision != "fp32",
     )
-    if model.ids_K is None:  # else a cache's entries are of ids that the student says
+    if model.ids_K is None:  # otherwise cached entries are restricted to the student's ids
         refuse_cut_entries(config.teacher, vocab_size=model.vocab_size, of_teacher=model.teacher.vocab_size)
     return model
 
@@ -208,18 +193,14 @@ def build_trainer(
     checkpoint: Path | None,
     profile: Path | None = None,
 ) -> Trainer:
-    """A trainer that stands at the checkpoint, or at the start where there is none.
+    """Build a trainer, resumed from the checkpoint if there is one.
 
     Args:
-        run: Whose recipe says how.
-        model: That is trained.
-        train_set: The answers to train on; None where the recipe trains on text.
-        eval_set: Held-out answers.
-        checkpoint: To continue from.
-        profile: Folder that takes a profile of a step, by rank 0; none is made if left out.
+        train_set: None if the recipe trains on text.
+        profile: Directory for rank 0's profile of a step; None for no profile.
 
     Raises:
-        UserError: If the processes cannot share the batch, or the text cannot be read.
+        UserError: If the global batch does not divide over the processes, or the text cannot be read.
     """
     recipe, config, checkpoints = run.recipe, run.recipe.distill, run.checkpoints.path
     optimizer = build_optimizer(config.optimizer, model)
@@ -271,21 +252,21 @@ def build_trainer(
             LRMonitor(),
         ],
         loggers=build_loggers(config, run.logs, recipe.run_name),
-        progress_bar=False,  # ours is among the loggers
+        progress_bar=False,  # the loggers include a progress bar
         run_name=recipe.run_name,
         seed=recipe.seed,
         load_path=None if checkpoint is None or checkpoint == folder else str(checkpoint),
         dist_timeout=DIST_TIMEOUT_S,
     )
     if folder is not None:
-        trainer._rng_state = read_checkpoint(folder)["rng"]  # noqa: SLF001  # as Composer keeps those of a file
+        trainer._rng_state = read_checkpoint(folder)["rng"]  # noqa: SLF001  # as Composer does for a file
     return trainer
 
 
 def continue_from_shards(folder: Path, state: State, logger: Logger) -> None:
-    """Weights, moments, times, callbacks and data as they were when a sharded checkpoint was written.
+    """Restore weights, moments, time, callbacks and data from a sharded checkpoint.
 
-    Random states come back with the first batch that is trained on, which Composer sees to.
+    Composer restores random states with the first batch.
     """
     rest = read_state(folder)
     read_into(state, folder, rest.pop("optimizers"))
@@ -293,7 +274,6 @@ def continue_from_shards(folder: Path, state: State, logger: Logger) -> None:
 
 
 def unknown_inputs(run: Run) -> list[Algorithm]:
-    """What shows the student unknown ids, where the recipe wants it."""
     share = run.recipe.distill.unknown_inputs
     if not share:
         return []
@@ -301,10 +281,10 @@ def unknown_inputs(run: Run) -> list[Algorithm]:
 
 
 def device_batch_size(config: DistillConfig | MasksConfig) -> int:
-    """Sequences per step on one process.
+    """Return the sequences per step on one process.
 
     Raises:
-        UserError: If the processes cannot share the global batch evenly.
+        UserError: If the global batch does not divide over the processes.
     """
     size, remainder = divmod(config.global_train_batch_size, dist.get_world_size())
     if remainder:
@@ -317,14 +297,14 @@ def device_batch_size(config: DistillConfig | MasksConfig) -> int:
 
 
 def microbatch_size(size: int | Literal["auto"], config: DistillConfig | MasksConfig) -> int | Literal["auto"]:
-    """Sequences per forward and backward pass. Composer finds it on GPUs; on a CPU auto is the device's batch."""
+    """Return sequences per forward pass. Composer resolves auto on GPUs; on CPU it is the device's batch."""
     return device_batch_size(config) if size == "auto" and not torch.cuda.is_available() else size
 
 
 def answer_training(
     run: Run, model: DistillModel, train_set: AnswerDataset | CachedAnswers, *, batch_size: int
 ) -> tuple[DataSpec, list[Callback]]:
-    """This process's batches of responses, and the callback that generates some of them again if the recipe has one."""
+    """Return this process's batches of responses, and the callback that regenerates some of them."""
     samples, data, seed = run.recipe.distill.samples, run.recipe.data, run.recipe.seed
     widths, student = Widths.of(run.recipe), model.student.lm
     build = partial(build_dataspec, train_set, device_batch_size=batch_size, shuffle=True, seed=seed, widths=widths)
@@ -350,7 +330,7 @@ def answer_training(
 def training_data(
     run: Run, model: DistillModel, optimizer: torch.optim.Optimizer, train_set: AnswerDataset | CachedAnswers | None
 ) -> tuple[DataSpec, list[Callback], str]:
-    """This process's batches of responses, of requests, or of text; what feeds them; max_duration, never in epochs."""
+    """Return this process's batches, their callbacks, and max_duration, never in epochs."""
     config, size = run.recipe.distill, device_batch_size(run.recipe.distill)
     if config.online is not None:
         return request_training(run, model, optimizer, batch_size=size)
@@ -362,15 +342,15 @@ def training_data(
 
 
 def interval(time: str, config: DistillConfig, max_duration: str) -> str:
-    """A time as Composer takes it: text and requests have no length, of which it could take a share."""
+    """Convert a time for Composer: text and requests have no length, so `dur` cannot be a share of it."""
     has_length = config.train_on == "answers" and config.online is None
     return time if has_length else without_dur(time, max_duration)
 
 
 def epochs_in_batches(max_duration: str, train_data: DataSpec) -> str:
-    """The same duration, in batches if it was in epochs.
+    """Convert a duration in epochs to batches.
 
-    Composer saves the last batch of an epoch before it counts the epoch as done, so a training measured in epochs would
+    Composer saves the last batch of an epoch before it counts the epoch as done, so training measured in epochs would
     look unfinished in its own last checkpoint.
     """
     value, unit = split_time(max_duration)
@@ -379,17 +359,17 @@ def epochs_in_batches(max_duration: str, train_data: DataSpec) -> str:
 
 
 def build_optimizer(config: OptimizerConfig, model: DistillModel) -> torch.optim.Optimizer:
-    """The optimiser of the student's parameters; the teacher has none here.
+    """Build AdamW over the trainable parameters of the student.
 
-    Fused: one pass over weights, gradients and moments, where Composer's DecoupledAdamW makes eight: half of a step on
-    a CPU where the draft is one layer and so mostly embeddings.
+    Fused makes one pass over weights, gradients and moments; Composer's DecoupledAdamW makes eight, half of a CPU step
+    if the draft has one layer and so consists mostly of embeddings.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return torch.optim.AdamW(trained, lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True)
 
 
 def build_scheduler(config: SchedulerConfig) -> ComposerScheduler:
-    """The course of the learning rate; Composer's classes with warm-up complain when there is none."""
+    """Build the learning rate schedule; Composer's classes with warm-up warn if there is none."""
     if split_time(config.t_warmup)[0] == 0:
         return {
             "constant_with_warmup": ConstantScheduler(),
@@ -405,18 +385,15 @@ def build_scheduler(config: SchedulerConfig) -> ComposerScheduler:
 
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3  # as glibc's malloc.h numbers them
 KEPT = {
-    MMAP_THRESHOLD: 1 << 30,  # bytes; smaller blocks come from what is kept
-    TRIM_THRESHOLD: (1 << 31) - 1,  # bytes free at the end before any go back: the most an int says
-    TOP_PAD: 64 << 20,  # bytes asked for beyond what is needed
+    MMAP_THRESHOLD: 1 << 30,  # bytes; smaller blocks come from retained memory
+    TRIM_THRESHOLD: (1 << 31) - 1,  # bytes free at the end before any are returned: the maximum of an int
+    TOP_PAD: 64 << 20,  # bytes requested in addition
 }
 
 
 def keep_freed_memory() -> bool:
-    """Have the C library keep what is freed; whether it is one that can be told so, which glibc is.
-
-    Numbers computed do not depend on it.
-    """
+    """Make glibc retain freed memory; return False for other C libraries. Results do not depend on it."""
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallopt"):
         return False
-    return all(library.mallopt(which, value) for which, value in KEPT.items())  # it gives 1 where it obeys
+    return all(library.mallopt(which, value) for which, value in KEPT.items())  # returns 1 on success

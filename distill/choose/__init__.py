@@ -1,1 +1,1 @@
-"""Which shape of draft will be the fastest here: step times first, then short trainings, then a recipe."""
+"""Choose the fastest draft shape: step times first, then short training runs, then a recipe."""

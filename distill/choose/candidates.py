@@ -1,4 +1,4 @@
-"""Candidate shapes of `widedraft choose`: the recipe's own architecture at other depths, widths and heads. No torch."""
+"""Candidate shapes of `widedraft choose`: the recipe's architecture at other depths, widths and heads. No torch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,11 +24,11 @@ DEPTHS = (1, 2, 3, 4, 6, 8, 12)
 ALL = "all"
 AXES = {"hidden": "hidden_sizes", "intermediate": "intermediate_sizes", "heads": "heads"}  # settings, by recipe key
 REPLACED = ("shape", "layers", "hidden", "intermediate", "heads", "kv_heads", "stages", "plan")
-FACTOR, RUNGS = 2, 3  # each training is twice as long; three of them where no longest is named
+FACTOR, RUNGS = 2, 3  # each training run is twice as long; three of them unless --longest is given
 
 
 def known_width(word: int | str) -> int | str:
-    """A number, a share of the target's as in 0.5x, or "all"."""
+    """Parse a number, a share of the target's as in 0.5x, or "all"."""
     value = int(word) if isinstance(word, str) and word.isdecimal() and len(word) <= 12 else word
     return value if value == ALL else size(value)
 
@@ -38,7 +38,7 @@ Widths = Annotated[tuple[WidthSize, ...], Once, Flag(metavar="N|0.5x|all", absen
 
 
 class ChooseSettings(Section):
-    """Which shapes are compared, and how long they are trained."""
+    """Shapes to compare, and length of training."""
 
     recipe: RecipeFile
     overrides: Overrides = ()
@@ -74,7 +74,7 @@ class ChooseSettings(Section):
 
     @property
     def lengths(self) -> list[str]:
-        """Of the training runs, counted from their start: successive halving with the factor 2.
+        """Lengths of the training runs from their start: successive halving with factor 2.
 
         Source: Jamieson and Talwalkar 2016 (arXiv 1502.07943).
         """
@@ -102,7 +102,7 @@ class ChooseSettings(Section):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A shape that is compared: its name in tables and directories, its size, and the recipe that makes it."""
+    """A shape to compare: its name in tables and directories, its size, and the recipe that makes it."""
 
     name: str
     shape: Shape
@@ -111,22 +111,19 @@ class Candidate:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A shape that is out, and why."""
+    """A shape that is not compared, and why."""
 
     candidate: str
     reason: str
 
 
 def candidates_of(recipe: Recipe, source: Shape, settings: ChooseSettings) -> tuple[list[Candidate], list[LeftOut]]:
-    """The recipe with each number of layers, width and head, from shallow to deep; and those that cannot be.
+    """Return the recipe at each depth, width and head, from shallow to deep; and the shapes that are left out.
 
-    Args:
-        recipe: Holds everything that is not asked for.
-        source: Shape of what drafts are cut out of, with the target's vocabulary.
-        settings: Which shapes.
+    `source` is the shape that drafts are pruned from, with the target's vocabulary.
 
     Raises:
-        UserError: If no shape is left, or one cannot be cut at all.
+        UserError: If no shape is left, or a depth is impossible at any width.
     """
     FAMILIES[source.family].refuse("choose", "shapes to choose among")
     wanted = recipe.architecture
@@ -165,7 +162,6 @@ def candidates_of(recipe: Recipe, source: Shape, settings: ChooseSettings) -> tu
 def candidate_of(
     recipe: Recipe, source: Shape, body: str, sizes: Mapping[str, int], vocabulary: VocabularyConfig | None
 ) -> Candidate:
-    """The recipe with one shape, trained in a run of its own."""
     wanted = recipe.architecture.model_copy(update={**dict.fromkeys(REPLACED), **sizes})
     shape = with_asked_head(draft_shape(source, wanted), vocabulary)
     name = body if vocabulary is None else f"{body}-{shape.head_vocab}-ids"
@@ -178,12 +174,11 @@ def candidate_of(
 
 
 def trials_folder(run: Run) -> Path:
-    """The folder of everything that a choice makes in a run."""
     return run.folder / "choose"
 
 
 def sizes(settings: ChooseSettings, own: Mapping[str, int], source: Shape, axis: str) -> list[int]:
-    """The numbers that the words of one axis come to, ascending; of none the recipe's own."""
+    """Return the sizes of one axis, ascending; the recipe's own if none are given."""
     most = getattr(source, axis)
     words: Sequence[int | str] = getattr(settings, AXES[axis])
     found = {most if word == ALL else written_size(axis, word, most) for word in words}
@@ -193,7 +188,7 @@ def sizes(settings: ChooseSettings, own: Mapping[str, int], source: Shape, axis:
 
 
 def with_kv_heads(widths: Mapping[str, int], own: Mapping[str, int], source: Shape) -> dict[str, int]:
-    """Widths that are not the source's, with key/value heads in the source's ratio, or the recipe's own."""
+    """Return widths that differ from the source's, with key/value heads in the source's ratio, or the recipe's."""
     group = source.heads // source.kv_heads
     follow = own["kv_heads"] if widths["heads"] == own["heads"] else max(1, widths["heads"] // group)
     every = {**widths, "kv_heads": follow}
@@ -202,7 +197,7 @@ def with_kv_heads(widths: Mapping[str, int], own: Mapping[str, int], source: Sha
 
 
 def vocabularies(recipe: Recipe, source: Shape, settings: ChooseSettings) -> list[VocabularyConfig | None]:
-    """Sections architecture.vocabulary, from few ids to the whole head; of no sizes the recipe's own."""
+    """Return architecture.vocabulary sections, from few ids to the whole head; the recipe's if no sizes are given."""
     own = recipe.architecture.vocabulary
     if not settings.vocabularies:
         return [own]

@@ -1,8 +1,8 @@
-"""`widedraft choose`: time candidate shapes, train them briefly, train the better half on, write the winner's recipe.
+"""`widedraft choose`: time candidate shapes, train them briefly, continue the better half, write the winner's recipe.
 
-Training runs are runs of their own in <run>/choose/<length>/<name>, on the responses of the run. A longer one goes on
-from the checkpoint of a shorter one, by links: the learning rate rises again to where the recipe's schedule has it for
-the longer run, and falls to its end at the new one. Imports torch only when it runs.
+Training runs are in <run>/choose/<length>/<name> and use the responses of the run. A longer one continues from the
+checkpoint of a shorter one, by links: the learning rate rises again to the recipe's schedule for the longer run, and
+decays to its end there. Imports torch only when it runs.
 """
 
 import math
@@ -46,20 +46,13 @@ if TYPE_CHECKING:
 
 REPEATS = 20  # of timed steps
 SURE = 0.975  # share of draws of the step times
-RIVAL_SHARE = 0.025  # of the draws that name a rival: one of two equal drafts wins fewer in 5 % of runs
+RIVAL_SHARE = 0.025  # of the draws, won by a rival: one of two equal drafts wins fewer in 5 % of runs
 RECORD_NAME = "choice.json"
 TRIAL = ("distill.eval_interval=1dur", "distill.save_interval=1dur")
 
 
 def choose(path: Path, overrides: Sequence[str], settings: ChooseSettings, share: Share = ALONE) -> None:
-    """Print step times and rankings, and write <run>/choose/choice.json and the winner's recipe.
-
-    Args:
-        path: A recipe.
-        overrides: Its key=value words.
-        settings: Which shapes, and how long they train.
-        share: This process's part of what is trained; the first process times steps and writes.
-    """
+    """Print step times and rankings, and write <run>/choose/choice.json and the winner's recipe."""
     if settings.out is not None and (settings.out.is_dir() or settings.out.resolve() == path.resolve()):
         raise UserError(f"--out {settings.out}: is a directory, or the recipe that is read. Name another file.")
     recipe = load_recipe(path, overrides)
@@ -72,7 +65,7 @@ def choose(path: Path, overrides: Sequence[str], settings: ChooseSettings, share
     source, target = (Shape.from_config(read_config(each), where=str(each / "config.json")) for each in folders)
     candidates, left_out = candidates_of(trial, replace(source, vocab=target.vocab), settings)
 
-    # Step times with random weights; shapes that no training can make pay are out.
+    # Step times with random weights; shapes that no training can make faster are out.
     latency = share.lead(lambda: measured_steps(recipe, run.target, candidates, settings))
     prospects = {name: prospect(steps, latency.batch) for name, steps in step_times(latency).items()}
     kept, hopeless = worth_training(candidates, latency, prospects, resampling_of(recipe))
@@ -84,7 +77,7 @@ def choose(path: Path, overrides: Sequence[str], settings: ChooseSettings, share
     if settings.untrained or not kept:
         return
 
-    # Short training runs of all, longer ones of those still in play.
+    # Short training runs of all candidates, longer ones of those still in play.
     timed("generate", lambda: generate_stage(run))
     cache_if_asked(run)
     is_placed = {"batch_size", "context"} & settings.model_fields_set
@@ -101,7 +94,7 @@ def choose(path: Path, overrides: Sequence[str], settings: ChooseSettings, share
         if len(kept) == 1:
             break
 
-    # The recipe of the winner.
+    # The winner's recipe.
     if share.leads:
         winner = next(iter(found[earlier or ""])).draft
         out = settings.out or trials_folder(run) / RECIPE_NAME
@@ -110,7 +103,6 @@ def choose(path: Path, overrides: Sequence[str], settings: ChooseSettings, share
 
 
 def chosen_recipe(recipe: Recipe, candidates: Sequence[Candidate], name: str) -> Recipe:
-    """The recipe as it was given, with the shape of the winner, in a run of its own."""
     [winner] = [candidate for candidate in candidates if candidate.name == name]
     run_name = f"{recipe.run_name}-{winner.name}"
     run_dir = str(Path(recipe.run_dir).with_name(run_name))
@@ -124,10 +116,10 @@ def chosen_recipe(recipe: Recipe, candidates: Sequence[Candidate], name: str) ->
 def measured_steps(
     recipe: Recipe, target: Path, candidates: Sequence[Candidate], settings: ChooseSettings
 ) -> "ScoredLatency":
-    """Step times of the target and of every candidate with random weights, interleaved.
+    """Measure step times of the target and of every candidate with random weights, interleaved.
 
     Raises:
-        UserError: If the models do not fit into memory, or decode one sequence at a time and more are asked for.
+        UserError: If the models do not fit into memory, or do not support the batch size.
     """
     from eval.large_targets import load_target
     from eval.latency import (
@@ -172,10 +164,11 @@ def worth_training(
     prospects: Mapping[str, Prospect],
     resampling: "Resampling",
 ) -> tuple[list[Candidate], list[LeftOut]]:
-    """Candidates that training can make pay, and the others.
+    """Divide candidates into those that training could make faster than plain decoding, and the rest.
 
-    A shape is out if it could not pay even if every token were accepted; or if another one has no less of anything
-    and, in 39 of 40 draws of the times, no slower step: it would win only if the smaller draft were right more often.
+    A shape is out if it would not pay off even at an acceptance rate of 1; or if a shape at least as large in every
+    dimension has no slower steps in 39 of 40 draws of the times: the smaller one would win only with a higher
+    acceptance rate.
     """
     hopeless = [name for name, each in prospects.items() if each.least_alpha is None]
     out = [LeftOut(name, "no acceptance rate makes it pay here") for name in hopeless]
@@ -199,7 +192,7 @@ def worth_training(
 
 
 def contains(large: Shape, small: Shape) -> bool:
-    """Whether one shape has no less of anything than another, and more of something."""
+    """Return True if one shape is at least as large as another in every dimension, and larger in some."""
     parts = (*SIZES, "head_rows")
     return large != small and all(getattr(large, part) >= getattr(small, part) for part in parts)
 
@@ -210,15 +203,13 @@ def contains(large: Shape, small: Shape) -> bool:
 def train_candidates(
     run: Run, candidates: Sequence[Candidate], length: str, earlier: str | None = None
 ) -> dict[str, Path]:
-    """Train the candidates; what is finished is left as it is. Returns the directory of each one's weights, by name.
+    """Train the candidates, skipping finished runs; return the draft directory of each, by name.
 
     Args:
-        run: That they belong to, with its responses.
-        candidates: Each in a run of its own.
         length: Of the training runs, from their start.
-        earlier: Length of the runs that these go on from; None to begin.
+        earlier: Length of the runs that these continue; None to begin.
     """
-    # All processes cut each candidate: scores of one serve the others.
+    # All processes prune each candidate: importance scores of one are reused for the rest.
     for candidate in candidates:
         trial = trial_run(run, candidate, length)
         with owned_by_the_first(trial):
@@ -226,7 +217,7 @@ def train_candidates(
             if earlier is not None:
                 run.share.lead(partial(go_on_from, trial_run(run, candidate, earlier), trial))
             timed(f"prune {candidate.name}", partial(prune_stage, trial))
-    # Each process trains some, unless one device cannot hold a candidate.
+    # Each process trains some candidates, unless one device cannot hold a candidate.
     together = trained_together(run)
     mine = candidates if together else run.share.mine(candidates)
     for number, candidate in enumerate(mine, start=1):
@@ -240,12 +231,11 @@ def train_candidates(
 
 
 def trained_together(run: Run) -> bool:
-    """Whether all processes train each candidate, and not each process some of them."""
     return run.recipe.distill.parallelism != "ddp" or run.recipe.distill.teacher.is_sharded
 
 
 def trial_run(run: Run, candidate: Candidate, length: str) -> Run:
-    """The run of a candidate for some length, with the imported target and the scores of the run it belongs to."""
+    """Return the run of a candidate for one length, with the imported target and the scores of the whole run."""
     recipe = candidate.recipe
     place = Path(recipe.run_dir)
     changes = {
@@ -257,12 +247,12 @@ def trial_run(run: Run, candidate: Candidate, length: str) -> Run:
 
 
 def go_on_from(earlier: Run, later: Run) -> None:
-    """Let a training run that has not begun start where a shorter one ended."""
+    """Link the checkpoints of a shorter training run into one that has not begun."""
     if later.checkpoints.is_finished:
         return
     link(earlier.init.path, later.init.path)
     saved = earlier.checkpoints.path
-    for path in sorted({*saved.glob("*.pt"), *find_checkpoints(saved)}):  # links to the best and latest too
+    for path in sorted({*saved.glob("*.pt"), *find_checkpoints(saved)}):  # also the links to the best and latest
         linked = later.checkpoints.path / path.name
         if path.is_symlink():
             linked.parent.mkdir(parents=True, exist_ok=True)
@@ -273,14 +263,13 @@ def go_on_from(earlier: Run, later: Run) -> None:
 
 
 def link(path: Path, place: Path) -> None:
-    """A relative link, unless there is something already."""
     place.parent.mkdir(parents=True, exist_ok=True)
     if not place.is_symlink() and not place.exists():
         place.symlink_to(os.path.relpath(path, place.parent))
 
 
 def score_candidates(run: Run, drafts: Mapping[str, Path], length: str) -> "Scorecard":
-    """One scorecard of all drafts of a length: same prompts, interleaved step times; read if it is up to date."""
+    """Score all drafts of one length on the same prompts, with interleaved step times; reuse a current scorecard."""
     from eval.engines.external_generate import responses_by
     from eval.scorecard import score_drafts
     from eval.scorecard_schema import CARD_NAME, read_scorecard
@@ -305,29 +294,28 @@ def score_candidates(run: Run, drafts: Mapping[str, Path], length: str) -> "Scor
 
 
 def scoring_of(run: Run) -> "EvalConfig":
-    """The recipe's scoring, without what a ranking does not look at."""
+    """Return the recipe's evaluation settings, without measurements that a ranking does not use."""
     return run.recipe.eval.model_copy(update={"latency_batch_sizes": (), "live_prompts": 1})
 
 
 def link_responses(run: Run, scored: Path) -> None:
-    """Let the scorecards of all lengths share the target's responses."""
+    """Share the target's responses among the scorecards of all lengths."""
     responses = trials_folder(run) / "answers"
     responses.mkdir(parents=True, exist_ok=True)
     link(responses, scored / responses.name)
 
 
 def in_play(ranked: Sequence[Ranked]) -> list[Ranked]:
-    """Those that train on, of candidates with the fastest first: the better half, and whoever may be the fastest.
+    """Return the candidates that continue training, fastest first: the better half, and all that may be the fastest.
 
-    Successive halving (arXiv 1502.07943) keeps the better half only; the paired draws of prompts and times tell who
-    else has a chance.
+    Successive halving (arXiv 1502.07943) keeps only the better half; paired draws of prompts and times identify
+    further rivals.
     """
     better = math.ceil(len(ranked) / FACTOR)
     return [each for place, each in enumerate(ranked) if place < better or is_rival(each)]
 
 
 def is_rival(ranked: Ranked) -> bool:
-    """Whether a draft may be the fastest though another has the higher predicted speedup."""
     return ranked.interval is None or ranked.first_share >= RIVAL_SHARE
 
 
@@ -340,7 +328,6 @@ def print_steps(
     latency: "ScoredLatency",
     left_out: Sequence[LeftOut],
 ) -> None:
-    """Print what step times allow, and who is out."""
     rows = []
     for each in candidates:
         found = prospects[each.name]
@@ -357,7 +344,6 @@ def print_steps(
 
 
 def print_ranking(ranked: Sequence[Ranked], length: str) -> None:
-    """Print the candidates by predicted speedup, and who trains on."""
     playing = {each.draft for each in in_play(ranked)}
     rows = []
     for each in ranked:
@@ -372,7 +358,6 @@ def print_ranking(ranked: Sequence[Ranked], length: str) -> None:
 def write_record(
     run: Run, candidates: Sequence[Candidate], left_out: Sequence[LeftOut], found: Mapping[str, Sequence[Ranked]]
 ) -> None:
-    """Write <run>/choose/choice.json: shapes, who was left out, and the ranking of every length."""
     folder = trials_folder(run)
     folder.mkdir(parents=True, exist_ok=True)
     record = {

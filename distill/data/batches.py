@@ -1,14 +1,14 @@
-"""Answered prompts as batches of token ids, padded on the right, with the positions that are learned marked.
+"""Responses as right-padded batches of token ids that mark the trained positions.
 
 A batch is {"input_ids": ids_BT, "attention_mask": real_BT, "keep": keep_BT, "next_ids": next_BT}. `keep` is True at
-positions that predict a token of an answer: from the last token before it to the last but one of the answer itself.
-`next_ids` is the token that follows each position. `task` is task_B1, the index of each prompt's task among the
-dataset's tasks. `prompt_len` is prompt_len_B1, the tokens before the first answer, which an encoder reads where the
-model has one; its decoder then reads a start token in the place of the last of them.
+positions that predict a response token: from the last token before the response to its second-to-last token.
+`next_ids` is the token after each position. `task` is task_B1, the index of each prompt's task among the dataset's
+tasks. `prompt_len` is prompt_len_B1, the tokens before the first response, which the encoder of an encoder-decoder
+model reads; its decoder then reads a start token in place of the last of them.
 
-With `distill.unknown_inputs` the student is shown one unknown token in the place of some that it cannot output; the
-teacher reads the real ones, and so does the student at every evaluation. Which tokens are shown so depends on the seed,
-the batch's number and their own sequence alone: not on processes, micro-batches, padding or interruptions.
+With `distill.unknown_inputs` the student reads one unknown id in place of some ids that it cannot output; the teacher
+reads the real ones, and so does the student in evaluation. The choice depends only on the seed, the batch number and
+the sequence: not on processes, micro-batches, padding or interruptions.
 
 Shape suffixes used in this file:
     B = sequences in the batch
@@ -41,53 +41,51 @@ from architectures.importance.activation_scores import removable
 from architectures.vocabulary import DraftVocabulary
 from eval.responses import Trace, continues
 
-PAD_ID = 0  # any id will do: nothing attends to padding and nothing is learned there
+PAD_ID = 0  # any id will do: padding is neither attended to nor trained on
 
 
 @dataclass(frozen=True)
 class Example:
-    """One sequence to train on: an answered prompt, or a conversation with several answers in it."""
+    """One training sequence: a prompt with a response, or a conversation with several responses."""
 
     input_ids: tuple[int, ...]  # all tokens but the last, which predicts nothing
-    last_id: int  # that last token, of the last answer
-    spans: tuple[tuple[int, int], ...]  # (first, end) of the positions that predict each answer, in order
-    task: int = 0  # index of the prompt's task among the dataset's
-    begins: int = 0  # tokens before the first answer, where the first span begins later than it does; else 0
+    last_id: int  # that last token, of the last response
+    spans: tuple[tuple[int, int], ...]  # (first, end) of the positions that predict each response, in order
+    task: int = 0  # index of the prompt's task among the dataset's tasks
+    begins: int = 0  # tokens before the first response, if the first span begins later; else 0
 
     @property
     def num_kept(self) -> int:
-        """Answer tokens, and so positions that are learned."""
+        """Number of response tokens, which equals that of trained positions."""
         return sum(end - first for first, end in self.spans)
 
     @property
     def prompt_len(self) -> int:
-        """Tokens before the first answer."""
         return self.begins or (self.spans[0][0] + 1 if self.spans else len(self.input_ids))
 
     @cached_property
     def all_ids_T(self) -> Tensor:  # noqa: N802  # a shape
-        """Every token, the last included; made once, since a tuple takes longer to read than a batch to lay out."""
+        """All tokens, cached: converting a tuple takes longer than laying out a batch."""
         return torch.tensor([*self.input_ids, self.last_id])
 
     @property
     def answer_ids(self) -> Iterator[int]:
-        """The tokens that are learned."""
         ids = (*self.input_ids, self.last_id)
         return (token for first, end in self.spans for token in ids[first + 1 : end + 1])
 
 
 @dataclass(frozen=True)
 class LengthCounts:
-    """What the limit on length did to the answers."""
+    """Effects of the length limit."""
 
     answers: int  # trained on
     answer_tokens: int  # of those
-    cut: int  # answers shortened, a part of `answers`
-    left_out: int  # prompts that leave no space for an answer
+    cut: int  # truncated responses, included in `answers`
+    left_out: int  # prompts that leave no space for a response
 
 
 class AnswerDataset(Dataset[Example]):
-    """Answered prompts, none longer than max_seq_len tokens."""
+    """Prompts with responses, at most max_seq_len tokens each."""
 
     def __init__(self, traces: Sequence[Trace], *, max_seq_len: int):
         self.examples: list[Example] = []
@@ -112,7 +110,7 @@ class AnswerDataset(Dataset[Example]):
 
     @classmethod
     def of_conversations(cls, traces: Sequence[Trace], *, max_seq_len: int) -> "AnswerDataset":
-        """The same answers, those of one conversation in one sequence wherever each turn continues the one before."""
+        """Build a dataset in which the turns of a conversation share a sequence if each continues the one before."""
         dataset = cls(traces, max_seq_len=max_seq_len)
         dataset.examples = join_turns(dataset.examples)
         return dataset
@@ -129,10 +127,10 @@ class AnswerDataset(Dataset[Example]):
 
 
 def join_turns(examples: Sequence[Example]) -> list[Example]:
-    """The examples, each that begins with all of the one before it joined to that one.
+    """Merge each example that begins with all of the one before it into that one.
 
-    Every answer token is predicted once, after the very tokens it was predicted after. A turn whose template shows
-    the earlier ones otherwise than they were said begins a sequence of its own.
+    Every response token is predicted once, after exactly the same tokens as before. A turn whose template renders
+    earlier turns differently begins a new sequence.
     """
     joined: list[Example] = []
     for example in examples:
@@ -144,13 +142,12 @@ def join_turns(examples: Sequence[Example]) -> list[Example]:
 
 
 def task_of(source: str) -> str:
-    """The file or data set that a prompt's row came from: "gsm8k" of "a/gsm8k.jsonl:3" and of "gsm8k[test]:3"."""
+    """Return the file or data set of a prompt's row: "gsm8k" of "a/gsm8k.jsonl:3" and of "gsm8k[test]:3"."""
     path = PurePath(source.rsplit(":", 1)[0].split("[", 1)[0])
     return path.name.split(".")[0] if path.suffix else "-".join(path.parts)
 
 
 def collate(examples: Sequence[Example]) -> dict[str, Tensor]:
-    """One batch of examples, padded on the right to the longest."""
     lengths_B1 = torch.tensor([[len(example.input_ids)] for example in examples])
     positions_T = torch.arange(int(lengths_B1.max()))
     real_BT = positions_T < lengths_B1
@@ -165,7 +162,6 @@ def collate(examples: Sequence[Example]) -> dict[str, Tensor]:
 
 
 def marked(spans: Sequence[Sequence[tuple[int, int]]], *, width: int) -> Tensor:
-    """keep_BT, True within the spans of each sequence."""
     keep_BT = torch.zeros(len(spans), width, dtype=torch.bool)
     for keep_T, of_sequence in zip(keep_BT, spans, strict=True):
         for first, end in of_sequence:
@@ -174,20 +170,19 @@ def marked(spans: Sequence[Sequence[tuple[int, int]]], *, width: int) -> Tensor:
 
 
 def padded(rows: Sequence[Tensor]) -> Tensor:
-    """Rows of ids, each padded on the right to the longest."""
     return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=PAD_ID)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where sequences lie in rows.
+    """Positions of sequences in packed rows.
 
     Attributes:
         lengths: Tokens of each sequence.
-        rows: Of each sequence.
-        starts: The slot of each sequence's first token in its row.
+        rows: Row of each sequence.
+        starts: Slot of each sequence's first token in its row.
         num_rows: R.
-        width: W, the tokens of the fullest row, and slots up to a multiple.
+        width: W, the tokens of the fullest row, rounded up to a multiple.
     """
 
     lengths: tuple[int, ...]
@@ -198,17 +193,12 @@ class Layout:
 
 
 def balanced_layout(lengths: Sequence[int], num_rows: int, multiple: int = 1) -> Layout:
-    """The longest sequence first, each at the end of the row that holds the fewest tokens; among equals, the first.
+    """Pack sequences, longest first, each at the end of the row with the fewest tokens; ties go to the first row.
 
     Source: Graham 1969, "Bounds on Multiprocessing Timing Anomalies", SIAM Journal on Applied Mathematics 17(2): the
-    fullest row is at most 4/3 of the least possible.
-
-    Args:
-        lengths: Tokens of each sequence, at least one sequence.
-        num_rows: From 1 to the number of sequences.
-        multiple: Of slots, that the rows are wide.
+    fullest row is at most 4/3 of the optimum. The row width is rounded up to `multiple`.
     """
-    filled = [(0, row) for row in range(num_rows)]  # a heap from the start
+    filled = [(0, row) for row in range(num_rows)]  # already a heap
     positions = [(0, 0)] * len(lengths)
     for sequence in sorted(range(len(lengths)), key=lambda sequence: -lengths[sequence]):
         start, row = heapq.heappop(filled)
@@ -222,17 +212,14 @@ def balanced_layout(lengths: Sequence[int], num_rows: int, multiple: int = 1) ->
 def cheapest_layout(
     lengths: Sequence[int], padded_width: int, *, flops_per_token: Callable[[int], int], multiple: int = 1
 ) -> Layout | None:
-    """The balanced layout of the fewest FLOPs; None where padding every sequence to padded_width takes no more.
+    """Return the balanced layout with the fewest FLOPs; None if padding every sequence to padded_width needs no more.
 
-    A model whose rows hold one text each needs no mask, and half of its attention is never computed. A row of several
-    texts has a mask, and each slot of it is compared with all others of the row: that is why one long row is seldom
-    the cheapest.
+    Rows of one sequence need no mask, and causal attention skips half of the scores. A row of several sequences has a
+    mask, and each slot attends to the whole row: that is why one long row is seldom the cheapest.
 
     Args:
-        lengths: Tokens of each sequence.
         padded_width: Slots of a row that holds one sequence.
-        flops_per_token: FLOPs for one token that is compared with so many.
-        multiple: As in balanced_layout.
+        flops_per_token: FLOPs of one token as a function of the number of attended slots.
     """
     best, least = None, len(lengths) * padded_width * flops_per_token((padded_width + 1) // 2)
     for num_rows in range(1, len(lengths) + 1):
@@ -244,13 +231,13 @@ def cheapest_layout(
 
 
 def lengths_read(keep_BT: Tensor) -> list[int]:
-    """Tokens of each sequence that can matter: up to its last kept position, since none sees what follows it; >= 1."""
+    """Return the tokens of each sequence up to its last kept position, at least 1: none attends to later ones."""
     positions_T = torch.arange(1, keep_BT.shape[1] + 1, device=keep_BT.device)
     return (keep_BT * positions_T).amax(dim=1).clamp(min=1).tolist()
 
 
 def slots_of(layout: Layout, padded_width: int, device: torch.device) -> Tensor:
-    """slots_BT: the index of each token in the flattened rows; -1 for what is in none."""
+    """Return slots_BT: the index of each token in the flattened rows, or -1 if it is in none."""
     starts = [row * layout.width + start for row, start in zip(layout.rows, layout.starts, strict=True)]
     starts_B1, lengths_B1 = (torch.tensor(each, device=device)[:, None] for each in (starts, layout.lengths))
     positions_T = torch.arange(padded_width, device=device)
@@ -258,29 +245,28 @@ def slots_of(layout: Layout, padded_width: int, device: torch.device) -> Tensor:
 
 
 def packed(values_BT: Tensor, slots_BT: Tensor, layout: Layout) -> Tensor:
-    """values_RW: the sequences' values in their rows, and zeros in slots that are left."""
+    """Scatter values_BT into values_RW; unused slots are zero."""
     placed_BT = slots_BT >= 0
     values_S = values_BT.new_zeros(layout.num_rows * layout.width)
     values_S[slots_BT[placed_BT]] = values_BT[placed_BT]
     return values_S.view(layout.num_rows, layout.width)
 
 
-SEPARATING_ATTENTION = ("sdpa", "eager")  # of transformers, which take a mask
+SEPARATING_ATTENTION = ("sdpa", "eager")  # implementations in transformers that take a mask
 
 
 @contextmanager
 def texts_apart(lm: PreTrainedModel, positions_RW: Tensor) -> Iterator[None]:
-    """While the block runs, no text of a row sees another. Give the model the positions all the same.
+    """Prevent the sequences of a packed row from attending to each other for the duration of the block.
 
-    OPT and BLOOM make their masks without positions, and BLOOM's attention goes by distances along the row: their
-    layers are handed a mask, and distances along each text, in place of what the model made.
+    The model must be given the positions as well. OPT and BLOOM build their masks without positions, and BLOOM's bias
+    depends on distances along the row: hooks replace the mask, and the bias, in each of their layers.
 
     Args:
-        lm: A causal language model of a known family.
-        positions_RW: Of tokens in their texts; each text begins with a 0.
+        positions_RW: Of tokens in their sequences; each sequence begins with a 0.
 
     Raises:
-        UserError: If its attention implementation takes no mask.
+        UserError: If the attention implementation takes no mask.
     """
     family = FAMILIES[lm.config.model_type]
     refuse_attention(str(lm.config._attn_implementation), where=str(lm.config.name_or_path))  # noqa: SLF001  # it has no other name
@@ -306,18 +292,18 @@ def texts_apart(lm: PreTrainedModel, positions_RW: Tensor) -> Iterator[None]:
 
 
 def seen_within_texts(positions_RW: Tensor) -> Tensor:
-    """sees_R1WW: whether a token sees another, which is of its own text and not behind it."""
+    """Return sees_R1WW, True if a token attends to another: an earlier one of its own sequence, or itself."""
     texts_RW = (positions_RW == 0).cumsum(dim=1)
     return (texts_RW[:, :, None] == texts_RW[:, None, :]).tril()[:, None]
 
 
 def as_summand(sees_R1WW: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to attention scores: 0 where a token sees another, else the smallest number there is."""
+    """Return an additive attention mask: 0 if a token attends to another, else the minimum of the dtype."""
     return torch.zeros_like(sees_R1WW, dtype=dtype).masked_fill(~sees_R1WW, torch.finfo(dtype).min)
 
 
 def distance_bias(lm: Any, positions_RW: Tensor) -> Tensor:
-    """BLOOM's attention bias, float32 [R x N, 1, W], as a text alone in its row has it."""
+    """Return BLOOM's attention bias, float32 [R x N, 1, W], as if each sequence had its own row."""
     rows, width = positions_RW.shape
     whole_row = torch.ones(1, width, device=positions_RW.device)
     bias_NW = lm.base_model.build_alibi_tensor(whole_row, lm.config.n_head, torch.float32)[:, 0]
@@ -325,9 +311,9 @@ def distance_bias(lm: Any, positions_RW: Tensor) -> Tensor:
 
 
 def refuse_attention(implementation: str, *, where: str) -> None:
-    """Raise UserError if an attention implementation of transformers does not separate texts in several rows.
+    """Raise UserError if an attention implementation of transformers does not separate packed sequences.
 
-    Its FlashAttention looks at positions only where all texts lie in one row.
+    Its FlashAttention uses positions only if all sequences are in one row.
     """
     if implementation not in SEPARATING_ATTENTION:
         raise UserError(
@@ -336,16 +322,16 @@ def refuse_attention(implementation: str, *, where: str) -> None:
         )
 
 
-STUDENT_IDS = "student_ids"  # of a batch: what the student reads in place of input_ids
+STUDENT_IDS = "student_ids"  # of a batch: ids that the student reads in place of input_ids
 
 
 class UnknownInputs(Algorithm):
-    """Adds to each training batch what the student reads.
+    """Adds the student's input ids to each training batch.
 
     Args:
         vocabulary: Of the student, with unknown_id.
-        share: Chance in (0, 1] of a token that is not said.
-        seed: Of the training.
+        share: Probability in (0, 1] that an id outside the student's outputs is replaced.
+        seed: Of the training run.
     """
 
     def __init__(self, vocabulary: DraftVocabulary, *, share: float, seed: int):
@@ -357,23 +343,15 @@ class UnknownInputs(Algorithm):
         self.is_output_V[torch.tensor(vocabulary.ids)] = True
 
     def match(self, event: Event, state: State) -> bool:  # noqa: ARG002  # Composer's signature
-        """Before a training batch is cut into micro-batches."""
         return event == Event.AFTER_DATALOADER
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
-        """Show the student its batch."""
         batch = state.batch
         ids_BT = self.shown(batch["input_ids"], batch["attention_mask"], batch_number=state.timestamp.batch.value)
         state.batch = {**batch, STUDENT_IDS: ids_BT}
 
     def shown(self, input_ids_BT: Tensor, real_BT: Tensor, *, batch_number: int) -> Tensor:
-        """ids_BT as the student reads them.
-
-        Args:
-            input_ids_BT: Padded on the right.
-            real_BT: False where padding stands.
-            batch_number: Batches trained before this one.
-        """
+        """Return ids_BT as the student reads them; input_ids_BT are padded on the right."""
         ids_BT, lengths = input_ids_BT.cpu(), real_BT.sum(dim=1).tolist()
         chance_BT = torch.ones(ids_BT.shape)
         for row, (ids_T, length) in enumerate(zip(ids_BT, lengths, strict=True)):

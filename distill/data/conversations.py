@@ -1,8 +1,8 @@
-"""Rows that bring their own answers: conversations whose assistant turns are learned as they stand. No torch.
+"""Rows with given responses: conversations whose assistant turns are trained on unchanged. No torch.
 
-A row has one of five forms; where it has several, the first of this order counts: `messages`, `conversation`, or a
-`prompt`, a `question` or an `instruction` (with an optional `input`) beside an answer, which is the first of `answer`,
-`completion`, `response` and `output`. Rows of a named task are read as the task says.
+A row has one of five forms, tried in this order: `messages`, `conversation`, or a `prompt`, a `question` or an
+`instruction` (with an optional `input`) with a response, which is the first of `answer`, `completion`, `response` and
+`output`. Rows of a named task are parsed by the task.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,11 +30,11 @@ WRITTEN_INSTEAD = "or set data.answers to written, and the target answers"
 
 @dataclass(frozen=True)
 class Conversation:
-    """A conversation that was had.
+    """A conversation with given responses.
 
     Attributes:
-        source: The row it came from, as "file.jsonl:12".
-        messages: Oldest first. The last one is the assistant's, and each of the assistant's answers a user's.
+        source: Its row, as "file.jsonl:12".
+        messages: Oldest first. The last is the assistant's, and each assistant turn follows a user's.
     """
 
     source: str
@@ -42,26 +42,25 @@ class Conversation:
 
     @property
     def answers(self) -> list[int]:
-        """Places of the assistant's turns among the messages."""
+        """Indices of the assistant's turns."""
         return [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
 
     @property
     def question(self) -> tuple[Message, ...]:
-        """What the first answer answers."""
+        """Messages before the first response."""
         return self.messages[: self.answers[0]]
 
 
 def load_conversations(sources: Sequence[PromptSource]) -> list[Conversation]:
-    """The conversations of every source, in order.
+    """Load the conversations of every source, in order.
 
     Raises:
-        UserError: If a source is missing, cannot be read, holds no rows, or has a row that is no conversation.
+        UserError: If a source is missing, cannot be read, has no rows, or has a row that is no conversation.
     """
     return [conversation for source in sources for conversation in load_rows(source, parser_of(source))]
 
 
 def parser_of(source: PromptSource) -> Callable[[Any, str], Conversation]:
-    """What reads a row of a source: its task, or the five forms of plain rows."""
     if source.task is None:
         return parse_conversation
     task = TASKS[source.task]
@@ -69,7 +68,6 @@ def parser_of(source: PromptSource) -> Callable[[Any, str], Conversation]:
 
 
 def parse_conversation(row: Any, where: str) -> Conversation:
-    """One row of any known form; UserErrors name the row."""
     field = first_field(row, QUESTION_FIELDS, where, example=EXAMPLE)
     if field in ("messages", "conversation"):
         messages = parse_each_message(row[field], field, where)
@@ -81,7 +79,7 @@ def parse_conversation(row: Any, where: str) -> Conversation:
 
 
 def conversation_of(messages: Sequence[Message], where: str) -> Conversation:
-    """Some messages up to the last answer, answers without white space around them, which a target does not write."""
+    """Build a conversation up to the last response; strip responses of whitespace, which a target does not generate."""
     roles = [message["role"] for message in messages]
     follows = [before for before, role in zip([None, *roles], roles, strict=False) if role == "assistant"]
     if not follows or set(follows) != {"user"}:

@@ -1,12 +1,12 @@
-"""The training data where it brings its own answers: every assistant turn, laid out as if the target had said it.
+"""Training data with given responses: every assistant turn, rendered as if the target had generated it.
 
-Held-out questions are answered by the target all the same: what it would accept shows on its own answers alone.
+Held-out prompts still get the target's responses: acceptance can be measured only on its own.
 
-The files are those of distill/data/training_data.py, one trace a turn; of conversations that are learned whole,
-distill/data/batches.py joins the turns again.
+The files are those of distill/data/training_data.py, one trace per turn; distill/data/batches.py joins the turns of
+conversations again.
 
-They are known from renderings, each a prefix of the next: up to a turn and opened for it, and up to its end. No text is
-searched for markers.
+Turns are located by renderings that are prefixes of each other: up to a turn and opened for it, and up to its end. No
+text is searched for markers.
 """
 
 import re
@@ -51,13 +51,13 @@ SHOWN = 12  # last tokens of a rendering in messages
 
 
 class Renderer:
-    """Finds the assistant's tokens in conversations, as one target's template renders them.
+    """Locates the assistant's tokens in conversations rendered by a target's chat template.
 
     Args:
-        target: The target's folder; its tokenizer and its stop tokens are read, not its weights.
+        target: Only its tokenizer and its stop tokens are read.
 
     Raises:
-        UserError: If its template cannot tell an answer from what is around it.
+        UserError: If the template does not delimit responses.
     """
 
     def __init__(self, target: Path):
@@ -73,7 +73,7 @@ class Renderer:
         self.lead_ids = self.find_lead()
 
     def find_lead(self) -> tuple[int, ...]:
-        """What the template itself writes between the opening of a turn and the answer: for Qwen3, empty thinking."""
+        """Return the template's tokens between the opening of a turn and the response: for Qwen3, empty thinking."""
         asked = user_turn("?")
         opening = render_chat(self.tokenizer, [asked], add_generation_prompt=True)
         x, y = (
@@ -89,14 +89,13 @@ class Renderer:
         return tuple(shared[len(opening) :])
 
     def opening_ids(self, messages: Sequence[Message], where: str) -> list[int]:
-        """A conversation as the target reads it before it answers."""
         return self.render(messages, where, add_generation_prompt=True)
 
     def answered(self, messages: Sequence[Message], where: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """What the target reads before the last message, and that message up to and with the token that ends it.
+        """Return the prompt of the last message, and the tokens of that message including the stop token.
 
         Raises:
-            UserError: If the template refuses the conversation, or shows the last message not as its answer.
+            UserError: If the template fails, or does not render the last message as a response.
         """
         opening = self.opening_ids(messages[:-1], where)
         whole = self.render(messages, where, add_generation_prompt=False)
@@ -112,7 +111,7 @@ class Renderer:
         return tuple(whole[:start]), tuple(whole[start:end])
 
     def end_of_answer(self, whole: Sequence[int], start: int, location: str) -> int:
-        """Where the answer that begins at start has ended, its stop token included."""
+        """Return the end of the response that begins at start, its stop token included."""
         for position in range(start, len(whole)):
             if whole[position] in self.stop_ids:
                 return position + 1
@@ -124,7 +123,6 @@ class Renderer:
         )
 
     def render(self, messages: Sequence[Message], where: str, *, add_generation_prompt: bool) -> list[int]:
-        """The conversation in the template's words; UserErrors name the row."""
         try:
             ids = render_chat(self.tokenizer, messages, add_generation_prompt=add_generation_prompt)
         except UserError as error:
@@ -133,7 +131,7 @@ class Renderer:
         return ids
 
     def refuse_stop_within(self, answer: str, location: str) -> None:
-        """Refuse an answer with a stop token's text in it: the target would have ended there."""
+        """Raise UserError if a response contains a stop token: the target would have stopped there."""
         ids = self.tokenizer(answer, add_special_tokens=False)["input_ids"]
         within = [each for each in ids if each in self.stop_ids]
         if within:
@@ -143,7 +141,6 @@ class Renderer:
             )
 
     def ending(self, ids: Sequence[int]) -> str:
-        """The last tokens of a rendering, quoted."""
         return repr(self.tokenizer.decode(list(ids[-SHOWN:])))
 
 
@@ -160,33 +157,21 @@ def collect_given(
     part: Part = EVERY_FILE,
     share: Share = ALONE,
 ) -> Counts | None:
-    """Write the conversations' answers to out/train-*.jsonl, and the target's to held-out ones to out/eval-*.jsonl.
+    """Write the given responses to out/train-*.jsonl, and the target's, to held-out prompts, to out/eval-*.jsonl.
 
-    An interrupted run continues. Which conversations are held out depends on them and the seed alone; one that begins
-    with the question of a held-out one is not trained on.
-
-    Args:
-        target: Its Hugging Face folder.
-        config: Section `data` of the recipe.
-        out: Folder of the answers.
-        seed: Of the draw and of the target's answers.
-        dtype: Number type of the target while it writes.
-        to_train_on: Whether answers are what is trained on. Otherwise only held-out questions are answered.
-        answered_by: What writes the target's answers, as write_traces has it.
-        holding: How the target is held.
-        part: Which files of the target's answers are written here; other jobs write the others.
-        share: This process's share of them.
+    Resumes an interrupted run. The held-out split depends only on the conversations and the seed; a conversation that
+    begins with the prompt of a held-out one is not trained on. Arguments are those of
+    distill.data.training_data.generate_answers.
 
     Returns:
-        None while files of other parts are missing, else:
-        counts for the manifest, as distill.data.training_data.generate_answers has them, where a held-out conversation
-        is as many prompts as it has answers; further `asked_in_eval`, conversations left out of training for their
-        question, and of "train" `sequences`, which the conversations become where they are learned whole, and `split`,
-        conversations that become several.
+        None while files of other parts are missing, else counts as generate_answers returns them, with one prompt per
+        response of a held-out conversation. In addition: `asked_in_eval`, conversations left out of training for their
+        prompt; and under "train" `sequences`, into which conversations are joined, and `split`, conversations that
+        become several.
 
     Raises:
-        UserError: If a row is no conversation, there are too few to hold some out, the target's template cannot tell
-            answers from what is around them, or out holds answers made otherwise.
+        UserError: If a row is no conversation, there are too few to hold some out, the chat template does not delimit
+            responses, or out contains responses of other inputs.
     """
     conversations = load_conversations(config.prompts)
     renderer = Renderer(target)
@@ -201,7 +186,7 @@ def collect_given(
     how = {"answered_by": answered_by, "part": part, "share": share}
     write_traces(target, questions, out, decoding, name="eval", **how)
     if to_train_on:
-        with one_at_a_time(out) if share.leads else nullcontext():  # laid out in seconds, by whoever comes first
+        with one_at_a_time(out) if share.leads else nullcontext():  # takes seconds; the first job does it
             write_given(renderer, train, out, shard_size=config.shard_size, max_prompt_len=max_prompt_len, share=share)
     if share.lead(lambda: missing_shards(out, ["eval"])):
         return None
@@ -219,7 +204,6 @@ def collect_given(
 
 
 def prompts_of(conversation: Conversation) -> list[Prompt]:
-    """What each of a conversation's answers answers."""
     return [
         Prompt(turn_source(conversation, number), conversation.messages[:index])
         for number, index in enumerate(conversation.answers, start=1)
@@ -227,16 +211,12 @@ def prompts_of(conversation: Conversation) -> list[Prompt]:
 
 
 def turn_source(conversation: Conversation, number: int) -> str:
-    """The row, and which of its answers this is unless it is the first."""
+    """Return the row, with the number of the response unless it is the first."""
     return conversation.source if number == 1 else f"{conversation.source}#{number}"
 
 
 def drop_asked(train: Sequence[Conversation], held_out: Sequence[Conversation]) -> list[Conversation]:
-    """The conversations to train on that do not begin with the question of a held-out one; says how many do.
-
-    Raises:
-        UserError: If all of them do.
-    """
+    """Return the conversations that do not begin with the prompt of a held-out one; raise UserError if none do."""
     asked = {fingerprint_value(each.question) for each in held_out}
     fresh = [each for each in train if fingerprint_value(each.question) not in asked]
     if not fresh:
@@ -254,7 +234,7 @@ def drop_asked(train: Sequence[Conversation], held_out: Sequence[Conversation]) 
 
 
 def count_given(out: Path, conversations: Sequence[Conversation]) -> tuple[SplitCounts, int]:
-    """What is on disk to train on, and how many answers are not; says how many conversations the template splits."""
+    """Count the training responses on disk, and those missing; print how many conversations the template splits."""
     traces = read_traces(out, "train") if conversations else []
     rows = [list(group) for _, group in groupby(traces, key=row_of)]
     breaks = [sum(not follows(*pair) for pair in pairwise(row)) for row in rows]
@@ -276,12 +256,11 @@ def count_given(out: Path, conversations: Sequence[Conversation]) -> tuple[Split
 
 
 def row_of(trace: Trace) -> str:
-    """The row a turn came from: its source without the turn's number."""
     return re.sub(r"#[0-9]+$", "", trace.source)
 
 
 def follows(earlier: Trace, later: Trace) -> bool:
-    """Whether a turn was asked in the very tokens of the one before it."""
+    """Return True if a turn's prompt begins with all tokens of the turn before it."""
     return continues((*earlier.prompt_ids, *earlier.answer_ids), later.prompt_ids)
 
 
@@ -294,10 +273,11 @@ def write_given(
     max_prompt_len: int,
     share: Share = ALONE,
 ) -> None:
-    """Write each assistant turn as a trace, into out/train-00000.jsonl and so on; shards that exist are kept.
+    """Write each assistant turn as a trace to out/train-00000.jsonl and so on; existing shards are kept.
 
     Raises:
-        UserError: If out holds answers to train on made otherwise, or a row's answers cannot be told apart.
+        UserError: If out contains training responses of other inputs, or the template does not delimit a row's
+            responses.
     """
     record = {
         **fingerprint_tokenizer(renderer.target),
@@ -308,7 +288,7 @@ def write_given(
         "max_prompt_len": max_prompt_len,
     }
     first_ids = accumulate((len(each.answers) for each in conversations), initial=0)
-    numbered = list(zip(first_ids, conversations, strict=False))  # the last sum is the number of all answers
+    numbered = list(zip(first_ids, conversations, strict=False))  # the last sum is the total number of responses
     chunks = [numbered[start : start + shard_size] for start in range(0, len(numbered), shard_size)]
     paths = share.lead(lambda: claim_shards(out, "train", record, num_shards=len(chunks)))
     absent = share.lead(lambda: [number for number, path in enumerate(paths) if not path.is_file()])
@@ -327,7 +307,7 @@ def write_given(
 def write_each(
     missing: Sequence[tuple[Path, Sequence[tuple[int, Conversation]]]], renderer: Renderer, max_prompt_len: int
 ) -> Iterator[list[Trace]]:
-    """Yield the answers of each conversation; each shard is written when it is complete."""
+    """Yield the responses of each conversation; write each shard when it is complete."""
     for path, numbered in missing:
         rows: list[dict[str, Any]] = []
         for first_id, conversation in numbered:
@@ -342,7 +322,6 @@ def write_each(
 
 
 def traces_of(conversation: Conversation, renderer: Renderer, *, first_id: int) -> Iterator[Trace]:
-    """Each assistant turn of a conversation, after what the target reads when it is that turn's time to be said."""
     for number, index in enumerate(conversation.answers, start=1):
         messages = conversation.messages[: index + 1]
         prompt_ids, answer_ids = renderer.answered(messages, conversation.source)

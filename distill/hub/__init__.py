@@ -1,1 +1,1 @@
-"""A finished draft is published: its files, its licence, its card, and the push to the hub."""
+"""Publish a finished draft: its files, its licence, its card, and the push to the hub."""

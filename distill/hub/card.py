@@ -1,10 +1,10 @@
-"""README.md of a published draft: front matter by the hub's own classes, and a page from card.md.jinja.
+"""README.md of a published draft: metadata by huggingface_hub's classes, and a page from card.md.jinja.
 
-The licence is the one that the user names, or that of the target's own card. What it demands of whoever passes a model
-on (a notice, words to show, how names begin) comes with it.
+The licence is the one that the user names, or that of the target's card. Its requirements for redistribution (a
+notice, words to show, a prefix of names) come with it.
 
-Sources: the licences themselves: Llama 2 Community License, 1.b.iii; Llama 3, 3.1, 3.2 and 3.3 Community Licenses,
-1.b.i and 1.b.iii; Gemma Terms of Use, 3.1.
+Sources: the licences: Llama 2 Community License, 1.b.iii; Llama 3, 3.1, 3.2 and 3.3 Community Licenses, 1.b.i and
+1.b.iii; Gemma Terms of Use, 3.1.
 """
 
 import html
@@ -48,11 +48,11 @@ class Terms:
     """The licence a draft is published under.
 
     Attributes:
-        licence: The hub's identifier; None where nobody knows it.
-        files: Licence and notice files of the target, which go with the draft.
-        notice: The words of a file NOTICE; "" where none are prescribed.
-        shown: Words to show next to the model; "" where there are none.
-        name_begins: How the name of the model must begin; "" where it is free.
+        licence: The hub's identifier; None if unknown.
+        files: Licence and notice files of the target, which are published with the draft.
+        notice: Contents of the file NOTICE; "" if none is required.
+        shown: Words to show next to the model; "" if none are required.
+        name_begins: Required prefix of the model's name; "" if there is none.
     """
 
     licence: str | None
@@ -63,7 +63,6 @@ class Terms:
 
 
 def llama_3(name: str, *, shown: str, name_begins: str) -> dict[str, str]:
-    """What the licences of LLaMA 3 and its successors demand."""
     notice = f"{name} is licensed under the {name} Community License, Copyright © Meta Platforms, Inc."
     return {"notice": f"{notice} All Rights Reserved.", "shown": shown, "name_begins": name_begins}
 
@@ -85,14 +84,13 @@ DEMANDS: Mapping[str | None, Mapping[str, str]] = {  # by licence
 
 
 def terms_of(target: Path, given: str | None) -> Terms:
-    """The terms of a target's folder; a licence that the user names goes before that of its card."""
+    """Return the terms of a target directory; a licence that the user names overrides that of its card."""
     licence = given or licence_of_card(target)
     files = {path for pattern in LICENCE_FILES for path in target.glob(pattern) if path.is_file()}
     return Terms(licence, tuple(sorted(files)), **DEMANDS.get(licence, {}))
 
 
 def licence_of_card(target: Path) -> str | None:
-    """The licence in the front matter of a folder's README.md; None where there is none."""
     from huggingface_hub import ModelCard  # imported here: half a second
 
     file = target / "README.md"
@@ -127,14 +125,11 @@ def servings_of(
     lookahead: int | None,
     without_own_tokenizer: str | None = None,
 ) -> list[Serving]:
-    """Every engine with the form at the root, and of a small head the forms that one engine loads.
+    """Return every engine with the form at the root, and for a reduced head the forms of single engines.
 
     Args:
-        out: The folder that is published.
-        target: The folder of the target.
-        repo_id: The repository.
-        base_model: The target's hub id; its folder's name replaces it if it has none.
-        lookahead: The best number of speculative tokens; None if it was not scored.
+        out: The published directory.
+        base_model: The target's hub id; its directory's name replaces it if it has none.
         without_own_tokenizer: Why there is no own-tokenizer/.
     """
     name = repo_id.rpartition("/")[2]
@@ -170,7 +165,6 @@ def servings_of(
 
 
 def certified(folder: Path, engine: EngineName) -> str:
-    """What the certificate of a form, if there is one, states of an engine."""
     certificates = read_certificates(folder).engines if (folder / FILE_NAME).is_file() else {}
     certificate = next((each for name, each in certificates.items() if name == engine), None)
     if certificate is None:
@@ -206,19 +200,15 @@ def write_card(
     servings: Sequence[Serving],
     certified: bool,
 ) -> None:
-    """Write the card of a folder that is going to be published.
+    """Write the card of a directory to be published.
 
     Args:
         folder: The draft at its root.
         name: Of the repository, without the organisation.
-        target: The hub id of the target; its folder's name if it has none.
+        target: The hub id of the target; its directory's name if it has none.
         base_model: The hub id of the target; None if it has none.
-        recipe: Of the run.
-        scored: Its public scorecard; None if it is published without one.
-        counts: Of the responses it was trained on, from the manifest of <run>/data.
-        terms: Its licence.
-        servings: How each engine serves it.
-        certified: Whether a certificate goes with it.
+        scored: Public scorecard; None if it is published without one.
+        counts: Of the training responses, from the manifest of <run>/data.
     """
     card = scored.card if scored is not None and isinstance(scored.card, Scorecard) else None
     known: dict[str, Any] = {}
@@ -257,7 +247,7 @@ def write_card(
 
 
 def eval_results(card: Scorecard) -> list[EvalResult]:
-    """Acceptance length and rate at every temperature, at the best number of speculative tokens."""
+    """Return acceptance length and rate at every temperature, at the best num_speculative_tokens."""
     tasks = ", ".join(str(task.task or "prompts of no named task") for task in card.prompts.tasks)
     results = []
     for temperature in card.temperatures:
@@ -282,7 +272,7 @@ def eval_results(card: Scorecard) -> list[EvalResult]:
 
 
 def data_sets_of(sources: Iterable[PromptSource]) -> list[str]:
-    """Hub ids of the data sets of some sources, or of their tasks, sorted; a local folder is none."""
+    """Return the sorted hub ids of the data sets of some sources, or of their tasks, without local directories."""
     names = {source.name or (TASKS[source.task].hub.name if source.task else "") for source in sources}
     return sorted(
         name
@@ -292,7 +282,6 @@ def data_sets_of(sources: Iterable[PromptSource]) -> list[str]:
 
 
 def fact_rows(recipe: Recipe, folder: Path, counts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Shape, true number of parameters, and training."""
     shape = Shape.from_config(read_config(folder), where=str(folder / "config.json"))
     vocabulary, distill, train = recipe.architecture.vocabulary, recipe.distill, counts.get("train", {})
     trained_on = "text" if distill.train_on == "text" else "responses of the target"
@@ -321,7 +310,7 @@ def fact_rows(recipe: Recipe, folder: Path, counts: Mapping[str, Any]) -> list[t
 
 
 def plain_tables(tables: Iterable[Table | None]) -> str:
-    """Tables as Markdown, their cells plain words; those without rows are left out."""
+    """Format tables as Markdown with escaped cells; leave out tables without rows."""
     return markdown(
         *(
             Table(
@@ -336,10 +325,10 @@ def plain_tables(tables: Iterable[Table | None]) -> str:
 
 
 def plain(text: str) -> str:
-    """A text that neither HTML nor Markdown takes for anything but words on one line.
+    """Escape text for HTML and Markdown, on one line.
 
-    Marks are written as character references, which mean nothing to tables, links and emphasis. A bracket is one only
-    where a link could follow, so that intervals stay readable.
+    Marks become character references, which tables, links and emphasis ignore. A bracket is escaped only if a link
+    could follow, so that intervals stay readable.
     """
     words = html.escape(NOT_PRINTED.sub(" ", text)[:MAX_CHARACTERS], quote=False)
     return MARKS.sub(lambda match: "".join(f"&#{ord(mark)};" for mark in match.group()), words).strip()

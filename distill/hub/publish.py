@@ -1,7 +1,7 @@
-"""A finished run becomes the folder that is published, whole or not at all, and is pushed to the hub.
+"""Lay out a finished run as the repository that is published, atomically, and push it to the hub.
 
-A draft with a whole head lies at the root. Of one with a reduced vocabulary the root is the form that every engine
-loads, small-head/ what widedraft decodes with, and own-tokenizer/ what vLLM decodes with as fast.
+A draft with a whole head is at the root. For one with a reduced vocabulary the root is the form that every engine
+loads, small-head/ the one that widedraft decodes with, and own-tokenizer/ an equally fast one for vLLM.
 """
 
 import re
@@ -40,16 +40,12 @@ ACCEPTANCE_NAME, PROVENANCE_NAME = "acceptance.json", "provenance.json"
 OF_A_DRAFT = ("config.json", *CARRIED_FILES, DRAFT_VOCABULARY_NAME, PLAN_NAME)
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 UNPUBLISHED_STAGES = ("mask_checkpoints", "scores")
-# A path from the root or the home of this machine; what follows a letter, a colon or a slash is no such path.
+# A path from the root or the home of this machine; text after a letter, a colon or a slash is not such a path.
 OWN_PATH = re.compile(r"(?<![\w:/.])(?:~[\w.-]*)?/(?:[^/\s:'\",;]+/)*([^/\s:'\",;]+)/?")
 
 
 def push_run(settings: PushSettings) -> str:
-    """Push a run's draft to the hub; its page, and whether it is private.
-
-    Raises:
-        UserError: As `lay_out`, or if the hub refuses.
-    """
+    """Push a run's draft to the hub; return its URL and visibility."""
     with tempfile.TemporaryDirectory(prefix="widedraft-push-") as scratch:
         folder = Path(scratch) / "repository"
         lay_out(settings, folder)
@@ -58,10 +54,10 @@ def push_run(settings: PushSettings) -> str:
 
 
 def dry_run(settings: PushSettings, out: Path) -> list[Path]:
-    """Write exactly the files that a push would send; returns them, relative to the folder.
+    """Write exactly the files that a push would send; return them, relative to the directory.
 
     Raises:
-        UserError: As `lay_out`, or if the folder holds something else.
+        UserError: If the directory contains other files.
     """
     if out.is_dir() and any(out.iterdir()) and not (out / PROVENANCE_NAME).is_file():
         raise UserError(f"--dry-run: {out} holds files that no dry run wrote. Choose an empty or a new folder.")
@@ -71,17 +67,17 @@ def dry_run(settings: PushSettings, out: Path) -> list[Path]:
 
 
 def lay_out(settings: PushSettings, out: Path) -> None:
-    """Write everything that is published of a run into a folder.
+    """Write all published files of a run into a directory.
 
     Raises:
-        UserError: If the run has no finished draft, no scorecard of it, or what must not be published.
+        UserError: If the run has no finished draft, no scorecard of it, or contents that must not be published.
     """
     run = finished_run(settings.run)
     recipe, draft, target, name = run.recipe, run.draft.path, run.target, settings.repo_id.rpartition("/")[2]
     scored = scorecard_of(run, unscored=settings.unscored)
     card = None if scored is None or not isinstance(scored.card, Scorecard) else scored.card
 
-    # What may be published, and under which licence.
+    # Check that it may be published, and under which licence.
     base_model = base_model_of(recipe.target, settings.base_model)
     terms = terms_of(target, settings.license)
     if settings.public and terms.licence is None:
@@ -108,7 +104,7 @@ def lay_out(settings: PushSettings, out: Path) -> None:
     if terms.notice and not any(path.name.startswith("NOTICE") for path in terms.files):
         write_text(terms.notice + "\n", out / "NOTICE")
 
-    # Scorecard, report, recipe and provenance, without prompts, secrets and folders of this machine.
+    # Scorecard, report, recipe and provenance, without prompts, secrets and local directories.
     names = {recipe.target.path: base_model or target.name, str(target): base_model or target.name}
     if scored is not None:
         record = public_scorecard(scored.card.model_dump(mode="json"), names | {str(draft): settings.repo_id})
@@ -140,11 +136,7 @@ def lay_out(settings: PushSettings, out: Path) -> None:
 
 
 def finished_run(folder: Path) -> Run:
-    """The run in a folder, whose training has finished.
-
-    Raises:
-        UserError: If there is no such run, or its draft is not finished.
-    """
+    """Load the run in a directory; raise UserError if its draft is not finished."""
     if not (folder / RECIPE_NAME).is_file():
         raise UserError(f"{folder}: holds no recipe.yaml. Name the folder of a run, as `widedraft run` prints it.")
     run = Run(load_recipe(folder / RECIPE_NAME), folder)
@@ -159,10 +151,10 @@ def finished_run(folder: Path) -> Run:
 
 
 def scorecard_of(run: Run, *, unscored: bool) -> ScoredRun | None:
-    """The scorecard of the run's draft as it is now.
+    """Load the scorecard of the run's current draft; None if there is none and that is allowed.
 
     Raises:
-        UserError: If there is none, unless that is allowed, or it is of another draft or target.
+        UserError: If there is none, or it is of another draft or target.
     """
     path = run.eval.path / CARD_NAME
     if not path.is_file():
@@ -183,13 +175,7 @@ def scorecard_of(run: Run, *, unscored: bool) -> ScoredRun | None:
 
 
 def lay_out_forms(draft: Path, target: Path, out: Path, *, lookahead: int | None) -> str | None:
-    """Write the draft in every form; returns why a draft with a small head has no own-tokenizer/.
-
-    Args:
-        draft: The folder of a run.
-        target: The folder of the model it drafts for.
-        out: An empty folder.
-        lookahead: Tokens that transformers proposes; None if it was not scored.
+    """Write the draft in every form; return why a draft with a reduced head has no own-tokenizer/.
 
     Raises:
         UserError: If the draft brings code, or does not have its target's tokenizer, template or context.
@@ -213,12 +199,11 @@ def lay_out_forms(draft: Path, target: Path, out: Path, *, lookahead: int | None
 
 
 def forms(out: Path) -> list[Path]:
-    """The folders that hold a form of the draft."""
     return [out / name for name in (".", SMALL_HEAD, OWN_TOKENIZER) if (out / name / "config.json").is_file()]
 
 
 def lay_out_small_head(draft: Path, out: Path) -> str | None:
-    """The head grown back at the root, the draft itself, and one with its own tokenizer; why there is none of these."""
+    """Write the whole-head form at the root, the draft, and its own-tokenizer form; return why that is missing."""
     copy_draft(draft, out / SMALL_HEAD)
     convert_draft(draft, out / "whole", "whole")
     (out / "whole" / MANIFEST_NAME).unlink()
@@ -234,7 +219,7 @@ def lay_out_small_head(draft: Path, out: Path) -> str | None:
 
 
 def copy_draft(draft: Path, out: Path) -> None:
-    """Copy the files of a draft that an engine, transformers or widedraft reads, and no other."""
+    """Copy only the files of a draft that an engine, transformers or widedraft reads."""
     out.mkdir(parents=True, exist_ok=True)
     for pattern in (*OF_A_DRAFT, *WEIGHTS):
         for path in draft.glob(pattern):
@@ -245,9 +230,9 @@ def copy_draft(draft: Path, out: Path) -> None:
 
 
 def fit_context(folder: Path, target: Path) -> None:
-    """Give a draft the context length of its target: engines stop drafting, or fail, past its own.
+    """Set a draft's context length to its target's: engines stop drafting, or fail, past its own.
 
-    Plain rotary positions have no table that would end. Others do, or are scaled for a length.
+    Possible for plain rotary positions; position tables and scaled positions end.
 
     Raises:
         UserError: If its positions end before the target's.
@@ -268,12 +253,7 @@ def fit_context(folder: Path, target: Path) -> None:
 
 
 def put_certificates(out: Path, target: Path, folders: Sequence[Path]) -> None:
-    """Put certificates next to the forms that they are of.
-
-    Args:
-        out: The folder that is published.
-        target: The folder of the target.
-        folders: Each with a certificate.json.
+    """Write certificates next to the forms that they certify.
 
     Raises:
         UserError: If one is of another target, or of none of the forms.
@@ -293,7 +273,7 @@ def put_certificates(out: Path, target: Path, folders: Sequence[Path]) -> None:
 
 
 def public_scorecard(record: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    """A scorecard under the public names of its models, by their paths here; every raw count stays."""
+    """Return a scorecard with public model names in place of local paths; every raw count stays."""
     target, *drafts = (
         {**model, "path": names.get(model["path"], PurePath(model["path"]).name)}
         for model in (record["target"], *record["drafts"])
@@ -315,7 +295,7 @@ def write_provenance(run: Run, out: Path, names: dict[str, str]) -> None:
 
 
 def published(value: Any) -> Any:
-    """A JSON value without secrets, and with only the last part of paths of this machine."""
+    """Return a JSON value without secrets, and with only the last part of local paths."""
     if isinstance(value, dict):
         return {key: MASK if is_secret(str(key), each) else published(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -326,19 +306,18 @@ def published(value: Any) -> Any:
 
 
 def is_secret(key: str, value: Any) -> bool:
-    """Whether the key is that of a secret, and the value no reference to one."""
     is_text = isinstance(value, str) and not value.startswith("${")
     return is_text and masked(f"{key}={value}").endswith(f"={MASK}")
 
 
 def push_folder(folder: Path, repo_id: str, *, public: bool = False, message: str) -> str:
-    """Make a hub repository exactly a folder, in one commit; its page, and whether it is private.
+    """Make a hub repository identical to a directory, in one commit; return its URL and visibility.
 
-    The repository is made if need be. Files of an earlier push that are no longer in the folder are deleted;
-    nothing is committed if nothing differs. Endpoint and token are those huggingface_hub finds in the environment.
+    Creates the repository if necessary. Deletes files of an earlier push that are not in the directory; commits
+    nothing if nothing differs. huggingface_hub reads endpoint and token from the environment.
 
     Raises:
-        UserError: If the repository is public and should not be, or the hub does not take the folder. No message holds
+        UserError: If the repository is public and should not be, or the hub rejects the directory. No message contains
             the token (see architectures/hub.py).
     """
     from huggingface_hub import HfApi, errors  # imported here: half a second
@@ -356,5 +335,5 @@ def push_folder(folder: Path, repo_id: str, *, public: bool = False, message: st
         if isinstance(error, UserError):
             raise
         failure = hub_failure(error)
-    # Raised here, where no context is left whose request would show the token.
+    # Raised here, without a context whose request would show the token.
     raise UserError(f"{repo_id}: not pushed: {failure} {HUB_HINT}")

@@ -1,4 +1,4 @@
-"""Settings of `widedraft push`, and what is checked before anything is trained. No torch."""
+"""Settings of `widedraft push`, and checks before anything is trained. No torch."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +15,7 @@ from distill.recipe.sections import RepoId
 
 
 class PushSettings(Section):
-    """Which run's draft is published where, and how."""
+    """Settings of `widedraft push`."""
 
     run: Annotated[Path, Flag(metavar="RUN", is_word=True)] = Field(description="The folder of a finished run.")
     repo_id: RepoId = Field(description="The repository; it is made if it is not there.")
@@ -36,10 +36,10 @@ class PushSettings(Section):
 
 
 def base_model_of(target: TargetConfig, given: str | None = None) -> str | None:
-    """The hub id of a target: that which is given, or target.path; None if the user states that it has none.
+    """Return the hub id of a target: the given one, or target.path; None if the user states that it has none.
 
     Raises:
-        UserError: If the target is a local folder, and no id is given.
+        UserError: If the target is a local directory, and no id is given.
     """
     if given is not None:
         return None if given == "none" else given
@@ -52,7 +52,7 @@ def base_model_of(target: TargetConfig, given: str | None = None) -> str | None:
 
 
 def refuse_unpublishable(recipe: Recipe) -> None:
-    """Raise UserError for a distill.push_to_hub that would be rejected at the end of a run, but for its licence."""
+    """Raise UserError if distill.push_to_hub would be rejected at the end of a run, except for its licence."""
     if recipe.distill.push_to_hub is not None:
         refuse_misleading_name(recipe.distill.push_to_hub)
         base_model_of(recipe.target)

@@ -1,1 +1,1 @@
-"""Drafts that learn from the requests they serve."""
+"""Train drafts on the requests they serve."""

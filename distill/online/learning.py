@@ -1,4 +1,4 @@
-"""A draft that learns from the requests it served: batches, guard, and its comparison with drafts that do not learn.
+"""Training on the requests that a draft serves: batches, guard, and comparison with static drafts.
 
 Shape suffixes used in this file:
     B = sequences in the batch, T = tokens per sequence; C = checks, R = requests
@@ -64,25 +64,23 @@ from eval.models import default_device, load_model, require_same_tokenizer
 from eval.stream import open_stream
 
 FOLDER, RECORDS, TABLE = "online", "records.jsonl", "comparison.md"  # in the run directory
-NEEDED_CHECKPOINTS = 2  # the newest, and the one that is taken where it is damaged
-BUFFER_SIZE = 256  # newest requests that each process keeps, to fill up batches with
+NEEDED_CHECKPOINTS = 2  # the newest, and the one used if it is damaged
+BUFFER_SIZE = 256  # newest requests of each process, used to fill up batches
 GUARD_INTERVAL = 4  # updates between two tests of the draft against the last good one
-GUARD_LEVEL = 0.001  # probability that one test rolls back a draft that is as good
+GUARD_LEVEL = 0.001  # probability that one test rolls back a draft that is equally good
 COMPARED_SHARE = 0.25  # of each source's requests, the last ones
 Batch = dict[str, Tensor]
 
 
 class RequestFeed(IterableDataset[Batch]):
-    """One batch for each optimiser step; the requests before an update are served while its first batch is waited for.
+    """One batch per optimiser step; requests are served when the first batch of the next update is requested.
 
-    A batch has all new requests, and others of the newest BUFFER_SIZE. It ends with the last whole interval of the
-    stream, on all processes at once. Its position is in checkpoints.
+    A batch has all new requests, filled up with older ones from the newest BUFFER_SIZE. The feed ends with the last
+    whole interval of the stream, on all processes at once. Checkpoints hold its position.
 
     Args:
-        requests: Of this process.
-        online: Section of the recipe.
-        seed: Of the draws which old requests are learned again.
-        batch_size: Requests of a step on this process.
+        seed: Of the draws of old requests.
+        batch_size: Requests per step on this process.
     """
 
     def __init__(
@@ -94,12 +92,11 @@ class RequestFeed(IterableDataset[Batch]):
         self.steps = online.steps_per_update
         self.seed = seed
         self.batch_size = batch_size
-        self.batches = 0  # handed out since the training began
-        self.interval: list[Served] = []  # what the update learns that the last batch belongs to
+        self.batches = 0  # yielded since training began
+        self.interval: list[Served] = []  # requests of the current update
         self.ended = False
 
     def __iter__(self) -> Iterator[Batch]:
-        """Batches from the position on."""
         while True:
             update, step = divmod(self.batches, self.steps)
             if step == 0 or not self.interval:
@@ -116,11 +113,11 @@ class RequestFeed(IterableDataset[Batch]):
             yield batch_of([*self.interval, *self.journal.read(old)], self.positions)
 
     def first_kept(self, updates: int) -> int:
-        """The oldest request in the buffer after so many updates, as an index among this process's requests."""
+        """Return the oldest request in the buffer after some updates, as an index among this process's requests."""
         return max(0, updates * self.journal.own - BUFFER_SIZE)
 
     def draw_old(self, update: int) -> list[int]:
-        """Requests of the buffer that fill up this step's batch; fewer if there are no more."""
+        """Return old requests that fill up this step's batch; fewer if the buffer has no more."""
         old = [self.journal.request(index) for index in range(self.first_kept(update + 1), update * self.journal.own)]
         count = min(max(0, self.batch_size - self.journal.own), len(old))
         if not count:
@@ -129,11 +126,10 @@ class RequestFeed(IterableDataset[Batch]):
         return [old[int(index)] for index in sorted(drawn)]
 
     def state_dict(self, num_samples: int | None = None, from_beginning: bool = True) -> dict[str, Any]:  # noqa: ARG002, FBT001, FBT002  # Composer's signature
-        """The position."""
         return {"batches": self.batches}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue there; the requests of an update that is not finished are in the journal."""
+        """Resume; the requests of an unfinished update are in the journal."""
         self.batches = state["batches"]
         update, step = divmod(self.batches, self.steps)
         if step:
@@ -147,7 +143,7 @@ TOO_SHORT = (
 
 
 def batch_of(served: Sequence[Served], positions: Positions) -> Batch:
-    """Requests as one batch, padded on the right: `keep` marks the positions that are learned (CachedAnswers)."""
+    """Collate requests, padded on the right, with hidden states as in CachedAnswers; `keep` marks trained positions."""
     states = [each.states(positions) for each in served]
     return {
         **collate([each.example(positions) for each in served]),
@@ -156,32 +152,29 @@ def batch_of(served: Sequence[Served], positions: Positions) -> Batch:
 
 
 def count_tokens(batch: Mapping[str, Tensor]) -> dict[str, int]:
-    """As distill.response_batches has it; a batch without a mistake counts as one, so no loss is divided by zero."""
+    """Count tokens as distill.response_batches does, but at least one trained token, so no loss is divided by zero."""
     return {"total": int(batch["attention_mask"].sum()), "loss_generating": max(1, int(batch["keep"].sum()))}
 
 
 def is_worse(new: Sequence[float], good: Sequence[float], *, level: float = GUARD_LEVEL) -> bool:
-    """Whether the alpha of a new draft is surely below that of an earlier one on the same requests.
+    """Return True if the alpha of a new draft is significantly below that of an earlier one on the same requests.
 
-    How often it errs in a run, and which losses it finds: docs/online.md, simulated in
-    tests/distill/online/test_guard.py.
+    Error rates and power: docs/online.md, simulated in tests/distill/online/test_guard.py. False if there are so few
+    requests that all of them could agree by accident.
 
     Args:
-        new: alpha of the new draft, one for each request.
-        good: alpha of the last good one, of the same requests.
-        level: Probability that a single test calls a draft worse that is not.
-
-    Returns:
-        False too where there are so few requests that all of them could agree by accident.
+        new: alpha of the new draft, one per request.
+        good: alpha of the last good one on the same requests.
+        level: Probability that a single test rejects a draft that is not worse.
     """
     gain_R = np.asarray(new, dtype=np.float64) - np.asarray(good, dtype=np.float64)
     return len(gain_R) >= least_units(1 - 2 * level) and bool(are_below_zero(gain_R[np.newaxis], level)[0])
 
 
 def are_below_zero(gain_CR: Array, level: float) -> NDArray[np.bool_]:
-    """Of each check, whether the mean of its gains is below zero by Student's t and by Johnson's.
+    """Test, per check, whether the mean gain is below zero by both Student's t and Johnson's.
 
-    Student's errs where gains are skewed to the right, Johnson's where they have heavy tails; either bounds the other.
+    Student's errs if gains are skewed to the right, Johnson's if they have heavy tails; each bounds the other.
 
     Source: Johnson 1978, "Modified t tests and confidence intervals for asymmetrical populations", Journal of the
     American Statistical Association 73, eq. 2.5.
@@ -198,31 +191,27 @@ def are_below_zero(gain_CR: Array, level: float) -> NDArray[np.bool_]:
 
 
 class Guard:
-    """Rolls a draft back that has become worse than the last good one, or is not finite any more.
+    """Rolls back a draft that has become worse than the last good one, or is no longer finite.
 
-    Each request is a fair trial: it is served by a draft that has not learned from it, and the last good draft is
-    replayed on the same response. After GUARD_INTERVAL updates the differences are tested.
-
-    Args:
-        replay: Of the draft that learns.
-        optimizer: That moves it.
+    Each request is a fair trial: it is served by a draft that has not been trained on it, and the last good draft is
+    replayed on the same response. The differences are tested every GUARD_INTERVAL updates.
     """
 
     def __init__(self, replay: DraftReplay, optimizer: Optimizer) -> None:
         self.replay = replay
         self.draft = replay.draft
         self.optimizer = optimizer
-        self.served_by: list[float] = []  # alpha of the drafts that served, a request each, since the last good one
-        self.good_would: list[float] = []  # alpha of the good draft on the same
+        self.served_by: list[float] = []  # alpha per request since the last good draft, of the drafts that served
+        self.good_would: list[float] = []  # alpha of the last good draft on the same requests
 
     def begin(self, updates: int) -> None:
-        """The draft as it is counts as good: its trained weights and its optimiser's state are copied to the CPU."""
+        """Save the draft as the last good one: its trained weights and optimiser state, on the CPU."""
         self.good_updates = updates
         self.good_weights = {name: weight.to("cpu", copy=True) for name, weight in trained_weights(self.draft).items()}
         self.good_optimizer = deepcopy(self.optimizer.state_dict())
 
     def watch(self, interval: Sequence[Served]) -> None:
-        """Compare on requests that were served by later drafts than the good one, before they are learned."""
+        """Replay the good draft on requests that later drafts served, before they are trained on."""
         later = [served for served in interval if served.record.updates > self.good_updates]
         if not later:
             return
@@ -233,7 +222,7 @@ class Guard:
         self.served_by += [served.record.alpha for served in later]
 
     def judge(self, updates: int) -> str | None:
-        """Why the draft was rolled back after so many updates; None where it stays. The same on every process."""
+        """Return why the draft was rolled back after some updates, or None; the same on every process."""
         if not all(bool(torch.isfinite(weight).all()) for weight in trained_weights(self.draft).values()):
             self.roll_back()
             return "its weights are not finite"
@@ -248,7 +237,7 @@ class Guard:
         return None
 
     def roll_back(self) -> None:
-        """The last good draft again, and its optimiser; the learning rate stays where its schedule has come to."""
+        """Restore the last good draft and its optimiser; keep the current learning rate of the schedule."""
         rates = [group["lr"] for group in self.optimizer.param_groups]
         restore_weights(self.draft, self.good_weights)
         self.optimizer.load_state_dict(deepcopy(self.good_optimizer))
@@ -258,18 +247,14 @@ class Guard:
 
 
 def gathered(own: Sequence[Any]) -> list[Any]:
-    """The values of all processes, in the order of their ranks."""
+    """Return the values of all processes, in rank order."""
     return [value for each in dist.all_gather_object(list(own)) for value in each]
 
 
 class Updates(Callback):
-    """Judges the draft after every update, publishes it to the server, and logs how it did on the requests before.
+    """Tests the draft after every update, publishes it to the server, and logs its acceptance on the requests before.
 
-    Args:
-        feed: Of the requests.
-        guard: That rolls drafts back.
-        folder: <run>/online; rank 0 writes all processes' records there when the training ends.
-        checkpoints: Their directory.
+    At the end rank 0 writes all processes' records into `folder`, <run>/online.
     """
 
     def __init__(self, feed: RequestFeed, guard: Guard, *, folder: Path, checkpoints: Path) -> None:
@@ -280,13 +265,11 @@ class Updates(Callback):
         self.rollbacks = 0
 
     def fit_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
-        """The first requests are served by the draft as it begins, or continues."""
         updates = state.timestamp.batch.value // self.feed.steps
         self.guard.begin(updates)
         self.feed.requests.publish(self.guard.draft, updates=updates)
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """After the last step of an update."""
         updates, step = divmod(state.timestamp.batch.value, self.feed.steps)
         if step:
             return
@@ -299,7 +282,7 @@ class Updates(Callback):
                 print(f"update {updates}: the draft is rolled back to that of update {good}: {reason}", file=sys.stderr)
         self.feed.requests.publish(self.guard.draft, updates=updates)
 
-        # Of the requests that were served before the update, of all processes.
+        # Requests of all processes that were served before the update.
         records: list[RequestRecord] = gathered([served.record for served in self.feed.interval])
         by_source: dict[str, list[float]] = defaultdict(list)
         for record in records:
@@ -317,19 +300,19 @@ class Updates(Callback):
         )
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
-        """Files of requests that no checkpoint would learn again are deleted."""
+        """Delete the files of requests that no checkpoint would train on again."""
         newest = find_checkpoints(self.checkpoints)[-NEEDED_CHECKPOINTS:]
         if len(newest) == NEEDED_CHECKPOINTS:
             updates = training_time(newest[0])[0] // self.feed.steps
             self.feed.journal.forget(self.feed.journal.request(self.feed.first_kept(updates)))
 
     def epoch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
-        """A stream that ends before max_duration ends the training; the checkpoint of that is written next."""
+        """Stop training if the stream ends before max_duration; its checkpoint is written next."""
         if self.feed.ended:
             state.stop_training()
 
     def fit_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
-        """One file of all processes' records, in the order of the stream."""
+        """Merge the records of all processes into one file, in the order of the stream."""
         dist.barrier()
         if dist.get_global_rank() == 0:
             files = [self.folder / f"rank{rank}" / RECORDS for rank in range(self.feed.journal.world)]
@@ -337,12 +320,10 @@ class Updates(Callback):
             write_records(sorted(records, key=lambda record: record.request), self.folder / RECORDS)
 
     def close(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
-        """Nothing is served any more, also after an error."""
         self.feed.requests.close()
 
 
 def online_of(run: Run) -> OnlineConfig:
-    """The settings of a run that learns from requests."""
     online = run.recipe.distill.online
     assert online is not None, "a recipe in online mode has them"
     return online
@@ -351,13 +332,7 @@ def online_of(run: Run) -> OnlineConfig:
 def request_training(
     run: Run, model: DistillModel, optimizer: Optimizer, *, batch_size: int
 ) -> tuple[DataSpec, list[Callback], str]:
-    """This process's batches, the callback that judges and publishes drafts, and the training's length in batches.
-
-    Args:
-        run: In online mode.
-        model: The student, with the head of its teacher.
-        optimizer: Of the student.
-        batch_size: Requests of a step on this process.
+    """Return this process's batches, the callback that tests and publishes drafts, and max_duration in batches.
 
     Raises:
         UserError: If requests cannot be read or shared, have no recorded responses, or their number is not known.
@@ -372,23 +347,23 @@ def request_training(
     journal = Journal(folder / f"rank{rank}", rank, world, online.update_interval)
     journal.folder.mkdir(parents=True, exist_ok=True)
 
-    # The student's acceptance along responses: by it recorded requests are replayed and drafts judged.
+    # Replays of the student serve recorded requests and test drafts.
     assert isinstance(model.teacher, CachedTeacher), "in online mode the teacher's states come with the requests"
     sampling = Sampling(recipe.data.temperature, top_p=recipe.data.top_p)
     replay = DraftReplay(
         model.student.lm, model.teacher.head, model.vocab_size, sampling, online.lookahead, recipe.seed
     )
 
-    # Requests: recorded and replayed, or served in a process of their own.
+    # Requests are recorded and replayed, or served in a separate process.
     recorded = recorded_stream(run) if online.answers == "recorded" else None
     if recorded is not None:
         requests = RecordedRequests(recorded, replay, journal)
     else:
-        own = journal.folder / RECIPE_NAME  # that of the run may be of another command, with other overrides
+        own = journal.folder / RECIPE_NAME  # the run's recipe file may be of another command, with other overrides
         save_recipe(recipe, own)
         requests = LiveRequests(own, journal)
 
-    # The length of the training: the whole stream, unless it is in batches.
+    # Train on the whole stream, unless max_duration is in batches.
     max_duration = recipe.distill.max_duration
     if max_duration.endswith("ep"):
         if online.stream.follow:
@@ -413,9 +388,9 @@ def request_training(
 
 
 def compare_on_stream(run: Run) -> Path:
-    """Serve the stream by drafts that do not learn, and write <run>/online/comparison.md; returns its path.
+    """Serve the stream with static drafts, write <run>/online/comparison.md, and return its path.
 
-    Their records are kept in <run>/online: a second call computes those of newer drafts only.
+    Their records are kept in <run>/online: a second call recomputes only those of newer drafts.
 
     Raises:
         UserError: If a baseline has another tokenizer, or the online draft has served nothing yet.
@@ -444,7 +419,6 @@ def compare_on_stream(run: Run) -> Path:
 
 
 def serve_stream(run: Run, draft: Path) -> Iterator[Served]:
-    """All requests of a run's stream, served by a draft that does not learn."""
     recipe, online = run.recipe, online_of(run)
     if online.answers == "live":
         server = open_server(run, draft, rank=0)
@@ -462,11 +436,9 @@ def serve_stream(run: Run, draft: Path) -> Iterator[Served]:
 
 
 def comparison(by_draft: Mapping[str, Sequence[RequestRecord]], resampling: Resampling) -> Table:
-    """A row for each source and draft: alpha and tau over the last requests, and gains over the first draft.
+    """Return a row per source and draft: alpha and tau over the last requests, and gains over the first draft.
 
-    Args:
-        by_draft: Records of each draft; the requests that all of them served are compared.
-        resampling: How intervals are made.
+    Only requests that all drafts served are compared.
     """
     measures: list[Callable[[Sequence[RequestRecord]], Columns]] = [
         lambda records: ([each.alpha * each.tokens for each in records], [float(each.tokens) for each in records]),
@@ -494,6 +466,5 @@ def comparison(by_draft: Mapping[str, Sequence[RequestRecord]], resampling: Resa
 
 
 def cell(estimate: Estimate) -> str:
-    """A value with its interval."""
     low_high = "" if estimate.interval is None else f" [{estimate.interval[0]:.3f}, {estimate.interval[1]:.3f}]"
     return f"{estimate.value:.3f}{low_high}"

@@ -1,11 +1,11 @@
-"""Served requests on disk, and requests whose responses are recorded: how a draft would have served them.
+"""Served requests on disk, and replay of drafts on requests with recorded responses.
 
-A process keeps its requests in <run>/online/rank0: requests/00000012.safetensors, and a line in records.jsonl. The line
-is written before the file, and the file is whole or absent: a request counts as served once its file is there, and
-lines after the last such file are of requests that were in flight when the process was killed.
+A process keeps its requests in <run>/online/rank0: requests/00000012.safetensors, and a line in records.jsonl. The
+line is written before the file, and the file atomically: a request counts as served once its file exists, and lines
+after the last such file are of requests in flight when the process was killed.
 
-A lossless draft changes no token of a response, so drafts can be compared on responses that were recorded once. Of
-greedy responses the replay is what decoding does. Of sampled ones it draws whether each token would have been accepted.
+A lossless draft changes no token of a response, so drafts can be compared on recorded responses. For greedy responses
+the replay equals decoding. For sampled ones it draws whether each token would have been accepted.
 
 Shape suffixes used in this file:
     A = tokens of the response, H = width of the target's last hidden state, V = vocabulary entries
@@ -43,19 +43,16 @@ FIX = "Delete the run's directory `online`, and train again from its last checkp
 
 @dataclass(frozen=True, kw_only=True)
 class RequestRecord:
-    """How a draft did on one request: a line of records.jsonl.
+    """Acceptance on one request: a line of records.jsonl.
 
     Attributes:
-        request: Its place in the stream, from 0.
-        source: The task, file or data set that it is from.
-        updates: Updates that the draft which served it had had.
+        request: Index in the stream, from 0.
+        source: Task, file or data set.
+        updates: Updates of the draft that served it.
         alpha: Mean acceptance rate of this draft over all tokens of the response.
-        tokens: Of the response.
         rounds: Verification steps.
         proposed: Drafted tokens.
-        accepted: Of those.
-        seconds: From the request to its last token; null where responses are replayed.
-        answer_ids: The response.
+        seconds: From the request to its last token; null for replayed responses.
     """
 
     request: int
@@ -75,14 +72,12 @@ RECORD = TypeAdapter(RequestRecord)
 
 @dataclass(frozen=True)
 class Served:
-    """A response of the target as an update learns from it.
+    """A response of the target with the data for training on it.
 
     Attributes:
-        record: The request, its response, and how the draft did.
-        prompt_ids: The prompt.
-        mistakes: Places in the response of tokens in whose place another one was drafted. The bonus token of a fully
-            accepted verification step is none: nothing was drafted there.
-        hidden_AH: The input of the target's head behind each token of the response.
+        mistakes: Indices in the response at which a drafted token was rejected. Bonus tokens of fully accepted
+            verification steps are not included: nothing was drafted there.
+        hidden_AH: Input of the target's head that produced each token of the response.
     """
 
     record: RequestRecord
@@ -95,23 +90,21 @@ class Served:
         return self.record.answer_ids
 
     def places(self, positions: Positions) -> Sequence[int]:
-        """Places in the response that are learned."""
         return self.mistakes if positions == "rejected" else range(len(self.answer_ids))
 
     def example(self, positions: Positions) -> Example:
-        """As a sequence to train on: token i of the response is predicted where the token before it stands."""
+        """Return a training example: token i of the response is predicted at the position of the token before it."""
         *input_ids, last_id = (*self.prompt_ids, *self.answer_ids)
         before = len(self.prompt_ids) - 1
         spans = tuple((before + place, before + place + 1) for place in self.places(positions))
         return Example(tuple(input_ids), last_id, spans, begins=len(self.prompt_ids))
 
     def states(self, positions: Positions) -> Tensor:
-        """The hidden state for each position that is learned."""
         return self.hidden_AH[list(self.places(positions))]
 
 
 def read_served(path: Path) -> Served:
-    """One served request; raises UserError if the file is missing or damaged."""
+    """Read one served request; raise UserError if the file is missing or damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             record = RECORD.validate_json((file.metadata() or {})["record"])
@@ -123,12 +116,9 @@ def read_served(path: Path) -> Served:
 
 @dataclass(frozen=True)
 class Journal:
-    """The served requests of one process: request r of the stream is of process r modulo the number of processes.
+    """The served requests of one process: those whose index is its rank modulo the number of processes.
 
     Attributes:
-        folder: Of this process.
-        rank: Of the process.
-        world: Number of processes.
         interval: Requests between two updates, over all processes.
     """
 
@@ -143,11 +133,11 @@ class Journal:
         return self.interval // self.world
 
     def request(self, index: int) -> int:
-        """The place in the stream of one of this process's requests, which count from 0."""
+        """Return the stream index of one of this process's requests, counted from 0."""
         return self.rank + self.world * index
 
     def of_update(self, update: int) -> list[int]:
-        """The requests that an update learns, counting updates from 0."""
+        """Return the stream indices that an update trains on; updates count from 0."""
         return [self.request(index) for index in range(update * self.own, (update + 1) * self.own)]
 
     @property
@@ -155,26 +145,23 @@ class Journal:
         return self.folder / "records.jsonl"
 
     def path(self, request: int) -> Path:
-        """The file of a request."""
         return self.folder / "requests" / f"{request:08d}.safetensors"
 
     def stored(self) -> list[int]:
-        """The requests whose files are there, in the order of the stream."""
         return sorted(int(path.stem) for path in self.folder.glob("requests/*.safetensors"))
 
     def num_served(self) -> int:
-        """Number of whole requests: those up to the newest file."""
+        """Return the number of complete requests: those up to the newest file."""
         stored = self.stored()
         return (stored[-1] - self.rank) // self.world + 1 if stored else 0
 
     def begin(self) -> int:
-        """Create the journal, or drop the lines of requests that were in flight; returns how many are served."""
+        """Create the journal, or drop the lines of requests in flight; return the number of served requests."""
         served = self.num_served()
         write_records(list(read_records(self.records_file))[:served], self.records_file)
         return served
 
     def write(self, served: Served) -> None:
-        """Store a request, its line first."""
         record = json.dumps(asdict(served.record), ensure_ascii=False)
         with self.records_file.open("a", encoding="utf-8") as file:
             file.write(record + "\n")
@@ -183,27 +170,21 @@ class Journal:
         write_bytes(save(tensors, metadata={"record": record}), self.path(served.record.request))
 
     def read(self, requests: Iterable[int]) -> list[Served]:
-        """Served requests by their places in the stream."""
         return [read_served(self.path(request)) for request in requests]
 
     def forget(self, before: int) -> None:
-        """Delete the files of earlier requests than one; the newest stays, because it marks how far serving came."""
+        """Delete the files of requests before an index, except the newest file, which marks how far serving came."""
         for request in self.stored()[:-1]:
             if request < before:
                 self.path(request).unlink()
 
 
 def write_records(records: Iterable[RequestRecord], path: Path) -> None:
-    """A file of records, whole or not at all."""
     write_text("".join(json.dumps(asdict(record), ensure_ascii=False) + "\n" for record in records), path)
 
 
 def read_records(path: Path) -> Iterator[RequestRecord]:
-    """The records of a file, but for a last line that was cut off while it was written; none if there is no file.
-
-    Raises:
-        UserError: If a line is damaged.
-    """
+    """Yield the records of a file, without a truncated last line; raise UserError if a line is damaged."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
     for number, line in enumerate(lines, start=1):
         yield parsed(RECORD, line, f"{path}:{number}", FIX)
@@ -211,7 +192,7 @@ def read_records(path: Path) -> Iterator[RequestRecord]:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A request, its response, and the target's hidden states behind the response's tokens."""
+    """A request, its response, and the target's hidden states at the response tokens."""
 
     request: int
     source: str
@@ -222,13 +203,11 @@ class Recorded:
 
 @dataclass(frozen=True)
 class RecordedStream(Sequence[Recorded]):
-    """Requests in the order of the stream; hidden states are read when a request is.
+    """Requests in stream order; hidden states are read on access.
 
     Attributes:
         traces: The run's responses, in the order of the cache.
-        cache: The target's hidden states at each of their tokens.
-        order: The source and the place among the traces of each request.
-        max_seq_len: Tokens of prompt and response at most.
+        order: Source and trace index of each request.
     """
 
     traces: Sequence[Trace]
@@ -247,13 +226,12 @@ class RecordedStream(Sequence[Recorded]):
 
 
 def recorded_stream(run: Run) -> RecordedStream:
-    """The stream's requests with the responses and hidden states of the run's own stages.
+    """Load the stream's requests with the responses and hidden states of the run.
 
-    Held-out prompts are not learned from, and a prompt that comes twice or is too long has no response of its own: such
-    requests are left out, and counted.
+    Held-out, repeated and too long prompts have no response to train on: such requests are left out, and counted.
 
     Raises:
-        UserError: If none of the requests has a response, or responses and hidden states do not belong together.
+        UserError: If none of the requests has a response, or responses and hidden states do not match.
     """
     from composer.utils import dist  # imported here: the process that serves requests need not import Composer
 
@@ -281,15 +259,13 @@ def recorded_stream(run: Run) -> RecordedStream:
 
 @dataclass(frozen=True)
 class DraftReplay:
-    """Replays a draft along responses, without dropout and without gradients.
+    """Replays a draft along responses, without dropout or gradients.
 
     Attributes:
-        draft: With its current weights.
-        head: Of the target.
-        vocab_size: Ids that both have.
+        vocab_size: Number of shared ids.
         sampling: Of the responses.
-        lookahead: Tokens drafted a verification step.
-        seed: Of the draws which tokens of sampled responses are accepted.
+        lookahead: Tokens drafted per verification step.
+        seed: Of the acceptance draws for sampled responses.
     """
 
     draft: PreTrainedModel
@@ -301,10 +277,10 @@ class DraftReplay:
 
     @torch.no_grad()
     def accepts(self, prompt_ids: Sequence[int], answer_ids: Sequence[int], hidden_AH: Tensor) -> Accepts:
-        """Acceptance probability of every token of a response, by the acceptance method that decoding uses.
+        """Return the acceptance probability of every token of a response, under the acceptance method of decoding.
 
-        At temperature 0 a drafted token is accepted where it is the response's. The target's logits are not computed
-        there: they would cost more than the draft, and agree except for near ties.
+        At temperature 0 a drafted token is accepted if it equals the response's. The target's logits are not computed
+        then: they would cost more than the draft, and agree except at near ties.
         """
         was_training = self.draft.training
         self.draft.eval()
@@ -320,11 +296,10 @@ class DraftReplay:
         return replay.rules[rule_name(self.sampling.temperature)]
 
     def alpha(self, prompt_ids: Sequence[int], answer_ids: Sequence[int], hidden_AH: Tensor) -> float:
-        """Mean acceptance rate over a response."""
         return float(self.accepts(prompt_ids, answer_ids, hidden_AH).alpha.mean())
 
     def serve(self, recorded: Recorded, *, updates: int) -> Served:
-        """How the draft, after so many updates, would have served a recorded request."""
+        """Return a recorded request as the draft would have served it."""
         accepts = self.accepts(recorded.prompt_ids, recorded.answer_ids, recorded.hidden_AH)
         drawn_A = np.random.default_rng([self.seed, recorded.request, 2]).random(len(accepts.accept))
         steps = steps_along(list(drawn_A < accepts.accept), lookahead=self.lookahead)
@@ -345,11 +320,11 @@ class DraftReplay:
 
 
 def steps_along(accepted_A: Sequence[bool], *, lookahead: int) -> list[tuple[int, int, int]]:
-    """The verification steps of a response: first token, drafted tokens, and accepted ones of each.
+    """Return the verification steps of a response: first token, number of drafted tokens, and of accepted ones.
 
     Args:
-        accepted_A: Whether a drafted token would be accepted at each place.
-        lookahead: Tokens drafted a step; the last token of a response is the target's own.
+        accepted_A: True if a drafted token would be accepted at that index.
+        lookahead: Tokens drafted per step; the last token of a response is the target's own.
     """
     steps, start = [], 0
     while start < len(accepted_A):
@@ -362,15 +337,7 @@ def steps_along(accepted_A: Sequence[bool], *, lookahead: int) -> list[tuple[int
 
 @dataclass
 class RecordedRequests:
-    """Recorded responses in the order of a stream, replayed with the draft that learns.
-
-    Attributes:
-        recorded: In the order of the stream.
-        replay: Of the draft.
-        journal: Of this process.
-        served: Requests that are in the journal.
-        updates: That the draft has had.
-    """
+    """Recorded responses in stream order, replayed with the draft in training."""
 
     recorded: Sequence[Recorded]
     replay: DraftReplay
@@ -382,16 +349,15 @@ class RecordedRequests:
         self.served = self.journal.begin()
 
     def take(self, update: int) -> list[Served]:
-        """The requests that this process served for an update: fewer than an interval at the end of the stream."""
+        """Return this process's served requests for an update; fewer than an interval at the end of the stream."""
         wanted = [request for request in self.journal.of_update(update) if request < len(self.recorded)]
         for index in range(self.served, update * self.journal.own + len(wanted)):
             self.journal.write(self.replay.serve(self.recorded[self.journal.request(index)], updates=self.updates))
             self.served += 1
         return self.journal.read(wanted)
 
-    def publish(self, model: nn.Module, *, updates: int) -> None:  # noqa: ARG002  # the replay has the model itself
-        """From now on requests are served by the draft after so many updates."""
+    def publish(self, model: nn.Module, *, updates: int) -> None:  # noqa: ARG002  # the replay holds the model itself
         self.updates = updates
 
     def close(self) -> None:
-        """Nothing to stop."""
+        """Do nothing: there is no process to stop."""

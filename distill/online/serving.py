@@ -1,7 +1,7 @@
-"""Requests served by speculative decoding in a process next to a training: `python -m distill.online.serving`.
+"""Serve requests by speculative decoding in a process next to training: `python -m distill.online.serving`.
 
-The training sends new drafts to its standard input, a line each: "draft UPDATES FILE". It prints "served" for each
-request that is whole in the journal, and "ended" after the last one of the stream. It ends with the training.
+The training process writes new drafts to its standard input, a line each: "draft UPDATES FILE". It prints "served" for
+each request that is complete in the journal, and "ended" after the last one of the stream. It exits with training.
 
 Shape suffixes used in this file:
     A = tokens of the response, H = width of the target's last hidden state
@@ -42,13 +42,11 @@ PublishedDraft = tuple[int, Path]  # updates of a draft, and the file of its wei
 
 
 def trained_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The weights that a training changes, by name; no copy."""
     return {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
 
 
 @torch.no_grad()
 def restore_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Overwrite weights by name, in the dtype and on the device that they have there."""
     own = dict(model.named_parameters())
     for name, weight in weights.items():
         own[name].copy_(weight)
@@ -56,7 +54,7 @@ def restore_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
 
 @dataclass(frozen=True)
 class OnlineRequest:
-    """A request as token ids: its place in the stream, its source, prompt, and tokens of its response at most."""
+    """A request as token ids: index in the stream, source, prompt, and maximum response length."""
 
     number: int
     source: str
@@ -66,15 +64,11 @@ class OnlineRequest:
 
 @dataclass
 class Server:
-    """Serves one request after another with a draft that may be another each time.
+    """Serves one request after another with a draft whose weights may change in between.
 
     Attributes:
-        target: Decides every token.
-        draft: Drafts.
-        lookahead: Tokens drafted a verification step.
-        sampling: How tokens are chosen.
-        stop_ids: Tokens that end a response.
-        seed: Of random numbers; a request's depend on its place in the stream as well.
+        lookahead: Tokens drafted per verification step.
+        seed: Combined with a request's index in the stream.
     """
 
     target: PreTrainedModel
@@ -96,16 +90,11 @@ class Server:
         )
 
     def note(self, _head: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        """What goes into the output head of the target while it verifies a draft's proposals for one text."""
+        """Store the input of the target's output head during verification of one sequence."""
         self.noted_TH = inputs[0][0].clone()
 
     def serve(self, request: OnlineRequest, *, updates: int) -> Served:
-        """The response to a request, and how the draft did.
-
-        Args:
-            request: As token ids.
-            updates: That the draft has had.
-        """
+        """Generate the response to a request, and record the draft's acceptance."""
         begin_s = time.monotonic()
         limits = Limits(request.max_new_tokens, self.stop_ids)
         wanted = Wanted([request.prompt_ids], limits, self.sampling, Speculation(self.lookahead))
@@ -140,7 +129,6 @@ class Server:
 
 
 def open_server(run: Run, draft: Path, *, rank: int) -> Server:
-    """Target and draft on this process's device."""
     recipe, online = run.recipe, run.recipe.distill.online
     assert online is not None
     device = f"cuda:{rank % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
@@ -151,7 +139,7 @@ def open_server(run: Run, draft: Path, *, rank: int) -> Server:
 
 
 def requests_of(run: Run, *, first: int, world: int) -> Iterator[OnlineRequest]:
-    """This process's requests from one on.
+    """Yield this process's requests from `first` on.
 
     Raises:
         UserError: As `open_stream`; also if a prompt leaves no token for a response within data.max_seq_len.
@@ -173,12 +161,10 @@ def requests_of(run: Run, *, first: int, world: int) -> Iterator[OnlineRequest]:
 
 
 class DraftInbox:
-    """The newest draft that the training has published, loaded between two requests.
+    """The newest draft that training has published, loaded between two requests.
 
     Args:
-        server: Whose draft it is.
-        draft: To begin with.
-        waits: Whether a request waits for the update before it.
+        waits: True if a request waits for the update before it.
         own: Requests of this process between two updates.
     """
 
@@ -190,22 +176,19 @@ class DraftInbox:
         threading.Thread(target=self.listen, daemon=True).start()
 
     def listen(self) -> None:
-        """Note new drafts; at the end of standard input end this process, which may wait for a request forever."""
+        """Queue new drafts; exit at the end of standard input, as this process may wait for a request forever."""
         for line in sys.stdin:
             _, updates, path = line.rstrip("\n").split(" ", 2)
             self.news.put((int(updates), Path(path)))
         self.news.put(None)
-        with self.serving:  # the request that is being served is written first
+        with self.serving:  # the current request is written first
             os._exit(0)
 
     def newest_for(self, served: int) -> int:
-        """Load the newest draft, once it has learned what it should before the next request; returns its updates.
-
-        Args:
-            served: Requests of this process so far.
+        """Load the newest draft, after waiting for the updates due before the next request; return its updates.
 
         Raises:
-            SystemExit: If the training has ended.
+            SystemExit: If training has ended.
         """
         needed = served // self.own if self.waits else 0
         newest: PublishedDraft | None = None
@@ -224,14 +207,11 @@ class DraftInbox:
 
 @dataclass
 class LiveRequests:
-    """The process that serves, from the training's side.
+    """Client of the serving process, in the training process.
 
     Attributes:
-        recipe: File of the recipe, with all values.
-        journal: Of this process.
-        process: That serves; None until there is a draft to serve with.
-        served: Requests that it has served.
-        ended: Whether the stream has.
+        process: None until there is a draft to serve with.
+        ended: True after the end of the stream.
     """
 
     recipe: Path
@@ -244,10 +224,10 @@ class LiveRequests:
         self.served = self.journal.begin()
 
     def take(self, update: int) -> list[Served]:
-        """The requests that this process served for an update: fewer than an interval at the end of the stream.
+        """Return this process's served requests for an update; fewer than an interval at the end of the stream.
 
         Raises:
-            UserError: If the process that serves has ended by an error, which it has printed.
+            UserError: If the serving process failed; it has printed the error.
         """
         own = self.journal.own
         while self.served < (update + 1) * own and not self.ended:
@@ -264,7 +244,6 @@ class LiveRequests:
         return self.journal.read(self.journal.of_update(update)[: max(0, self.served - update * own)])
 
     def publish(self, model: nn.Module, *, updates: int) -> None:
-        """From now on requests are served by the draft after so many updates."""
         path = self.journal.folder / f"draft-{updates:08d}.safetensors"
         write_bytes(save({name: weight.cpu().contiguous() for name, weight in trained_weights(model).items()}), path)
         if self.process is None:
@@ -281,19 +260,18 @@ class LiveRequests:
             try:
                 self.process.stdin.write(f"draft {updates} {path}\n")
                 self.process.stdin.flush()
-            except BrokenPipeError:  # it has ended, which `take` notices
+            except BrokenPipeError:  # it has exited, which `take` reports
                 return
         for old in sorted(self.journal.folder.glob("draft-*.safetensors"))[:-DRAFTS_TO_KEEP]:
             old.unlink()
 
     def close(self) -> None:
-        """Close its standard input, by which it ends, and wait."""
+        """Close its standard input, which makes it exit, and wait."""
         if self.process is not None:
             self.process.communicate()
 
 
 def serve(recipe: Recipe, folder: Path, draft: PublishedDraft, *, rank: int, world: int) -> None:
-    """Serve this process's share of the requests that are not served yet."""
     run, online = Run.of(recipe), recipe.distill.online
     assert online is not None
     journal = Journal(folder, rank, world, online.update_interval)
@@ -309,7 +287,6 @@ def serve(recipe: Recipe, folder: Path, draft: PublishedDraft, *, rank: int, wor
 
 
 def main(words: list[str]) -> int:
-    """Serve until the stream or the training ends; the exit code."""
     recipe, folder, draft, updates, rank, world = words
     newest = (int(updates), Path(draft))
     return report_user_errors(

@@ -1,1 +1,1 @@
-"""Every key a recipe may hold, section by section, and how a file becomes one Recipe."""
+"""Recipe sections, and loading a recipe file."""

@@ -1,7 +1,7 @@
-"""A recipe file and the command line's key=value words become one validated model. No torch.
+"""Load a recipe file and key=value overrides into one validated model. No torch.
 
-OmegaConf reads YAML, key=value and ${...}; pydantic checks types and ranges; validate.py checks rules between keys. All
-mistakes are reported at once, each with file:line, the dotted key and, for an unknown key, the nearest known one.
+OmegaConf parses YAML, key=value and ${...}; pydantic checks types and ranges; validate.py checks rules between keys.
+All mistakes are reported at once, each with file:line, the dotted key and, for an unknown key, the nearest known one.
 """
 
 import re
@@ -22,18 +22,18 @@ KeyPath: TypeAlias = tuple[str | int, ...]
 Model = TypeVar("Model", bound=BaseModel)
 
 MAX_MISTAKES = 30  # reported at once
-MAX_VALUES = 4000  # of a recipe; what stands behind an alias counts at each place
-MISSING = "???"  # OmegaConf's mark of a value that must be given
+MAX_VALUES = 4000  # of a recipe; values behind an alias count at each place
+MISSING = "???"  # OmegaConf's mark of a required value
 OVERRIDE_KEY = re.compile(r"[A-Za-z_][\w-]*(?:\.[A-Za-z_][\w-]*|\[\d{1,9}\])*")
-UNREADABLE = object()  # stands for a value that could not be filled in, which is reported already
+UNREADABLE = object()  # replaces a value whose interpolation failed, which is already reported
 
 
 class RecipeError(UserError):
-    """Everything that is wrong with a recipe, one line each."""
+    """All mistakes of a recipe, one line each."""
 
 
 class RuleError(ValueError):
-    """Rules between keys that a recipe breaks, each as a key and what is wrong with it."""
+    """Rules between keys that a recipe breaks, each as a key and a problem."""
 
     def __init__(self, broken: Sequence[tuple[str, str]]) -> None:
         super().__init__("\n".join(f"{key} {problem}" for key, problem in broken))
@@ -42,37 +42,37 @@ class RuleError(ValueError):
 
 @dataclass
 class Source:
-    """Where the values of a recipe come from, and what is wrong with them so far."""
+    """Origin of a recipe's values, and the mistakes found so far."""
 
     name: str
     lines: dict[KeyPath, int] = field(default_factory=dict)
-    words: dict[KeyPath, str] = field(default_factory=dict)  # of the command line, by the key they set
+    words: dict[KeyPath, str] = field(default_factory=dict)  # command-line arguments, by the key they set
     keys: list[str] = field(default_factory=list)  # that ${...} may name
     mistakes: dict[KeyPath, str] = field(default_factory=dict)
 
     def add(self, path: KeyPath, problem: str) -> None:
-        """Note a mistake; the first one of a key is reported."""
+        """Record a mistake; only the first one of a key is reported."""
         self.mistakes.setdefault(path, problem)
 
     def report(self) -> str:
-        """One line per mistake: those of the file by line, then those of the command line."""
+        """Return one line per mistake: those of the file by line, then those of the command line."""
         located = sorted(self._located(path, problem) for path, problem in self.mistakes.items())
         more = ["There are more mistakes than these."] if len(located) > MAX_MISTAKES else []
         return "\n".join([line for _, line in located[:MAX_MISTAKES]] + more)
 
     def _located(self, path: KeyPath, problem: str) -> tuple[tuple[bool, int], str]:
-        """What to sort by, and the line to print. A word replaces everything that the file has below its key."""
+        """Return the sort key and the line to print. An override replaces everything in the file below its key."""
         above = [path[:length] for length in range(len(path), 0, -1)]
         word = next((self.words[each] for each in above if each in self.words), None)
         line = next((self.lines[each] for each in above if each in self.lines), 0)
-        if word is None and path not in self.lines:  # the key itself may come from a word for a key below it
+        if word is None and path not in self.lines:  # the key itself may come from an override of a key below it
             word = next((given for each, given in self.words.items() if path and each[: len(path)] == path), None)
         where = f"command line: {short(word)}" if word else f"{self.name}:{line}" if line else self.name
         return (bool(word), line), f"{where}: {short(dotted(path)) or 'the recipe'} {problem}"
 
 
 def load(text: str, name: str, overrides: Sequence[str], model: type[Model]) -> tuple[Model, dict[KeyPath, str]]:
-    """The model of a YAML text under key=value words, and the text of each value that came from the environment.
+    """Load a YAML text with overrides into a model; also return the interpolation of each value from the environment.
 
     Raises:
         RecipeError: With every mistake, one line each.
@@ -88,7 +88,7 @@ def load(text: str, name: str, overrides: Sequence[str], model: type[Model]) -> 
     for word in overrides:
         override(config, word, source)
     written = cast("dict[str, Any]", OmegaConf.to_container(config))
-    filled = with_defaults(written, model)  # what ${...} may name
+    filled = with_defaults(written, model)  # ${...} may refer to defaults
     source.keys = [dotted(path) for path, _ in leaves(filled)]
     values = resolved(OmegaConf.create(filled), written, (), source)
     loaded = None
@@ -102,7 +102,7 @@ def load(text: str, name: str, overrides: Sequence[str], model: type[Model]) -> 
 
 
 def read_yaml(text: str, source: Source) -> DictConfig:
-    """A YAML text as a config; notes the line of every key. Raises YAMLError unless it holds `key: value` lines."""
+    """Parse a YAML mapping, and record the line of every key; raise YAMLError for other YAML."""
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     if root is None:
         return OmegaConf.create({})
@@ -113,7 +113,7 @@ def read_yaml(text: str, source: Source) -> DictConfig:
 
 
 def note_lines(node: yaml.Node, path: KeyPath, source: Source, count: list[int]) -> None:
-    """Note the line of every key and item below a node; drop a key's second value and report it."""
+    """Record the line of every key and item below a node; drop duplicate keys and report them."""
     count[0] += 1
     if count[0] > MAX_VALUES:
         raise yaml.MarkedYAMLError(problem=f"more than {MAX_VALUES:,} values", problem_mark=node.start_mark)
@@ -137,7 +137,7 @@ def note_lines(node: yaml.Node, path: KeyPath, source: Source, count: list[int])
 
 
 def override(config: DictConfig, word: str, source: Source) -> None:
-    """Put key=value into config, or note why not."""
+    """Apply key=value to a config, or record the mistake."""
     key, equals, text = word.partition("=")
     if not equals or not OVERRIDE_KEY.fullmatch(key):
         source.words[word,] = word
@@ -154,7 +154,7 @@ def override(config: DictConfig, word: str, source: Source) -> None:
 
 
 def with_defaults(values: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
-    """The values with a model's defaults for keys that are absent, which ${...} may name."""
+    """Return the values with a model's defaults for absent keys, which ${...} may refer to."""
     filled = dict(values)
     for name, info in model.model_fields.items():
         key, kind = info.alias or name, info.annotation
@@ -167,14 +167,14 @@ def with_defaults(values: Mapping[str, Any], model: type[BaseModel]) -> dict[str
 
 
 def resolved(config: Any, written: Any, path: KeyPath, source: Source) -> Any:
-    """The written values with every ${...} filled in, each by itself so that every mistake is reported."""
+    """Resolve every ${...} in the values, each separately so that every mistake is reported."""
     if isinstance(written, dict):
         return {key: resolved_value(config, key, value, (*path, key), source) for key, value in written.items()}
     return [resolved_value(config, at, value, (*path, at), source) for at, value in enumerate(written)]
 
 
 def resolved_value(config: Any, step: str | int, written: Any, path: KeyPath, source: Source) -> Any:
-    """One value with its ${...} filled in; UNREADABLE if that fails."""
+    """Resolve one value; return UNREADABLE if that fails."""
     if isinstance(written, dict | list):
         return resolved(config[step], written, path, source)
     if not isinstance(written, str) or ("${" not in written and written != MISSING):
@@ -195,7 +195,7 @@ def resolved_value(config: Any, step: str | int, written: Any, path: KeyPath, so
 
 
 def from_environment(written: dict[str, Any]) -> dict[KeyPath, str]:
-    """The text of every value that depends on the environment, also through other keys."""
+    """Return the interpolation of every value that depends on the environment, directly or through other keys."""
     texts = {path: text for path, text in leaves(written) if isinstance(text, str) and "${" in text}
     dependent = {path for path, text in texts.items() if "oc.env:" in text}
 
@@ -209,7 +209,6 @@ def from_environment(written: dict[str, Any]) -> dict[KeyPath, str]:
 
 
 def leaves(values: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Every value that is neither a section nor a list, with its path."""
     if isinstance(values, dict | list):
         for step, value in values.items() if isinstance(values, dict) else enumerate(values):
             yield from leaves(value, (*path, step))
@@ -218,7 +217,7 @@ def leaves(values: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def add_validation_errors(error: ValidationError, values: Any, model: type[BaseModel], source: Source) -> None:
-    """Note one mistake per wrong key: of a union the option that matches deepest, else what each option expects."""
+    """Record one mistake per wrong key: for a union that of the deepest match, else those of all options."""
     schema = schema_of(model)
     known = known_keys(schema)
     found: dict[KeyPath, list[str]] = {}
@@ -234,13 +233,13 @@ def add_validation_errors(error: ValidationError, values: Any, model: type[BaseM
     for path, problems in found.items():
         if not any(len(other) > len(path) and other[: len(path)] == path for other in found):
             problem = " or ".join(dict.fromkeys(problems))
-            if not problem.endswith((".", "?")):  # pydantic's own words
+            if not problem.endswith((".", "?")):  # a message of pydantic
                 problem = f"is wrong: {problem}, got {short(repr(value_at(path, values)))}."
             source.add(path, problem)
 
 
 def path_and_value(details: ErrorDetails, values: Any) -> tuple[KeyPath, Any]:
-    """The key that an error is about and its value, without pydantic's names for the options of a union."""
+    """Return the key of an error and its value, without pydantic's names for the options of a union."""
     path: list[str | int] = []
     value = values
     for step in details["loc"]:
@@ -254,7 +253,6 @@ def path_and_value(details: ErrorDetails, values: Any) -> tuple[KeyPath, Any]:
 
 
 def message(details: ErrorDetails, path: KeyPath, value: Any, known: Mapping[str, Any]) -> str:
-    """Pydantic's message with the value; the nearest known key for an unknown one."""
     match details["type"]:
         case "missing":
             return "must be given."
@@ -269,7 +267,7 @@ def message(details: ErrorDetails, path: KeyPath, value: Any, known: Mapping[str
 
 
 def value_at(path: KeyPath, values: Any) -> Any:
-    """The value at a path; None where there is none."""
+    """Return the value at a path; None if there is none."""
     for step in path:
         steps: Any = dict(enumerate(values)) if isinstance(values, list) else values
         if not isinstance(steps, dict) or step not in steps:
@@ -279,15 +277,14 @@ def value_at(path: KeyPath, values: Any) -> Any:
 
 
 def dotted(path: KeyPath) -> str:
-    """A key as people write it: data.prompts[1].path."""
+    """Format a path as a dotted key: data.prompts[1].path."""
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")
 
 
 def pattern_of(path: KeyPath) -> str:
-    """A key with [] in place of every index: data.prompts[].path."""
+    """Format a path with [] in place of every index: data.prompts[].path."""
     return dotted(path) if all(isinstance(step, str) for step in path) else re.sub(r"\[\d+\]", "[]", dotted(path))
 
 
 def key_path(key: str) -> KeyPath:
-    """The steps of a dotted key."""
     return tuple(int(step) if step.isdigit() else step for step in re.findall(r"[^.\[\]]+", key))

@@ -1,6 +1,6 @@
-"""Every key a recipe may hold, and how a file and a command line become one Recipe. No torch.
+"""The recipe model, and loading it from a file and the command line. No torch.
 
-Sections are the neighbouring modules; `python -m distill.recipe.reference` writes what is derived from them.
+Sections are in the neighbouring modules; `python -m distill.recipe.reference` writes the files derived from them.
 """
 
 import re
@@ -23,11 +23,11 @@ from eval.config import EvalConfig, GenerateConfig
 MOST_MIB = 1  # of a recipe; the longest here has 3 KiB
 REMEDY = "Name a recipe, which is a YAML file; `widedraft recipes` lists those that come with it."
 
-RESOLVED = "# Resolved by widedraft"  # begins every recipe that a stage wrote
+RESOLVED = "# Resolved by widedraft"  # first words of every recipe written by a stage
 
 
 class Recipe(Section):
-    """One complete run."""
+    """Settings of one run."""
 
     run_name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
@@ -53,21 +53,21 @@ class Recipe(Section):
     _references: dict[KeyPath, tuple[str, Any]] = PrivateAttr(default_factory=dict)
 
     def refer(self, texts: Mapping[KeyPath, str]) -> None:
-        """Remember the text of values that came from the environment, for as long as they stay what they are."""
+        """Record the interpolations of values from the environment, valid while these values do not change."""
         values = self.model_dump(mode="json")
         self._references = {path: (text, value_at(path, values)) for path, text in texts.items()}
 
     @property
     def references(self) -> dict[KeyPath, tuple[str, Any]]:
-        """The text of each value that came from the environment, and that value."""
+        """Interpolation and value of each key from the environment."""
         return dict(self._references)
 
     def refer_as(self, other: "Recipe") -> None:
-        """Remember what another recipe does, of the values that are the same here."""
+        """Copy the references of another recipe, for values that are the same here."""
         self._references = other.references
 
     def to_save(self) -> dict[str, Any]:
-        """The values as a recipe file holds them; what came from the environment is named and not copied."""
+        """Return the values for a recipe file, with references in place of values from the environment."""
         values = self.model_dump(mode="json")
         saved = _escaped(values)
         for path, (text, value) in self.references.items():
@@ -78,7 +78,7 @@ class Recipe(Section):
     @field_validator("run_dir")
     @classmethod
     def _fill_run_name(cls, run_dir: str, info: ValidationInfo) -> str:
-        """The default names the run also when no recipe file is read."""
+        """Fill the default's ${run_name} if no recipe file is loaded, too."""
         return run_dir.replace("${run_name}", info.data.get("run_name", ""))
 
     @model_validator(mode="after")
@@ -89,7 +89,7 @@ class Recipe(Section):
 
 
 class Scoring(Section):
-    """What the command line may set where a target and a draft are scored without a recipe."""
+    """Settings of an evaluation without a recipe."""
 
     seed: Seed = 17
     generate: GenerateConfig = GenerateConfig()
@@ -97,7 +97,7 @@ class Scoring(Section):
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe in a YAML file, under the command line's key=value words.
+    """Load a recipe from a YAML file, with key=value overrides.
 
     Raises:
         RecipeError: If the file cannot be read; otherwise with every mistake of file and command line, one line each.
@@ -112,22 +112,18 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def load_scoring(overrides: Sequence[str]) -> Scoring:
-    """Scoring settings from the command line's key=value words alone.
-
-    Raises:
-        RecipeError: With every mistake, one line each.
-    """
+    """Load evaluation settings from key=value overrides only."""
     return load("", "command line", overrides, Scoring)[0]
 
 
 def save_recipe(recipe: Recipe, path: Path) -> None:
-    """Write a recipe with every default written out; it loads back equal, in the same environment."""
+    """Write a resolved recipe; it loads back equal in the same environment."""
     header = f"{RESOLVED}: every default is written out, every interpolation filled in but of the environment.\n"
     write_text(header + OmegaConf.to_yaml(OmegaConf.create(recipe.to_save())), path)
 
 
 def _escaped(value: Any) -> Any:
-    """The value with no ${ that OmegaConf would fill in: a backslash before it, those already there doubled."""
+    """Escape every ${ that OmegaConf would interpolate: prefix a backslash, after doubling existing ones."""
     if isinstance(value, dict):
         return {key: _escaped(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -139,12 +135,10 @@ RECIPE_SUFFIXES = (".yaml", ".yml")
 
 
 def is_recipe(word: str) -> bool:
-    """Whether a word behind a recipe names another one, and is no value for the first."""
     return "=" not in word and Path(word).suffix.lower() in RECIPE_SUFFIXES
 
 
 def values_alone(words: tuple[str, ...]) -> tuple[str, ...]:
-    """The words, none of which is a recipe."""
     if more := [word for word in words if is_recipe(word)]:
         raise ValueError(
             f"must be values of the one recipe this command takes, got another: {more[0]}. "
@@ -154,7 +148,6 @@ def values_alone(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def one_recipe(words: tuple[str, ...]) -> tuple[str, ...]:
-    """The words, of which the first alone may be a recipe."""
     return (*words[:1], *values_alone(words[1:]))
 
 

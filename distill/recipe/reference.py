@@ -1,7 +1,6 @@
-"""The tables of docs/recipes.md, written from the models that check recipes.
+"""Write the key tables of docs/recipes.md, recipes/recipe.schema.json and recipes/scorecard.schema.json.
 
-That is recipes/recipe.schema.json, which editors use to complete and check recipes, recipes/scorecard.schema.json and
-the tables of docs/recipes.md.
+Editors use the schema to complete and check recipes.
 """
 
 import json
@@ -20,19 +19,18 @@ from eval.scorecard_schema import Scorecard
 
 REFERENCE_PATH = Path(__file__).parents[2] / "docs" / "recipes.md"
 BEGIN, END = "<!-- keys: written by `python -m distill.recipe.reference` -->", "<!-- end of keys -->"
-MAX_NAMES = 8  # listed as values; of more the meaning names the command or page that lists them
+MAX_NAMES = 8  # listed as values; for more, the description names the command or page that lists them
 BOUNDS = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "maximum": "<="}
 
 
 def write_reference(schema: Schema, path: Path = REFERENCE_PATH) -> None:
-    """Put the tables of all keys between the marks of a page."""
     write_text(replace_between(path.read_text(encoding="utf-8"), BEGIN, END, key_reference(schema)), path)
 
 
 def key_reference(schema: Schema) -> str:
-    """Every key with its values, default and meaning, one Markdown table per section.
+    """Format every key with its values, default and description, one Markdown table per section.
 
-    A section that several keys hold, such as a source of prompts, is written out once, below the first of them.
+    A section under several keys, such as a source of prompts, is listed once, below the first of them.
     """
     keys = known_keys(schema)
     first = {definition: key for key, node in reversed(keys.items()) if (definition := item_of(node))}
@@ -50,17 +48,15 @@ def key_reference(schema: Schema) -> str:
 
 
 def is_section(node: Schema, schema: Schema) -> bool:
-    """Whether a key holds keys of its own, in any of its forms."""
     return any("properties" in option for option in options(node, schema))
 
 
 def item_of(node: Schema) -> str | None:
-    """The definition that the items of a list have in a schema; None where the key holds no list of sections."""
+    """Return the schema definition of a list's items; None if the key is not a list of sections."""
     return node.get("items", {}).get("$ref")
 
 
 def row(name: str, node: Schema, schema: Schema, repeated: Mapping[str, str]) -> list[str]:
-    """One key of a table; a list whose items are written out elsewhere names that place."""
     default = f"`{json.dumps(node['default'])}`" if "default" in node else ""
     meaning = {**options(node, schema)[0], **node}.get("description", "")
     meaning += f" Keys as in `{repeated[name]}`." if name in repeated else ""
@@ -68,12 +64,11 @@ def row(name: str, node: Schema, schema: Schema, repeated: Mapping[str, str]) ->
 
 
 def values_of(node: Schema, schema: Schema) -> str:
-    """What a key may hold: "number > 0", "fp32, amp_bf16"."""
+    """Describe the values of a key: "number > 0", "fp32, amp_bf16"."""
     return ", ".join(dict.fromkeys(one_kind(option, schema) for option in options(node, schema)))
 
 
 def one_kind(node: Schema, schema: Schema) -> str:
-    """One of the forms of a value."""
     if "enum" in node or "const" in node:
         names = list(map(str, node.get("enum", [node.get("const")])))
         return ", ".join(names) if len(names) <= MAX_NAMES else "name"
@@ -94,7 +89,7 @@ INTERPOLATION = {"type": "string", "pattern": r"\$\{.+\}", "description": "A ${k
 
 
 def recipe_schema() -> dict[str, Any]:
-    """The JSON Schema of recipes as people write them, with ${...} allowed wherever a value may stand."""
+    """Return the JSON Schema of recipe files, which allows ${...} for every value."""
     schema = deepcopy(schema_of(Recipe))
     for section in (schema, *schema["$defs"].values()):
         section["properties"] = {name: _or_interpolation(node) for name, node in section["properties"].items()}
@@ -102,7 +97,6 @@ def recipe_schema() -> dict[str, Any]:
 
 
 def schemas() -> dict[str, dict[str, Any]]:
-    """The JSON Schemas of recipes and scorecards, by file name."""
     scorecard = {"$schema": DIALECT, **TypeAdapter(Scorecard).json_schema()}
     return {"recipe.schema.json": recipe_schema(), "scorecard.schema.json": scorecard}
 
@@ -113,7 +107,7 @@ def write_schemas() -> None:
 
 
 def _or_interpolation(node: dict[str, Any]) -> dict[str, Any]:
-    """The node with an interpolation as one more option; plain text allows one anyway."""
+    """Allow an interpolation as an alternative; plain strings allow it anyway."""
     if node.get("type") == "string" and "pattern" not in node and not node.keys() & {"enum", "const"}:
         return node
     notes = {name: node[name] for name in ("title", "description", "default") if name in node}

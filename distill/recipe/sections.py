@@ -1,10 +1,8 @@
 """Recipe sections `data`, `distill`, `text` and `export`, one pydantic model each. No torch, no Composer.
 
-Of a teacher also which losses it can serve, and how many bytes a token of its cache takes.
-
-Source of `distill.online`: Liu et al. 2024, "Online Speculative Decoding" (arXiv 2310.07177), algorithm 2. There the
-whole vocabulary's distributions of wrong tokens are kept; here the target's hidden states are, of which its head makes
-the same.
+Source of `distill.online`: Liu et al. 2024, "Online Speculative Decoding" (arXiv 2310.07177), algorithm 2. It stores
+the full distributions at rejected tokens; here the target's hidden states are stored, from which its head computes
+them.
 """
 
 import re
@@ -31,10 +29,11 @@ from distill.losses import LOSSES, PREFERRED, Knowledge, Loss, LossTerm, loss_te
 from eval.stream import StreamConfig
 from eval.tasks import PromptSource
 
-# Composer's time strings. It also knows sec and iter, left out here: `dur` intervals never come round when training
+# Composer's time strings, without `sec` and `iter`: `dur` intervals never trigger when training is limited in seconds,
+# and an iteration of unset length never ends.
 # is limited in seconds, and an iteration whose length nobody set never ends.
 #
-# The numbers of digits are bounded so that no value is infinite, and no fraction rounds to nothing.
+# The number of digits is bounded so that no value is infinite, and no fraction rounds to zero.
 WHOLE = r"[1-9](?:_?[0-9]){0,14}(?:e[0-9]|e1[0-5])?"
 
 FRACTION = r"(?:0?\.[0-9]{0,9}[1-9][0-9]{0,9}|1(?:\.0{0,9})?)"
@@ -66,16 +65,16 @@ Warmup = Annotated[
 
 
 def split_time(time: str) -> tuple[float, str]:
-    """The value and the unit of a time string a recipe accepts: "1_000tok" is (1000.0, "tok")."""
+    """Split a time string of a recipe into value and unit: "1_000tok" is (1000.0, "tok")."""
     match = re.fullmatch("(.+)(ep|ba|sp|tok|dur)", time)
     assert match is not None, time
     return float(match[1]), match[2]
 
 
 class DataConfig(Section):
-    """Prompts, and the answers to them. Needs prompts, self_written_prompts, or both.
+    """Prompts and responses. Needs prompts, self_written_prompts, or both.
 
-    Answers to held-out prompts are the target's in any case: how much of a draft it accepts shows on them alone.
+    Responses to held-out prompts are always the target's: acceptance can be measured only on its own responses.
     """
 
     prompts: tuple[PromptSource, ...] = Field(default=(), strict=False, description="Where prompts are read from.")
@@ -95,12 +94,12 @@ class DataConfig(Section):
 
     @property
     def shard_size(self) -> int:
-        """Prompts per file of responses, the unit a rerun continues from: two batches."""
+        """Prompts per file of responses, the unit of resumption: two batches."""
         return 2 * self.batch_size
 
     @property
     def longest_answer(self) -> int:
-        """Tokens that are learned of one sequence at most."""
+        """Maximum number of trained tokens per sequence."""
         return self.max_seq_len - 1 if self.answers == "given" else self.max_new_tokens
 
 
@@ -108,7 +107,7 @@ LOG_PROB_BYTES, LOG_TAIL_BYTES = 2, 4  # float16 and float32
 
 
 class TeacherConfig(Section):
-    """Where the teacher's distributions come from."""
+    """Source of the teacher's distributions."""
 
     source: Literal["live", "cache", "none"] = Field(
         default="live",
@@ -132,34 +131,31 @@ class TeacherConfig(Section):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each process holds a shard of the teacher."""
         return self.source == "live" and self.parallelism == "fsdp2"
 
     @property
     def keeps_entries(self) -> bool:
-        """Whether it is a cache of some entries of the teacher's distribution."""
+        """True for a cache of some entries of the teacher's distribution."""
         return self.is_cache and self.contents != "hidden"
 
     @property
     def tells(self) -> Knowledge:
-        """What is known of the teacher at an answer to train on: held-out ones are always kept as hidden states."""
+        """Knowledge of the teacher on training responses; held-out ones are always cached as hidden states."""
         if self.source == "none":
             return Knowledge.TOKENS
         return Knowledge.ENTRIES if self.keeps_entries else Knowledge.LOGITS
 
     @property
     def served_losses(self) -> list[str]:
-        """Names of the losses for which the teacher tells enough."""
         return [name for name, loss in LOSSES.items() if loss.needs <= self.tells]
 
     @property
     def default_loss(self) -> str:
-        """What a recipe trains on that names no loss."""
         return next(name for name in PREFERRED if name in self.served_losses)
 
 
 def refuse_k_beyond(teacher: TeacherConfig, *, vocab: int, rows: int) -> None:
-    """Raise UserError if more entries are to be kept than the vocabulary has, or than the draft's head says."""
+    """Raise UserError if k exceeds the number of ids of the vocabulary or of the draft's head."""
     if teacher.is_cache and teacher.contents == "top_k" and teacher.k > rows:
         most = "the target's vocab_size" if rows == vocab else "the number of ids the draft says"
         raise UserError(
@@ -169,13 +165,10 @@ def refuse_k_beyond(teacher: TeacherConfig, *, vocab: int, rows: int) -> None:
 
 
 def refuse_cut_entries(teacher: TeacherConfig, *, vocab_size: int, of_teacher: int) -> None:
-    """Refuse kept entries of a vocabulary that a model beside the teacher has only a part of.
+    """Raise UserError if cached entries cover ids that some model lacks.
 
-    A live teacher, and one of hidden states, is asked for the ids that all models have. Kept entries were taken of all
-    the teacher's, and some of them may have no logit in the student.
-
-    Raises:
-        UserError: If the teacher has more entries than all models share, and the cache keeps some of them.
+    A live teacher and cached hidden states can be restricted to the shared ids. Cached entries are of the teacher's
+    whole vocabulary, and some may have no logit in the student.
     """
     if teacher.keeps_entries and of_teacher > vocab_size:
         raise UserError(
@@ -186,22 +179,19 @@ def refuse_cut_entries(teacher: TeacherConfig, *, vocab_size: int, of_teacher: i
 
 
 def kept_of(cache: TeacherConfig, split: str) -> TeacherConfig:
-    """What a cache holds of the "train" or the "eval" answers.
+    """Return the cache settings of the "train" or "eval" split.
 
-    Held-out answers are few and always kept as hidden states: their metrics are exact whatever is trained on.
+    Held-out responses are few and always cached as hidden states, so their metrics are exact.
     """
     return cache if split == "train" else TeacherConfig(source="cache")
 
 
 def bytes_per_token(cache: TeacherConfig, split: str, *, hidden: int, rows: int, dtype: str) -> int:
-    """Bytes a cache takes for one answer token, its index left out.
+    """Return the bytes of a cache per response token, without its index.
 
     Args:
-        cache: As the recipe has it.
-        split: "train" or "eval".
         hidden: Width of the teacher's last hidden state.
-        rows: Ids that kept entries are of.
-        dtype: Of its hidden states.
+        rows: Number of ids that entries are drawn from.
     """
     match kept_of(cache, split).contents:
         case "hidden":
@@ -213,17 +203,17 @@ def bytes_per_token(cache: TeacherConfig, split: str, *, hidden: int, rows: int,
 
 
 def id_bytes(vocab: int) -> int:
-    """Bytes of the smallest integer type that holds every id: 1, 2 or 4."""
+    """Return the bytes of the smallest integer dtype that holds every id: 1, 2 or 4."""
     return next(width for width in (1, 2, 4) if vocab <= 256**width)
 
 
 def teacher_dtype(dtype: Dtype, precision: str) -> Dtype:
-    """Number type of the teacher while it teaches: the target's, and float32 where training is."""
+    """Return the dtype of the teacher during training: the target's, or float32 if training is in float32."""
     return "float32" if precision == "fp32" else dtype
 
 
 class OnlineConfig(Section):
-    """Requests, what is learned from each, and when."""
+    """Requests, training positions, and update interval."""
 
     answers: Literal["live", "recorded"] = Field(
         default="live",
@@ -249,7 +239,7 @@ class OnlineConfig(Section):
 
     @property
     def waits(self) -> bool:
-        """Whether a request waits for the update before it: unless it comes from a file that grows."""
+        """True if a request waits for the update before it: always, unless the stream follows a growing file."""
         return not self.stream.follow
 
 
@@ -265,7 +255,7 @@ RepoId = Annotated[
 
 
 class ExportConfig(Section):
-    """How the finished draft is written."""
+    """Settings of the exported draft."""
 
     dtype: Dtype = Field(default="bfloat16", description="Dtype of the draft's weights.")
     checkpoint: Literal["best", "latest"] = Field(
@@ -282,7 +272,7 @@ class ExportConfig(Section):
 
 JSON_SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 
-# As `Interval` without epochs: text that begins again when it ends has none.
+# As `Interval` without epochs: text restarts when it ends, so it has none.
 UpdateInterval = Annotated[
     str,
     Field(
@@ -321,7 +311,6 @@ class TextDomain(Section):
 
 
 def is_plain_text(path: str) -> bool:
-    """Whether a file is text as it stands, and not JSON lines."""
     return not Path(path).name.endswith(JSON_SUFFIXES)
 
 
@@ -359,7 +348,7 @@ Loggers: TypeAlias = dict[LoggerName, dict[str, Any]]  # arguments of Composer's
 
 
 def missing_package(name: str) -> str | None:
-    """What is wrong where a logger's package is not installed; None where it is, or the logger needs none."""
+    """Return an error message if a logger's package is not installed, else None."""
     if name == "file" or find_spec(name) is not None:
         return None
     return (
@@ -369,7 +358,7 @@ def missing_package(name: str) -> str | None:
 
 
 class OptimizerConfig(Section):
-    """PyTorch's AdamW, fused into one pass, with betas 0.9 and 0.95."""
+    """PyTorch's fused AdamW, with betas 0.9 and 0.95."""
 
     lr: float = Field(default=1e-3, gt=0, description="Peak learning rate.")
     weight_decay: float = Field(
@@ -380,7 +369,7 @@ class OptimizerConfig(Section):
 
 
 class SchedulerConfig(Section):
-    """How the learning rate moves over training."""
+    """Learning rate schedule."""
 
     name: Literal["cosine_with_warmup", "linear_decay_with_warmup", "constant_with_warmup"] = Field(
         default="cosine_with_warmup", description="Learning rate schedule."
@@ -394,7 +383,7 @@ class SchedulerConfig(Section):
 
 
 class DistillConfig(Section):
-    """How the student learns from its teacher. Times are Composer time strings: ep, ba, sp, tok, dur."""
+    """Training settings. Times are Composer time strings: ep, ba, sp, tok, dur."""
 
     train_on: Literal["answers", "text"] = Field(
         default="answers",
@@ -496,11 +485,11 @@ class DistillConfig(Section):
 
     @property
     def learns_answers(self) -> bool:
-        """Whether the answers to data.prompts are learned; otherwise held-out prompts alone are answered beforehand."""
+        """True if responses to data.prompts are trained on; otherwise only held-out prompts need responses."""
         return self.train_on == "answers" and (self.online is None or self.online.answers == "recorded")
 
     @property
     def terms(self) -> tuple[LossTerm, ...]:
-        """The terms of the loss; what `auto` means was filled in when the recipe was read."""
+        """Terms of the loss; `auto` was resolved when the recipe was loaded."""
         assert self.loss != "auto"
         return loss_terms(self.loss)

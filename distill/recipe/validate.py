@@ -1,7 +1,6 @@
-"""Every rule between two keys of a recipe, or between a key and the target. No torch.
+"""Rules between two keys of a recipe, or between a key and the target. No torch.
 
-Types and ranges of single keys stand in the models of the sections. `validate` returns all rules that a recipe breaks,
-each as the key to change and what is wrong with it.
+Types and ranges of single keys are in the models of the sections.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +19,7 @@ Broken: TypeAlias = Iterator[tuple[str, str]]
 
 ALL_SERVED = "A live teacher, or a cache with contents hidden, serves all."
 WARMUP_UNITS = {"ep": ("ep", "ba", "dur"), "ba": ("ep", "ba", "dur"), "sp": ("sp", "dur"), "tok": ("tok", "dur")}
-NOT_ONLINE = {  # keys of distill that online mode leaves as they are, and why
+NOT_ONLINE = {  # keys of distill with the only value that online mode supports, and why
     "train_on": ("answers", "the responses to requests are learned"),
     "unknown_inputs": (0.0, "the serving draft reads every token id"),
     "samples": ("teacher", "the target generates the responses"),
@@ -31,13 +30,12 @@ SEARCHED = {"whole": set(), "spread": {"merge_order"}, "layers": {"merge_order",
 
 
 def validate(recipe: Recipe) -> list[tuple[str, str]]:
-    """The rules that a recipe breaks."""
+    """Return the rules that a recipe breaks, each as the key to change and the problem."""
     online = online_rules(recipe) if recipe.distill.online is not None else ()
     return [*data_rules(recipe), *target_rules(recipe), *training_rules(recipe), *online, *text_rules(recipe)]
 
 
 def data_rules(recipe: Recipe) -> Broken:
-    """Rules inside section data."""
     data, given = recipe.data, recipe.data.answers == "given"
     if given and not data.prompts:
         yield "data.answers", "must be written when data.prompts is empty, got given. Name the rows that bring answers."
@@ -52,7 +50,7 @@ def data_rules(recipe: Recipe) -> Broken:
 
 
 def target_rules(recipe: Recipe) -> Broken:
-    """What a target that is not whole in memory, in fewer bits, or decoded by another engine rules out."""
+    """Check the limits of a target that is not whole in memory, quantised, or decoded by another engine."""
     target, distill, engine = recipe.target, recipe.distill, recipe.generate.engine
     masks = recipe.architecture.method == "learned_masks"
     if target.bits is not None:
@@ -74,7 +72,7 @@ def target_rules(recipe: Recipe) -> Broken:
 
 
 def training_rules(recipe: Recipe) -> Broken:
-    """Rules inside section distill, and with the draft's shape."""
+    """Check section distill, also against the draft's shape."""
     distill, architecture = recipe.distill, recipe.architecture
     teacher: TeacherConfig = distill.teacher
     terms, on_text, is_ddp = distill.terms, distill.train_on == "text", distill.parallelism == "ddp"
@@ -82,7 +80,7 @@ def training_rules(recipe: Recipe) -> Broken:
     key, value = ("contents", teacher.contents) if teacher.is_cache else ("source", teacher.source)
     when = f"when distill.teacher.{key} is {value}"
 
-    # What is read
+    # Training data
     for name in ("max_duration", "eval_interval", "save_interval"):
         if on_text and split_time(getattr(distill, name))[1] == "ep":
             yield f"distill.{name}", "must not be in ep when distill.train_on is text, which has no epochs."
@@ -120,7 +118,7 @@ def training_rules(recipe: Recipe) -> Broken:
     if distill.temperature != 1 and teacher.tells is Knowledge.ENTRIES:
         yield "distill.temperature", f"must be 1 {when}, got {distill.temperature}. {ALL_SERVED}"
 
-    # Responses that the student generates while it trains
+    # Responses that the student generates during training
     if distill.samples != "teacher":
         if on_text:
             yield "distill.samples", "must be teacher when distill.train_on is text."
@@ -163,7 +161,6 @@ def training_rules(recipe: Recipe) -> Broken:
 
 
 def online_rules(recipe: Recipe) -> Broken:
-    """Rules of learning from requests while they are served."""
     distill, online = recipe.distill, recipe.distill.online
     for name, (wanted, why) in NOT_ONLINE.items():
         if getattr(distill, name) != wanted:
@@ -181,7 +178,7 @@ def online_rules(recipe: Recipe) -> Broken:
 
 
 def text_rules(recipe: Recipe) -> Broken:
-    """Whether text is there for what reads it, and only then; and where its domains come from."""
+    """Check that text is given if and only if something uses it, and the sources of its domains."""
     text, architecture, distill = recipe.text, recipe.architecture, recipe.distill
     vocabulary = architecture.vocabulary
     readers = {
@@ -217,7 +214,7 @@ def text_rules(recipe: Recipe) -> Broken:
         yield "text.mixture", problem
 
 
-# feature of a family -> the key that requests it, and whether a recipe does
+# feature of a family: the key that requests it, and whether a recipe does
 FEATURES: Mapping[Feature, tuple[str, Callable[[Recipe], bool]]] = {
     "merge": ("architecture.method=merge", lambda recipe: recipe.architecture.method == "merge"),
     "learned_masks": (
@@ -236,7 +233,7 @@ FEATURES: Mapping[Feature, tuple[str, Callable[[Recipe], bool]]] = {
 
 
 def refuse_unfit(recipe: Recipe, model_type: str) -> None:
-    """Raise UserError if a recipe requests what its target's family does not support, if the family is known."""
+    """Raise UserError if a recipe requests a feature that its target's family, if known, does not support."""
     family = FAMILIES.get(model_type)
     for feature, (key, requests) in FEATURES.items():
         if family is not None and requests(recipe):
@@ -244,7 +241,7 @@ def refuse_unfit(recipe: Recipe, model_type: str) -> None:
 
 
 def refuse_orders(placement: Placement, missing: set[str]) -> None:
-    """Raise UserError if an order of layers is to be found that needs all weights in memory."""
+    """Raise UserError if a missing layer order can only be found with all weights in memory."""
     methods = [name for name, score in LAYER_SCORES.items() if score in missing & SEARCHED[placement]]
     if methods:
         raise UserError(
