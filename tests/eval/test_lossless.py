@@ -28,7 +28,7 @@ from eval.lossless import (
 from eval.models import load_model
 from tests.eval.decoding import test_mutants
 
-WANTED = Verification(Limits(24), sampling=Sampling(0.8), samples=12)
+WANTED = Verification(Limits(24), sampling=Sampling(0.8), samples=4)
 SOME = slice(1, 5)
 
 
@@ -227,9 +227,9 @@ def test_a_draft_that_is_the_target_but_for_rounding_shows_nothing():
 
 def test_verify_finds_an_inflation_by_four_fifths(monkeypatch, small_pair):
     """Without the fault all pass."""
-    wanted = [Verification(Limits(24), sampling=Sampling(0.6, top_k=3), samples=20, seed=seed) for seed in range(8)]
+    wanted = [Verification(Limits(24), sampling=Sampling(0.6, top_k=3), samples=20, seed=seed) for seed in range(3)]
     prompts = [(1,), (2, 3)]
     assert all(check_distribution(small_pair, prompts, each, REJECTION).holds for each in wanted)
     inflate_chances(monkeypatch.setattr, 0.8)
     found = [not check_distribution(small_pair, prompts, each, REJECTION).holds for each in wanted]
-    assert sum(found) >= 6
+    assert sum(found) >= 2
