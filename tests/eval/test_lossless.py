@@ -59,12 +59,12 @@ def test_a_sound_pair_passes_everything(target, noisy_draft, prompts):
 )
 def test_a_fault_in_sampling_fails_the_distribution(monkeypatch, small_pair, fault, temperature):
     fault(monkeypatch.setattr)
-    wanted = Verification(Limits(40), sampling=Sampling(temperature, top_k=3), samples=250)
+    wanted = Verification(Limits(40), sampling=Sampling(temperature, top_k=3), samples=120)
     assert not check_distribution(small_pair, [(1,), (2, 3)], wanted, "rejection").holds
 
 
 def test_without_a_fault_the_same_texts_pass(small_pair):
-    wanted = Verification(Limits(40), sampling=Sampling(0.6, top_k=3), samples=250)
+    wanted = Verification(Limits(40), sampling=Sampling(0.6, top_k=3), samples=120)
     assert check_distribution(small_pair, [(1,), (2, 3)], wanted, "rejection").holds
 
 

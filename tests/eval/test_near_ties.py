@@ -53,9 +53,8 @@ def half_pair(target_folder, noisy_folder):
     return [load_model(folder, dtype="bfloat16", device="cpu") for folder in (target_folder, noisy_folder)]
 
 
-@pytest.mark.parametrize("share", [1.0, 0.5])
-def test_a_decoder_that_is_wrong_within_rounding_fails_in_half_precision(monkeypatch, half_pair, prompts, share):
-    second_of_two_near_ties(monkeypatch, share)
+def test_a_decoder_that_is_wrong_within_rounding_fails_in_half_precision(monkeypatch, half_pair, prompts):
+    second_of_two_near_ties(monkeypatch, 0.5)
     assert not check_greedy_text(half_pair, prompts, WANTED).holds
 
 
