@@ -95,8 +95,8 @@ def test_a_text_of_one_token_proves_nothing_of_its_own_draft(target):
 
 
 def test_an_encoder_decoder_pair_is_verified(translators, prompts):
-    wanted = Verification(Limits(16), sampling=Sampling(8.0), samples=4)
-    assert all(finding.holds for finding in check_lossless(translators, prompts[SOME], wanted))
+    wanted = Verification(Limits(12), sampling=Sampling(8.0), samples=2)
+    assert all(finding.holds for finding in check_lossless(translators, prompts[1:3], wanted))
 
 
 def test_an_encoder_decoder_that_does_not_say_how_it_begins_is_refused(make_translator):
