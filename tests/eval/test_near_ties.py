@@ -53,9 +53,8 @@ def half_pair(target_folder, noisy_folder):
     return [load_model(folder, dtype="bfloat16", device="cpu") for folder in (target_folder, noisy_folder)]
 
 
-@pytest.mark.parametrize("share", [1.0, 0.5])
-def test_a_decoder_that_is_wrong_within_rounding_fails_in_half_precision(monkeypatch, half_pair, prompts, share):
-    second_of_two_near_ties(monkeypatch, share)
+def test_a_decoder_that_is_wrong_within_rounding_fails_in_half_precision(monkeypatch, half_pair, prompts):
+    second_of_two_near_ties(monkeypatch, 0.5)
     assert not check_greedy_text(half_pair, prompts, WANTED).holds
 
 
@@ -83,7 +82,7 @@ def test_few_tokens_that_are_no_near_ties_fail(monkeypatch, half_pair, prompts):
     assert float(finding.detail.split("p = ")[1].split(",")[0]) > MIN_P
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_an_honest_decoder_passes_in_half_precision(half_pair, seed):
     generator = torch.Generator().manual_seed(seed)
     prompts = [torch.randint(3, 259, (length,), generator=generator).tolist() for length in (3, 5, 9, 17)]
@@ -98,11 +97,10 @@ def test_a_decoder_that_is_wrong_within_rounding_fails_in_float32(monkeypatch, t
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("width", [1, 5])
-def test_step_by_step_the_target_reads_what_it_reads_at_once(make_checkpoint, make_translator, prompts, family, width):
+def test_step_by_step_the_target_reads_what_it_reads_at_once(make_checkpoint, make_translator, prompts, family):
     make = make_translator if family == "t5" else partial(make_checkpoint, model_type=family)
     model = load_model(make(seed=1, **FAMILIES[family]), dtype="float32", device="cpu")
-    for prompt in ([5], prompts[3]):
+    for prompt, width in (([5], 1), (prompts[3], 5)):
         whole, stepwise = (
             answer_logits(model, prompt, prompts[4]),
             stepwise_logits(model, prompt, prompts[4], width=width),

@@ -45,9 +45,8 @@ def test_plain_decoding_rounds_and_replays_run_without(target, noisy_draft, prom
     answer_logits(target, [5, 6], [7, 8])
 
 
-@pytest.mark.parametrize("kind", ["captured", "traced"])
 def test_steps_of_fixed_shapes_are_made_with_it_and_prompts_read_without(
-    target, noisy_draft, prompts, monkeypatch, allowed, kind
+    target, noisy_draft, prompts, monkeypatch, allowed
 ):
     """A graph keeps the kernels it was captured with, so one plan serves all of a step's replays."""
     read, of_prompts = FixedSequencer.read_by_model, []
@@ -59,7 +58,7 @@ def test_steps_of_fixed_shapes_are_made_with_it_and_prompts_read_without(
         return logits
 
     monkeypatch.setattr(FixedSequencer, "read_by_model", watched)
-    opener = watched_maker(kind).opener()
+    opener = watched_maker().opener()
     speculative_decode(target, noisy_draft, prompts[:2], limits=TWO, speculation=Speculation(2), opener=opener)
     caches = 2 * target.config.num_hidden_layers  # a token at no position, when the caches of the two are made
     without = [place for place, is_allowed in enumerate(allowed) if not is_allowed]

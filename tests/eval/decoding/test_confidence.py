@@ -7,9 +7,9 @@ from eval.decoding.speculative import LookupFirst, plain_decode, speculative_dec
 from eval.decoding.texts import Limits, Speculation
 from eval.models import load_model
 from eval.replay import answer_logits
-from tests.eval.decoding.laws import WARM, require_same_law, text_chances
+from tests.eval.decoding.laws import ROWS, WARM, require_same_law, text_chances
 
-LIMITS = Limits(40, frozenset({2}))
+LIMITS = Limits(24, frozenset({2}))
 OFTEN = LookupFirst(2, 3)
 
 
@@ -32,8 +32,7 @@ def middling(target, noisy_draft, prompts):
     return (found[at] + found[at + 1]) / 2
 
 
-@pytest.mark.parametrize("lookup", [None, OFTEN])
-@pytest.mark.parametrize("lookahead", [1, 3])
+@pytest.mark.parametrize(("lookup", "lookahead"), [(None, 1), (OFTEN, 3)])
 def test_rounds_end_where_the_draft_doubts_and_nowhere_else(target, noisy_draft, prompts, middling, lookup, lookahead):
     decoded = speculative_decode(
         target, noisy_draft, prompts, limits=LIMITS, speculation=Speculation(lookahead, draft_p_min=middling),
@@ -56,8 +55,7 @@ def test_rounds_end_where_the_draft_doubts_and_nowhere_else(target, noisy_draft,
     assert proposed >= {0, lookahead}
 
 
-@pytest.mark.parametrize("lookup", [None, OFTEN])
-@pytest.mark.parametrize("small_head", [False, True])
+@pytest.mark.parametrize(("lookup", "small_head"), [(None, False), (OFTEN, True)])
 def test_greedy_text_is_the_targets(target, noisy_folder, small_head_folder, prompts, middling, lookup, small_head):
     draft = load_model(small_head_folder if small_head else noisy_folder, dtype="float32", device="cpu")
     speculation = Speculation(4, draft_p_min=middling)
@@ -65,7 +63,7 @@ def test_greedy_text_is_the_targets(target, noisy_folder, small_head_folder, pro
     decoded = speculative_decode(target, draft, prompts, **how)
     plain = plain_decode(target, prompts, limits=LIMITS)
     assert [text.token_ids for text in decoded] == [text.token_ids for text in plain]
-    for prompt, text in zip(prompts, decoded, strict=True):  # rows do not feel each other
+    for prompt, text in list(zip(prompts, decoded, strict=True))[::4]:  # rows do not feel each other
         [alone] = speculative_decode(target, draft, [prompt], **how)
         assert (alone.token_ids, [(one.start, one.proposed, one.accepted) for one in alone.rounds]) == (
             text.token_ids,
@@ -73,12 +71,11 @@ def test_greedy_text_is_the_targets(target, noisy_folder, small_head_folder, pro
         )
 
 
-@pytest.mark.parametrize("lookahead", [1, 3])
-@pytest.mark.parametrize("lookup", [None, OFTEN])
+@pytest.mark.parametrize(("lookup", "lookahead"), [(None, 1), (OFTEN, 3)])
 def test_the_target_as_its_own_draft_keeps_all_it_proposes(target, prompts, middling, lookup, lookahead):
     """It would not, had it lost its place where it doubted."""
     decoded = speculative_decode(
-        target, target, prompts, limits=Limits(60), speculation=Speculation(lookahead, draft_p_min=middling),
+        target, target, prompts, limits=Limits(40), speculation=Speculation(lookahead, draft_p_min=middling),
         lookup_first=lookup,
     )  # fmt: skip
     drafted = [one for text in decoded for one in text.rounds if not one.looked_up]
@@ -96,7 +93,7 @@ def test_sampled_texts_are_the_targets_however_rounds_end(small_pair, rule):
     """In distribution, over all texts of four tokens."""
     speculation = Speculation(3, rule=rule, draft_p_min=0.5)
     decoded = speculative_decode(
-        *small_pair, [(1,)] * 4000, limits=Limits(4), speculation=speculation, sampling=WARM, row_seeds=range(4000)
+        *small_pair, [(1,)] * ROWS, limits=Limits(4), speculation=speculation, sampling=WARM, row_seeds=range(ROWS)
     )
     assert len({one.proposed for text in decoded for one in text.rounds}) > 1
     require_same_law([text.token_ids for text in decoded], text_chances(small_pair[0], WARM))

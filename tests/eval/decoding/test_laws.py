@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from eval.decoding.sampling import LOSSLESS, Sampling
+from eval.decoding.sampling import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, REJECTION, Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Seeds, Speculation
 from eval.models import load_model
@@ -22,26 +22,20 @@ from tests.eval.decoding.laws import (
     text_chances,
 )
 
-WARPED = {
-    "temperature": Sampling(0.7),
-    "hot": Sampling(1.6),
-    "top_k": Sampling(1.0, top_k=2),
-    "top_p": Sampling(1.2, top_p=0.8),
-    "min_p": Sampling(1.0, min_p=0.4),
-    "penalty": Sampling(1.0, repetition_penalty=1.8),
-    "all": Sampling(1.3, top_p=0.9, top_k=3, min_p=0.1, repetition_penalty=1.3),
-}
+ALL = Sampling(1.3, top_p=0.9, top_k=3, min_p=0.1, repetition_penalty=1.3)
 
 
-@pytest.mark.parametrize("sampling", WARPED.values(), ids=WARPED)
-def test_rejection_sampling_writes_the_targets_texts(small_pair, sampling):
-    law_sampled_texts_are_the_targets(*small_pair, sampling=sampling)
-
-
-@pytest.mark.parametrize("rule", LOSSLESS)
-@pytest.mark.parametrize("lookahead", [1, 2, 5])
-def test_every_lossless_rule_writes_the_targets_texts(small_pair, rule, lookahead):
-    law_sampled_texts_are_the_targets(*small_pair, rule=rule, lookahead=lookahead, seed=1)
+@pytest.mark.parametrize(
+    ("rule", "lookahead", "sampling"),
+    [
+        (REJECTION, 1, Sampling(1.0, repetition_penalty=1.8)),
+        (REJECTION, 3, ALL),
+        (EXACT_SAMPLED_DRAFT, 5, Sampling(1.6)),
+        (EXACT_GREEDY_DRAFT, 2, Sampling(1.2, top_p=0.8)),
+    ],
+)
+def test_every_lossless_rule_writes_the_targets_texts(small_pair, rule, lookahead, sampling):
+    law_sampled_texts_are_the_targets(*small_pair, rule=rule, lookahead=lookahead, sampling=sampling, seed=1)
 
 
 def test_plain_sampling_writes_the_targets_texts(small_pair):
@@ -51,25 +45,30 @@ def test_plain_sampling_writes_the_targets_texts(small_pair):
     require_same_law([text.token_ids for text in decoded], text_chances(target, Sampling(0.7)))
 
 
-@pytest.mark.parametrize("rule", ["exact_sampled_draft", "exact_greedy_draft"])
-@pytest.mark.parametrize("sampling", [Sampling(0.8), WARPED["all"]], ids=["temperature", "all"])
+@pytest.mark.parametrize(("rule", "sampling"), [(EXACT_SAMPLED_DRAFT, ALL), (EXACT_GREEDY_DRAFT, Sampling(0.8))])
 def test_exact_rules_write_what_plain_sampling_writes(target, noisy_draft, prompts, rule, sampling):
     law_exact_rules_write_what_plain_sampling_writes(target, noisy_draft, prompts, rule, sampling)
 
 
-@pytest.mark.parametrize("rule", LOSSLESS)
-@pytest.mark.parametrize("sampling", [Sampling(0.8), WARPED["all"], Sampling(0.0, repetition_penalty=1.4)])
+@pytest.mark.parametrize(
+    ("rule", "sampling"),
+    [
+        (REJECTION, ALL),
+        (EXACT_SAMPLED_DRAFT, Sampling(0.8)),
+        (EXACT_GREEDY_DRAFT, ALL),
+        (REJECTION, Sampling(0.0, repetition_penalty=1.4)),
+    ],
+)
 def test_rows_of_a_batch_do_not_feel_each_other(target, noisy_draft, prompts, rule, sampling):
     law_rows_do_not_feel_each_other(target, noisy_draft, prompts, sampling, rule)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(0.9), WARPED["all"]])
-@pytest.mark.parametrize("lookahead", [1, 3, 8])
+@pytest.mark.parametrize(("lookahead", "sampling"), [(1, Sampling(0.9)), (3, Sampling(0.0)), (8, ALL)])
 def test_the_target_accepts_its_own_proposals(target, prompts, sampling, lookahead):
     law_the_target_accepts_its_own_proposals(target, prompts, sampling, lookahead=lookahead)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(st.data())
 def test_greedy_text_is_the_targets_in_any_batch(target, noisy_draft, data):
     """Any lengths, any lookahead, stop tokens anywhere, any limit."""
@@ -77,7 +76,7 @@ def test_greedy_text_is_the_targets_in_any_batch(target, noisy_draft, data):
     lengths = data.draw(st.lists(st.integers(1, 30), min_size=rows, max_size=rows))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
     prompts = [torch.randint(0, 259, (length,), generator=generator).tolist() for length in lengths]
-    length = data.draw(st.integers(1, 24))
+    length = data.draw(st.integers(1, 20))
     [written] = plain_decode(target, prompts[:1], limits=Limits(length))
     stops = data.draw(st.sets(st.sampled_from([2, 260, *written.token_ids]), max_size=3))
     lookahead = data.draw(st.integers(1, 20))
@@ -94,12 +93,12 @@ def test_streams_are_apart(small_pair):
             decoded = speculative_decode(
                 target,
                 draft,
-                [(1,)] * 60,
+                [(1,)] * 20,
                 limits=Limits(8),
                 speculation=Speculation(3, rule=rule),
                 sampling=Sampling(1.0),
                 seeds=seeds,
-                row_seeds=range(60),
+                row_seeds=range(20),
             )
             written[name, rule] = [text.token_ids for text in decoded]
     for name in ("draft", "accept", "target"):
@@ -110,18 +109,17 @@ def test_streams_are_apart(small_pair):
 
 
 def test_an_unknown_rule_is_refused():
-    with pytest.raises(ValueError, match="rule must be one of rejection"):
+    with pytest.raises(ValueError, match=REJECTION):
         Speculation(rule="reject")
 
 
 def test_an_encoder_decoder_decodes_by_the_same_laws(translators, prompts):
     target, draft = translators
-    for stop in (frozenset(), frozenset(range(0, 264, 9))):
-        law_greedy_text_is_the_targets(target, draft, prompts[:5], Limits(16, stop))
-    law_the_target_accepts_its_own_proposals(target, prompts[:3])
-    law_exact_rules_write_what_plain_sampling_writes(target, draft, prompts[:5], "exact_greedy_draft", Sampling(20.0))
+    law_greedy_text_is_the_targets(target, draft, prompts[:5], Limits(12, frozenset(range(0, 264, 9))))
+    law_the_target_accepts_its_own_proposals(target, prompts[1:3])
+    law_exact_rules_write_what_plain_sampling_writes(target, draft, prompts[1:4], EXACT_GREEDY_DRAFT, Sampling(20.0))
 
 
 def test_a_family_that_takes_rows_drafts_for_one_that_does_not(make_checkpoint, target, prompts):
     bloom = load_model(make_checkpoint(seed=3, model_type="bloom"), dtype="float32", device="cpu")
-    law_greedy_text_is_the_targets(bloom, target, prompts, Limits(12, frozenset({2})))
+    law_greedy_text_is_the_targets(bloom, target, prompts[:4], Limits(8, frozenset({2})))

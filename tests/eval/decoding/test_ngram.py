@@ -26,7 +26,7 @@ def brute_force(ids, longest, count):
     return []
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(ids=st.lists(st.integers(0, 3), min_size=1, max_size=24), longest=st.integers(1, 5), count=st.integers(0, 6))
 def test_it_is_its_definition(ids, longest, count):
     assert NgramLookup(longest).continuation(ids, count) == brute_force(ids, longest, count)
@@ -36,12 +36,12 @@ def test_its_texts_are_the_targets(small_pair):
     law_sampled_texts_are_the_targets(small_pair[0], LOOKUP)
 
 
-@pytest.mark.parametrize("lookahead", [1, 4, 9])
+@pytest.mark.parametrize("lookahead", [1, 4])
 def test_greedy_text_is_the_targets(target, prompts, lookahead):
     law_greedy_text_is_the_targets(target, LOOKUP, prompts, Limits(40, frozenset({2})), lookahead=lookahead)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), WARM, Sampling(0.0, repetition_penalty=1.4)])
+@pytest.mark.parametrize("sampling", [WARM, Sampling(0.0, repetition_penalty=1.4)])
 def test_rows_do_not_feel_each_other(target, prompts, sampling):
     law_rows_do_not_feel_each_other(target, LOOKUP, prompts, sampling)
 

@@ -10,13 +10,12 @@ from eval.decoding import sampling as rules
 from eval.decoding import speculative as batch
 from eval.decoding import speculative as batch_rounds
 from eval.decoding.kv_cache import open_sequencer
-from eval.decoding.sampling import RULES, Sampling, distribution, invert_cumulative, residual
+from eval.decoding.sampling import Sampling, distribution, invert_cumulative, residual
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
 from tests.eval.decoding.laws import law_greedy_text_is_the_targets
 from tests.eval.decoding.small_heads import model_of, noisy, sizes_of_drafting, spread_out, with_head_of
 from tests.eval.decoding.stand_ins import watched_maker
-from tests.families import DECODER_ONLY
 
 VOCAB = 264
 KEPT = tuple(id_ for id_ in range(VOCAB) if id_ % 7)  # 226 of them; the target says others too
@@ -31,6 +30,7 @@ SAMPLINGS = {
     "penalty": Sampling(0.3, repetition_penalty=1.3),
     "all": Sampling(0.4, top_p=0.9, top_k=30, min_p=0.02, repetition_penalty=1.2),
 }
+FAMILIES = ("llama", "gemma2", "granite", "gpt_neox", "gpt2", "bloom", "opt")  # one a way to a head and its logits
 PROMPTS = ([5], [7, 14, 21, 0, 9, 30], [100] * 9)
 
 
@@ -68,36 +68,41 @@ def law_a_small_head_decodes_as_its_reference(models, rule, sampling, prompts, *
     return sum(one.accepted for text in found for one in text.rounds)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
-@pytest.mark.parametrize("rule", RULES)
-def test_every_rule_and_setting_decodes_as_the_reference(rule, sampling):
-    """In batches and alone."""
+@pytest.mark.parametrize(
+    ("rule", "sampling"),
+    [
+        ("rejection", "greedy"),
+        ("rejection", "greedy, penalty"),
+        ("rejection", "top_k beyond the head"),
+        ("rejection", "all"),
+        ("exact_sampled_draft", "all"),
+        ("exact_greedy_draft", "penalty"),
+    ],
+)
+def test_every_rule_decodes_as_the_reference(rule, sampling):
+    """In batches and alone; what each setting makes of logits is below."""
     kept = [
-        law_a_small_head_decodes_as_its_reference(trio("llama"), rule, sampling, prompts)
+        law_a_small_head_decodes_as_its_reference(trio("llama"), rule, SAMPLINGS[sampling], prompts)
         for prompts in (PROMPTS, PROMPTS[1:2])
     ]
     assert sum(kept) > 0
 
 
-@pytest.mark.parametrize("family", DECODER_ONLY)
-def test_every_family_decodes_as_the_reference(family):
-    for rule, sampling in (("rejection", "all"), ("exact_sampled_draft", "penalty"), ("rejection", "greedy")):
-        law_a_small_head_decodes_as_its_reference(trio(family), rule, SAMPLINGS[sampling], PROMPTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_head_decodes_as_the_reference(family):
+    law_a_small_head_decodes_as_its_reference(trio(family), "rejection", SAMPLINGS["all"], PROMPTS)
 
 
-@pytest.mark.parametrize(
-    ("family", "kind"),
-    [("llama", "captured"), ("gemma2", "traced"), ("gpt2", "captured"), ("qwen2", "traced")],
-)
-def test_steps_of_fixed_shapes_decode_as_the_reference(family, kind, monkeypatch):
-    maker, asked = watched_maker(kind), [("rejection", "all"), ("exact_greedy_draft", "temperature")]
-    opener = maker.opener()
-    for rule, sampling in asked:
-        law_a_small_head_decodes_as_its_reference(trio(family), rule, SAMPLINGS[sampling], PROMPTS, opener=opener)
+@pytest.mark.parametrize(("family", "kind"), [("gemma2", "traced"), ("gpt2", "captured")])
+def test_steps_of_fixed_shapes_decode_as_the_reference(family, kind):
+    maker = watched_maker(kind)
+    law_a_small_head_decodes_as_its_reference(
+        trio(family), "rejection", SAMPLINGS["all"], PROMPTS, opener=maker.opener()
+    )
     assert maker.fed
 
 
-@pytest.mark.parametrize("family", DECODER_ONLY)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_text_is_the_targets(family):
     target, draft, _ = trio(family)
     law_greedy_text_is_the_targets(target, draft, PROMPTS, Limits(12, frozenset({2})), lookahead=3)
@@ -105,8 +110,7 @@ def test_greedy_text_is_the_targets(family):
     assert said - set(KEPT), "the target says nothing the draft cannot: the test is empty"
 
 
-@pytest.mark.parametrize("rule", ["rejection", "exact_sampled_draft"])
-@pytest.mark.parametrize("sampling", ["greedy", "all"])
+@pytest.mark.parametrize(("rule", "sampling"), [("rejection", "greedy"), ("exact_sampled_draft", "all")])
 def test_a_draft_of_more_ids_than_its_target_says_the_shared_ones(rule, sampling):
     """Rows of ids that only pad the draft's vocabulary are the last ones, and left out."""
     target, larger = model_of("llama"), noisy(model_of("llama", vocab_size=300))
@@ -118,7 +122,7 @@ def test_a_draft_of_more_ids_than_its_target_says_the_shared_ones(rule, sampling
 
 def test_a_draft_that_says_nothing_its_target_can_is_refused():
     target, draft = model_of("llama"), with_head_of(model_of("llama", vocab_size=300), [280, 290])
-    with pytest.raises(UserError, match=r"says no id below 264, the smallest is 280"):
+    with pytest.raises(UserError, match="280"):
         decoded_by(target, draft, "rejection", Sampling(), PROMPTS)
 
 
@@ -128,7 +132,7 @@ def test_a_target_of_some_ids_is_refused():
         lambda: plain_decode(draft, PROMPTS, limits=Limits(2)),
         lambda: decoded_by(draft, draft, "rejection", Sampling(), PROMPTS),
     ):
-        with pytest.raises(ValueError, match="a target must be able to say every one"):
+        with pytest.raises(ValueError, match="target"):
             decode()
 
 
@@ -151,25 +155,23 @@ def test_a_distribution_over_kept_ids_is_the_one_over_all_with_minus_infinity_el
 
 
 @pytest.mark.parametrize(
-    ("family", "kind", "sampling"),
+    ("family", "kind", "rule", "sampling"),
     [
-        ("llama", None, "greedy"),
-        ("llama", None, "all"),
-        ("gemma2", None, "temperature"),
-        ("bloom", None, "greedy, penalty"),
-        ("llama", "captured", "all"),
+        ("llama", None, "exact_sampled_draft", "all"),
+        ("gemma2", None, "rejection", "temperature"),
+        ("bloom", None, "exact_greedy_draft", "greedy, penalty"),
+        ("llama", "captured", "rejection", "all"),
     ],
 )
 def test_nothing_as_wide_as_the_vocabulary_and_no_copy_of_the_head_is_made_while_drafting(
-    family, kind, sampling, monkeypatch
+    family, kind, rule, sampling, monkeypatch
 ):
     """Not by the model, and not around it; by the plain reference, both are."""
     target, draft, reference = trio(family)
     opener = {} if kind is None else {"opener": watched_maker(kind).opener()}
     sizes = sizes_of_drafting(monkeypatch)
-    for rule in RULES:
-        decoded_by(target, draft, rule, SAMPLINGS[sampling], PROMPTS, **opener)
-    assert len(sizes) > 1000
+    decoded_by(target, draft, rule, SAMPLINGS[sampling], PROMPTS, **opener)
+    assert len(sizes) > 300
     assert any(size[-1:] == (len(KEPT),) for size in sizes)
     assert not [size for size in sizes if VOCAB in size]
     assert not [size for size in sizes if {len(KEPT), 64} <= set(size)]

@@ -9,8 +9,14 @@ from eval.decoding.texts import Limits, Speculation
 from eval.models import load_model
 from eval.replay import answer_logits, count_trace, replay_answer, replay_counts, tau
 
-LENGTH = 32
+LENGTH = 24
 NEVER = frozenset()
+
+
+@pytest.fixture(scope="module")
+def answers(target, prompts):
+    """The target's own, to every prompt."""
+    return [text.token_ids for text in plain_decode(target, prompts, limits=Limits(LENGTH))]
 
 
 def trace_of(decoded):
@@ -18,10 +24,14 @@ def trace_of(decoded):
 
 
 def speculate(target, draft, prompt, lookahead, stop_ids=NEVER, max_new_tokens=LENGTH):
-    [decoded] = speculative_decode(
-        target, draft, [prompt], limits=Limits(max_new_tokens, stop_ids), speculation=Speculation(lookahead)
-    )
+    [decoded] = speculate_all(target, draft, [prompt], lookahead, stop_ids, max_new_tokens)
     return decoded
+
+
+def speculate_all(target, draft, prompts, lookahead, stop_ids=NEVER, max_new_tokens=LENGTH):
+    return speculative_decode(
+        target, draft, prompts, limits=Limits(max_new_tokens, stop_ids), speculation=Speculation(lookahead)
+    )
 
 
 def plain(target, prompt, stop_ids=NEVER, max_new_tokens=LENGTH):
@@ -44,56 +54,51 @@ def replayed_counts(target, draft, prompt, answer, lookahead):
     return replay_counts(replay.rules["exact_greedy_draft"].accept, lookahead=lookahead)
 
 
-@pytest.mark.parametrize("lookahead", range(1, 9))
-def test_text_is_the_targets_and_counts_are_the_replays(target, noisy_draft, prompts, lookahead):
+@pytest.mark.parametrize("lookahead", [1, 3, 8])
+def test_text_is_the_targets_and_counts_are_the_replays(target, noisy_draft, prompts, answers, lookahead):
     accepted = rejected = 0
-    for prompt in prompts:
-        answer = plain(target, prompt)
-        decoded = speculate(target, noisy_draft, prompt, lookahead)
+    batch = speculate_all(target, noisy_draft, prompts, lookahead)
+    for prompt, answer, decoded in zip(prompts, answers, batch, strict=True):
         assert decoded.token_ids == answer
         counts = count_trace(trace_of(decoded), num_tokens=LENGTH, lookahead=lookahead)
         assert counts == replayed_counts(target, noisy_draft, prompt, answer, lookahead)
         accepted += counts.accepted_tokens
         rejected += counts.reached[0] - counts.accepted[0]
     assert accepted > 40  # neither side of the test is empty
-    assert rejected > 20
+    assert rejected > 12
 
 
-def test_nothing_of_a_draft_that_is_always_wrong_counts_as_accepted(target_folder, target, prompts):
+def test_nothing_of_a_draft_that_is_always_wrong_counts_as_accepted(target_folder, target, prompts, answers):
     def shift(_module, _inputs, output):
         output.logits = output.logits.roll(1, dims=-1)
         return output
 
     shifted = load_model(target_folder, dtype="float32", device="cpu")
     shifted.register_forward_hook(shift)
-    for prompt in prompts:
-        decoded = speculate(target, shifted, prompt, 4)
-        assert decoded.token_ids == plain(target, prompt)
+    for answer, decoded in zip(answers, speculate_all(target, shifted, prompts, 4), strict=True):
+        assert decoded.token_ids == answer
         assert tau(count_trace(trace_of(decoded), num_tokens=LENGTH, lookahead=4)) == 1
 
 
-@pytest.mark.parametrize("position", range(14))
-def test_a_stop_token_ends_the_text_wherever_it_falls_in_a_round(target, noisy_draft, prompts, position):
+@pytest.mark.parametrize("position", range(6))
+def test_a_stop_token_ends_the_text_wherever_it_falls_in_a_round(target, noisy_draft, prompts, answers, position):
     """Any token of the greedy text can be declared the stop token (the trick of transformers #47912)."""
-    prompt = prompts[2]
-    stop = plain(target, prompt)[position]
-    answer = plain(target, prompt, {stop})
-    assert answer[-1] == stop
-    assert stop not in answer[:-1]
-    for draft in (noisy_draft, target):
-        for lookahead in (1, 3, 8):
-            decoded = speculate(target, draft, prompt, lookahead, {stop, 263})
-            assert decoded.token_ids == answer == generated(target, prompt, eos_token_id=[stop, 263])
-            counts = count_trace(trace_of(decoded), num_tokens=len(answer), lookahead=lookahead)
-            assert counts == replayed_counts(target, draft, prompt, answer, lookahead)
-            assert counts.emitted_tokens == len(answer)
+    prompt, stop = prompts[2], answers[2][position]
+    answer = answers[2][: 1 + answers[2].index(stop)]
+    assert answer == generated(target, prompt, eos_token_id=[stop, 263])
+    for draft, lookahead in ((noisy_draft, 3), (target, 3), (target, 8)):
+        decoded = speculate(target, draft, prompt, lookahead, {stop, 263})
+        assert decoded.token_ids == answer
+        counts = count_trace(trace_of(decoded), num_tokens=len(answer), lookahead=lookahead)
+        assert counts == replayed_counts(target, draft, prompt, answer, lookahead)
+        assert counts.emitted_tokens == len(answer)
 
 
-@pytest.mark.parametrize("max_new_tokens", range(1, 12))
-def test_the_length_limit_holds_in_the_middle_of_a_round(target, noisy_draft, prompts, max_new_tokens):
+@pytest.mark.parametrize("max_new_tokens", [1, 2, 6, 7, 11])
+def test_the_length_limit_holds_in_the_middle_of_a_round(target, noisy_draft, prompts, answers, max_new_tokens):
     for draft in (noisy_draft, target):
         decoded = speculate(target, draft, prompts[3], 5, max_new_tokens=max_new_tokens)
-        assert decoded.token_ids == plain(target, prompts[3])[:max_new_tokens]
+        assert decoded.token_ids == answers[3][:max_new_tokens]
         assert decoded.rounds[-1].start + decoded.rounds[-1].accepted + 1 == max_new_tokens
 
 
@@ -128,10 +133,9 @@ def test_the_draft_reads_no_token_twice_one_a_step_and_two_after_a_full_round(ta
 
 
 def test_the_lookahead_is_really_passed_on(target, noisy_draft, prompts):
-    proposed = {
-        k: {one.proposed for one in speculate(target, noisy_draft, prompts[2], k).rounds[:3]} for k in (1, 2, 6)
-    }
-    assert proposed == {1: {1}, 2: {2}, 6: {6}}
+    for lookahead in (1, 2, 6):
+        decoded = speculate(target, noisy_draft, prompts[2], lookahead, max_new_tokens=8)
+        assert decoded.rounds[0].proposed == lookahead
 
 
 def test_rounds_go_on_to_the_end_of_the_text_and_hold_their_times(target, noisy_draft, prompts):
@@ -146,9 +150,9 @@ def test_rounds_go_on_to_the_end_of_the_text_and_hold_their_times(target, noisy_
 
 
 def test_nonsense_is_refused(target):
-    with pytest.raises(ValueError, match="lookahead must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="lookahead"):
         speculate(target, target, [5], 0)
-    with pytest.raises(ValueError, match="0 prompt tokens"):
+    with pytest.raises(ValueError, match="0"):
         speculate(target, target, [], 2)
     with pytest.raises(ValueError, match="max_new_tokens=0"):
         plain(target, [5], max_new_tokens=0)
