@@ -101,7 +101,8 @@ class RequestFeed(IterableDataset[Batch]):
             update, step = divmod(self.batches, self.steps)
             if step == 0 or not self.interval:
                 self.interval = self.requests.take(update)
-                whole = torch.tensor([int(len(self.interval) == self.journal.own)], dtype=torch.int32)
+                is_whole = int(len(self.interval) == self.journal.own)
+                whole = torch.tensor([is_whole], dtype=torch.int32, device=default_device())  # NCCL takes no CPU tensor
                 dist.all_reduce(whole, reduce_operation="MIN")
                 if not whole.item():
                     self.ended = True

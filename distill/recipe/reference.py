@@ -34,7 +34,8 @@ def key_reference(schema: Schema) -> str:
     """
     keys = known_keys(schema)
     first = {definition: key for key, node in reversed(keys.items()) if (definition := item_of(node))}
-    repeated = {key: f"{of}[]" for key, node in keys.items() if (of := first.get(item_of(node))) not in (None, key)}
+    items = {key: definition for key, node in keys.items() if (definition := item_of(node))}
+    repeated = {key: f"{first[definition]}[]" for key, definition in items.items() if first[definition] != key}
     keys = {key: node for key, node in keys.items() if not key.startswith(tuple(f"{each}[]" for each in repeated))}
     sections = [name for name in schema["properties"] if is_section(keys[name], schema)]
     named = {"Of the whole run": [name for name in schema["properties"] if name not in sections]}
