@@ -12,7 +12,7 @@ from typing import Any
 from architectures.families import FAMILIES
 from architectures.shapes import CONFIG_KEY, Shape
 
-LAYERS, LEAST_LAYERS = 8, 2  # of the target, and minimum of a draft
+LAYERS, LEAST_LAYERS = 4, 2  # of the target, and minimum of a draft: a first and a last layer
 HEAD_DIM, MIN_HEADS, POSITIONS = 16, 2, 512
 VOCAB, HEAD_VOCAB = 264, 259  # 256 bytes, 3 special tokens, and padding, which a reduced output head omits
 BOS_ID, EOS_ID, PAD_ID = 1, 2, 0

@@ -171,13 +171,25 @@ def little_is_timed() -> None:
 @pytest.fixture
 def training_here(monkeypatch: pytest.MonkeyPatch, trainings_begin_at_once: None) -> None:
     """Commands train in this process: starting another costs more than a tiny training itself."""
+    train_here(monkeypatch)
+
+
+def train_here(patch: pytest.MonkeyPatch) -> None:
     from distill import pipeline, train
 
     def run_training(recipe_path: Path, overrides: list[str], *_: object) -> None:
         assert train.main([str(recipe_path), *overrides]) == 0
 
-    monkeypatch.setattr(pipeline, "run_training", run_training)
-    monkeypatch.setattr(train, "restore_signals", lambda: None)
+    patch.setattr(pipeline, "run_training", run_training)
+    patch.setattr(train, "restore_signals", lambda: None)
+
+
+@pytest.fixture
+def pictures_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports have empty pictures: drawing them takes a fifth of a tiny run."""
+    from eval import report
+
+    monkeypatch.setattr(report, "image", lambda title, *_, **__: report.Image(title, ""))
 
 
 @pytest.fixture

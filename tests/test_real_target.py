@@ -7,7 +7,7 @@ import pytest
 TARGET = Path(__file__).parents[1] / "models" / "SmolLM2-135M-Instruct"
 QUESTION = "A farmer has 3 fields with 12 apple trees each. Half of the trees are cut down. How many are left?"
 LOOKAHEAD = 4
-NEW_TOKENS = 32
+NEW_TOKENS = 16
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -25,6 +25,13 @@ def prompt_ids(target) -> list[int]:
     from eval.prompts import render_prompt
 
     return render_prompt(load_tokenizer(target), [{"role": "user", "content": QUESTION}])
+
+
+@pytest.fixture(scope="module")
+def model(target):
+    from eval.models import load_model
+
+    return load_model(target, dtype="float32")
 
 
 @pytest.fixture(scope="module")
@@ -47,26 +54,24 @@ def cut(target, tmp_path_factory):
     return make
 
 
-def test_keeping_every_layer_keeps_every_logit(target, cut, prompt_ids):
+def test_keeping_every_layer_keeps_every_logit(model, cut, prompt_ids):
     import torch
 
     from eval.models import load_model
 
     with torch.inference_mode():
-        whole, same = (
-            load_model(folder, dtype="float32")(torch.tensor([prompt_ids])).logits for folder in (target, cut(30))
-        )
+        whole, same = (lm(torch.tensor([prompt_ids])).logits for lm in (model, load_model(cut(30), dtype="float32")))
     assert torch.equal(whole, same)
 
 
-def test_live_loop_replay_and_plain_decoding_agree_in_float32(target, cut, prompt_ids):
+def test_live_loop_replay_and_plain_decoding_agree_in_float32(model, cut, prompt_ids):
     from eval.decoding.sampling import Sampling
     from eval.decoding.speculative import plain_decode, speculative_decode
     from eval.decoding.texts import Limits, Speculation
     from eval.models import load_model, stop_token_ids
     from eval.replay import answer_logits, count_trace, replay_answer, replay_counts
 
-    model, draft = load_model(target, dtype="float32"), load_model(cut(26), dtype="float32")
+    draft = load_model(cut(26), dtype="float32")
     limits = Limits(NEW_TOKENS, stop_token_ids(model))
     [plain] = plain_decode(model, [prompt_ids], limits=limits)
     [decoded] = speculative_decode(model, draft, [prompt_ids], limits=limits, speculation=Speculation(LOOKAHEAD))

@@ -28,10 +28,19 @@ ASKED_FOR = {
     "llama2-7b-wide-1.3b", "llama2-7b-wide-796m", "llama2-7b-wide-543m", "llama2-7b-wide-290m", "llama2-7b-deep-1.3b",
     "llama3.1-8b-wide-829m", "mistral-7b-wide", "qwen2.5-7b-wide", *LAPTOP,
 }  # fmt: skip
-RUN_IN_DEPTH = {  # one of those that differ by numbers alone
-    "llama-7b-wide-290m", "llama2-7b-wide-1.3b", "llama2-7b-wide-796m", "llama3.1-8b-wide-829m", "mistral-7b-wide",
-    "qwen2.5-7b-wide", *LAPTOP,
-}  # fmt: skip
+RUN_IN_DEPTH = {  # with words that bring in what others have
+    "llama-7b-wide-290m": (
+        "architecture={shape: wide-290m, method: learned_masks}",
+        "distill.teacher={source: cache}",
+        "text={domains: [{name: wiki, dataset: nowhere/at-all}, {name: code, path: absent.jsonl, field: body}]}",
+    ),
+    "llama3.1-8b-wide-829m": (
+        "architecture.vocabulary={size: 32768, from: answers}",
+        "distill.loss=forward_kl",
+        "eval.tasks=[{path: absent.jsonl}]",
+    ),
+    "quickstart": (),
+}
 BASE = [path for path in PUBLISHED if path.stem.startswith("llama-7b-")]  # of LLaMA-7B, which is no chat model
 OF_THE_TARGET = ("run_name", "target", "architecture")  # keys that recipes of several targets do not share
 LABELS = ("Command", "Hardware", "Hours", "Expect")
@@ -188,33 +197,37 @@ def test_the_control_differs_by_its_shape_alone():
     assert sizes[0].layers * 2 == sizes[1].layers
 
 
-def kinds(values: Any) -> Any:
-    """Values with every number replaced by its kind."""
+def leaves(values: Any, *way: str) -> set[tuple[str, ...]]:
+    """Every value with its key, of a number of layers, widths or ids its kind alone."""
     if isinstance(values, dict):
-        return {key: kinds(value) for key, value in values.items()}
-    return type(values) if isinstance(values, int | float) else values
+        return {leaf for key, value in values.items() for leaf in leaves(value, *way, key)}
+    is_size = way[0] == "architecture" and isinstance(values, int | float)
+    return {(*way, str(type(values) if is_size else values))}
 
 
-def debug_form(path: Path) -> dict[str, Any]:
-    """The recipe of a debug run, but for its name and the sizes of its cut."""
-    recipe = load_recipe(path)
+def debug_form(path: Path, *words: str) -> set[tuple[str, ...]]:
+    """What the recipe of a debug run says, but for its name, the sizes of its cut, and files that it reads instead."""
+    recipe = load_recipe(path, words)
     cut = planned_shapes(recipe)
     small = debug_recipe(recipe, tiny_run(recipe, cut.target, cut.source)).model_dump_json()
-    values = json.loads(small.replace(path.stem, "NAME"))
-    return values | {"architecture": kinds(values["architecture"])}
+    return leaves({**json.loads(small.replace(path.stem, "NAME")), "variables": None})
 
 
 @pytest.mark.parametrize(
     "path", [path for path in RECIPES if path.stem not in RUN_IN_DEPTH], ids=lambda path: path.stem
 )
-def test_one_that_is_not_run_differs_by_sizes_alone_from_one_that_is(path):
-    assert debug_form(path) in [debug_form(path.with_stem(name)) for name in sorted(RUN_IN_DEPTH - {*LAPTOP})]
+def test_one_that_is_not_run_says_nothing_that_is_in_none_that_is(path):
+    said = [debug_form(path.with_stem(name), *words) for name, words in RUN_IN_DEPTH.items()]
+    assert debug_form(path) - set.union(*said) == set()
 
 
 @pytest.mark.parametrize("path", [path for path in RECIPES if path.stem in RUN_IN_DEPTH], ids=lambda path: path.stem)
-def test_it_runs_at_debug_size(path, here, training_here, capsys):
+def test_it_runs_at_debug_size(path, here, training_here, capsys, request):
     needs_smollm2(path)
-    assert widedraft.main(["run", f"recipes/{path.name}", "--debug"]) == 0
+    if path.stem != "quickstart":
+        request.getfixturevalue("pictures_left_out")
+    words = RUN_IN_DEPTH[path.stem]
+    assert widedraft.main(["run", f"recipes/{path.name}", *words, "--debug"]) == 0
     run = Path("runs") / f"{path.stem}-debug"
     scorecard = json.loads((run / "eval" / "scorecard.json").read_text(encoding="utf-8"))
     assert [draft["draft"] for draft in scorecard["drafts"]] == ["undistilled", "draft"]
@@ -226,29 +239,16 @@ def test_it_runs_at_debug_size(path, here, training_here, capsys):
     with (run / "data" / "train-00000.jsonl").open(encoding="utf-8") as answers:
         roles = {message["role"] for line in answers for message in json.loads(line)["messages"]}
     assert roles == ({"text"} if path in BASE else {"user"})
-
-
-MASKED = (
-    "recipes/llama2-7b-wide-1.3b.yaml",
-    "architecture={shape: wide-1.3b, method: learned_masks}",
-    "distill.teacher={source: cache}",
-    "text={domains: [{name: wiki, dataset: nowhere/at-all}, {name: code, path: absent.jsonl, field: body}]}",
-    "--debug",
-)
-
-
-def test_learned_masks_run_at_debug_size(here, training_here):
-    assert widedraft.main(["run", *MASKED]) == 0
-    run = Path("runs/llama2-7b-wide-1.3b-debug")
-    assert (read_manifest(run / "masks") or {})["stage"] == "masks"
-    assert (read_manifest(run / "draft") or {})["finished"]
+    plan = json.loads((run / "init" / "plan.json").read_text(encoding="utf-8"))
+    assert (plan["method"] == "learned_masks") == (run / "masks").exists() == any("masks" in word for word in words)
 
 
 @pytest.mark.usefixtures("warm")
 def test_debug_by_two_processes_is_said_and_written_once(here):
     """Composer's launcher, and files that one of the processes writes for both."""
+    words = ("recipes/llama-7b-wide-290m.yaml", *RUN_IN_DEPTH["llama-7b-wide-290m"], "--debug")
     completed = subprocess.run(
-        [sys.executable, "-m", "composer.cli", "-n", "2", "-m", "distill.train", *MASKED],
+        [sys.executable, "-m", "composer.cli", "-n", "2", "-m", "distill.train", *words],
         capture_output=True,
         text=True,
         check=False,
@@ -257,7 +257,7 @@ def test_debug_by_two_processes_is_said_and_written_once(here):
     said = completed.stdout + completed.stderr
     assert completed.returncode == 0, said
     assert said.count("--debug: ") == 1
-    assert (read_manifest(Path("runs/llama2-7b-wide-1.3b-debug/masks")) or {})["stage"] == "masks"
+    assert (read_manifest(Path("runs/llama-7b-wide-290m-debug/masks")) or {})["stage"] == "masks"
 
 
 @pytest.mark.parametrize("layers", [1, 12])

@@ -12,6 +12,7 @@ from architectures.manifest import read_manifest
 from distill.checkpoints.checkpoint_files import find_checkpoints
 from distill.run import Run
 from eval.responses import read_traces
+from tests.conftest import train_here
 from tests.distill.recipe_files import write_recipe
 
 pytestmark = pytest.mark.slow
@@ -23,6 +24,7 @@ TINY = (
     "data.batch_size=4",
     "data.max_seq_len=128",
     "distill.precision=fp32",
+    "distill.scheduler.t_warmup=1ba",
     "distill.loss=forward_kl",  # by which so short a training gets better from checkpoint to checkpoint
     "distill.global_train_batch_size=4",
     "eval.max_new_tokens=12",
@@ -35,14 +37,16 @@ TINY = (
 
 
 @pytest.fixture(scope="module")
-def run(tiny_target, tmp_path_factory):
+def run(tiny_target, tmp_path_factory, trainings_begin_at_once):
     """The arguments of a finished tiny run, and its folder."""
     folder = tmp_path_factory.mktemp("run")
     settings = "data: {{prompts: [{{path: {prompts}}}]}}\ndistill: {{}}\n"
     cut = "{layers: 2, method: first_last}"
     recipe = write_recipe(folder, tiny_target, cut, settings, num_prompts=20, run="out")
     arguments = [str(recipe), *TINY]
-    assert widedraft.main(["run", *arguments]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        train_here(patch)
+        assert widedraft.main(["run", *arguments]) == 0
     return arguments, folder / "out"
 
 
@@ -114,16 +118,6 @@ def test_a_second_run_skips_everything_and_says_so(run, capfd):
     assert str(out / "eval" / "scorecard.md") in printed
 
 
-def test_a_changed_eval_key_scores_again_and_nothing_else(run, capfd):
-    arguments, out = run
-    before = mtimes(out)
-    assert widedraft.main(["run", *arguments, "eval.num_prompts=3"]) == 0
-    after = mtimes(out)
-    assert [name for name in before if before[name] != after[name]] == ["eval"]
-    assert "+ eval.num_prompts: 3" in capfd.readouterr().out
-    assert widedraft.main(["run", *arguments]) == 0
-
-
 @pytest.mark.parametrize(
     ("override", "named"),
     [
@@ -142,7 +136,18 @@ def test_a_change_that_would_orphan_later_work_is_refused(run, capfd, override, 
     assert mtimes(out) == before
 
 
-def test_a_longer_training_continues(run, capfd):
+@pytest.mark.usefixtures("pictures_left_out")
+def test_a_changed_eval_key_scores_again_and_nothing_else(run, capfd):
+    arguments, out = run
+    before = mtimes(out)
+    assert widedraft.main(["run", *arguments, "eval.num_prompts=3"]) == 0
+    after = mtimes(out)
+    assert [name for name in before if before[name] != after[name]] == ["eval"]
+    assert "+ eval.num_prompts: 3" in capfd.readouterr().out
+
+
+@pytest.mark.usefixtures("training_here", "pictures_left_out")
+def test_a_longer_training_continues(run):
     arguments, out = run
     before = mtimes(out)
     assert widedraft.main(["run", *arguments, "distill.max_duration=2ep"]) == 0

@@ -44,17 +44,19 @@ def test_learns_and_leaves_a_draft(make_run):
     assert read_manifest(run / "checkpoints")["inputs"] == training_inputs(Run.of(recipe))
 
 
-@pytest.mark.parametrize("batch", [2, 5], ids=["first epoch", "second epoch"])
-def test_resumed_equals_uninterrupted_bit_for_bit(make_run, stopped, batch):
-    straight, resumed = make_run("straight"), make_run("resumed")
+def test_resumed_equals_uninterrupted_bit_for_bit(make_run, stopped):
+    """In the first epoch and in the second."""
+    straight = make_run("straight")
     train(straight)
-    with stopped(distill.trainer, "build_loggers", batch):
+    for batch in (2, 5):
+        resumed = make_run(f"resumed-{batch}")
+        with stopped(distill.trainer, "build_loggers", batch):
+            train(resumed)
+        assert find_checkpoints(Path(resumed.run_dir) / "checkpoints")[-1].name.endswith(f"ba{batch - 1}-rank0.pt")
         train(resumed)
-    assert find_checkpoints(Path(resumed.run_dir) / "checkpoints")[-1].name.endswith(f"ba{batch - 1}-rank0.pt")
-    train(resumed)
-    assert_equal(last_state(straight)["model"], last_state(resumed)["model"])
-    assert_equal(last_state(straight)["optimizers"], last_state(resumed)["optimizers"])
-    assert evaluated(resumed) == evaluated(straight) == [0, 3, 6]
+        assert_equal(last_state(straight)["model"], last_state(resumed)["model"])
+        assert_equal(last_state(straight)["optimizers"], last_state(resumed)["optimizers"])
+        assert evaluated(resumed) == evaluated(straight) == [0, 3, 6]
 
 
 def evaluated(recipe) -> list[int]:
@@ -143,9 +145,7 @@ def test_gradients_are_clipped_before_the_step(make_run):
         ({"name": "cosine_with_warmup", "t_warmup": "2ba", "alpha_f": 0.2}, [0, 0.5, 1, 0.6]),
         ({"name": "cosine_with_warmup", "t_warmup": "0ba", "alpha_f": 0.0}, [1, 0.853553, 0.5, 0.146447]),
         ({"name": "linear_decay_with_warmup", "t_warmup": "0.25dur", "alpha_f": 0.4}, [0, 1, 0.8, 0.6]),
-        ({"name": "linear_decay_with_warmup", "t_warmup": "0ba", "alpha_f": 0.0}, [1, 0.75, 0.5, 0.25]),
         ({"name": "constant_with_warmup", "t_warmup": "2ba"}, [0, 0.5, 1, 1]),
-        ({"name": "constant_with_warmup", "t_warmup": "0ba"}, [1, 1, 1, 1]),
     ],
 )
 def test_learning_rates(make_run, monkeypatch, scheduler, multiples):

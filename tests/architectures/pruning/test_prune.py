@@ -178,14 +178,12 @@ def test_an_error_in_the_middle_leaves_the_earlier_draft(tiny_target, tmp_path, 
 # VmHWM, since ru_maxrss of a child starts at what its parent held.
 MEASURE = """
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from architectures.pruning.prune import prune_checkpoint
 from architectures.pruning.plan import plan_pruning
 from architectures.requested_shape import ArchitectureConfig
 from architectures.shapes import Shape
 from architectures.hub import read_config
-from tests.architectures.cuts import load, logits, plan_for, shape_of, write_config
 
 def peak_kib():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))

@@ -33,11 +33,11 @@ def test_a_tiny_model_of_every_family_opens_and_has_the_shape_foretold(family, f
     assert draft == replace(shape, layers=2)
 
 
-@pytest.mark.parametrize(("name", "layers"), [("wide-1.3b", 3), ("deep-1.3b", 6), ("wide-796m", 2), ("wide-290m", 1)])
+@pytest.mark.parametrize(("name", "layers"), [("wide-1.3b", 2), ("deep-1.3b", 3), ("wide-290m", 1)])
 def test_a_draft_of_llama_keeps_its_proportions_to_its_target(name, layers):
     draft = draft_shape(LLAMA, ArchitectureConfig(shape=name))
     target, small = tiny_shapes(LLAMA, [draft])
-    assert (target.layers, small.layers) == (8, layers)
+    assert (target.layers, small.layers) == (4, layers)
     for size in ("hidden", "heads", "kv_heads"):
         assert getattr(small, size) * getattr(LLAMA, size) == pytest.approx(
             getattr(target, size) * getattr(draft, size), rel=0.07

@@ -34,6 +34,11 @@ PROMPTS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _quick(pictures_left_out: None) -> None:
+    """A report is laid out for every dry run."""
+
+
 @pytest.fixture(scope="session")
 def published_target(make_checkpoint, with_merges):
     return with_merges(make_checkpoint(seed=1, pad_token_id=2))

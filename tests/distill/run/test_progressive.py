@@ -89,7 +89,7 @@ def test_the_last_stage_waits_for_the_one_before(recipe):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("training_here")
+@pytest.mark.usefixtures("training_here", "pictures_left_out")
 def test_a_run_in_stages(recipe_file, tmp_path, capfd):
     assert widedraft.main(["run", str(recipe_file), *TINY]) == 0
     out = tmp_path / "out"
