@@ -1,16 +1,12 @@
 """Memory and time of a distillation loss with its gradients: whole logits, chunks, Liger's and TRL's code.
 
     python benchmarks/loss.py --out benchmarks/results/loss.json
-    PYTHONPATH=.:PEERS python benchmarks/loss.py --peers-alone --out benchmarks/results/loss-peers.json
 
-Each measurement is a process of its own, so that its peak is its own. It holds hidden states and both heads, in the
-types of `precision: amp_bf16` (student float32 under autocast, teacher bfloat16), and then computes the loss and the
-gradients of hidden states and head --repeats times, for the peak of memory above what was there before and for the
-least time. On a processor that is time it worked for us, which other programs on the machine hardly lengthen. Ratios
-are of one run, one path after the other. Liger and TRL are measured where they can be imported.
-
-Where whole logits do not fit this machine (--most-gib), their memory is the straight line through two smaller counts of
-tokens, marked "extrapolated", and time is compared at the larger of these.
+Each measurement has a process of its own, so that its peak memory is its own. It holds hidden states and both heads in
+the dtypes of `precision: amp_bf16` (student float32 under autocast, teacher bfloat16), and computes the loss and the
+gradients of hidden states and head --repeats times, for the peak of memory and the least time. On a CPU that is CPU
+time, which other programs on the machine hardly lengthen. Liger and TRL are measured if they are installed. At 8,192
+tokens and a vocabulary of 128,256 whole logits take 24 GiB; on a smaller machine give fewer --tokens.
 """
 
 import argparse
@@ -20,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -33,7 +28,7 @@ from distill.chunked_loss import Head, chunked_sum, plain_sum, rows_at_a_time
 from distill.losses import build_objective, chunk_size
 
 PEERS = {"liger": "liger_kernel", "trl": "trl"}
-BYTES_OF_PLAIN = {"forward_kl": 24, "jensen_shannon": 48}  # per token and entry, about; decides only what is tried
+OWN = ["plain", "chunked"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +42,6 @@ class Job:
         vocab: Rows of both heads.
         hidden: Width of the student's.
         teacher_hidden: Of the teacher's.
-        chunk_tokens: Rows whose logits exist at a time on the path "chunked"; as training takes them if None.
     """
 
     path: str
@@ -56,7 +50,6 @@ class Job:
     vocab: int
     hidden: int = 576
     teacher_hidden: int = 1024
-    chunk_tokens: int | None = None
 
 
 def main() -> None:
@@ -71,9 +64,7 @@ def main() -> None:
     parser.add_argument(
         "--few-tokens", type=int, nargs="+", default=[64, 512, 1024], help="to see which path is faster"
     )
-    parser.add_argument("--most-gib", type=float, default=9.0, help="of whole logits")
     parser.add_argument("--job", type=json.loads, help="measure this alone, and print a line of JSON")
-    parser.add_argument("--peers-alone", action="store_true", help="only the comparison with Liger's and TRL's code")
     options = parser.parse_args()
     if options.job:
         torch.set_num_threads(options.threads)
@@ -86,44 +77,14 @@ def main() -> None:
 
 
 def rows(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every comparison of the page."""
-    return [*([] if options.peers_alone else own_rows(options)), peers_row(options)]
-
-
-def own_rows(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Whole logits against chunks, for many tokens and for few."""
-    comparisons = []
-    for vocab in options.vocabularies:
-        fits = options.tokens * vocab * BYTES_OF_PLAIN["forward_kl"] < options.most_gib * 2**30
-        if fits:
-            comparisons.append(compare(options, vocab, options.tokens, "forward_kl", ["plain", "chunked"]))
-        else:
-            comparisons += beyond_memory(options, vocab)
-    [first, *_] = options.vocabularies
-    return comparisons + [
-        compare(options, first, few, "forward_kl", ["plain", "chunked"]) for few in options.few_tokens
-    ]
-
-
-def peers_row(options: argparse.Namespace) -> dict[str, Any]:
-    """The one loss that all have, at the first vocabulary and a quarter of the tokens."""
+    """Compare whole logits with chunks at many and few tokens, then every installed implementation of one loss."""
+    first = options.vocabularies[0]
     peers = [name for name, package in PEERS.items() if find_spec(package) is not None]
-    if options.peers_alone and not peers:
-        sys.exit(f"neither of {', '.join(PEERS.values())} is there; pip install one, or leave --peers-alone out")
-    return compare(
-        options, options.vocabularies[0], options.tokens // 4, "jensen_shannon", ["plain", "chunked", *peers]
-    )
-
-
-def beyond_memory(options: argparse.Namespace, vocab: int) -> list[dict[str, Any]]:
-    """Chunks at all tokens, whole logits at an eighth and a quarter of them."""
-    eighth, quarter = (
-        compare(options, vocab, options.tokens // part, "forward_kl", ["plain", "chunked"]) for part in (8, 4)
-    )
-    at_all = compare(options, vocab, options.tokens, "forward_kl", ["chunked"])
-    low, high = (row["paths"]["plain"]["extra_mib"] for row in (eighth, quarter))
-    at_all["paths"]["plain"] = {"extra_mib": round(low + (high - low) * 7), "extrapolated": True}
-    return [eighth, quarter, at_all]
+    return [
+        *(compare(options, vocab, options.tokens, "forward_kl", OWN) for vocab in options.vocabularies),
+        *(compare(options, first, few, "forward_kl", OWN) for few in options.few_tokens),
+        compare(options, first, options.tokens // 4, "jensen_shannon", [*OWN, *peers]),
+    ]
 
 
 def compare(options: argparse.Namespace, vocab: int, tokens: int, loss: str, paths: list[str]) -> dict[str, Any]:
@@ -159,7 +120,7 @@ def measure_in_a_process(job: Job, *, device: str, repeats: int, threads: int) -
 def measure(job: Job, *, device: str, repeats: int) -> dict[str, Any]:
     """Peak memory above what was there before, and the least time of one loss with its gradients."""
     hidden, weight, teacher_hidden, teacher_weight = tensors = inputs_of(job, device)
-    prepare = partial(PATHS[job.path], chunk_tokens=job.chunk_tokens) if job.chunk_tokens else PATHS[job.path]
+    prepare = PATHS[job.path]
     run = prepare(*tensors, job.loss)
     with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
         run_small = prepare(hidden[:4], weight, teacher_hidden[:4], teacher_weight, job.loss)
@@ -198,9 +159,7 @@ def step(run: Callable[[], Tensor], hidden: Tensor, weight: Tensor) -> float:
 
 
 def ours(total: Callable[..., Tensor]) -> Callable[..., Callable[[], Tensor]]:
-    def prepare(
-        hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, teacher_weight: Tensor, loss: str, **options: int
-    ) -> Any:
+    def prepare(hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, teacher_weight: Tensor, loss: str) -> Any:
         head, teacher = (Head(each, None, None, len(each)) for each in (weight, teacher_weight))
         objective = build_objective(loss, temperature=1.0)
         token_ids = torch.zeros(len(hidden), dtype=torch.long)
@@ -210,20 +169,14 @@ def ours(total: Callable[..., Tensor]) -> Callable[..., Callable[[], Tensor]]:
                 teacher_CV = teacher.logits(teacher_hidden[at])
             return objective(student_CV, teacher_CV, token_ids[at])
 
-        return lambda: total(hidden, head, loss_of_rows, **options) / len(hidden)
+        return lambda: total(hidden, head, loss_of_rows) / len(hidden)
 
     return prepare
 
 
-def in_chunks(
-    hidden: Tensor,
-    head: Head,
-    loss_of_rows: Callable[[Tensor, slice], Tensor],
-    *,
-    chunk_tokens: int | None = None,
-) -> Tensor:
+def in_chunks(hidden: Tensor, head: Head, loss_of_rows: Callable[[Tensor, slice], Tensor]) -> Tensor:
     """Chunks even where the plain path would be taken."""
-    size = min(chunk_tokens or rows_at_a_time(hidden, head.vocab_size), len(hidden))
+    size = min(rows_at_a_time(hidden, head.vocab_size), len(hidden))
     return chunked_sum(hidden, head, loss_of_rows, chunk_tokens=size)
 
 
@@ -297,12 +250,10 @@ def table(comparisons: list[dict[str, Any]]) -> str:
     for row in comparisons:
         plain = row["paths"]["plain"]
         for path, cell in row["paths"].items():
-            seconds = f"{cell['seconds']:.3f}" if "seconds" in cell else ""
-            faster = f"{cell['seconds'] / plain['seconds']:.2f} x" if {"seconds"} <= cell.keys() & plain.keys() else ""
-            note = " (extrapolated)" if cell.get("extrapolated") else ""
             lines.append(
-                f"| {row['loss']} | {row['vocab']:,} | {row['tokens']:,} | {path} | {cell['extra_mib']:,}{note} "
-                f"| {cell['extra_mib'] / max(1, plain['extra_mib']):.3f} | {seconds} | {faster} |"
+                f"| {row['loss']} | {row['vocab']:,} | {row['tokens']:,} | {path} | {cell['extra_mib']:,} "
+                f"| {cell['extra_mib'] / max(1, plain['extra_mib']):.3f} "
+                f"| {cell['seconds']:.3f} | {cell['seconds'] / plain['seconds']:.2f} x |"
             )
     return "\n".join(lines)
 
