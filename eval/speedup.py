@@ -122,10 +122,12 @@ def ranking(rows: Sequence[AcceptanceRow], latency: ScoredLatency, resampling: R
     Args:
         rows: Of drafts of one target on the same responses, with the sums of every prompt.
     """
-    steps, draws = step_times(latency), drawn_times(latency, resampling)
+    steps = step_times(latency)
     chosen = {row.draft: promise(row.lookahead, steps[row.draft], batch=latency.batch) for row in rows}
     drawn = {
-        row.draft: drawn_speedups(row, chosen[row.draft][0], draws[row.draft], resampling, batch=latency.batch)
+        row.draft: drawn_speedups(
+            row, chosen[row.draft][0], drawn_times(latency, row.draft, resampling), resampling, batch=latency.batch
+        )
         for row in rows
     }
     num_prompts = min(len(row.by_prompt.tokens) for row in rows)
@@ -151,7 +153,7 @@ def predicted_interval(
 
     None with too few prompts or repetitions.
     """
-    drawn_N = drawn_speedups(row, lookahead, drawn_times(latency, resampling)[row.draft], resampling)
+    drawn_N = drawn_speedups(row, lookahead, drawn_times(latency, row.draft, resampling), resampling)
     return drawn_interval(drawn_N, latency, resampling, len(row.by_prompt.tokens))
 
 
@@ -186,23 +188,21 @@ def step_times(latency: ScoredLatency) -> dict[str, StepTimes]:
     return {draft.draft: latency.step_times(draft.draft) for draft in latency.drafts}
 
 
-def drawn_times(latency: ScoredLatency, resampling: Resampling) -> dict[str, list[StepTimes]]:
+def drawn_times(latency: ScoredLatency, draft: str, resampling: Resampling) -> list[StepTimes]:
     """Draw step times for every resample, from normal distributions as wide as the intervals of the medians.
 
-    A draw of a target's step is the same for all drafts.
+    With one seed, a draw of a target's step is the same for all drafts.
     """
+    latency.of(draft)  # raises UserError if it was not timed
     rng, spread = np.random.default_rng(resampling.seed), NormalDist().inv_cdf((1 + resampling.confidence) / 2)
     drawn = {
         id(step): step.median_ms + width(step) / (2 * spread) * rng.standard_normal(resampling.num_resamples)
         for step in latency.steps
     }
-    return {
-        draft.draft: [
-            latency.step_times(draft.draft, lambda step, index=index: max(drawn[id(step)][index], 1e-9))
-            for index in range(resampling.num_resamples)
-        ]
-        for draft in latency.drafts
-    }
+    return [
+        latency.step_times(draft, lambda step, index=index: max(drawn[id(step)][index], 1e-9))
+        for index in range(resampling.num_resamples)
+    ]
 
 
 def width(step: StepTime) -> float:

@@ -174,8 +174,8 @@ def worth_training(
     out = [LeftOut(name, "no acceptance rate makes it pay here") for name in hopeless]
     kept = [each for each in candidates if each.name not in hopeless]
     steps = {
-        name: np.array([(each.draft_s, each.draft_two_s) for each in draws])
-        for name, draws in drawn_times(latency, resampling).items()
+        each.name: np.array([(one.draft_s, one.draft_two_s) for one in drawn_times(latency, each.name, resampling)])
+        for each in kept
     }
     for small in tuple(kept):
         better = [

@@ -76,7 +76,8 @@ def test_the_same_prompts_are_drawn_for_all_drafts():
 
 def test_drawn_times_have_the_interval_of_their_median():
     _, latency = rows_and_steps({"a": (30.0, [5]), "b": (30.0, [5])}, wide_ms=2.0)
-    drawn = drawn_times(latency, Resampling(confidence=0.9, num_resamples=4000, seed=1))
+    resampling = Resampling(confidence=0.9, num_resamples=4000, seed=1)
+    drawn = {name: drawn_times(latency, name, resampling) for name in ("a", "b")}
     inside = [abs(1000 * each.draft_s - 30) < 2 for each in drawn["a"]]
     assert 0.88 < sum(inside) / len(inside) < 0.92
     assert [one.target_s for one in drawn["a"]] == [one.target_s for one in drawn["b"]]
