@@ -51,7 +51,7 @@ class SplitCounts(TypedDict):
     split: NotRequired[int]
 
 
-class Counts(TypedDict):
+class ResponseCounts(TypedDict):
     """Counts of prompts, of prompts dropped by reason, and of the splits."""
 
     prompts: int

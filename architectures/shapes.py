@@ -11,7 +11,7 @@ from typing import Any
 from architectures.errors import UserError
 from architectures.families import FAMILIES, family_of
 from architectures.families.config_entries import mistake_in
-from architectures.families.family import EMBEDDING_ROLES, Family, Part
+from architectures.families.family import EMBEDDING_ROLES, Family, LayerPart
 from architectures.families.rotary import LLAMA
 
 CONFIG_KEY = "head_vocab_size"  # of config.json; `draft_vocab_size` would make llama.cpp take it for EAGLE-3
@@ -98,12 +98,12 @@ class Shape:
             return self.heads * self.head_dim
         return self.kv_heads * self.head_dim if name == "key_value" else getattr(self, name)
 
-    def has_bias(self, part: Part) -> bool:
+    def has_bias(self, part: LayerPart) -> bool:
         if part.bias_axis is None:
             return False
         return getattr(self, part.bias) if isinstance(part.bias, str) else part.bias
 
-    def part_tensors(self, parts: Mapping[str, Part]) -> dict[str, tuple[int, ...]]:
+    def part_tensors(self, parts: Mapping[str, LayerPart]) -> dict[str, tuple[int, ...]]:
         """Return the size of every tensor of some modules, under role.weight or role.bias."""
         sizes: dict[str, tuple[int, ...]] = {}
         for role, part in parts.items():
@@ -178,7 +178,7 @@ def checkpoint_tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
     return sizes | named_tensors(shape, {role: outside[role] for role in after if role in outside})
 
 
-def named_tensors(shape: Shape, parts: Mapping[str, Part], *, prefix: str = "") -> dict[str, tuple[int, ...]]:
+def named_tensors(shape: Shape, parts: Mapping[str, LayerPart], *, prefix: str = "") -> dict[str, tuple[int, ...]]:
     return {
         f"{prefix}{parts[role].name}.{kind}": size
         for tensor, size in shape.part_tensors(parts).items()

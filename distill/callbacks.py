@@ -25,7 +25,7 @@ from distill.checkpoints.checkpoint_files import find_checkpoints
 from distill.metrics import estimates
 from distill.recipe.sections import DistillConfig, missing_package
 from eval.intervals import Estimate
-from eval.profiling import Recording
+from eval.profiling import StepTrace
 
 PHASES = ("data", "teacher", "student", "optimiser", "save", "evaluation", "other")
 ROLLOUTS = "rollouts"  # additional phase if the student samples responses during training
@@ -174,7 +174,7 @@ def seconds_between(start: Any, end: Any) -> float:
     return start.elapsed_time(end) / 1000
 
 
-class StepTimes(Callback):
+class StepTimer(Callback):
     """Logs `step/<phase>_s` for every batch: the seconds since the previous batch, split into PHASES and ROLLOUTS.
 
     `student` is the student's forward and backward pass, the loss and gradient clipping; `save` and `evaluation` are
@@ -208,7 +208,7 @@ class StepProfile(Callback):
 
     def __init__(self, folder: Path, clock: PhaseClock | None = None):
         self.folder, self.clock = folder, clock
-        self.recording: Recording | None = None
+        self.recording: StepTrace | None = None
         self.part: Any = None  # currently open label
         self.steps = 0  # trained in this session
 
@@ -222,7 +222,7 @@ class StepProfile(Callback):
         if length is not None and state.timestamp.batch_in_epoch >= length:
             return
         if self.recording is None and self.steps == WARM_STEPS - 1:
-            self.recording = Recording(torch.device("cuda" if state.device.name == "gpu" else "cpu"))
+            self.recording = StepTrace(torch.device("cuda" if state.device.name == "gpu" else "cpu"))
             self.recording.start()
         elif self.recording is not None:
             self.recording.step()

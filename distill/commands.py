@@ -21,7 +21,7 @@ from distill.hub.push import PushSettings
 from distill.recipe.recipe import Debug, NamesRecipe, Overrides, Recipe, RecipeFile, RecipeWords, is_recipe, load_recipe
 from distill.score_pair import EvalSettings, score_without_recipe
 from eval.profiling import ProfileFolder, require_profile_folder
-from eval.responses import EVERY_FILE, Part
+from eval.responses import EVERY_FILE, ShardPart
 
 if TYPE_CHECKING:
     from distill.run import Run
@@ -68,8 +68,8 @@ class GenerateSettings(StageSettings):
         return shard
 
     @property
-    def part(self) -> Part:
-        return EVERY_FILE if self.shard is None else Part(*map(int, self.shard.split("/")))
+    def part(self) -> ShardPart:
+        return EVERY_FILE if self.shard is None else ShardPart(*map(int, self.shard.split("/")))
 
 
 class DistillSettings(Section):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.manifest import Counts, changed_inputs, hardware
+from architectures.manifest import ResponseCounts, changed_inputs, hardware
 from architectures.pruning.plan import needed_scores
 from architectures.shapes import DTYPE_BYTES, ContextLength, Shape
 from architectures.tables import plural
@@ -171,7 +171,7 @@ class Work:
         return self.prompt_tokens + self.response_tokens
 
 
-def finished_counts(recipe: Recipe) -> Counts | None:
+def finished_counts(recipe: Recipe) -> ResponseCounts | None:
     """Return the counts of this recipe's finished <run>/data, without comparing the target's files."""
     manifest = Run.of(recipe).data.manifest
     if manifest is None or manifest.get("target") != target_record(recipe.target):
@@ -180,7 +180,7 @@ def finished_counts(recipe: Recipe) -> Counts | None:
 
 
 def expected_work(
-    recipe: Recipe, sources: Sequence[Rows | None], counts: Counts | None, encode: Encode | None = None
+    recipe: Recipe, sources: Sequence[Rows | None], counts: ResponseCounts | None, encode: Encode | None = None
 ) -> Work:
     """Estimate how much a recipe generates and trains on.
 

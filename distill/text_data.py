@@ -55,7 +55,7 @@ ROWS_PER_CHUNK = 64  # enough to amortise a tokenizer call, few enough that litt
 
 
 @dataclass(frozen=True)
-class Position:
+class StreamPosition:
     """A position in a text: number of a chunk of rows, the state of `datasets` before it, and tokens of it to skip."""
 
     chunk: int
@@ -69,14 +69,14 @@ class PackedText:
     def __init__(self, domain: TextDomain, tokenizer: "PreTrainedTokenizerBase", *, max_seq_len: int):
         self.domain, self.tokenizer, self.max_seq_len = domain, tokenizer, max_seq_len
         self.rows = open_rows(domain)
-        self.go_to(Position(0, deepcopy(self.rows.state_dict()), 0))
+        self.go_to(StreamPosition(0, deepcopy(self.rows.state_dict()), 0))
 
-    def position(self) -> Position:
+    def position(self) -> StreamPosition:
         if not self.chunks:
-            return Position(self.next_chunk, self.state, self.offset)
-        return Position(*self.chunks[0][:2], self.offset)
+            return StreamPosition(self.next_chunk, self.state, self.offset)
+        return StreamPosition(*self.chunks[0][:2], self.offset)
 
-    def go_to(self, position: Position) -> None:
+    def go_to(self, position: StreamPosition) -> None:
         """Continue from a position in this text."""
         self.next_chunk, self.offset = position.chunk, position.offset
         self.state = position.rows  # of `datasets`, before the next chunk
@@ -183,12 +183,12 @@ class DomainStream:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.ahead.result()
         self.epoch, self.block_number = state["epoch"], state["block_number"]
-        self.text.go_to(Position(**state["position"]))
+        self.text.go_to(StreamPosition(**state["position"]))
         self.ahead = READER.submit(self._read_block)
         self._next_block()
         self.offset = state["offset"]
 
-    def _read_block(self) -> tuple[Position, np.ndarray]:
+    def _read_block(self) -> tuple[StreamPosition, np.ndarray]:
         """Return the position of the next block and the block itself; restart at the end of the text."""
         begin, block_NT = self.text.position(), self.text.take_array(self.block_size)
         if len(block_NT):

@@ -34,7 +34,7 @@ from transformers import PreTrainedModel
 from architectures.errors import UserError
 from architectures.requested_shape import MasksConfig
 from architectures.vocabulary_head import begin_unknown, with_unknown
-from distill.callbacks import EvaluationIntervals, GradientNorm, StepTimes, build_loggers, profiled_steps
+from distill.callbacks import EvaluationIntervals, GradientNorm, StepTimer, build_loggers, profiled_steps
 from distill.checkpoints.checkpoint_files import newest_intact_checkpoint
 from distill.checkpoints.reading import read_checkpoint, read_state
 from distill.checkpoints.saving import CheckpointWriter, read_into
@@ -236,7 +236,7 @@ def build_trainer(
         eval_interval=interval(config.eval_interval, config, max_duration),
         parallelism_config=parallelism_config(config),
         callbacks=[
-            StepTimes(model.clock),
+            StepTimer(model.clock),
             *profiled_steps(profile, model.clock),
             *data_callbacks,
             CheckpointWriter(

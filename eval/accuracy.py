@@ -22,7 +22,7 @@ from architectures.progress import track
 from eval.decoding.kv_cache import Opener, open_sequencer
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Decoded, Limits, Speculation
-from eval.lossless import MIN_P, Finding, Parting, accepted_of, excess_p, find_parting, tie_allowance
+from eval.lossless import MIN_P, LosslessFinding, Parting, accepted_of, excess_p, find_parting, tie_allowance
 from eval.pair import LoadedPair
 from eval.prompts import Prompt, load_rows, raw_text, task_answer, task_prompt
 from eval.tasks import TASKS, PromptSource
@@ -131,7 +131,7 @@ def check_accuracy(
     speculation: Speculation = Speculation(),  # noqa: B008  # never changes
     batch_size: int = 16,
     opener: Opener = open_sequencer,
-) -> Finding:
+) -> LosslessFinding:
     """Decode every question both ways; the finding holds unless the draft changed a text.
 
     Raises:
@@ -161,7 +161,7 @@ def compare_answers(
     drafted: Sequence[Decoded],
     *,
     width: int,
-) -> Finding:
+) -> LosslessFinding:
     """Compare answers and texts; texts that differ are read again by `width` tokens per step."""
     # Right answers, by plain decoding and with the draft.
     answers = [question.answer for question in benchmark.questions]
@@ -189,7 +189,7 @@ def compare_answers(
         f"{len(plain)}, near ties {num_tied}, changed {len(parted) - num_tied}; p = {p_value:.3g}, required: "
         f"{MIN_P:g}; truncated {sum(not text.stopped for text in plain)}; {accepted_of(drafted)}"
     )
-    return Finding(benchmark.name, p_value >= MIN_P and num_tied == len(parted), detail)
+    return LosslessFinding(benchmark.name, p_value >= MIN_P and num_tied == len(parted), detail)
 
 
 def favour_p(parted: Sequence[Parting]) -> float:

@@ -50,7 +50,7 @@ class Method(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Run:
+class TimedRun:
     """One group of prompts decoded together.
 
     Attributes:
@@ -66,8 +66,8 @@ class Run:
     rounds: tuple[tuple[Round, ...], ...] = ()
 
 
-Decode = Callable[[Prompts, Sequence[int]], Run]  # decodes prompts together, given a row seed for each
-Runs = dict[Method, list[dict[int, Run]]]  # by method, for each repetition, by the index of the group
+Decode = Callable[[Prompts, Sequence[int]], TimedRun]  # decodes prompts together, given a row seed for each
+Runs = dict[Method, list[dict[int, TimedRun]]]  # by method, for each repetition, by the index of the group
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def methods(setup: Setup, lookaheads: Sequence[int], *, assisted: bool = False) 
     return found
 
 
-def run_plain(setup: Setup, prompts: Prompts, row_seeds: Sequence[int]) -> Run:
+def run_plain(setup: Setup, prompts: Prompts, row_seeds: Sequence[int]) -> TimedRun:
     how = {"sampling": setup.sampling, "seeds": setup.seeds, "row_seeds": row_seeds, "opener": setup.opener}
     return run_of(plain_decode(setup.target, prompts, limits=setup.limits, **how))
 
@@ -130,7 +130,7 @@ def run_drafted(
     row_seeds: Sequence[int],
     *,
     lookup_first: LookupFirst | None = None,
-) -> Run:
+) -> TimedRun:
     is_lookup = isinstance(draft, NgramLookup)  # which has no confidence
     speculation = Speculation(lookahead) if is_lookup else replace(setup.speculation, lookahead=lookahead)
     return run_of(
@@ -149,15 +149,15 @@ def run_drafted(
     )
 
 
-def run_of(decoded: Sequence[Decoded]) -> Run:
+def run_of(decoded: Sequence[Decoded]) -> TimedRun:
     prefill_s, decode_s = decoded[0].prefill_s, max(each.decode_s for each in decoded)
     tokens = sum(len(each.token_ids) for each in decoded)
-    return Run(tokens, prefill_s + decode_s, prefill_s, decode_s, tuple(each.rounds for each in decoded))
+    return TimedRun(tokens, prefill_s + decode_s, prefill_s, decode_s, tuple(each.rounds for each in decoded))
 
 
 def run_assisted(
     setup: Setup, draft: PreTrainedModel, lookahead: int, prompts: Prompts, row_seeds: Sequence[int]
-) -> Run:
+) -> TimedRun:
     """Run transformers' assisted generation; its confidence threshold stops after the doubtful token, not before it."""
     [prompt], [row] = prompts, row_seeds
     ids_1T = torch.tensor([list(prompt)], device=setup.target.device)
@@ -188,7 +188,7 @@ def run_assisted(
         repetition_penalty=sampling.repetition_penalty,
         **chosen,
     )
-    return Run(output_1T.shape[1] - ids_1T.shape[1], clock_s(ids_1T.device) - start_s)
+    return TimedRun(output_1T.shape[1] - ids_1T.shape[1], clock_s(ids_1T.device) - start_s)
 
 
 # Interleaved runs
@@ -340,7 +340,7 @@ def method_row(method: Method, runs: Runs, resampling: Resampling) -> MethodRow:
     )
 
 
-def step_parts(runs: Sequence[Run]) -> StepParts:
+def step_parts(runs: Sequence[TimedRun]) -> StepParts:
     """Split the time of a batch's mean verification step; its longest row took part in all of them."""
     rounds = [round_ for run in runs for round_ in max(run.rounds, key=len)]
     draft_s, verify_s = sum(each.draft_s for each in rounds), sum(each.verify_s for each in rounds)

@@ -298,7 +298,7 @@ class Verification:
 
 
 @dataclass(frozen=True)
-class Finding:
+class LosslessFinding:
     """Result of one check."""
 
     name: str
@@ -306,7 +306,7 @@ class Finding:
     detail: str
 
 
-def check_lossless(models: Models, prompts: Prompts, wanted: Verification) -> Iterator[Finding]:
+def check_lossless(models: Models, prompts: Prompts, wanted: Verification) -> Iterator[LosslessFinding]:
     """Run every check on a target and a draft with the same tokenizer, yielding findings as they come."""
     yield check_greedy_text(models, prompts, wanted)
     yield check_own_draft(models[0], prompts, wanted)
@@ -314,7 +314,7 @@ def check_lossless(models: Models, prompts: Prompts, wanted: Verification) -> It
         yield check_distribution(models, prompts, wanted, rule)
 
 
-def check_greedy_text(models: Models, prompts: Prompts, wanted: Verification) -> Finding:
+def check_greedy_text(models: Models, prompts: Prompts, wanted: Verification) -> LosslessFinding:
     """Check that greedy speculative decoding equals plain decoding."""
     target = models[0]
     decoded = decode(models, prompts, wanted)
@@ -324,22 +324,22 @@ def check_greedy_text(models: Models, prompts: Prompts, wanted: Verification) ->
     judged = judge_ties(read_all(target, texts, widths=(1, wanted.speculation.lookahead + 1)))
     detail = f"{same} of {len(prompts)} texts equal plain decoding; {accepted_of(decoded)}; {judged.summary}"
     is_honest = judged.too_far == 0 and judged.p_value >= MIN_P
-    return Finding("greedy text", is_honest and (same == len(prompts) or target.dtype != torch.float32), detail)
+    return LosslessFinding("greedy text", is_honest and (same == len(prompts) or target.dtype != torch.float32), detail)
 
 
-def check_own_draft(target: PreTrainedModel, prompts: Prompts, wanted: Verification) -> Finding:
+def check_own_draft(target: PreTrainedModel, prompts: Prompts, wanted: Verification) -> LosslessFinding:
     """Check that the target accepts its own proposals; fails without a proposed token."""
     decoded = decode((target, target), prompts, wanted)
     accepted, proposed = counts(decoded)
     detail = accepted_of(decoded)
     if target.dtype == torch.float32:
-        return Finding("target as its own draft", accepted == proposed > 0, f"{detail}; required: all")
+        return LosslessFinding("target as its own draft", accepted == proposed > 0, f"{detail}; required: all")
     p_value = own_p_value(proposed - accepted, proposed)
     detail += f"; required: {MIN_OWN_ACCEPTANCE:.0%}, p = {p_value:.3g} >= {MIN_P:g}"
-    return Finding("target as its own draft", proposed > 0 and p_value >= MIN_P, detail)
+    return LosslessFinding("target as its own draft", proposed > 0 and p_value >= MIN_P, detail)
 
 
-def check_distribution(models: Models, prompts: Prompts, wanted: Verification, rule: str) -> Finding:
+def check_distribution(models: Models, prompts: Prompts, wanted: Verification, rule: str) -> LosslessFinding:
     """Check that sequences sampled with one acceptance method follow the target's distribution."""
     decoded = decode(models, prompts, wanted, sampling=wanted.sampling, rule=rule)
     rng = np.random.default_rng((wanted.seed, list(RULES).index(rule)))
@@ -355,7 +355,7 @@ def check_distribution(models: Models, prompts: Prompts, wanted: Verification, r
     p_value = min(1.0, len(p_values) * min(p_values))
     num_tokens = quantiles_OT.shape[1]
     detail = f"p = {p_value:.3g} from {num_tokens} tokens, required: {MIN_P:g}; {accepted_of(decoded)}"
-    return Finding(f"distribution, {rule}, T={wanted.sampling.temperature:g}", p_value >= MIN_P, detail)
+    return LosslessFinding(f"distribution, {rule}, T={wanted.sampling.temperature:g}", p_value >= MIN_P, detail)
 
 
 def decode(

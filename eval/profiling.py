@@ -33,7 +33,7 @@ def require_profile_folder(folder: Path) -> None:
         raise UserError(f"--profile {folder}: is no folder ({error.strerror}). Name another.") from error
 
 
-class Recording:
+class StepTrace:
     """Profiler over two passes of the same work: call start, run it, step, run it again, step."""
 
     def __init__(self, device: "torch.device"):

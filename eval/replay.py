@@ -56,7 +56,7 @@ from eval.models import shared_vocab_size
 
 
 @dataclass(frozen=True)
-class Counts:
+class ReplayCounts:
     """Verification steps of one response, or of several pooled. Expected values if the rule is random.
 
     Attributes:
@@ -96,7 +96,7 @@ class Counts:
         return tuple(more - fewer for more, fewer in pairwise(at_least))
 
 
-def count_visits(visits_T: Array, tail_TK: Array, remaining_T: Array) -> Counts:
+def count_visits(visits_T: Array, tail_TK: Array, remaining_T: Array) -> ReplayCounts:
     """Count steps, observed or expected.
 
     Args:
@@ -107,7 +107,7 @@ def count_visits(visits_T: Array, tail_TK: Array, remaining_T: Array) -> Counts:
     num_tokens, lookahead = tail_TK.shape
     possible_TK = visits_T[:, None] * (np.arange(1, lookahead + 1) <= remaining_T[:, None])
     tail_before_TK = np.concatenate([np.ones((num_tokens, 1)), tail_TK[:, :-1]], axis=1)
-    return Counts(
+    return ReplayCounts(
         rounds=float(visits_T.sum()),
         possible=per_position(possible_TK),
         reached=per_position(possible_TK * tail_before_TK),
@@ -115,7 +115,7 @@ def count_visits(visits_T: Array, tail_TK: Array, remaining_T: Array) -> Counts:
     )
 
 
-def count_trace(rounds: Iterable[tuple[int, int]], *, num_tokens: int, lookahead: int) -> Counts:
+def count_trace(rounds: Iterable[tuple[int, int]], *, num_tokens: int, lookahead: int) -> ReplayCounts:
     """Count the steps of a trace.
 
     Args:
@@ -126,7 +126,7 @@ def count_trace(rounds: Iterable[tuple[int, int]], *, num_tokens: int, lookahead
     return count_proposals(asked, num_tokens=num_tokens, most=lookahead)
 
 
-def count_proposals(rounds: Iterable[tuple[int, int, int]], *, num_tokens: int, most: int) -> Counts:
+def count_proposals(rounds: Iterable[tuple[int, int, int]], *, num_tokens: int, most: int) -> ReplayCounts:
     """Count the steps of a trace with varying numbers of proposed tokens, as when a draft stops early.
 
     Args:
@@ -146,8 +146,8 @@ def remaining_after(num_tokens: int) -> Array:
     return np.arange(num_tokens - 1, -1, -1, dtype=np.float64)
 
 
-def pool(counts: Sequence[Counts]) -> Counts:
-    return Counts(
+def pool(counts: Sequence[ReplayCounts]) -> ReplayCounts:
+    return ReplayCounts(
         rounds=sum(text.rounds for text in counts),
         possible=per_position(np.array([text.possible for text in counts])),
         reached=per_position(np.array([text.reached for text in counts])),
@@ -155,7 +155,7 @@ def pool(counts: Sequence[Counts]) -> Counts:
     )
 
 
-def tau(counts: Counts) -> float:
+def tau(counts: ReplayCounts) -> float:
     """Return the mean acceptance length, the target's own token included: 1..k + 1.
 
     Source: block efficiency of Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding",
@@ -342,13 +342,13 @@ def exact_sampled_draft(target_logp_TV: Tensor, draft_logp_TV: Tensor, answer_T:
 ACCEPTS = {REJECTION: rejection, EXACT_GREEDY_DRAFT: exact_greedy_draft, EXACT_SAMPLED_DRAFT: exact_sampled_draft}
 
 
-def replay_counts(accept_T: Array, *, lookahead: int) -> Counts:
+def replay_counts(accept_T: Array, *, lookahead: int) -> ReplayCounts:
     """Return exact expected counts for one response; integers if every probability is 0 or 1."""
     tail_TK = acceptance_tails(accept_T, lookahead)
     return count_visits(round_starts(tail_TK), tail_TK, remaining_after(len(tail_TK)))
 
 
-def binned_counts(accept_T: Array, bin_T: NDArray[np.int64], *, lookahead: int) -> dict[int, Counts]:
+def binned_counts(accept_T: Array, bin_T: NDArray[np.int64], *, lookahead: int) -> dict[int, ReplayCounts]:
     """Return the same counts split by the bin of the position at which a step starts; pooled they give the total."""
     tail_TK = acceptance_tails(accept_T, lookahead)
     visits_T, remaining_T = round_starts(tail_TK), remaining_after(len(tail_TK))
@@ -415,7 +415,7 @@ class AnswerScore:
     accept_sum: float
     num_changed: int
     num_covered: int
-    counts: Mapping[int, Counts]
+    counts: Mapping[int, ReplayCounts]
 
     @property
     def num_tokens(self) -> int:
@@ -470,10 +470,10 @@ class DraftScore:
             self.count_column(lookahead, lambda counts: counts.rounds),
         )
 
-    def count_column(self, lookahead: int, count: Callable[[Counts], float]) -> list[float]:
+    def count_column(self, lookahead: int, count: Callable[[ReplayCounts], float]) -> list[float]:
         return self.per_prompt(lambda answer: count(answer.counts[lookahead]))
 
-    def pooled(self, lookahead: int) -> Counts:
+    def pooled(self, lookahead: int) -> ReplayCounts:
         return pool([answer.counts[lookahead] for answer in self.answers])
 
 

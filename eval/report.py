@@ -42,7 +42,7 @@ from eval.scorecard_tables import (
     setup,
     step_times,
 )
-from eval.side_by_side import Example, read_examples
+from eval.side_by_side import DecodedExample, read_examples
 from eval.speedup import predicted_interval, promise
 
 MAX_ROWS = 30  # longer tables are folded
@@ -68,7 +68,7 @@ class ScoredRun:
     path: Path
     name: str
     card: Scorecard | RecordedScorecard
-    examples: Sequence[Example] = ()
+    examples: Sequence[DecodedExample] = ()
     curves: Sequence[Curve] = ()
     grid: GridFile | None = None
 
@@ -88,7 +88,7 @@ class ReportSection:
     title: str
     table: Table = field(default_factory=lambda: Table((), ()))
     images: Sequence[Image] = ()
-    examples: Sequence[Example] = ()
+    examples: Sequence[DecodedExample] = ()
 
 
 def write_report(runs: Sequence[Path], out: Path, *, latency: Path | None = None) -> Path:

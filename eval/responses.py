@@ -163,7 +163,7 @@ def shorten(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Part:
+class ShardPart:
     """Every n-th file, from the i-th on.
 
     Attributes:
@@ -177,7 +177,7 @@ class Part:
         return files[self.number - 1 :: self.of]
 
 
-EVERY_FILE = Part(1, 1)
+EVERY_FILE = ShardPart(1, 1)
 
 
 def missing_shards(folder: Path, names: Sequence[str]) -> list[Path]:
@@ -324,7 +324,7 @@ def asked(prompt: Prompt) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Turn:
+class RecordedTurn:
     """One user turn, and the later turns of the same conversation."""
 
     id: int
@@ -340,7 +340,7 @@ class Turn:
         """The row, followed by the turn's number unless it is the first."""
         return self.row if self.number == 1 else f"{self.row}#{self.number}"
 
-    def following(self, answer: str) -> "Turn":
+    def following(self, answer: str) -> "RecordedTurn":
         question, *later_turns = self.later_turns
         messages = ({"role": "assistant", "content": answer}, {"role": "user", "content": question})
         return replace(
@@ -352,16 +352,16 @@ class Turn:
         )
 
 
-def first_turns(prompts: Sequence[Prompt]) -> list[Turn]:
+def first_turns(prompts: Sequence[Prompt]) -> list[RecordedTurn]:
     """Return the first turn of each prompt; ids leave gaps for the later ones."""
     ids = accumulate((1 + len(prompt.later_turns) for prompt in prompts), initial=0)
     return [
-        Turn(first_id, prompt.source, 1, prompt.messages, prompt.later_turns, prompt.category, prompt.task)
+        RecordedTurn(first_id, prompt.source, 1, prompt.messages, prompt.later_turns, prompt.category, prompt.task)
         for first_id, prompt in zip(ids, prompts, strict=False)  # the last sum is the number of all turns
     ]
 
 
-def num_turns(turns: Sequence[Turn]) -> int:
+def num_turns(turns: Sequence[RecordedTurn]) -> int:
     return sum(1 + len(turn.later_turns) for turn in turns)
 
 

@@ -43,7 +43,7 @@ from eval.latency import (
 from eval.machine import share_threads, torch_threads
 from eval.models import load_model, load_tokenizer, model_facts, require_same_tokenizer, stop_token_ids
 from eval.prompts import Prompt, tasks_record
-from eval.replay import Counts, DraftScore, ReplayedDraft, replay_counts, replay_pair, rule_name, tau
+from eval.replay import DraftScore, ReplayCounts, ReplayedDraft, replay_counts, replay_pair, rule_name, tau
 from eval.responses import Trace
 from eval.scorecard_schema import (
     CARD_NAME,
@@ -273,7 +273,7 @@ def measure_live(
 
     # Greedy texts were replayed already; sampled ones are replayed along the texts just generated.
     if sampling.is_greedy:
-        expected: list[Counts] = [score.answers[index].counts[lookahead] for index, _ in chosen]
+        expected: list[ReplayCounts] = [score.answers[index].counts[lookahead] for index, _ in chosen]
     else:
         rule = rule_name(sampling.temperature)
         expected = []

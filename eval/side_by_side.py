@@ -38,7 +38,7 @@ NUM_EXAMPLES = 4
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # how a tokenizer decodes the first bytes of a character
 
 
-class Example(Record):
+class DecodedExample(Record):
     """One text: source of its prompt, the last message, and the response in pieces, each with its writer."""
 
     source: str
@@ -53,7 +53,7 @@ class Examples(Record):
     format: Literal["widedraft.examples/2"] = FORMAT
     target: str
     draft: str
-    examples: tuple[Example, ...]
+    examples: tuple[DecodedExample, ...]
 
 
 def write_examples(
@@ -71,7 +71,9 @@ def write_examples(
         trace, text = traces[index], decoded[index]
         pieces = spans(tokenizer, text.token_ids, writers_of_rounds(text))
         prompt = trace.messages[-1]["content"] if trace.messages else ""
-        examples.append(Example(source=trace.source, category=trace.category, prompt=prompt, pieces=tuple(pieces)))
+        examples.append(
+            DecodedExample(source=trace.source, category=trace.category, prompt=prompt, pieces=tuple(pieces))
+        )
     write_record(Examples(target=target, draft=draft, examples=tuple(examples)), path)
 
 

@@ -24,7 +24,7 @@ from architectures.settings import (
 from eval.cli import DecodingFlags
 
 if TYPE_CHECKING:
-    from eval.lossless import Finding
+    from eval.lossless import LosslessFinding
 
 Accuracy = Annotated[
     tuple[str, ...],
@@ -105,7 +105,7 @@ def verify(settings: VerifySettings) -> None:
         raise SystemExit(1)
 
 
-def check_lossless(settings: VerifySettings) -> Iterable["Finding"]:
+def check_lossless(settings: VerifySettings) -> Iterable["LosslessFinding"]:
     """Check greedy text, the target as its own draft, and the distribution of sampled texts by each method."""
     from eval.decoding.texts import Limits
     from eval.lossless import Verification, check_lossless
@@ -126,7 +126,7 @@ def check_lossless(settings: VerifySettings) -> Iterable["Finding"]:
     return check_lossless((pair.target, pair.draft), ids, wanted)
 
 
-def check_accuracy(settings: VerifySettings) -> Iterable["Finding"]:
+def check_accuracy(settings: VerifySettings) -> Iterable["LosslessFinding"]:
     from eval.accuracy import check_accuracy, load_benchmark
     from eval.pair import load_pair
 

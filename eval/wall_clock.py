@@ -18,7 +18,7 @@ from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import NgramLookup, plain_decode, speculative_decode
 from eval.decoding.texts import Decoded, Limits, Seeds, Speculation, row_seed
 from eval.intervals import Columns, Estimate, Resampling, paired_ratio_quotient
-from eval.replay import Counts, count_trace, pool, rule_name
+from eval.replay import ReplayCounts, count_trace, pool, rule_name
 from eval.responses import Trace
 from eval.scorecard_schema import LOOKUP, Agreement, Live, OverLookup, RoundCounts, Spent, SpentByBoth, WayRow
 from eval.speedup import StepTimes
@@ -56,7 +56,7 @@ class LiveAnswer:
         return self.plain if way is None else self.speculative if way == DRAFT else self.others[way]
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> ReplayCounts:
         rounds = [(round_.start, round_.accepted) for round_ in self.speculative.rounds]
         return count_trace(rounds, num_tokens=len(self.speculative.token_ids), lookahead=self.lookahead)
 
@@ -212,7 +212,9 @@ def columns(answers: Sequence[LiveAnswer], way: str | None, seconds: Callable[[D
     return [seconds(text) for text in texts], [len(text.token_ids) for text in texts]
 
 
-def compare_with_replay(answers: Sequence[LiveAnswer], replayed: Sequence[Counts], *, is_greedy: bool) -> Agreement:
+def compare_with_replay(
+    answers: Sequence[LiveAnswer], replayed: Sequence[ReplayCounts], *, is_greedy: bool
+) -> Agreement:
     """Compare decoding with replay, prompt by prompt: the lossless check.
 
     Args:
@@ -235,11 +237,11 @@ def compare_with_replay(answers: Sequence[LiveAnswer], replayed: Sequence[Counts
     )
 
 
-def round_counts(counts: Counts) -> RoundCounts:
+def round_counts(counts: ReplayCounts) -> RoundCounts:
     return RoundCounts(rounds=counts.rounds, accepted=counts.accepted_tokens, proposed=counts.proposed_tokens)
 
 
-def rounds_p_value(counted: Sequence[Counts], expected: Sequence[Counts]) -> float:
+def rounds_p_value(counted: Sequence[ReplayCounts], expected: Sequence[ReplayCounts]) -> float:
     """Return the p-value of a t test over prompts that decoding takes the expected number of steps; 1 if it is exact.
 
     A single prompt gives 1, as it cannot be tested.

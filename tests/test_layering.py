@@ -4,6 +4,7 @@ import ast
 import json
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -111,6 +112,12 @@ def test_no_module_shares_a_name_with_a_package_we_import():
 def test_no_module_name_is_used_twice():
     names = sorted(path.stem for path in MODULES.values() if path.stem != "__init__")
     assert names == sorted(set(names))
+
+
+def test_no_class_name_is_used_twice():
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in MODULES.values()]
+    names = [node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    assert [name for name, count in Counter(names).items() if count > 1] == []
 
 
 def test_recipes_is_no_package():

@@ -15,7 +15,7 @@ from architectures.families.family import (
     ConfigEntry,
     Encoder,
     Family,
-    Part,
+    LayerPart,
     conv1d,
     layer_norm,
     linear,
@@ -178,7 +178,7 @@ GPT_BIGCODE = replace(
 )
 
 
-def attention(module: str, prefix: str, norm: str) -> dict[str, Part]:
+def attention(module: str, prefix: str, norm: str) -> dict[str, LayerPart]:
     return {
         f"{prefix}query": linear(f"{module}.q", "query", "hidden"),
         f"{prefix}key": linear(f"{module}.k", "query", "hidden"),
@@ -188,7 +188,7 @@ def attention(module: str, prefix: str, norm: str) -> dict[str, Part]:
     }
 
 
-def feed_forward(module: str) -> Mapping[str, Part]:
+def feed_forward(module: str) -> Mapping[str, LayerPart]:
     return {
         "ffn_plain": linear(f"{module}.DenseReluDense.wi", "intermediate", "hidden", when="plain"),
         "ffn_gate": linear(f"{module}.DenseReluDense.wi_0", "intermediate", "hidden", when="gated"),
@@ -198,8 +198,8 @@ def feed_forward(module: str) -> Mapping[str, Part]:
     }
 
 
-def bias_table(stack: str) -> Part:
-    return Part(f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias", ("buckets", "heads"))
+def bias_table(stack: str) -> LayerPart:
+    return LayerPart(f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias", ("buckets", "heads"))
 
 
 T5 = Family(

@@ -30,7 +30,7 @@ ModelEngine = Literal["vLLM", "SGLang", "llama.cpp"]  # engines whose code was r
 
 
 @dataclass(frozen=True)
-class Part:
+class LayerPart:
     """Module of a checkpoint.
 
     Attributes:
@@ -47,24 +47,24 @@ class Part:
     when: str = ""
 
 
-def linear(name: str, rows: str, columns: str, *, bias: bool | str = False, when: str = "") -> Part:
+def linear(name: str, rows: str, columns: str, *, bias: bool | str = False, when: str = "") -> LayerPart:
     """Return a torch Linear, stored [output, input]."""
-    return Part(name, (rows, columns), rows if bias else None, bias, when)
+    return LayerPart(name, (rows, columns), rows if bias else None, bias, when)
 
 
-def conv1d(name: str, rows: str, columns: str) -> Part:
+def conv1d(name: str, rows: str, columns: str) -> LayerPart:
     """Return GPT-2's linear layer, stored [input, output], with a bias."""
-    return Part(name, (rows, columns), columns)
+    return LayerPart(name, (rows, columns), columns)
 
 
-def rms_norm(name: str, axis: str = "hidden") -> Part:
+def rms_norm(name: str, axis: str = "hidden") -> LayerPart:
     """Return a norm with only a weight."""
-    return Part(name, (axis,))
+    return LayerPart(name, (axis,))
 
 
-def layer_norm(name: str) -> Part:
+def layer_norm(name: str) -> LayerPart:
     """Return a norm with a weight and a bias."""
-    return Part(name, ("hidden",), "hidden")
+    return LayerPart(name, ("hidden",), "hidden")
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class ConfigEntry:
 class Encoder:
     """Blocks that read the prompt in an encoder-decoder model."""
 
-    layer: Mapping[str, Part]
+    layer: Mapping[str, LayerPart]
     layer_prefix: str
 
 
@@ -171,8 +171,8 @@ class Family:
     model_type: str
     label: str  # spelling of its authors
     architecture: str  # class in config.json
-    layer: Mapping[str, Part]
-    outside: Mapping[str, Part]
+    layer: Mapping[str, LayerPart]
+    outside: Mapping[str, LayerPart]
     layer_prefix: str = "model.layers."
     base_prefix: str = ""
     keys: Mapping[str, str] = field(default_factory=lambda: LLAMA_KEYS)

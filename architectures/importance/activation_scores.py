@@ -34,7 +34,7 @@ from transformers import PreTrainedModel
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.families.family import Family, Part
+from architectures.families.family import Family, LayerPart
 from architectures.files import require_regular, unreadable
 from architectures.progress import track
 from architectures.pruning.prune import READERS
@@ -290,7 +290,7 @@ def magnitude_scores(weight_of: WeightOf, family: Family, shape: Shape) -> dict[
     output. A tied embedding counts once.
     """
 
-    def squares_of(parts: Mapping[str, Part], prefix: str = "") -> Sums:
+    def squares_of(parts: Mapping[str, LayerPart], prefix: str = "") -> Sums:
         return axis_squares(((part, weight_of(f"{prefix}{part.name}.weight")) for part in parts.values()), shape)
 
     outside = {role: part for role, part in family.outside.items() if not (role == "head" and shape.tied)}
@@ -305,7 +305,7 @@ def magnitude_scores(weight_of: WeightOf, family: Family, shape: Shape) -> dict[
     }
 
 
-def axis_squares(matrices: Iterable[tuple[Part, Tensor]], shape: Shape) -> Sums:
+def axis_squares(matrices: Iterable[tuple[LayerPart, Tensor]], shape: Shape) -> Sums:
     """Return for each axis the sums of squares per index, over all matrices with that axis."""
     sums = Sums()
     for part, weight in matrices:

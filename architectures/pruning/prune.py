@@ -26,7 +26,7 @@ from architectures.checkpoint import (
 )
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.families.family import Family, Part
+from architectures.families.family import Family, LayerPart
 from architectures.files import staged_folder, write_json, write_text
 from architectures.hub import read_config
 from architectures.pruning.plan import PLAN_NAME, PruningPlan
@@ -70,7 +70,7 @@ def tensor_locations(shape: Shape) -> dict[str, TensorLocation]:
     return locations
 
 
-def located(shape: Shape, parts: Mapping[str, Part], at: TensorLocation) -> dict[str, TensorLocation]:
+def located(shape: Shape, parts: Mapping[str, LayerPart], at: TensorLocation) -> dict[str, TensorLocation]:
     before = "" if at.layer is None else f"{at.prefix}{at.layer}."
     return {
         f"{before}{parts[role].name}.{kind}": replace(at, role=role, kind=kind)
@@ -102,7 +102,7 @@ def head_of_draft(plan: PruningPlan, rows_VX: Tensor) -> Tensor:
     return rows_VX if plan.vocabulary is None else rows_VX[torch.tensor(plan.vocabulary)]
 
 
-def part_of(plan: PruningPlan, location: TensorLocation) -> Part:
+def part_of(plan: PruningPlan, location: TensorLocation) -> LayerPart:
     family = FAMILIES[plan.source.family]
     if location.in_encoder and family.encoder is not None:
         return family.encoder.layer[location.role]

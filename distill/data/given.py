@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 
 from architectures.errors import UserError
 from architectures.hashes import fingerprint_tokenizer, fingerprint_value
-from architectures.manifest import Counts, SplitCounts
+from architectures.manifest import ResponseCounts, SplitCounts
 from architectures.progress import track
 from architectures.settings import WHOLE, Holding
 from architectures.sharing import ALONE, Share
@@ -36,7 +36,7 @@ from eval.models import load_tokenizer, text_config
 from eval.prompts import Message, Prompt, drop_too_long, render_chat, user_turn
 from eval.responses import (
     EVERY_FILE,
-    Part,
+    ShardPart,
     Trace,
     claim_shards,
     continues,
@@ -154,9 +154,9 @@ def collect_given(
     to_train_on: bool = True,
     answered_by: Kind | None = None,
     holding: Holding = WHOLE,
-    part: Part = EVERY_FILE,
+    part: ShardPart = EVERY_FILE,
     share: Share = ALONE,
-) -> Counts | None:
+) -> ResponseCounts | None:
     """Write the given responses to out/train-*.jsonl, and the target's, to held-out prompts, to out/eval-*.jsonl.
 
     Resumes an interrupted run. The held-out split depends only on the conversations and the seed; a conversation that

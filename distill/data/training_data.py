@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from architectures.errors import UserError
 from architectures.hashes import fingerprint_value
-from architectures.manifest import Counts, SplitCounts
+from architectures.manifest import ResponseCounts, SplitCounts
 from architectures.settings import WHOLE, Holding
 from architectures.sharing import ALONE, Share
 from distill.data.conversations import Conversation
@@ -21,7 +21,7 @@ from distill.recipe.sections import DataConfig
 from eval.decoding.generate import Answerer, Kind, within_context, write_traces
 from eval.models import load_tokenizer
 from eval.prompts import Prompt, drop_too_long, load_prompts, render_prompt
-from eval.responses import EVERY_FILE, DecodingSettings, Part, missing_shards, read_traces
+from eval.responses import EVERY_FILE, DecodingSettings, ShardPart, missing_shards, read_traces
 
 Row = TypeVar("Row", bound=Prompt | Conversation)
 
@@ -78,9 +78,9 @@ def generate_answers(
     to_train_on: bool = True,
     answered_by: Kind = Answerer,
     holding: Holding = WHOLE,
-    part: Part = EVERY_FILE,
+    part: ShardPart = EVERY_FILE,
     share: Share = ALONE,
-) -> Counts | None:
+) -> ResponseCounts | None:
     """Write the target's responses to out/train-*.jsonl and, for held-out prompts, to out/eval-*.jsonl.
 
     Resumes an interrupted run. The held-out split depends only on the prompts and the seed.

@@ -63,7 +63,7 @@ class OnlineRequest:
 
 
 @dataclass
-class Server:
+class OnlineServer:
     """Serves one request after another with a draft whose weights may change in between.
 
     Attributes:
@@ -128,14 +128,14 @@ class Server:
         return Served(record, request.prompt_ids, tuple(mistakes), hidden_AH)
 
 
-def open_server(run: Run, draft: Path, *, rank: int) -> Server:
+def open_server(run: Run, draft: Path, *, rank: int) -> OnlineServer:
     recipe, online = run.recipe, run.recipe.distill.online
     assert online is not None
     device = f"cuda:{rank % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
     load = partial(load_model, dtype=recipe.target.dtype, device=device)
     target, proposer = load(run.target, bits=recipe.target.bits), load(draft)
     sampling = Sampling(recipe.data.temperature, top_p=recipe.data.top_p)
-    return Server(target, proposer, online.lookahead, sampling, stop_token_ids(target), recipe.seed)
+    return OnlineServer(target, proposer, online.lookahead, sampling, stop_token_ids(target), recipe.seed)
 
 
 def requests_of(run: Run, *, first: int, world: int) -> Iterator[OnlineRequest]:
@@ -168,7 +168,7 @@ class DraftInbox:
         own: Requests of this process between two updates.
     """
 
-    def __init__(self, server: Server, draft: PublishedDraft, *, waits: bool, own: int) -> None:
+    def __init__(self, server: OnlineServer, draft: PublishedDraft, *, waits: bool, own: int) -> None:
         self.server, self.waits, self.own = server, waits, own
         self.news: queue.Queue[PublishedDraft | None] = queue.Queue()
         self.serving = threading.Lock()  # held while a request is served

@@ -31,9 +31,9 @@ from eval.prompts import Prompt, drop_too_long, render_prompt, template_hash
 from eval.responses import (
     EVERY_FILE,
     DecodingSettings,
-    Part,
+    RecordedTurn,
+    ShardPart,
     Trace,
-    Turn,
     asked,
     claim_shards,
     first_turns,
@@ -47,8 +47,8 @@ from eval.responses import (
 
 LOGP_DIGITS = 6  # of log-probabilities in nats: more than float32 has for most
 
-Rendered = tuple[list[int], Turn]  # prompt ids of a conversation so far, and its turn
-Missing = Sequence[tuple[Path, Sequence[Turn]]]  # missing shards, and the first turns of each
+Rendered = tuple[list[int], RecordedTurn]  # prompt ids of a conversation so far, and its turn
+Missing = Sequence[tuple[Path, Sequence[RecordedTurn]]]  # missing shards, and the first turns of each
 
 
 Kind = Callable[..., "Answerer"]  # Answerer, or an engine of eval.engines.external_generate
@@ -62,7 +62,7 @@ def write_traces(
     *,
     name: str = "train",
     answered_by: Kind | None = None,
-    part: Part = EVERY_FILE,
+    part: ShardPart = EVERY_FILE,
     share: Share = ALONE,
 ) -> None:
     """Generate responses to prompts into out/<name>-00000.jsonl and so on.
@@ -183,7 +183,7 @@ class Answerer:
         for path, turns in missing:
             yield from self.write(path, turns)
 
-    def write(self, path: Path, turns: Sequence[Turn]) -> Iterator[Trace]:
+    def write(self, path: Path, turns: Sequence[RecordedTurn]) -> Iterator[Trace]:
         """Write a shard once complete; yield its responses as they finish."""
         traces = []
         for trace in self.answer(turns):
@@ -191,7 +191,7 @@ class Answerer:
             yield trace
         write_shard(path, rows_of(traces))
 
-    def answer(self, turns: Sequence[Turn]) -> Iterator[Trace]:
+    def answer(self, turns: Sequence[RecordedTurn]) -> Iterator[Trace]:
         """Yield responses to first turns and all later ones, in no particular order."""
         while turns:
             following = []
@@ -201,7 +201,7 @@ class Answerer:
                     following.append(turn.following(trace.answer))
             turns = following
 
-    def answer_each(self, turns: Sequence[Turn]) -> Iterator[tuple[Turn, Trace]]:
+    def answer_each(self, turns: Sequence[RecordedTurn]) -> Iterator[tuple[RecordedTurn, Trace]]:
         """Yield one response per turn, in batches sorted by length; turns that are too long have none."""
         rendered = [(self.render(turn), turn) for turn in turns]
         fitting = [(ids, turn) for ids, turn in rendered if len(ids) <= self.settings.max_prompt_len]
@@ -209,12 +209,12 @@ class Answerer:
         for start in range(0, len(fitting), self.settings.batch_size):
             yield from self.answer_batch(fitting[start : start + self.settings.batch_size])
 
-    def render(self, turn: Turn) -> list[int]:
+    def render(self, turn: RecordedTurn) -> list[int]:
         ids = render_prompt(self.tokenizer, turn.messages)
         require_rows_for_row(ids, self.target, self.vocab_size, turn.source)
         return ids
 
-    def answer_batch(self, batch: Sequence[Rendered]) -> Iterator[tuple[Turn, Trace]]:
+    def answer_batch(self, batch: Sequence[Rendered]) -> Iterator[tuple[RecordedTurn, Trace]]:
         """Yield responses of one batch as they finish, advancing the progress bar by steps."""
         work = PASS_ROWS + len(batch)
         step_work, steps, emitted = work / self.settings.max_new_tokens, 0, Counter[int]()
@@ -238,7 +238,7 @@ class Answerer:
         seeds = [derive_seed(self.settings.seed, self.name, turn.id) for _, turn in batch]
         return decode_steps([self.model], wanted, row_seeds=seeds, opener=self.opener)
 
-    def trace(self, turn: Turn, prompt_ids: Sequence[int], decoded: Decoded) -> Trace:
+    def trace(self, turn: RecordedTurn, prompt_ids: Sequence[int], decoded: Decoded) -> Trace:
         text = self.tokenizer.decode(
             list(decoded.token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )

@@ -170,7 +170,7 @@ class Streams:
 
 
 @dataclass(frozen=True)
-class Turn:
+class Proposals:
     """Proposals of one verification step.
 
     Attributes:
@@ -368,7 +368,7 @@ def marked(seen_BS: Tensor | None, columns_B: Tensor) -> Tensor | None:
     return None if seen_BS is None else seen_BS.scatter(1, columns_B[:, None], value=True)
 
 
-class Rounds:
+class SpeculativeSteps:
     """Speculative decoding of a batch."""
 
     def __init__(self, batch: Batch) -> None:
@@ -397,17 +397,17 @@ class Rounds:
             yield self.emit(text, [*ids[:accepted], following], ids[:count], seconds, looked_up=bool(looked_up_ids))
         self.mark_emitted()
 
-    def turn(self) -> tuple[Turn, list[int]]:
+    def turn(self) -> tuple[Proposals, list[int]]:
         """Return the proposals and their length per row; the draft skips rows with looked-up tokens."""
         limits = [text.num_left(self.wanted.limits) - 1 for text in self.texts]
         lookups = [self.look_up(text, limit) for text, limit in zip(self.texts, limits, strict=True)]
         if self.batch.drafter is None:
-            return Turn(Proposal.nothing(len(lookups), self.batch.device), lookups), [len(ids) for ids in lookups]
+            return Proposals(Proposal.nothing(len(lookups), self.batch.device), lookups), [len(ids) for ids in lookups]
         asked = [
             0 if ids else min(self.speculation.lookahead, limit) for ids, limit in zip(lookups, limits, strict=True)
         ]
         drafted, counts = self.propose(asked)
-        return Turn(drafted, lookups), [len(ids) or count for ids, count in zip(lookups, counts, strict=True)]
+        return Proposals(drafted, lookups), [len(ids) or count for ids, count in zip(lookups, counts, strict=True)]
 
     def look_up(self, text: Text, limit: int) -> list[int]:
         if self.wanted.lookup is not None:
@@ -500,7 +500,7 @@ class Rounds:
         )
         return Draws(window(accept_BD, self.texts, count), window(target_BD, self.texts, count + 1))
 
-    def judge(self, logits_BJV: Tensor, turn: Turn, draws: Draws | None) -> Verdict:
+    def judge(self, logits_BJV: Tensor, turn: Proposals, draws: Draws | None) -> Verdict:
         """Apply the acceptance rule, without waiting for the device."""
         flat_NV, seen_NV = logits_BJV.flatten(0, 1), self.seen_along(turn.proposal)
         sampling, (rows, steps) = self.wanted.sampling, logits_BJV.shape[:2]
@@ -606,7 +606,7 @@ def decode_steps(
     for indices in [everything] if together else [[index] for index in everything]:
         with torch.inference_mode():
             batch = Batch(models, wanted, draws, indices, opener)
-            step = batch.plain_step if wanted.speculation is None else Rounds(batch).step
+            step = batch.plain_step if wanted.speculation is None else SpeculativeSteps(batch).step
         while batch.texts:
             with torch.inference_mode():  # per step: around the yield it would be entered once per sequence
                 done = [*step(), *batch.retire()]

@@ -32,7 +32,7 @@ from eval.decoding.sampling import Sampling, log_distribution, penalised, seen_a
 from eval.decoding.texts import Decoded, Limits
 from eval.lossless import shortfalls
 from eval.replay import answer_logits
-from eval.responses import DecodingSettings, Trace, Turn, num_turns, rows_of, unknown_id, write_shard
+from eval.responses import DecodingSettings, RecordedTurn, Trace, num_turns, rows_of, unknown_id, write_shard
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -73,7 +73,7 @@ def client_errors(url: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Server:
+class EngineServer:
     """A vLLM or SGLang server, and its name for the target."""
 
     url: str
@@ -82,7 +82,7 @@ class Server:
     is_sglang: bool
 
     @classmethod
-    def find(cls, url: str, config: GenerateConfig, *, max_model_len: int) -> "Server":
+    def find(cls, url: str, config: GenerateConfig, *, max_model_len: int) -> "EngineServer":
         """Connect to the server at a URL.
 
         Raises:
@@ -158,7 +158,7 @@ class Servers:
     """
 
     def __init__(self, config: GenerateConfig, *, max_model_len: int, concurrency: int):
-        self.servers = [Server.find(url, config, max_model_len=max_model_len) for url in config.urls]
+        self.servers = [EngineServer.find(url, config, max_model_len=max_model_len) for url in config.urls]
         self.name = f"{'sglang' if self.servers[0].is_sglang else 'vllm'} at {', '.join(config.urls)}"
         self.concurrency, self.numbers = concurrency, count()
 
@@ -182,7 +182,7 @@ class Servers:
         finally:  # on an error no further request is sent
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def lose(self, server: Server, error: ServerLostError) -> None:
+    def lose(self, server: EngineServer, error: ServerLostError) -> None:
         others = [each for each in self.servers if each is not server]
         if not others:
             raise error
@@ -304,7 +304,7 @@ MAX_SEED = 2**63 - 1  # accepted by engines
 MAX_OUTSIDE_SHARE = 0.01  # of sampled tokens that rounding may put outside top-p or top-k
 
 
-class Engine(Protocol):
+class GenerationEngine(Protocol):
     """Generator of responses to prompts of token ids."""
 
     name: str
@@ -334,14 +334,14 @@ class EngineKind:
 
     def __init__(self, config: GenerateConfig):
         self.config = config
-        self.engine: Engine | None = None
+        self.engine: GenerationEngine | None = None
         self.loaded: tuple[Path, str, int] | None = None
         self.checked: set[Sampling] = set()  # settings under which the engine was checked against the target
 
     def __call__(self, *args: Any, **named: Any) -> "EngineAnswerer":
         return EngineAnswerer(*args, kind=self, **named)
 
-    def open(self, target: Path, settings: DecodingSettings, share: Share) -> Engine:
+    def open(self, target: Path, settings: DecodingSettings, share: Share) -> GenerationEngine:
         max_model_len = settings.max_prompt_len + settings.max_new_tokens
         wanted = (target, settings.dtype, max_model_len)
         if self.engine is None or self.loaded != wanted:
@@ -393,7 +393,7 @@ class EngineAnswerer(Answerer):
             for (path, _), rows in zip(shards, traces, strict=True):
                 write_shard(path, rows_of(rows))
 
-    def answer_each(self, turns: Sequence[Turn]) -> Iterator[tuple[Turn, Trace]]:
+    def answer_each(self, turns: Sequence[RecordedTurn]) -> Iterator[tuple[RecordedTurn, Trace]]:
         rendered = [(self.render(turn), turn) for turn in turns]
         new = [(ids, turn) for ids, turn in rendered if len(ids) <= self.settings.max_prompt_len]
         if not new:

@@ -17,8 +17,8 @@ from eval.benchmark import (
     PLAIN,
     BenchmarkFile,
     Method,
-    Run,
     Setup,
+    TimedRun,
     best_of_each,
     groups_of,
     interleave,
@@ -101,7 +101,7 @@ def test_another_seed_draws_other_texts(setup, prompts):
 
 
 def taken(tokens, decode_s, prefill_s=0.0):
-    return Run(tokens, prefill_s + decode_s, prefill_s, decode_s)
+    return TimedRun(tokens, prefill_s + decode_s, prefill_s, decode_s)
 
 
 def test_the_ratio_is_seconds_per_token_over_seconds_per_token():

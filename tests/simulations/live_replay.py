@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from eval.replay import Counts, count_trace, replay_counts
+from eval.replay import ReplayCounts, count_trace, replay_counts
 from eval.wall_clock import LEAST_P, rounds_p_value
 from tests.simulations.shares import Row, share_of
 
@@ -37,7 +37,7 @@ def p_value_of(rng: np.random.Generator, size: int, fault: float) -> float:
     return rounds_p_value(counted, expected)
 
 
-def drawn_counts(rng: np.random.Generator, accept_T: np.ndarray) -> Counts:
+def drawn_counts(rng: np.random.Generator, accept_T: np.ndarray) -> ReplayCounts:
     """One text's rounds, each proposed token kept by its own chance."""
     trace, start = [], 0
     while start < TOKENS:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.benchmark import DRAFT, LOOKUP, PLAIN, Method, Run, Runs
+from eval.benchmark import DRAFT, LOOKUP, PLAIN, Method, Runs, TimedRun
 
 Array = NDArray[np.float64]
 
@@ -76,9 +76,9 @@ def drawn_times(recording: Recording, truth: Truth, *, groups: int, repeats: int
     return times
 
 
-def whole(tokens: int, seconds: float) -> Run:
+def whole(tokens: int, seconds: float) -> TimedRun:
     """Seconds of everything, none of them told apart."""
-    return Run(tokens, seconds)
+    return TimedRun(tokens, seconds)
 
 
 def drawn_copies(seconds_C: Array, count: int, rng: np.random.Generator) -> Array:

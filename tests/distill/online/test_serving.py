@@ -9,7 +9,7 @@ import torch
 from architectures.errors import UserError
 from distill.chunked_loss import head_of
 from distill.online.served import DraftReplay, Journal, Recorded, RequestRecord, Served, read_records, steps_along
-from distill.online.serving import OnlineRequest, Server
+from distill.online.serving import OnlineRequest, OnlineServer
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits, row_seed
@@ -32,7 +32,7 @@ def pair(tiny_target, make_checkpoint):
 
 
 def serve(target, draft, sampling, *, request=3, lookahead=3):
-    server = Server(target, draft, lookahead, sampling, frozenset({2}), 17)
+    server = OnlineServer(target, draft, lookahead, sampling, frozenset({2}), 17)
     return server.serve(OnlineRequest(request, "letters", PROMPT, 20), updates=4)
 
 

@@ -13,7 +13,7 @@ from eval.intervals import (
     pooled_ratio,
     resampling_weights,
 )
-from eval.replay import Counts, count_trace, pool, tau
+from eval.replay import ReplayCounts, count_trace, pool, tau
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)
 # Ten tokens at lookahead 3: [a a a t] [t] [a t] [a a t]. The last round has room for two.
@@ -22,7 +22,7 @@ TRACE = [(0, 3), (4, 0), (5, 1), (7, 2)]
 
 def test_counts_by_hand():
     counts = count_trace(TRACE, num_tokens=10, lookahead=3)
-    assert counts == Counts(rounds=4, possible=(4, 4, 3), reached=(4, 3, 1), accepted=(3, 2, 1))
+    assert counts == ReplayCounts(rounds=4, possible=(4, 4, 3), reached=(4, 3, 1), accepted=(3, 2, 1))
     assert (counts.accepted_tokens, counts.proposed_tokens, counts.emitted_tokens) == (6, 11, 10)
     assert (counts.fully_accepted_rounds, counts.histogram) == (1, (1, 1, 1, 1))
 
@@ -46,7 +46,7 @@ def test_golden_alpha_of_independent_rounds():
 
 def test_a_text_of_one_token_has_a_round_but_no_proposal():
     counts = count_trace([(0, 0)], num_tokens=1, lookahead=4)
-    assert counts == Counts(rounds=1, possible=(0,) * 4, reached=(0,) * 4, accepted=(0,) * 4)
+    assert counts == ReplayCounts(rounds=1, possible=(0,) * 4, reached=(0,) * 4, accepted=(0,) * 4)
     assert tau(counts) == 1
     assert counts.proposed_tokens == 0
 
@@ -54,7 +54,7 @@ def test_a_text_of_one_token_has_a_round_but_no_proposal():
 def test_pooled_tau_weights_rounds_and_not_prompts():
     long = count_trace([(t, 0) for t in range(9)], num_tokens=9, lookahead=3)
     short = count_trace([(0, 2)], num_tokens=3, lookahead=3)
-    assert pool([long, short]) == Counts(rounds=10, possible=(9, 8, 6), reached=(9, 1, 0), accepted=(1, 1, 0))
+    assert pool([long, short]) == ReplayCounts(rounds=10, possible=(9, 8, 6), reached=(9, 1, 0), accepted=(1, 1, 0))
     assert tau(pool([long, short])) == pytest.approx(12 / 10)
     assert (tau(long) + tau(short)) / 2 == 2
 

@@ -6,18 +6,18 @@ import torch
 from eval.decoding.sampling import LOSSLESS, Sampling
 from eval.decoding.speculative import speculative_decode
 from eval.decoding.texts import Decoded, Limits, Speculation
-from eval.replay import Counts, count_trace, replay_counts, replay_pair
+from eval.replay import ReplayCounts, count_trace, replay_counts, replay_pair
 
 LENGTH, LOOKAHEAD, ROWS = 6, 3, 24
 WARM = Sampling(40.0)  # of logits in the hundreds
 
 
-def counted(text: Decoded) -> Counts:
+def counted(text: Decoded) -> ReplayCounts:
     trace = [(round_.start, round_.accepted) for round_ in text.rounds]
     return count_trace(trace, num_tokens=len(text.token_ids), lookahead=LOOKAHEAD)
 
 
-def replayed(pair, prompt, ids, rule, sampling) -> Counts:
+def replayed(pair, prompt, ids, rule, sampling) -> ReplayCounts:
     return replay_counts(replay_pair(*pair, prompt, ids, sampling=sampling).rules[rule].accept, lookahead=LOOKAHEAD)
 
 

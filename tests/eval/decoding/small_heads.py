@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from architectures.vocabulary_head import IDS, cut_head, head_ids, spread
-from eval.decoding.speculative import Rounds
+from eval.decoding.speculative import SpeculativeSteps
 from tests.conftest import TINY_SHAPE
 
 SMALL = {**TINY_SHAPE, "num_hidden_layers": 2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -81,7 +81,7 @@ def tensors_in(values):
 
 def sizes_of_drafting(monkeypatch):
     """Sizes of all tensors that are computed from now on while a draft proposes tokens."""
-    propose, sizes = Rounds.propose, []
+    propose, sizes = SpeculativeSteps.propose, []
 
     def watched(self, counts):
         with Produced() as produced:
@@ -89,5 +89,5 @@ def sizes_of_drafting(monkeypatch):
         sizes.extend(produced.sizes)
         return proposal
 
-    monkeypatch.setattr(Rounds, "propose", watched)
+    monkeypatch.setattr(SpeculativeSteps, "propose", watched)
     return sizes

@@ -133,14 +133,14 @@ def shift_positions(patch, by):
 def draft_never_catches_up(patch):
     """vLLM #5765: after a round that kept everything, the draft never reads the last token it proposed."""
     patch(texts.Text, "last", lambda self, count: [*self.context, *self.emitted][-1:] if count else [])
-    emit = batch_rounds.Rounds.emit
+    emit = batch_rounds.SpeculativeSteps.emit
 
     def mutant(self, text, *args, **more):
         emitted = emit(self, text, *args, **more)
         text.missing = 0
         return emitted
 
-    patch(batch_rounds.Rounds, "emit", mutant)
+    patch(batch_rounds.SpeculativeSteps, "emit", mutant)
 
 
 def stop_token_ignored_inside_a_round(patch):
@@ -156,13 +156,13 @@ def stop_token_ignored_inside_a_round(patch):
 
 def rows_wait_for_the_slowest(patch):
     """Every row keeps as many tokens as the row that keeps fewest, but emits as if it were its own count."""
-    judged = batch_rounds.Rounds.judge
+    judged = batch_rounds.SpeculativeSteps.judge
 
     def mutant(self, logits_BJV, turn, draws):
         verdict = judged(self, logits_BJV, turn, draws)
         return replace(verdict, accepted_B=verdict.accepted_B.min().expand_as(verdict.accepted_B))
 
-    patch(batch_rounds.Rounds, "judge", mutant)
+    patch(batch_rounds.SpeculativeSteps, "judge", mutant)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from eval.decoding.kv_cache import RowSequencer
 from eval.decoding.sampling import REJECTION, RULES, Sampling
-from eval.decoding.speculative import Batch, Rounds, plain_decode, speculative_decode
+from eval.decoding.speculative import Batch, SpeculativeSteps, plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
 from tests.eval.decoding.test_lookup_first import ALWAYS
 
@@ -62,8 +62,8 @@ def made():
 def test_a_round_makes_none_behind_its_verification(
     target, noisy_draft, prompts, monkeypatch, made, sampling, policy, rule
 ):
-    monkeypatch.setattr(Rounds, "verify", made.begin(Rounds.verify))
-    monkeypatch.setattr(Rounds, "emit", made.end(Rounds.emit))
+    monkeypatch.setattr(SpeculativeSteps, "verify", made.begin(SpeculativeSteps.verify))
+    monkeypatch.setattr(SpeculativeSteps, "emit", made.end(SpeculativeSteps.emit))
     speculation = Speculation(2, rule=rule)
     with made:
         speculative_decode(

@@ -8,7 +8,7 @@ from architectures.errors import UserError
 from architectures.tables import markdown
 from eval.checkpoint_curve import Curves, Saved, curve, curves_page, read_curves
 from eval.intervals import Resampling
-from eval.replay import AnswerScore, Counts, DraftScore
+from eval.replay import AnswerScore, DraftScore, ReplayCounts
 from eval.scorecard_schema import write_record
 from eval.speedup import StepTimes
 
@@ -37,7 +37,7 @@ def score_of(*rounds):
 def counts(rounds, lookahead):
     accepted = TOKENS - rounds
     each = (float(accepted), *[0.0] * (lookahead - 1))
-    return Counts(rounds=float(rounds), possible=each, reached=each, accepted=each)
+    return ReplayCounts(rounds=float(rounds), possible=each, reached=each, accepted=each)
 
 
 def saved(*names):
