@@ -71,17 +71,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_stage(name: str, words: Sequence[str]) -> None:
     """Run one stage with the arguments after its name; raise UserError if one is invalid."""
-    refuse_undecodable(words)
+    reject_undecodable(words)
     stage = STAGES[name]
     parser = argparse.ArgumentParser(
         prog=f"widedraft {name}", usage=stage.usage, description=stage.help, epilog=EXITS, allow_abbrev=False
     )
     settings = read_settings(parser, stage.settings, words)
-    launch_if_several(settings, [name, *words], commands.why_alone)
+    launch_if_several(settings, [name, *words], commands.single_process_reason)
     stage.run(settings)
 
 
-def refuse_undecodable(words: Sequence[str]) -> None:
+def reject_undecodable(words: Sequence[str]) -> None:
     """Raise UserError for an argument that cannot be a file name or UTF-8."""
     for word in words:
         if "\0" in word or any("\ud800" <= character <= "\udfff" for character in word):

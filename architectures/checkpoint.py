@@ -30,7 +30,7 @@ from architectures.files import checked, read_json_object, write_json
 from architectures.progress import track
 
 SINGLE_NAME = "model.safetensors"
-REMEDY = "Choose another folder, or empty this one."
+HINT = "Choose another folder, or empty this one."
 INDEX_NAME = "model.safetensors.index.json"
 LENGTH_BYTES = 8  # length prefix of the header
 MAX_SHARD_BYTES = 5 * 10**9  # the limit of transformers' save_pretrained for years; the hub accepts any size
@@ -316,6 +316,6 @@ def require_replaceable(out: Path, mark: str, *, reading: Path, stage: str | Non
     if not out.is_dir() or not any(out.iterdir()):
         return
     if not (out / mark).is_file():
-        raise UserError(f"{out}: exists, is not empty and holds no {mark}. {REMEDY}")
-    if stage is not None and (recorded_stage := read_json_object(out / mark, REMEDY).get("stage")) != stage:
-        raise UserError(f"{out}: exists, and its {mark} is of stage {recorded_stage!r}, not {stage!r}. {REMEDY}")
+        raise UserError(f"{out}: exists, is not empty and holds no {mark}. {HINT}")
+    if stage is not None and (recorded_stage := read_json_object(out / mark, HINT).get("stage")) != stage:
+        raise UserError(f"{out}: exists, and its {mark} is of stage {recorded_stage!r}, not {stage!r}. {HINT}")

@@ -291,7 +291,7 @@ def misleading_part(name: str) -> str | None:
     return next((part for part in OTHER_METHODS if part in name.lower()), None)
 
 
-def refuse_misleading_name(name: str) -> None:
+def reject_misleading_name(name: str) -> None:
     """Raise UserError for a hub id or absolute path from which vLLM would infer another speculative method."""
     if (part := misleading_part(name)) is not None:
         raise UserError(f"{name}: contains {part!r}, which vLLM takes for another method. Choose another name.")

@@ -26,7 +26,7 @@ from architectures.checkpoint import (
     require_tensors,
     write_weights,
 )
-from architectures.compatibility import refuse_misleading_name, without_vllm
+from architectures.compatibility import reject_misleading_name, without_vllm
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.families.family import Family
@@ -89,7 +89,7 @@ def read_small_draft(folder: Path) -> SmallDraft:
 Values = dict[str, Any]
 CUT_KIND = "BPE"  # the only model type of the tokenizers library that can be reduced
 PLAIN_FRAMES = (None, "ByteLevel")  # post-processors that name no tokens
-REMEDY = "Use --form whole."
+HINT = "Use --form whole."
 
 
 def cut_tokenizer(tokenizer: Values, ids: Sequence[int], *, where: str) -> Values:
@@ -102,7 +102,7 @@ def cut_tokenizer(tokenizer: Values, ids: Sequence[int], *, where: str) -> Value
         ids: Of the tokens kept, ascending.
         where: The file, for messages.
     """
-    refuse_uncut(tokenizer, where)
+    reject_uncut(tokenizer, where)
     model, new_ids = tokenizer["model"], {old: new for new, old in enumerate(ids)}
 
     # The unknown token needs a unique string, since vLLM maps tokens by their strings.
@@ -130,14 +130,14 @@ def cut_tokenizer(tokenizer: Values, ids: Sequence[int], *, where: str) -> Value
     }
 
 
-def refuse_uncut(tokenizer: Mapping[str, Any], where: str) -> None:
+def reject_uncut(tokenizer: Mapping[str, Any], where: str) -> None:
     """Raise UserError for a tokenizer that cannot be reduced."""
     kind = (tokenizer.get("model") or {}).get("type")
     if kind != CUT_KIND:
-        raise UserError(f"{where}: a tokenizer of kind {kind}; only {CUT_KIND} can be cut to some tokens. {REMEDY}")
+        raise UserError(f"{where}: a tokenizer of kind {kind}; only {CUT_KIND} can be cut to some tokens. {HINT}")
     for frame in frames(tokenizer.get("post_processor")):
         if frame not in (*PLAIN_FRAMES, "TemplateProcessing"):
-            raise UserError(f"{where}: its post-processor {frame} names tokens in a way that is not known. {REMEDY}")
+            raise UserError(f"{where}: its post-processor {frame} names tokens in a way that is not known. {HINT}")
 
 
 def frames(post_processor: Mapping[str, Any] | None) -> list[str | None]:
@@ -264,7 +264,7 @@ def convert_draft(folder: Path, out: Path, form: Form) -> None:
     """
     draft = read_small_draft(folder)
     require_tokenizer(folder)
-    refuse_misleading_name(str(out.absolute()))
+    reject_misleading_name(str(out.absolute()))
     require_replaceable(out, MANIFEST_NAME, reading=folder, stage="convert")
     write = {"whole": write_whole, "own-tokenizer": write_own_tokenizer}[form]
     with staged_folder(out) as staged:

@@ -190,7 +190,7 @@ def gguf_config(file: Path, header: GgufHeader) -> dict[str, Any]:
     stated = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
     scales = {entry: name for name, entry in gguf.scales.items()}
     names = CONFIG_KEYS | scales
-    refuse_entries(file, metadata, prefix, names, required=(*scales, "embedding_length", "attention.head_count"))
+    reject_entries(file, metadata, prefix, names, required=(*scales, "embedding_length", "attention.head_count"))
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None or not embedding.size:
         raise UserError(f"{file}: token_embd.weight is missing. Use a GGUF file of a whole model.")
@@ -219,7 +219,7 @@ def gguf_config(file: Path, header: GgufHeader) -> dict[str, Any]:
     return config
 
 
-def refuse_entries(
+def reject_entries(
     file: Path, metadata: Mapping[str, Any], prefix: str, names: Mapping[str, str], *, required: Sequence[str]
 ) -> None:
     """Raise UserError for a model entry that is unknown, missing or of another type than in config.json.
@@ -284,7 +284,7 @@ def gguf_architecture(folder: Path, shape: Shape, config: "PreTrainedConfig") ->
     Raises:
         UserError: If llama.cpp does not support the model, or would compute it differently than transformers.
     """
-    gguf = refuse_other_shapes(folder, shape)
+    gguf = reject_other_shapes(folder, shape)
     if config.hidden_act != "silu":
         refuse(folder, f"hidden_act is {config.hidden_act!r}, and llama.cpp computes {shape.family} with silu")
 
@@ -311,7 +311,7 @@ def gguf_architecture(folder: Path, shape: Shape, config: "PreTrainedConfig") ->
     return gguf
 
 
-def refuse_other_shapes(folder: Path, shape: Shape) -> Gguf:
+def reject_other_shapes(folder: Path, shape: Shape) -> Gguf:
     """Raise UserError for a family or sizes that cannot be exported to GGUF; `folder` is for the message."""
     family = FAMILIES[shape.family]
     gguf = family.gguf

@@ -28,7 +28,7 @@ from architectures.hashes import fingerprint_file
 from architectures.manifest import changed_inputs, read_manifest
 from architectures.shipped import packaged_target
 from architectures.target_files import read_generation_settings
-from architectures.vocabulary import refuse_small_head
+from architectures.vocabulary import reject_small_head
 
 TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 LOOKS_LIKE_A_TOKEN = re.compile(r"(?<=[Bb]earer )\S+|\b(?:hf|api)_(?:oauth_)?[A-Za-z0-9]{8,}")
@@ -157,8 +157,8 @@ def known_config(path: str, revision: str) -> Mapping[str, Any] | None:
     return KNOWN_CONFIGS.get(path) if revision == "main" else None
 
 
-REMEDY = "Fetch the checkpoint again."
-LOCAL_REMEDY = "Give a Hugging Face folder, a hub id (owner/name) or a .gguf file."
+HINT = "Fetch the checkpoint again."
+LOCAL_HINT = "Give a Hugging Face folder, a hub id (owner/name) or a .gguf file."
 WEIGHTS_AND_WORDS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model", "*.txt"]
 NOT_HERE = "not on this machine: sizes are from widedraft's own table; access, weights and tokenizer are unchecked"
 TERMS = ["README.md", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*"]  # published together with a draft
@@ -193,14 +193,14 @@ def read_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.exists():
         raise UserError(f"{file}: no such file. {folder} must be a Hugging Face checkpoint folder.")
-    config = read_json_object(file, REMEDY)
+    config = read_json_object(file, HINT)
     require_config(config, str(file))
     read_generation_settings(folder)
     return config
 
 
 def require_whole_head(folder: Path) -> None:
-    refuse_small_head(read_config(folder), str(folder / "config.json"))
+    reject_small_head(read_config(folder), str(folder / "config.json"))
 
 
 def read_remote_config(path: str, revision: str) -> dict[str, Any]:
@@ -240,7 +240,7 @@ def local_path(path: str, revision: str) -> Path | None:
             raise UserError(f"{path}: is local, and revision {revision} is for a hub id. Leave the revision out.")
         return local
     if path.startswith((".", "/", "~")) or path.count("/") > 1 or local.exists():
-        raise UserError(f"{path}: no such folder.{looked_for(local)} {packaged_words(path) or LOCAL_REMEDY}")
+        raise UserError(f"{path}: no such folder.{looked_for(local)} {packaged_words(path) or LOCAL_HINT}")
     return None
 
 

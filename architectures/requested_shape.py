@@ -239,8 +239,8 @@ def draft_shape(source: Shape, config: ArchitectureConfig) -> Shape:
     """
     wanted = named_sizes(source, config) if config.shape is not None else written_sizes(source, config)
     key = f"architecture.shape={config.shape}" if config.shape is not None else "architecture"
-    refuse_larger(wanted, source, key)
-    refuse_width_of_classic_family(wanted, source, key)
+    reject_larger(wanted, source, key)
+    reject_width_of_classic_family(wanted, source, key)
     if wanted["hidden"] != source.hidden and config.width_method == "flap":
         raise UserError(
             f"{key} cuts channels (hidden {wanted['hidden']} of {source.hidden}), and architecture.width_method=flap "
@@ -339,7 +339,7 @@ def following_kv_heads(heads: int, source: Shape) -> int:
     return heads // group
 
 
-def refuse_larger(wanted: dict[str, int], source: Shape, key: str) -> None:
+def reject_larger(wanted: dict[str, int], source: Shape, key: str) -> None:
     larger = [
         f"{name} {size} (target {getattr(source, name)})"
         for name, size in wanted.items()
@@ -351,7 +351,7 @@ def refuse_larger(wanted: dict[str, int], source: Shape, key: str) -> None:
         )
 
 
-def refuse_width_of_classic_family(wanted: dict[str, int], source: Shape, key: str) -> None:
+def reject_width_of_classic_family(wanted: dict[str, int], source: Shape, key: str) -> None:
     changed = [name for name in WIDTHS if wanted[name] != getattr(source, name)]
     if changed and not FAMILIES[source.family].width:
         raise UserError(

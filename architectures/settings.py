@@ -62,11 +62,11 @@ def has_bfloat16(devices: Path = Path("/dev"), cpuinfo: Path = Path("/proc/cpuin
 @cache
 def many_rows_gain(devices: Path = Path("/dev"), cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     """Return True if products of many rows are faster in bfloat16 than in float32."""
-    return has_gpu(devices) or bool(bfloat16_flags(cpuinfo) and not few_rows_gain_alone(cpuinfo))
+    return has_gpu(devices) or bool(bfloat16_flags(cpuinfo) and not few_rows_gain_only(cpuinfo))
 
 
 @cache
-def few_rows_gain_alone(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+def few_rows_gain_only(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     """Return True if the CPU multiplies few rows no slower in bfloat16, but many rows slower."""
     return bfloat16_flags(cpuinfo) == {FEW_ROWS_ALONE} and SUCH_A_PROCESSOR in words_of(cpuinfo, ("vendor_id",))
 
@@ -254,7 +254,7 @@ def add_flags(parser: argparse.ArgumentParser, model: type[Section]) -> None:
     for name, field in model.model_fields.items():
         node = schema["properties"][name]
         options = {**spelling(field, node, schema), "help": help_of(field, options_of(node, schema))}
-        if flag_told(field).is_word:
+        if given_flag(field).is_word:
             parser.add_argument(name, **options)
         else:
             parser.add_argument(flag_of(name), default=None, required=field.is_required(), **options)
@@ -262,7 +262,7 @@ def add_flags(parser: argparse.ArgumentParser, model: type[Section]) -> None:
 
 def spelling(field: FieldInfo, node: Schema, schema: Schema) -> dict[str, Any]:
     """Return the argparse options for the values of a field; an optional list may be empty."""
-    told, [own, *others] = flag_told(field), options_of(node, schema)
+    told, [own, *others] = given_flag(field), options_of(node, schema)
     if own.get("type") == "boolean":
         return {"action": "store_true"}
     if own.get("type") != "array":
@@ -288,7 +288,7 @@ def metavar(options: Sequence[Schema]) -> str:
 
 
 def help_of(field: FieldInfo, options: Sequence[Schema]) -> str:
-    told, text = flag_told(field), str(field.description or options[0].get("description", "")).removesuffix(".")
+    told, text = given_flag(field), str(field.description or options[0].get("description", "")).removesuffix(".")
     default, is_nothing = told.absent, field.default is None or field.default is False or field.default == ()
     if default is None and not field.is_required() and not is_nothing:
         values = field.default if isinstance(field.default, tuple) else [field.default]
@@ -297,7 +297,7 @@ def help_of(field: FieldInfo, options: Sequence[Schema]) -> str:
     return f"{text}{often}{'' if default is None else f' (default: {default})'}".replace("%", "%%")
 
 
-def flag_told(field: FieldInfo) -> Flag:
+def given_flag(field: FieldInfo) -> Flag:
     return next((each for each in reversed(field.metadata) if isinstance(each, Flag)), Flag())
 
 
@@ -320,7 +320,7 @@ def sentence(details: ErrorDetails, given: Mapping[str, Any], model: type[Sectio
     location, problem = details["loc"], details["msg"].removeprefix("Value error, ")
     if not location:
         return problem
-    told = flag_told(model.model_fields[str(location[0])])
+    told = given_flag(model.model_fields[str(location[0])])
     name = str(told.metavar) if told.is_word else flag_of(str(location[0]))
     if details["type"] == "value_error":
         return f"{name} {problem}"
@@ -424,7 +424,7 @@ MaxNewTokens = Annotated[int, Field(ge=1, le=MOST, description="Maximum tokens o
 MaxScoredTokens = Annotated[int, Field(ge=2, le=MOST, description="Maximum tokens of a response.")]
 Repeats = Annotated[int, Field(ge=1, le=MOST, description="Repetitions.")]
 Seed = Annotated[int, Field(ge=0, lt=2**32, description="Seed of every random choice.")]
-NumberType = Annotated[
+PairDtype = Annotated[
     DtypeOrAuto,
     Field(
         description="Dtype of target and draft; auto is bfloat16 on a GPU and on CPUs that compute in it, else float32."

@@ -20,7 +20,7 @@ from architectures.files import read_json_object, write_json
 SETTINGS_NAME = "generation_config.json"
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 ASSISTANT_KEYS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
-REMEDY = "Take the file the checkpoint came with, or delete it: config.json is read then."
+HINT = "Take the file the checkpoint came with, or delete it: config.json is read then."
 
 Values = dict[str, Any]
 
@@ -31,7 +31,7 @@ def read_generation_settings(folder: Path) -> Values:
     if not file.exists():
         config = read_json_object(folder / "config.json", "Give the folder of a Hugging Face checkpoint.")
         return {key: config[key] for key in SPECIAL_IDS if key in config}
-    values = read_json_object(file, REMEDY)
+    values = read_json_object(file, HINT)
     require_generation_config(values, str(file))
     return values
 

@@ -63,7 +63,7 @@ class VocabularyConfig(Section):
 DRAFT_VOCABULARY_NAME = "draft_vocabulary.json"
 UNUSED_IDS = "never_said"  # of origin: ids that are always kept but never occurred in the counted data
 MOST_MIB = 64
-VOCABULARY_REMEDY = "Copy it from where the draft came from, or make the draft again."
+VOCABULARY_HINT = "Copy it from where the draft came from, or make the draft again."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,12 +105,12 @@ def broken_law(ids: tuple[int, ...], vocab_size: int) -> str | None:
 def read_draft_vocabulary(folder: Path) -> DraftVocabulary:
     """Read the ids of a draft with a reduced head; UserError if the file is missing, damaged or invalid."""
     path = folder / DRAFT_VOCABULARY_NAME
-    return parse_draft_vocabulary(read_text(path, remedy=VOCABULARY_REMEDY, most_mib=MOST_MIB), path)
+    return parse_draft_vocabulary(read_text(path, remedy=VOCABULARY_HINT, most_mib=MOST_MIB), path)
 
 
 def parse_draft_vocabulary(text: str, path: Path) -> DraftVocabulary:
     """Parse draft_vocabulary.json; raises as `read_draft_vocabulary`."""
-    vocabulary = parsed(TypeAdapter(DraftVocabulary), text, f"{path}: not the ids of an output head", VOCABULARY_REMEDY)
+    vocabulary = parsed(TypeAdapter(DraftVocabulary), text, f"{path}: not the ids of an output head", VOCABULARY_HINT)
     mistake, unknown = broken_law(vocabulary.ids, vocabulary.vocab_size), vocabulary.unknown_id
     if unknown is not None and (unknown not in range(vocabulary.vocab_size) or unknown in vocabulary.ids):
         mistake = f"unknown_id must be one of the {vocabulary.vocab_size} ids and not of the head's, got {unknown}"
@@ -119,11 +119,11 @@ def parse_draft_vocabulary(text: str, path: Path) -> DraftVocabulary:
     if not are_ids or not set(unused) <= set(vocabulary.ids):
         mistake = f"origin.{UNUSED_IDS} must be a list of some of the ids, got {shown(unused)}"
     if mistake is not None:
-        raise UserError(f"{path}: {mistake}. {VOCABULARY_REMEDY}")
+        raise UserError(f"{path}: {mistake}. {VOCABULARY_HINT}")
     return vocabulary
 
 
-def refuse_small_head(config: Mapping[str, Any], where: str) -> None:
+def reject_small_head(config: Mapping[str, Any], where: str) -> None:
     """Raise UserError if a model has a reduced vocabulary; targets, which verify and teach, need every id."""
     if CONFIG_KEY in config:
         raise UserError(
@@ -144,7 +144,7 @@ def coverage(ids: Collection[int], counts: Mapping[int, int]) -> float:
 
 Form = Literal["whole", "own-tokenizer"]
 TOKENIZER = "tokenizer.json"
-TOKENS_REMEDY = "Fetch the checkpoint again."
+TOKENS_HINT = "Fetch the checkpoint again."
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 LISTED = ("additional_special_tokens", "extra_special_tokens")
 # GPT-2's byte alphabet: printable bytes map to themselves, the remaining 68 to the characters from 256 on.
@@ -175,7 +175,7 @@ class Tokens:
 
 def read_tokens(folder: Path, vocab_size: int) -> Tokens:
     """Read the tokens of a checkpoint directory with a tokenizer.json; UserError if a file is damaged."""
-    return tokens_of(read_json_object(folder / TOKENIZER, TOKENS_REMEDY), folder, vocab_size)
+    return tokens_of(read_json_object(folder / TOKENIZER, TOKENS_HINT), folder, vocab_size)
 
 
 def tokens_of(tokenizer: Mapping[str, Any], folder: Path, vocab_size: int) -> Tokens:
@@ -186,7 +186,7 @@ def tokens_of(tokenizer: Mapping[str, Any], folder: Path, vocab_size: int) -> To
         vocab_size: Ids from here on have no row.
     """
     settings = folder / TOKENIZER_SETTINGS
-    config = read_json_object(settings, TOKENS_REMEDY) if settings.is_file() else {}
+    config = read_json_object(settings, TOKENS_HINT) if settings.is_file() else {}
     try:
         by_text = {
             **vocabulary(tokenizer["model"]),
@@ -199,9 +199,9 @@ def tokens_of(tokenizer: Mapping[str, Any], folder: Path, vocab_size: int) -> To
         ids = frozenset(number for number in by_text.values() if number < vocab_size)
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise UserError(
-            f"{folder / TOKENIZER}: is no tokenizer ({type(error).__name__}: {error}). {TOKENS_REMEDY}"
+            f"{folder / TOKENIZER}: is no tokenizer ({type(error).__name__}: {error}). {TOKENS_HINT}"
         ) from error
-    generation, model = read_generation_settings(folder), read_json_object(folder / "config.json", TOKENS_REMEDY)
+    generation, model = read_generation_settings(folder), read_json_object(folder / "config.json", TOKENS_HINT)
     special |= {number for values in (generation, model) for key in SPECIAL_IDS for number in listed(values.get(key))}
     ends = frozenset(listed(generation.get("eos_token_id")))
     return Tokens(ids, ids & special, ids & single_bytes, ids & ends)
@@ -236,7 +236,7 @@ def listed(value: int | Iterable[int] | None) -> list[int]:
 
 
 KEY = "architecture.vocabulary"
-LIST_REMEDY = f"Set {KEY}.from to answers, to text, or to the path of a JSON list of token ids."
+LIST_HINT = f"Set {KEY}.from to answers, to text, or to the path of a JSON list of token ids."
 
 
 def list_file(origin: str) -> Path:
@@ -245,11 +245,11 @@ def list_file(origin: str) -> Path:
     if path.is_dir():
         if not (path / DRAFT_VOCABULARY_NAME).is_file():
             raise UserError(
-                f"{origin}: is a folder without {DRAFT_VOCABULARY_NAME}, so no draft of some ids. {LIST_REMEDY}"
+                f"{origin}: is a folder without {DRAFT_VOCABULARY_NAME}, so no draft of some ids. {LIST_HINT}"
             )
         return path / DRAFT_VOCABULARY_NAME
     if not path.exists():
-        raise UserError(f"{origin}: no such file, for {KEY}.from.{looked_for(path)} {LIST_REMEDY}")
+        raise UserError(f"{origin}: no such file, for {KEY}.from.{looked_for(path)} {LIST_HINT}")
     return path
 
 
@@ -264,7 +264,7 @@ def read_list(origin: str, size: int | None) -> tuple[int, ...]:
         UserError: If it is not a list of unique ids, or has fewer than `size`.
     """
     path = list_file(origin)
-    text = read_text(path, remedy=LIST_REMEDY, most_mib=MOST_MIB)
+    text = read_text(path, remedy=LIST_HINT, most_mib=MOST_MIB)
     if text.lstrip().startswith("{"):
         ids = parse_draft_vocabulary(text, path).ids
         if size not in (None, len(ids)):
@@ -273,9 +273,9 @@ def read_list(origin: str, size: int | None) -> tuple[int, ...]:
                 f"{size}. Leave size out, or name a list whose first ids are the ones to keep."
             )
         return ids
-    ids = parsed(TypeAdapter(tuple[int, ...]), text, f"{path}: not a JSON list of token ids", LIST_REMEDY)
+    ids = parsed(TypeAdapter(tuple[int, ...]), text, f"{path}: not a JSON list of token ids", LIST_HINT)
     if not ids or min(ids) < 0 or len(set(ids)) < len(ids):
-        raise UserError(f"{path}: must hold ids >= 0, each once, got {shown(list(ids))}. {LIST_REMEDY}")
+        raise UserError(f"{path}: must hold ids >= 0, each once, got {shown(list(ids))}. {LIST_HINT}")
     if size is not None and size > len(ids):
         raise UserError(f"{path}: holds {len(ids)} ids, and {KEY}.size is {size}. Lower it, or leave it out.")
     return ids if size is None else ids[:size]
@@ -295,15 +295,15 @@ def require_fitting(ids: tuple[int, ...], tokens: Tokens, path: Path, target: Pa
         )
 
 
-def with_asked_head(draft: Shape, wanted: VocabularyConfig | None) -> Shape:
+def with_requested_head(draft: Shape, wanted: VocabularyConfig | None) -> Shape:
     """Return the draft's shape with the untied output head of a recipe; None keeps the head.
 
     Raises:
-        UserError: As `asked_size`, or if the source's head is already reduced to another number of ids.
+        UserError: As `requested_size`, or if the source's head is already reduced to another number of ids.
     """
     if wanted is None:
         return draft
-    size = asked_size(wanted, draft.vocab)
+    size = requested_size(wanted, draft.vocab)
     if draft.head_vocab not in (0, size):
         raise UserError(
             f"{KEY} asks for {size} ids, and what the draft is cut out of says {draft.head_vocab}. Rows that were cut "
@@ -312,7 +312,7 @@ def with_asked_head(draft: Shape, wanted: VocabularyConfig | None) -> Shape:
     return draft.with_head_of(size)
 
 
-def asked_size(wanted: VocabularyConfig, vocab_size: int) -> int:
+def requested_size(wanted: VocabularyConfig, vocab_size: int) -> int:
     """Return the number of ids the draft outputs; UserError if it is not below the target's."""
     size = wanted.size if wanted.origin in COUNTED else len(read_list(wanted.origin, wanted.size))
     assert size is not None  # counts require a size

@@ -232,12 +232,12 @@ class Translation(NamedTuple):
     Attributes:
         prompt_BS: Encoder inputs, padded on the right.
         real_BS: False at padding; None if there is none.
-        said_BD: Decoder inputs: start token, then the response, padded on the right.
+        output_BD: Decoder inputs: start token, then the response, padded on the right.
     """
 
     prompt_BS: Tensor
     real_BS: Tensor | None
-    said_BD: Tensor
+    output_BD: Tensor
 
 
 def encoded(model: PreTrainedModel, prompt_BS: Tensor, real_BS: Tensor | None) -> Tensor:
@@ -250,7 +250,7 @@ def translated(model: PreTrainedModel, read: Translation) -> Tensor:
     The decoder needs no mask: padding is on the right, and attention is causal.
     """
     states = model.get_decoder()(
-        input_ids=read.said_BD,
+        input_ids=read.output_BD,
         encoder_hidden_states=encoded(model, read.prompt_BS, read.real_BS),
         encoder_attention_mask=read.real_BS,
         use_cache=False,
@@ -273,12 +273,12 @@ def translation(input_ids_BT: Tensor, prompt_len_B1: Tensor, *, start_id: int, a
         answer_len: D, at most the length of the longest response.
     """
     places_BD = answer_places(prompt_len_B1, answer_len).clamp(max=input_ids_BT.shape[1] - 1)
-    said_BD = input_ids_BT.gather(1, places_BD)
-    said_BD[:, 0] = start_id
+    output_BD = input_ids_BT.gather(1, places_BD)
+    output_BD[:, 0] = start_id
     width = int(prompt_len_B1.max())
     real_BS = torch.arange(width, device=prompt_len_B1.device) < prompt_len_B1
     prompt_BS = input_ids_BT[:, :width].masked_fill(~real_BS, 0)
-    return Translation(prompt_BS, None if bool(real_BS.all()) else real_BS, said_BD)
+    return Translation(prompt_BS, None if bool(real_BS.all()) else real_BS, output_BD)
 
 
 def answer_places(prompt_len_B1: Tensor, answer_len: int) -> Tensor:

@@ -44,7 +44,7 @@ def equal_shape(source: Shape, *, layers: int, parameters: int) -> Shape:
     Raises:
         UserError: If the family's width is fixed, or no width makes the size.
     """
-    refuse_fixed_width(source)
+    reject_fixed_width(source)
     if not 1 <= layers <= source.layers:
         raise UserError(f"{layers} layers: a draft has 1 to {source.layers}, as many as its target at most.")
     shapes = list(filled_shapes(replace(source, layers=layers), parameters))
@@ -76,7 +76,7 @@ def narrowest(source: Shape) -> int:
     return source.heads // source.kv_heads * source.head_dim
 
 
-def refuse_fixed_width(source: Shape) -> None:
+def reject_fixed_width(source: Shape) -> None:
     """Raise UserError for a family of which no other width is known to exist."""
     if not FAMILIES[source.family].width:
         raise UserError(

@@ -54,7 +54,7 @@ class StoreBoard:
         for each in [*self._pieces_of(name), name]:
             asked(self.store.delete_key, each)
 
-    def tell_mistake(self, message: str) -> None:
+    def print_user_error(self, message: str) -> None:
         """Publish an error, which ends the other processes as soon as they wait."""
         self.store.set(MISTAKE, message)
 
@@ -78,12 +78,12 @@ class StoreBoard:
             if self._has(MISTAKE):
                 raise UserError(self._read(MISTAKE).decode())
             if time.monotonic() - looked_s > BEAT_S:
-                self._refuse_silence()
+                self._reject_silence()
                 looked_s = time.monotonic()
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    def _refuse_silence(self) -> None:
+    def _reject_silence(self) -> None:
         now_s = time.monotonic()
         for index in range(self.count):
             name = f"beat/{index}"

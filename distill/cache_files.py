@@ -60,11 +60,11 @@ def recorded_files(folder: Path) -> dict[str, FileRecord]:
     manifest = read_manifest(folder)
     if manifest is None:
         raise UserError(f"{folder}: holds no finished teacher cache. Run {command_of('cache')}: it continues.")
-    refuse_other_format(folder, manifest.get("format"))
+    reject_other_format(folder, manifest.get("format"))
     return checked(FILES, manifest.get("files"), f"{folder / MANIFEST_NAME}: files", remedy())
 
 
-def refuse_other_format(folder: Path, written: str | None) -> None:
+def reject_other_format(folder: Path, written: str | None) -> None:
     if written != FORMAT:
         raise UserError(
             f"{folder}: its format is {written!r}, this version reads {FORMAT!r}. "
@@ -85,7 +85,7 @@ def is_whole(folder: Path) -> bool:
     return read_manifest(folder) is not None and not ill_sized_files(folder)
 
 
-def refuse_ill_sized(folder: Path) -> None:
+def reject_ill_sized(folder: Path) -> None:
     """Raise UserError if a file is missing or truncated."""
     damaged = ill_sized_files(folder)
     if damaged:
@@ -124,7 +124,7 @@ def require_same_capture(folder: Path, inputs: Mapping[str, Any]) -> None:
     path, manifest = folder / CAPTURE_NAME, read_manifest(folder)
     begun = read_json_object(path, remedy()) if manifest is None and path.is_file() else manifest
     if begun is not None:
-        refuse_other_format(folder, begun.get("format"))
+        reject_other_format(folder, begun.get("format"))
         changed = changed_inputs(begun, inputs)
         if changed:
             raise UserError(

@@ -19,8 +19,8 @@ from architectures.vocabulary import (
     COUNTED,
     TOKENIZER,
     read_tokens,
-    refuse_small_head,
-    with_asked_head,
+    reject_small_head,
+    with_requested_head,
 )
 from distill.data.conversations import load_conversations
 from distill.draft_vocabulary import listed_ids
@@ -40,12 +40,12 @@ from distill.estimate import (
     stage_memory,
     stage_seconds,
 )
-from distill.hub.push import refuse_unpublishable
+from distill.hub.push import reject_unpublishable
 from distill.recipe.recipe import Recipe
-from distill.recipe.sections import TIED_AND_FROZEN, missing_package, refuse_k_beyond
-from distill.recipe.validate import refuse_orders, refuse_unfit
-from distill.run import Run, refuse_long_texts, require_run_folder
-from eval.layer_memory import refuse_asked_cap
+from distill.recipe.sections import TIED_AND_FROZEN, missing_package, reject_k_beyond
+from distill.recipe.validate import reject_orders, reject_unfit
+from distill.run import Run, reject_long_texts, require_run_folder
+from eval.layer_memory import reject_asked_cap
 from eval.prompts import load_prompts
 from eval.tasks import PromptSource
 
@@ -57,7 +57,7 @@ SMALLER_TRAINING = (
     "distill.parallelism: fsdp2, distill.activation_checkpointing: true, distill.teacher.parallelism: fsdp2, a smaller "
     "distill.device_train_microbatch_size, or more processes"
 )
-REMEDIES = {  # by stage that exceeds the device's memory
+HINTS = {  # by stage that exceeds the device's memory
     "prune": "target.placement: layers, or architecture.method: first_last",
     "generate": f"{SMALLER_TARGET}, or a smaller data.batch_size",
     "cache": SMALLER_TARGET,
@@ -78,13 +78,13 @@ def planned_shapes(recipe: Recipe) -> PlannedShapes:
     wanted = recipe.architecture
     target, length, is_read = shape_at_hand("target.path", recipe.target.path, recipe.target.revision)
     if target.head_vocab:
-        refuse_small_head({CONFIG_KEY: target.head_vocab}, recipe.target.path)
+        reject_small_head({CONFIG_KEY: target.head_vocab}, recipe.target.path)
     source, source_length, unread = target, length, () if is_read else (recipe.target.path,)
     if wanted.source_at is not None:
         source, source_length, is_read = shape_at_hand("architecture.source", *wanted.source_at)
         unread += () if is_read else (wanted.source_at[0],)
     draft, how = draft_and_origin(wanted, source, recipe.seed)
-    draft = with_asked_head(replace(draft, vocab=target.vocab), wanted.vocabulary)
+    draft = with_requested_head(replace(draft, vocab=target.vocab), wanted.vocabulary)
     return PlannedShapes(target, source, draft, how, (length, source_length), unread)
 
 
@@ -150,7 +150,7 @@ def check_recipe(
     run = Run.of(recipe)
     on = attempt(find_device, device)
     attempt(require_run_folder, run)
-    attempt(refuse_unpublishable, recipe)
+    attempt(reject_unpublishable, recipe)
     shapes = attempt(planned_shapes, recipe)
     sources = [attempt(read_rows, source, given=recipe.data.answers == "given") for source in recipe.data.prompts]
     for source in recipe.eval.tasks:
@@ -176,7 +176,7 @@ def check_recipe(
         one_of = f"one of {plural(among, 'process', 'processes')}"
         raise UserError(
             "\n".join(
-                f"{stage}: {one_of} needs {size:.1f} GiB, and a device has {gib:g} GiB. Use {REMEDIES[stage]}."
+                f"{stage}: {one_of} needs {size:.1f} GiB, and a device has {gib:g} GiB. Use {HINTS[stage]}."
                 for stage, size in too_large.items()
             )
         )
@@ -216,15 +216,15 @@ def rules(recipe: Recipe, shapes: PlannedShapes) -> list[Callable[[], object]]:
     of_target, of_source = shapes.lengths
     lengths = {recipe.target.path: of_target}, {wanted.source or recipe.target.path: of_source}
     found: list[Callable[[], object]] = [
-        partial(refuse_unfit, recipe, target.family),
-        partial(refuse_asked_cap, recipe.target.path, target, **held),
-        partial(refuse_k_beyond, recipe.distill.teacher, vocab=target.vocab, rows=draft.head_rows),
-        partial(refuse_long_texts, recipe, *lengths),
-        partial(refuse_missing_packages, recipe),
-        partial(refuse_foreign_list, run, target.vocab),
+        partial(reject_unfit, recipe, target.family),
+        partial(reject_asked_cap, recipe.target.path, target, **held),
+        partial(reject_k_beyond, recipe.distill.teacher, vocab=target.vocab, rows=draft.head_rows),
+        partial(reject_long_texts, recipe, *lengths),
+        partial(reject_missing_packages, recipe),
+        partial(reject_foreign_list, run, target.vocab),
     ]
     if wanted.plan is None and wanted.source is None and not (run.scores.is_finished or run.init.is_finished):
-        found.append(partial(refuse_orders, recipe.target.placement, needed_scores(shapes.source, wanted)))
+        found.append(partial(reject_orders, recipe.target.placement, needed_scores(shapes.source, wanted)))
     if recipe.distill.freeze_input_embeddings and draft.tied:
         found.append(partial(refuse, TIED_AND_FROZEN))
     return found
@@ -234,7 +234,7 @@ def refuse(message: str) -> None:
     raise UserError(message)
 
 
-def refuse_missing_packages(recipe: Recipe) -> None:
+def reject_missing_packages(recipe: Recipe) -> None:
     """Raise UserError if a pending training run logs to a tracker that is not installed."""
     if not (Run.of(recipe).draft.manifest or {}).get("finished"):
         problems = [words for name in recipe.distill.loggers if (words := missing_package(name))]
@@ -242,7 +242,7 @@ def refuse_missing_packages(recipe: Recipe) -> None:
             raise UserError("\n".join(problems))
 
 
-def refuse_foreign_list(run: Run, vocab_size: int) -> None:
+def reject_foreign_list(run: Run, vocab_size: int) -> None:
     """Raise UserError if a list of token ids does not fit the target's tokenizer, if available locally."""
     wanted, folder = run.recipe.architecture.vocabulary, tokenizer_folder(run)
     if wanted is not None and wanted.origin not in COUNTED and folder is not None:

@@ -47,7 +47,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from architectures.shapes import Shape
 from architectures.vocabulary_head import answer_places, head_ids, translated, translation
-from distill.data.batches import cheapest_layout, lengths_read, packed, refuse_attention, slots_of, texts_apart
+from distill.data.batches import cheapest_layout, lengths_read, packed, reject_attention, slots_of, texts_apart
 from distill.estimate import head_flops
 from distill.losses import GPU_CHUNKS, chunk_size
 
@@ -368,7 +368,7 @@ def answer_states(lm: PreTrainedModel, input_ids_BT: Tensor, keep_BT: Tensor, pr
 def packed_flops_per_token(lm: PreTrainedModel) -> Callable[[int], int]:
     """Return the FLOPs of a model's layers per token by context length; raises UserError as AnswerLogits."""
     where = str(lm.config.name_or_path)
-    refuse_attention(str(lm.config._attn_implementation), where=where)  # noqa: SLF001  # it has no other name
+    reject_attention(str(lm.config._attn_implementation), where=where)  # noqa: SLF001  # it has no other name
     shape = Shape.from_config(lm.config.to_dict(), where=where)
     head = head_flops(shape.head_rows, shape.hidden)
     return lambda context: shape.flops_per_token(context) - head

@@ -16,7 +16,7 @@ from architectures.tables import facts, terminal
 from architectures.vocabulary import Form
 from distill.checkpoints.trust import TrustCheckpoints, trust_checkpoints
 from distill.choose.candidates import ChooseSettings
-from distill.distributed import FLAG, Processes, joined, refuse_spread, require_one_folder, require_same
+from distill.distributed import FLAG, Processes, joined, reject_spread, require_one_folder, require_same
 from distill.hub.push import PushSettings
 from distill.recipe.recipe import Debug, NamesRecipe, Overrides, Recipe, RecipeFile, RecipeWords, is_recipe, load_recipe
 from distill.score_pair import EvalSettings, score_without_recipe
@@ -103,7 +103,7 @@ def of_words(words: Sequence[str], *, debug: bool) -> StageSettings:
     return StageSettings(recipe=Path(words[0]), overrides=tuple(words[1:]), debug=debug)
 
 
-def why_alone(settings: Any) -> str | None:
+def single_process_reason(settings: Any) -> str | None:
     """Return the reason to run a distributed command in one process; None for one process per GPU."""
     if getattr(settings, "is_without_recipe", False):
         placement = settings.holding.placement
@@ -113,7 +113,7 @@ def why_alone(settings: Any) -> str | None:
     return "target.placement is spread: one process has all GPUs of this machine." if placement == "spread" else None
 
 
-def trust_if_asked(asked: bool) -> None:  # noqa: FBT001
+def trust_if_requested(asked: bool) -> None:  # noqa: FBT001
     if asked:
         trust_checkpoints()
 
@@ -133,27 +133,27 @@ def recipe_words(settings: NamesRecipe, *, weights: bool = True) -> tuple[Path, 
 
 
 @contextmanager
-def own_run(settings: NamesRecipe, *, beside_others: bool = False) -> Iterator[Named]:
+def own_run(settings: NamesRecipe, *, next_to_others: bool = False) -> Iterator[Named]:
     """Yield the run of a command's recipe, locked against other commands.
 
     Args:
-        beside_others: Allow other commands that also set this to work in the run.
+        next_to_others: Allow other commands that also set this to work in the run.
 
     Raises:
         UserError: If the recipe is invalid, its directory is unsuitable, another process works in it, or the processes
             of this command have different recipes or do not see one directory.
     """
-    from distill.run import Run, owned_run, told_apart
+    from distill.run import Run, identity_values, owned_run
 
     with joined() as share:
         recipe, path, overrides = load_recipe(settings.recipe, settings.overrides), settings.recipe, settings.overrides
-        require_same(share, "recipe", told_apart(recipe))
-        refuse_spread(share, recipe.target.holding)
+        require_same(share, "recipe", identity_values(recipe))
+        reject_spread(share, recipe.target.holding)
         if settings.debug:
             path, overrides = share.lead(lambda: recipe_words(settings))
             recipe = load_recipe(path, overrides)
         run = Run.of(recipe, share)
-        with owned_run(run, beside_others=beside_others) if share.leads else nullcontext():
+        with owned_run(run, next_to_others=next_to_others) if share.leads else nullcontext():
             require_one_folder(share, run.folder)
             yield Named(run, path, list(overrides))
 
@@ -162,7 +162,7 @@ def choose(settings: ChooseSettings) -> None:
     """Rank shapes by predicted speed; the winner becomes a recipe."""
     from distill.choose.search import choose as choose_shape
 
-    trust_if_asked(settings.trust_checkpoints)
+    trust_if_requested(settings.trust_checkpoints)
     with own_run(settings) as named:
         choose_shape(named.path, named.overrides, settings, named.run.share)
 
@@ -171,7 +171,7 @@ def prune(settings: RunSettings) -> None:
     """Prune the target to the undistilled draft; train learned masks first if the recipe uses them."""
     from distill.pipeline import mask_stage, prune_stage
 
-    trust_if_asked(settings.trust_checkpoints)
+    trust_if_requested(settings.trust_checkpoints)
     with own_run(settings) as named:
         if named.run.recipe.architecture.method == "learned_masks":
             mask_stage(named.path, named.overrides, named.run.share)
@@ -182,7 +182,7 @@ def generate(settings: GenerateSettings) -> None:
     """Generate target responses for the prompts, or a part of them."""
     from distill.pipeline import generate_stage
 
-    with own_run(settings, beside_others=settings.part != EVERY_FILE) as named:
+    with own_run(settings, next_to_others=settings.part != EVERY_FILE) as named:
         generate_stage(named.run, settings.part)
 
 
@@ -202,7 +202,7 @@ def distill(settings: DistillSettings) -> None:
     """Train and export; the training processes load the recipe themselves."""
     from distill.pipeline import distill_stage
 
-    trust_if_asked(settings.trust_checkpoints)
+    trust_if_requested(settings.trust_checkpoints)
     profile_words = [] if settings.profile is None else [f"--profile={settings.profile}"]
     if settings.profile is not None:
         require_profile_folder(settings.profile)
@@ -217,7 +217,7 @@ def score(settings: EvalSettings) -> None:
         return
     from distill.pipeline import checkpoints_stage, eval_stage
 
-    trust_if_asked(settings.trust_checkpoints)
+    trust_if_requested(settings.trust_checkpoints)
     with own_run(of_words(settings.words, debug=settings.debug)) as named:
         (checkpoints_stage if settings.checkpoints else eval_stage)(named.run)
 
@@ -226,7 +226,7 @@ def run_everything(settings: RunSettings) -> None:
     """Run all stages that are not finished."""
     from distill.pipeline import run_all
 
-    trust_if_asked(settings.trust_checkpoints)
+    trust_if_requested(settings.trust_checkpoints)
     with own_run(settings) as named:
         run_all(named.path, named.overrides, named.run.share)
 
@@ -301,7 +301,7 @@ class ExportSettings(Section):
 
 def export(settings: ExportSettings) -> None:
     """Write a draft directory, another form of it, and its GGUF files."""
-    trust_if_asked(settings.trust_checkpoints)
+    trust_if_requested(settings.trust_checkpoints)
     if settings.checkpoint and settings.init and settings.target and settings.to:
         from architectures.hub import resolve_checkpoint
         from distill.export import export_any

@@ -23,7 +23,7 @@ from architectures.shapes import Shape
 from architectures.tiny import BOS_ID, EOS_ID, HEAD_VOCAB, PAD_ID, tiny_config, tiny_shapes
 from architectures.vocabulary import CONFIG_KEY, COUNTED, DraftVocabulary, write_draft_vocabulary
 from distill.check import draft_and_origin
-from distill.process import say_once
+from distill.process import print_once
 from distill.recipe.recipe import Recipe, load_recipe, save_recipe
 from distill.run import Run, owned_run
 from eval.tasks import TASKS
@@ -187,7 +187,7 @@ def begin_debug(recipe_path: Path, overrides: Sequence[str], *, weights: bool = 
     small = debug_recipe(recipe, tiny)
     debug = Run.of(small)
     run = debug.folder
-    say_once(
+    print_once(
         f"--debug: {recipe.run_name} as a run of minutes in {run}, of a tiny random target of its family. Nothing it "
         f"makes is of use; {debug.recipe_file} has the small values."
     )

@@ -54,7 +54,7 @@ def joined() -> Iterator[Share]:
     if not is_launched():
         yield ALONE
         return
-    refuse_half_launched()
+    reject_half_launched()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or torch logs lost connections with C++ stack traces
     from distill.board import Pulse, StoreBoard
 
@@ -75,13 +75,13 @@ def share_until_the_end(board: "StoreBoard") -> Iterator[Share]:
         per_machine = int(os.environ.get("LOCAL_WORLD_SIZE", board.count))
         yield Share(board.index, board.count, board, per_machine=per_machine)
     except UserError as error:
-        board.tell_mistake(str(error))
+        board.print_user_error(str(error))
         board.leave()
         raise
     board.leave()
 
 
-def refuse_half_launched() -> None:
+def reject_half_launched() -> None:
     """Raise UserError if WORLD_SIZE is set, but no valid rank or master."""
     numbers = ("RANK", "WORLD_SIZE", "MASTER_PORT")
     unset = [name for name in numbers if not os.environ.get(name, "").isdecimal()]
@@ -160,14 +160,14 @@ Processes = Annotated[
 
 
 def launch_if_several(
-    settings: Section, words: Sequence[str], why_alone: Callable[[Any], str | None] = lambda _: None
+    settings: Section, words: Sequence[str], single_process_reason: Callable[[Any], str | None] = lambda _: None
 ) -> None:
     """Replace this process by a launcher if several processes are wanted; else return.
 
     Args:
         settings: Of the command. It is distributed if it has `processes`, unless `is_for_one`.
         words: Command line without the program.
-        why_alone: Returns a reason for one process, used if `processes` is not set.
+        single_process_reason: Returns a reason for one process, used if `processes` is not set.
 
     Raises:
         UserError: If a launcher started this process, and the command is not distributed or sets `processes`.
@@ -175,10 +175,10 @@ def launch_if_several(
     is_shared = "processes" in type(settings).model_fields and not getattr(settings, "is_for_one", False)
     wanted: int | None = getattr(settings, "processes", None)
     if is_launched():
-        refuse_launched(words, is_shared=is_shared, wanted=wanted)
+        reject_launched(words, is_shared=is_shared, wanted=wanted)
         return
     count = (wanted or gpus_here()) if is_shared else 1
-    if wanted is None and count > 1 and (why := why_alone(settings)) is not None:
+    if wanted is None and count > 1 and (why := single_process_reason(settings)) is not None:
         print(why, flush=True)
         return
     if count > 1:
@@ -187,7 +187,7 @@ def launch_if_several(
         os.execve(sys.executable, launching_command(count, words), environment)  # noqa: S606  # no shell is wanted
 
 
-def refuse_launched(words: Sequence[str], *, is_shared: bool, wanted: int | None) -> None:
+def reject_launched(words: Sequence[str], *, is_shared: bool, wanted: int | None) -> None:
     started = f"a launcher has started {os.environ['WORLD_SIZE']} processes"
     if wanted is not None:
         raise UserError(f"{FLAG} must be left out where {started} already.")
@@ -229,10 +229,10 @@ def require_same(share: Share, what: str, values: Mapping[str, str]) -> None:
         what: Name of the values, for the message.
         values: This process's values or fingerprints, by name.
     """
-    refuse_differing(what, share.exchange(dict(values)))
+    reject_differing(what, share.exchange(dict(values)))
 
 
-def refuse_differing(what: str, given: Sequence[Mapping[str, str]]) -> None:
+def reject_differing(what: str, given: Sequence[Mapping[str, str]]) -> None:
     for other, values in enumerate(given):
         names = [name for name in sorted({*given[0], *values}) if given[0].get(name) != values.get(name)]
         if names:
@@ -245,7 +245,7 @@ def refuse_differing(what: str, given: Sequence[Mapping[str, str]]) -> None:
             )
 
 
-def refuse_spread(share: Share, holding: Holding) -> None:
+def reject_spread(share: Share, holding: Holding) -> None:
     """Raise UserError if several processes would each spread the target over all GPUs."""
     if share.count > 1 and holding.placement == "spread":
         raise UserError(

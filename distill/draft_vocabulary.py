@@ -24,7 +24,6 @@ from architectures.vocabulary import (
     UNUSED_IDS,
     Tokens,
     VocabularyConfig,
-    asked_size,
     broken_law,
     coverage,
     ids_by_count,
@@ -32,6 +31,7 @@ from architectures.vocabulary import (
     read_draft_vocabulary,
     read_list,
     read_tokens,
+    requested_size,
     require_fitting,
     tokens_of,
 )
@@ -65,7 +65,7 @@ def choose_output_ids(
     Raises:
         UserError: If the list does not fit the target, or the size is impossible.
     """
-    size, tokens = asked_size(wanted, vocab_size), tokens_in(target, vocab_size)
+    size, tokens = requested_size(wanted, vocab_size), tokens_in(target, vocab_size)
     if wanted.origin not in COUNTED:
         return OutputIds(listed_ids(wanted, tokens, target), {"from": wanted.origin})
     if wanted.origin == "answers":

@@ -24,7 +24,7 @@ from distill.losses import GPU_CHUNKS, Knowledge, chunk_size
 from distill.recipe.recipe import Recipe
 from distill.recipe.sections import DistillConfig, bytes_per_token, split_time, teacher_dtype
 from distill.run import Run, target_record
-from distill.stage_inputs import asked_inputs
+from distill.stage_inputs import configured_inputs
 from eval.prompts import Prompt
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def finished_counts(recipe: Recipe) -> ResponseCounts | None:
     manifest = Run.of(recipe).data.manifest
     if manifest is None or manifest.get("target") != target_record(recipe.target):
         return None
-    return manifest.get("counts") if set(changed_inputs(manifest, asked_inputs(recipe))) <= {"target"} else None
+    return manifest.get("counts") if set(changed_inputs(manifest, configured_inputs(recipe))) <= {"target"} else None
 
 
 def expected_work(

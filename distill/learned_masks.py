@@ -75,13 +75,13 @@ def train_masks(run: Run, profile: Path | None = None) -> None:
     """
     target, config = run.target, run.recipe.architecture.masks
     require_whole_head(target)
-    run.refuse_long_texts()
+    run.reject_long_texts()
     require_rows(target, last_id=max(load_tokenizer(target).get_vocab().values()))
 
     # Record the inputs of this training run; an earlier session must have begun with the same.
     begun, inputs = run.mask_checkpoints, mask_inputs(run)
     if begun.is_finished:
-        begun.refuse_changed(inputs)
+        begun.reject_changed(inputs)
     elif dist.get_global_rank() == 0:
         run.record(begun, inputs)
     model = build_mask_model(run)

@@ -146,12 +146,12 @@ class Objective:
     temperature: float
 
     @property
-    def asks_teacher(self) -> bool:
+    def needs_teacher(self) -> bool:
         """True if any term compares with the teacher."""
         return any(term.loss.needs > Knowledge.TOKENS for term in self.terms)
 
     def __call__(self, student_CV: "Tensor", teacher: "TeacherOutput | None", token_ids_C: "Tensor") -> "Tensor":
-        """Compute loss_C, float32; the teacher's output may be None if `asks_teacher` is False."""
+        """Compute loss_C, float32; the teacher's output may be None if `needs_teacher` is False."""
         first, *others = (term.weight * self.of_term(term, student_CV, teacher, token_ids_C) for term in self.terms)
         return sum(others, start=first)
 

@@ -43,7 +43,7 @@ def greedy_match(student_logits_AV: Tensor, teacher_logits_AV: Tensor) -> Tensor
     return (student_logits_AV.argmax(dim=-1) == teacher_logits_AV.argmax(dim=-1)).float()
 
 
-def accept_chance(
+def acceptance_prob(
     student_logits_AV: Tensor,
     teacher_logits_AV: Tensor,
     token_ids_A: Tensor,
@@ -83,7 +83,7 @@ class Answer:
     Attributes:
         alpha: `expected_acceptance`; None without a teacher.
         match: `greedy_match`; without a teacher the match with the response's own tokens if it is greedy, else None.
-        accept: `accept_chance`, or `accept_chance_alone` without a teacher.
+        accept: `acceptance_prob`, or `own_acceptance_prob` without a teacher.
     """
 
     alpha: Array | None
@@ -99,12 +99,12 @@ def quantities_of_rows(
     temperature: float,
     top_p: float = 1.0,
 ) -> Tensor:
-    """Compute values_AQ, a column per attribute of Answer; arguments as of `accept_chance`."""
+    """Compute values_AQ, a column per attribute of Answer; arguments as of `acceptance_prob`."""
     return torch.stack(
         [
             expected_acceptance(student_logits_AV, teacher_logits_AV),
             greedy_match(student_logits_AV, teacher_logits_AV),
-            accept_chance(student_logits_AV, teacher_logits_AV, token_ids_A, temperature=temperature, top_p=top_p),
+            acceptance_prob(student_logits_AV, teacher_logits_AV, token_ids_A, temperature=temperature, top_p=top_p),
         ],
         dim=1,
     )
@@ -115,13 +115,13 @@ def answers_of(values_AQ: Tensor, num_tokens_B: Sequence[int]) -> list[Answer]:
     return [Answer(*as_array(values_TQ).T) for values_TQ in values_AQ.split(list(num_tokens_B))]
 
 
-def accept_chance_alone(
+def own_acceptance_prob(
     student_logits_AV: Tensor, token_ids_A: Tensor, *, temperature: float, top_p: float = 1.0
 ) -> Tensor:
     """Compute accept_A without a teacher, by the rule of eval.replay that needs none: an equal token.
 
     Returns:
-        float32: at temperature 0 as `accept_chance`; else q(token), the probability that a sample of the student
+        float32: at temperature 0 as `acceptance_prob`; else q(token), the probability that a sample of the student
             equals the target's token, a lower bound of min(1, q / p).
     """
     if temperature == 0:
@@ -130,7 +130,7 @@ def accept_chance_alone(
 
 
 def answers_alone(accept_A: Tensor, num_tokens_B: Sequence[int], *, temperature: float) -> list[Answer]:
-    """Split the result of `accept_chance_alone` by response, on the host."""
+    """Split the result of `own_acceptance_prob` by response, on the host."""
     accepts = [as_array(accept_T) for accept_T in accept_A.split(list(num_tokens_B))]
     return [Answer(alpha=None, match=accept_T if temperature == 0 else None, accept=accept_T) for accept_T in accepts]
 

@@ -30,10 +30,10 @@ from distill.losses import Objective
 from distill.metrics import (
     Answer,
     Known,
-    accept_chance_alone,
     answers_alone,
     answers_of,
     eval_metrics,
+    own_acceptance_prob,
     quantities_of_rows,
 )
 from distill.teacher import AbsentTeacher, CachedTeacher, KeptEntries, Teacher, TeacherRows
@@ -101,7 +101,7 @@ class DistillModel(ComposerModel):
     def forward(self, batch: Batch) -> Tensor:
         """Compute the loss summed over response positions."""
         batch = learned(batch, self.ids_K)
-        teacher = self.rows_of(self.teacher, batch, self.ids_K) if self.objective.asks_teacher else None
+        teacher = self.rows_of(self.teacher, batch, self.ids_K) if self.objective.needs_teacher else None
 
         def measure(hidden_AH: Tensor, head: Head) -> Tensor:
             with self.clock.label("loss"):
@@ -138,7 +138,7 @@ class DistillModel(ComposerModel):
         decoding = {"temperature": temperature, "top_p": self.held_out.top_p}
 
         def of_rows(student_CK: Tensor, rows: slice) -> Tensor:
-            return accept_chance_alone(self.whole(student_CK), token_ids_A[rows], **decoding)
+            return own_acceptance_prob(self.whole(student_CK), token_ids_A[rows], **decoding)
 
         def measure(hidden_AH: Tensor, head: Head) -> Tensor:
             return map_rows(hidden_AH, head.narrowed(self.rows), of_rows, entries=self.vocab_size)
@@ -160,7 +160,7 @@ class DistillModel(ComposerModel):
     def flops_per_batch(self, batch: Batch) -> int:
         """Return the FLOPs of a training step, for the MFU of Composer's SpeedMonitor."""
         batch, rows = learned(batch, self.ids_K), None if self.ids_K is None else self.rows
-        teacher = self.teacher.flops(batch, rows=rows) if self.objective.asks_teacher else 0
+        teacher = self.teacher.flops(batch, rows=rows) if self.objective.needs_teacher else 0
         return training_flops(self.shape, answers_in(batch), teacher=teacher)
 
     def read(self, batch: Batch, reader: Any) -> Tensor:

@@ -10,7 +10,7 @@ from pathlib import Path
 WAIT_FOR_RANK_0_S = 10
 
 
-def refuse_foreign_packages() -> None:
+def reject_foreign_packages() -> None:
     """Exit with code 2 if a file of the working directory shadows one of widedraft's packages.
 
     `python -m` puts the working directory first on the import path, so an `eval.py` there would be imported as `eval`.

@@ -41,7 +41,7 @@ from distill.stage_inputs import (
     generate_inputs,
     mask_inputs,
     prune_inputs,
-    refuse_orphaned_training,
+    reject_orphaned_training,
     require_training_inputs,
 )
 from eval.responses import EVERY_FILE, ShardPart, missing_shards, read_claims, read_traces
@@ -90,7 +90,7 @@ def carry_out(
         if not artifact.is_finished:
             return False
         if changed == "refuse":
-            artifact.refuse_changed(inputs)
+            artifact.reject_changed(inputs)
         if is_incomplete():
             return False
         is_current = artifact.is_current(inputs)
@@ -110,7 +110,7 @@ def cut_draft(run: Run, finish: Callable[..., None]) -> str:
     from architectures.pruning.prune import prune_checkpoint
     from distill.prune_stage import weights_and_plan
 
-    refuse_orphaned_training(run)
+    reject_orphaned_training(run)
     weights, plan, origin = weights_and_plan(run)
     if run.share.leads:
         prune_checkpoint(
@@ -346,7 +346,7 @@ def run_all(recipe_path: Path, overrides: Sequence[str], share: Share = ALONE) -
     first_two = {"prune": prune_stage, "generate": generate_stage}
     for name in reversed(first_two) if counts_answers(run.recipe) else first_two:
         timed(name, partial(first_two[name], run))
-    cache_if_asked(run)
+    cache_if_configured(run)
     timed("distill", lambda: distill_stage(recipe_path, overrides, share=share))
     if run.recipe.distill.online is not None and run.recipe.distill.online.baselines:
         timed("comparison", lambda: share.lead(lambda: comparison_stage(run)))
@@ -380,7 +380,7 @@ def run_earlier_stages(run: Run) -> None:
         with owned_by_the_first(stage):
             run.share.lead(partial(share_answers, run, stage))
             timed("prune", partial(prune_stage, stage))
-            cache_if_asked(run)
+            cache_if_configured(run)
             timed("distill", partial(distill_stage, stage.recipe_file, [], share=run.share))
 
 
@@ -449,7 +449,7 @@ def verify_cache_stage(run: Run) -> None:
     print(f"   {folder}: {verify_files(folder)} files are as they were written")
 
 
-def cache_if_asked(run: Run) -> None:
+def cache_if_configured(run: Run) -> None:
     if run.recipe.distill.teacher.is_cache:
         timed("cache", lambda: cache_stage(run))
 

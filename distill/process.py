@@ -111,18 +111,18 @@ def end_on_sigterm(number: int, frame: FrameType | None) -> None:  # noqa: ARG00
 
     Composer's launcher sends it to all processes of a machine when one is gone, and reports only that the rest ended.
     """
-    say_lost("Ended from outside (SIGTERM): another process of this command failed, or was killed.")
+    report_lost("Ended from outside (SIGTERM): another process of this command failed, or was killed.")
     sys.exit(128 + signal.SIGTERM)
 
 
-def say_lost(reason: str) -> None:
+def report_lost(reason: str) -> None:
     """Report once that another process is lost; ignore SIGTERM from then on, as this process is exiting.
 
     A lost process is noticed twice: by the connection to it, and by Composer's launcher, whose SIGTERM may arrive
     while this process is exiting.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    say_once(f"{reason} {AGAIN}")
+    print_once(f"{reason} {AGAIN}")
 
 
 def report_user_errors(command: Callable[[], None]) -> int:
@@ -146,10 +146,10 @@ def report_user_errors(command: Callable[[], None]) -> int:
     except RuntimeError as error:
         if not isinstance(error, LostProcessError) and not LOST_PROCESS.search(str(error)):
             raise
-        say_lost(f"Another process of this command is gone ({str(error).splitlines()[0]}).")
+        report_lost(f"Another process of this command is gone ({str(error).splitlines()[0]}).")
         return 1
     except KeyboardInterrupt:
-        say_once(INTERRUPTED)
+        print_once(INTERRUPTED)
         return EXIT_CODE
     return 0
 
@@ -197,7 +197,7 @@ def fail(message: str) -> int:
     return 2
 
 
-def say_once(message: str) -> None:
+def print_once(message: str) -> None:
     """Print to stderr, from the machine's first process only."""
     if local_rank() == 0:
         print(message, file=sys.stderr, flush=True)

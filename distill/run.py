@@ -46,8 +46,8 @@ from architectures.shapes import ContextLength, Shape, context_length
 from architectures.sharing import ALONE, Share
 from distill.recipe.loader import dotted
 from distill.recipe.recipe import RESOLVED, Recipe, save_recipe
-from distill.recipe.validate import refuse_unfit
-from eval.layer_memory import refuse_asked_cap
+from distill.recipe.validate import reject_unfit
+from eval.layer_memory import reject_asked_cap
 
 
 class Made(NamedTuple):
@@ -114,7 +114,7 @@ class Artifact:
                 f"{self.path}: not there yet. Run {command_of(self.made.command)} first, or {command_of('run')}."
             )
 
-    def refuse_changed(self, inputs: Mapping[str, Any]) -> None:
+    def reject_changed(self, inputs: Mapping[str, Any]) -> None:
         """Raise UserError that lists the recorded inputs that differ from these."""
         manifest: Manifest = self.manifest or {"inputs": {}}
         changed = changed_inputs(manifest, inputs)
@@ -130,7 +130,7 @@ class Artifact:
     def require(self, inputs: Mapping[str, Any]) -> None:
         """Raise UserError unless it is finished and made from these inputs."""
         self.require_finished()
-        self.refuse_changed(inputs)
+        self.reject_changed(inputs)
 
 
 HOW = (  # like the device, these choose how a result is computed or stored, not the result
@@ -169,7 +169,7 @@ def recipe_hash(recipe: Recipe) -> str:
     return fingerprint_value(recorded_values(recipe))
 
 
-def told_apart(recipe: Recipe) -> dict[str, str]:
+def identity_values(recipe: Recipe) -> dict[str, str]:
     """Return every key of a recipe with its value, to compare processes; secrets as fingerprints."""
     values = flat(recipe.model_dump(mode="json"))
     secret = tuple(dotted(path) for path in recipe.references)
@@ -193,7 +193,7 @@ def recorded_values(recipe: Recipe) -> dict[str, Any]:
 Lengths = Mapping[str, ContextLength | None]  # by the model's directory, as the user names it
 
 
-def refuse_long_texts(recipe: Recipe, target: Lengths, drafts: Lengths) -> None:
+def reject_long_texts(recipe: Recipe, target: Lengths, drafts: Lengths) -> None:
     """Raise UserError if a sequence may exceed the context length of a model that reads it.
 
     Args:
@@ -326,16 +326,16 @@ class Run:
         """
         save_recipe(self.recipe, self.recipe_file)
         require_whole_head(self.target)
-        refuse_unfit(self.recipe, read_config(self.target).get("model_type", ""))
-        self.refuse_long_texts()
+        reject_unfit(self.recipe, read_config(self.target).get("model_type", ""))
+        self.reject_long_texts()
         if self.recipe.target.placement != "whole":
             target = self.recipe.target
-            refuse_asked_cap(self.target, shape_of(self.target), target.dtype, target.holding)
+            reject_asked_cap(self.target, shape_of(self.target), target.dtype, target.holding)
 
-    def refuse_long_texts(self, *drafts: Path) -> None:
+    def reject_long_texts(self, *drafts: Path) -> None:
         """Raise UserError if a sequence may exceed the context length of the target or of a draft."""
         target = {self.recipe.target.path: length_of(self.target)}
-        refuse_long_texts(self.recipe, target, {str(folder): length_of(folder) for folder in drafts})
+        reject_long_texts(self.recipe, target, {str(folder): length_of(folder) for folder in drafts})
 
 
 def shape_of(folder: Path) -> Shape:
@@ -348,28 +348,28 @@ def length_of(folder: Path) -> ContextLength | None:
 
 LOCK_NAME = "run.lock"
 OWNED_VARIABLE = "WIDEDRAFT_OWNED_RUNS"  # directories owned by this process, or by the one that started it
-REMEDY = "Set another run_dir, or leave it out."
+HINT = "Set another run_dir, or leave it out."
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of file systems without locks
 
 held: dict[str, int] = {}  # file descriptors of this process's locks, by directory
 
 
 @contextmanager
-def owned_run(run: Run, *, beside_others: bool = False) -> Iterator[None]:
+def owned_run(run: Run, *, next_to_others: bool = False) -> Iterator[None]:
     """Own a run for the duration of the block; raise UserError if its directory may not be a run's."""
     require_run_folder(run)
-    with owned(run.folder, beside_others=beside_others):
+    with owned(run.folder, next_to_others=next_to_others):
         yield
 
 
 @contextmanager
-def owned(folder: Path, *, beside_others: bool = False) -> Iterator[None]:
+def owned(folder: Path, *, next_to_others: bool = False) -> Iterator[None]:
     """Own a directory for the duration of the block; a no-op if this process or its parent owns it already.
 
     Partial files of killed owners are removed, unless other processes may be writing.
 
     Args:
-        beside_others: Share it, only with other processes that set this.
+        next_to_others: Share it, only with other processes that set this.
 
     Raises:
         UserError: If another process owns it.
@@ -380,8 +380,8 @@ def owned(folder: Path, *, beside_others: bool = False) -> Iterator[None]:
         return
     folder.mkdir(parents=True, exist_ok=True)
     with open_lock(folder) as file:
-        take_lock(file, folder, fcntl.LOCK_SH if beside_others else fcntl.LOCK_EX)
-        if not beside_others:
+        take_lock(file, folder, fcntl.LOCK_SH if next_to_others else fcntl.LOCK_EX)
+        if not next_to_others:
             remove_partials(folder, mark=LOCK_NAME)
         held[name] = file.fileno()
         os.environ[OWNED_VARIABLE] = os.pathsep.join([*owned_folders(), name])
@@ -438,17 +438,17 @@ def require_run_folder(run: Run) -> None:
     """Raise UserError unless the directory is a run's, empty, or missing."""
     recipe, where, folder = run.recipe, f"run_dir={run.recipe.run_dir}", run.folder.resolve()
     if run.folder.exists() and not run.folder.is_dir():
-        raise UserError(f"{where}: is a file, not a folder. {REMEDY}")
+        raise UserError(f"{where}: is a file, not a folder. {HINT}")
     home = Path(os.path.expanduser("~")).resolve()  # noqa: PTH111  # Path.home() fails where there is none
     if folder in (folder.parent, home):
-        raise UserError(f"{where}: is {folder}, which no run may fill. {REMEDY}")
+        raise UserError(f"{where}: is {folder}, which no run may fill. {HINT}")
     for key, path in (("target.path", recipe.target.path), ("architecture.source", recipe.architecture.source)):
         if path is not None and folder.is_relative_to(Path(path).expanduser().resolve()):
-            raise UserError(f"{where}: is or lies inside {key}={path}, which is only read. {REMEDY}")
+            raise UserError(f"{where}: is or lies inside {key}={path}, which is only read. {HINT}")
     if folder.is_dir() and any(folder.iterdir()) and not is_run(folder):
         raise UserError(
             f"{where}: exists, is not empty, and no run of widedraft began there (it holds no recipe.yaml that a stage "
-            f"wrote). {REMEDY}"
+            f"wrote). {HINT}"
         )
 
 

@@ -13,7 +13,7 @@ from architectures.hub import resolve_checkpoint
 from architectures.manifest import flat
 from architectures.settings import WHOLE, DeviceMemoryGib, Flag, Holding, Section, TargetBits, TargetPlacement, flag_of
 from distill.checkpoints.trust import OPTION, TrustCheckpoints
-from distill.distributed import FLAG, Processes, joined, refuse_spread, require_one_folder, require_same
+from distill.distributed import FLAG, Processes, joined, reject_spread, require_one_folder, require_same
 from distill.recipe.recipe import Debug, RecipeWords, Scoring, load_scoring
 from distill.run import owned
 from eval.responses import asked
@@ -113,7 +113,7 @@ def score_pair(settings: EvalSettings, scoring: Scoring, out: Path) -> "Scorecar
         owned(out) if share.leads else nullcontext(),
         responses_by(scoring.generate) as kind,
     ):
-        refuse_spread(share, settings.holding)
+        reject_spread(share, settings.holding)
         require_one_folder(share, out)
         if share.count > 1:
             same = {

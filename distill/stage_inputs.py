@@ -157,10 +157,10 @@ def packed_inputs(recipe: Recipe) -> dict[str, Any]:
 
 
 def generate_inputs(run: Run) -> dict[str, Any]:
-    return {"target": fingerprint_checkpoint(run.target), **asked_inputs(run.recipe)}
+    return {"target": fingerprint_checkpoint(run.target), **configured_inputs(run.recipe)}
 
 
-def asked_inputs(recipe: Recipe) -> dict[str, Any]:
+def configured_inputs(recipe: Recipe) -> dict[str, Any]:
     """Return the inputs of the responses except the target; for training on text, only those to held-out prompts."""
     held_out_alone = {} if recipe.distill.learns_answers else {"distill.train_on": "text"}
     return {
@@ -287,7 +287,7 @@ def require_training_inputs(run: Run) -> None:
     if run.recipe.distill.teacher.is_cache:
         run.teacher_cache.require(cache_inputs(run))
     if run.checkpoints.is_finished:
-        run.checkpoints.refuse_changed(training_inputs(run))
+        run.checkpoints.reject_changed(training_inputs(run))
 
 
 def begin_training(run: Run) -> None:
@@ -295,7 +295,7 @@ def begin_training(run: Run) -> None:
     run.record(run.checkpoints, training_inputs(run))
 
 
-def refuse_orphaned_training(run: Run) -> None:
+def reject_orphaned_training(run: Run) -> None:
     """Raise UserError if an init would be replaced that checkpoints were trained from."""
     if run.init.is_finished and run.checkpoints.is_finished:
         raise UserError(

@@ -62,14 +62,14 @@ from distill.cache_files import (
     begin_capture,
     end_capture,
     record_file,
-    refuse_ill_sized,
+    reject_ill_sized,
     remedy,
     require_same_capture,
     shard_tokens,
 )
 from distill.chunked_loss import AnswerLogits, Head, head_of
 from distill.data.batches import AnswerDataset, Example, collate
-from distill.recipe.sections import TeacherConfig, bytes_per_token, id_bytes, kept_of, refuse_k_beyond
+from distill.recipe.sections import TeacherConfig, bytes_per_token, id_bytes, kept_of, reject_k_beyond
 from eval.decoding.generate import derive_seed
 from eval.decoding.kv_cache import without_cudnn
 from eval.large_targets import Pass, load_target, run_passes
@@ -246,7 +246,7 @@ class TeacherCache:
     """
 
     def __init__(self, folder: Path, name: str):
-        refuse_ill_sized(folder)
+        reject_ill_sized(folder)
         splits = checked(SPLITS, (read_manifest(folder) or {}).get("splits"), f"{folder}: splits", remedy())
         if name not in splits:
             raise UserError(
@@ -442,7 +442,7 @@ def plan_splits(target: Path, answers: Mapping[str, Sequence[Example]], settings
     """Plan the shards of every split from the target's config and the lengths of the responses."""
     shape = Shape.from_config(read_config(target), where=str(target / "config.json"))
     rows = settings.rows_among(shape.vocab)
-    refuse_k_beyond(settings.cache, vocab=shape.vocab, rows=rows)
+    reject_k_beyond(settings.cache, vocab=shape.vocab, rows=rows)
     splits = []
     for name, examples in answers.items():
         token_bytes = bytes_per_token(settings.cache, name, hidden=shape.hidden, rows=rows, dtype=settings.dtype)

@@ -239,7 +239,7 @@ def build_mixture(
         losses = {
             name: held_out_loss(partial(losses_of, model), each, device=device) for name, each in held_out.items()
         }
-        refuse_unsaid(losses)
+        reject_unsaid(losses)
         return losses
 
     def measure_student(_: State) -> dict[str, float]:
@@ -259,7 +259,7 @@ def build_mixture(
     )
 
 
-def refuse_unsaid(losses: Mapping[str, float]) -> None:
+def reject_unsaid(losses: Mapping[str, float]) -> None:
     """Raise UserError naming the domains none of whose held-out tokens the draft's head can output."""
     unsaid = [name for name, loss in losses.items() if isinf(loss)]
     if unsaid:

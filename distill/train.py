@@ -15,9 +15,9 @@ same command trains that (distill/learned_masks.py) and stops.
 
 # ruff: noqa: E402  # nothing of ours is imported before the check that it is ours
 
-from distill.own_packages import refuse_foreign_packages
+from distill.own_packages import reject_foreign_packages
 
-refuse_foreign_packages()
+reject_foreign_packages()
 
 from distill.process import restore_interrupts, take_interrupts
 
@@ -47,13 +47,13 @@ from distill.checkpoints.checkpoint_files import chosen_checkpoint
 from distill.checkpoints.trust import TrustCheckpoints, trust_checkpoints
 from distill.data.batches import AnswerDataset
 from distill.debug import begin_debug
-from distill.distributed import refuse_differing
+from distill.distributed import reject_differing
 from distill.export import export_draft, vocab_size_of
 from distill.learned_masks import train_masks
 from distill.process import end_on_sigterm, report_user_errors
 from distill.recipe.recipe import Debug, Overrides, Recipe, RecipeFile, load_recipe
 from distill.recipe.sections import DistillConfig
-from distill.run import Run, owned_run, shape_of, told_apart
+from distill.run import Run, identity_values, owned_run, shape_of
 from distill.stage_inputs import begin_training, masks_are_due, require_training_inputs
 from distill.teacher_cache import CachedAnswers, TeacherCache
 from distill.trainer import (
@@ -133,7 +133,7 @@ def train_owned(run: Run, profile: Path | None) -> None:
     share_cores()
     if dist.get_world_size() > 1:
         dist.initialize_dist(training_device(), timeout=DIST_TIMEOUT_S)
-        refuse_differing("recipe", dist.all_gather_object(told_apart(run.recipe)))
+        reject_differing("recipe", dist.all_gather_object(identity_values(run.recipe)))
     if not torch.cuda.is_available():
         keep_freed_memory()
     if masks_are_due(run):
@@ -169,7 +169,7 @@ def train_owned(run: Run, profile: Path | None) -> None:
 def require_fitting_readers(run: Run) -> None:
     """Refuse a draft with another tokenizer than the target's, or too short for the recipe's texts."""
     require_same_tokenizer(run.target, run.init.path)
-    run.refuse_long_texts(run.init.path)
+    run.reject_long_texts(run.init.path)
 
 
 def restore_signals() -> None:

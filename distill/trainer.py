@@ -53,7 +53,7 @@ from distill.recipe.sections import (
     OptimizerConfig,
     SchedulerConfig,
     TeacherConfig,
-    refuse_cut_entries,
+    reject_cut_entries,
     split_time,
     teacher_dtype,
 )
@@ -180,7 +180,7 @@ def distill_model(
         cpu_bfloat16=not torch.cuda.is_available() and config.precision != "fp32",
     )
     if model.ids_K is None:  # otherwise cached entries are restricted to the student's ids
-        refuse_cut_entries(config.teacher, vocab_size=model.vocab_size, of_teacher=model.teacher.vocab_size)
+        reject_cut_entries(config.teacher, vocab_size=model.vocab_size, of_teacher=model.teacher.vocab_size)
     return model
 
 

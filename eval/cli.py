@@ -23,9 +23,9 @@ from architectures.settings import (
     Lookaheads,
     MaxNewTokens,
     MinP,
-    NumberType,
     NumPrompts,
     OutFile,
+    PairDtype,
     Repeats,
     RepetitionPenalty,
     Section,
@@ -38,7 +38,7 @@ from architectures.settings import (
     flag_of,
 )
 from architectures.tables import Block, Table, TableSection, terminal
-from eval.config import SamplingConfig, sampling_asked
+from eval.config import SamplingConfig, requested_sampling
 from eval.tasks import PromptWords
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class DecodingFlags(Section):
 
     @property
     def sampling_config(self) -> SamplingConfig:
-        return sampling_asked(self)
+        return requested_sampling(self)
 
     def sampling(self, temperature: float) -> "Sampling":
         from eval.decoding.sampling import Sampling
@@ -144,7 +144,7 @@ class BenchmarkSettings(DecodingFlags):
     temperature: Temperature = 0.0
     repeats: Annotated[Repeats | None, Flag(absent=f"1, of steps of --grid {GRID_REPEATS}")] = None
     assisted: Annotated[bool, Field(description="Measure transformers' assisted generation too.")] = False
-    dtype: NumberType = AUTO
+    dtype: PairDtype = AUTO
     out: OutFile = None
 
     @model_validator(mode="after")

@@ -47,7 +47,7 @@ class SamplingConfig(Section):
         return ", ".join([f"temperature {temperature:g}", *told]).replace("repetition-", "repetition ")
 
 
-def sampling_asked(flags: object) -> SamplingConfig:
+def requested_sampling(flags: object) -> SamplingConfig:
     """Collect the sampling settings among the attributes of a command's flags or of recorded responses."""
     return SamplingConfig(**{name: getattr(flags, name) for name in SamplingConfig.model_fields})
 

@@ -113,8 +113,8 @@ def percentile_bounds(
 
 def surely_inside(num_values: int, share: float, tail: float) -> int:
     """Return the largest n such that fewer than n values fall in this share with probability at most `tail`."""
-    chance_of_so_many_U = binom.cdf(np.arange(num_values), num_values, share)
-    return int(np.searchsorted(chance_of_so_many_U, tail * (1 + 1e-9), side="right"))
+    count_probs_U = binom.cdf(np.arange(num_values), num_values, share)
+    return int(np.searchsorted(count_probs_U, tail * (1 + 1e-9), side="right"))
 
 
 INTERVALS = "expanded percentile bootstrap"  # name of the method for rates, in records and pages

@@ -40,7 +40,7 @@ from architectures.importance.activation_scores import Access, Reading, Watch, w
 from architectures.progress import LINE_INTERVAL_S
 from architectures.settings import WHOLE, Holding
 from architectures.shapes import Shape, checkpoint_tensors
-from eval.layer_memory import KEY, LayerMemory, asked_bytes, layer_memory, refuse_small_cap
+from eval.layer_memory import KEY, LayerMemory, layer_memory, reject_small_cap, requested_bytes
 from eval.models import (
     default_device,
     give_back_from_now_on,
@@ -48,7 +48,7 @@ from eval.models import (
     load_model,
     model_class,
     quick_forward,
-    refuse_not_finite_tensor,
+    reject_not_finite_tensor,
     slow_type,
 )
 
@@ -58,7 +58,7 @@ SHARE_OF_FREE = 0.8  # the rest is for drafts, logits, and allocator overhead
 
 def cap_bytes(holding: Holding, device: torch.device) -> tuple[int, str]:
     """Return the memory that the target may take on a device, and where that number comes from."""
-    if (asked := asked_bytes(holding)) is not None:
+    if (asked := requested_bytes(holding)) is not None:
         return asked
     free = free_bytes(device)
     return int(SHARE_OF_FREE * free), f"{size(free).strip()} can be taken here, {SHARE_OF_FREE:.0%} of it by the target"
@@ -214,7 +214,7 @@ class Layers:
     def placed(self, name: str, tensor: Tensor) -> Tensor:
         """Move a tensor to the device in the model's dtype; UserError if it has a NaN or infinite entry."""
         placed = tensor.to(self.dtype).to(self.device)
-        refuse_not_finite_tensor(str(self.weights.files[name]), name, placed)
+        reject_not_finite_tensor(str(self.weights.files[name]), name, placed)
         return placed
 
 
@@ -274,7 +274,7 @@ def cut_into_blocks(model: PreTrainedModel, layers: Layers, passes: Sequence[Pas
     memory, (allowed, _) = layers.memory, layers.cap
     for each in passes:
         beside = each.work_bytes + each.kept_bytes
-        refuse_small_cap(
+        reject_small_cap(
             str(model.name_or_path), memory, layers.cap, rows=each.rows, width=each.width, beside_bytes=beside
         )
     blocks: list[list[Pass[Result]]] = []
@@ -358,11 +358,11 @@ def load_layered(folder: Path, *, dtype: str, device: str, holding: Holding) -> 
     weights = open_weights(folder, base_prefix=family.base_prefix)
     require_whole(weights, shape, family)
     memory, cap = layer_memory(shape, dtype, keeps_scores=placed.type == "cpu"), cap_bytes(holding, placed)
-    refuse_small_cap(folder, memory, cap)
+    reject_small_cap(folder, memory, cap)
     if placed.type == "cpu":
         give_back_from_now_on()
     model = without_weights(folder, dtype=dtype)
-    refuse_mixed_types(folder, model, dtype)
+    reject_mixed_types(folder, model, dtype)
     layers = Layers(weights, getattr(torch, dtype), placed, memory, cap)
     fill(model, layers, shape, family)
     if (folder / "generation_config.json").is_file():
@@ -378,7 +378,7 @@ def require_whole(weights: Weights, shape: Shape, family: Family) -> None:
     require_tensors(weights, checkpoint_tensors(shape) | copies, ignored=family.ignored_suffixes)
 
 
-def refuse_mixed_types(folder: Path, model: PreTrainedModel, dtype: str) -> None:
+def reject_mixed_types(folder: Path, model: PreTrainedModel, dtype: str) -> None:
     """Raise UserError if transformers would keep some weights in a dtype other than the requested one."""
     kept = getattr(model, "_keep_in_fp32_modules", None)
     if kept and dtype == "float16":
@@ -539,7 +539,7 @@ def load_spread(folder: Path, *, dtype: str, holding: Holding) -> PreTrainedMode
     weights = open_weights(folder)
     for name in weights.info:
         tensor = weights.read(name).to(getattr(torch, dtype))
-        refuse_not_finite_tensor(str(weights.files[name]), name, tensor)
+        reject_not_finite_tensor(str(weights.files[name]), name, tensor)
 
     offload = TemporaryDirectory(prefix="widedraft-offload-")  # for tensors stored in another dtype
     placing = {"device_map": "auto", "max_memory": memory, "offload_folder": offload.name}

@@ -83,20 +83,20 @@ def prod_sum(tensors: dict[str, tuple[int, ...]]) -> int:
     return sum(map(prod, tensors.values()))
 
 
-def asked_bytes(holding: Holding) -> tuple[int, str] | None:
+def requested_bytes(holding: Holding) -> tuple[int, str] | None:
     """Return the configured device memory, and where it comes from; None if not set."""
     gib = holding.device_memory_gib
     return None if gib is None else (int(gib * 2**30), f"{KEY} is {gib:g}")
 
 
-def refuse_asked_cap(target: Path | str, shape: Shape, dtype: str, holding: Holding) -> None:
+def reject_asked_cap(target: Path | str, shape: Shape, dtype: str, holding: Holding) -> None:
     """Raise UserError if the configured memory does not fit the largest part of a target."""
-    asked = asked_bytes(holding)
+    asked = requested_bytes(holding)
     if holding.placement != "whole" and asked is not None:
-        refuse_small_cap(target, layer_memory(shape, dtype), asked)
+        reject_small_cap(target, layer_memory(shape, dtype), asked)
 
 
-def refuse_small_cap(
+def reject_small_cap(
     folder: Path | str,
     memory: LayerMemory,
     cap: tuple[int, str],

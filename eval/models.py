@@ -48,7 +48,7 @@ from architectures.families import FAMILIES
 from architectures.files import read_json_object, require_regular
 from architectures.hashes import fingerprint_checkpoint, fingerprint_value, read_json_file
 from architectures.hub import read_config, require_whole_head
-from architectures.settings import few_rows_gain_alone
+from architectures.settings import few_rows_gain_only
 from architectures.shapes import ContextLength, context_length
 from architectures.vocabulary_head import columns_below, head_ids, name_rows, read_head, with_rows
 
@@ -85,7 +85,7 @@ def slow_type() -> torch.dtype | None:
         return None
     if torch.backends.cpu.get_cpu_capability() == SLOW_WITH_MKL:
         return torch.float32
-    return torch.bfloat16 if few_rows_gain_alone() else None
+    return torch.bfloat16 if few_rows_gain_only() else None
 
 
 def quicken_products(model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
@@ -180,7 +180,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     except Exception as error:  # the library raises a plain Exception for a damaged tokenizer.json
         if isinstance(error, UserError) or not (isinstance(error, DAMAGED) or type(error) is Exception):
             raise
-        refuse_own_code(folder, error)
+        reject_own_code(folder, error)
         raise UserError(f"{folder}: its tokenizer could not be read ({one_line(error)}). {COPY_TOKENIZER}") from error
     require_words(folder, tokenizer)
     return tokenizer
@@ -245,20 +245,20 @@ def load_model(
             **packing,
         )
     except DAMAGED as error:
-        refuse_own_code(folder, error)
+        reject_own_code(folder, error)
         raise UserError(
             f"{folder}: its weights could not be read ({one_line(error)}). "
             "A file is missing or cut short: copy or download the folder again, or run the stage that wrote it again."
         ) from error
     model, report = loaded
-    refuse_incomplete(folder, report)
+    reject_incomplete(folder, report)
     if head is not None:
         name_rows(model, head.ids)
-    refuse_whole_numbers(folder, model)
+    reject_whole_numbers(folder, model)
     model = model if packing else model.to(chosen_device)  # transformers leaves it in eval mode
     if placing is not None:
         return model
-    refuse_not_finite(folder, model)
+    reject_not_finite(folder, model)
     if not trained and (slow := slow_type()) is not None:
         quicken_products(model, slow)
     return model
@@ -404,13 +404,13 @@ def load_config(folder: Path) -> PreTrainedConfig:
     try:
         return AutoConfig.from_pretrained(folder, **FROM_THE_FOLDER_ALONE)
     except DAMAGED as error:
-        refuse_own_code(folder, error)
+        reject_own_code(folder, error)
         raise UserError(
             f"{folder / 'config.json'}: could not be read ({one_line(error)}). Make the folder again."
         ) from error
 
 
-def refuse_own_code(folder: Path, error: Exception) -> None:
+def reject_own_code(folder: Path, error: Exception) -> None:
     """Raise UserError if a checkpoint that failed to load requires remote code."""
     for name in ("config.json", "tokenizer_config.json"):
         path = folder / name
@@ -421,7 +421,7 @@ def refuse_own_code(folder: Path, error: Exception) -> None:
             ) from error
 
 
-def refuse_incomplete(folder: Path, report: dict[str, Any]) -> None:
+def reject_incomplete(folder: Path, report: dict[str, Any]) -> None:
     """Raise UserError if transformers reports missing, unexpected or mismatched tensors."""
     for kind, verb in (
         ("missing_keys", "are missing from its weights"),
@@ -551,7 +551,7 @@ def first(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
     return next((config[name] for name in names if config.get(name) is not None), 0)
 
 
-def refuse_whole_numbers(folder: Path, model: PreTrainedModel) -> None:
+def reject_whole_numbers(folder: Path, model: PreTrainedModel) -> None:
     """Raise UserError naming the first weight stored as integers, which transformers would load as weights."""
     weights = {name for name, parameter in model.named_parameters() if parameter.is_floating_point()}
     for file in sorted(folder.glob("*.safetensors")):
@@ -566,7 +566,7 @@ def refuse_whole_numbers(folder: Path, model: PreTrainedModel) -> None:
 
 
 @torch.inference_mode()
-def refuse_not_finite(folder: Path, model: PreTrainedModel) -> None:
+def reject_not_finite(folder: Path, model: PreTrainedModel) -> None:
     """Raise UserError naming the first tensor with a NaN or infinite entry.
 
     Reads the weights once (24 ms of CPU time for SmolLM2-135M in float32) and synchronises with the device once.
@@ -582,10 +582,10 @@ def refuse_not_finite(folder: Path, model: PreTrainedModel) -> None:
     finite_N = extremes_N2.isfinite().all(dim=1)
     if not finite_N.all():
         name = list(tensors)[int(finite_N.int().argmin())]
-        refuse_not_finite_tensor(str(folder), name, tensors[name])
+        reject_not_finite_tensor(str(folder), name, tensors[name])
 
 
-def refuse_not_finite_tensor(where: str, name: str, tensor: Tensor) -> None:
+def reject_not_finite_tensor(where: str, name: str, tensor: Tensor) -> None:
     """Raise UserError if a tensor has a NaN or infinite entry in the model's dtype."""
     if not tensor.numel() or torch.stack(tensor.aminmax()).isfinite().all():
         return

@@ -27,7 +27,7 @@ from architectures.settings import MinP, RepetitionPenalty, Temperature, TopK, T
 from architectures.tables import markdown
 from architectures.vocabulary_head import head_ids
 from eval.acceptance_rates import mean, rounds_at
-from eval.config import EvalConfig, sampling_asked
+from eval.config import EvalConfig, requested_sampling
 from eval.decoding.sampling import (
     EXACT_GREEDY_DRAFT,
     EXACT_SAMPLED_DRAFT,
@@ -146,7 +146,7 @@ def read_recorded_traces(folder: Path, draft: Path) -> Recording:
         number += not (of_row == row != trace.source)  # a later turn follows another turn of its row
         row = of_row
         answers.append((number, trace))
-    sampling = Sampling.of(settings.temperature, sampling_asked(settings))
+    sampling = Sampling.of(settings.temperature, requested_sampling(settings))
     return Recording(folder, sampling, settings.target, tuple(answers))
 
 
@@ -238,7 +238,7 @@ def score_recording(
             form="text" if recording.target is None else "traces",
             target_fingerprint=recording.target,
             temperature=recording.sampling.temperature,
-            sampling=sampling_asked(recording.sampling),
+            sampling=requested_sampling(recording.sampling),
             given=recording.num_prompts,
             unanswered=recording.unanswered,
             scored=len(firsts),

@@ -69,7 +69,7 @@ def claim_shards(
     """
     claims = read_claims(folder)
     if name in claims:
-        refuse_changes(folder, name, claims[name]["settings"], settings)
+        reject_changes(folder, name, claims[name]["settings"], settings)
     else:
         claim: dict[str, Any] = {"settings": dict(settings), "num_shards": num_shards}
         if tokenizer is not None:
@@ -142,7 +142,7 @@ def read_claims(folder: Path) -> dict[str, Claim]:
     return checked(CLAIMS, read_json_object(path, remedy), str(path), remedy) if path.exists() else {}
 
 
-def refuse_changes(folder: Path, name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+def reject_changes(folder: Path, name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """Raise UserError naming every setting that differs, with both values."""
     changes = [
         f"{key} was {shorten(old.get(key))}, is {shorten(new.get(key))}"

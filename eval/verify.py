@@ -15,8 +15,8 @@ from architectures.settings import (
     Holding,
     Lookahead,
     MaxNewTokens,
-    NumberType,
     NumPrompts,
+    PairDtype,
     TargetPlacement,
     Temperature,
     flag_of,
@@ -56,7 +56,7 @@ class VerifySettings(DecodingFlags):
     batch_size: BatchSize = Field(default=16, description="Questions of --accuracy decoded together.")
     target_placement: TargetPlacement = "whole"
     target_device_memory_gib: DeviceMemoryGib = None
-    dtype: NumberType = "float32"
+    dtype: PairDtype = "float32"
 
     @property
     def holding(self) -> Holding:

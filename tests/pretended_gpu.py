@@ -55,14 +55,14 @@ class Pretending(TorchFunctionMode):
             return moved(func, args, kwargs)
         if func is torch._has_compatible_shallow_copy_type:  # a module that moves asks whether to keep its parameters
             return all(isinstance(each, OnGpu) for each in args)
-        refuse_mixing(func, args, kwargs)
+        reject_mixing(func, args, kwargs)
         if not is_gpu(kwargs.get("device")):
             return func(*args, **kwargs)
         made = func(*args, **{**kwargs, "device": "cpu"})
         return OnGpu(made) if type(made) is Tensor else made
 
 
-def refuse_mixing(func: Any, args: Any, kwargs: Any) -> None:
+def reject_mixing(func: Any, args: Any, kwargs: Any) -> None:
     """Raise RuntimeError where a GPU would: beside its tensors may stand numbers, indices, and what is copied."""
     given = tree_leaves((args, kwargs))
     on_gpu = is_gpu(kwargs.get("device")) or any(isinstance(each, OnGpu) for each in given)

@@ -9,7 +9,7 @@ from pydantic import Field
 
 import widedraft
 from architectures.errors import UserError
-from architectures.settings import Flag, Lookaheads, Section, Seed, flag_of, flag_told, options_of, read_settings
+from architectures.settings import Flag, Lookaheads, Section, Seed, flag_of, given_flag, options_of, read_settings
 
 
 @pytest.mark.parametrize("stage", widedraft.STAGES)
@@ -20,7 +20,7 @@ def test_help_shows_and_explains_every_setting(stage, capsys):
     settings = widedraft.STAGES[stage].settings
     schema = settings.model_json_schema()
     for name, field in settings.model_fields.items():
-        told, node = flag_told(field), schema["properties"][name]
+        told, node = given_flag(field), schema["properties"][name]
         assert re.sub(r"[-\s]", "", str(told.metavar) if told.is_word else flag_of(name)) in page
         assert node.get("description") or options_of(node, schema)[0].get("description")
 

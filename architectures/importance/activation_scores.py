@@ -322,7 +322,7 @@ def column_squares(weight: Tensor) -> Tensor:
     return torch.stack([rows.double().square().sum(dim=0) for rows in weight.split(ROWS_AT_ONCE)]).sum(dim=0)
 
 
-REMEDY = "Give a UTF-8 text file as architecture.calibration.text."
+HINT = "Give a UTF-8 text file as architecture.calibration.text."
 MAX_PARAGRAPH_CHARS = 100_000  # a file without blank lines is read in pieces of this size, never as a whole
 SEQUENCE_LEN = 256
 
@@ -364,15 +364,15 @@ def read_calibration_text(file: Path) -> Iterator[str]:
     """
     has_text = False
     try:
-        require_regular(file, remedy=REMEDY)
+        require_regular(file, remedy=HINT)
         with file.open(encoding="utf-8") as stream:
             for paragraph in paragraphs(iter(partial(stream.readline, MAX_PARAGRAPH_CHARS), "")):
                 has_text = True
                 yield paragraph
     except OSError as error:
-        raise UserError(unreadable(file, error, REMEDY)) from error
+        raise UserError(unreadable(file, error, HINT)) from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{file}: cannot be read as text ({error}). {REMEDY}") from error
+        raise UserError(f"{file}: cannot be read as text ({error}). {HINT}") from error
     if not has_text:
         raise UserError(f"{file}: holds no text. Give another file as architecture.calibration.text.")
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 PLAN_NAME = "plan.json"
 PLAN_MIB = 256  # a plan that lists every neuron of 80 layers has about 10 MB
-REMEDY = "Name a plan.json as `widedraft prune` wrote it."
+HINT = "Name a plan.json as `widedraft prune` wrote it."
 Kept = tuple[int, ...]
 
 
@@ -91,7 +91,7 @@ class PruningPlan:
     @classmethod
     def from_json(cls, text: str, *, where: str = PLAN_NAME) -> "PruningPlan":
         """Parse the output of to_json; UserErrors begin with `where`."""
-        return parsed(TypeAdapter(cls), text, f"{where}: not a plan.json that widedraft wrote", REMEDY)
+        return parsed(TypeAdapter(cls), text, f"{where}: not a plan.json that widedraft wrote", HINT)
 
 
 def listed(layers: Kept, num_source: int) -> str:
@@ -105,7 +105,7 @@ def load_plan(file: Path, source: Shape, *, target: Path | None) -> PruningPlan:
     Args:
         target: The target's directory, whose fingerprint is compared; None compares only shapes.
     """
-    plan = PruningPlan.from_json(read_text(file, remedy=REMEDY, most_mib=PLAN_MIB), where=str(file))
+    plan = PruningPlan.from_json(read_text(file, remedy=HINT, most_mib=PLAN_MIB), where=str(file))
     fingerprint = plan.target if target is None else fingerprint_checkpoint(target)
     if plan.source != source or plan.target != fingerprint:
         made_for, this = (str(each)[:12] for each in (plan.target, fingerprint))
@@ -114,7 +114,7 @@ def load_plan(file: Path, source: Shape, *, target: Path | None) -> PruningPlan:
             f"({this}, {source.layers} layers). Make a plan for this target, or name the other one."
         )
     if (name := wrong_field(plan)) is not None:
-        raise UserError(f"{file}: {name} does not fit the sizes of source and draft. {REMEDY}")
+        raise UserError(f"{file}: {name} does not fit the sizes of source and draft. {HINT}")
     return plan
 
 

@@ -222,13 +222,13 @@ def prune_checkpoint(
         write_weights(layout, read, folder)
         write_json(with_special_ids(draft_config(config, plan, dtype), read_config(target)), folder / "config.json")
         write_text(plan.to_json(), folder / PLAN_NAME)
-        say_vocabulary(plan, source, folder, origin or {})
+        print_vocabulary(plan, source, folder, origin or {})
         carry_files(target, folder)
         if finish is not None:
             finish(folder)
 
 
-def say_vocabulary(plan: PruningPlan, source: Path, folder: Path, origin: Mapping[str, Any]) -> None:
+def print_vocabulary(plan: PruningPlan, source: Path, folder: Path, origin: Mapping[str, Any]) -> None:
     """Write the ids of a reduced head next to the weights.
 
     The ids of a source with a reduced head are copied; the target's vocabulary may be padded differently.

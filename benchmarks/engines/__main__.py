@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from architectures.files import read_typed
 from architectures.tables import Table, markdown, replace_between
 from eval.benchmark import DRAFT, LOOKUP, LOOKUP_FIRST, PLAIN, BenchmarkFile
-from eval.engines.certificate import FORM, REMEDY, Certificate, pooled
+from eval.engines.certificate import FORM, HINT, Certificate, pooled
 from eval.engines.runs import shown
 from eval.scorecard_tables import with_bounds
 
@@ -58,7 +58,7 @@ def engine_rows(words: Sequence[str]) -> Iterator[Cells]:
     """One for each engine of each certificate."""
     for word in words:
         form, _, path = word.partition("=")
-        for certificate in read_typed(Path(path), FORM, REMEDY).engines.values():
+        for certificate in read_typed(Path(path), FORM, HINT).engines.values():
             yield engine_cells(certificate, form)
 
 

@@ -21,7 +21,7 @@ from architectures.files import write_json
 from architectures.manifest import read_manifest
 from benchmarks.gpu.stage import Row, Setting, Size, SkippedError, free_memory, number_type
 from distill.data.self_written import NAME as SELF_WRITTEN
-from distill.pipeline import cache_if_asked, generate_stage, prune_stage
+from distill.pipeline import cache_if_configured, generate_stage, prune_stage
 from distill.recipe.recipe import Recipe, load_recipe
 from distill.run import Run, owned_run
 from distill.teacher_cache import CachedAnswers, TeacherCache
@@ -204,7 +204,7 @@ def train_now(setting: Setting, training: Training) -> Row:
         free_memory()
         generated_s = time.monotonic()
         prune_stage(run)
-        cache_if_asked(run)
+        cache_if_configured(run)
         free_memory()
         pruned_s = time.monotonic()
         timed = time_batches(recipe, training.timed_batches)

@@ -48,7 +48,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     file, parts = (path / STATE_NAME, set()) if path.is_dir() else (path, {"model"})
     saved = read_file(file)
     if not are_trusted():
-        refuse_other_contents(saved, file, parts)
+        reject_other_contents(saved, file, parts)
     return saved
 
 
@@ -90,7 +90,7 @@ def is_trusted(path: str | Path, specs: Any = None) -> bool:  # noqa: ARG001  # 
     return True
 
 
-def refuse_other_contents(saved: Any, path: Path, parts: Set[str]) -> None:
+def reject_other_contents(saved: Any, path: Path, parts: Set[str]) -> None:
     """Raise UserError if a checkpoint lacks the parts that are read, or has an algorithm of Composer's."""
     state = saved.get("state") if isinstance(saved, dict) else None
     if not isinstance(state, dict) or not all(isinstance(state.get(part), dict) for part in parts):

@@ -25,7 +25,7 @@ UNREADABLE = (
     *(ImportError, MemoryError, RuntimeError, struct.error),
 )
 VALIDATION_VARIABLE = "CHECKPOINT_VALIDATION_FUNCTION"
-REFUSE_CODE = "distill.checkpoints.reading.is_free_of_code"
+REJECT_CODE = "distill.checkpoints.reading.is_free_of_code"
 TRUST = "distill.checkpoints.reading.is_trusted"
 OPTION = "--trust-checkpoints"
 
@@ -55,7 +55,7 @@ def trust_checkpoints() -> None:
 def guard_composer() -> None:
     """Make Composer reject untrusted code in checkpoints. Call before creating a Trainer."""
     if not are_trusted():
-        os.environ[VALIDATION_VARIABLE] = REFUSE_CODE
+        os.environ[VALIDATION_VARIABLE] = REJECT_CODE
 
 
 def are_trusted() -> bool:

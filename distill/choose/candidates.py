@@ -13,7 +13,7 @@ from architectures.families import FAMILIES
 from architectures.requested_shape import ArchitectureConfig, draft_shape, size, written_size
 from architectures.settings import MOST, Flag, Once, Section, flag_of
 from architectures.shapes import Shape
-from architectures.vocabulary import VocabularyConfig, with_asked_head
+from architectures.vocabulary import VocabularyConfig, with_requested_head
 from distill.checkpoints.trust import TrustCheckpoints
 from distill.distributed import Processes
 from distill.recipe.recipe import Debug, Overrides, Recipe, RecipeFile
@@ -163,7 +163,7 @@ def candidate_of(
     recipe: Recipe, source: Shape, body: str, sizes: Mapping[str, int], vocabulary: VocabularyConfig | None
 ) -> Candidate:
     wanted = recipe.architecture.model_copy(update={**dict.fromkeys(REPLACED), **sizes})
-    shape = with_asked_head(draft_shape(source, wanted), vocabulary)
+    shape = with_requested_head(draft_shape(source, wanted), vocabulary)
     name = body if vocabulary is None else f"{body}-{shape.head_vocab}-ids"
     changes: dict[str, str | ArchitectureConfig] = {
         "run_name": f"{recipe.run_name}-{name}",

@@ -26,7 +26,7 @@ from architectures.tables import Table, terminal
 from distill.checkpoints.checkpoint_files import find_checkpoints
 from distill.choose.candidates import FACTOR, Candidate, ChooseSettings, LeftOut, candidates_of, trials_folder
 from distill.pipeline import (
-    cache_if_asked,
+    cache_if_configured,
     distill_stage,
     eval_prompts,
     generate_stage,
@@ -79,7 +79,7 @@ def choose(path: Path, overrides: Sequence[str], settings: ChooseSettings, share
 
     # Short training runs of all candidates, longer ones of those still in play.
     timed("generate", lambda: generate_stage(run))
-    cache_if_asked(run)
+    cache_if_configured(run)
     is_placed = {"batch_size", "context"} & settings.model_fields_set
     earlier: str | None = None
     for length in settings.lengths:

@@ -269,7 +269,7 @@ def texts_apart(lm: PreTrainedModel, positions_RW: Tensor) -> Iterator[None]:
         UserError: If the attention implementation takes no mask.
     """
     family = FAMILIES[lm.config.model_type]
-    refuse_attention(str(lm.config._attn_implementation), where=str(lm.config.name_or_path))  # noqa: SLF001  # it has no other name
+    reject_attention(str(lm.config._attn_implementation), where=str(lm.config.name_or_path))  # noqa: SLF001  # it has no other name
     if family.texts_apart == "positions":
         yield
         return
@@ -310,7 +310,7 @@ def distance_bias(lm: Any, positions_RW: Tensor) -> Tensor:
     return bias_NW[:, positions_RW].transpose(0, 1).reshape(rows * len(bias_NW), 1, width)
 
 
-def refuse_attention(implementation: str, *, where: str) -> None:
+def reject_attention(implementation: str, *, where: str) -> None:
     """Raise UserError if an attention implementation of transformers does not separate packed sequences.
 
     Its FlashAttention uses positions only if all sequences are in one row.
@@ -353,10 +353,10 @@ class UnknownInputs(Algorithm):
     def shown(self, input_ids_BT: Tensor, real_BT: Tensor, *, batch_number: int) -> Tensor:
         """Return ids_BT as the student reads them; input_ids_BT are padded on the right."""
         ids_BT, lengths = input_ids_BT.cpu(), real_BT.sum(dim=1).tolist()
-        chance_BT = torch.ones(ids_BT.shape)
+        prob_BT = torch.ones(ids_BT.shape)
         for row, (ids_T, length) in enumerate(zip(ids_BT, lengths, strict=True)):
             content = zlib.crc32(ids_T[:length].numpy().tobytes())
             drawn_T = np.random.default_rng([self.seed, batch_number, content]).random(length, dtype=np.float32)
-            chance_BT[row, :length] = torch.from_numpy(drawn_T)
-        is_hidden_BT = ~self.is_output_V[ids_BT] & (chance_BT < self.share)
+            prob_BT[row, :length] = torch.from_numpy(drawn_T)
+        is_hidden_BT = ~self.is_output_V[ids_BT] & (prob_BT < self.share)
         return input_ids_BT.masked_fill(is_hidden_BT.to(input_ids_BT.device), self.unknown_id)

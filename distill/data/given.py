@@ -100,7 +100,7 @@ class Renderer:
         opening = self.opening_ids(messages[:-1], where)
         whole = self.render(messages, where, add_generation_prompt=False)
         location = f"{where}: messages[{len(messages) - 1}]"
-        self.refuse_stop_within(messages[-1]["content"], location)
+        self.reject_stop_within(messages[-1]["content"], location)
         if not continues(opening, whole):
             raise UserError(
                 f"{location}: the chat template does not continue its opening of this turn, it ends "
@@ -130,7 +130,7 @@ class Renderer:
         require_rows_for_row(ids, self.target, self.vocab_size, where)
         return ids
 
-    def refuse_stop_within(self, answer: str, location: str) -> None:
+    def reject_stop_within(self, answer: str, location: str) -> None:
         """Raise UserError if a response contains a stop token: the target would have stopped there."""
         ids = self.tokenizer(answer, add_special_tokens=False)["input_ids"]
         within = [each for each in ids if each in self.stop_ids]
@@ -180,7 +180,7 @@ def collect_given(
     lengths = [len(renderer.opening_ids(each.question, each.source)) for each in distinct]
     fitting = drop_too_long(distinct, lengths, max_prompt_len)
     drawn, held_out = hold_out(fitting, config.num_eval_prompts, seed=seed, least_left=1 if to_train_on else 0)
-    train = drop_asked(drawn, held_out) if to_train_on else []
+    train = drop_evaluated(drawn, held_out) if to_train_on else []
     questions = [prompt for conversation in held_out for prompt in prompts_of(conversation)]
     decoding = decoding_settings(config, seed=seed, dtype=dtype, holding=holding)
     how = {"answered_by": answered_by, "part": part, "share": share}
@@ -215,7 +215,7 @@ def turn_source(conversation: Conversation, number: int) -> str:
     return conversation.source if number == 1 else f"{conversation.source}#{number}"
 
 
-def drop_asked(train: Sequence[Conversation], held_out: Sequence[Conversation]) -> list[Conversation]:
+def drop_evaluated(train: Sequence[Conversation], held_out: Sequence[Conversation]) -> list[Conversation]:
     """Return the conversations that do not begin with the prompt of a held-out one; raise UserError if none do."""
     asked = {fingerprint_value(each.question) for each in held_out}
     fresh = [each for each in train if fingerprint_value(each.question) not in asked]

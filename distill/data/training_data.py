@@ -103,7 +103,7 @@ def generate_answers(
     """
     named = load_prompts(config.prompts)  # first, so that a bad row fails before any work
     held = {"holding": holding, "share": share}
-    written = write_own_prompts_if_asked(target, config, out, seed=seed, dtype=dtype, **held)
+    written = write_own_prompts_if_configured(target, config, out, seed=seed, dtype=dtype, **held)
     prompts = [*named, *written]
     distinct = drop_duplicates(prompts)
     settings = within_context(target, decoding_settings(config, seed=seed, dtype=dtype, holding=holding))
@@ -128,7 +128,7 @@ def generate_answers(
     }
 
 
-def write_own_prompts_if_asked(
+def write_own_prompts_if_configured(
     target: Path,
     config: DataConfig,
     out: Path,

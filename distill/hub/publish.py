@@ -14,7 +14,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from architectures.compatibility import refuse_misleading_name
+from architectures.compatibility import reject_misleading_name
 from architectures.convert import convert_draft
 from architectures.errors import UserError
 from architectures.families import family_of
@@ -90,7 +90,7 @@ def lay_out(settings: PushSettings, out: Path) -> None:
             f"--repo-id: the licence {terms.licence} demands that the name begins with {terms.name_begins!r}, got "
             f"{name!r}. Choose such a name, or leave out --public."
         )
-    refuse_misleading_name(settings.repo_id)
+    reject_misleading_name(settings.repo_id)
 
     # The draft in every form, with its certificates.
     out.mkdir(parents=True, exist_ok=True)

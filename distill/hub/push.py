@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from architectures.compatibility import refuse_misleading_name
+from architectures.compatibility import reject_misleading_name
 from architectures.errors import UserError
 from architectures.hub import local_path
 from architectures.requested_shape import TargetConfig
@@ -51,8 +51,8 @@ def base_model_of(target: TargetConfig, given: str | None = None) -> str | None:
     )
 
 
-def refuse_unpublishable(recipe: Recipe) -> None:
+def reject_unpublishable(recipe: Recipe) -> None:
     """Raise UserError if distill.push_to_hub would be rejected at the end of a run, except for its licence."""
     if recipe.distill.push_to_hub is not None:
-        refuse_misleading_name(recipe.distill.push_to_hub)
+        reject_misleading_name(recipe.distill.push_to_hub)
         base_model_of(recipe.target)

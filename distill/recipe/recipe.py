@@ -21,7 +21,7 @@ from distill.recipe.validate import validate
 from eval.config import EvalConfig, GenerateConfig
 
 MOST_MIB = 1  # of a recipe; the longest here has 3 KiB
-REMEDY = "Name a recipe, which is a YAML file; `widedraft recipes` lists those that come with it."
+HINT = "Name a recipe, which is a YAML file; `widedraft recipes` lists those that come with it."
 
 RESOLVED = "# Resolved by widedraft"  # first words of every recipe written by a stage
 
@@ -103,7 +103,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         RecipeError: If the file cannot be read; otherwise with every mistake of file and command line, one line each.
     """
     try:
-        text = read_text(Path(path), remedy=REMEDY, most_mib=MOST_MIB)
+        text = read_text(Path(path), remedy=HINT, most_mib=MOST_MIB)
     except UserError as error:
         raise RecipeError(str(error)) from error
     recipe, from_environment = load(text, str(path), overrides, Recipe)

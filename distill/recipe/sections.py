@@ -154,7 +154,7 @@ class TeacherConfig(Section):
         return next(name for name in PREFERRED if name in self.served_losses)
 
 
-def refuse_k_beyond(teacher: TeacherConfig, *, vocab: int, rows: int) -> None:
+def reject_k_beyond(teacher: TeacherConfig, *, vocab: int, rows: int) -> None:
     """Raise UserError if k exceeds the number of ids of the vocabulary or of the draft's head."""
     if teacher.is_cache and teacher.contents == "top_k" and teacher.k > rows:
         most = "the target's vocab_size" if rows == vocab else "the number of ids the draft says"
@@ -164,7 +164,7 @@ def refuse_k_beyond(teacher: TeacherConfig, *, vocab: int, rows: int) -> None:
         )
 
 
-def refuse_cut_entries(teacher: TeacherConfig, *, vocab_size: int, of_teacher: int) -> None:
+def reject_cut_entries(teacher: TeacherConfig, *, vocab_size: int, of_teacher: int) -> None:
     """Raise UserError if cached entries cover ids that some model lacks.
 
     A live teacher and cached hidden states can be restricted to the shared ids. Cached entries are of the teacher's

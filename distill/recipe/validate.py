@@ -232,7 +232,7 @@ FEATURES: Mapping[Feature, tuple[str, Callable[[Recipe], bool]]] = {
 }
 
 
-def refuse_unfit(recipe: Recipe, model_type: str) -> None:
+def reject_unfit(recipe: Recipe, model_type: str) -> None:
     """Raise UserError if a recipe requests a feature that its target's family, if known, does not support."""
     family = FAMILIES.get(model_type)
     for feature, (key, requests) in FEATURES.items():
@@ -240,7 +240,7 @@ def refuse_unfit(recipe: Recipe, model_type: str) -> None:
             family.refuse(feature, key)
 
 
-def refuse_orders(placement: Placement, missing: set[str]) -> None:
+def reject_orders(placement: Placement, missing: set[str]) -> None:
     """Raise UserError if a missing layer order can only be found with all weights in memory."""
     methods = [name for name, score in LAYER_SCORES.items() if score in missing & SEARCHED[placement]]
     if methods:

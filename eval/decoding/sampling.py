@@ -205,8 +205,8 @@ def judge_rejection(target_BJV: Tensor, proposal: Proposal, draws: Draws) -> Ver
         target_BJV: p at every proposed token and after the last.
         proposal: Drawn from its probs_BKS.
     """
-    chances_BK = accept_chances(target_BJV, proposal)
-    accepted_B = leading(draws.accept_BK < chances_BK, proposal.counts_B)
+    probs_BK = acceptance_probs(target_BJV, proposal)
+    accepted_B = leading(draws.accept_BK < probs_BK, proposal.counts_B)
     rest_BV = residual(row_at(target_BJV, accepted_B), draft_at(proposal, accepted_B), proposal.ids_S)
     return Verdict(accepted_B, invert_cumulative(rest_BV, at(draws.target_BJ, accepted_B)))
 
@@ -231,11 +231,11 @@ def follow(choices_BJ: Tensor, proposal: Proposal) -> Verdict:
     return Verdict(accepted_B, at(choices_BJ, accepted_B))
 
 
-def accept_chances(target_BJV: Tensor, proposal: Proposal) -> Tensor:
+def acceptance_probs(target_BJV: Tensor, proposal: Proposal) -> Tensor:
     """Return min(1, p(x) / q(x)) of every proposed token x, as [B, K]."""
     assert proposal.probs_BKS is not None
-    p_BK = chance_of(target_BJV[:, :-1], proposal.tokens_BK)
-    q_BK = chance_of(proposal.probs_BKS, columns_of(proposal.tokens_BK, proposal.ids_S))
+    p_BK = prob_of(target_BJV[:, :-1], proposal.tokens_BK)
+    q_BK = prob_of(proposal.probs_BKS, columns_of(proposal.tokens_BK, proposal.ids_S))
     return (p_BK / q_BK).clamp(max=1)  # x was drawn from q, so q(x) > 0 except at padding
 
 
@@ -276,7 +276,7 @@ def leading(kept_BK: Tensor, counts_B: Tensor) -> Tensor:
     return (kept_BK & counting_BK).long().cumprod(dim=1).sum(dim=1)
 
 
-def chance_of(probs_BKV: Tensor, tokens_BK: Tensor) -> Tensor:
+def prob_of(probs_BKV: Tensor, tokens_BK: Tensor) -> Tensor:
     return probs_BKV.gather(-1, tokens_BK[:, :, None])[:, :, 0]
 
 

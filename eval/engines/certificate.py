@@ -13,7 +13,7 @@ Engine = Literal["transformers", "vllm", "llama.cpp", "openvino"]
 FILE_NAME = "certificate.json"
 Schema = Literal["widedraft.certificate/1"]
 [SCHEMA] = get_args(Schema)
-REMEDY = "Make it again: widedraft certify."
+HINT = "Make it again: widedraft certify."
 
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -138,7 +138,7 @@ FORM = TypeAdapter(CertificateFile)
 
 def read_certificates(folder: Path) -> CertificateFile:
     """Read the file in a directory; UserError if there is none, or it is damaged."""
-    return read_typed(folder / FILE_NAME, FORM, REMEDY)
+    return read_typed(folder / FILE_NAME, FORM, HINT)
 
 
 def write_certificate(folder: Path, certificate: Certificate, *, target: str, draft: str) -> Path:

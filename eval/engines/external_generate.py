@@ -112,7 +112,7 @@ class EngineServer:
             UserError: If the server fails after all retries, or returns no token ids.
         """
         stop_ids = sorted(limits.stop_ids)
-        ask = self.ask_sglang if self.is_sglang else self.ask_vllm
+        ask = self.query_sglang if self.is_sglang else self.query_vllm
         try:
             with client_errors(self.url):
                 ids, is_stopped = ask(list(prompt_ids), seed, limits.max_new_tokens, stop_ids, sampling)
@@ -122,7 +122,7 @@ class EngineServer:
             ) from error
         return Decoded(tuple(ids), (), 0.0, 0.0, stopped=is_stopped)
 
-    def ask_vllm(
+    def query_vllm(
         self, prompt_ids: list[int], seed: int, max_tokens: int, stop_ids: list[int], sampling: Sampling
     ) -> tuple[list[int], bool]:
         own = {"stop_token_ids": stop_ids, "return_token_ids": True, **sampling_fields(sampling, no_top_k=0)}
@@ -132,7 +132,7 @@ class EngineServer:
         choice: Any = response.choices[0]
         return list(choice.token_ids), choice.finish_reason == "stop"
 
-    def ask_sglang(
+    def query_sglang(
         self, prompt_ids: list[int], seed: int, max_tokens: int, stop_ids: list[int], sampling: Sampling
     ) -> tuple[list[int], bool]:
         settings = {

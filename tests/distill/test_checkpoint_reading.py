@@ -20,7 +20,7 @@ import widedraft
 from architectures.errors import UserError
 from distill.checkpoints.checkpoint_files import damage, find_checkpoints
 from distill.checkpoints.reading import is_free_of_code, read_checkpoint
-from distill.checkpoints.trust import OPTION, REFUSE_CODE, TRUST, VALIDATION_VARIABLE
+from distill.checkpoints.trust import OPTION, REJECT_CODE, TRUST, VALIDATION_VARIABLE
 from distill.export import saved_models
 from distill.run import Run
 from distill.train import main, train
@@ -82,7 +82,7 @@ def test_trust_is_given_by_the_option_alone(trained, tmp_path, what):
     mark, recipe = tmp_path / "mark", str(Path(trained.run_dir) / "recipe.yaml")
     plant(only_checkpoint(trained), what, mark)
     assert main([recipe]) == 2
-    assert os.environ[VALIDATION_VARIABLE] == REFUSE_CODE
+    assert os.environ[VALIDATION_VARIABLE] == REJECT_CODE
     assert not mark.exists()
     if what is in_a_pickle:  # Composer cannot train on with the other, and neither reads it before
         assert main([recipe, OPTION]) == 0
@@ -194,7 +194,7 @@ def test_composer_asks_before_it_reads(trained, tmp_path):
     mark = tmp_path / "mark"
     plant(only_checkpoint(trained), in_a_pickle, mark)
     code = "import sys; from composer.utils.checkpoint import safe_torch_load; safe_torch_load(sys.argv[1])"
-    environment = {**os.environ, VALIDATION_VARIABLE: REFUSE_CODE, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, VALIDATION_VARIABLE: REJECT_CODE, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", code, str(only_checkpoint(trained))]
     completed = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert "architectures.errors.UserError" in completed.stderr

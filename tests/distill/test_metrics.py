@@ -11,7 +11,7 @@ from distill.metrics import (
     LOOKAHEADS,
     Answer,
     PooledOverAnswers,
-    accept_chance,
+    acceptance_prob,
     alpha_terms,
     answers_of,
     eval_metrics,
@@ -65,7 +65,7 @@ def test_half_precision_logits_are_compared_in_float32():
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_the_chance_of_acceptance_is_that_of_the_replay(temperature):
     student, teacher, ids = logits(1), logits(2), [3, 0, 8, 1, 2]
-    accept = accept_chance(student, teacher, torch.tensor(ids), temperature=temperature)
+    accept = acceptance_prob(student, teacher, torch.tensor(ids), temperature=temperature)
     replay = replay_answer(teacher, student, ids, sampling=Sampling(temperature))
     assert accept.tolist() == pytest.approx(replay.rules[rule_name(temperature)].accept.tolist(), rel=1e-5)
 
@@ -73,12 +73,12 @@ def test_the_chance_of_acceptance_is_that_of_the_replay(temperature):
 def test_a_nucleus_binds_both_models():
     teacher = torch.tensor([[0.6, 0.3, 0.1]]).log()
     student = torch.tensor([[0.2, 0.2, 0.6]]).log()
-    accept = accept_chance(student, teacher, torch.tensor([0]), temperature=1.0, top_p=0.9)
+    accept = acceptance_prob(student, teacher, torch.tensor([0]), temperature=1.0, top_p=0.9)
     assert accept.item() == pytest.approx(
         0.2 / (2 / 3)
     )  # the student's nucleus is everything, the teacher's two tokens
-    assert accept_chance(teacher, student, torch.tensor([2]), temperature=1.0, top_p=0.9).item() == 0
-    assert accept_chance(teacher, teacher, torch.tensor([2]), temperature=1.0, top_p=0.9).item() == 0
+    assert acceptance_prob(teacher, student, torch.tensor([2]), temperature=1.0, top_p=0.9).item() == 0
+    assert acceptance_prob(teacher, teacher, torch.tensor([2]), temperature=1.0, top_p=0.9).item() == 0
 
 
 def answer(*accept: float) -> Answer:
@@ -137,7 +137,7 @@ def test_a_batch_is_split_into_its_answers():
     assert len(second.alpha) == 3
     assert whole.alpha == pytest.approx(expected_acceptance(logits(1), logits(2)).numpy())
     assert whole.match == pytest.approx(greedy_match(logits(1), logits(2)).numpy())
-    assert whole.accept == pytest.approx(accept_chance(logits(1), logits(2), ids, temperature=1.0).numpy())
+    assert whole.accept == pytest.approx(acceptance_prob(logits(1), logits(2), ids, temperature=1.0).numpy())
     assert alpha_terms(whole)[1] == 5
 
 

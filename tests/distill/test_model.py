@@ -217,7 +217,7 @@ def test_bfloat16_on_a_processor_is_in_the_student_and_not_in_the_loss(tiny_draf
         seen.append((student_CV, teacher_CV))
         return forward_kl(student_CV, teacher_CV)
 
-    watched.asks_teacher = True
+    watched.needs_teacher = True
     model.objective = watched
     with torch.autocast("cpu", dtype=torch.bfloat16):  # as Composer surrounds a loss on a GPU
         loss = mean_loss(model, batch)

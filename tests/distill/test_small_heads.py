@@ -217,7 +217,7 @@ def test_no_logit_is_made_where_the_answer_cannot_be_said(whole, target, batch):
         seen.append((tuple(student_AK.shape), tuple(teacher_AK.shape)))
         return rule(student_AK, teacher_AK, ids_A)
 
-    watched.asks_teacher = True
+    watched.needs_teacher = True
     model.objective = watched
     model(batch)
     assert seen == [((int(said(batch).sum()), len(IDS)),) * 2]

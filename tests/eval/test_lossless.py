@@ -140,10 +140,10 @@ def inflate_chances(patch, by):
     """Every accept chance is so much higher than p / q."""
 
     def mutant(target_BJV, proposal):
-        p_BK, q_BK = (rules.chance_of(probs, proposal.tokens_BK) for probs in (target_BJV[:, :-1], proposal.probs_BKS))
+        p_BK, q_BK = (rules.prob_of(probs, proposal.tokens_BK) for probs in (target_BJV[:, :-1], proposal.probs_BKS))
         return ((1 + by) * p_BK / q_BK).clamp(max=1)
 
-    patch(rules, "accept_chances", mutant)
+    patch(rules, "acceptance_probs", mutant)
 
 
 @pytest.mark.parametrize("rule", LOSSLESS)

@@ -12,13 +12,13 @@ from architectures.vocabulary import (
     DraftVocabulary,
     Tokens,
     VocabularyConfig,
-    asked_size,
     coverage,
     ids_by_count,
     list_file,
     read_list,
+    requested_size,
     require_fitting,
-    with_asked_head,
+    with_requested_head,
     write_draft_vocabulary,
 )
 
@@ -60,19 +60,19 @@ def test_a_size_that_cannot_be_had_is_refused(size, bound):
 @pytest.mark.parametrize("size", [32000, 40000])
 def test_a_size_that_is_no_cut_is_refused(size):
     with pytest.raises(UserError, match=rf"^architecture\.vocabulary\.size .* 32000, got {size}"):
-        asked_size(VocabularyConfig(size=size), 32000)
-    assert asked_size(VocabularyConfig(size=31999), 32000) == 31999
+        requested_size(VocabularyConfig(size=size), 32000)
+    assert requested_size(VocabularyConfig(size=31999), 32000) == 31999
 
 
 def test_the_draft_has_a_head_of_its_own():
     tied = NAMED_SHAPES["wide-829m"].shape
-    draft = with_asked_head(tied, VocabularyConfig(size=4096))
+    draft = with_requested_head(tied, VocabularyConfig(size=4096))
     assert (draft.head_vocab, draft.tied, draft.vocab) == (4096, False, tied.vocab)
     assert draft.parameters() == tied.parameters() + 4096 * tied.hidden
-    assert with_asked_head(tied, None) == tied
-    assert with_asked_head(draft, VocabularyConfig(size=4096)) == draft
+    assert with_requested_head(tied, None) == tied
+    assert with_requested_head(draft, VocabularyConfig(size=4096)) == draft
     with pytest.raises(UserError, match=r"2048 .* 4096"):
-        with_asked_head(draft, VocabularyConfig(size=2048))
+        with_requested_head(draft, VocabularyConfig(size=2048))
 
 
 @pytest.fixture
@@ -90,8 +90,8 @@ def test_a_list_is_taken_as_it_is_from_its_beginning(write):
     path = write([9, 1, 3, 0])
     assert read_list(path, None) == (9, 1, 3, 0)
     assert read_list(path, 2) == (9, 1)
-    assert asked_size(VocabularyConfig.model_validate({"from": path}), 20) == 4
-    assert asked_size(VocabularyConfig.model_validate({"from": path, "size": 3}), 20) == 3
+    assert requested_size(VocabularyConfig.model_validate({"from": path}), 20) == 4
+    assert requested_size(VocabularyConfig.model_validate({"from": path, "size": 3}), 20) == 3
     require_fitting((9, 1), TOKENS, list_file(path), list_file(path))  # neither bytes nor special tokens need be there
 
 

@@ -75,10 +75,10 @@ def test_a_pinned_commit_that_was_fetched_needs_no_hub(hub, model):
 def test_a_branch_that_moved_between_two_stages_is_refused(hub, model, tmp_path):
     init = Artifact(tmp_path / "init", ARTIFACTS["init"])
     write_manifest(init.path, stage="prune", inputs={"target": fingerprint_checkpoint(resolve_checkpoint("org/model"))})
-    init.refuse_changed({"target": fingerprint_checkpoint(resolve_checkpoint("org/model"))})
+    init.reject_changed({"target": fingerprint_checkpoint(resolve_checkpoint("org/model"))})
     model.move(model__safetensors=b"other weights")
     with pytest.raises(UserError, match=r"another target than[\s\S]* target\.revision pins a"):
-        init.refuse_changed({"target": fingerprint_checkpoint(resolve_checkpoint("org/model"))})
+        init.reject_changed({"target": fingerprint_checkpoint(resolve_checkpoint("org/model"))})
 
 
 def test_a_branch_that_moves_while_it_is_fetched_is_fetched_as_it_was(hub, model):

@@ -8,7 +8,7 @@ import pytest
 from architectures.errors import UserError
 from architectures.shapes import ContextLength
 from distill.recipe.recipe import Recipe
-from distill.run import refuse_long_texts
+from distill.run import reject_long_texts
 from distill.train import train
 from eval.decoding.generate import within_context, write_traces
 from eval.prompts import Prompt, user_turn
@@ -92,24 +92,24 @@ def recipe_of(**sections) -> Recipe:
     ],
 )
 def test_every_key_that_makes_long_texts_is_named(sections, message):
-    refuse_long_texts(recipe_of(), LIMIT, {})
+    reject_long_texts(recipe_of(), LIMIT, {})
     with pytest.raises(UserError, match=message):
-        refuse_long_texts(recipe_of(**sections), LIMIT, {})
-    refuse_long_texts(recipe_of(**sections), {"here": None}, {})
+        reject_long_texts(recipe_of(**sections), LIMIT, {})
+    reject_long_texts(recipe_of(**sections), {"here": None}, {})
 
 
 def test_prompts_to_score_are_no_longer_than_those_of_the_data_unless_tasks_bring_others():
-    refuse_long_texts(recipe_of(eval={"max_prompt_len": 1024}), LIMIT, {})
+    reject_long_texts(recipe_of(eval={"max_prompt_len": 1024}), LIMIT, {})
     tasks = {"max_prompt_len": 1024, "tasks": [{"path": "a.jsonl"}]}
     with pytest.raises(UserError, match=r"eval\.max_prompt_len"):
-        refuse_long_texts(recipe_of(eval=tasks), LIMIT, {})
+        reject_long_texts(recipe_of(eval=tasks), LIMIT, {})
 
 
 def test_a_draft_reads_answers_and_need_not_write_them():
     long_target = {"here": ContextLength(9000, "")}
-    refuse_long_texts(recipe_of(data={"max_seq_len": 128}), long_target, {"there": LIMIT["here"]})
+    reject_long_texts(recipe_of(data={"max_seq_len": 128}), long_target, {"there": LIMIT["here"]})
     with pytest.raises(UserError, match=r"data\.max_seq_len is 129, but there was made for texts of 128 tokens"):
-        refuse_long_texts(recipe_of(data={"max_seq_len": 129}), long_target, {"there": LIMIT["here"]})
+        reject_long_texts(recipe_of(data={"max_seq_len": 129}), long_target, {"there": LIMIT["here"]})
 
 
 def test_training_refuses_an_init_made_for_shorter_texts(make_run, make_checkpoint):

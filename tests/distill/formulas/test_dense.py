@@ -312,7 +312,7 @@ def test_terms_are_weighted_and_take_their_options(logits):
 
 def test_only_tokens_need_no_teacher(logits):
     objective = build_objective("cross_entropy", temperature=1.0)
-    assert not objective.asks_teacher
-    assert build_objective([LossTerm(name="cross_entropy"), LossTerm(name="forward_kl")], temperature=1.0).asks_teacher
+    assert not objective.needs_teacher
+    assert build_objective([LossTerm(name="cross_entropy"), LossTerm(name="forward_kl")], temperature=1.0).needs_teacher
     ids = torch.arange(7)
     torch.testing.assert_close(objective(logits[0], None, ids), cross_entropy(logits[0], ids))

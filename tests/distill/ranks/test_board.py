@@ -62,7 +62,7 @@ def test_values_are_exchanged_whatever_their_size(stores, monkeypatch):
 
 def test_who_waits_hears_of_a_mistake(stores):
     mine, theirs = stores.boards()
-    theirs.tell_mistake("data.seed must be 1.")
+    theirs.print_user_error("data.seed must be 1.")
     with pytest.raises(UserError, match=r"^data\.seed must be 1\.$"):
         mine.get("never said")
     assert mine.store.get(MISTAKE) == b"data.seed must be 1."

@@ -8,7 +8,7 @@ import pytest
 import widedraft
 from architectures.errors import UserError
 from distill import distributed
-from distill.distributed import refuse_differing
+from distill.distributed import reject_differing
 
 
 @pytest.fixture
@@ -157,6 +157,6 @@ def test_a_number_that_would_be_ignored_is_refused(launched, capsys, words, refu
 
 def test_processes_that_differ_are_told_of_the_first_keys():
     same = {"seed": "17", "data.batch_size": "8"}
-    refuse_differing("recipe", [same, same, dict(same)])
+    reject_differing("recipe", [same, same, dict(same)])
     with pytest.raises(UserError, match=r"process 0 and process 2 of 3 .*: more is nothing and a+; seed is 17 and 18"):
-        refuse_differing("recipe", [same, same, {**same, "seed": "18", "more": "a" * 64}])
+        reject_differing("recipe", [same, same, {**same, "seed": "18", "more": "a" * 64}])

@@ -11,7 +11,7 @@ from architectures.errors import UserError
 from architectures.families import FAMILIES
 from distill.check import check_recipe
 from distill.recipe.recipe import Recipe
-from distill.recipe.validate import FEATURES, refuse_unfit
+from distill.recipe.validate import FEATURES, reject_unfit
 from distill.run import Run
 from tests.families import DECODER_ONLY, ENCODER_DECODER
 
@@ -80,7 +80,7 @@ def test_what_a_family_cannot_be_given_is_refused_before_anything_is_computed(
 def test_the_same_is_given_to_others(feature, tiny_target, tmp_path):
     recipe = recipe_of(tmp_path, tiny_target, ASKS[feature])
     for family in DECODER_ONLY:
-        refuse_unfit(recipe, family)
+        reject_unfit(recipe, family)
 
 
 def test_a_plain_recipe_is_refused_nothing(make_translator, tmp_path):

@@ -5,7 +5,7 @@ import pytest
 from architectures.errors import UserError
 from distill.recipe.recipe import Recipe, RecipeError, load_recipe
 from distill.run import Run, recipe_hash, target_record
-from distill.stage_inputs import asked_inputs
+from distill.stage_inputs import configured_inputs
 
 RECIPE = """
 run_name: held
@@ -43,8 +43,8 @@ def test_what_needs_all_weights_at_once_is_refused(recipe_with, words, refusal):
 def test_where_the_weights_are_moves_no_fingerprint_and_bits_do(recipe_with):
     plain, layers, packed = recipe_with(), recipe_with("target.placement=layers"), recipe_with("target.bits=4")
     assert recipe_hash(plain) == recipe_hash(layers) != recipe_hash(packed)
-    assert asked_inputs(plain) == asked_inputs(layers)
-    assert asked_inputs(packed) == {**asked_inputs(plain), "target.bits": 4}
+    assert configured_inputs(plain) == configured_inputs(layers)
+    assert configured_inputs(packed) == {**configured_inputs(plain), "target.bits": 4}
     assert target_record(layers.target) == target_record(plain.target)
     assert target_record(packed.target)["bits"] == 4
 

@@ -49,7 +49,7 @@ def test_what_is_taken_is_learned(loss, teacher):
     student_AV, teacher_AV = (torch.randn(7, 11, generator=generator) for _ in range(2))
     student_AV.requires_grad_()
     objective = build_objective(loss, temperature=1.0)
-    assert objective.asks_teacher == (loss != "cross_entropy")
+    assert objective.needs_teacher == (loss != "cross_entropy")
     losses_A = objective(student_AV, what_it_says(teacher, teacher_AV), torch.arange(7))
     losses_A.sum().backward()
     assert losses_A.shape == (7,)

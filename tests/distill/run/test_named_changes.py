@@ -107,7 +107,7 @@ def test_each_artifact_names_what_changed(run_of, artifact, before, after, chang
     change()
     run = run_of(*after)
     with pytest.raises(UserError) as refused:
-        of(run).refuse_changed(inputs_of(run))
+        of(run).reject_changed(inputs_of(run))
     lines = str(refused.value).splitlines()
     assert any(line.startswith(f"  - {key}: ") for line in lines)
     assert any(line.startswith(f"  + {key}: ") for line in lines)

@@ -21,13 +21,13 @@ from distill.recipe.recipe import save_recipe
 from distill.recipe.sections import DistillConfig, OptimizerConfig, SchedulerConfig
 from distill.run import Run
 from distill.stage_inputs import (
-    asked_inputs,
     begin_training,
+    configured_inputs,
     draft_inputs,
     eval_inputs,
     generate_inputs,
     prune_inputs,
-    refuse_orphaned_training,
+    reject_orphaned_training,
     require_training_inputs,
     sources_as_input,
 )
@@ -147,8 +147,8 @@ def test_answers_of_a_training_on_text_are_others_and_those_of_answers_what_they
     (tmp_path / "t.txt").write_text("a b c")
     text = {"domains": [{"name": "d", "path": str(tmp_path / "t.txt")}]}
     on_text = make_run(train_on="text", text=text, max_duration="6ba", eval_interval="3ba")
-    on_answers = asked_inputs(make_run("answers"))
-    assert {**on_answers, "distill.train_on": "text"} == asked_inputs(on_text)
+    on_answers = configured_inputs(make_run("answers"))
+    assert {**on_answers, "distill.train_on": "text"} == configured_inputs(on_text)
     assert "distill.train_on" not in on_answers
 
 
@@ -185,10 +185,10 @@ def test_a_scorecard_is_of_its_draft_its_init_and_its_target(make_run, make_chec
 
 def test_an_init_may_be_replaced_until_something_was_trained_from_it(make_run):
     recipe = make_run()
-    refuse_orphaned_training(Run.of(recipe))
+    reject_orphaned_training(Run.of(recipe))
     begin_training(Run.of(recipe))
     with pytest.raises(UserError, match="checkpoints was trained from it"):
-        refuse_orphaned_training(Run.of(recipe))
+        reject_orphaned_training(Run.of(recipe))
 
 
 def test_prompts_to_score_on_are_the_tasks_or_those_held_out(make_run, tmp_path):

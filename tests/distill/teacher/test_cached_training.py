@@ -44,7 +44,7 @@ def cached(make_run):
     return make
 
 
-def refuse_to_load(*_, **__):
+def reject_to_load(*_, **__):
     raise AssertionError("a cached teacher has no weights but its head's")
 
 
@@ -87,7 +87,7 @@ def batch_of(recipe, *answers: int):
 def test_hidden_states_teach_what_the_live_teacher_teaches(make_run, cached, monkeypatch, settings):
     live, read = make_run("live", **settings), cached("read", HIDDEN, **settings)
     train(live)
-    monkeypatch.setattr(distill.trainer, "load_teacher", refuse_to_load)
+    monkeypatch.setattr(distill.trainer, "load_teacher", reject_to_load)
     train(read)
     losses = [values(recipe, "loss/train/total") for recipe in (live, read)]
     assert len(losses[0]) == 6

@@ -10,7 +10,7 @@ from architectures.manifest import write_manifest
 from distill.checkpoints.checkpoint_files import BEST_NAME
 from distill.chunked_loss import logits_of
 from distill.estimate import answers_in, training_flops
-from distill.metrics import LOOKAHEADS, Known, accept_chance, accept_chance_alone, eval_metrics
+from distill.metrics import LOOKAHEADS, Known, acceptance_prob, eval_metrics, own_acceptance_prob
 from distill.model import HeldOut
 from distill.recipe.recipe import Recipe
 from distill.run import Run
@@ -25,7 +25,7 @@ from tests.distill.small_heads import IDS, cut_draft
 NONE = {"source": "none"}
 
 
-def refuse_to_load(*_, **__):
+def reject_to_load(*_, **__):
     raise AssertionError("there is no teacher")
 
 
@@ -33,7 +33,7 @@ def refuse_to_load(*_, **__):
 def no_loading(monkeypatch):
     """Fails a test in which any weight of a teacher is loaded."""
     for name in ("load_teacher", "load_sharded_teacher", "load_head"):
-        monkeypatch.setattr(distill.trainer, name, refuse_to_load)
+        monkeypatch.setattr(distill.trainer, name, reject_to_load)
 
 
 def test_it_learns_and_chooses_what_a_live_teacher_beside_it_would(make_run, request):
@@ -80,17 +80,17 @@ def test_the_rule_is_that_of_the_replay():
     draft_TV, target_TV = (2 * torch.randn(6, 9, generator=generator) for _ in range(2))
     ids = [3, 0, 8, 1, 2, 5]
     for temperature in (0.7, 1.0):
-        found = accept_chance_alone(draft_TV, torch.tensor(ids), temperature=temperature)
+        found = own_acceptance_prob(draft_TV, torch.tensor(ids), temperature=temperature)
         replay = replay_answer(target_TV, draft_TV, ids, sampling=Sampling(temperature))
         assert found.tolist() == pytest.approx(replay.rules[EXACT_SAMPLED_DRAFT].accept.tolist(), rel=1e-5)
-        by_rejection = accept_chance(draft_TV, target_TV, torch.tensor(ids), temperature=temperature)
+        by_rejection = acceptance_prob(draft_TV, target_TV, torch.tensor(ids), temperature=temperature)
         assert (found <= by_rejection).all()
     one, other = (chance(0.0) for chance in (
-        lambda t: accept_chance_alone(draft_TV, torch.tensor(ids), temperature=t),
-        lambda t: accept_chance(draft_TV, target_TV, torch.tensor(ids), temperature=t),
+        lambda t: own_acceptance_prob(draft_TV, torch.tensor(ids), temperature=t),
+        lambda t: acceptance_prob(draft_TV, target_TV, torch.tensor(ids), temperature=t),
     ))  # fmt: skip
     assert torch.equal(one, other)
-    nucleus = accept_chance_alone(torch.tensor([[0.6, 0.3, 0.1]]).log(), torch.tensor([1]), temperature=1.0, top_p=0.8)
+    nucleus = own_acceptance_prob(torch.tensor([[0.6, 0.3, 0.1]]).log(), torch.tensor([1]), temperature=1.0, top_p=0.8)
     assert nucleus.item() == pytest.approx(0.3 / 0.9)
 
 

@@ -95,14 +95,14 @@ def test_each_part_of_a_target_is_named_when_it_changes(own_target, monkeypatch,
     path = Path(own_target.target.path) / file
     text = path.read_text()
     path.write_text(text.replace(old, new) if old in text else f"{text} ")
-    monkeypatch.setattr(Artifact, "refuse_changed", allow_data(Artifact.refuse_changed))
+    monkeypatch.setattr(Artifact, "reject_changed", allow_data(Artifact.reject_changed))
     with pytest.raises(UserError, match=rf"teacher_cache was made from another {', '.join(named)} than"):
         cache_stage(Run.of(own_target))
 
 
-def allow_data(refuse_changed):
-    """refuse_changed for all artifacts but the answers, which are made from the target too."""
-    return lambda artifact, inputs: None if artifact.path.name == "data" else refuse_changed(artifact, inputs)
+def allow_data(reject_changed):
+    """reject_changed for all artifacts but the answers, which are made from the target too."""
+    return lambda artifact, inputs: None if artifact.path.name == "data" else reject_changed(artifact, inputs)
 
 
 def test_answers_of_another_target_are_refused_first(own_target):

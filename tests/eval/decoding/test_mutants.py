@@ -16,7 +16,7 @@ from eval.decoding import texts
 from eval.decoding.sampling import (
     Sampling,
     Verdict,
-    accept_chances,
+    acceptance_probs,
     at,
     draft_at,
     invert_cumulative,
@@ -73,7 +73,7 @@ def bonus_from_q(patch):
     """After a round that kept everything the token is drawn from the draft."""
 
     def mutant(target_BJV, proposal, draws):
-        accepted_B = leading(draws.accept_BK < accept_chances(target_BJV, proposal), proposal.counts_B)
+        accepted_B = leading(draws.accept_BK < acceptance_probs(target_BJV, proposal), proposal.counts_B)
         rest_BV = residual(row_at(target_BJV, accepted_B), draft_at(proposal, accepted_B))
         if proposal.tokens_BK.shape[1]:
             full_B = accepted_B == proposal.counts_B
@@ -85,7 +85,7 @@ def bonus_from_q(patch):
 
 def accept_iff_p_at_least_q(patch):
     """A proposed token is kept exactly where the target finds it as likely as the draft does."""
-    patch(rules, "accept_chances", lambda target, proposal: (accept_chances(target, proposal) >= 1).float())
+    patch(rules, "acceptance_probs", lambda target, proposal: (acceptance_probs(target, proposal) >= 1).float())
 
 
 def shared_random_numbers(patch):

@@ -161,7 +161,7 @@ def test_products_in_bfloat16_are_the_same_up_to_its_rounding(rows):
 )
 def test_loaded_models_are_quickened_where_it_helps(monkeypatch, tiny_target, capability, gains, slow):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    monkeypatch.setattr(models, "few_rows_gain_alone", lambda: gains)
+    monkeypatch.setattr(models, "few_rows_gain_only", lambda: gains)
     for library in (torch.backends.mkl, torch.backends.mkldnn):
         monkeypatch.setattr(library, "is_available", lambda: True)
     assert slow_type() is slow
