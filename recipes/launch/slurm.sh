@@ -8,19 +8,18 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.log
-# SLURM, one task a node, which starts the processes of its node by Composer's launcher:
+# SLURM: one task per node, which starts the node's processes with Composer's launcher:
 #
 #     sbatch [--nodes 4] [--gpus-per-node 4] [--partition ...] recipes/launch/slurm.sh my.yaml [key=value ...]
 #
-# Submit it in a directory of a disk that all nodes share, which recipe, prompts, target and run are on, with the
-# environment active that has widedraft. A job that was preempted or lost a node is queued again (--requeue) and
-# continues; a mistake in the recipe (exit code 2) ends it. --mem=0: --exclusive gives a job the cores and GPUs of a node
-# and not its memory. --cpu-bind=none: some clusters bind a task to one core, and this task starts all processes of its
-# node.
+# Submit from a directory on a shared filesystem that holds recipe, prompts, target and run directory, with widedraft's
+# environment active. Jobs that are preempted or lose a node are requeued (--requeue) and resume; a recipe error (exit
+# code 2) ends the job. --mem=0: --exclusive allocates all cores and GPUs of a node, but not its memory.
+# --cpu-bind=none: some clusters bind each task to one core, but this task starts all processes of its node.
 set -euo pipefail
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 export MASTER_ADDR="${hosts[0]}" MASTER_PORT="${MASTER_PORT:-29500}"
-export PYTHONSAFEPATH=1  # files of the working directory hide no package
+export PYTHONSAFEPATH=1  # files in the working directory must not shadow packages
 
 srun --kill-on-bad-exit=1 --cpu-bind=none bash -c '
 export NODE_RANK="$SLURM_NODEID"

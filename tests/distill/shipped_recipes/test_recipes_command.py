@@ -43,7 +43,8 @@ def test_the_list_tells_of_every_recipe_what_it_makes_of_what_and_what_it_costs(
     quickstart = next(section for section in sections if section.startswith("quickstart\n"))
     assert [line.split()[0] for line in quickstart.splitlines()[1:]] == ["target", "draft", "hardware", "hours"]
     assert "  target    models/SmolLM2-135M-Instruct\n" in quickstart
-    assert "  draft     A one-layer draft of SmolLM2-135M-Instruct (30 layers)" in quickstart
+    draft = next(line for line in quickstart.splitlines() if line.startswith("  draft "))
+    assert "1-layer draft of SmolLM2-135M-Instruct" in draft
     for section in sections[:-1]:
         assert all(len(line.split()) > 1 for line in section.splitlines()[1:]), section
     assert files(here) == []
