@@ -92,12 +92,9 @@ def compare(options: argparse.Namespace, vocab: int, tokens: int, loss: str, pat
     measured = {}
     for path in paths:
         job = Job(path=path, loss=loss, tokens=tokens, vocab=vocab)
-        try:
-            measured[path] = measure_in_a_process(
-                job, device=options.device, repeats=options.repeats, threads=options.threads
-            )
-        except RuntimeError as error:
-            sys.exit(str(error))
+        measured[path] = measure_in_a_process(
+            job, device=options.device, repeats=options.repeats, threads=options.threads
+        )
     row = {"loss": loss, "vocab": vocab, "tokens": tokens, "chunk_tokens": chunk_size(vocab), "paths": measured}
     print(json.dumps(row), file=sys.stderr, flush=True)
     return row
