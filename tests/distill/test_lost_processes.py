@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from architectures.sharing import ALONE, Share
-from distill import pipeline, teacher_cache, train
+from distill import teacher_cache
 from distill.pipeline import cache_stage, checkpoints_stage, distill_stage, eval_stage, generate_stage, prune_stage
 from distill.recipe.recipe import load_recipe
 from distill.run import Run
 from eval.checkpoint_curve import JSON_NAME
 from eval.decoding import generate as answering
+from tests.conftest import train_here
 from tests.distill.recipe_files import write_recipe
 from tests.distill.test_several_processes import contents
 from tests.sharing import by_processes
@@ -76,8 +77,7 @@ def whole(make_checkpoint, tmp_path_factory, trainings_begin_at_once) -> Path:
     folder = tmp_path_factory.mktemp("lost")
     write_recipe(folder, make_checkpoint(seed=1), CUT, SETTINGS)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "run_training", lambda path, *_: train.main([str(path)]))
-        patch.setattr(train, "restore_signals", lambda: None)
+        train_here(patch)
         for stage in STAGES:
             carry_out(stage, folder)
     return (folder / "run").rename(folder / "whole").parent
