@@ -5,7 +5,7 @@ import os
 import resource
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from distill.checkpoints.checkpoint_files import find_checkpoints
 from distill.checkpoints.folders import read_tensors
 from distill.checkpoints.reading import read_model, read_state
 from distill.recipe.recipe import Recipe
+from distill.train import train
 
 # Of gradients and losses after one step, between a GPU and the processor or two runs on a GPU.
 DEVICE_RTOL = 1e-4  # float32 products of another library, summed in another order, through a few layers
@@ -119,3 +120,13 @@ def file_size_limit(num_bytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def train_in_two_sessions(
+    recipe: Recipe, stopped: AbstractContextManager[None], batch: int, folder: str = "checkpoints"
+) -> None:
+    """Train until a stop before the batch's checkpoint, then to the end from the checkpoint of the batch before."""
+    with stopped:
+        train(recipe)
+    assert find_checkpoints(Path(recipe.run_dir) / folder)[-1].name.endswith(f"ba{batch - 1}-rank0.pt")
+    train(recipe)

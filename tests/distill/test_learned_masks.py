@@ -34,6 +34,7 @@ from tests.distill.after_training import (
     metrics,
     plant,
     relative_difference,
+    train_in_two_sessions,
 )
 from tests.distill.two_processes import train_by
 
@@ -101,10 +102,8 @@ def test_resumed_equals_uninterrupted_bit_for_bit(make_masks, stopped):
     assert len(names) > 10
     for batch in (2, 5):
         resumed = make_masks(f"resumed-{batch}")
-        with stopped(distill.learned_masks, "build_mask_loggers", batch):
-            train(resumed)
-        assert find_checkpoints(Path(resumed.run_dir) / "mask_checkpoints")[-1].name.endswith(f"ba{batch - 1}-rank0.pt")
-        train(resumed)
+        stop = stopped(distill.learned_masks, "build_mask_loggers", batch)
+        train_in_two_sessions(resumed, stop, batch, "mask_checkpoints")
         for part in ("model", "optimizers"):
             assert_equal(last_state(straight, "mask_checkpoints")[part], last_state(resumed, "mask_checkpoints")[part])
         other = metrics(resumed, "masks.jsonl")

@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM
 import distill.trainer
 from architectures.errors import UserError
 from architectures.manifest import read_manifest, write_manifest
-from distill.checkpoints.checkpoint_files import find_checkpoints
 from distill.process import end_on_sigterm
 from distill.run import Run
 from distill.stage_inputs import generate_inputs, prune_inputs, training_inputs
@@ -25,6 +24,7 @@ from tests.distill.after_training import (
     last_state,
     mean_gradients,
     metrics,
+    train_in_two_sessions,
 )
 
 
@@ -50,10 +50,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(make_run, stopped):
     train(straight)
     for batch in (2, 5):
         resumed = make_run(f"resumed-{batch}")
-        with stopped(distill.trainer, "build_loggers", batch):
-            train(resumed)
-        assert find_checkpoints(Path(resumed.run_dir) / "checkpoints")[-1].name.endswith(f"ba{batch - 1}-rank0.pt")
-        train(resumed)
+        train_in_two_sessions(resumed, stopped(distill.trainer, "build_loggers", batch), batch)
         assert_equal(last_state(straight)["model"], last_state(resumed)["model"])
         assert_equal(last_state(straight)["optimizers"], last_state(resumed)["optimizers"])
         assert evaluated(resumed) == evaluated(straight) == [0, 3, 6]

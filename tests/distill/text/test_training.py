@@ -13,7 +13,6 @@ import distill.data.training_data
 import distill.text_training
 import distill.trainer
 from architectures.errors import UserError
-from distill.checkpoints.checkpoint_files import find_checkpoints
 from distill.chunked_loss import Head
 from distill.pipeline import generate_stage
 from distill.run import Run
@@ -29,7 +28,7 @@ from distill.text_training import (
 )
 from distill.train import train
 from distill.trainer import build_model
-from tests.distill.after_training import assert_equal, last_state, metrics
+from tests.distill.after_training import assert_equal, last_state, metrics, train_in_two_sessions
 from tests.distill.two_processes import train_by
 
 ROOT = Path(__file__).parents[3]
@@ -231,10 +230,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(make_text_run, make_checkpoint
     assert len(learned(straight)) == 7
     for batch in (2, 5):
         resumed = make_text_run(f"resumed-{batch}", init=init)
-        with stopped(distill.trainer, "build_loggers", batch):
-            train(resumed)
-        assert find_checkpoints(Path(resumed.run_dir) / "checkpoints")[-1].name.endswith(f"ba{batch - 1}-rank0.pt")
-        train(resumed)
+        train_in_two_sessions(resumed, stopped(distill.trainer, "build_loggers", batch), batch)
         for part in ("model", "optimizers"):
             assert_equal(last_state(straight)[part], last_state(resumed)[part])
         assert learned(straight) == learned(resumed)
