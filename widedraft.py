@@ -20,16 +20,16 @@ from pydantic import Field
 from architectures.errors import UserError
 from architectures.manifest import package_version
 from architectures.settings import Flag, Section, read_settings
-from distill import commands, score_pair
+from distill import commands
+from distill import commands as score_pair
 from distill.choose.candidates import ChooseSettings
 from distill.commands import CheckSettings, GenerateSettings, RunSettings, check
 from distill.distributed import launch_if_several
 from distill.hub.push import PushSettings
 from distill.process import report_user_errors
 from distill.shipped_recipes import RecipesSettings, recipes
-from eval.cli import BenchmarkSettings, ReportSettings, benchmark, report
+from eval.cli import BenchmarkSettings, ReportSettings, VerifySettings, benchmark, report, verify
 from eval.engines.certify import CertifySettings, certify
-from eval.verify import VerifySettings, verify
 
 EXITS = "Exit codes: 0 fine, 2 a mistake you can mend (one message), 130 interrupted; run again to continue."
 

@@ -25,9 +25,9 @@ from pydantic import Field, TypeAdapter
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from architectures.console import track
 from architectures.errors import UserError
 from architectures.files import checked, read_json_object, write_json
-from architectures.progress import track
 
 SINGLE_NAME = "model.safetensors"
 HINT = "Choose another folder, or empty this one."

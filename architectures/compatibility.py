@@ -20,9 +20,8 @@ from architectures.families import FAMILIES
 from architectures.families.config_entries import TEXT_PARTS
 from architectures.families.family import ModelEngine
 from architectures.files import read_json
-from architectures.hashes import TOKENIZER_SETTINGS, chat_template, read_json_file
 from architectures.hub import cached_config, config_at_hand, is_gguf, local_path
-from architectures.manifest import read_manifest
+from architectures.manifest import TOKENIZER_SETTINGS, chat_template, read_json_file, read_manifest
 from architectures.shapes import Shape, context_length
 from architectures.target_files import ASSISTANT_KEYS
 from architectures.vocabulary import CONFIG_KEY

@@ -31,9 +31,14 @@ from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.families.family import Family
 from architectures.files import read_text, staged_folder, write_json, write_text
-from architectures.hashes import TOKENIZER_SETTINGS, fingerprint_checkpoint, read_json_file
 from architectures.hub import read_config
-from architectures.manifest import MANIFEST_NAME, write_manifest
+from architectures.manifest import (
+    MANIFEST_NAME,
+    TOKENIZER_SETTINGS,
+    fingerprint_checkpoint,
+    read_json_file,
+    write_manifest,
+)
 from architectures.pruning.prune import require_numbers
 from architectures.shapes import Shape, checkpoint_tensors
 from architectures.target_files import (

@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from architectures.checkpoint import open_weights, require_tensors
+from architectures.console import track
 from architectures.convert import read_small_draft, write_whole
 from architectures.errors import UserError
 from architectures.families import FAMILIES
@@ -37,7 +38,6 @@ from architectures.gguf_import import (
     stored_bytes,
 )
 from architectures.hub import read_config
-from architectures.progress import track
 from architectures.pruning.prune import require_numbers
 from architectures.shapes import Shape, checkpoint_tensors
 from architectures.target_files import read_generation_settings

@@ -29,8 +29,7 @@ from architectures.families import FAMILIES
 from architectures.families.family import Gguf
 from architectures.files import staged_folder
 from architectures.gguf_format import ARCHITECTURES, TOKEN_KEYS, GgufHeader, GgufTensor, gguf_config, read_gguf_header
-from architectures.hashes import fingerprint_file
-from architectures.manifest import MANIFEST_NAME, write_manifest
+from architectures.manifest import MANIFEST_NAME, fingerprint_file, write_manifest
 from architectures.shapes import Shape, checkpoint_tensors
 
 ROPE_FACTORS = "rope_freqs.weight"

@@ -22,11 +22,9 @@ from typing import Any
 
 from architectures.errors import UserError
 from architectures.families.config_entries import require_config
-from architectures.files import MASK, looked_for, masked, read_json_object
+from architectures.files import MASK, looked_for, masked, packaged_target, read_json_object
 from architectures.gguf_format import gguf_config, read_gguf_header
-from architectures.hashes import fingerprint_file
-from architectures.manifest import changed_inputs, read_manifest
-from architectures.shipped import packaged_target
+from architectures.manifest import changed_inputs, fingerprint_file, read_manifest
 from architectures.target_files import read_generation_settings
 from architectures.vocabulary import reject_small_head
 

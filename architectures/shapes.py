@@ -11,8 +11,7 @@ from typing import Any
 from architectures.errors import UserError
 from architectures.families import FAMILIES, family_of
 from architectures.families.config_entries import mistake_in
-from architectures.families.family import EMBEDDING_ROLES, Family, LayerPart
-from architectures.families.rotary import LLAMA
+from architectures.families.family import EMBEDDING_ROLES, LLAMA, Family, LayerPart
 
 CONFIG_KEY = "head_vocab_size"  # of config.json; `draft_vocab_size` would make llama.cpp take it for EAGLE-3
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

@@ -18,7 +18,7 @@ from pydantic import Field, TypeAdapter, WithJsonSchema, model_validator
 
 from architectures.errors import UserError
 from architectures.files import looked_for, parsed, read_json_object, read_text, shown, write_text
-from architectures.hashes import TOKENIZER_SETTINGS
+from architectures.manifest import TOKENIZER_SETTINGS
 from architectures.settings import Section
 from architectures.shapes import CONFIG_KEY, Shape
 from architectures.target_files import SPECIAL_IDS, read_generation_settings

@@ -28,8 +28,8 @@ from transformers import PreTrainedModel
 
 from architectures.manifest import git_commit, hardware
 from eval.decoding.kv_cache import Opener, open_sequencer
+from eval.decoding.sampling import Limits, Speculation
 from eval.decoding.speculative import plain_decode, speculative_decode
-from eval.decoding.texts import Limits, Speculation
 from eval.pair import load_pair, prompts_of
 
 Way = Callable[[], int]  # decodes everything, and returns the tokens written

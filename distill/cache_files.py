@@ -15,11 +15,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from architectures.console import track
 from architectures.errors import UserError
 from architectures.files import checked, read_json_object, write_json
-from architectures.hashes import read_sha256
-from architectures.manifest import MANIFEST_NAME, changed_inputs, read_manifest
-from architectures.progress import track
+from architectures.manifest import MANIFEST_NAME, changed_inputs, read_manifest, read_sha256
 from architectures.settings import command_of
 
 # A change of either limit needs another FORMAT.

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from architectures.compatibility import LABELS, EngineName, Pair, Problem, check, read_model
+from architectures.console import plural
 from architectures.errors import UserError
 from architectures.files import free_bytes
 from architectures.hub import NOT_HERE, cached_config, config_at_hand, is_gguf, local_path, packaged_words
 from architectures.pruning.plan import load_plan, needed_scores, plan_pruning
 from architectures.requested_shape import WIDTHS, ArchitectureConfig, draft_shape, masked_shape
 from architectures.shapes import NAMED_SHAPES, ContextLength, Shape, context_length
-from architectures.tables import plural
 from architectures.vocabulary import (
     CONFIG_KEY,
     COUNTED,

@@ -13,12 +13,12 @@ from math import ceil, prod
 from statistics import mean
 from typing import TYPE_CHECKING
 
+from architectures.console import plural
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.manifest import ResponseCounts, changed_inputs, hardware
 from architectures.pruning.plan import needed_scores
 from architectures.shapes import DTYPE_BYTES, ContextLength, Shape
-from architectures.tables import plural
 from distill.data.conversations import Conversation
 from distill.losses import GPU_CHUNKS, Knowledge, chunk_size
 from distill.recipe.recipe import Recipe

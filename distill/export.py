@@ -20,9 +20,14 @@ from architectures.errors import UserError
 from architectures.families import family_of
 from architectures.families.family import Family
 from architectures.files import staged_folder, write_json, write_text
-from architectures.hashes import fingerprint_checkpoint, fingerprint_file, fingerprint_value
 from architectures.hub import read_config
-from architectures.manifest import MANIFEST_NAME, write_manifest
+from architectures.manifest import (
+    MANIFEST_NAME,
+    fingerprint_checkpoint,
+    fingerprint_file,
+    fingerprint_value,
+    write_manifest,
+)
 from architectures.pruning.plan import PLAN_NAME
 from architectures.pruning.prune import with_dtype
 from architectures.settings import command_of
@@ -38,7 +43,7 @@ from architectures.vocabulary import (
 )
 from architectures.vocabulary_head import fit_rows, with_unknown
 from distill.checkpoints.checkpoint_files import OF_A_FILE, damage, find_checkpoints, is_checkpoint
-from distill.checkpoints.reading import algorithms_of, read_model, read_state
+from distill.checkpoints.saving import algorithms_of, read_model, read_state
 from distill.data.batches import UnknownInputs
 from distill.run import Run, shape_of
 from distill.stage_inputs import draft_inputs

@@ -27,9 +27,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from architectures.checkpoint import TensorInfo, require_replaceable, write_weights
 from architectures.families import FAMILIES
 from architectures.files import staged_folder, write_json, write_text
-from architectures.hashes import fingerprint_checkpoint
 from architectures.hub import read_config, require_whole_head
-from architectures.manifest import MANIFEST_NAME
+from architectures.manifest import MANIFEST_NAME, fingerprint_checkpoint
 from architectures.pruning.masks import Masks, fold, masked, middle, plan_from_masks
 from architectures.pruning.plan import PLAN_NAME
 from architectures.pruning.prune import tensor_locations, with_dtype
@@ -43,15 +42,22 @@ from distill.checkpoints.saving import CheckpointWriter
 from distill.checkpoints.trust import guard_composer
 from distill.chunked_loss import AnswerLogits, Head, logits_of, sum_of_rows, vocab_size_of
 from distill.export import stored_name
-from distill.loss_formulas import cross_entropy, forward_kl
+from distill.losses import cross_entropy, forward_kl
 from distill.recipe.sections import split_time, teacher_dtype
 from distill.run import Run, shape_of
-from distill.sharding import parallelism_config, recompute_layers
 from distill.stage_inputs import mask_inputs
 from distill.teacher import Teacher, TeacherRows, load_sharded_teacher, load_teacher, without_weights
 from distill.text_data import text_eval_loaders, text_loader
 from distill.text_training import DynamicLoading, RandomStateOnResume, held_out_losses, reference_losses
-from distill.trainer import DIST_TIMEOUT_S, device_batch_size, microbatch_size, newest_for_all, training_device
+from distill.trainer import (
+    DIST_TIMEOUT_S,
+    device_batch_size,
+    microbatch_size,
+    newest_for_all,
+    parallelism_config,
+    recompute_layers,
+    training_device,
+)
 from eval.models import load_model, load_tokenizer, require_rows
 
 WARMUP, ALPHA_F = "0.1dur", 0.1  # of the learning rates, as in Sheared LLaMA

@@ -4,6 +4,9 @@ A stage is finished when its directory holds a manifest, and current when that m
 recipe. Current stages are skipped, so an interrupted run resumes. Imports torch only where it computes.
 
 If a launcher has started several processes, each starts one training process, and these form the process group.
+
+Scores belong to a target and a calibration text. They are computed once, saved in architecture.scores, and serve every
+shape; a method that needs more scores later adds them to the same file.
 """
 
 import json
@@ -14,24 +17,46 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from architectures.errors import UserError
-from architectures.manifest import PACKAGES, ResponseCounts, changed_inputs, flat, package_version
-from architectures.settings import command_of
+from architectures.manifest import (
+    PACKAGES,
+    ResponseCounts,
+    changed_inputs,
+    fingerprint_checkpoint,
+    flat,
+    package_version,
+)
+from architectures.pruning.plan import (
+    PLAN_NAME,
+    SCORES_NAME,
+    PruningPlan,
+    Scores,
+    load_plan,
+    load_scores,
+    needed_scores,
+    plan_pruning,
+    save_scores,
+)
+from architectures.settings import WHOLE, Placement, command_of
 from architectures.sharing import ALONE, Share
 from architectures.target_files import SETTINGS_NAME, write_assistant_settings
+from architectures.vocabulary import VocabularyConfig
 from distill.cache_files import is_whole, verify_files
 from distill.check import check_recipe
 from distill.distributed import is_launched, require_same
+from distill.draft_vocabulary import OutputIds, choose_output_ids, with_output_ids
 from distill.process import signals_kept
 from distill.recipe.recipe import load_recipe
 from distill.recipe.sections import TeacherConfig, teacher_dtype
-from distill.run import Artifact, Run, earlier_stages, held, owned_run, share_answers
+from distill.recipe.validate import reject_orders
+from distill.run import Artifact, Run, cut_from, earlier_stages, held, length_of, owned_run, shape_of, share_answers
 from distill.stage_inputs import (
     cache_inputs,
     counts_answers,
@@ -43,12 +68,152 @@ from distill.stage_inputs import (
     prune_inputs,
     reject_orphaned_training,
     require_training_inputs,
+    scores_inputs,
 )
 from eval.responses import EVERY_FILE, ShardPart, missing_shards, read_claims, read_traces
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from eval.prompts import Prompt
     from eval.scorecard_schema import Scorecard
+
+
+def weights_and_plan(run: Run) -> tuple[Path, PruningPlan, dict[str, Any]]:
+    """Return the checkpoint to prune, the plan including the output ids, and their origin, for the manifest.
+
+    Raises:
+        UserError: If the source has another tokenizer than the target; also as the functions called.
+    """
+    target, wanted = run.target, run.recipe.architecture
+    vocab = shape_of(target).vocab
+    choice = None if wanted.vocabulary is None else chosen_ids(run, wanted.vocabulary, vocab)
+    if wanted.method == "learned_masks":
+        masks = run.masks.path
+        plan = load_plan(masks / PLAN_NAME, shape_of(target), target=target)
+        return masks, *with_output_ids(plan, choice, masks, None)
+    source = cut_from(run)
+    if source != target:
+        require_shared_tokens(target, source)
+    plan = recipe_plan(run, source).with_vocab(vocab)
+    return source, *with_output_ids(plan, choice, source, wanted.plan)
+
+
+def chosen_ids(run: Run, wanted: VocabularyConfig, vocab_size: int) -> OutputIds:
+    recipe = run.recipe
+    return choose_output_ids(wanted, run.target, vocab_size, answers=run.data.path, text=recipe.text, seed=recipe.seed)
+
+
+def require_shared_tokens(target: Path, source: Path) -> None:
+    """Raise UserError unless source has the vocabulary of the target, whose tokenizer the draft gets."""
+    from eval.models import require_same_vocabulary
+
+    require_same_vocabulary(
+        target, source, remedy="The draft gets the target's: name a source that was made with it (architecture.source)."
+    )
+
+
+def recipe_plan(run: Run, source: Path) -> PruningPlan:
+    """Return the plan of a recipe: read from architecture.plan, or computed from shapes and scores.
+
+    Raises:
+        UserError: If the source cannot be pruned to the shape, or the plan is of another model.
+    """
+    shape, wanted = shape_of(source), run.recipe.architecture
+    if wanted.plan is not None:
+        return load_plan(Path(wanted.plan), shape, target=source)
+    needed = needed_scores(shape, wanted)
+    scores = scores_of(run, source, needed) if needed else Scores()
+    return plan_pruning(shape, wanted, scores, seed=run.recipe.seed, target=fingerprint_checkpoint(source))
+
+
+def scores_of(run: Run, source: Path, needed: set[str]) -> Scores:
+    """Load the scores that a plan needs; compute and save missing ones."""
+    inputs, file, share = scores_inputs(run, source), run.scores.path / SCORES_NAME, run.share
+
+    def scores_there() -> Scores:
+        manifest = run.scores.manifest
+        is_there = manifest is not None and file.is_file() and not changed_inputs(manifest, inputs)
+        return load_scores(file) if is_there else Scores()
+
+    known = share.lead(scores_there)
+    missing = needed - known.arrays.keys()
+    if missing:
+        reject_orders(placement_of(run, source), missing)
+        computed = compute_scores(run, source, missing)
+        if share.leads:
+            save_scores(file, {**known.arrays, **computed})
+            run.record(run.scores, inputs)
+        known = share.lead(lambda: load_scores(file))
+    print(f"   {file}: {'computed' if missing else 'up to date'} ({', '.join(sorted(needed))})", flush=True)
+    return known
+
+
+def placement_of(run: Run, source: Path) -> Placement:
+    """Return the placement of the model to prune; a source other than the target is loaded whole."""
+    return run.recipe.target.placement if source == run.target else "whole"
+
+
+def compute_scores(run: Run, source: Path, missing: set[str]) -> dict[str, Any]:
+    """Compute the missing scores, and further ones of the same pass over the text, on the first process only."""
+    import numpy as np
+
+    from architectures.pruning.importance import activation_scores, merge_order, removal_order
+    from eval.large_targets import access_to, load_target
+
+    ids_ST, share, wanted = calibration_ids(run, source), run.share, run.recipe.target
+    orders = {"removal_order": removal_order, "merge_order": merge_order}
+    searches = {name: orders[name] for name in orders if name in missing}
+    if not searches and not share.leads:  # one pass over the text is the work of one process
+        return {}
+    holding = replace(wanted.holding, bits=None) if source == run.target else WHOLE
+    model = load_target(source, dtype=wanted.dtype, holding=holding)
+    ids_ST = ids_ST.to(model.device)
+    scores = {name: np.array(search(model, ids_ST, share)) for name, search in searches.items()}
+    if missing <= scores.keys() or not share.leads:
+        return scores
+    return {**scores, **activation_scores(model, ids_ST, access=access_to(model, source))}
+
+
+def calibration_ids(run: Run, source: Path) -> "Tensor":
+    """Return ids_ST of the calibration text, within the context of source; raise UserError if it is too short."""
+    from architectures.pruning.importance import calibration_sequences
+    from eval.models import load_tokenizer
+
+    tokenizer, length = load_tokenizer(run.target), length_of(source)
+    return calibration_sequences(
+        calibration_texts(run, tokenizer),
+        tokenizer,
+        tokens=run.recipe.architecture.calibration.tokens,
+        context_tokens=None if length is None else length.tokens,
+    )
+
+
+def calibration_texts(run: Run, tokenizer: Any) -> Iterator[str]:
+    """Yield a text file's contents, or rendered prompts: of a file, of the data, or generated by the target."""
+    from architectures.pruning.importance import read_calibration_text
+    from distill.data.training_data import write_own_prompts_if_configured
+    from eval.prompts import load_prompts, render_prompt
+    from eval.tasks import PromptSource
+
+    recipe, text = run.recipe, run.recipe.architecture.calibration.text
+    if text is not None and not text.endswith(".jsonl"):
+        yield from read_calibration_text(Path(text))
+        return
+    prompts = load_prompts(recipe.data.prompts if text is None else [PromptSource(path=text)])
+    if not prompts:  # the generate stage reuses them
+        prompts = write_own_prompts_if_configured(
+            run.target,
+            recipe.data,
+            run.data.path,
+            seed=recipe.seed,
+            dtype=recipe.target.dtype,
+            holding=recipe.target.holding,
+            share=run.share,
+        )
+    for prompt in prompts:
+        yield tokenizer.decode(render_prompt(tokenizer, prompt.messages))
+
 
 NAMES = ("eval", "train")  # splits of a run's responses
 
@@ -108,7 +273,6 @@ def carry_out(
 
 def cut_draft(run: Run, finish: Callable[..., None]) -> str:
     from architectures.pruning.prune import prune_checkpoint
-    from distill.prune_stage import weights_and_plan
 
     reject_orphaned_training(run)
     weights, plan, origin = weights_and_plan(run)
@@ -490,7 +654,7 @@ def export_stage(run: Run) -> None:
 
 def checkpoints_stage(run: Run) -> None:
     """Evaluate every saved checkpoint on the responses of <run>/eval, and rewrite the report."""
-    from architectures.tables import terminal
+    from architectures.console import terminal
     from distill.export import saved_models
     from eval.checkpoint_curve import curves_page, score_checkpoints
     from eval.engines.external_generate import responses_by

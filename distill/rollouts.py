@@ -19,9 +19,8 @@ from transformers import PreTrainedModel
 from distill.callbacks import ROLLOUTS, PhaseClock
 from distill.data.batches import Example, collate
 from eval.decoding.kv_cache import takes_rows
-from eval.decoding.sampling import Sampling
+from eval.decoding.sampling import Limits, Sampling, Seeds, stream
 from eval.decoding.speculative import Batch, Streams, Wanted, collected, decode_steps
-from eval.decoding.texts import Limits, Seeds, stream
 
 
 @dataclass(frozen=True)

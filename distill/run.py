@@ -28,13 +28,13 @@ from typing import Any, BinaryIO, NamedTuple
 
 from architectures.errors import UserError
 from architectures.files import remove_partials
-from architectures.hashes import fingerprint_value
 from architectures.hub import is_gguf, read_config, require_whole_head, resolve_checkpoint
 from architectures.manifest import (
     Manifest,
     StageName,
     changed_inputs,
     command,
+    fingerprint_value,
     flat,
     inputs_diff,
     read_manifest,
@@ -44,8 +44,7 @@ from architectures.requested_shape import ArchitectureConfig, TargetConfig
 from architectures.settings import command_of
 from architectures.shapes import ContextLength, Shape, context_length
 from architectures.sharing import ALONE, Share
-from distill.recipe.loader import dotted
-from distill.recipe.recipe import RESOLVED, Recipe, save_recipe
+from distill.recipe.recipe import RESOLVED, Recipe, dotted, save_recipe
 from distill.recipe.validate import reject_unfit
 from eval.layer_memory import reject_asked_cap
 

@@ -17,13 +17,12 @@ import yaml
 from pydantic import Field
 
 from architectures.compatibility import quantised_formats, tensor_parallel_degrees
+from architectures.console import Block, Table, TableSection, code, facts, terminal
 from architectures.errors import UserError
-from architectures.files import masked, write_bytes
+from architectures.files import FOLDER, SCHEMA, PackagedTarget, masked, packaged_target, shipped_recipes, write_bytes
 from architectures.requested_shape import ArchitectureConfig, draft_shape
 from architectures.settings import Flag, Section
 from architectures.shapes import NAMED_SHAPES, NamedShape, Shape
-from architectures.shipped import FOLDER, SCHEMA, PackagedTarget, packaged_target, shipped_recipes
-from architectures.tables import Block, Table, TableSection, code, facts, terminal
 
 OPTIONS = ("--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes", "--retries=1", "--timeout=15")
 

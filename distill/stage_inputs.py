@@ -8,20 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from architectures.errors import UserError
-from architectures.hashes import (
+from architectures.hub import read_config, require_whole_head
+from architectures.manifest import (
     fingerprint_checkpoint,
     fingerprint_file,
     fingerprint_folder,
     fingerprint_tokenizer,
     fingerprint_value,
 )
-from architectures.hub import read_config, require_whole_head
 from architectures.pruning.plan import needed_scores
 from architectures.shapes import Shape
 from architectures.vocabulary import CONFIG_KEY, list_file, read_draft_vocabulary
 from distill.draft_vocabulary import TEXT_TOKENS
-from distill.recipe.loader import value_at
-from distill.recipe.recipe import Recipe
+from distill.recipe.recipe import Recipe, value_at
 from distill.recipe.sections import TextConfig, teacher_dtype
 from distill.run import Run, cut_from, first_init
 from eval.tasks import TASKS, PromptSource

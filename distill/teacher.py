@@ -134,7 +134,7 @@ class KeptEntries:
     """Cached entries at every response position of a batch, from a cache without hidden states.
 
     Attributes:
-        kept: Named tensors with one row per position A, as distill/loss_formulas.py takes them.
+        kept: Named tensors with one row per position A, as distill/losses.py takes them.
     """
 
     kept: Mapping[str, Tensor]

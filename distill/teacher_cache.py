@@ -45,12 +45,12 @@ from transformers import PreTrainedModel
 from typing_extensions import TypedDict
 
 from architectures.checkpoint import open_weights
+from architectures.console import progress
 from architectures.errors import UserError
 from architectures.families import family_of
 from architectures.files import checked, free_bytes, size, write_bytes
 from architectures.hub import read_config
 from architectures.manifest import read_manifest
-from architectures.progress import progress
 from architectures.settings import WHOLE, Holding, command_of
 from architectures.shapes import Shape
 from architectures.sharing import ALONE, Share

@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader
 
 from architectures.errors import UserError
 from distill.chunked_loss import Head, learned, map_rows
-from distill.loss_formulas import cross_entropy
+from distill.losses import cross_entropy
 from distill.model import Batch, DistillModel
 from distill.recipe.sections import TextConfig, split_time
 from distill.response_batches import count_tokens, cut_padding, split_batch

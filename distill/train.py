@@ -51,7 +51,15 @@ from distill.distributed import reject_differing
 from distill.export import export_draft, vocab_size_of
 from distill.learned_masks import train_masks
 from distill.process import end_on_sigterm, report_user_errors
-from distill.recipe.recipe import Debug, Overrides, Recipe, RecipeFile, load_recipe
+from distill.recipe.recipe import (
+    Debug,
+    Overrides,
+    ProfileFolder,
+    Recipe,
+    RecipeFile,
+    load_recipe,
+    require_profile_folder,
+)
 from distill.recipe.sections import DistillConfig
 from distill.run import Run, identity_values, owned_run, shape_of
 from distill.stage_inputs import begin_training, masks_are_due, require_training_inputs
@@ -65,7 +73,6 @@ from distill.trainer import (
     training_device,
 )
 from eval.models import require_same_tokenizer
-from eval.profiling import ProfileFolder, require_profile_folder
 from eval.responses import read_traces, require_known_ids
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel
 
-from architectures.progress import track
+from architectures.console import track
 from architectures.settings import WHOLE, Holding
 from architectures.sharing import ALONE, Share
 from architectures.vocabulary_head import head_ids

@@ -18,9 +18,8 @@ from transformers import PreTrainedModel
 from architectures.errors import UserError
 from architectures.vocabulary_head import head_ids
 from eval.decoding.kv_cache import Opener, open_sequencer
-from eval.decoding.sampling import Sampling
+from eval.decoding.sampling import Decoded, Limits, Round, Sampling, Seeds, Speculation, row_seed, stream_seed
 from eval.decoding.speculative import GREEDY, SEEDS, LookupFirst, NgramLookup, plain_decode, speculative_decode
-from eval.decoding.texts import Decoded, Limits, Round, Seeds, Speculation, row_seed, stream_seed
 from eval.intervals import RATIO_INTERVALS, Columns, Estimate, Resampling, paired_ratio_quotient, paired_ratio_quotients
 from eval.machine import clock_s
 from eval.scorecard_schema import ModelIdentity, Provenance

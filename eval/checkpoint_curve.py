@@ -11,10 +11,10 @@ from typing import Literal
 from pydantic import TypeAdapter
 from transformers import PreTrainedModel
 
+from architectures.console import Table, TableSection
 from architectures.files import read_typed
 from architectures.settings import WHOLE, Holding, command_of
 from architectures.sharing import ALONE, Share
-from architectures.tables import Table, TableSection
 from eval.acceptance_rates import record_answers, replay_drafts
 from eval.config import EvalConfig
 from eval.decoding.generate import Kind

@@ -31,13 +31,13 @@ from torch.overrides import TorchFunctionMode
 from transformers import GenerationConfig, PreTrainedModel
 
 from architectures.checkpoint import Weights, open_weights, require_tensors
+from architectures.console import LINE_INTERVAL_S
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.families.family import Family
 from architectures.files import size
 from architectures.hub import read_config, require_whole_head
-from architectures.importance.activation_scores import Access, Reading, Watch, watching_bytes
-from architectures.progress import LINE_INTERVAL_S
+from architectures.pruning.importance import Access, Reading, Watch, watching_bytes
 from architectures.settings import WHOLE, Holding
 from architectures.shapes import Shape, checkpoint_tensors
 from eval.layer_memory import KEY, LayerMemory, layer_memory, reject_small_cap, requested_bytes

@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from architectures.console import track
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.progress import track
 from architectures.pruning.plan import PruningPlan
 from architectures.pruning.prune import draft_config
 from architectures.settings import How

@@ -55,12 +55,17 @@ from eval.decoding.sampling import (
     EXACT_SAMPLED_DRAFT,
     LOSSLESS,
     RULES,
+    Decoded,
+    Limits,
+    Round,
     Sampling,
+    Seeds,
+    Speculation,
     distribution,
+    row_seed,
     seen_along,
 )
 from eval.decoding.speculative import GREEDY, first_tokens, plain_decode, speculative_decode
-from eval.decoding.texts import Decoded, Limits, Round, Seeds, Speculation, row_seed
 from eval.models import shared_vocab_size
 from eval.replay import answer_logits
 

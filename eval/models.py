@@ -46,8 +46,8 @@ from architectures.checkpoint import require_files_of_folder
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.files import read_json_object, require_regular
-from architectures.hashes import fingerprint_checkpoint, fingerprint_value, read_json_file
 from architectures.hub import read_config, require_whole_head
+from architectures.manifest import fingerprint_checkpoint, fingerprint_value, read_json_file
 from architectures.settings import few_rows_gain_only
 from architectures.shapes import ContextLength, context_length
 from architectures.vocabulary_head import columns_below, head_ids, name_rows, read_head, with_rows
@@ -376,7 +376,7 @@ def default_device() -> str:
 
 
 def show_progress_only_in_a_terminal() -> None:
-    """Keep transformers' progress bars out of log files, as architectures.progress does with its own."""
+    """Keep transformers' progress bars out of log files, as architectures.console does with its own."""
     if sys.stderr.isatty():
         transformers_logging.enable_progress_bar()
     else:

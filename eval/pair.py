@@ -7,8 +7,8 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from architectures.hashes import fingerprint_checkpoint
 from architectures.hub import resolve_checkpoint
+from architectures.manifest import fingerprint_checkpoint
 from architectures.settings import WHOLE, Holding
 from eval.large_targets import load_target
 from eval.models import load_model, load_tokenizer, require_positions, require_same_tokenizer, stop_token_ids

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from architectures.errors import UserError
 from architectures.files import parse_json, read_json, require_regular, unreadable
-from architectures.hashes import fingerprint_value
+from architectures.manifest import fingerprint_value
 from eval.tasks import TASKS, FieldNames, HubRows, PromptSource, Task
 
 if TYPE_CHECKING:

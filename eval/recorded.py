@@ -19,12 +19,11 @@ from pydantic import TypeAdapter
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from architectures.console import markdown, track
 from architectures.errors import UserError
 from architectures.files import checked, read_text, write_text
-from architectures.hashes import fingerprint_value
-from architectures.progress import track
+from architectures.manifest import fingerprint_value
 from architectures.settings import MinP, RepetitionPenalty, Temperature, TopK, TopP
-from architectures.tables import markdown
 from architectures.vocabulary_head import head_ids
 from eval.acceptance_rates import mean, rounds_at
 from eval.config import EvalConfig, requested_sampling

@@ -16,9 +16,9 @@ from jinja2 import Environment, FileSystemLoader
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from architectures.console import Table
 from architectures.errors import UserError
 from architectures.files import write_text
-from architectures.tables import Table
 from eval.checkpoint_curve import COLUMNS as CURVE_COLUMNS
 from eval.checkpoint_curve import JSON_NAME as CURVES_NAME
 from eval.checkpoint_curve import Curve, point_rows, read_curves

@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from architectures.console import markdown
 from architectures.files import write_text
-from architectures.hashes import fingerprint_value
+from architectures.manifest import fingerprint_value
 from architectures.settings import WHOLE, Holding
 from architectures.sharing import ALONE, Share
-from architectures.tables import markdown
 from eval import intervals
 from eval.acceptance_rates import (
     Answers,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from architectures.tables import Table, TableSection, facts, terminal
+from architectures.console import Table, TableSection, facts, terminal
 from eval.intervals import Estimate, least_units, paired_ratio_difference, sign_flip_p
 from eval.scorecard_schema import AcceptanceRow, Live, Ratio, RecordedScorecard, Scorecard, ScoredModel, StepTime
 from eval.speedup import predicted_interval

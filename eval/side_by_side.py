@@ -24,8 +24,8 @@ from transformers import PreTrainedTokenizerBase
 
 from architectures.files import read_typed
 from eval.decoding.kv_cache import open_sequencer
+from eval.decoding.sampling import Decoded, Seeds, row_seed
 from eval.decoding.speculative import Emitted, Wanted, decode_steps
-from eval.decoding.texts import Decoded, Seeds, row_seed
 from eval.lossless import Verification
 from eval.pair import LoadedPair
 from eval.prompts import Prompt, user_turn

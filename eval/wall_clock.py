@@ -13,10 +13,9 @@ import numpy as np
 from scipy.stats import t as student_t
 from transformers import PreTrainedModel
 
-from architectures.progress import track
-from eval.decoding.sampling import Sampling
+from architectures.console import track
+from eval.decoding.sampling import Decoded, Limits, Sampling, Seeds, Speculation, row_seed
 from eval.decoding.speculative import NgramLookup, plain_decode, speculative_decode
-from eval.decoding.texts import Decoded, Limits, Seeds, Speculation, row_seed
 from eval.intervals import Columns, Estimate, Resampling, paired_ratio_quotient
 from eval.replay import ReplayCounts, count_trace, pool, rule_name
 from eval.responses import Trace

@@ -13,7 +13,6 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = ("architectures", "eval", "distill")
-WORKERS = ROOT / "eval" / "engines" / "workers"
 LIGHT_MODULES = (
     "widedraft",
     "architectures.families",
@@ -103,7 +102,6 @@ def test_our_packages_are_imported_by_their_parts():
 
 def test_no_module_shares_a_name_with_a_package_we_import():
     imported = {top_level(name) for path in python_files(*LAYERS) for name in imported_modules(path)}
-    imported -= {path.stem for path in WORKERS.glob("*.py")}  # scripts, which import their neighbour by its name
     names = set(sys.stdlib_module_names) | (imported - set(LAYERS))
     for path in python_files(*LAYERS):
         assert path.stem == "__init__" or path.stem not in names, f"{path.relative_to(ROOT)} hides a package"

@@ -65,9 +65,8 @@ def test_keeping_every_layer_keeps_every_logit(model, cut, prompt_ids):
 
 
 def test_live_loop_replay_and_plain_decoding_agree_in_float32(model, cut, prompt_ids):
-    from eval.decoding.sampling import Sampling
+    from eval.decoding.sampling import Limits, Sampling, Speculation
     from eval.decoding.speculative import plain_decode, speculative_decode
-    from eval.decoding.texts import Limits, Speculation
     from eval.models import load_model, stop_token_ids
     from eval.replay import answer_logits, count_trace, replay_answer, replay_counts
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from architectures.errors import UserError
 from architectures.families.classic import BLOOM, GPT2, GPT_BIGCODE, GPT_NEOX, OPT, T5
-from architectures.families.family import Family
-from architectures.families.rotary import (
+from architectures.families.family import (
     GEMMA2,
     GEMMA3,
     GRANITE,
@@ -22,6 +21,7 @@ from architectures.families.rotary import (
     QWEN2,
     QWEN3,
     SMOLLM3,
+    Family,
 )
 
 FAMILIES: dict[str, Family] = {

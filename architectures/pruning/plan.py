@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from architectures.errors import UserError
 from architectures.files import parsed, read_text, write_bytes
-from architectures.hashes import fingerprint_checkpoint
+from architectures.manifest import fingerprint_checkpoint
 from architectures.requested_shape import WIDTHS, ArchitectureConfig, draft_shape
 from architectures.shapes import Shape
 from architectures.vocabulary import broken_law

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from architectures.console import Table, markdown, replace_between
 from architectures.files import read_typed
-from architectures.tables import Table, markdown, replace_between
 from eval.benchmark import DRAFT, LOOKUP, LOOKUP_FIRST, PLAIN, BenchmarkFile
 from eval.engines.certificate import FORM, HINT, Certificate, pooled
 from eval.engines.runs import shown

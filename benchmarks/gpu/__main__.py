@@ -19,13 +19,12 @@ import torch
 from architectures.errors import UserError
 from architectures.hub import config_at_hand
 from architectures.shapes import Shape
-from architectures.tiny import tiny_config, tiny_shapes
 from benchmarks.gpu.pack import TARGET_NAME
 from benchmarks.gpu.record import begun, device_name, is_measured, keep, stage_record, summary
 from benchmarks.gpu.stage import Row, Size
 from benchmarks.gpu.stage_process import END
 from benchmarks.gpu.stages import MAX_S, SLACK, STAGES, Listed
-from distill.debug import prompts, write_tiny
+from distill.debug import prompts, tiny_config, tiny_shapes, write_tiny
 from distill.process import report_user_errors
 
 LEAST_TORCH, TRIED_TORCH = (2, 7), ("2.7", "2.11")

@@ -24,7 +24,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from architectures.shipped import PACKAGED_TARGETS
+from architectures.files import PACKAGED_TARGETS
 
 ROOT = Path(__file__).parents[2]
 CARRY, MANIFEST = ROOT / ".carry", "manifest.json"

@@ -20,7 +20,7 @@ from architectures.errors import UserError
 from architectures.files import write_json
 from architectures.manifest import read_manifest
 from benchmarks.gpu.stage import Row, Setting, Size, SkippedError, free_memory, number_type
-from distill.data.self_written import NAME as SELF_WRITTEN
+from distill.data.training_data import NAME as SELF_WRITTEN
 from distill.pipeline import cache_if_configured, generate_stage, prune_stage
 from distill.recipe.recipe import Recipe, load_recipe
 from distill.run import Run, owned_run
@@ -28,8 +28,8 @@ from distill.teacher_cache import CachedAnswers, TeacherCache
 from distill.train import read_answers, train
 from distill.trainer import build_model, build_trainer
 from eval.decoding.cuda_graphs import answer_opener
+from eval.decoding.sampling import Limits
 from eval.decoding.speculative import plain_decode
-from eval.decoding.texts import Limits
 from eval.machine import clock_s
 from eval.models import load_model
 from eval.prompts import load_prompts

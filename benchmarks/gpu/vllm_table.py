@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from architectures.tables import Table, markdown, replace_between
+from architectures.console import Table, markdown, replace_between
 from benchmarks.gpu.record import DEVICES, Record
 from benchmarks.gpu.stage import Row
 from benchmarks.gpu.vllm_steps import FULL, NO_DRAFT, PLAIN

@@ -25,8 +25,8 @@ UNREADABLE = (
     *(ImportError, MemoryError, RuntimeError, struct.error),
 )
 VALIDATION_VARIABLE = "CHECKPOINT_VALIDATION_FUNCTION"
-REJECT_CODE = "distill.checkpoints.reading.is_free_of_code"
-TRUST = "distill.checkpoints.reading.is_trusted"
+REJECT_CODE = "distill.checkpoints.saving.is_free_of_code"
+TRUST = "distill.checkpoints.saving.is_trusted"
 OPTION = "--trust-checkpoints"
 
 TrustCheckpoints = Annotated[bool, Field(description="Read checkpoints whatever is in them: code in them is run.")]

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from architectures.console import Table, terminal
 from architectures.errors import UserError
 from architectures.files import write_json
-from architectures.hashes import fingerprint_checkpoint
 from architectures.hub import read_config
+from architectures.manifest import fingerprint_checkpoint
 from architectures.requested_shape import SIZES
 from architectures.shapes import Shape
 from architectures.sharing import ALONE, Share
-from architectures.tables import Table, terminal
 from distill.checkpoints.checkpoint_files import find_checkpoints
 from distill.choose.candidates import FACTOR, Candidate, ChooseSettings, LeftOut, candidates_of, trials_folder
 from distill.pipeline import (

@@ -37,7 +37,7 @@ from transformers import PreTrainedModel
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.importance.activation_scores import removable
+from architectures.pruning.importance import removable
 from architectures.vocabulary import DraftVocabulary
 from eval.responses import Trace, continues
 

@@ -21,10 +21,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from architectures.console import track
 from architectures.errors import UserError
-from architectures.hashes import fingerprint_tokenizer, fingerprint_value
-from architectures.manifest import ResponseCounts, SplitCounts
-from architectures.progress import track
+from architectures.manifest import ResponseCounts, SplitCounts, fingerprint_tokenizer, fingerprint_value
 from architectures.settings import WHOLE, Holding
 from architectures.sharing import ALONE, Share
 from architectures.target_files import stop_ids

@@ -26,11 +26,11 @@ from architectures.compatibility import (
     read_model,
     serve_command,
 )
+from architectures.console import Table, markdown, plural
 from architectures.errors import UserError
 from architectures.files import read_text, write_text
 from architectures.hub import read_config
 from architectures.shapes import Shape
-from architectures.tables import Table, markdown, plural
 from distill.recipe.recipe import Recipe
 from distill.shipped_recipes import millions
 from eval.engines.certificate import FILE_NAME, read_certificates

@@ -19,9 +19,8 @@ from architectures.convert import convert_draft
 from architectures.errors import UserError
 from architectures.families import family_of
 from architectures.files import MASK, masked, read_json_object, staged_folder, write_json, write_text
-from architectures.hashes import fingerprint_checkpoint
 from architectures.hub import HUB_HINT, hub_failure, read_config
-from architectures.manifest import MANIFEST_NAME, package_version
+from architectures.manifest import MANIFEST_NAME, fingerprint_checkpoint, package_version
 from architectures.pruning.plan import PLAN_NAME
 from architectures.settings import command_of
 from architectures.shapes import context_length, has_scaled_positions

@@ -21,26 +21,29 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
+from architectures.console import Table, markdown, track
 from architectures.errors import UserError
 from architectures.files import write_text
-from architectures.progress import track
-from architectures.tables import Table, markdown
 from distill.checkpoints.checkpoint_files import find_checkpoints, training_time
 from distill.chunked_loss import vocab_size_of
 from distill.data.batches import collate
 from distill.model import DistillModel
-from distill.online.served import (
+from distill.online.serving import (
     DraftReplay,
     Journal,
+    LiveRequests,
     Positions,
     RecordedRequests,
     RequestRecord,
     Served,
+    open_server,
     read_records,
     recorded_stream,
+    requests_of,
+    restore_weights,
+    trained_weights,
     write_records,
 )
-from distill.online.serving import LiveRequests, open_server, requests_of, restore_weights, trained_weights
 from distill.recipe.recipe import save_recipe
 from distill.recipe.sections import OnlineConfig, teacher_dtype
 from distill.response_batches import Widths, split_batch

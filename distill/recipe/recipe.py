@@ -1,24 +1,311 @@
 """The recipe model, and loading it from a file and the command line. No torch.
 
 Sections are in the neighbouring modules; `python -m distill.recipe.reference` writes the files derived from them.
+
+OmegaConf parses YAML, key=value and ${...}; pydantic checks types and ranges; validate.py checks rules between keys.
+All mistakes are reported at once, each with file:line, the dotted key and, for an unknown key, the nearest known one.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, TypeAlias, TypeVar, cast
 
-from omegaconf import OmegaConf
-from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
 
 from architectures.errors import UserError
 from architectures.files import read_text, write_text
 from architectures.requested_shape import ArchitectureConfig, TargetConfig
-from architectures.settings import Flag, Section, Seed
-from distill.recipe.loader import KeyPath, RecipeError, RuleError, load, value_at
+from architectures.settings import Flag, Section, Seed, known_keys, nearest_key, schema_of, short
 from distill.recipe.sections import DataConfig, DistillConfig, ExportConfig, TextConfig
 from distill.recipe.validate import validate
 from eval.config import EvalConfig, GenerateConfig
+
+KeyPath: TypeAlias = tuple[str | int, ...]
+Model = TypeVar("Model", bound=BaseModel)
+
+MAX_MISTAKES = 30  # reported at once
+MAX_VALUES = 4000  # of a recipe; values behind an alias count at each place
+MISSING = "???"  # OmegaConf's mark of a required value
+OVERRIDE_KEY = re.compile(r"[A-Za-z_][\w-]*(?:\.[A-Za-z_][\w-]*|\[\d{1,9}\])*")
+UNREADABLE = object()  # replaces a value whose interpolation failed, which is already reported
+
+
+class RecipeError(UserError):
+    """All mistakes of a recipe, one line each."""
+
+
+class RuleError(ValueError):
+    """Rules between keys that a recipe breaks, each as a key and a problem."""
+
+    def __init__(self, broken: Sequence[tuple[str, str]]) -> None:
+        super().__init__("\n".join(f"{key} {problem}" for key, problem in broken))
+        self.broken = broken
+
+
+@dataclass
+class Source:
+    """Origin of a recipe's values, and the mistakes found so far."""
+
+    name: str
+    lines: dict[KeyPath, int] = field(default_factory=dict)
+    words: dict[KeyPath, str] = field(default_factory=dict)  # command-line arguments, by the key they set
+    keys: list[str] = field(default_factory=list)  # that ${...} may name
+    mistakes: dict[KeyPath, str] = field(default_factory=dict)
+
+    def add(self, path: KeyPath, problem: str) -> None:
+        """Record a mistake; only the first one of a key is reported."""
+        self.mistakes.setdefault(path, problem)
+
+    def report(self) -> str:
+        """Return one line per mistake: those of the file by line, then those of the command line."""
+        located = sorted(self._located(path, problem) for path, problem in self.mistakes.items())
+        more = ["There are more mistakes than these."] if len(located) > MAX_MISTAKES else []
+        return "\n".join([line for _, line in located[:MAX_MISTAKES]] + more)
+
+    def _located(self, path: KeyPath, problem: str) -> tuple[tuple[bool, int], str]:
+        """Return the sort key and the line to print. An override replaces everything in the file below its key."""
+        above = [path[:length] for length in range(len(path), 0, -1)]
+        word = next((self.words[each] for each in above if each in self.words), None)
+        line = next((self.lines[each] for each in above if each in self.lines), 0)
+        if word is None and path not in self.lines:  # the key itself may come from an override of a key below it
+            word = next((given for each, given in self.words.items() if path and each[: len(path)] == path), None)
+        where = f"command line: {short(word)}" if word else f"{self.name}:{line}" if line else self.name
+        return (bool(word), line), f"{where}: {short(dotted(path)) or 'the recipe'} {problem}"
+
+
+def load(text: str, name: str, overrides: Sequence[str], model: type[Model]) -> tuple[Model, dict[KeyPath, str]]:
+    """Load a YAML text with overrides into a model; also return the interpolation of each value from the environment.
+
+    Raises:
+        RecipeError: With every mistake, one line each.
+    """
+    source = Source(name)
+    try:
+        config = read_yaml(text, source)
+    except (yaml.YAMLError, OmegaConfBaseException, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{name}:{mark.line + 1}" if mark is not None else name
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise RecipeError(f"{where}: not a YAML recipe ({problem}).") from error
+    for word in overrides:
+        override(config, word, source)
+    written = cast("dict[str, Any]", OmegaConf.to_container(config))
+    filled = with_defaults(written, model)  # ${...} may refer to defaults
+    source.keys = [dotted(path) for path, _ in leaves(filled)]
+    values = resolved(OmegaConf.create(filled), written, (), source)
+    loaded = None
+    try:
+        loaded = model.model_validate(values)
+    except ValidationError as error:
+        add_validation_errors(error, values, model, source)
+    if loaded is None or source.mistakes:
+        raise RecipeError(source.report())
+    return loaded, from_environment(written)
+
+
+def read_yaml(text: str, source: Source) -> DictConfig:
+    """Parse a YAML mapping, and record the line of every key; raise YAMLError for other YAML."""
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    if root is None:
+        return OmegaConf.create({})
+    if not isinstance(root, yaml.MappingNode):
+        raise yaml.MarkedYAMLError(problem="expected `key: value` lines", problem_mark=root.start_mark)
+    note_lines(root, (), source, [0])
+    return cast("DictConfig", OmegaConf.create(yaml.serialize(root)))
+
+
+def note_lines(node: yaml.Node, path: KeyPath, source: Source, count: list[int]) -> None:
+    """Record the line of every key and item below a node; drop duplicate keys and report them."""
+    count[0] += 1
+    if count[0] > MAX_VALUES:
+        raise yaml.MarkedYAMLError(problem=f"more than {MAX_VALUES:,} values", problem_mark=node.start_mark)
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            source.lines[*path, index] = item.start_mark.line + 1
+            note_lines(item, (*path, index), source, count)
+    elif isinstance(node, yaml.MappingNode):
+        kept: dict[str, Any] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode) or not key.tag.endswith(":str"):
+                raise yaml.MarkedYAMLError(problem="keys must be plain text", problem_mark=key.start_mark)
+            here, line = (*path, key.value), key.start_mark.line + 1
+            if key.value in kept:
+                source.add(here, f"is given twice, in lines {source.lines[here]} and {line}. Keep one.")
+                source.lines[here] = line
+                continue
+            kept[key.value], source.lines[here] = (key, value), line
+            note_lines(value, here, source, count)
+        node.value = list(kept.values())
+
+
+def override(config: DictConfig, word: str, source: Source) -> None:
+    """Apply key=value to a config, or record the mistake."""
+    key, equals, text = word.partition("=")
+    if not equals or not OVERRIDE_KEY.fullmatch(key):
+        source.words[word,] = word
+        source.add((word,), "must be key=value, with a key such as distill.optimizer.lr or data.prompts[0].path.")
+        return
+    path = key_path(key)
+    source.words[path] = word
+    try:
+        value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[index, call-overload]
+        OmegaConf.update(config, key, value, merge=False, force_add=True)
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        source.add(path, f"cannot be set to {short(repr(text))}: {problem}.")
+
+
+def with_defaults(values: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    """Return the values with a model's defaults for absent keys, which ${...} may refer to."""
+    filled = dict(values)
+    for name, info in model.model_fields.items():
+        key, kind = info.alias or name, info.annotation
+        if key not in filled and not info.is_required():
+            default = info.get_default(call_default_factory=True)  # type: ignore[call-arg]
+            filled[key] = default.model_dump(mode="json") if isinstance(default, BaseModel) else default
+        elif isinstance(kind, type) and issubclass(kind, BaseModel) and isinstance(filled.get(key, {}), dict):
+            filled[key] = with_defaults(filled.get(key, {}), kind)
+    return filled
+
+
+def resolved(config: Any, written: Any, path: KeyPath, source: Source) -> Any:
+    """Resolve every ${...} in the values, each separately so that every mistake is reported."""
+    if isinstance(written, dict):
+        return {key: resolved_value(config, key, value, (*path, key), source) for key, value in written.items()}
+    return [resolved_value(config, at, value, (*path, at), source) for at, value in enumerate(written)]
+
+
+def resolved_value(config: Any, step: str | int, written: Any, path: KeyPath, source: Source) -> Any:
+    """Resolve one value; return UNREADABLE if that fails."""
+    if isinstance(written, dict | list):
+        return resolved(config[step], written, path, source)
+    if not isinstance(written, str) or ("${" not in written and written != MISSING):
+        return written
+    if written == MISSING:
+        source.add(path, "must be given, got ???.")
+        return UNREADABLE
+    try:
+        value = config[step]
+        return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+    except (OmegaConfBaseException, RecursionError) as error:
+        fact = str(error).splitlines()[0]
+        missing = re.search("key '(.+)' not found", fact)
+        near = nearest_key(key_path(missing[1]), source.keys) if missing else None
+        hint = f" Did you mean ${{{near}}}?" if near else ""
+        source.add(path, f"cannot be filled in, got {written!r}: {fact}.{hint}")
+        return UNREADABLE
+
+
+def from_environment(written: dict[str, Any]) -> dict[KeyPath, str]:
+    """Return the interpolation of every value that depends on the environment, directly or through other keys."""
+    texts = {path: text for path, text in leaves(written) if isinstance(text, str) and "${" in text}
+    dependent = {path for path, text in texts.items() if "oc.env:" in text}
+
+    def refers(text: str) -> bool:
+        named = [key_path(key) for key in re.findall(r"\$\{([\w.\[\]-]+)\}", text)]
+        return any(path[: len(key)] == key[: len(path)] for key in named for path in dependent)
+
+    while more := {path for path in texts.keys() - dependent if refers(texts[path])}:
+        dependent |= more
+    return {path: text for path, text in texts.items() if path in dependent}
+
+
+def leaves(values: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    if isinstance(values, dict | list):
+        for step, value in values.items() if isinstance(values, dict) else enumerate(values):
+            yield from leaves(value, (*path, step))
+    else:
+        yield path, values
+
+
+def add_validation_errors(error: ValidationError, values: Any, model: type[BaseModel], source: Source) -> None:
+    """Record one mistake per wrong key: for a union that of the deepest match, else those of all options."""
+    schema = schema_of(model)
+    known = known_keys(schema)
+    found: dict[KeyPath, list[str]] = {}
+    for details in error.errors(include_url=False):
+        broken = details.get("ctx", {}).get("error")
+        if isinstance(broken, RuleError):
+            for key, problem in broken.broken:
+                found.setdefault(key_path(key), []).append(problem)
+            continue
+        path, value = path_and_value(details, values)
+        if value is not UNREADABLE:
+            found.setdefault(path, []).append(message(details, path, value, known))
+    for path, problems in found.items():
+        if not any(len(other) > len(path) and other[: len(path)] == path for other in found):
+            problem = " or ".join(dict.fromkeys(problems))
+            if not problem.endswith((".", "?")):  # a message of pydantic
+                problem = f"is wrong: {problem}, got {short(repr(value_at(path, values)))}."
+            source.add(path, problem)
+
+
+def path_and_value(details: ErrorDetails, values: Any) -> tuple[KeyPath, Any]:
+    """Return the key of an error and its value, without pydantic's names for the options of a union."""
+    path: list[str | int] = []
+    value = values
+    for step in details["loc"]:
+        if (isinstance(value, dict) and step in value) or (isinstance(value, list) and step in range(len(value))):
+            value = value[step]  # type: ignore[index, call-overload]
+            path.append(step)
+        elif isinstance(value, dict) and details["type"] in ("missing", "value_error"):
+            path.append(step)
+            break
+    return tuple(path), value
+
+
+def message(details: ErrorDetails, path: KeyPath, value: Any, known: Mapping[str, Any]) -> str:
+    match details["type"]:
+        case "missing":
+            return "must be given."
+        case "value_error":
+            return details["msg"].removeprefix("Value error, ")
+        case "extra_forbidden":
+            near = nearest_key(path, known)
+            return f"is not a key of a recipe.{f' Did you mean {near}?' if near else ''}"
+        case "string_pattern_mismatch" if "title" in (node := known.get(pattern_of(path), {})):
+            return f"must be {node['title']} such as {' or '.join(node['examples'])}, got {short(repr(value))}."
+    return details["msg"]
+
+
+def value_at(path: KeyPath, values: Any) -> Any:
+    """Return the value at a path; None if there is none."""
+    for step in path:
+        steps: Any = dict(enumerate(values)) if isinstance(values, list) else values
+        if not isinstance(steps, dict) or step not in steps:
+            return None
+        values = steps[step]
+    return values
+
+
+def dotted(path: KeyPath) -> str:
+    """Format a path as a dotted key: data.prompts[1].path."""
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")
+
+
+def pattern_of(path: KeyPath) -> str:
+    """Format a path with [] in place of every index: data.prompts[].path."""
+    return dotted(path) if all(isinstance(step, str) for step in path) else re.sub(r"\[\d+\]", "[]", dotted(path))
+
+
+def key_path(key: str) -> KeyPath:
+    return tuple(int(step) if step.isdigit() else step for step in re.findall(r"[^.\[\]]+", key))
+
 
 MOST_MIB = 1  # of a recipe; the longest here has 3 KiB
 HINT = "Name a recipe, which is a YAML file; `widedraft recipes` lists those that come with it."
@@ -180,3 +467,22 @@ class NamesRecipe(Protocol):
 
     @property
     def debug(self) -> bool: ...
+
+
+ProfileFolder = Annotated[
+    Path | None,
+    Field(description="Record a training step: trace and table."),
+    Flag(metavar="DIR"),
+]
+
+
+def require_profile_folder(folder: Path) -> None:
+    """Make the directory if missing; an older profile in it is replaced, other files stay.
+
+    Raises:
+        UserError: If it is a file, or cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--profile {folder}: is no folder ({error.strerror}). Name another.") from error

@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from architectures.console import Table, TableSection, markdown, replace_between
 from architectures.files import write_json, write_text
 from architectures.settings import Schema, known_keys, options, schema_of
-from architectures.tables import Table, TableSection, markdown, replace_between
 from distill.recipe.recipe import Recipe
 from eval.scorecard_schema import Scorecard
 

@@ -16,15 +16,14 @@ from typing import cast
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from architectures.console import Advance, no_progress, progress
 from architectures.errors import UserError
-from architectures.hashes import fingerprint_checkpoint, fingerprint_value
-from architectures.progress import Advance, no_progress, progress
+from architectures.manifest import fingerprint_checkpoint, fingerprint_value
 from architectures.sharing import ALONE, Share
 from eval.decoding.cuda_graphs import answer_opener
 from eval.decoding.kv_cache import Opener
-from eval.decoding.sampling import Sampling
+from eval.decoding.sampling import DRAWS, Decoded, Limits, Sampling
 from eval.decoding.speculative import Emitted, Wanted, decode_steps
-from eval.decoding.texts import DRAWS, Decoded, Limits
 from eval.large_targets import load_target
 from eval.models import context_length_of, load_tokenizer, stop_token_ids, text_config, tokenizer_identity
 from eval.prompts import Prompt, drop_too_long, render_prompt, template_hash

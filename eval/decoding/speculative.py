@@ -41,9 +41,15 @@ from eval.decoding.sampling import (
     EXACT_GREEDY_DRAFT,
     REJECTION,
     RULES,
+    Decoded,
     Draws,
+    Limits,
     Proposal,
+    Round,
     Sampling,
+    Seeds,
+    Speculation,
+    Text,
     Verdict,
     at,
     confidence_of,
@@ -51,8 +57,9 @@ from eval.decoding.sampling import (
     follow,
     invert_cumulative,
     penalised,
+    stream,
+    window,
 )
-from eval.decoding.texts import Decoded, Limits, Round, Seeds, Speculation, Text, stream, window
 from eval.machine import clock_s
 from eval.models import shared_vocab_size
 
@@ -546,8 +553,8 @@ def speculative_decode(
     Args:
         draft: Proposes tokens; a model shares the target's tokenizer and device.
         prompts: Token ids, each at least one; encoder inputs for an encoder-decoder model.
-        row_seeds: One per prompt, from `eval.decoding.texts.row_seed`; required above temperature 0, since prompts of
-            two calls that both count from 0 would draw the same numbers.
+        row_seeds: One per prompt, from `eval.decoding.sampling.row_seed`; required above temperature 0, since prompts
+            of two calls that both count from 0 would draw the same numbers.
         opener: `open_sequencer`, or an eval.decoding.cuda_graphs.CapturedSteps.
         lookup_first: Prompt lookup that takes precedence over a draft model.
 

@@ -121,8 +121,8 @@ def certify(settings: CertifySettings) -> None:
             raise SystemExit(1)
         return
 
-    from architectures.hashes import fingerprint_checkpoint
     from architectures.hub import resolve_checkpoint
+    from architectures.manifest import fingerprint_checkpoint
     from eval.machine import torch_threads
 
     target, draft = (resolve_checkpoint(each) for each in (settings.target, settings.draft))
@@ -160,7 +160,7 @@ def make_certificate(settings: CertifySettings, target: Path, draft: Path, *, th
         replay_run,
         run_external,
     )
-    from eval.engines.workers.turns import decode_all
+    from eval.engines.worker import decode_all
     from eval.models import load_model, load_tokenizer, stop_token_ids
     from eval.pair import prompts_of
     from eval.prompts import TEXT, render_prompt

@@ -28,8 +28,7 @@ from architectures.sharing import Share
 from architectures.target_files import stop_ids
 from eval.config import GenerateConfig
 from eval.decoding.generate import Answerer, Kind, Missing, derive_seed, sampling_of
-from eval.decoding.sampling import Sampling, log_distribution, penalised, seen_along
-from eval.decoding.texts import Decoded, Limits
+from eval.decoding.sampling import Decoded, Limits, Sampling, log_distribution, penalised, seen_along
 from eval.lossless import shortfalls
 from eval.replay import answer_logits
 from eval.responses import DecodingSettings, RecordedTurn, Trace, num_turns, rows_of, unknown_id, write_shard
@@ -195,7 +194,7 @@ class Servers:
             server.client.close()
 
 
-WORKER = Path(__file__).with_name("vllm_generate_worker.py")
+WORKER = Path(__file__).with_name("worker.py")
 LAUNCHER_VARIABLES = re.compile(r"((LOCAL|GROUP|ROLE|NODE)_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+")
 EXIT_S = 20  # for a worker to exit by itself once its input has ended
 LINES_SHOWN = 12  # of a failed worker's output
@@ -218,7 +217,7 @@ class OfflineVllm:
         environment = worker_environment(share, config.tensor_parallel, os.environ, gpus=torch.cuda.device_count())
         try:
             self.process = subprocess.Popen(
-                [self.python, str(WORKER)],
+                [self.python, str(WORKER), "generate"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self.log,

@@ -42,7 +42,7 @@ from eval.lossless import MIN_OWN_ACCEPTANCE, TIE_STEPS
 from eval.models import load_tokenizer
 from eval.replay import answer_logits, replay_counts
 
-WORKERS = Path(__file__).parent / "workers"
+WORKER = Path(__file__).with_name("worker.py")
 LINES_SHOWN = 12  # of a failed worker's output
 
 
@@ -120,23 +120,22 @@ def engine_run(engine: Engine, request: dict[str, Any], answer: dict[str, Any]) 
 
 
 def run_external(engine: Engine, python: Path, request: dict[str, Any]) -> EngineRun:
-    """Decode every prompt in the engine's own environment, as in eval.engines.workers.turns.
+    """Decode every prompt in the engine's own environment, as eval.engines.worker.decode_all does.
 
     Raises:
         UserError: If there is no such Python, it lacks the engine, or the engine fails; with its last output.
     """
-    script = WORKERS / f"{engine.replace('.', '_')}_worker.py"
-    return engine_run(engine, request, answer_of(python, script, request, engine=engine))
+    return engine_run(engine, request, reply_of(python, request, engine=engine))
 
 
-def answer_of(python: Path, script: Path, request: dict[str, Any], *, engine: str) -> dict[str, Any]:
+def reply_of(python: Path, request: dict[str, Any], *, engine: str) -> dict[str, Any]:
     """Return a worker's reply to a request; errors as for `run_external`."""
     with tempfile.TemporaryDirectory(prefix="widedraft-engine-") as folder:
         asked, answered = Path(folder) / "request.json", Path(folder) / "answer.json"
         asked.write_text(json.dumps(request), encoding="utf-8")
         try:
             done = subprocess.run(
-                [str(python), str(script), str(asked), str(answered)],
+                [str(python), str(WORKER), "certify", engine, str(asked), str(answered)],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 encoding="utf-8",
@@ -156,7 +155,7 @@ def answer_of(python: Path, script: Path, request: dict[str, Any], *, engine: st
 
 
 class AssistedGeneration:
-    """Assisted generation of transformers as an Engine of eval.engines.workers.turns; prompts are token ids.
+    """Assisted generation of transformers as an Engine of eval.engines.worker; prompts are token ids.
 
     Args:
         models: By the request's names of target and draft.

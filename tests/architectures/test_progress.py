@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from architectures import progress as module
-from architectures.progress import progress, track
+from architectures import console as module
+from architectures.console import progress, track
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from pathlib import Path, PurePath
 import pytest
 import yaml
 
-from architectures import shipped
+from architectures import files
 from architectures.errors import UserError
+from architectures.files import PACKAGED_TARGETS, packaged_target, shipped_recipes, shipped_words
 from architectures.hub import KNOWN_CONFIGS, config_at_hand, resolve_checkpoint
-from architectures.shipped import PACKAGED_TARGETS, packaged_target, shipped_recipes, shipped_words
 
 ROOT = Path(__file__).parents[2]
 SMOLLM2 = "models/SmolLM2-135M-Instruct"
@@ -18,13 +18,13 @@ SMOLLM2 = "models/SmolLM2-135M-Instruct"
 def test_an_installation_without_recipes_tells_of_none(tmp_path, monkeypatch):
     (tmp_path / "recipes").mkdir()  # another package's, beside ours
     (tmp_path / "recipes" / "quickstart.yaml").write_text("flour: 500 g\n")
-    monkeypatch.setattr(shipped, "shipped_folders", lambda *_: (tmp_path / "recipes",))
+    monkeypatch.setattr(files, "shipped_folders", lambda *_: (tmp_path / "recipes",))
     assert shipped_recipes() == {}
     assert shipped_words(PurePath("quickstart.yaml")) == ""
 
 
 def test_a_checkout_comes_before_what_is_installed():
-    first, *others = shipped.shipped_folders("recipes", "recipes")
+    first, *others = files.shipped_folders("recipes", "recipes")
     assert first == ROOT / "recipes"
     assert all(folder.parts[-3:] == ("share", "widedraft", "recipes") for folder in others)
     assert len(others) == 3

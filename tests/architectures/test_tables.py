@@ -4,7 +4,7 @@ import shutil
 import sys
 from os import terminal_size
 
-from architectures.tables import Table, markdown, terminal
+from architectures.console import Table, markdown, terminal
 
 STEPS = Table(("name", "ms"), [("draft|[x]", 1.5), ("y", 12)], "Steps")
 

@@ -14,7 +14,7 @@ import torch
 
 from distill.checkpoints.checkpoint_files import find_checkpoints
 from distill.checkpoints.folders import read_tensors
-from distill.checkpoints.reading import read_model, read_state
+from distill.checkpoints.saving import read_model, read_state
 from distill.recipe.recipe import Recipe
 from distill.train import train
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import widedraft
-from architectures import hashes
+from architectures import manifest
 from architectures.errors import UserError
 from architectures.manifest import write_manifest
 from distill.check import check_recipe
@@ -124,9 +124,9 @@ def test_given_conversations_are_counted_whole(checked):
 
 def test_no_weights_are_read_for_finished_responses(checked, monkeypatch):
     finish_data({"prompts": 12, "train": {"answers": 9, "answer_tokens": 180}})
-    read, hash_of = [], hashes.sha256_of_file
-    monkeypatch.setattr(hashes, "sha256_of_files", lambda paths, **_: read.append(paths))
-    monkeypatch.setattr(hashes, "sha256_of_file", lambda path: read.append(path.name) or hash_of(path))
+    read, hash_of = [], manifest.sha256_of_file
+    monkeypatch.setattr(manifest, "sha256_of_files", lambda paths, **_: read.append(paths))
+    monkeypatch.setattr(manifest, "sha256_of_file", lambda path: read.append(path.name) or hash_of(path))
     assert checked()["prompts"].startswith("12, 2 held out")
     assert read == ["prompts.jsonl"]
 

@@ -12,11 +12,10 @@ from transformers import AutoModelForSeq2SeqLM
 import distill.trainer
 from distill.chunked_loss import AnswerLogits, head_of
 from distill.data.batches import AnswerDataset, collate
-from distill.loss_formulas import forward_kl
-from distill.losses import LOSSES, build_objective
+from distill.losses import LOSSES, build_objective, forward_kl
 from distill.model import DistillModel
 from distill.online.learning import batch_of
-from distill.online.served import read_served
+from distill.online.serving import read_served
 from distill.pipeline import cache_stage, generate_stage, prune_stage
 from distill.recipe.recipe import Recipe, save_recipe
 from distill.run import Run

@@ -8,8 +8,7 @@ from torch.distributed.fsdp import fully_shard
 from architectures.shapes import Shape
 from distill.chunked_loss import AnswerLogits, logits_of
 from distill.estimate import forward_flops, training_flops
-from distill.loss_formulas import forward_kl, reverse_kl
-from distill.losses import LossTerm, build_objective
+from distill.losses import LossTerm, build_objective, forward_kl, reverse_kl
 from distill.metrics import LOOKAHEADS, answers_of, quantities_of_rows
 from distill.model import DistillModel, HeldOut
 from distill.teacher import load_teacher

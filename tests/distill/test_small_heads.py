@@ -12,8 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from architectures.vocabulary_head import cut_head
 from distill.chunked_loss import AnswerLogits, head_of, learned, logits_of
 from distill.estimate import forward_flops, training_flops
-from distill.loss_formulas import cross_entropy, forward_kl, kept_forward_kl
-from distill.losses import build_objective
+from distill.losses import build_objective, cross_entropy, forward_kl, kept_forward_kl
 from distill.metrics import quantities_of_rows
 from distill.model import DistillModel, HeldOut
 from distill.teacher import CachedTeacher, Teacher

@@ -13,9 +13,8 @@ from transformers import AutoModelForCausalLM
 import distill.pipeline
 import eval.scorecard
 from architectures.errors import UserError
-from architectures.hashes import fingerprint_checkpoint
 from architectures.hub import read_config
-from architectures.manifest import read_manifest, write_manifest
+from architectures.manifest import fingerprint_checkpoint, read_manifest, write_manifest
 from architectures.shapes import Shape
 from architectures.target_files import SETTINGS_NAME, read_generation_settings
 from distill.check import planned_shapes

@@ -5,12 +5,11 @@ import torch
 
 from distill.chunked_loss import AnswerLogits
 from distill.data.batches import AnswerDataset, collate
-from distill.loss_formulas import forward_kl
-from distill.losses import build_objective
+from distill.losses import build_objective, forward_kl
 from distill.model import DistillModel
 from distill.teacher import load_teacher
+from eval.decoding.sampling import Limits
 from eval.decoding.speculative import plain_decode, speculative_decode
-from eval.decoding.texts import Limits
 from eval.models import load_model
 from eval.responses import Trace
 

@@ -23,8 +23,8 @@ from eval.accuracy import (
     load_benchmark,
     multiplication_questions,
 )
+from eval.decoding.sampling import Decoded, Limits
 from eval.decoding.speculative import plain_decode
-from eval.decoding.texts import Decoded, Limits
 from eval.lossless import MIN_P, Parting, find_parting, tie_allowance
 from eval.pair import load_pair
 from eval.prompts import TEXT

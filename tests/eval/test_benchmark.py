@@ -8,7 +8,7 @@ import pytest
 from pydantic import TypeAdapter
 
 import widedraft
-from architectures.tables import terminal
+from architectures.console import terminal
 from eval.benchmark import (
     ASSISTED,
     DRAFT,
@@ -28,9 +28,8 @@ from eval.benchmark import (
     row_seeds_of,
 )
 from eval.cli import benchmark_page, default_prompts
-from eval.decoding.sampling import Sampling
+from eval.decoding.sampling import Limits, Sampling, Seeds
 from eval.decoding.speculative import LookupFirst, plain_decode
-from eval.decoding.texts import Limits, Seeds
 from eval.intervals import Estimate, Resampling, least_units
 from eval.pair import PROMPTS
 

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from architectures.errors import UserError
 from eval.config import EvalConfig
-from eval.decoding.sampling import Sampling
+from eval.decoding.sampling import Limits, Sampling, Speculation
 from eval.decoding.speculative import Emitted, Wanted, decode_steps
-from eval.decoding.texts import Limits, Speculation
 from eval.prompts import Prompt, user_turn
 from eval.responses import read_traces
 from eval.scorecard import score_drafts

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from eval import pair as opened
-from eval.decoding.sampling import Sampling, distribution
+from eval.decoding.sampling import Decoded, Limits, Sampling, Seeds, Speculation, distribution
 from eval.decoding.speculative import Emitted, Streams, Wanted, decode_steps, plain_decode, speculative_decode
-from eval.decoding.texts import Decoded, Limits, Seeds, Speculation
 from eval.models import load_model
 from eval.pair import PROMPTS
 from eval.replay import count_trace

@@ -8,8 +8,7 @@ from scipy.stats import binom, chisquare
 from architectures.errors import UserError
 from eval import lossless
 from eval.decoding import sampling as rules
-from eval.decoding.sampling import LOSSLESS, REJECTION, RULES, Draws, Proposal, Sampling
-from eval.decoding.texts import Decoded, Limits, Round
+from eval.decoding.sampling import LOSSLESS, REJECTION, RULES, Decoded, Draws, Limits, Proposal, Round, Sampling
 from eval.lossless import (
     MIN_P,
     Verification,

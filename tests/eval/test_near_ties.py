@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from eval.decoding import speculative as batch_rounds
-from eval.decoding.texts import Limits
+from eval.decoding.sampling import Limits
 from eval.lossless import (
     MIN_P,
     TIE_NOISE,

@@ -5,9 +5,8 @@ from copy import deepcopy
 import pytest
 
 import widedraft
-from eval.decoding.sampling import RULES, Sampling
+from eval.decoding.sampling import RULES, Limits, Sampling, Speculation
 from eval.decoding.speculative import NgramLookup, plain_decode, speculative_decode
-from eval.decoding.texts import Limits, Speculation
 from eval.replay import answer_logits, replay_answer
 from tests.eval.decoding.small_heads import with_head_of
 from tests.pretended_gpu import pretended_gpu

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from architectures.errors import UserError
-from architectures.hashes import fingerprint_checkpoint
+from architectures.manifest import fingerprint_checkpoint
 from eval.config import EvalConfig
 from eval.decoding.sampling import Sampling
 from eval.recorded import (

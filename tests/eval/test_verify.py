@@ -15,8 +15,8 @@ from eval import large_targets as targets
 from eval import pair as pairs
 from eval.decoding import cuda_graphs as captured
 from eval.decoding import sampling as rules
+from eval.decoding.sampling import Limits, Speculation
 from eval.decoding.speculative import Emitted, decode_steps, speculative_decode
-from eval.decoding.texts import Limits, Speculation
 from eval.models import load_model
 from eval.pair import load_pair, prompts_of
 from eval.prompts import Prompt, user_turn

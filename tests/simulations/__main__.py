@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from architectures.console import Table, markdown, replace_between
 from architectures.manifest import git_commit
-from architectures.tables import Table, markdown, replace_between
 from tests.simulations.acceptance import checkpoint_rows, difference_rows, rate_rows
 from tests.simulations.exams import exam_rows
 from tests.simulations.latency import latency_rows, read_series

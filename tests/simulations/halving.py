@@ -18,8 +18,8 @@ from statistics import fmean
 
 import numpy as np
 
+from architectures.console import Table, markdown, replace_between
 from architectures.manifest import git_commit
-from architectures.tables import Table, markdown, replace_between
 from distill.choose.candidates import DEPTHS
 from distill.choose.search import in_play, is_rival
 from eval.intervals import Estimate, Resampling

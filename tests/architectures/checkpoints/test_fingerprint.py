@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from architectures.hashes import fingerprint_checkpoint, fingerprint_folder, fingerprint_value
+from architectures.manifest import fingerprint_checkpoint, fingerprint_folder, fingerprint_value
 
 MIB = 1 << 20
 

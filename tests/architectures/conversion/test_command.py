@@ -3,8 +3,7 @@
 import pytest
 
 import widedraft
-from architectures.hashes import fingerprint_checkpoint
-from architectures.manifest import read_manifest
+from architectures.manifest import fingerprint_checkpoint, read_manifest
 
 
 @pytest.mark.parametrize("form", ["whole", "own-tokenizer"])

@@ -6,10 +6,10 @@ import os
 
 import pytest
 
-from architectures import hashes
+from architectures import manifest
 from architectures.errors import UserError
 from architectures.files import MIB
-from architectures.hashes import record_file, sha256_of_file, sha256_of_files
+from architectures.manifest import record_file, sha256_of_file, sha256_of_files
 
 NUM_BYTES = 9 * MIB
 OLD_NS = 1_500_000_000_000_000_000
@@ -18,7 +18,7 @@ OLD_NS = 1_500_000_000_000_000_000
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("WIDEDRAFT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(hashes, "SETTLED_NS", 0)
+    monkeypatch.setattr(manifest, "SETTLED_NS", 0)
     return tmp_path / "cache"
 
 
@@ -39,7 +39,7 @@ def read(monkeypatch):
         return original(file, name)
 
     original = hashlib.file_digest
-    monkeypatch.setattr(hashes.hashlib, "file_digest", digest)
+    monkeypatch.setattr(manifest.hashlib, "file_digest", digest)
     return digests
 
 
@@ -51,7 +51,7 @@ def test_it_is_the_sha256_of_all_bytes(tmp_path, num_bytes):
 
 
 def test_several_files_keep_their_order(tmp_path, monkeypatch):
-    monkeypatch.setattr(hashes, "LONG_BYTES", 1)
+    monkeypatch.setattr(manifest, "LONG_BYTES", 1)
     paths = [tmp_path / str(number) for number in range(9)]
     for path in paths:
         path.write_text(path.name)
@@ -76,7 +76,7 @@ def test_a_changed_file_is_read_again(large, hidden):
 
 
 def test_nothing_is_remembered_of_a_file_written_just_now(large, read, monkeypatch):
-    monkeypatch.setattr(hashes, "SETTLED_NS", 10**15)
+    monkeypatch.setattr(manifest, "SETTLED_NS", 10**15)
     sha256_of_file(large)
     sha256_of_file(large)
     assert len(read) == 2

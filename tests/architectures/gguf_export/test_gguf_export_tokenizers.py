@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from architectures.errors import UserError
 from architectures.gguf_export import begins_with_space, export_gguf, read_vocabulary, splitting_name
 from architectures.gguf_import import import_gguf, known_splittings
-from architectures.hashes import fingerprint_value
+from architectures.manifest import fingerprint_value
 from tests.architectures.conftest import PIECES
 
 SMOLLM2 = Path(__file__).parents[3] / "models" / "SmolLM2-135M-Instruct"

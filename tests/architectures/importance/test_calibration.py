@@ -6,8 +6,8 @@ import torch
 from transformers import AutoTokenizer
 
 from architectures.errors import UserError
-from architectures.importance import activation_scores
-from architectures.importance.activation_scores import calibration_sequences, read_calibration_text
+from architectures.pruning import importance
+from architectures.pruning.importance import calibration_sequences, read_calibration_text
 from architectures.pruning.plan import load_scores, save_scores
 
 EOS = 2
@@ -77,7 +77,7 @@ def test_paragraphs_are_parted_by_blank_lines(tmp_path):
 
 
 def test_a_file_without_blank_lines_comes_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr(activation_scores, "MAX_PARAGRAPH_CHARS", 5)
+    monkeypatch.setattr(importance, "MAX_PARAGRAPH_CHARS", 5)
     (tmp_path / "text.txt").write_text("one\ntwo\nsix\nten\nend\n")
 
     pieces = list(read_calibration_text(tmp_path / "text.txt"))

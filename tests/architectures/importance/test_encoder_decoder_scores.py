@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from architectures.importance.activation_scores import activation_scores
-from architectures.importance.layer_search import removal_order
+from architectures.pruning.importance import activation_scores, removal_order
 from architectures.vocabulary_head import read_text
 from eval.models import load_model
 

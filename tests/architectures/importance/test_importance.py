@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.importance.activation_scores import activation_scores
+from architectures.pruning.importance import activation_scores
 from tests.families import DECODER_ONLY
 
 METHODS = ("activation", "flap", "magnitude")
@@ -184,7 +184,7 @@ def test_magnitude_of_channels(watched):
 
 
 def test_a_large_matrix_in_pieces(watched, monkeypatch):
-    monkeypatch.setattr("architectures.importance.activation_scores.ROWS_AT_ONCE", 24)
+    monkeypatch.setattr("architectures.pruning.importance.ROWS_AT_ONCE", 24)
     in_pieces = activation_scores(watched.model, IDS_ST)
 
     for name, values in watched.scores.items():

@@ -9,7 +9,7 @@ import torch
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.importance.layer_search import LayerSearch, merge_order, removal_order
+from architectures.pruning.importance import LayerSearch, merge_order, removal_order
 from architectures.pruning.plan import followers
 from architectures.pruning.prune import prune_checkpoint
 from tests.architectures.conftest import FAMILY_SETTINGS

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from architectures.families import FAMILIES
-from architectures.importance.layer_search import merge_order, removal_order
+from architectures.pruning.importance import merge_order, removal_order
 from eval.models import load_model
 from tests.sharing import by_processes
 

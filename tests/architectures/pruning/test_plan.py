@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from architectures.errors import UserError
-from architectures.hashes import fingerprint_checkpoint
+from architectures.manifest import fingerprint_checkpoint
 from architectures.pruning.plan import Scores, load_plan, needed_scores, plan_pruning
 from architectures.requested_shape import ArchitectureConfig
 from architectures.shapes import NAMED_SHAPES, Shape

@@ -11,7 +11,7 @@ from architectures.families import FAMILIES
 from architectures.hub import KNOWN_CONFIGS, read_config
 from architectures.requested_shape import ArchitectureConfig, draft_shape
 from architectures.shapes import NAMED_SHAPES, Shape
-from architectures.tiny import tiny_config, tiny_shapes
+from distill.debug import tiny_config, tiny_shapes
 
 LLAMA = NAMED_SHAPES["llama-7b"].shape
 QWEN = Shape.from_config(KNOWN_CONFIGS["Qwen/Qwen2.5-7B"])

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from architectures.errors import UserError
-from architectures.hashes import fingerprint_checkpoint
 from architectures.hub import read_remote_config, resolve_checkpoint
-from architectures.manifest import write_manifest
+from architectures.manifest import fingerprint_checkpoint, write_manifest
 from distill.run import ARTIFACTS, Artifact
 from tests.hub.clients import READER, STRANGER, WRITER, log_in, served
 from tests.hub.faults import Fault

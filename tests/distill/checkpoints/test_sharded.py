@@ -16,7 +16,7 @@ import distill.trainer
 from architectures.errors import UserError
 from distill.checkpoints.checkpoint_files import BEST_NAME, damage, find_checkpoints, newest_intact_checkpoint
 from distill.checkpoints.folders import METADATA_NAME, CheckedReader, read_metadata
-from distill.checkpoints.reading import read_model
+from distill.checkpoints.saving import read_model
 from distill.checkpoints.trust import TRUST, VALIDATION_VARIABLE
 from distill.export import export_any, saved_models
 from distill.metrics import PooledOverAnswers

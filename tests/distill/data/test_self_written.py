@@ -10,15 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from architectures.errors import UserError
-from distill.data import self_written
-from distill.data.self_written import (
-    NAME,
-    SelfWriting,
-    UserTurn,
-    Writer,
-    find_user_turn,
-    write_own_prompts,
-)
+from distill.data import training_data
+from distill.data.training_data import NAME, SelfWriting, UserTurn, Writer, find_user_turn, write_own_prompts
 from eval.models import load_tokenizer
 from tests.sharing import by_processes
 
@@ -77,7 +70,7 @@ def test_lost_shards_are_written_again_as_they_were(asking_target, tmp_path):
 
 def test_finished_prompts_load_no_model(asking_target, tmp_path, monkeypatch):
     prompts = write_own_prompts(asking_target, 4, tmp_path, SETTINGS)
-    monkeypatch.setattr(self_written, "load_target", None)
+    monkeypatch.setattr(training_data, "load_target", None)
     assert write_own_prompts(asking_target, 4, tmp_path, SETTINGS) == prompts
     assert write_own_prompts(asking_target, 3, tmp_path, SETTINGS) == prompts[:3]
 
@@ -212,16 +205,16 @@ def test_same_words_in_other_case_and_spacing_count_once(tiny_target, tmp_path):
     said = ("Why so?  Tell", "why so? tell", "why not?")
     path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in said))
     writer = Writer(tiny_target, load_tokenizer(tiny_target), UserTurn([1], frozenset(), "x"), SETTINGS)
-    assert list(self_written.distinct_texts(writer, [path], 3)) == ["Why so?  Tell", "why not?"]
+    assert list(training_data.distinct_texts(writer, [path], 3)) == ["Why so?  Tell", "why not?"]
 
 
 def test_prompts_are_no_longer_than_the_context_leaves_behind_the_opening(make_checkpoint):
     target = make_checkpoint(num_hidden_layers=1, max_position_embeddings=30)
-    assert self_written.within_context(target, SETTINGS, opening=6).max_new_tokens == 24
+    assert training_data.shortened_to_context(target, SETTINGS, opening=6).max_new_tokens == 24
     long_enough = dataclasses.replace(SETTINGS, max_new_tokens=20)
-    assert self_written.within_context(target, long_enough, opening=6) == long_enough
+    assert training_data.shortened_to_context(target, long_enough, opening=6) == long_enough
     with pytest.raises(UserError, match="max_position_embeddings is 30"):
-        self_written.within_context(target, SETTINGS, opening=30)
+        training_data.shortened_to_context(target, SETTINGS, opening=30)
 
 
 @pytest.mark.parametrize("count", [2, 3])

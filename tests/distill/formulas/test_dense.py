@@ -8,9 +8,8 @@ import math
 import pytest
 import torch
 
-from distill import loss_formulas
-from distill.loss_formulas import cross_entropy
-from distill.losses import LOSSES, Knowledge, LossTerm, Objective, build_objective
+from distill import losses
+from distill.losses import LOSSES, Knowledge, LossTerm, Objective, build_objective, cross_entropy
 from distill.metrics import expected_acceptance
 from tests.distill.dense_losses import COMPARED
 
@@ -99,7 +98,7 @@ def test_every_loss_has_a_definition():
 def test_every_loss_is_computed_by_the_formula_of_its_name():
     """Whatever else it has: forward_kl also has one for the entries that a cache keeps."""
     for name, loss in LOSSES.items():
-        assert loss.formulas.get(Knowledge.LOGITS, loss.formulas.get(Knowledge.TOKENS)) is getattr(loss_formulas, name)
+        assert loss.formulas.get(Knowledge.LOGITS, loss.formulas.get(Knowledge.TOKENS)) is getattr(losses, name)
 
 
 @every_case

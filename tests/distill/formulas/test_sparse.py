@@ -8,7 +8,7 @@ import itertools
 import pytest
 import torch
 
-from distill.loss_formulas import kept_forward_kl, sampled_cross_entropy, top_k_kl
+from distill.losses import kept_forward_kl, sampled_cross_entropy, top_k_kl
 
 NUM_TOKENS, VOCAB = 7, 11
 KEPT = [1, 3, 10, VOCAB]

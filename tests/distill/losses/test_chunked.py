@@ -11,8 +11,7 @@ import torch
 
 from distill import chunked_loss
 from distill.chunked_loss import Head, chunked_sum, map_rows, plain_sum, sum_of_rows
-from distill.loss_formulas import forward_kl
-from distill.losses import CHUNK_ENTRIES, LOSSES, LossTerm, Objective, chunk_size
+from distill.losses import CHUNK_ENTRIES, LOSSES, LossTerm, Objective, chunk_size, forward_kl
 from tests.pretended_gpu import pretended_gpu
 
 H, V, TEACHER_H = 12, 37, 9

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from distill.online.learning import RequestFeed
-from distill.online.served import Journal
+from distill.online.serving import Journal
 from distill.recipe.sections import OnlineConfig
 
 

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from architectures.errors import UserError
-from distill.online.served import Journal
-from distill.online.serving import DraftInbox, LiveRequests, requests_of
+from distill.online.serving import DraftInbox, Journal, LiveRequests, requests_of
 from distill.run import Run
 from distill.train import train
 from tests.distill.online.conftest import NUM_REQUESTS

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from distill.online.served import steps_along
+from distill.online.serving import steps_along
 from eval.replay import replay_counts
 
 

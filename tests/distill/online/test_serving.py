@@ -8,11 +8,19 @@ import torch
 
 from architectures.errors import UserError
 from distill.chunked_loss import head_of
-from distill.online.served import DraftReplay, Journal, Recorded, RequestRecord, Served, read_records, steps_along
-from distill.online.serving import OnlineRequest, OnlineServer
-from eval.decoding.sampling import Sampling
+from distill.online.serving import (
+    DraftReplay,
+    Journal,
+    OnlineRequest,
+    OnlineServer,
+    Recorded,
+    RequestRecord,
+    Served,
+    read_records,
+    steps_along,
+)
+from eval.decoding.sampling import Limits, Sampling, row_seed
 from eval.decoding.speculative import plain_decode
-from eval.decoding.texts import Limits, row_seed
 from eval.models import load_model, shared_vocab_size
 from eval.replay import answer_logits
 from tests.architectures.conftest import FAMILY_SETTINGS, perturb

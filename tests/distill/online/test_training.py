@@ -13,7 +13,7 @@ import distill.trainer
 from architectures.errors import UserError
 from distill.chunked_loss import head_of
 from distill.online.learning import Guard, compare_on_stream, comparison, serve_stream
-from distill.online.served import RequestRecord, read_records, read_served
+from distill.online.serving import RequestRecord, read_records, read_served
 from distill.run import Run
 from distill.train import train
 from eval.intervals import Resampling

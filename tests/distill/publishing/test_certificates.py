@@ -3,7 +3,7 @@
 import pytest
 
 from architectures.errors import UserError
-from architectures.hashes import fingerprint_checkpoint
+from architectures.manifest import fingerprint_checkpoint
 from eval.engines.certificate import (
     Certificate,
     Counted,

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 import widedraft
 from architectures.errors import UserError
 from architectures.files import write_json
-from architectures.hashes import fingerprint_checkpoint
 from architectures.hub import read_config
+from architectures.manifest import fingerprint_checkpoint
 from architectures.target_files import read_generation_settings
 from distill.hub.publish import fit_context, lay_out_small_head
 from distill.recipe.recipe import load_recipe, save_recipe

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 import widedraft
 from architectures.errors import UserError
-from architectures.hashes import fingerprint_checkpoint
+from architectures.manifest import fingerprint_checkpoint
 from distill.check import check_recipe
 from distill.pipeline import run_all
 from distill.recipe.recipe import load_recipe, save_recipe

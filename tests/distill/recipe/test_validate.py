@@ -4,8 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from distill.losses import LOSSES, Knowledge
-from distill.recipe.loader import RuleError
-from distill.recipe.recipe import Recipe
+from distill.recipe.recipe import Recipe, RuleError
 from distill.recipe.validate import NOT_ONLINE
 
 BASE = {

@@ -12,9 +12,8 @@ from distill.rollouts import STUDENT_TOKENS
 from distill.run import Run
 from distill.train import train
 from distill.trainer import build_model
-from eval.decoding.sampling import Sampling
+from eval.decoding.sampling import Limits, Sampling
 from eval.decoding.speculative import Wanted, collected, decode_steps
-from eval.decoding.texts import Limits
 from eval.responses import read_traces, write_shard
 from tests.distill.after_training import assert_equal, last_state, metrics
 from tests.distill.conftest import MAX_SEQ_LEN

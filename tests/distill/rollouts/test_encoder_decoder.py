@@ -5,14 +5,12 @@ import torch
 
 from distill.chunked_loss import AnswerLogits
 from distill.data.batches import Example, collate
-from distill.loss_formulas import forward_kl
-from distill.losses import LossTerm, build_objective
+from distill.losses import LossTerm, build_objective, forward_kl
 from distill.model import DistillModel
 from distill.rollouts import COINS, Generation, RolloutPrompt, examples_of, generate_rollouts, places_in
 from distill.teacher import Teacher
-from eval.decoding.sampling import Sampling
+from eval.decoding.sampling import Limits, Sampling, stream
 from eval.decoding.speculative import plain_decode
-from eval.decoding.texts import Limits, stream
 from eval.models import load_model
 
 PROMPTS = [(5, 6, 7, 8, 9, 10, 11), (12,), (13, 14, 15)]

@@ -9,13 +9,13 @@ from composer.devices import DeviceCPU
 
 import distill.trainer
 from distill.data.batches import Example, collate
-from distill.loss_formulas import forward_kl
+from distill.losses import forward_kl
 from distill.rollouts import STUDENT_TOKENS, TEACHER_TOKENS, examples_of
 from distill.run import Run
 from distill.train import read_answers, train
 from distill.trainer import answer_training, build_model
+from eval.decoding.sampling import Limits
 from eval.decoding.speculative import plain_decode
-from eval.decoding.texts import Limits
 from eval.models import load_model
 from tests.distill.after_training import assert_equal, last_state, mean_gradients, metrics, relative_difference
 from tests.distill.two_processes import train_by

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from distill.rollouts import COINS, Generation, RolloutPrompt, generate_rollouts
-from eval.decoding.sampling import Sampling
+from eval.decoding.sampling import Limits, Sampling, stream
 from eval.decoding.speculative import plain_decode
-from eval.decoding.texts import Limits, stream
 from tests.eval.decoding.small_heads import model_of, noisy, spread_out, with_head_of
 
 VOCAB = 264

@@ -6,8 +6,7 @@ import pytest
 
 import widedraft
 from architectures.errors import UserError
-from architectures.hashes import fingerprint_checkpoint
-from architectures.manifest import read_manifest
+from architectures.manifest import fingerprint_checkpoint, read_manifest
 from distill.recipe.recipe import Recipe, load_recipe, save_recipe
 from distill.run import Run, cut_from, earlier_stages, share_answers
 

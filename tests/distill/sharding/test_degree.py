@@ -4,7 +4,7 @@ import pytest
 
 from architectures.errors import UserError
 from distill.recipe.sections import DistillConfig
-from distill.sharding import shard_degree
+from distill.trainer import shard_degree
 
 
 def divided(asked, processes, of_machine):

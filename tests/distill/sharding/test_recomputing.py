@@ -18,9 +18,9 @@ from architectures.shapes import Shape
 from distill.chunked_loss import AnswerLogits, logits_of
 from distill.estimate import training_memory
 from distill.learned_masks import MaskModel
-from distill.sharding import recompute_layers
 from distill.teacher import Teacher
 from distill.train import train
+from distill.trainer import recompute_layers
 from eval.models import load_model
 from tests.distill.after_training import assert_equal, last_state
 from tests.distill.data.test_packing import SETTINGS, as_one_row, batch_of

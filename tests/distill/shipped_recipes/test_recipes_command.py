@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import widedraft
+from architectures import files as shipped
 from architectures import gguf_import as importing
-from architectures import shipped
-from architectures.shipped import PackagedTarget, shipped_recipes
+from architectures.files import PackagedTarget, shipped_recipes
 from distill import shipped_recipes as command
 from distill import shipped_recipes as packaged_target
 

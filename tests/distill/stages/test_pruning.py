@@ -13,9 +13,8 @@ from architectures.pruning.plan import PLAN_NAME, SCORES_NAME, load_scores, plan
 from architectures.requested_shape import ArchitectureConfig
 from architectures.shapes import Shape
 from architectures.sharing import Share
-from distill.data.self_written import SelfWriting
-from distill.pipeline import generate_stage, prune_stage
-from distill.prune_stage import recipe_plan
+from distill.data.training_data import SelfWriting
+from distill.pipeline import generate_stage, prune_stage, recipe_plan
 from distill.recipe.recipe import Recipe
 from distill.run import Run
 from distill.stage_inputs import prune_inputs

@@ -13,7 +13,7 @@ import distill.train
 import distill.trainer
 from architectures.errors import UserError
 from distill.estimate import forward_flops, head_flops
-from distill.loss_formulas import forward_kl, sampled_cross_entropy, top_k_kl
+from distill.losses import forward_kl, sampled_cross_entropy, top_k_kl
 from distill.pipeline import cache_stage
 from distill.response_batches import cut_padding, split_batch
 from distill.run import Run

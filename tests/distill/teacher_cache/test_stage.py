@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from architectures import hashes
+from architectures import manifest as hashes
 from architectures.errors import UserError
-from architectures.hashes import fingerprint_tokenizer
-from architectures.manifest import read_manifest
+from architectures.manifest import fingerprint_tokenizer, read_manifest
 from distill import pipeline as stages
 from distill import teacher_cache
 from distill.pipeline import cache_stage, verify_cache_stage

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from architectures.errors import UserError
-from architectures.importance.activation_scores import read_calibration_text
+from architectures.pruning.importance import read_calibration_text
 from distill.recipe.sections import TextConfig, TextDomain
 from distill.text_data import held_out_sequences, open_texts
 from eval.models import load_tokenizer

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from eval.decoding.sampling import LOSSLESS, Sampling
+from eval.decoding.sampling import LOSSLESS, Decoded, Limits, Sampling, Speculation
 from eval.decoding.speculative import speculative_decode
-from eval.decoding.texts import Decoded, Limits, Speculation
 from eval.replay import ReplayCounts, count_trace, replay_counts, replay_pair
 
 LENGTH, LOOKAHEAD, ROWS = 6, 3, 24

@@ -8,9 +8,8 @@ import torch
 from architectures.vocabulary_head import cut_head
 from eval import replay
 from eval.decoding import sampling as chosen
-from eval.decoding.sampling import LOSSLESS, Sampling, distribution
+from eval.decoding.sampling import LOSSLESS, Limits, Sampling, Speculation, distribution
 from eval.decoding.speculative import speculative_decode
-from eval.decoding.texts import Limits, Speculation
 from eval.replay import count_trace, replay_answer, replay_counts, whole_vocabulary
 from tests.eval.decoding.laws import FIRST, TEXT
 

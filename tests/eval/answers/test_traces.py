@@ -17,9 +17,8 @@ from architectures.files import remove_partials
 from architectures.settings import Holding
 from eval.decoding import generate as answering
 from eval.decoding.generate import write_traces
-from eval.decoding.sampling import Sampling
+from eval.decoding.sampling import DRAWS, Decoded, Limits, Sampling
 from eval.decoding.speculative import plain_decode
-from eval.decoding.texts import DRAWS, Decoded, Limits
 from eval.models import load_model, load_tokenizer
 from eval.prompts import Prompt, render_prompt
 from eval.responses import DecodingSettings, Trace, first_turns, read_traces

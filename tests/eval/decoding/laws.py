@@ -6,9 +6,8 @@ import torch
 from scipy.stats import chisquare
 
 from eval.decoding.kv_cache import open_sequencer
-from eval.decoding.sampling import Sampling, distribution
+from eval.decoding.sampling import Limits, Sampling, Seeds, Speculation, distribution
 from eval.decoding.speculative import plain_decode, speculative_decode
-from eval.decoding.texts import Limits, Seeds, Speculation
 from eval.replay import answer_logits
 
 SMALL_VOCAB, TEXT = 4, 4  # 256 texts

@@ -6,8 +6,8 @@ from torch.nn import functional
 
 from eval.decoding.cuda_graphs import FixedSequencer
 from eval.decoding.kv_cache import TextSequencer, TranslationSequencer, open_sequencer
+from eval.decoding.sampling import Limits, Speculation
 from eval.decoding.speculative import plain_decode, speculative_decode
-from eval.decoding.texts import Limits, Speculation
 from eval.models import load_model
 from eval.replay import answer_logits
 from tests.eval.decoding.stand_ins import watched_maker

@@ -2,9 +2,8 @@
 
 import pytest
 
-from eval.decoding.sampling import LOSSLESS, confidence_of
+from eval.decoding.sampling import LOSSLESS, Limits, Speculation, confidence_of
 from eval.decoding.speculative import LookupFirst, plain_decode, speculative_decode
-from eval.decoding.texts import Limits, Speculation
 from eval.models import load_model
 from eval.replay import answer_logits
 from tests.eval.decoding.laws import ROWS, WARM, require_same_law, text_chances

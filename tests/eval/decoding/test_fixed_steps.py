@@ -5,9 +5,8 @@ import torch
 
 from architectures.errors import UserError
 from eval.decoding.cuda_graphs import CudaRecorder
-from eval.decoding.sampling import Sampling
+from eval.decoding.sampling import Limits, Sampling, Speculation
 from eval.decoding.speculative import Wanted, decode_steps, plain_decode, speculative_decode
-from eval.decoding.texts import Limits, Speculation
 from eval.models import load_model
 from tests.eval.decoding.laws import law_greedy_text_is_the_targets, law_rows_do_not_feel_each_other
 from tests.eval.decoding.small_heads import WITHOUT_WINDOW

@@ -7,9 +7,16 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from eval.decoding.sampling import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, REJECTION, Sampling
+from eval.decoding.sampling import (
+    EXACT_GREEDY_DRAFT,
+    EXACT_SAMPLED_DRAFT,
+    REJECTION,
+    Limits,
+    Sampling,
+    Seeds,
+    Speculation,
+)
 from eval.decoding.speculative import plain_decode, speculative_decode
-from eval.decoding.texts import Limits, Seeds, Speculation
 from eval.models import load_model
 from tests.eval.decoding.laws import (
     ROWS,

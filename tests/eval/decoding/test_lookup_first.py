@@ -3,9 +3,18 @@
 import pytest
 import torch
 
-from eval.decoding.sampling import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, REJECTION, Sampling
+from eval.decoding.sampling import (
+    EXACT_GREEDY_DRAFT,
+    EXACT_SAMPLED_DRAFT,
+    REJECTION,
+    Limits,
+    Sampling,
+    Seeds,
+    Speculation,
+    Text,
+    window,
+)
 from eval.decoding.speculative import LookupFirst, NgramLookup, Streams, Wanted, speculative_decode
-from eval.decoding.texts import Limits, Seeds, Speculation, Text, window
 from eval.models import load_model
 from tests.eval.decoding.laws import (
     WARM,

@@ -9,11 +9,12 @@ from dataclasses import replace
 import pytest
 
 from eval.decoding import kv_cache as sequencer
+from eval.decoding import sampling
 from eval.decoding import sampling as rules
 from eval.decoding import speculative as batch
 from eval.decoding import speculative as batch_rounds
-from eval.decoding import texts
 from eval.decoding.sampling import (
+    Limits,
     Sampling,
     Verdict,
     acceptance_probs,
@@ -24,7 +25,6 @@ from eval.decoding.sampling import (
     residual,
     row_at,
 )
-from eval.decoding.texts import Limits
 from tests.eval.decoding.laws import (
     law_exact_rules_write_what_plain_sampling_writes,
     law_greedy_text_is_the_targets,
@@ -132,7 +132,7 @@ def shift_positions(patch, by):
 
 def draft_never_catches_up(patch):
     """vLLM #5765: after a round that kept everything, the draft never reads the last token it proposed."""
-    patch(texts.Text, "last", lambda self, count: [*self.context, *self.emitted][-1:] if count else [])
+    patch(sampling.Text, "last", lambda self, count: [*self.context, *self.emitted][-1:] if count else [])
     emit = batch_rounds.SpeculativeSteps.emit
 
     def mutant(self, text, *args, **more):
@@ -151,7 +151,7 @@ def stop_token_ignored_inside_a_round(patch):
         self.stopped = token_ids[-1] in limits.stop_ids
         return len(token_ids)
 
-    patch(texts.Text, "extend", mutant)
+    patch(sampling.Text, "extend", mutant)
 
 
 def rows_wait_for_the_slowest(patch):

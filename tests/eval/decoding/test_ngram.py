@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eval.decoding.sampling import EXACT_GREEDY_DRAFT, Sampling
+from eval.decoding.sampling import EXACT_GREEDY_DRAFT, Limits, Sampling, Speculation
 from eval.decoding.speculative import NgramLookup, speculative_decode
-from eval.decoding.texts import Limits, Speculation
 from tests.eval.decoding.laws import (
     WARM,
     law_greedy_text_is_the_targets,

@@ -9,8 +9,7 @@ from copy import deepcopy
 import pytest
 import torch
 
-from eval.decoding.sampling import Sampling
-from eval.decoding.texts import Limits
+from eval.decoding.sampling import Limits, Sampling
 from eval.models import load_model
 from eval.replay import answer_logits, replay_answer
 from tests.eval.decoding.laws import (

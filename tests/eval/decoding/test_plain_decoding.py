@@ -5,9 +5,8 @@ from functools import partial
 import pytest
 import torch
 
-from eval.decoding.sampling import Sampling, distribution, invert_cumulative
+from eval.decoding.sampling import DRAWS, Limits, Sampling, Seeds, distribution, invert_cumulative, stream
 from eval.decoding.speculative import Wanted, decode_steps, first_tokens, plain_decode
-from eval.decoding.texts import DRAWS, Limits, Seeds, stream
 from eval.models import load_model
 
 GREEDY = Sampling()

@@ -10,9 +10,8 @@ from eval.decoding import sampling as rules
 from eval.decoding import speculative as batch
 from eval.decoding import speculative as batch_rounds
 from eval.decoding.kv_cache import open_sequencer
-from eval.decoding.sampling import Sampling, distribution, invert_cumulative, residual
+from eval.decoding.sampling import Limits, Sampling, Speculation, distribution, invert_cumulative, residual
 from eval.decoding.speculative import plain_decode, speculative_decode
-from eval.decoding.texts import Limits, Speculation
 from tests.eval.decoding.laws import law_greedy_text_is_the_targets
 from tests.eval.decoding.small_heads import model_of, noisy, sizes_of_drafting, spread_out, with_head_of
 from tests.eval.decoding.stand_ins import watched_maker

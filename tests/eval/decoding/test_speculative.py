@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from eval.decoding.sampling import Sampling
+from eval.decoding.sampling import Limits, Sampling, Speculation
 from eval.decoding.speculative import plain_decode, speculative_decode
-from eval.decoding.texts import Limits, Speculation
 from eval.models import load_model
 from eval.replay import answer_logits, count_trace, replay_answer, replay_counts, tau
 

@@ -9,9 +9,8 @@ from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from eval.decoding.sampling import Sampling
+from eval.decoding.sampling import Limits, Sampling
 from eval.decoding.speculative import plain_decode
-from eval.decoding.texts import Limits
 from eval.models import load_model
 
 

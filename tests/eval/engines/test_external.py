@@ -8,9 +8,8 @@ from typing import ClassVar
 import pytest
 
 from architectures.errors import UserError
-from eval.engines import runs
-from eval.engines.certificate import Counted
-from eval.engines.runs import WORKERS, answer_of, run_external
+from eval.engines import runs, worker
+from eval.engines.runs import WORKER, Counted, reply_of, run_external
 
 PACKAGES = {"architectures", "distill", "eval", "widedraft"}
 CONVERSATION = [{"role": "user", "content": "hi"}]
@@ -36,18 +35,19 @@ def run(engine, target, draft, **draft_settings):
 
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
-    """stand_in(engine, answer): its worker is a script that writes the answer, and keeps the request."""
+    """stand_in(engine, answer): the worker is a script that writes the answer, and keeps the request."""
 
     def write(engine, answer):
-        script = tmp_path / f"{engine}_worker.py"
+        script = tmp_path / "worker.py"
         script.write_text(
             "import json, sys\n"
+            f"assert sys.argv[1:3] == ['certify', {engine!r}]\n"
             f"answer = json.loads({json.dumps(json.dumps(answer))})\n"
-            "answer['request'] = json.load(open(sys.argv[1]))\n"
-            "json.dump(answer, open(sys.argv[2], 'w'))\n"
+            "answer['request'] = json.load(open(sys.argv[3]))\n"
+            "json.dump(answer, open(sys.argv[4], 'w'))\n"
             f"json.dump(answer['request'], open({str(tmp_path / 'got')!r}, 'w'))\n"
         )
-        monkeypatch.setattr(runs, "WORKERS", tmp_path)
+        monkeypatch.setattr(runs, "WORKER", script)
 
     return write
 
@@ -72,7 +72,7 @@ def test_llama_cpp_tells_no_positions_and_rounds_follow_from_the_text(stand_in, 
     plain = {"prompt_ids": [1], "ids": [3, 4, 5, 6], "elapsed_s": 0.5, "proposed": 0, "accepted": 0}
     drafted = {**plain, "proposed": 5, "accepted": 2}
     answer = {"version": "1", "texts": [{"plain": plain, "drafted": drafted}], "own": [drafted] * 2}
-    stand_in("llama_cpp", answer)
+    stand_in("llama.cpp", answer)
     files = (tmp_path / "t-Q4_0.gguf", tmp_path / "d-F16.gguf")
     done = run("llama.cpp", *files)
     counted = done.texts[0].counted
@@ -96,19 +96,21 @@ def test_openvinos_rounds_are_what_each_run_of_the_target_gave(stand_in, tmp_pat
 
 
 @pytest.mark.parametrize("last", ["raise SystemExit('no module named vllm')", "print('no module named vllm')"])
-def test_an_engine_that_ends_without_an_answer_failed_and_its_last_words_are_told(tmp_path, last):
+def test_an_engine_that_ends_without_an_answer_failed_and_its_last_words_are_told(tmp_path, monkeypatch, last):
     script = tmp_path / "worker.py"
+    monkeypatch.setattr(runs, "WORKER", script)
     script.write_text(f"print('loading'); {last}")
     with pytest.raises(UserError, match=r"(?s)did not answer.*no module named vllm"):
-        answer_of(sys.executable, script, {}, engine="vLLM")
+        reply_of(sys.executable, {}, engine="vllm")
 
 
-@pytest.mark.parametrize("script", sorted(WORKERS.glob("*.py")), ids=lambda script: script.stem)
-def test_a_worker_imports_nothing_of_this_project_but_its_neighbour(script):
-    tree = ast.parse(script.read_text(encoding="utf-8"))
+def test_the_worker_imports_nothing_of_this_project():
+    tree = ast.parse(WORKER.read_text(encoding="utf-8"))
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     names |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert not {name.split(".")[0] for name in names} & PACKAGES
+    neighbours = {path.stem for path in WORKER.parent.glob("*.py")}  # first on its import path
+    assert not names & neighbours
 
 
 class FakeEngine:
@@ -131,15 +133,13 @@ class FakeEngine:
 @pytest.fixture
 def answered(tmp_path, monkeypatch):
     """Twelve prompts answered by FakeEngine: the answer, and every call."""
-    monkeypatch.syspath_prepend(str(WORKERS))
     monkeypatch.setattr(FakeEngine, "calls", [])
-    import turns
-
+    monkeypatch.setitem(worker.ENGINES, "vllm", (FakeEngine, "pytest"))
+    monkeypatch.setattr(worker, "package_version", lambda package: f"{package} 7")
     asked, answer = tmp_path / "request.json", tmp_path / "answer.json"
     request = {"target": "T", "draft": "D", "conversations": [f"prompt {each}" for each in range(12)], "seed": 17}
     asked.write_text(json.dumps(request))
-    monkeypatch.setattr(sys, "argv", ["worker", str(asked), str(answer)])
-    turns.answer_request(FakeEngine, version="7")
+    worker.main("certify", "vllm", str(asked), str(answer))
     return json.loads(answer.read_text()), FakeEngine.calls
 
 
@@ -149,7 +149,7 @@ def test_every_prompt_is_decoded_plain_and_drafted_and_by_the_target_itself(answ
     assert [text["plain"] for text in answer["texts"]] == [{"draft": None, "messages": each} for each in prompts]
     assert [text["drafted"]["draft"] for text in answer["texts"]] == ["D"] * 12
     assert answer["own"] == [{"draft": "T", "messages": each} for each in prompts]
-    assert answer["version"] == "7"
+    assert answer["version"] == "pytest 7"
 
 
 def test_turns_change_and_the_first_texts_are_not_timed(answered):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from architectures.errors import UserError
-from architectures.hashes import fingerprint_value
+from architectures.manifest import fingerprint_value
 from eval.models import load_tokenizer
 from eval.prompts import (
     FIELD_IN_TEMPLATE,

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from eval.decoding.sampling import Sampling
+from eval.decoding.sampling import Decoded, Round, Sampling
 from eval.decoding.speculative import NgramLookup
-from eval.decoding.texts import Decoded, Round
 from eval.intervals import Resampling
 from eval.replay import count_trace, replay_counts, replay_pair, rule_name
 from eval.responses import Trace

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval.decoding.texts import Decoded, Round
+from eval.decoding.sampling import Decoded, Round
 from eval.intervals import Resampling
 from eval.replay import AnswerScore, count_trace
 from eval.scorecard import forecast, speedup_row

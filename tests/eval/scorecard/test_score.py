@@ -11,12 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 from architectures.errors import UserError
-from architectures.hashes import fingerprint_value
+from architectures.manifest import fingerprint_value
 from eval.acceptance_rates import Answers, replay_drafts
 from eval.config import EvalConfig
-from eval.decoding.sampling import Sampling
+from eval.decoding.sampling import Limits, Sampling, Speculation
 from eval.decoding.speculative import plain_decode, speculative_decode
-from eval.decoding.texts import Limits, Speculation
 from eval.models import load_model
 from eval.prompts import Prompt
 from eval.replay import rule_names
@@ -226,7 +225,7 @@ def test_the_live_loop_runs_at_the_best_predicted_lookahead(scorecard):
 
 
 def test_origins_are_recorded(scorecard, target_folder):
-    from architectures.hashes import fingerprint_checkpoint
+    from architectures.manifest import fingerprint_checkpoint
 
     assert scorecard.target.fingerprint == fingerprint_checkpoint(target_folder)
     assert [(row.draft, row.layers) for row in scorecard.drafts] == [("undistilled", 2), ("draft", 4)]

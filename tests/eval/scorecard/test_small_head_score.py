@@ -9,8 +9,7 @@ import pytest
 
 from architectures.vocabulary import coverage
 from eval.acceptance_rates import TRACES_NAME, Answers, answers_folder, replay_drafts
-from eval.decoding.sampling import Sampling
-from eval.decoding.texts import Limits, Speculation
+from eval.decoding.sampling import Limits, Sampling, Speculation
 from eval.lossless import Verification, check_lossless
 from eval.models import load_model
 from eval.prompts import Prompt

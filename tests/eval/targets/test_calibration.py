@@ -6,8 +6,7 @@ import torch
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.importance.activation_scores import activation_scores
-from architectures.importance.layer_search import removal_order
+from architectures.pruning.importance import activation_scores, removal_order
 from architectures.settings import Holding
 from eval import large_targets
 from eval.large_targets import access_to, cut_into_blocks, load_target

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from architectures.hub import read_config
-from architectures.importance.activation_scores import activation_scores
+from architectures.pruning.importance import activation_scores
 from architectures.pruning.plan import Scores, plan_pruning
 from architectures.pruning.prune import prune_checkpoint
 from architectures.requested_shape import ArchitectureConfig

@@ -11,8 +11,8 @@ from architectures.checkpoint import Weights
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.settings import Holding
+from eval.decoding.sampling import Limits
 from eval.decoding.speculative import plain_decode
-from eval.decoding.texts import Limits
 from eval.large_targets import Pass, cut_into_blocks, layers_of, load_target, run_passes
 from eval.models import load_model
 from eval.replay import answer_logits

@@ -5,8 +5,8 @@ import torch
 
 from architectures.errors import UserError
 from architectures.settings import Holding
+from eval.decoding.sampling import Limits
 from eval.decoding.speculative import plain_decode
-from eval.decoding.texts import Limits
 from eval.large_targets import load_target
 from eval.models import load_model
 from eval.replay import answer_logits

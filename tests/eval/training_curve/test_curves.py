@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from architectures.console import markdown
 from architectures.errors import UserError
-from architectures.tables import markdown
 from eval.checkpoint_curve import Curves, Saved, curve, curves_page, read_curves
 from eval.intervals import Resampling
 from eval.replay import AnswerScore, DraftScore, ReplayCounts

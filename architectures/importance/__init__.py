@@ -1,1 +1,0 @@
-"""Importance scores of layers, heads, neurons and channels, from calibration text."""

@@ -1,1 +1,0 @@
-"""Scripts that run in an engine's environment and import nothing of this project."""
