@@ -1,6 +1,7 @@
-"""Table of the losses a recipe may name: formulas, parameters, and the knowledge of the teacher that each needs.
+"""Losses a recipe may name: formulas, and a table with their options and what each needs of the teacher.
 
-A new loss needs a row here, its formula in distill/losses.py, and a row in docs/train.md. No torch.
+A new loss needs a formula, a row of the table, and a row in docs/train.md. Torch is only imported by formulas that call
+it, so recipes are checked without it.
 
 p is the teacher's distribution, q the student's, both at the temperature. Logits may have any float dtype and must be
 finite; everything is computed in float32 from log-probabilities, so a probability that underflows leaves every
@@ -12,7 +13,7 @@ scaled by temperature**2 so that gradients keep their size (Hinton et al. 2015, 
 `negative_log_acceptance` and `lk_hybrid` are not: acceptance is a probability at that temperature.
 
 Masking happens before (distill/chunked_loss.py passes only the rows that count), normalisation after
-(distill/model.py). Defaults of options are in distill/losses.py, which reads this file without torch.
+(distill/model.py).
 
 The losses of cached entries, `top_k_kl` and `sampled_cross_entropy`, require temperature 1, at which the cache was
 written: the effect of a temperature depends on the entries that were dropped. A cache of hidden states keeps them all

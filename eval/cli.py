@@ -1,4 +1,4 @@
-"""Commands `benchmark` and `report`, and the decoding flags shared with `verify`. Imports torch only when run."""
+"""Commands `benchmark`, `report` and `verify` on any two checkpoints. Torch is only imported when they run."""
 
 import sys
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Writing of checkpoints; sharded ones can be resumed on any number of processes.
+"""Writing and reading of checkpoints; sharded ones can be resumed on any number of processes.
 
 Composer's own sharded checkpoints are not used: it writes them under their final name, pickles all non-tensors, and
 restores of these only the keys that a fresh trainer has, which excludes, e.g., the history of a mixture
