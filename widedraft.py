@@ -117,10 +117,12 @@ STAGES = {
         "prune the target to the undistilled draft, into <run>/init; learned masks are trained first",
         RunSettings,
     ),
-    "generate": Stage(commands.generate, "let the target answer the prompts, into <run>/data", GenerateSettings),
+    "generate": Stage(
+        commands.generate, "generate target responses for the prompts, into <run>/data", GenerateSettings
+    ),
     "cache": Stage(
         commands.cache,
-        "write what the teacher says of the answers, for a cached teacher, into <run>/teacher_cache",
+        "write the teacher's outputs for the responses into <run>/teacher_cache, for a cached teacher",
         commands.CacheSettings,
     ),
     "distill": Stage(

@@ -85,7 +85,7 @@ LABELS: dict[EngineName, str] = {
     "openvino": "OpenVINO",
     "tensorrt-llm": "TensorRT-LLM",
 }
-DEFAULT_LOOKAHEAD = 3  # the defaults of llama.cpp, SGLang and TensorRT-LLM
+DEFAULT_NUM_SPECULATIVE_TOKENS = 3  # the defaults of llama.cpp, SGLang and TensorRT-LLM
 COMPARES_TOKENS = ("sglang", "llama.cpp", "tensorrt-llm")  # and stop if they differ; the rest propose wrong tokens
 DIVIDES_TENSORS = ("vllm", "sglang")  # draft and target over the same devices
 LLAMA_CPP_MAX_DIFFERENCE, LLAMA_CPP_FIRST_COMPARED = 128, 5  # common/speculative.cpp
@@ -144,7 +144,7 @@ class Pair:
     target: Model
     revision: str = "main"
     tensor_parallel: int = 1
-    lookahead: int = DEFAULT_LOOKAHEAD
+    num_speculative_tokens: int = DEFAULT_NUM_SPECULATIVE_TOKENS
 
     @property
     def has_own_tokenizer(self) -> bool:
@@ -306,7 +306,7 @@ def revision_of(pair: Pair) -> list[str]:
 
 def serve_vllm(pair: Pair) -> str:
     devices = pair.tensor_parallel
-    config = {"method": "draft_model", "model": pair.draft.name, "num_speculative_tokens": pair.lookahead}
+    config = {"method": "draft_model", "model": pair.draft.name, "num_speculative_tokens": pair.num_speculative_tokens}
     config |= {"draft_tensor_parallel_size": devices} if devices > 1 else {}
     config |= {"use_heterogeneous_vocab": True} if pair.has_own_tokenizer else {}
     parallel = ["--tensor-parallel-size", str(devices)] if devices > 1 else []
@@ -320,8 +320,8 @@ def serve_sglang(pair: Pair) -> str:
     return shell(
         ["python", "-m", "sglang.launch_server", "--model-path", pair.target.name, *revision_of(pair), *parallel],
         ["--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", pair.draft.name],
-        ["--speculative-num-steps", str(pair.lookahead), "--speculative-eagle-topk", "1"],
-        ["--speculative-num-draft-tokens", str(pair.lookahead + 1)],
+        ["--speculative-num-steps", str(pair.num_speculative_tokens), "--speculative-eagle-topk", "1"],
+        ["--speculative-num-draft-tokens", str(pair.num_speculative_tokens + 1)],
         ["--speculative-draft-model-quantization", "unquant"] * (pair.target.is_quantized > pair.draft.is_quantized),
     )
 
@@ -329,14 +329,14 @@ def serve_sglang(pair: Pair) -> str:
 def serve_llama_cpp(pair: Pair) -> str:
     return shell(
         ["llama-server", "-m", gguf_name(pair.target), "-md", gguf_name(pair.draft), "--spec-type", "draft-simple"],
-        ["--spec-draft-n-max", str(pair.lookahead), "--spec-draft-p-min", "0.0"],
+        ["--spec-draft-n-max", str(pair.num_speculative_tokens), "--spec-draft-p-min", "0.0"],
     )
 
 
 def serve_transformers(pair: Pair) -> str:
     """Return lines of Python; transformers reads these settings only from the draft's generation config."""
     draft = pair.draft
-    values = zip(ASSISTANT_KEYS, (pair.lookahead, "constant", 0.0), strict=True)
+    values = zip(ASSISTANT_KEYS, (pair.num_speculative_tokens, "constant", 0.0), strict=True)
     has_encoder = draft.shape is not None and draft.shape.encoder_layers > 0
     opens = "AutoModelForSeq2SeqLM" if has_encoder else "AutoModelForCausalLM"
     loads = f"{opens}.from_pretrained({draft.name!r})"
@@ -356,7 +356,7 @@ def serve_openvino(pair: Pair) -> str:
     """Return lines of Python, for directories written by `optimum-cli export openvino`."""
     return (
         f'pipe = LLMPipeline({pair.target.name!r}, "CPU", draft_model=draft_model({pair.draft.name!r}, "CPU"))\n'
-        f"pipe.generate(prompt, GenerationConfig(num_assistant_tokens={pair.lookahead}))"
+        f"pipe.generate(prompt, GenerationConfig(num_assistant_tokens={pair.num_speculative_tokens}))"
     )
 
 
@@ -364,7 +364,7 @@ def serve_tensorrt_llm(pair: Pair) -> str:
     """Return a YAML file for its LLM API."""
     return (
         "disable_overlap_scheduler: true\nspeculative_config:\n  decoding_type: DraftTarget\n"
-        f"  max_draft_len: {pair.lookahead}\n  speculative_model: {json.dumps(pair.draft.name)}"
+        f"  max_draft_len: {pair.num_speculative_tokens}\n  speculative_model: {json.dumps(pair.draft.name)}"
     )
 
 

@@ -56,8 +56,8 @@ Manifest = dict[str, Any]  # "stage", "inputs", "provenance", and the stage's ow
 class SplitCounts(TypedDict):
     """Counts of training or held-out responses; `sequences` and `split` for existing conversations."""
 
-    answers: int
-    answer_tokens: int
+    responses: int
+    response_tokens: int
     prompts: NotRequired[int]
     sequences: NotRequired[int]
     split: NotRequired[int]

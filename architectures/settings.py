@@ -9,8 +9,7 @@ one sequence, is no slower in bfloat16; work that multiplies many rows, such as 
 Why not a library: pydantic-settings 2.16 adds 0.2 s to every start, accepts several numbers only as `--n 1 --n 2`, and
 reports a wrong one with a traceback and exit code 1; tyro 1.0 prints pydantic's own messages in a frame.
 
-A section picks a field type and sets its own default (`lookahead: Lookahead = 4`). Fields of several values are
-plurals.
+A section picks a field type and sets its own default (`max_new_tokens: MaxNewTokens = 64`).
 """
 
 import argparse
@@ -387,9 +386,9 @@ TargetBits = Annotated[
     ),
 ]
 
-Lookahead = Annotated[int, Field(ge=1, le=MOST, description="Draft tokens per verification step.")]
-Lookaheads = Annotated[
-    tuple[Lookahead, ...], Several, Field(description="Numbers of draft tokens per verification step."), Once
+NumSpeculativeTokens = Annotated[int, Field(ge=1, le=MOST, description="Draft tokens per verification step.")]
+SpeculativeTokenCounts = Annotated[
+    tuple[NumSpeculativeTokens, ...], Several, Field(description="Numbers of draft tokens per verification step."), Once
 ]
 DraftPMin = Annotated[
     float,

@@ -52,13 +52,13 @@ def generation_identity(folder: Path) -> Values:
     return {key: value for key, value in read_generation_settings(folder).items() if key not in ASSISTANT_KEYS}
 
 
-def write_assistant_settings(draft: Path, *, lookahead: int) -> bool:
+def write_assistant_settings(draft: Path, *, num_speculative_tokens: int) -> bool:
     """Set the tokens per step of transformers' `generate(assistant_model=draft)`; return True if the file changed.
 
     The confidence threshold is 0: transformers' default stops at the first token with a draft probability below 0.4.
     """
     before = read_generation_settings(draft)
-    after = {**before, **dict(zip(ASSISTANT_KEYS, (lookahead, "constant", 0.0), strict=True))}
+    after = {**before, **dict(zip(ASSISTANT_KEYS, (num_speculative_tokens, "constant", 0.0), strict=True))}
     if after == before:
         return False
     write_json(after, draft / SETTINGS_NAME)

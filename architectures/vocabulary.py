@@ -23,7 +23,7 @@ from architectures.settings import Section
 from architectures.shapes import CONFIG_KEY, Shape
 from architectures.target_files import SPECIAL_IDS, read_generation_settings
 
-COUNTED = ("answers", "text")  # sources of token counts; any other origin is the path of a list
+COUNTED = ("responses", "text")  # sources of token counts; any other origin is the path of a list
 Origin = Annotated[
     str,
     Field(min_length=1),
@@ -47,7 +47,7 @@ class VocabularyConfig(Section):
         description="Number of output ids, special and single-byte tokens included; null: the whole list.",
     )
     origin: Origin = Field(
-        default="answers",
+        default="responses",
         alias="from",
         description="Rank ids by frequency in the training responses or in section text; or the path of a JSON list of "
         "ids, or of a draft whose ids are used.",
@@ -236,7 +236,7 @@ def listed(value: int | Iterable[int] | None) -> list[int]:
 
 
 KEY = "architecture.vocabulary"
-LIST_HINT = f"Set {KEY}.from to answers, to text, or to the path of a JSON list of token ids."
+LIST_HINT = f"Set {KEY}.from to responses, to text, or to the path of a JSON list of token ids."
 
 
 def list_file(origin: str) -> Path:

@@ -265,14 +265,14 @@ def for_head(model: PreTrainedModel, hidden_BDH: Tensor) -> Tensor:
     return hidden_BDH
 
 
-def translation(input_ids_BT: Tensor, prompt_len_B1: Tensor, *, start_id: int, answer_len: int) -> Translation:
+def translation(input_ids_BT: Tensor, prompt_len_B1: Tensor, *, start_id: int, response_len: int) -> Translation:
     """Split sequences of prompt and response into the inputs of an encoder-decoder model.
 
     Args:
         input_ids_BT: Each prompt, followed by its response.
-        answer_len: D, at most the length of the longest response.
+        response_len: D, at most the length of the longest response.
     """
-    places_BD = answer_places(prompt_len_B1, answer_len).clamp(max=input_ids_BT.shape[1] - 1)
+    places_BD = response_places(prompt_len_B1, response_len).clamp(max=input_ids_BT.shape[1] - 1)
     output_BD = input_ids_BT.gather(1, places_BD)
     output_BD[:, 0] = start_id
     width = int(prompt_len_B1.max())
@@ -281,9 +281,9 @@ def translation(input_ids_BT: Tensor, prompt_len_B1: Tensor, *, start_id: int, a
     return Translation(prompt_BS, None if bool(real_BS.all()) else real_BS, output_BD)
 
 
-def answer_places(prompt_len_B1: Tensor, answer_len: int) -> Tensor:
+def response_places(prompt_len_B1: Tensor, response_len: int) -> Tensor:
     """Return places_BD: the row position of each decoder input; for the start token that of the last prompt token."""
-    return prompt_len_B1 - 1 + torch.arange(answer_len, device=prompt_len_B1.device)
+    return prompt_len_B1 - 1 + torch.arange(response_len, device=prompt_len_B1.device)
 
 
 def read_text(model: PreTrainedModel, ids_BT: Tensor) -> Tensor:
@@ -293,5 +293,5 @@ def read_text(model: PreTrainedModel, ids_BT: Tensor) -> Tensor:
     prompt_len = max(1, ids_BT.shape[1] // 2)
     lengths_B1 = torch.full((len(ids_BT), 1), prompt_len, device=ids_BT.device)
     start_id = model.config.decoder_start_token_id
-    read = translation(ids_BT, lengths_B1, start_id=start_id, answer_len=ids_BT.shape[1] - prompt_len + 1)
+    read = translation(ids_BT, lengths_B1, start_id=start_id, response_len=ids_BT.shape[1] - prompt_len + 1)
     return translated(model, read)

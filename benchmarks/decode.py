@@ -7,11 +7,11 @@ Everything runs in turns in one process, each round in another order, greedily a
 write as many:
 
     plain               ours against `generate`, batch 1
-    speculative         ours against `generate(assistant_model=...)` at the same lookahead, batch 1
+    speculative         ours against `generate(assistant_model=...)` at the same num_speculative_tokens, batch 1
     batch               ours, plain and speculative, all prompts at once, against batch 1 of each
 
-transformers' assistant proposes `lookahead` tokens a round, whatever it thinks of them. Reported are seconds a token of
-each way and round, and ratios of medians.
+transformers' assistant always proposes `num_speculative_tokens` tokens. Reports seconds per token of each method and
+repeat, and ratios of medians.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--prompts", help="JSON lines; built-in prompts if left out")
     parser.add_argument("--num-prompts", type=int, default=8)
     parser.add_argument("--new-tokens", type=int, default=64)
-    parser.add_argument("--lookahead", type=int, default=4)
+    parser.add_argument("--num-speculative-tokens", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--threads", type=int, default=2)
@@ -85,8 +85,8 @@ def measure(options: argparse.Namespace) -> dict[str, list[float]]:
 def ways_to_decode(
     target: PreTrainedModel, draft: PreTrainedModel, prompts: Sequence[list[int]], options: argparse.Namespace
 ) -> dict[str, Way]:
-    limits, speculation = Limits(options.new_tokens), Speculation(options.lookahead)
-    configure(target, draft, options.lookahead)
+    limits, speculation = Limits(options.new_tokens), Speculation(options.num_speculative_tokens)
+    configure(target, draft, options.num_speculative_tokens)
 
     def ours(groups: Sequence[Sequence[list[int]]], *, speculative: bool, opener: Opener = open_sequencer) -> int:
         texts: list[Any] = []
@@ -112,14 +112,14 @@ def ways_to_decode(
     }
 
 
-def configure(target: PreTrainedModel, draft: PreTrainedModel, lookahead: int) -> None:
+def configure(target: PreTrainedModel, draft: PreTrainedModel, num_speculative_tokens: int) -> None:
     """Have transformers stop at no token, and propose so many tokens a round, always."""
     for model in (target, draft):
         assert model.generation_config is not None
         model.generation_config.eos_token_id = None
     config = draft.generation_config
     assert config is not None
-    config.num_assistant_tokens = lookahead
+    config.num_assistant_tokens = num_speculative_tokens
     config.num_assistant_tokens_schedule = "constant"
     config.assistant_confidence_threshold = 0.0
 

@@ -22,7 +22,7 @@ SILENT_S = 180.0  # without a heartbeat, after which a process counts as lost
 LAST_WORDS_S = 10.0  # rank 0 waits for the other processes, so that its store outlives their last requests
 MISTAKE = "mistake"
 
-Answer = TypeVar("Answer")
+Response = TypeVar("Response")
 
 
 class StoreBoard:
@@ -106,7 +106,7 @@ class StoreBoard:
         return asked(self.store.get, name)
 
 
-def asked(question: Callable[..., Answer], *words: Any) -> Answer:
+def asked(question: Callable[..., Response], *words: Any) -> Response:
     """Call a method of the store; raises LostProcessError if it is gone, and with it rank 0."""
     try:
         return question(*words)

@@ -152,7 +152,7 @@ def check_recipe(
     attempt(require_run_folder, run)
     attempt(reject_unpublishable, recipe)
     shapes = attempt(planned_shapes, recipe)
-    sources = [attempt(read_rows, source, given=recipe.data.answers == "given") for source in recipe.data.prompts]
+    sources = [attempt(read_rows, source, given=recipe.data.responses == "given") for source in recipe.data.prompts]
     for source in recipe.eval.tasks:
         attempt(read_rows, source)
     counts = attempt(finished_counts, recipe)

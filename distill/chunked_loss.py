@@ -46,7 +46,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from architectures.shapes import Shape
-from architectures.vocabulary_head import answer_places, head_ids, translated, translation
+from architectures.vocabulary_head import head_ids, response_places, translated, translation
 from distill.data.batches import cheapest_layout, lengths_read, packed, reject_attention, slots_of, texts_apart
 from distill.estimate import head_flops
 from distill.losses import GPU_CHUNKS, chunk_size
@@ -269,7 +269,7 @@ def chunks(num_tokens: int, chunk_tokens: int) -> Iterator[slice]:
 Reading = TypeVar("Reading")
 
 
-class AnswerLogits(nn.Module):
+class ResponseLogits(nn.Module):
     """Language model whose output head runs at chosen positions only.
 
     The head is about half of the compute of a shallow draft, and prompt tokens contribute no loss: skipping them
@@ -320,7 +320,7 @@ class AnswerLogits(nn.Module):
         prompt_len_B1: Tensor | None = None,
     ) -> Tensor:
         if self.lm.config.is_encoder_decoder:
-            return answer_states(self.lm, input_ids_BT, keep_BT, prompt_len_B1)
+            return response_states(self.lm, input_ids_BT, keep_BT, prompt_len_B1)
         layout, width = None, keep_BT.shape[1]
         if self.flops_per_token is not None:
             cost = {"flops_per_token": self.flops_per_token, "multiple": self.multiple}
@@ -345,7 +345,7 @@ class AnswerLogits(nn.Module):
         return isinstance(module, GradientCheckpointingLayer)
 
 
-def answer_states(lm: PreTrainedModel, input_ids_BT: Tensor, keep_BT: Tensor, prompt_len_B1: Tensor | None) -> Tensor:
+def response_states(lm: PreTrainedModel, input_ids_BT: Tensor, keep_BT: Tensor, prompt_len_B1: Tensor | None) -> Tensor:
     """Return hidden_AH of an encoder-decoder model at the kept positions of its decoder.
 
     The decoder's start token takes the position of the last prompt token, and predicts the first response token.
@@ -357,16 +357,16 @@ def answer_states(lm: PreTrainedModel, input_ids_BT: Tensor, keep_BT: Tensor, pr
         raise ValueError("an encoder-decoder model must be told where prompts end: the batch holds no prompt_len.")
     width = keep_BT.shape[1]
     last = int((keep_BT * torch.arange(1, width + 1, device=keep_BT.device) - prompt_len_B1).max())
-    answer_len = max(1, last + 1)
+    response_len = max(1, last + 1)
     start_id = lm.config.decoder_start_token_id
-    read = translation(input_ids_BT, prompt_len_B1, start_id=start_id, answer_len=answer_len)
-    places_BD = answer_places(prompt_len_B1, answer_len)
+    read = translation(input_ids_BT, prompt_len_B1, start_id=start_id, response_len=response_len)
+    places_BD = response_places(prompt_len_B1, response_len)
     kept_BD = keep_BT.gather(1, places_BD.clamp(max=width - 1)) & (places_BD < width)
     return translated(lm, read)[kept_BD]
 
 
 def packed_flops_per_token(lm: PreTrainedModel) -> Callable[[int], int]:
-    """Return the FLOPs of a model's layers per token by context length; raises UserError as AnswerLogits."""
+    """Return the FLOPs of a model's layers per token by context length; raises UserError as ResponseLogits."""
     where = str(lm.config.name_or_path)
     reject_attention(str(lm.config._attn_implementation), where=where)  # noqa: SLF001  # it has no other name
     shape = Shape.from_config(lm.config.to_dict(), where=where)
@@ -389,7 +389,7 @@ def vocab_size_of(lm: PreTrainedModel) -> int:
 
 
 def logits_of(hidden_AH: Tensor, head: Head) -> Tensor:
-    """`read` of AnswerLogits that returns all logits."""
+    """`read` of ResponseLogits that returns all logits."""
     return head.logits(hidden_AH)
 
 

@@ -66,7 +66,7 @@ class EvalSettings(Section):
         default=None, description="Folder or hub id of the model to draft for."
     )
     recorded: Annotated[Path | None, Flag(metavar="PATH")] = Field(
-        default=None, description="The target's answers in its place: traces, or text of tensors."
+        default=None, description="The target's responses in its place: traces, or text of tensors."
     )
     draft: Annotated[str | None, Flag(metavar="B")] = Field(default=None, description="Folder or hub id of the draft.")
     prompts: PromptWords = ()
@@ -155,7 +155,7 @@ def score_pair(settings: EvalSettings, scoring: Scoring, out: Path) -> "Scorecar
                 **{key: str(value) for key, value in flat(scoring.model_dump(mode="json")).items()},
             }
             require_same(share, "models, prompts and settings", same)
-        how = {"seed": scoring.seed, "answered_by": kind, "holding": settings.holding, "share": share}
+        how = {"seed": scoring.seed, "generated_by": kind, "holding": settings.holding, "share": share}
         return score_drafts(target, drafts, prompts, scoring.eval, out, **how)
 
 
@@ -224,7 +224,7 @@ class GenerateSettings(StageSettings):
 
     shard: Annotated[str | None, Flag(metavar="I/N", absent="all of them")] = Field(
         default=None,
-        description="Write every N-th file of answers, from the I-th on; the last of N such jobs joins them.",
+        description="Write every N-th file of responses, from the I-th on; the last of N such jobs joins them.",
     )
 
     @field_validator("shard")

@@ -179,10 +179,10 @@ def debug_recipe(recipe: Recipe, tiny: TinyRun) -> Recipe:
     # A scorecard of few prompts, short responses and few repetitions.
     scoring = values["eval"]
     scoring["tasks"] = built_in(scoring["tasks"], run)
-    scoring |= {"num_prompts": 4, "max_new_tokens": 8, "max_prompt_len": 112, "live_prompts": 2}
+    scoring |= {"num_prompts": 4, "max_new_tokens": 8, "max_prompt_len": 112, "wall_clock_prompts": 2}
     scoring["latency_repeats"] = 2
     scoring["batch_size"] = at_most(scoring["batch_size"], 4)
-    scoring["lookaheads"] = sorted({at_most(each, 3) for each in scoring["lookaheads"]})
+    scoring["num_speculative_tokens"] = sorted({at_most(each, 3) for each in scoring["num_speculative_tokens"]})
     scoring["latency_batch_sizes"] = scoring["latency_batch_sizes"][:2]
 
     values["export"] |= {"engines": [], "tensor_parallel": 1}  # nothing serves it, and few heads are divisible by 8

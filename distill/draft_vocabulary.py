@@ -58,7 +58,7 @@ class OutputIds:
 
 
 def choose_output_ids(
-    wanted: VocabularyConfig, target: Path, vocab_size: int, *, answers: Path, text: TextConfig | None, seed: int
+    wanted: VocabularyConfig, target: Path, vocab_size: int, *, responses: Path, text: TextConfig | None, seed: int
 ) -> OutputIds:
     """Choose the output ids of a draft, counted in the responses of <run>/data or in text, or listed.
 
@@ -68,16 +68,16 @@ def choose_output_ids(
     size, tokens = requested_size(wanted, vocab_size), tokens_in(target, vocab_size)
     if wanted.origin not in COUNTED:
         return OutputIds(listed_ids(wanted, tokens, target), {"from": wanted.origin})
-    if wanted.origin == "answers":
-        counts = id_counts_in(answers, "train")
+    if wanted.origin == "responses":
+        counts = id_counts_in(responses, "train")
     else:
         assert text is not None  # guaranteed by the validation of recipes
         counts = id_counts_in_text(text, target, seed=seed)
     total = pooled(counts)
     ids = ids_by_count(total, tokens, size)
     covered = {"counted": shares(ids, counts)}
-    if wanted.origin == "answers":
-        covered["held out"] = shares(ids, id_counts_in(answers, "eval"))
+    if wanted.origin == "responses":
+        covered["held out"] = shares(ids, id_counts_in(responses, "eval"))
     unused_ids = [id_ for id_ in ids if not total[id_]]
     origin = {"from": wanted.origin, "tokens": total.total(), "coverage": covered, UNUSED_IDS: unused_ids}
     return OutputIds(ids, origin)
@@ -147,15 +147,15 @@ def tokens_in(folder: Path, vocab_size: int) -> Tokens:
 
 
 @dataclass(frozen=True)
-class CountedAnswer:
+class CountedResponse:
     """Fields of a response that are counted; eval.responses has the full record."""
 
-    answer_ids: Annotated[list[TokenId], Field(min_length=1)]
+    response_ids: Annotated[list[TokenId], Field(min_length=1)]
     source: str
     task: str | None = None
 
 
-COUNTED_ANSWER = TypeAdapter(CountedAnswer)
+COUNTED_RESPONSE = TypeAdapter(CountedResponse)
 
 
 def id_counts_in(folder: Path, name: str, *, most_tokens: int | None = None) -> IdCounts:
@@ -173,10 +173,10 @@ def id_counts_in(folder: Path, name: str, *, most_tokens: int | None = None) -> 
     for where, line in shard_lines(folder, name):
         if most_tokens is not None and num_tokens >= most_tokens:
             break
-        answer = parsed(COUNTED_ANSWER, line, where, REWRITTEN)
-        domain = answer.task or answer.source.rpartition(":")[0] or answer.source
-        counts.setdefault(domain, Counter()).update(answer.answer_ids)
-        num_tokens += len(answer.answer_ids)
+        response = parsed(COUNTED_RESPONSE, line, where, REWRITTEN)
+        domain = response.task or response.source.rpartition(":")[0] or response.source
+        counts.setdefault(domain, Counter()).update(response.response_ids)
+        num_tokens += len(response.response_ids)
     return counts
 
 

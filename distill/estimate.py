@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 BACKWARD = 2  # multiple of the forward pass: gradients of inputs and of weights
 
 
-def forward_flops(shape: Shape, answers: Iterable[tuple[int, int]]) -> int:
+def forward_flops(shape: Shape, responses: Iterable[tuple[int, int]]) -> int:
     """Compute the FLOPs of a forward pass whose output head runs at some positions only.
 
     Args:
-        answers: (tokens, positions that the head runs at) of each sequence.
+        responses: (tokens, positions that the head runs at) of each sequence.
     """
     head = head_flops(shape.head_rows, shape.hidden)
     return sum(
         num_tokens * (shape.flops_per_token((num_tokens + 1) // 2) - head) + num_kept * head
-        for num_tokens, num_kept in answers
+        for num_tokens, num_kept in responses
     )
 
 
@@ -50,12 +50,12 @@ def head_flops(rows: int, hidden: int) -> int:
     return 2 * rows * hidden
 
 
-def training_flops(student: Shape, answers: Iterable[tuple[int, int]], *, teacher: int) -> int:
+def training_flops(student: Shape, responses: Iterable[tuple[int, int]], *, teacher: int) -> int:
     """Compute the FLOPs of a training step, forward and backward, plus `teacher`; without recomputation."""
-    return (1 + BACKWARD) * forward_flops(student, answers) + teacher
+    return (1 + BACKWARD) * forward_flops(student, responses) + teacher
 
 
-def answers_in(batch: Mapping[str, "Tensor"]) -> list[tuple[int, int]]:
+def responses_in(batch: Mapping[str, "Tensor"]) -> list[tuple[int, int]]:
     """Return (tokens, positions that the head runs at) of each sequence of a batch."""
     return list(zip(batch["attention_mask"].sum(dim=1).tolist(), batch["keep"].sum(dim=1).tolist(), strict=True))
 
@@ -195,23 +195,23 @@ def expected_work(
     data, rows = recipe.data, [row for source in sources for row in source or ()]
 
     # Tokens: of finished responses, else counted in the rows, else the maximum of the recipe.
-    prompt, response = data.max_seq_len - data.longest_answer, data.longest_answer
+    prompt, response = data.max_seq_len - data.longest_response, data.longest_response
     if rows and encode is not None:
         prompt = mean_tokens(rows, encode, learned=False)
         response = mean_tokens(rows, encode, learned=True) or response
     trained = None if counts is None else counts["train"]
-    if trained is not None and trained["answers"]:
-        response = round(trained["answer_tokens"] / trained.get("sequences", trained["answers"]))
-    response = max(1, min(response, data.longest_answer))
+    if trained is not None and trained["responses"]:
+        response = round(trained["response_tokens"] / trained.get("sequences", trained["responses"]))
+    response = max(1, min(response, data.longest_response))
     prompt = max(1, min(prompt, data.max_seq_len - response))
 
     if counts is not None and trained is not None:
-        return Work(counts["prompts"], trained.get("sequences", trained["answers"]), prompt, response)
+        return Work(counts["prompts"], trained.get("sequences", trained["responses"]), prompt, response)
     bounds = [named.num_prompts for named, rows in zip(data.prompts, sources, strict=True) if rows is None]
     if None in bounds:
         return Work(None, None, prompt, response)
     total, held_out = len(rows) + sum(each or 0 for each in bounds) + data.self_written_prompts, data.num_eval_prompts
-    learns = recipe.distill.learns_answers
+    learns = recipe.distill.trains_on_responses
     if held_out >= total + (not learns):
         raise UserError(
             f"data.num_eval_prompts must be {'less than' if learns else 'at most'} the number of prompts, got "
@@ -228,7 +228,7 @@ def mean_tokens(rows: Rows, encode: Encode, *, learned: bool, sample: int = 200)
             sum(
                 len(encode(message["content"]))
                 for place, message in enumerate(row.messages)
-                if (isinstance(row, Conversation) and place in row.answers) is learned
+                if (isinstance(row, Conversation) and place in row.responses) is learned
             )
             for row in rows[:: ceil(len(rows) / sample)]
         )
@@ -419,7 +419,7 @@ def training_memory(
 
     # Online: both models and the KV cache of one live request, and the last good draft with its moments.
     if config.online is not None and not masks:
-        models = (target, student) if config.online.answers == "live" else ()
+        models = (target, student) if config.online.responses == "live" else ()
         parts["online"] = 3 * MASTER_BYTES * student.parameters() + sum(
             each.weight_bytes(recipe.target.dtype)
             + recipe.data.max_seq_len * each.kv_bytes_per_token(recipe.target.dtype)
@@ -431,7 +431,7 @@ def training_memory(
 def longest_lengths(recipe: Recipe, *, on_text: bool) -> tuple[int, int]:
     """Return the maximum tokens of a training sequence, and the maximum that contribute to the loss."""
     if not on_text:
-        return recipe.data.max_seq_len, recipe.data.longest_answer
+        return recipe.data.max_seq_len, recipe.data.longest_response
     assert recipe.text is not None  # guaranteed by the validation of recipes
     return recipe.text.max_seq_len - 1, recipe.text.max_seq_len - 1
 
@@ -470,7 +470,7 @@ def disk_bytes(recipe: Recipe, shapes: PlannedShapes, work: Work) -> dict[str, i
         parts["masks"] = trained + target.weight_bytes(recipe.target.dtype)
     if recipe.target.path.endswith(".gguf"):
         parts["imported target"] = target.weight_bytes("float32")
-    written = (work.prompts or 0) if recipe.distill.learns_answers else data.num_eval_prompts
+    written = (work.prompts or 0) if recipe.distill.trains_on_responses else data.num_eval_prompts
     parts["responses"] = written * data.max_seq_len * BYTES_PER_TOKEN
     if teacher.is_cache:
         dtype = teacher_dtype(recipe.target.dtype, recipe.distill.precision)
@@ -517,7 +517,7 @@ def stage_seconds(recipe: Recipe, shapes: PlannedShapes, work: Work, device: Dev
         seconds["masks"] = count * each / flops_per_s
 
     # Responses of the target: decoding steps of full batches, and prefill.
-    held_out_only = data.answers == "given" or not config.learns_answers
+    held_out_only = data.responses == "given" or not config.trains_on_responses
     count = 0 if held_out_only else work.sequences
     seconds["generate"] = None
     if count is not None and recipe.generate.is_local:

@@ -40,7 +40,7 @@ from distill.callbacks import ConsoleReport, GradientNorm, MetricsFile, profiled
 from distill.checkpoints.checkpoint_files import MASK_CHECKPOINTS_KEPT
 from distill.checkpoints.saving import CheckpointWriter
 from distill.checkpoints.trust import guard_composer
-from distill.chunked_loss import AnswerLogits, Head, logits_of, sum_of_rows, vocab_size_of
+from distill.chunked_loss import Head, ResponseLogits, logits_of, sum_of_rows, vocab_size_of
 from distill.export import stored_name
 from distill.losses import cross_entropy, forward_kl
 from distill.recipe.sections import split_time, teacher_dtype
@@ -120,7 +120,7 @@ class MaskModel(ComposerModel):
     """
 
     def __init__(
-        self, student: AnswerLogits, masks: Masks, teacher: Teacher, *, warmup_batches: int, cpu_bfloat16: bool
+        self, student: ResponseLogits, masks: Masks, teacher: Teacher, *, warmup_batches: int, cpu_bfloat16: bool
     ):
         super().__init__()
         self.student, self.masks, self.teacher = student, masks, teacher
@@ -190,7 +190,7 @@ def build_mask_model(run: Run) -> MaskModel:
     if recipe.distill.activation_checkpointing:
         recompute_layers(student)
     return MaskModel(
-        AnswerLogits(student),
+        ResponseLogits(student),
         fresh_masks(run),
         load_frozen(run, dtype=teacher_dtype(recipe.target.dtype, precision)),
         warmup_batches=in_batches(TARGET_WARMUP, recipe.architecture.masks),
@@ -258,7 +258,7 @@ def build_text(run: Run, model: MaskModel) -> tuple[DataSpec, DynamicLoading]:
     loader, domains = text_loader(text, tokenizer, batch_size=size, seed=recipe.seed, rank=rank, size=world)
     held_out = text_eval_loaders(text, tokenizer, batch_size=1)
 
-    def measured(read: AnswerLogits) -> dict[str, float]:
+    def measured(read: ResponseLogits) -> dict[str, float]:
         device = next(read.parameters()).device
 
         def all_logits(ids_BT: Tensor) -> Tensor:
@@ -274,7 +274,7 @@ def build_text(run: Run, model: MaskModel) -> tuple[DataSpec, DynamicLoading]:
         model.train()
         return losses
 
-    def untrained() -> AnswerLogits:
+    def untrained() -> ResponseLogits:
         """Return the float32 target before a checkpoint is loaded; sharded if only rank 0 has its weights."""
         whole = recipe.distill.parallelism == "ddp"
         return model.student if whole else load_frozen(run, dtype="float32", sharded=True).model

@@ -164,7 +164,7 @@ def log_probabilities(
     """Return the log-probabilities of student and teacher at a temperature, float32; the teacher's detached."""
     if student_logits_AV.shape != teacher_logits_AV.shape:
         raise ValueError(
-            "student and teacher logits must have one shape [answer tokens, vocab], got "
+            "student and teacher logits must have one shape [tokens, vocab], got "
             f"{tuple(student_logits_AV.shape)} and {tuple(teacher_logits_AV.shape)}. "
             "A student pruned from this teacher keeps its vocabulary; check vocab_size in both config.json."
         )
@@ -317,7 +317,7 @@ else:
 
 
 class LossTerm(Section):
-    """One loss of a weighted sum, in nats per answer token. A parameter is null in losses that have none."""
+    """One loss of a weighted sum, in nats per response token. A parameter is null in losses that have none."""
 
     name: LossName = Field(description="A loss of docs/train.md.")
     weight: float = Field(default=1.0, gt=0, description="Weight in the sum.")

@@ -21,8 +21,8 @@ from eval.decoding.sampling import EXACT_SAMPLED_DRAFT
 from eval.intervals import Estimate, Resampling, pooled_ratio
 from eval.replay import Array, as_array, replay_counts
 
-LOOKAHEADS = (1, 3, 5, 7)
-BEST_LOOKAHEAD = 5  # the checkpoint with the highest tau at this k is the best
+KS = (1, 3, 5, 7)
+BEST_K = 5  # the checkpoint with the highest tau at this k is the best
 RESAMPLING = Resampling(confidence=0.95, num_resamples=1000, seed=17)
 
 
@@ -77,7 +77,7 @@ def logp_of(token_ids_A: Tensor, logits_AV: Tensor, temperature: float, top_p: f
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     """Per-token metrics of one response; every array is [T].
 
     Attributes:
@@ -99,7 +99,7 @@ def quantities_of_rows(
     temperature: float,
     top_p: float = 1.0,
 ) -> Tensor:
-    """Compute values_AQ, a column per attribute of Answer; arguments as of `acceptance_prob`."""
+    """Compute values_AQ, a column per attribute of Response; arguments as of `acceptance_prob`."""
     return torch.stack(
         [
             expected_acceptance(student_logits_AV, teacher_logits_AV),
@@ -110,9 +110,9 @@ def quantities_of_rows(
     )
 
 
-def answers_of(values_AQ: Tensor, num_tokens_B: Sequence[int]) -> list[Answer]:
+def responses_of(values_AQ: Tensor, num_tokens_B: Sequence[int]) -> list[Response]:
     """Split the quantities of a batch by response, on the host."""
-    return [Answer(*as_array(values_TQ).T) for values_TQ in values_AQ.split(list(num_tokens_B))]
+    return [Response(*as_array(values_TQ).T) for values_TQ in values_AQ.split(list(num_tokens_B))]
 
 
 def own_acceptance_prob(
@@ -129,32 +129,32 @@ def own_acceptance_prob(
     return logp_of(token_ids_A, student_logits_AV, temperature, top_p).exp()
 
 
-def answers_alone(accept_A: Tensor, num_tokens_B: Sequence[int], *, temperature: float) -> list[Answer]:
+def responses_only(accept_A: Tensor, num_tokens_B: Sequence[int], *, temperature: float) -> list[Response]:
     """Split the result of `own_acceptance_prob` by response, on the host."""
     accepts = [as_array(accept_T) for accept_T in accept_A.split(list(num_tokens_B))]
-    return [Answer(alpha=None, match=accept_T if temperature == 0 else None, accept=accept_T) for accept_T in accepts]
+    return [Response(alpha=None, match=accept_T if temperature == 0 else None, accept=accept_T) for accept_T in accepts]
 
 
-Terms = Callable[[Answer], tuple[float, float]]  # numerator and denominator of one response
+Terms = Callable[[Response], tuple[float, float]]  # numerator and denominator of one response
 
 
-def alpha_terms(answer: Answer) -> tuple[float, float]:
-    assert answer.alpha is not None, "only where a teacher is asked"
-    return float(answer.alpha.sum()), len(answer.alpha)
+def alpha_terms(response: Response) -> tuple[float, float]:
+    assert response.alpha is not None, "only where a teacher is asked"
+    return float(response.alpha.sum()), len(response.alpha)
 
 
-def match_terms(answer: Answer) -> tuple[float, float]:
-    assert answer.match is not None, "only where a teacher is asked, or answers are greedy"
-    return float(answer.match.sum()), len(answer.match)
+def match_terms(response: Response) -> tuple[float, float]:
+    assert response.match is not None, "only where a teacher is asked, or responses are greedy"
+    return float(response.match.sum()), len(response.match)
 
 
-def tau_terms(answer: Answer, *, lookahead: int) -> tuple[float, float]:
+def tau_terms(response: Response, *, num_speculative_tokens: int) -> tuple[float, float]:
     """Return emitted tokens and verification steps of a response, by exact replay."""
-    counts = replay_counts(answer.accept, lookahead=lookahead)
+    counts = replay_counts(response.accept, num_speculative_tokens=num_speculative_tokens)
     return counts.emitted_tokens, counts.rounds
 
 
-class PooledOverAnswers(Metric):
+class PooledOverResponses(Metric):
     """Ratio of two sums over responses, with an interval by bootstrap over responses.
 
     Args:
@@ -174,8 +174,10 @@ class PooledOverAnswers(Metric):
         self.add_state("numerators", [], dist_reduce_fx="cat")
         self.add_state("denominators", [], dist_reduce_fx="cat")
 
-    def update(self, answers: Sequence[Answer], tasks: Sequence[int]) -> None:
-        terms = [self.terms(answer) for answer, task in zip(answers, tasks, strict=True) if self.task in (None, task)]
+    def update(self, responses: Sequence[Response], tasks: Sequence[int]) -> None:
+        terms = [
+            self.terms(response) for response, task in zip(responses, tasks, strict=True) if self.task in (None, task)
+        ]
         assert isinstance(self.numerators, list)
         assert isinstance(self.denominators, list)
         sums = torch.tensor(terms, device=self.device).reshape(-1, 2)
@@ -204,36 +206,38 @@ class Known:
     teacher: bool = True
     temperature: float = 0.0
 
-    def tau_name(self, lookahead: int) -> str:
+    def tau_name(self, num_speculative_tokens: int) -> str:
         """Return the metric name of tau; it includes the rule if that is not the default of scorecards."""
         sampled_alone = not self.teacher and self.temperature > 0
-        return f"{EXACT_SAMPLED_DRAFT}_tau_{lookahead}" if sampled_alone else f"tau_{lookahead}"
+        return (
+            f"{EXACT_SAMPLED_DRAFT}_tau_{num_speculative_tokens}" if sampled_alone else f"tau_{num_speculative_tokens}"
+        )
 
     @property
     def best_by(self) -> str:
         """Metric whose highest value makes a checkpoint the best."""
-        return self.tau_name(BEST_LOOKAHEAD)
+        return self.tau_name(BEST_K)
 
     @property
     def terms(self) -> dict[str, Terms]:
         terms: dict[str, Terms] = {"alpha": alpha_terms} if self.teacher else {}
         if self.teacher or self.temperature == 0:
             terms["greedy_match"] = match_terms
-        return terms | {self.tau_name(each): partial(tau_terms, lookahead=each) for each in LOOKAHEADS}
+        return terms | {self.tau_name(each): partial(tau_terms, num_speculative_tokens=each) for each in KS}
 
 
-def eval_metrics(tasks: Sequence[str] = (), known: Known = Known()) -> dict[str, PooledOverAnswers]:
+def eval_metrics(tasks: Sequence[str] = (), known: Known = Known()) -> dict[str, PooledOverResponses]:
     """Build the metrics of a held-out evaluation, by the name they are logged under "metrics/eval/".
 
     With several tasks each also has its own metrics, named "task/name".
     """
     terms = known.terms
-    metrics = {name: PooledOverAnswers(of_answer) for name, of_answer in terms.items()}
+    metrics = {name: PooledOverResponses(of_response) for name, of_response in terms.items()}
     if len(tasks) > 1:
         metrics |= {
-            f"{task}/{name}": PooledOverAnswers(of_answer, task=index)
+            f"{task}/{name}": PooledOverResponses(of_response, task=index)
             for index, task in enumerate(tasks)
-            for name, of_answer in terms.items()
+            for name, of_response in terms.items()
         }
     return metrics
 
@@ -243,5 +247,5 @@ def estimates(metrics: Mapping[str, Metric]) -> dict[str, Estimate]:
     return {
         name: metric.estimate
         for name, metric in metrics.items()
-        if isinstance(metric, PooledOverAnswers) and metric.estimate is not None
+        if isinstance(metric, PooledOverResponses) and metric.estimate is not None
     }

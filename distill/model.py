@@ -23,18 +23,18 @@ from torchmetrics import Metric
 from architectures.shapes import Shape
 from architectures.vocabulary_head import head_ids, rows_below, spread
 from distill.callbacks import PhaseClock
-from distill.chunked_loss import AnswerLogits, Head, learned, map_rows, sum_of_rows, vocab_size_of
+from distill.chunked_loss import Head, ResponseLogits, learned, map_rows, sum_of_rows, vocab_size_of
 from distill.data.batches import STUDENT_IDS
-from distill.estimate import answers_in, training_flops
+from distill.estimate import responses_in, training_flops
 from distill.losses import Objective
 from distill.metrics import (
-    Answer,
     Known,
-    answers_alone,
-    answers_of,
+    Response,
     eval_metrics,
     own_acceptance_prob,
     quantities_of_rows,
+    responses_of,
+    responses_only,
 )
 from distill.teacher import AbsentTeacher, CachedTeacher, KeptEntries, Teacher, TeacherRows
 
@@ -73,7 +73,7 @@ class DistillModel(ComposerModel):
 
     def __init__(
         self,
-        student: AnswerLogits,
+        student: ResponseLogits,
         teacher: Teacher | CachedTeacher | AbsentTeacher,
         *,
         objective: Objective,
@@ -117,11 +117,11 @@ class DistillModel(ComposerModel):
         """
         return outputs / batch["keep"].sum().clamp(min=1)
 
-    def eval_forward(self, batch: Batch, outputs: Tensor | None = None) -> list[Answer]:  # noqa: ARG002
+    def eval_forward(self, batch: Batch, outputs: Tensor | None = None) -> list[Response]:  # noqa: ARG002
         if isinstance(self.teacher, AbsentTeacher):
             return self.eval_alone(batch)
         teacher, token_ids_A = self.rows_of(self.teacher, batch), batch["next_ids"][batch["keep"]]
-        assert isinstance(teacher, TeacherRows), "held-out answers are cached as hidden states"
+        assert isinstance(teacher, TeacherRows), "held-out responses are cached as hidden states"
         decoding = {"temperature": self.held_out.temperature, "top_p": self.held_out.top_p}
 
         def of_rows(student_CK: Tensor, rows: slice) -> Tensor:
@@ -130,9 +130,9 @@ class DistillModel(ComposerModel):
         def measure(hidden_AH: Tensor, head: Head) -> Tensor:
             return map_rows(hidden_AH, head.narrowed(self.rows), of_rows, entries=self.vocab_size)
 
-        return answers_of(self.read(batch, measure), batch["keep"].sum(dim=1).tolist())
+        return responses_of(self.read(batch, measure), batch["keep"].sum(dim=1).tolist())
 
-    def eval_alone(self, batch: Batch) -> list[Answer]:
+    def eval_alone(self, batch: Batch) -> list[Response]:
         """Compute metrics without a teacher."""
         token_ids_A, temperature = batch["next_ids"][batch["keep"]], self.held_out.temperature
         decoding = {"temperature": temperature, "top_p": self.held_out.top_p}
@@ -143,7 +143,7 @@ class DistillModel(ComposerModel):
         def measure(hidden_AH: Tensor, head: Head) -> Tensor:
             return map_rows(hidden_AH, head.narrowed(self.rows), of_rows, entries=self.vocab_size)
 
-        return answers_alone(self.read(batch, measure), batch["keep"].sum(dim=1).tolist(), temperature=temperature)
+        return responses_only(self.read(batch, measure), batch["keep"].sum(dim=1).tolist(), temperature=temperature)
 
     def whole(self, student_CK: Tensor) -> Tensor:
         """Return the student's logits_CV over all ids, -inf for those outside a reduced vocabulary."""
@@ -154,14 +154,14 @@ class DistillModel(ComposerModel):
         known = Known(not isinstance(self.teacher, AbsentTeacher), self.held_out.temperature)
         return {} if is_train else dict(eval_metrics(self.held_out.tasks, known))
 
-    def update_metric(self, batch: Any, outputs: list[Answer], metric: Metric) -> None:
+    def update_metric(self, batch: Any, outputs: list[Response], metric: Metric) -> None:
         metric.update(outputs, batch["task"][:, 0].tolist())
 
     def flops_per_batch(self, batch: Batch) -> int:
         """Return the FLOPs of a training step, for the MFU of Composer's SpeedMonitor."""
         batch, rows = learned(batch, self.ids_K), None if self.ids_K is None else self.rows
         teacher = self.teacher.flops(batch, rows=rows) if self.objective.needs_teacher else 0
-        return training_flops(self.shape, answers_in(batch), teacher=teacher)
+        return training_flops(self.shape, responses_in(batch), teacher=teacher)
 
     def read(self, batch: Batch, reader: Any) -> Tensor:
         """Return the reader's result on the student's hidden states and head at the response positions."""

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.data import DataLoader
 
-from distill.data.batches import AnswerDataset
+from distill.data.batches import ResponseDataset
 from distill.recipe.recipe import Recipe
-from distill.teacher_cache import CachedAnswers
+from distill.teacher_cache import CachedResponses
 
 GPU_PADDING = 64  # tokens: at most 32 widths of sequences of 2,048
 BATCHES_AHEAD = 2  # prefetched in addition to the current one
@@ -104,7 +104,7 @@ def count_tokens(batch: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def build_dataspec(
-    dataset: AnswerDataset | CachedAnswers,
+    dataset: ResponseDataset | CachedResponses,
     *,
     device_batch_size: int,
     shuffle: bool,

@@ -42,7 +42,7 @@ class Place:
     def prompt_ids(self) -> tuple[int, ...]:
         return self.example.input_ids[: self.example.spans[self.turn][0] + 1]
 
-    def with_answer(self, token_ids: Sequence[int]) -> Example:
+    def with_response(self, token_ids: Sequence[int]) -> Example:
         """Return the sequence with another response, truncated after it: later turns followed the old one."""
         *input_ids, last_id = (*self.prompt_ids, *token_ids)
         span = (len(self.prompt_ids) - 1, len(input_ids))
@@ -258,7 +258,7 @@ class Rollouts(Callback):
 
         examples = [place.example for place in places]
         for index, rollout in zip(chosen, rollouts, strict=True):
-            examples[index] = places[index].with_answer(rollout.token_ids)
+            examples[index] = places[index].with_response(rollout.token_ids)
         return collate(examples), sum(rollout.by_student for rollout in rollouts)
 
     def state_dict(self) -> dict[str, Any]:

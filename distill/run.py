@@ -492,7 +492,7 @@ def with_imported_target(recipe: Recipe, run: Run) -> Recipe:
     return recipe.model_copy(update={"target": recipe.target.model_copy(update={"path": str(run.imported_target)})})
 
 
-def share_answers(run: Run, stage: Run) -> None:
+def share_responses(run: Run, stage: Run) -> None:
     """Link the responses of the whole run, and a teacher cache, into a stage."""
     shared = {stage.data: run.data}
     if run.recipe.distill.teacher.is_cache:

@@ -100,10 +100,10 @@ def prune_inputs(run: Run) -> dict[str, Any]:
     return inputs
 
 
-def counts_answers(recipe: Recipe) -> bool:
+def counts_responses(recipe: Recipe) -> bool:
     """Return True if the draft's output ids are counted in the responses, which must then precede pruning."""
     wanted = recipe.architecture.vocabulary
-    return wanted is not None and wanted.origin == "answers"
+    return wanted is not None and wanted.origin == "responses"
 
 
 def vocabulary_as_input(run: Run) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def vocabulary_as_input(run: Run) -> dict[str, Any]:
     if wanted is None:
         return {}
     origin: Any
-    if wanted.origin == "answers":
+    if wanted.origin == "responses":
         origin = generate_inputs(run)
         run.data.require(origin)
     elif wanted.origin == "text":
@@ -161,7 +161,7 @@ def generate_inputs(run: Run) -> dict[str, Any]:
 
 def configured_inputs(recipe: Recipe) -> dict[str, Any]:
     """Return the inputs of the responses except the target; for training on text, only those to held-out prompts."""
-    held_out_alone = {} if recipe.distill.learns_answers else {"distill.train_on": "text"}
+    held_out_alone = {} if recipe.distill.trains_on_responses else {"distill.train_on": "text"}
     return {
         "target.dtype": recipe.target.dtype,
         "data": section(

@@ -22,8 +22,8 @@ from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from architectures.shapes import Shape
-from distill.chunked_loss import AnswerLogits, FrozenRows, Head, logits_of, vocab_size_of
-from distill.estimate import answers_in, forward_flops, head_flops
+from distill.chunked_loss import FrozenRows, Head, ResponseLogits, logits_of, vocab_size_of
+from distill.estimate import forward_flops, head_flops, responses_in
 from distill.teacher_cache import rows_in
 from eval.models import load_config, load_model
 
@@ -72,7 +72,7 @@ class Teacher:
     wrapped by DDP or FSDP2.
     """
 
-    def __init__(self, model: AnswerLogits):
+    def __init__(self, model: ResponseLogits):
         self.model = model.eval().requires_grad_(requires_grad=False)
         self.device_type = next(model.parameters()).device.type
         self.kept_rows = FrozenRows()
@@ -108,7 +108,7 @@ class Teacher:
 
     def flops(self, batch: Mapping[str, Tensor], *, rows: int | None = None) -> int:
         """Return the FLOPs of a forward pass with `rows` rows of the head, or with all."""
-        return forward_flops(replace(self.shape, head_vocab=rows or 0), answers_in(batch))
+        return forward_flops(replace(self.shape, head_vocab=rows or 0), responses_in(batch))
 
     @cached_property
     def shape(self) -> Shape:
@@ -121,12 +121,12 @@ def load_teacher(
     """Load the teacher from a target directory.
 
     Args:
-        packing: As in AnswerLogits.
-        multiple: As in AnswerLogits.
+        packing: As in ResponseLogits.
+        multiple: As in ResponseLogits.
         bits: Per weight of its linear layers, if they are to be quantised.
     """
     lm = load_model(target, dtype=dtype, device=device, bits=bits)
-    return Teacher(AnswerLogits(lm, packing=packing, multiple=multiple))
+    return Teacher(ResponseLogits(lm, packing=packing, multiple=multiple))
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def load_sharded_teacher(target: Path, *, dtype: str, device: str, packing: bool
     weights: dict[str, Any] = {}
     if dist.get_global_rank() == 0:
         weights = load_model(target, dtype=dtype, device="cpu").state_dict()
-    model = AnswerLogits(without_weights(target, dtype=dtype), packing=packing, multiple=multiple)
+    model = ResponseLogits(without_weights(target, dtype=dtype), packing=packing, multiple=multiple)
     model.requires_grad_(requires_grad=False)
     shard(model, device=device)
     give_storage(model, device=device)
@@ -209,7 +209,7 @@ def without_weights(target: Path, *, dtype: str) -> PreTrainedModel:
     return lm
 
 
-def shard(model: AnswerLogits, *, device: str) -> None:
+def shard(model: ResponseLogits, *, device: str) -> None:
     """Shard every layer over all processes, and the rest as one more unit, which stays gathered after its first use."""
     mesh = init_device_mesh(torch.device(device).type, (dist.get_world_size(),))
     for layer in filter(model.fsdp_wrap_fn, model.modules()):
@@ -217,7 +217,7 @@ def shard(model: AnswerLogits, *, device: str) -> None:
     fully_shard(model, mesh=mesh, reshard_after_forward=False)
 
 
-def give_storage(model: AnswerLogits, *, device: str) -> None:
+def give_storage(model: ResponseLogits, *, device: str) -> None:
     """Allocate this process's shards on its device, and restore the buffers."""
     held = {name: buffer.clone() for name, buffer in model.named_buffers()}
     model.to_empty(device=device)

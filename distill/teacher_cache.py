@@ -67,8 +67,8 @@ from distill.cache_files import (
     require_same_capture,
     shard_tokens,
 )
-from distill.chunked_loss import AnswerLogits, Head, head_of
-from distill.data.batches import AnswerDataset, Example, collate
+from distill.chunked_loss import Head, ResponseLogits, head_of
+from distill.data.batches import Example, ResponseDataset, collate
 from distill.recipe.sections import TeacherConfig, bytes_per_token, id_bytes, kept_of, reject_k_beyond
 from eval.decoding.generate import derive_seed
 from eval.decoding.kv_cache import without_cudnn
@@ -142,7 +142,7 @@ class Shard:
     """A file with the rows of consecutive responses."""
 
     file: str
-    answers: range
+    responses: range
 
 
 @dataclass(frozen=True)
@@ -151,20 +151,20 @@ class Index:
 
     Attributes:
         first_rows: First row of each response, counted over all shards; one more entry for the end.
-        first_answers: First response of each shard; one more entry for the end.
+        first_responses: First response of each shard; one more entry for the end.
     """
 
     first_rows: list[int]
-    first_answers: list[int]
+    first_responses: list[int]
 
     def __len__(self) -> int:
         return len(self.first_rows) - 1
 
-    def locate(self, answer: int) -> tuple[int, slice]:
+    def locate(self, response: int) -> tuple[int, slice]:
         """Return the shard number of a response, and its rows in that shard."""
-        shard = bisect_right(self.first_answers, answer) - 1
-        offset = self.first_rows[self.first_answers[shard]]
-        return shard, slice(self.first_rows[answer] - offset, self.first_rows[answer + 1] - offset)
+        shard = bisect_right(self.first_responses, response) - 1
+        offset = self.first_rows[self.first_responses[shard]]
+        return shard, slice(self.first_rows[response] - offset, self.first_rows[response + 1] - offset)
 
 
 def cut_into_shards(name: str, num_kept: Sequence[int], *, token_bytes: int) -> list[Shard]:
@@ -176,9 +176,9 @@ def cut_into_shards(name: str, num_kept: Sequence[int], *, token_bytes: int) -> 
     """
     capacity = shard_tokens(token_bytes, most_tokens=MAX_SHARD_TOKENS, most_bytes=MAX_SHARD_BYTES)
     starts, filled = [0], 0
-    for answer, tokens in enumerate(num_kept):
+    for response, tokens in enumerate(num_kept):
         if filled and filled + tokens > capacity:
-            starts.append(answer)
+            starts.append(response)
             filled = 0
         filled += tokens
     ends = [*starts[1:], len(num_kept)]
@@ -198,14 +198,14 @@ def index_file(name: str) -> str:
 
 def write_index(folder: Path, name: str, num_kept: Sequence[int], shards: Sequence[Shard]) -> FileRecord:
     first_rows = list(accumulate(num_kept, initial=0))
-    first_answers = [*(shard.answers.start for shard in shards), len(num_kept)]
-    tensors = {"first_rows": torch.tensor(first_rows), "first_answers": torch.tensor(first_answers)}
+    first_responses = [*(shard.responses.start for shard in shards), len(num_kept)]
+    tensors = {"first_rows": torch.tensor(first_rows), "first_responses": torch.tensor(first_responses)}
     return write_tensors(tensors, folder / index_file(name))
 
 
 def load_index(folder: Path, name: str) -> Index:
     tensors = load_file(folder / index_file(name))
-    return Index(tensors["first_rows"].tolist(), tensors["first_answers"].tolist())
+    return Index(tensors["first_rows"].tolist(), tensors["first_responses"].tolist())
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> FileRecord:
@@ -250,7 +250,7 @@ class TeacherCache:
         splits = checked(SPLITS, (read_manifest(folder) or {}).get("splits"), f"{folder}: splits", remedy())
         if name not in splits:
             raise UserError(
-                f"{folder}: holds no {name} answers, but {', '.join(splits)}. Delete it, and make it again."
+                f"{folder}: holds no {name} responses, but {', '.join(splits)}. Delete it, and make it again."
             )
         self.folder = folder
         self.name = name
@@ -262,7 +262,7 @@ class TeacherCache:
     def __len__(self) -> int:
         return len(self.index)
 
-    def rows(self, answer: int) -> dict[str, Tensor]:
+    def rows(self, response: int) -> dict[str, Tensor]:
         """Read the rows of one response, one per response token in order.
 
         Returns:
@@ -272,9 +272,9 @@ class TeacherCache:
             IndexError: If there is no such response.
             UserError: If the file was damaged after the cache was opened.
         """
-        if not 0 <= answer < len(self):
-            raise IndexError(f"answer must be from 0 to {len(self) - 1}, got {answer}.")
-        shard, rows = self.index.locate(answer)
+        if not 0 <= response < len(self):
+            raise IndexError(f"response must be from 0 to {len(self) - 1}, got {response}.")
+        shard, rows = self.index.locate(response)
         path = self.folder / self.files[shard]
         try:
             with safe_open(path, framework="pt") as shard_file:
@@ -288,7 +288,7 @@ class TeacherCache:
         """Raise UserError if the cached rows belong to other tokens or response spans than these examples."""
         if fingerprint_examples(examples) != self.examples:
             raise UserError(
-                f"{self.folder}: its {self.name} rows belong to other answers than those in the data folder. "
+                f"{self.folder}: its {self.name} rows belong to other responses than those in the data folder. "
                 f"Delete {self.folder} and run {command_of('cache')}."
             )
 
@@ -298,23 +298,23 @@ PREFIX = "teacher_"
 Sample = tuple[Example, dict[str, Tensor]]
 
 
-class CachedAnswers(Dataset[Sample]):
+class CachedResponses(Dataset[Sample]):
     """Examples, each with the cached teacher rows of its response tokens.
 
     Raises:
         UserError: If the cached rows belong to other responses.
     """
 
-    def __init__(self, answers: AnswerDataset, cache: TeacherCache):
-        cache.require_examples(answers.examples)
-        self.answers = answers
+    def __init__(self, responses: ResponseDataset, cache: TeacherCache):
+        cache.require_examples(responses.examples)
+        self.responses = responses
         self.cache = cache
 
     def __len__(self) -> int:
-        return len(self.answers)
+        return len(self.responses)
 
     def __getitem__(self, index: int) -> Sample:
-        return self.answers[index], self.cache.rows(index)
+        return self.responses[index], self.cache.rows(index)
 
     @staticmethod
     def collate(samples: Sequence[Sample]) -> dict[str, Tensor]:
@@ -330,14 +330,14 @@ def rows_in(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Rows of positions that were removed from `keep` later, and are marked in `unsaid`, are left out.
     """
     keep_BT, unsaid_BT = batch["keep"], batch.get("unsaid")
-    answer_BT = keep_BT if unsaid_BT is None else keep_BT | unsaid_BT
-    num_kept_B1 = answer_BT.sum(dim=1, keepdim=True)
+    response_BT = keep_BT if unsaid_BT is None else keep_BT | unsaid_BT
+    num_kept_B1 = response_BT.sum(dim=1, keepdim=True)
     kept = {name.removeprefix(PREFIX): rows for name, rows in batch.items() if name.startswith(PREFIX)}
     rows = {
         name: rows_BM[torch.arange(rows_BM.shape[1], device=rows_BM.device) < num_kept_B1]
         for name, rows_BM in kept.items()
     }
-    return rows if unsaid_BT is None else {name: each[keep_BT[answer_BT]] for name, each in rows.items()}
+    return rows if unsaid_BT is None else {name: each[keep_BT[response_BT]] for name, each in rows.items()}
 
 
 ROWS_AT_ONCE = 256  # logits of these rows are in memory together
@@ -390,7 +390,7 @@ class Split:
 
 def capture_teacher(
     target: Path,
-    answers: Mapping[str, Sequence[Example]],
+    responses: Mapping[str, Sequence[Example]],
     out: Path,
     settings: CaptureSettings,
     *,
@@ -401,14 +401,14 @@ def capture_teacher(
     """Write the teacher's outputs at every response token into a cache directory; resume an interrupted capture.
 
     Args:
-        answers: Examples of each split, in the order in which their rows will be read.
+        responses: Examples of each split, in the order in which their rows will be read.
         inputs: Named fingerprints of everything the rows depend on.
         finish: Called with the details of the cache; writes the manifest.
 
     Raises:
         UserError: If the disk has too little space, k exceeds the number of ids, or `out` is a cache of other inputs.
     """
-    splits = plan_splits(target, answers, settings)
+    splits = plan_splits(target, responses, settings)
     present = share.lead(lambda: begin(out, inputs, splits))
     reading = TargetReading(target, settings)
     written: dict[str, FileRecord] = {}
@@ -438,13 +438,13 @@ def begin(out: Path, inputs: Mapping[str, Any], splits: Sequence[Split]) -> list
     return present
 
 
-def plan_splits(target: Path, answers: Mapping[str, Sequence[Example]], settings: CaptureSettings) -> list[Split]:
+def plan_splits(target: Path, responses: Mapping[str, Sequence[Example]], settings: CaptureSettings) -> list[Split]:
     """Plan the shards of every split from the target's config and the lengths of the responses."""
     shape = Shape.from_config(read_config(target), where=str(target / "config.json"))
     rows = settings.rows_among(shape.vocab)
     reject_k_beyond(settings.cache, vocab=shape.vocab, rows=rows)
     splits = []
-    for name, examples in answers.items():
+    for name, examples in responses.items():
         token_bytes = bytes_per_token(settings.cache, name, hidden=shape.hidden, rows=rows, dtype=settings.dtype)
         shards = cut_into_shards(name, [example.num_kept for example in examples], token_bytes=token_bytes)
         splits.append(Split(name, examples, kept_of(settings.cache, name), token_bytes, shards))
@@ -468,15 +468,15 @@ def write_shards(
     """Write this process's missing shards of a split; return their sizes and checksums by name."""
     files: dict[str, FileRecord] = {}
     lengths = [len(example.input_ids) for example in split.examples]
-    answers = [answer for shard in missing for answer in shard.answers]
-    whole = sum(lengths[answer] for answer in answers)
-    with progress(f"teacher of {split.name}{share.words}", total=len(answers), whole=whole) as advance:
+    responses = [response for shard in missing for response in shard.responses]
+    whole = sum(lengths[response] for response in responses)
+    with progress(f"teacher of {split.name}{share.words}", total=len(responses), whole=whole) as advance:
         for shard in missing:
             rows: dict[int, dict[str, Tensor]] = {}
-            for answer, kept in reading.read(split, shard.answers):
-                rows[answer] = kept
-                advance(lengths[answer])
-            content = join_rows([rows[answer] for answer in shard.answers])
+            for response, kept in reading.read(split, shard.responses):
+                rows[response] = kept
+                advance(lengths[response])
+            content = join_rows([rows[response] for response in shard.responses])
             files[shard.file] = write_tensors(content, out / shard.file)
     return files
 
@@ -490,8 +490,8 @@ def describe(split: Split, settings: CaptureSettings) -> dict[str, Any]:
         **counts,
         **rows,
         "bytes_per_token": split.token_bytes,
-        "answers": len(split.examples),
-        "answer_tokens": sum(split.num_kept),
+        "responses": len(split.examples),
+        "response_tokens": sum(split.num_kept),
         "examples": fingerprint_examples(split.examples),
         "shards": [shard.file for shard in split.shards],
     }
@@ -509,8 +509,8 @@ class TargetReading:
         return load_target(self.target, dtype=self.settings.dtype, holding=self.settings.holding)
 
     @cached_property
-    def reads(self) -> AnswerLogits:
-        return AnswerLogits(self.lm)
+    def reads(self) -> ResponseLogits:
+        return ResponseLogits(self.lm)
 
     @cached_property
     def head(self) -> Head:
@@ -524,13 +524,13 @@ class TargetReading:
         rows = self.settings.rows_among(head.vocab_size)
         return head.rows_of(torch.tensor(self.settings.ids[:rows], device=head.weight_VH.device))
 
-    def read(self, split: Split, answers: Sequence[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    def read(self, split: Split, responses: Sequence[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
         """Yield responses with their rows on the CPU, in any order."""
-        for answer, hidden_AH in self.states(split, answers):
-            yield answer, {name: rows.cpu() for name, rows in self.rows(split, answer, hidden_AH).items()}
+        for response, hidden_AH in self.states(split, responses):
+            yield response, {name: rows.cpu() for name, rows in self.rows(split, response, hidden_AH).items()}
 
     @torch.inference_mode()
-    def rows(self, split: Split, answer: int, hidden_AH: Tensor) -> dict[str, Tensor]:
+    def rows(self, split: Split, response: int, hidden_AH: Tensor) -> dict[str, Tensor]:
         kept = split.kept
         if kept.contents == "hidden":
             return {"hidden": hidden_AH}
@@ -538,19 +538,19 @@ class TargetReading:
         chunks = hidden_AH.to(device).split(ROWS_AT_ONCE)
         if kept.contents == "top_k":
             return join_rows([top_k_rows(self.head.logits(chunk), kept.k) for chunk in chunks])
-        seed = derive_seed(self.settings.seed, f"teacher_cache/{split.name}", answer)
+        seed = derive_seed(self.settings.seed, f"teacher_cache/{split.name}", response)
         uniform_AS = uniform_numbers(len(hidden_AH), kept.num_samples, seed=seed).to(device)
         draws = uniform_AS.split(ROWS_AT_ONCE)
         return join_rows(
             [sampled_rows(self.head.logits(chunk), draw) for chunk, draw in zip(chunks, draws, strict=True)]
         )
 
-    def states(self, split: Split, answers: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+    def states(self, split: Split, responses: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
         """Yield responses with hidden_AH, sorted by length to minimise padding."""
-        ordered = sorted(answers, key=lambda answer: len(split.examples[answer].input_ids))
+        ordered = sorted(responses, key=lambda response: len(split.examples[response].input_ids))
         starts = range(0, len(ordered), self.settings.batch_size)
         batches = [ordered[start : start + self.settings.batch_size] for start in starts]
-        passes = [self.reading([split.examples[answer] for answer in batch]) for batch in batches]
+        passes = [self.reading([split.examples[response] for response in batch]) for batch in batches]
         for batch, states in zip(batches, run_passes(self.lm, passes), strict=True):
             yield from zip(batch, states, strict=True)
 

@@ -45,7 +45,7 @@ from architectures.settings import Section, command_of, read_settings
 from architectures.vocabulary import CONFIG_KEY, DRAFT_VOCABULARY_NAME, read_draft_vocabulary
 from distill.checkpoints.checkpoint_files import chosen_checkpoint
 from distill.checkpoints.trust import TrustCheckpoints, trust_checkpoints
-from distill.data.batches import AnswerDataset
+from distill.data.batches import ResponseDataset
 from distill.debug import begin_debug
 from distill.distributed import reject_differing
 from distill.export import export_draft, vocab_size_of
@@ -63,7 +63,7 @@ from distill.recipe.recipe import (
 from distill.recipe.sections import DistillConfig
 from distill.run import Run, identity_values, owned_run, shape_of
 from distill.stage_inputs import begin_training, masks_are_due, require_training_inputs
-from distill.teacher_cache import CachedAnswers, TeacherCache
+from distill.teacher_cache import CachedResponses, TeacherCache
 from distill.trainer import (
     DIST_TIMEOUT_S,
     build_model,
@@ -127,7 +127,7 @@ def train(recipe: Recipe, profile: Path | None = None) -> None:
 
     Raises:
         UserError: If init, data or a cached teacher are missing or made from something else, the recipe does not fit
-            this machine, the draft can say nothing of the answers, or another process works in the run.
+            this machine, the draft can say nothing of the responses, or another process works in the run.
     """
     run = Run.of(recipe)
     with owned_run(run) if dist.get_global_rank() == 0 else nullcontext():
@@ -154,14 +154,14 @@ def train_owned(run: Run, profile: Path | None) -> None:
     if config.train_on == "text" or config.online is not None:
         train_set, eval_set = None, read_split(run, "eval")
     else:
-        train_set, eval_set = read_answers(run)
+        train_set, eval_set = read_responses(run)
     if train_set is not None:
         require_learnable(train_set, run.init.path)
     tasks = eval_set.tasks
     if config.teacher.is_cache:
         train_set, eval_set = (
-            None if answers is None else CachedAnswers(answers, TeacherCache(run.teacher_cache.path, name))
-            for name, answers in (("train", train_set), ("eval", eval_set))
+            None if responses is None else CachedResponses(responses, TeacherCache(run.teacher_cache.path, name))
+            for name, responses in (("train", train_set), ("eval", eval_set))
         )
         assert eval_set is not None
     model = build_model(run, eval_tasks=tasks)
@@ -206,65 +206,65 @@ def join_other_processes(config: DistillConfig) -> None:
         dist.initialize_dist(training_device(), timeout=DIST_TIMEOUT_S)
 
 
-def read_answers(run: Run) -> tuple[AnswerDataset, AnswerDataset]:
-    """The answers to train on and to evaluate on.
+def read_responses(run: Run) -> tuple[ResponseDataset, ResponseDataset]:
+    """The responses to train on and to evaluate on.
 
-    Conversations that came with the data are trained on whole, and evaluated on answer by answer; an encoder reads each
-    prompt by itself, so that behind one they are trained on answer by answer too.
+    Given conversations are trained on whole, but evaluated response by response; encoder-decoder models read each
+    prompt separately, so they are also trained response by response.
 
     Raises:
-        UserError: If no answer is left of either, or a model that reads them has no row for one of their tokens.
+        UserError: If no response is left of either, or a model that reads them has no row for one of their tokens.
     """
-    joined = run.recipe.data.answers == "given" and not shape_of(run.target).encoder_layers
+    joined = run.recipe.data.responses == "given" and not shape_of(run.target).encoder_layers
     return read_split(run, "train", joined=joined), read_split(run, "eval")
 
 
-def read_split(run: Run, name: str, *, joined: bool = False) -> AnswerDataset:
-    """The answers of one name; says what the limit on length did to them.
+def read_split(run: Run, name: str, *, joined: bool = False) -> ResponseDataset:
+    """The responses of one name; says what the limit on length did to them.
 
     Args:
         run: That holds them.
         name: "train" or "eval".
-        joined: Whether the answers of a conversation are one sequence.
+        joined: Whether the responses of a conversation are one sequence.
 
     Raises:
-        UserError: If no answer is left, or a model that reads them has no row for one of their tokens.
+        UserError: If no response is left, or a model that reads them has no row for one of their tokens.
     """
     folder, max_seq_len = run.data.path, run.recipe.data.max_seq_len
     traces = read_traces(folder, name)
     require_known_ids((trace.token_ids for trace in traces), folder, name, vocab_sizes(run))
-    learned = AnswerDataset.of_conversations if joined else AnswerDataset
+    learned = ResponseDataset.of_conversations if joined else ResponseDataset
     dataset = learned(traces, max_seq_len=max_seq_len)
     counts = dataset.counts
     if dist.get_global_rank() == 0:
         print(
-            f"{name}: {counts.answers} answers with {counts.answer_tokens} tokens"
-            f"{'' if len(dataset) == counts.answers else f' in {len(dataset)} sequences'}; "
+            f"{name}: {counts.responses} responses with {counts.response_tokens} tokens"
+            f"{'' if len(dataset) == counts.responses else f' in {len(dataset)} sequences'}; "
             f"data.max_seq_len={max_seq_len} cut {counts.cut} of them and left out {counts.left_out}.",
             file=sys.stderr,
         )
-    if not counts.answers:
+    if not counts.responses:
         raise UserError(
-            f"{folder}: no {name} answer fits data.max_seq_len={max_seq_len}. "
+            f"{folder}: no {name} response fits data.max_seq_len={max_seq_len}. "
             f"Raise it, or give shorter prompts, and run {command_of('generate')} again."
         )
     return dataset
 
 
-def require_learnable(train_set: AnswerDataset, init: Path) -> None:
+def require_learnable(train_set: ResponseDataset, init: Path) -> None:
     """Raise UserError if the draft's head has a row for none of the tokens that are to be learned."""
     if CONFIG_KEY not in read_config(init):
         return
     output_ids = set(read_draft_vocabulary(init).ids)
-    if not any(token in output_ids for example in train_set.examples for token in example.answer_ids):
+    if not any(token in output_ids for example in train_set.examples for token in example.response_ids):
         raise UserError(
-            f"{init / DRAFT_VOCABULARY_NAME}: none of its {len(output_ids)} ids is said in the training answers, so "
-            "that there is nothing to learn. Count the ids in these answers (architecture.vocabulary), or take others."
+            f"{init / DRAFT_VOCABULARY_NAME}: none of its {len(output_ids)} ids is said in the training responses, so "
+            "that there is nothing to learn. Count the ids in these responses (architecture.vocabulary)."
         )
 
 
 def vocab_sizes(run: Run) -> dict[Path, int]:
-    """Rows of the embeddings of every model that reads the answers, by its folder; init where it is made already."""
+    """Rows of the embeddings of every model that reads the responses, by its folder; init where it is made already."""
     readers = [run.target, *([run.init.path] if run.init.path.is_dir() else [])]
     return {folder: vocab_size_of(folder) for folder in readers}
 

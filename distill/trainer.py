@@ -57,8 +57,8 @@ from distill.callbacks import EvaluationIntervals, GradientNorm, StepTimer, buil
 from distill.checkpoints.checkpoint_files import newest_intact_checkpoint
 from distill.checkpoints.saving import CheckpointWriter, read_checkpoint, read_into, read_state
 from distill.checkpoints.trust import guard_composer
-from distill.chunked_loss import AnswerLogits
-from distill.data.batches import AnswerDataset, UnknownInputs
+from distill.chunked_loss import ResponseLogits
+from distill.data.batches import ResponseDataset, UnknownInputs
 from distill.export import vocab_size_of
 from distill.losses import build_objective
 from distill.metrics import Known
@@ -85,7 +85,7 @@ from distill.teacher import (
     load_sharded_teacher,
     load_teacher,
 )
-from distill.teacher_cache import CachedAnswers, load_head
+from distill.teacher_cache import CachedResponses, load_head
 from distill.text_training import text_training, without_dur
 from eval.decoding.sampling import Sampling
 from eval.models import load_model, stop_token_ids
@@ -316,7 +316,7 @@ def teacher_of(
 
 def distill_model(
     config: DistillConfig,
-    answers: DataConfig,
+    responses: DataConfig,
     student: PreTrainedModel,
     teacher: Teacher | CachedTeacher | AbsentTeacher,
     *,
@@ -324,10 +324,10 @@ def distill_model(
 ) -> DistillModel:
     """Combine a student and a teacher as a recipe trains them."""
     model = DistillModel(
-        AnswerLogits(student, packing=config.packing, multiple=padding_multiple()),
+        ResponseLogits(student, packing=config.packing, multiple=padding_multiple()),
         teacher,
         objective=build_objective(config.terms, temperature=config.temperature),
-        held_out=HeldOut(eval_tasks, answers.temperature, answers.top_p),
+        held_out=HeldOut(eval_tasks, responses.temperature, responses.top_p),
         cpu_bfloat16=not torch.cuda.is_available() and config.precision != "fp32",
     )
     if model.ids_K is None:  # otherwise cached entries are restricted to the student's ids
@@ -339,8 +339,8 @@ def build_trainer(
     run: Run,
     model: DistillModel,
     *,
-    train_set: AnswerDataset | CachedAnswers | None,
-    eval_set: AnswerDataset | CachedAnswers,
+    train_set: ResponseDataset | CachedResponses | None,
+    eval_set: ResponseDataset | CachedResponses,
     checkpoint: Path | None,
     profile: Path | None = None,
 ) -> Trainer:
@@ -452,8 +452,8 @@ def microbatch_size(size: int | Literal["auto"], config: DistillConfig | MasksCo
     return device_batch_size(config) if size == "auto" and not torch.cuda.is_available() else size
 
 
-def answer_training(
-    run: Run, model: DistillModel, train_set: AnswerDataset | CachedAnswers, *, batch_size: int
+def response_training(
+    run: Run, model: DistillModel, train_set: ResponseDataset | CachedResponses, *, batch_size: int
 ) -> tuple[DataSpec, list[Callback]]:
     """Return this process's batches of responses, and the callback that regenerates some of them."""
     samples, data, seed = run.recipe.distill.samples, run.recipe.data, run.recipe.seed
@@ -479,14 +479,14 @@ def answer_training(
 
 
 def training_data(
-    run: Run, model: DistillModel, optimizer: torch.optim.Optimizer, train_set: AnswerDataset | CachedAnswers | None
+    run: Run, model: DistillModel, optimizer: torch.optim.Optimizer, train_set: ResponseDataset | CachedResponses | None
 ) -> tuple[DataSpec, list[Callback], str]:
     """Return this process's batches, their callbacks, and max_duration, never in epochs."""
     config, size = run.recipe.distill, device_batch_size(run.recipe.distill)
     if config.online is not None:
         return request_training(run, model, optimizer, batch_size=size)
     if train_set is not None:
-        spec, callbacks = answer_training(run, model, train_set, batch_size=size)
+        spec, callbacks = response_training(run, model, train_set, batch_size=size)
         return spec, callbacks, epochs_in_batches(config.max_duration, spec)
     device = f"cuda:{dist.get_local_rank()}" if torch.cuda.is_available() else "cpu"
     return *text_training(run, model, batch_size=size, device=torch.device(device)), config.max_duration
@@ -494,7 +494,7 @@ def training_data(
 
 def interval(time: str, config: DistillConfig, max_duration: str) -> str:
     """Convert a time for Composer: text and requests have no length, so `dur` cannot be a share of it."""
-    has_length = config.train_on == "answers" and config.online is None
+    has_length = config.train_on == "responses" and config.online is None
     return time if has_length else without_dur(time, max_duration)
 
 

@@ -23,7 +23,15 @@ from eval.intervals import Columns, Resampling, paired_ratio_difference, pooled_
 from eval.large_targets import Pass, run_passes
 from eval.models import require_positions, shared_vocab_size, text_config
 from eval.prompts import Prompt
-from eval.replay import DraftScore, PartedScores, Replay, ReplayedAnswer, ReplayedDraft, answer_logits, replay_answer
+from eval.replay import (
+    DraftScore,
+    PartedScores,
+    Replay,
+    ReplayedDraft,
+    ReplayedResponse,
+    replay_response,
+    response_logits,
+)
 from eval.responses import DecodingSettings, Trace, read_traces, require_known_ids
 from eval.scorecard_schema import (
     AcceptanceRow,
@@ -46,7 +54,7 @@ TRACES_NAME = "eval"
 
 
 @dataclass(frozen=True)
-class Answers:
+class Responses:
     """The target's responses at one temperature, each with the number of its prompt."""
 
     traces: Sequence[Trace]
@@ -60,7 +68,7 @@ class Answers:
         ]
 
 
-def record_answers(
+def record_responses(
     target: Path,
     prompts: Sequence[Prompt],
     config: EvalConfig,
@@ -68,11 +76,11 @@ def record_answers(
     *,
     temperature: float,
     seed: int,
-    answered_by: Kind | None = None,
+    generated_by: Kind | None = None,
     holding: Holding = WHOLE,
     share: Share = ALONE,
-) -> Answers:
-    """Generate the target's responses into out/answers unless they exist; each process generates a part."""
+) -> Responses:
+    """Generate the target's responses into out/responses unless they exist; each process generates a part."""
     # Greedy decoding uses only the penalty.
     penalty_only = SamplingConfig(repetition_penalty=config.sampling.repetition_penalty)
     settings = DecodingSettings(
@@ -86,37 +94,39 @@ def record_answers(
         dtype=config.dtype,
         holding=holding,
     )
-    folder = answers_folder(out, temperature, config.sampling)
-    write_traces(target, prompts, folder, settings, name=TRACES_NAME, answered_by=answered_by, share=share)
+    folder = responses_folder(out, temperature, config.sampling)
+    write_traces(target, prompts, folder, settings, name=TRACES_NAME, generated_by=generated_by, share=share)
     traces = read_traces(folder, TRACES_NAME)
     # A prompt that was too long has no response; another one of n turns has n.
     sources = {trace.source for trace in traces}
     num_turns = (1 + len(prompt.later_turns) for prompt in prompts if prompt.source in sources)
     first_ids = list(accumulate(num_turns, initial=0))
-    return Answers(traces, [bisect_right(first_ids, trace.id) - 1 for trace in traces])
+    return Responses(traces, [bisect_right(first_ids, trace.id) - 1 for trace in traces])
 
 
-def answers_folder(out: Path, temperature: float, sampling: SamplingConfig = SamplingConfig()) -> Path:  # noqa: B008
-    """Return the directory of the responses at one temperature: "answers/T1", "answers/T0.8,top_p=0.9"."""
+def responses_folder(out: Path, temperature: float, sampling: SamplingConfig = SamplingConfig()) -> Path:  # noqa: B008
+    """Return the directory of the responses at one temperature: "responses/T1", "responses/T0.8,top_p=0.9"."""
     chosen = (f"{name}={value:g}" for name, value in sampling.that_count(temperature).items())
-    return out / "answers" / ",".join([f"T{temperature:g}", *chosen])
+    return out / "responses" / ",".join([f"T{temperature:g}", *chosen])
 
 
-def require_fitting(models: Sequence[Path], answers: Mapping[float, Answers], out: Path, config: EvalConfig) -> None:
+def require_fitting(
+    models: Sequence[Path], responses: Mapping[float, Responses], out: Path, config: EvalConfig
+) -> None:
     """Raise UserError if a response exceeds a model's context length or vocabulary."""
-    longest = max(len(t.prompt_ids) + len(t.answer_ids) for group in answers.values() for t in group.traces)
+    longest = max(len(t.prompt_ids) + len(t.response_ids) for group in responses.values() for t in group.traces)
     for model in models:
         require_positions(model, longest)
     vocab_sizes = {folder: text_config(folder).vocab_size for folder in models}
-    for temperature, group in answers.items():
-        folder = answers_folder(out, temperature, config.sampling)
+    for temperature, group in responses.items():
+        folder = responses_folder(out, temperature, config.sampling)
         require_known_ids((trace.token_ids for trace in group.traces), folder, TRACES_NAME, vocab_sizes)
 
 
 def replay_drafts(
     target: PreTrainedModel,
     drafts: Mapping[str, PreTrainedModel],
-    answers: Answers,
+    responses: Responses,
     *,
     sampling: Sampling,
     share: Share = ALONE,
@@ -126,14 +136,14 @@ def replay_drafts(
     Args:
         sampling: Settings with which they were generated.
     """
-    own = share.mine(answers.traces)
+    own = share.mine(responses.traces)
     replayed = share.together(list(replay_some(target, drafts, own, sampling=sampling, whose=share.words)))
-    numbered = list(zip(answers.prompt_numbers, answers.traces, replayed, strict=True))
+    numbered = list(zip(responses.prompt_numbers, responses.traces, replayed, strict=True))
     return [
         ReplayedDraft(
             name,
             sampling.temperature,
-            [ReplayedAnswer(prompt, trace.category, each[name], trace.task) for prompt, trace, each in numbered],
+            [ReplayedResponse(prompt, trace.category, each[name], trace.task) for prompt, trace, each in numbered],
             has_small_head=head_ids(draft) is not None,
         )
         for name, draft in drafts.items()
@@ -149,7 +159,7 @@ def replay_some(
     whose: str,
 ) -> Iterator[dict[str, Replay]]:
     passes = [
-        Pass(partial(answer_logits, target, trace.prompt_ids, trace.answer_ids), rows=1, width=len(trace.token_ids))
+        Pass(partial(response_logits, target, trace.prompt_ids, trace.response_ids), rows=1, width=len(trace.token_ids))
         for trace in traces
     ]
     read = track(
@@ -163,11 +173,11 @@ def replay_some(
         replays = {}
         for name, draft in drafts.items():
             vocab_size = shared_vocab_size(target, draft)
-            draft_logits_TV = answer_logits(draft, trace.prompt_ids, trace.answer_ids)
-            replays[name] = replay_answer(
+            draft_logits_TV = response_logits(draft, trace.prompt_ids, trace.response_ids)
+            replays[name] = replay_response(
                 target_logits_TV[:, :vocab_size],
                 draft_logits_TV[:, :vocab_size],
-                trace.answer_ids,
+                trace.response_ids,
                 sampling=sampling,
                 prompt_ids=first_tokens(target, trace.prompt_ids),
             )
@@ -185,10 +195,10 @@ def acceptance_row(scores: Sequence[DraftScore], parted: PartedScores, resamplin
     return AcceptanceRow(
         draft=score.draft,
         temperature=score.temperature,
-        answers=len(score.answers),
+        responses=len(score.responses),
         **vars(rule_row(score, resampling)),
         **token_figures(score, resampling),
-        target_changed_tokens=sum(answer.num_changed for answer in score.answers),
+        target_changed_tokens=sum(response.num_changed for response in score.responses),
         other_rules=tuple(rule_row(other, resampling) for other in others),
         # Leave out a kind of bin if a single bin holds everything.
         bins=tuple(
@@ -207,7 +217,7 @@ def prompt_sums(score: DraftScore) -> PromptSums:
         tokens=tuple(tokens),
         alpha=tuple(alpha_sums),
         greedy_match=tuple(matches),
-        rounds=tuple(RoundsByPrompt(lookahead=g, counts=tuple(score.tau_columns(g)[1])) for g in score.lookaheads),
+        rounds=tuple(RoundsByPrompt(num_speculative_tokens=g, counts=tuple(score.tau_columns(g)[1])) for g in score.ks),
     )
 
 
@@ -224,7 +234,7 @@ def rule_row(score: DraftScore, resampling: Resampling) -> RuleRow:
         rule=score.rule,
         alpha=mean(score.alpha_columns(), resampling),
         alpha_of_text=mean(score.accept_columns(), resampling),
-        lookahead=tuple(rounds_at(score, lookahead, resampling) for lookahead in score.lookaheads),
+        by_k=tuple(rounds_at(score, k, resampling) for k in score.ks),
     )
 
 
@@ -234,29 +244,29 @@ def bin_of(label: str, score: DraftScore, resampling: Resampling) -> Bin:
         alpha=mean(score.alpha_columns(), resampling),
         alpha_of_text=mean(score.accept_columns(), resampling),
         **token_figures(score, resampling),
-        lookahead=tuple(
-            BinRounds(
-                **round_figures(score, lookahead, resampling), tau=ratio_of(score.tau_columns(lookahead), resampling)
-            )
-            for lookahead in score.lookaheads
+        by_k=tuple(
+            BinRounds(**round_figures(score, k, resampling), tau=ratio_of(score.tau_columns(k), resampling))
+            for k in score.ks
         ),
     )
 
 
-def rounds_at(score: DraftScore, lookahead: int, resampling: Resampling) -> Rounds:
+def rounds_at(score: DraftScore, num_speculative_tokens: int, resampling: Resampling) -> Rounds:
     return Rounds(
-        **round_figures(score, lookahead, resampling),
-        tau=pooled_ratio(*score.tau_columns(lookahead), resampling),
-        positions=tuple(position_of(score, lookahead, index, resampling) for index in range(lookahead)),
+        **round_figures(score, num_speculative_tokens, resampling),
+        tau=pooled_ratio(*score.tau_columns(num_speculative_tokens), resampling),
+        positions=tuple(
+            position_of(score, num_speculative_tokens, index, resampling) for index in range(num_speculative_tokens)
+        ),
     )
 
 
-def round_figures(score: DraftScore, lookahead: int, resampling: Resampling) -> dict[str, Any]:
-    pooled = score.pooled(lookahead)
-    accepted = score.count_column(lookahead, lambda counts: counts.accepted_tokens)
-    proposed = score.count_column(lookahead, lambda counts: counts.proposed_tokens)
+def round_figures(score: DraftScore, num_speculative_tokens: int, resampling: Resampling) -> dict[str, Any]:
+    pooled = score.pooled(num_speculative_tokens)
+    accepted = score.count_column(num_speculative_tokens, lambda counts: counts.accepted_tokens)
+    proposed = score.count_column(num_speculative_tokens, lambda counts: counts.proposed_tokens)
     return {
-        "lookahead": lookahead,
+        "num_speculative_tokens": num_speculative_tokens,
         "rounds": pooled.rounds,
         "proposed": pooled.proposed_tokens,
         "accepted": pooled.accepted_tokens,
@@ -267,12 +277,12 @@ def round_figures(score: DraftScore, lookahead: int, resampling: Resampling) -> 
     }
 
 
-def position_of(score: DraftScore, lookahead: int, index: int, resampling: Resampling) -> Position:
+def position_of(score: DraftScore, num_speculative_tokens: int, index: int, resampling: Resampling) -> Position:
     """Compute counts and rates of one position of a verification step; index 0 is position 1."""
-    rounds = score.count_column(lookahead, lambda counts: counts.rounds)
-    possible = score.count_column(lookahead, lambda counts: counts.possible[index])
-    reached = score.count_column(lookahead, lambda counts: counts.reached[index])
-    accepted = score.count_column(lookahead, lambda counts: counts.accepted[index])
+    rounds = score.count_column(num_speculative_tokens, lambda counts: counts.rounds)
+    possible = score.count_column(num_speculative_tokens, lambda counts: counts.possible[index])
+    reached = score.count_column(num_speculative_tokens, lambda counts: counts.reached[index])
+    accepted = score.count_column(num_speculative_tokens, lambda counts: counts.accepted[index])
     return Position(
         position=index + 1,
         possible=sum(possible),
@@ -309,12 +319,12 @@ def rule_difference(draft: DraftScore, baseline: DraftScore, resampling: Resampl
     return RuleDifference(
         rule=draft.rule,
         alpha=paired_ratio_difference(draft.alpha_columns(), baseline.alpha_columns(), resampling),
-        lookahead=tuple(
+        by_k=tuple(
             TauDifference(
-                lookahead=lookahead,
-                tau=paired_ratio_difference(draft.tau_columns(lookahead), baseline.tau_columns(lookahead), resampling),
+                num_speculative_tokens=k,
+                tau=paired_ratio_difference(draft.tau_columns(k), baseline.tau_columns(k), resampling),
             )
-            for lookahead in draft.lookaheads
+            for k in draft.ks
         ),
     )
 

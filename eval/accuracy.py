@@ -150,7 +150,7 @@ def check_accuracy(
         drafted += speculative_decode(
             pair.target, pair.draft, some, limits=limits, speculation=speculation, opener=opener
         )
-    return compare_answers(pair, benchmark, prompts, plain, drafted, width=speculation.lookahead + 1)
+    return compare_answers(pair, benchmark, prompts, plain, drafted, width=speculation.num_speculative_tokens + 1)
 
 
 def compare_answers(

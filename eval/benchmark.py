@@ -35,12 +35,12 @@ class Method(NamedTuple):
 
     Attributes:
         kind: PLAIN, DRAFT, LOOKUP, LOOKUP_FIRST or ASSISTED.
-        lookahead: num_speculative_tokens, for LOOKUP_FIRST those of the draft; 0 for PLAIN.
+        num_speculative_tokens: num_speculative_tokens, for LOOKUP_FIRST those of the draft; 0 for PLAIN.
         draft: Name of the draft; empty for PLAIN and LOOKUP.
     """
 
     kind: str
-    lookahead: int = 0
+    num_speculative_tokens: int = 0
     draft: str = ""
 
     @property
@@ -89,7 +89,7 @@ class Setup:
     lookup_first: LookupFirst | None = None
 
 
-def methods(setup: Setup, lookaheads: Sequence[int], *, assisted: bool = False) -> dict[Method, Decode]:
+def methods(setup: Setup, ks: Sequence[int], *, assisted: bool = False) -> dict[Method, Decode]:
     """Return every method at every k.
 
     Args:
@@ -99,20 +99,20 @@ def methods(setup: Setup, lookaheads: Sequence[int], *, assisted: bool = False) 
         UserError: With `assisted`, if a draft has a reduced vocabulary.
     """
     found: dict[Method, Decode] = {Method(PLAIN): partial(run_plain, setup)}
-    for lookahead in lookaheads:
+    for k in ks:
         for name, draft in setup.drafts.items():
-            found[Method(DRAFT, lookahead, name)] = partial(run_drafted, setup, draft, lookahead)
+            found[Method(DRAFT, k, name)] = partial(run_drafted, setup, draft, k)
             if setup.lookup_first is not None:
-                run = partial(run_drafted, setup, draft, lookahead, lookup_first=setup.lookup_first)
-                found[Method(LOOKUP_FIRST, lookahead, name)] = run
+                run = partial(run_drafted, setup, draft, k, lookup_first=setup.lookup_first)
+                found[Method(LOOKUP_FIRST, k, name)] = run
             if assisted:
                 if head_ids(draft) is not None:
                     raise UserError(
                         f"--assisted: {draft.name_or_path} has a reduced vocabulary, and transformers takes column k "
                         "of a draft's logits for token k. Leave out --assisted."
                     )
-                found[Method(ASSISTED, lookahead, name)] = partial(run_assisted, setup, draft, lookahead)
-        found[Method(LOOKUP, lookahead)] = partial(run_drafted, setup, NgramLookup(), lookahead)
+                found[Method(ASSISTED, k, name)] = partial(run_assisted, setup, draft, k)
+        found[Method(LOOKUP, k)] = partial(run_drafted, setup, NgramLookup(), k)
     return found
 
 
@@ -124,14 +124,18 @@ def run_plain(setup: Setup, prompts: Prompts, row_seeds: Sequence[int]) -> Timed
 def run_drafted(
     setup: Setup,
     draft: PreTrainedModel | NgramLookup,
-    lookahead: int,
+    num_speculative_tokens: int,
     prompts: Prompts,
     row_seeds: Sequence[int],
     *,
     lookup_first: LookupFirst | None = None,
 ) -> TimedRun:
     is_lookup = isinstance(draft, NgramLookup)  # which has no confidence
-    speculation = Speculation(lookahead) if is_lookup else replace(setup.speculation, lookahead=lookahead)
+    speculation = (
+        Speculation(num_speculative_tokens)
+        if is_lookup
+        else replace(setup.speculation, num_speculative_tokens=num_speculative_tokens)
+    )
     return run_of(
         speculative_decode(
             setup.target,
@@ -155,14 +159,14 @@ def run_of(decoded: Sequence[Decoded]) -> TimedRun:
 
 
 def run_assisted(
-    setup: Setup, draft: PreTrainedModel, lookahead: int, prompts: Prompts, row_seeds: Sequence[int]
+    setup: Setup, draft: PreTrainedModel, num_speculative_tokens: int, prompts: Prompts, row_seeds: Sequence[int]
 ) -> TimedRun:
     """Run transformers' assisted generation; its confidence threshold stops after the doubtful token, not before it."""
     [prompt], [row] = prompts, row_seeds
     ids_1T = torch.tensor([list(prompt)], device=setup.target.device)
     config = draft.generation_config
     assert config is not None
-    config.num_assistant_tokens = lookahead
+    config.num_assistant_tokens = num_speculative_tokens
     config.num_assistant_tokens_schedule = "constant"
     config.assistant_confidence_threshold = setup.speculation.draft_p_min
     sampling, chosen = setup.sampling, {"do_sample": False}
@@ -257,7 +261,7 @@ class MethodRow:
     """Results of one method.
 
     Attributes:
-        method: Its kind; `draft` names its draft, `lookahead` is 0 for plain decoding.
+        method: Its kind; `draft` names its draft, `num_speculative_tokens` is 0 for plain decoding.
         speedup: Wall-clock, over plain decoding, prefill included.
         decode_speedup: Without prefill; null if not measured separately.
         acceptance_length: Mean tokens per verification step; null for plain decoding.
@@ -265,7 +269,7 @@ class MethodRow:
 
     method: str
     draft: str | None
-    lookahead: int
+    num_speculative_tokens: int
     tokens: int
     tokens_per_s: float
     speedup: Estimate
@@ -275,7 +279,7 @@ class MethodRow:
 
     @property
     def key(self) -> Method:
-        return Method(self.method, self.lookahead, self.draft or "")
+        return Method(self.method, self.num_speculative_tokens, self.draft or "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,7 +292,7 @@ class Comparison:
 
     method: str
     draft: str | None
-    lookahead: int
+    num_speculative_tokens: int
     over: str
     speedup: Estimate
 
@@ -327,7 +331,7 @@ def method_row(method: Method, runs: Runs, resampling: Resampling) -> MethodRow:
     return MethodRow(
         method=method.kind,
         draft=method.draft or None,
-        lookahead=method.lookahead,
+        num_speculative_tokens=method.num_speculative_tokens,
         tokens=sum(run.tokens for run in own),
         tokens_per_s=sum(whole[1]) / sum(whole[0]),
         speedup=paired_ratio_quotient(whole_plain, whole, resampling),
@@ -390,8 +394,8 @@ def compare(pairs: Sequence[tuple[Method, Method]], runs: Runs, resampling: Resa
         Comparison(
             method=method.kind,
             draft=method.draft or None,
-            lookahead=method.lookahead,
-            over=f"{over.label}, k = {over.lookahead}" if over.lookahead else over.label,
+            num_speculative_tokens=method.num_speculative_tokens,
+            over=f"{over.label}, k = {over.num_speculative_tokens}" if over.num_speculative_tokens else over.label,
             speedup=estimate,
         )
         for (method, over), estimate in zip(pairs, estimates, strict=True)
@@ -399,4 +403,4 @@ def compare(pairs: Sequence[tuple[Method, Method]], runs: Runs, resampling: Resa
 
 
 def method_of(row: Comparison) -> Method:
-    return Method(row.method, row.lookahead, row.draft or "")
+    return Method(row.method, row.num_speculative_tokens, row.draft or "")

@@ -15,7 +15,7 @@ from architectures.console import Table, TableSection
 from architectures.files import read_typed
 from architectures.settings import WHOLE, Holding, command_of
 from architectures.sharing import ALONE, Share
-from eval.acceptance_rates import record_answers, replay_drafts
+from eval.acceptance_rates import record_responses, replay_drafts
 from eval.config import EvalConfig
 from eval.decoding.generate import Kind
 from eval.decoding.sampling import Sampling
@@ -61,7 +61,7 @@ class Curve(Record):
     """All checkpoints at one temperature in the order they were saved; `best` has the highest predicted speedup."""
 
     temperature: float
-    lookahead: int
+    num_speculative_tokens: int
     best: str
     points: tuple[Point, ...]
 
@@ -97,7 +97,7 @@ def score_checkpoints(
     folder: Path,
     *,
     seed: int,
-    answered_by: Kind | None = None,
+    generated_by: Kind | None = None,
     holding: Holding = WHOLE,
     share: Share = ALONE,
 ) -> Curves:
@@ -105,7 +105,7 @@ def score_checkpoints(
 
     Args:
         saved: In the order they were saved; one is in memory at a time.
-        prompts: Those of the scorecard, like config, seed, answered_by and holding.
+        prompts: Those of the scorecard, like config, seed, generated_by and holding.
         folder: Directory of the scorecard; the target's responses there are read again.
         share: This process's part of the replays; the first process writes.
     """
@@ -113,16 +113,16 @@ def score_checkpoints(
     used, temperatures = prompts[: config.num_prompts], config.temperatures
     scores: dict[float, list[DraftScore]] = {temperature: [] for temperature in temperatures}
     with torch_threads(share_threads(share)):
-        how = {"seed": seed, "answered_by": answered_by, "holding": holding, "share": share}
-        answers = {t: record_answers(target, used, config, folder, temperature=t, **how) for t in temperatures}
+        how = {"seed": seed, "generated_by": generated_by, "holding": holding, "share": share}
+        responses = {t: record_responses(target, used, config, folder, temperature=t, **how) for t in temperatures}
         target_model = load_target(target, dtype=config.dtype, holding=holding)
         for number, checkpoint in enumerate(saved, start=1):
             print(f"   {checkpoint.name}, {number} of {len(saved)}", flush=True)
             draft = {checkpoint.name: checkpoint.open()}
-            for t, group in answers.items():
+            for t, group in responses.items():
                 sampling = Sampling.of(t, config.sampling)
                 [replayed] = replay_drafts(target_model, draft, group, sampling=sampling, share=share)
-                scores[t].append(replayed.scores(config.lookaheads)[0])
+                scores[t].append(replayed.scores(config.num_speculative_tokens)[0])
     resampling = Resampling(CONFIDENCE, NUM_RESAMPLES, seed)
     steps = card.latency.step_times(card.primary)
     curves = Curves(
@@ -139,21 +139,26 @@ def curve(saved: Sequence[Saved], scores: Sequence[DraftScore], steps: StepTimes
     """Summarise every checkpoint at one temperature, all at the best one's best number of speculative tokens."""
     forecasts = [speedup_row(score, steps) for score in scores]
     best = max(range(len(saved)), key=lambda index: forecasts[index].predicted)
-    lookahead = forecasts[best].best_lookahead
-    behind = behind_the_best([score.tau_columns(lookahead) for score in scores], best, resampling)
+    num_speculative_tokens = forecasts[best].best_k
+    behind = behind_the_best([score.tau_columns(num_speculative_tokens) for score in scores], best, resampling)
     points = [
         Point(
             checkpoint=checkpoint.name,
             batches=checkpoint.batches,
             tokens=checkpoint.tokens,
             alpha=pooled_ratio(*score.alpha_columns(), resampling),
-            tau=pooled_ratio(*score.tau_columns(lookahead), resampling),
-            predicted=forecasts[index].at(lookahead).predicted,
+            tau=pooled_ratio(*score.tau_columns(num_speculative_tokens), resampling),
+            predicted=forecasts[index].at(num_speculative_tokens).predicted,
             behind=behind[index],
         )
         for index, (checkpoint, score) in enumerate(zip(saved, scores, strict=True))
     ]
-    return Curve(temperature=scores[best].temperature, lookahead=lookahead, best=saved[best].name, points=tuple(points))
+    return Curve(
+        temperature=scores[best].temperature,
+        num_speculative_tokens=num_speculative_tokens,
+        best=saved[best].name,
+        points=tuple(points),
+    )
 
 
 def behind_the_best(tau_columns: Sequence[Columns], best: int, resampling: Resampling) -> list[Estimate | None]:
@@ -182,7 +187,9 @@ def curves_page(curves: Curves) -> TableSection:
     return TableSection(
         "Saved checkpoints on the responses of this scorecard",
         [
-            TableSection(f"Temperature {each.temperature:g}, k={each.lookahead}", [Table(COLUMNS, point_rows(each))])
+            TableSection(
+                f"Temperature {each.temperature:g}, k={each.num_speculative_tokens}", [Table(COLUMNS, point_rows(each))]
+            )
             for each in curves.curves
         ],
     )

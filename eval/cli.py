@@ -24,17 +24,17 @@ from architectures.settings import (
     Flag,
     Holding,
     How,
-    Lookahead,
-    Lookaheads,
     MaxNewTokens,
     MinP,
     NumPrompts,
+    NumSpeculativeTokens,
     OutFile,
     PairDtype,
     Repeats,
     RepetitionPenalty,
     Section,
     Seed,
+    SpeculativeTokenCounts,
     Target,
     TargetBits,
     TargetPlacement,
@@ -90,10 +90,10 @@ class DecodingFlags(Section):
 
         return Sampling.of(temperature, self.sampling_config)
 
-    def speculation(self, lookahead: int) -> "Speculation":
+    def speculation(self, num_speculative_tokens: int) -> "Speculation":
         from eval.decoding.sampling import Speculation
 
-        return Speculation(lookahead, draft_p_min=self.draft_p_min)
+        return Speculation(num_speculative_tokens, draft_p_min=self.draft_p_min)
 
     def new_opener(self) -> "Opener":
         """Return an opener to share among all calls: it keeps its captured steps."""
@@ -138,7 +138,7 @@ class BenchmarkSettings(DecodingFlags):
         NumPrompts | None, Flag(absent=f"{GROUPS} groups of --batch-size, and {MIN_PROMPTS} at least")
     ] = None
     max_new_tokens: MaxNewTokens = 128
-    lookaheads: Lookaheads = (1, 2, 3, 4, 5, 6)
+    num_speculative_tokens: SpeculativeTokenCounts = (1, 2, 3, 4, 5, 6)
     batch_size: BatchSize = 1
     batch_sizes: BatchSizes = (1, 4)
     contexts: Contexts = (128, 1024)
@@ -228,11 +228,11 @@ def measured_runs(settings: BenchmarkSettings) -> "BenchmarkFile":
         settings.sampling(settings.temperature),
         Seeds.of(settings.seed),
         settings.new_opener(),
-        settings.speculation(settings.lookaheads[0]),
+        settings.speculation(settings.num_speculative_tokens[0]),
         None if settings.ngram_size_n is None else LookupFirst(settings.ngram_size_n, settings.ngram_size_m),
     )
     groups = runs_of.groups_of(rendered, settings.batch_size)
-    decoders = runs_of.methods(setup, settings.lookaheads, assisted=settings.assisted)
+    decoders = runs_of.methods(setup, settings.num_speculative_tokens, assisted=settings.assisted)
 
     # Interleaved runs; the warm-up captures the steps of each capacity.
     with torch_threads(None):
@@ -276,7 +276,7 @@ def benchmark_page(record: "BenchmarkFile") -> TableSection:
     rows = [
         (
             row.key.label,
-            str(row.lookahead or ""),
+            str(row.num_speculative_tokens or ""),
             f"{row.tokens_per_s:.1f}",
             times(row.speedup),
             "" if row.decode_speedup is None else times(row.decode_speedup),
@@ -286,7 +286,13 @@ def benchmark_page(record: "BenchmarkFile") -> TableSection:
         for row in record.rows
     ]
     best = [
-        (method_of(row).label, str(row.lookahead), row.over, times(row.speedup), decision(row.speedup.interval))
+        (
+            method_of(row).label,
+            str(row.num_speculative_tokens),
+            row.over,
+            times(row.speedup),
+            decision(row.speedup.interval),
+        )
         for row in record.best
     ]
     blocks = [
@@ -323,7 +329,9 @@ def measured_grid(settings: BenchmarkSettings) -> "GridFile":
         described[TARGET] = described[TARGET].model_copy(update={"dtype": f"{settings.target_bits} bits"})
     for batch, context in product(settings.batch_sizes, settings.contexts):
         require_memory(models, batch=batch, context=context)
-    grid = Grid(settings.batch_sizes, settings.contexts, settings.lookaheads, settings.num_repeats, settings.how)
+    grid = Grid(
+        settings.batch_sizes, settings.contexts, settings.num_speculative_tokens, settings.num_repeats, settings.how
+    )
     with torch_threads(None):
         return GridFile(
             models=described,
@@ -362,7 +370,7 @@ def cell_section(cell: "GridCell") -> TableSection:
     from eval.scorecard_tables import interval
 
     steps = [("target, 1 token", cell.target)]
-    steps += [(f"target, {step.lookahead + 1} tokens (verify)", step) for step in cell.verify]
+    steps += [(f"target, {step.num_speculative_tokens + 1} tokens (verify)", step) for step in cell.verify]
     for draft in cell.drafts:
         steps += [(f"{draft.draft}, 1 token", draft.one_token), (f"{draft.draft}, 2 tokens", draft.two_tokens)]
     steps += [(f"{name}, prefill", step) for name, step in cell.prefill.items()]
@@ -420,7 +428,7 @@ Accuracy = Annotated[
     tuple[str, ...],
     Field(
         strict=False,
-        description="Answer these questions with and without the draft instead: accuracy, and whether a text changed.",
+        description="Compare task accuracy with and without the draft instead.",
     ),
     Flag(metavar="gsm8k[=FILE]|multiplication", is_repeated=True),
 ]
@@ -440,7 +448,7 @@ class VerifySettings(DecodingFlags):
     max_new_tokens: Annotated[
         MaxNewTokens | None, Flag(absent="64; 128 with --show; 256 of gsm8k, 8 of multiplication")
     ] = None
-    lookahead: Lookahead = 4
+    num_speculative_tokens: NumSpeculativeTokens = 4
     temperature: Annotated[Temperature | None, Flag(absent="1; 0 with --show")] = None
     samples: Annotated[int, Field(ge=1, le=MOST, description="Texts sampled per prompt and acceptance method.")] = 4
     batch_size: BatchSize = Field(default=16, description="Questions of --accuracy decoded together.")
@@ -507,7 +515,7 @@ def check_lossless(settings: VerifySettings) -> Iterable["LosslessFinding"]:
     pair.require_context(ids, max_new_tokens)
     wanted = Verification(
         Limits(max_new_tokens, pair.stop_ids),
-        settings.speculation(settings.lookahead),
+        settings.speculation(settings.num_speculative_tokens),
         settings.sampling(1.0 if settings.temperature is None else settings.temperature),
         settings.samples,
         settings.seed,
@@ -528,7 +536,7 @@ def check_accuracy(settings: VerifySettings) -> Iterable["LosslessFinding"]:
             pair,
             benchmark,
             max_new_tokens=settings.max_new_tokens,
-            speculation=settings.speculation(settings.lookahead),
+            speculation=settings.speculation(settings.num_speculative_tokens),
             batch_size=settings.batch_size,
             opener=opener,
         )
@@ -547,7 +555,7 @@ def show(settings: VerifySettings) -> None:
     pair = load_pair(settings.target, settings.draft, dtype=settings.dtype, holding=settings.holding)
     wanted = Verification(
         limits=Limits(settings.max_new_tokens or 128, pair.stop_ids),
-        speculation=settings.speculation(settings.lookahead),
+        speculation=settings.speculation(settings.num_speculative_tokens),
         sampling=settings.sampling(settings.temperature or 0.0),
         seed=settings.seed,
         opener=settings.new_opener(),

@@ -10,13 +10,13 @@ from architectures.settings import (
     BatchSize,
     BatchSizes,
     DtypeOrAuto,
-    Lookaheads,
     MaxScoredTokens,
     MinP,
     NumPrompts,
     Repeats,
     RepetitionPenalty,
     Section,
+    SpeculativeTokenCounts,
     Temperatures,
     TopK,
     TopP,
@@ -63,7 +63,7 @@ class EvalConfig(Section):
     max_prompt_len: int = Field(
         default=1024, ge=1, description="Maximum tokens of a prompt; longer prompts are dropped."
     )
-    lookaheads: Lookaheads = Field(
+    num_speculative_tokens: SpeculativeTokenCounts = Field(
         default=(1, 2, 3, 4, 5, 6, 7, 8), description="Numbers of draft tokens per verification step to report."
     )
     temperatures: Temperatures = Field(default=(0.0, 1.0), description="Sampling temperatures to report; 0 is greedy.")
@@ -83,15 +83,15 @@ class EvalConfig(Section):
         default=(1, 4, 16),
         description="Further batch sizes to time, with a quarter of the repetitions.",
     )
-    live_prompts: int = Field(default=16, ge=1, description="Prompts of the wall-clock measurement.")
+    wall_clock_prompts: int = Field(default=16, ge=1, description="Prompts of the wall-clock measurement.")
 
-    @field_validator("lookaheads")
+    @field_validator("num_speculative_tokens")
     @classmethod
-    def _ascending(cls, lookaheads: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(sorted(lookaheads))
+    def _ascending(cls, ks: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(sorted(ks))
 
 
-AnswerEngine = Literal["local", "vllm", "endpoint"]
+GenerateEngine = Literal["local", "vllm", "endpoint"]
 READ_BY = {
     **dict.fromkeys(("urls", "model"), ("endpoint",)),
     **dict.fromkeys(("python", "tensor_parallel"), ("vllm",)),
@@ -112,7 +112,7 @@ def server_url(url: str) -> str:
 class GenerateConfig(Section):
     """The engine that generates the target's responses: for training, evaluation and the scorecard."""
 
-    engine: AnswerEngine = Field(
+    engine: GenerateEngine = Field(
         default="local",
         description="local: widedraft; vllm: offline vLLM in its own environment; endpoint: running servers.",
     )

@@ -116,8 +116,8 @@ def hold_context(model: PreTrainedModel, setting: Setting, feeds: Sequence[Feed]
     return held
 
 
-def target_steps(target: PreTrainedModel, setting: Setting, lookaheads: Iterable[int]) -> dict[Kind, Step]:
-    verified = sorted({lookahead + 1 for lookahead in lookaheads})
+def target_steps(target: PreTrainedModel, setting: Setting, ks: Iterable[int]) -> dict[Kind, Step]:
+    verified = sorted({k + 1 for k in ks})
     verifier = hold_context(target, setting, [(1, False), *((tokens, True) for tokens in verified)])
     steps: dict[Kind, Step] = {Kind(TARGET, 1): partial(time_step, verifier, 1, whole=False)}
     return steps | {Kind(TARGET, tokens): partial(time_step, verifier, tokens, whole=True) for tokens in verified}
@@ -128,10 +128,8 @@ def draft_steps(name: str, draft: PreTrainedModel, setting: Setting) -> dict[Kin
     return {Kind(name, 1): partial(time_chain, drafter), Kind(name, 2): partial(time_step, drafter, 2, whole=False)}
 
 
-def decoding_steps(
-    models: Mapping[str, PreTrainedModel], setting: Setting, lookaheads: Iterable[int]
-) -> dict[Kind, Step]:
-    steps = target_steps(models[TARGET], setting, lookaheads)
+def decoding_steps(models: Mapping[str, PreTrainedModel], setting: Setting, ks: Iterable[int]) -> dict[Kind, Step]:
+    steps = target_steps(models[TARGET], setting, ks)
     for name, model in models.items():
         if name != TARGET:
             steps |= draft_steps(name, model, setting)
@@ -253,7 +251,7 @@ def measure_latency(
     models: Mapping[str, PreTrainedModel],
     setting: Setting,
     *,
-    lookaheads: Sequence[int],
+    ks: Sequence[int],
     repeats: int,
     resampling: Resampling,
 ) -> ScoredLatency:
@@ -264,7 +262,7 @@ def measure_latency(
     """
     ticks = track(range(repeats), description="timing steps", total=repeats)
     rng = np.random.default_rng(resampling.seed)
-    timed = time_together(decoding_steps(models, setting, lookaheads), rng, ticks)
+    timed = time_together(decoding_steps(models, setting, ks), rng, ticks)
     return scored_latency(timed, setting, resampling)
 
 
@@ -281,7 +279,7 @@ def scored_latency(timed: Timed, setting: Setting, resampling: Resampling) -> Sc
         warm_up_repeats=timed.warm_up_repeats,
         settled=timed.is_settled,
         target=target,
-        verify=tuple(VerifyStep(lookahead=kind.tokens - 1, **vars(times[kind])) for kind in verified),
+        verify=tuple(VerifyStep(num_speculative_tokens=kind.tokens - 1, **vars(times[kind])) for kind in verified),
         drafts=tuple(
             DraftSteps(
                 draft=name,
@@ -307,7 +305,7 @@ class Grid:
 
     batches: Sequence[int]
     contexts: Sequence[int]
-    lookaheads: Sequence[int]
+    ks: Sequence[int]
     repeats: int
     how: How = "eager"
     prefill: bool = True
@@ -340,7 +338,7 @@ def measure_grid(
     ):
         setting = Setting(repeated(text_ids, context), batch, openers[how])
         with torch.inference_mode():
-            steps = decoding_steps(models, setting, grid.lookaheads)
+            steps = decoding_steps(models, setting, grid.ks)
             if grid.prefill and how == "eager":  # prompts are read by eager steps
                 steps |= prefill_steps(models, setting)
             timed = time_together(steps, np.random.default_rng(resampling.seed), range(grid.repeats))

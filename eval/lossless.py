@@ -67,7 +67,7 @@ from eval.decoding.sampling import (
 )
 from eval.decoding.speculative import GREEDY, first_tokens, plain_decode, speculative_decode
 from eval.models import shared_vocab_size
-from eval.replay import answer_logits
+from eval.replay import response_logits
 
 MIN_P = 1e-3  # a sound pair fails a statistical check once in a thousand times
 TIE_STEPS = 4  # roundings of the largest logit within which two count as a near tie, whatever is measured
@@ -108,7 +108,7 @@ def read_ties(
     target: PreTrainedModel, prompt: Sequence[int], token_ids: Sequence[int], widths: Sequence[int] = ()
 ) -> TextTies:
     """Read a sequence at once, and again by each of `widths` tokens per step."""
-    whole_TV = answer_logits(target, prompt, token_ids)
+    whole_TV = response_logits(target, prompt, token_ids)
     own_T = torch.tensor(token_ids, device=whole_TV.device)
     short_T, tolerance_T = shortfalls(whole_TV, own_T, target.dtype)
     others, noise = [], 0.0
@@ -151,9 +151,9 @@ def at_tokens(logits_TV: Tensor, ids_T: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def stepwise_logits(
-    model: PreTrainedModel, prompt_ids: Sequence[int], answer_ids: Sequence[int], *, width: int
+    model: PreTrainedModel, prompt_ids: Sequence[int], response_ids: Sequence[int], *, width: int
 ) -> Tensor:
-    """Compute `answer_logits` by `width` tokens per step with the cache of transformers."""
+    """Compute `response_logits` by `width` tokens per step with the cache of transformers."""
     if model.config.is_encoder_decoder:
         encoded = model.get_encoder()(input_ids=torch.tensor([list(prompt_ids)], device=model.device), return_dict=True)
         context, name = [model.config.decoder_start_token_id], "decoder_input_ids"
@@ -162,7 +162,7 @@ def stepwise_logits(
     else:
         context, name = list(prompt_ids), "input_ids"
         how = {CACHE_ARGUMENT: DynamicCache(config=model.config)}
-    ids_1T = torch.tensor([[*context, *answer_ids[:-1]]], device=model.device)
+    ids_1T = torch.tensor([[*context, *response_ids[:-1]]], device=model.device)
     before = len(context) - 1
     pieces = [ids_1T[:, :before]] if before else []
     pieces += ids_1T[:, before:].split(width, dim=1)
@@ -265,7 +265,7 @@ def find_parting(
     )
     if index is None:
         return None
-    whole_TV = answer_logits(target, prompt, first_ids)
+    whole_TV = response_logits(target, prompt, first_ids)
     both_2V = whole_TV[[index, index]]
     short_2, tolerance_2 = shortfalls(
         both_2V, torch.tensor([first_ids[index], other_ids[index]], device=both_2V.device), target.dtype
@@ -326,7 +326,7 @@ def check_greedy_text(models: Models, prompts: Prompts, wanted: Verification) ->
     plain = plain_decode(target, prompts, limits=wanted.limits, opener=wanted.opener)
     same = sum(text.token_ids == own.token_ids for text, own in zip(decoded, plain, strict=True))
     texts = [(prompt, text.token_ids) for prompt, text in zip(prompts, decoded, strict=True)]
-    judged = judge_ties(read_all(target, texts, widths=(1, wanted.speculation.lookahead + 1)))
+    judged = judge_ties(read_all(target, texts, widths=(1, wanted.speculation.num_speculative_tokens + 1)))
     detail = f"{same} of {len(prompts)} texts equal plain decoding; {accepted_of(decoded)}; {judged.summary}"
     is_honest = judged.too_far == 0 and judged.p_value >= MIN_P
     return LosslessFinding("greedy text", is_honest and (same == len(prompts) or target.dtype != torch.float32), detail)
@@ -390,7 +390,7 @@ def read_distributions(
 ) -> tuple[Tensor, Tensor]:
     """Return p_TV and q_TV of every token, computed at once without a cache."""
     vocab_size = shared_vocab_size(*models)
-    logits_TV, draft_logits_TV = (answer_logits(model, prompt, token_ids)[:, :vocab_size] for model in models)
+    logits_TV, draft_logits_TV = (response_logits(model, prompt, token_ids)[:, :vocab_size] for model in models)
     seen_TV = seen_along(first_tokens(models[0], prompt), token_ids, sampling, logits_TV)
     return distribution(logits_TV, sampling, seen_TV), distribution(draft_logits_TV, sampling, seen_TV)
 

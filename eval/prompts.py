@@ -89,7 +89,7 @@ def parse_messages(value: Any, name: str, where: str) -> tuple[Message, ...]:
     if messages[-1]["role"] == "assistant":  # the target generates this response itself
         messages.pop()
     if not messages or messages[-1]["role"] != "user":
-        raise wrong(where, name, "a conversation that ends with a user turn, or a user turn and its answer", value)
+        raise wrong(where, name, "a conversation that ends with a user turn, or a user turn and its response", value)
     return tuple(messages)
 
 
@@ -298,8 +298,8 @@ def task_conversation(task: Task, row: Any, where: str) -> list[Message]:
         return parse_each_message(row[field], field, where)
     if task.form != "user" or not task.answer:
         raise UserError(
-            f"{where}: rows of task {task.name} bring no answer to a user's words. Let the target answer them "
-            "(data.answers: written), or name another task."
+            f"{where}: rows of task {task.name} have no response. Let the target generate them "
+            "(data.responses: written), or name another task."
         )
     return [*prompt.messages, {"role": "assistant", "content": task_answer(task, row, where)}]
 

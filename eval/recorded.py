@@ -50,13 +50,13 @@ from eval.models import (
 )
 from eval.prompts import checked_text, first_field, load_rows
 from eval.replay import (
-    AnswerScore,
     Array,
     DraftScore,
-    answer_logits,
+    ResponseScore,
     as_array,
     rejection_accepts,
     replay_counts,
+    response_logits,
     value_at,
 )
 from eval.responses import SETTINGS_NAME, Trace, read_claims, read_traces, require_known_ids
@@ -76,7 +76,7 @@ from eval.tasks import PromptSource
 TRACES_NAME = "eval"  # held out of training
 LATER_TURN = re.compile(r"#[0-9]+$")
 BLOCK = re.compile(r"\s*tensor\(\[\[([^\[\]()]*)\]\](?:,\s*\w+=[^\s,()\[\]]+)*\)")  # torch adds device and dtype
-USED_KEYS = {"num_prompts", "lookaheads", "dtype"}
+USED_KEYS = {"num_prompts", "num_speculative_tokens", "dtype"}
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,12 @@ class Recording:
     path: Path
     sampling: Sampling
     target: str | None
-    answers: tuple[tuple[int, Trace], ...]
+    responses: tuple[tuple[int, Trace], ...]
     unanswered: int = 0
 
     @property
     def num_prompts(self) -> int:
-        return self.answers[-1][0] + 1
+        return self.responses[-1][0] + 1
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def read_recorded_traces(folder: Path, draft: Path) -> Recording:
     if not traces:
         raise UserError(
             f"{folder}: holds no {TRACES_NAME} responses, which are held out of training. Give the data directory of a "
-            "run with data.num_eval_prompts above 0, or the directory answers/T0 of a scorecard."
+            "run with data.num_eval_prompts above 0, or the directory responses/T0 of a scorecard."
         )
     claim = claims[TRACES_NAME]
 
@@ -138,15 +138,15 @@ def read_recorded_traces(folder: Path, draft: Path) -> Recording:
 
     where, fix = f"{folder / SETTINGS_NAME}: {TRACES_NAME}.settings", "Give the responses as they were written."
     settings = checked(TypeAdapter(RecordedSettings), claim["settings"], where, fix)
-    answers: list[tuple[int, Trace]] = []
+    responses: list[tuple[int, Trace]] = []
     number, row = -1, ""
     for trace in traces:
         of_row = LATER_TURN.sub("", trace.source)
         number += not (of_row == row != trace.source)  # a later turn follows another turn of its row
         row = of_row
-        answers.append((number, trace))
+        responses.append((number, trace))
     sampling = Sampling.of(settings.temperature, requested_sampling(settings))
-    return Recording(folder, sampling, settings.target, tuple(answers))
+    return Recording(folder, sampling, settings.target, tuple(responses))
 
 
 def read_recorded_text(path: Path, prompts: str, draft: Path) -> Recording:
@@ -164,13 +164,13 @@ def read_recorded_text(path: Path, prompts: str, draft: Path) -> Recording:
         raise UserError(
             f"{path}: holds {len(responses)} responses, but {prompts} {len(rows)} prompts. Give the prompt of each."
         )
-    tokenizer, answers = load_tokenizer(draft), []
-    for number, ((where, text), answer_ids) in enumerate(zip(rows, responses, strict=False)):
+    tokenizer, responses = load_tokenizer(draft), []
+    for number, ((where, text), response_ids) in enumerate(zip(rows, responses, strict=False)):
         prompt_ids = tuple(tokenizer(text)["input_ids"])
         if not prompt_ids:
             raise UserError(f"{where}: the tokenizer makes no token of this prompt. Delete its row and response.")
-        answers.append((number, Trace(number, where, (), prompt_ids, answer_ids, "", "length")))
-    return Recording(path, Sampling(), None, tuple(answers), unanswered=len(rows) - len(responses))
+        responses.append((number, Trace(number, where, (), prompt_ids, response_ids, "", "length")))
+    return Recording(path, Sampling(), None, tuple(responses), unanswered=len(rows) - len(responses))
 
 
 def prompt_text(row: Any, where: str) -> str:
@@ -221,12 +221,12 @@ def score_recording(
     Raises:
         UserError: If a response exceeds the draft's context length.
     """
-    numbered = [(number, answer) for number, answer in recording.answers if number < config.num_prompts]
-    answers = [answer for _, answer in numbered]
-    require_positions(draft, max(len(answer.token_ids) for answer in answers))
+    numbered = [(number, response) for number, response in recording.responses if number < config.num_prompts]
+    responses = [response for _, response in numbered]
+    require_positions(draft, max(len(response.token_ids) for response in responses))
     with torch_threads(None) as num_threads:
         model = load_model(draft, dtype=config.dtype)
-        scores = replay_recording(model, numbered, config.lookaheads, sampling=recording.sampling)
+        scores = replay_recording(model, numbered, config.num_speculative_tokens, sampling=recording.sampling)
     resampling = Resampling(CONFIDENCE, NUM_RESAMPLES, seed)
     firsts = dict(reversed(numbered))
     card = RecordedScorecard(
@@ -241,11 +241,11 @@ def score_recording(
             given=recording.num_prompts,
             unanswered=recording.unanswered,
             scored=len(firsts),
-            answers=len(answers),
-            tokens=sum(len(answer.answer_ids) for answer in answers),
+            responses=len(responses),
+            tokens=sum(len(response.response_ids) for response in responses),
             sources=tuple(firsts[prompt].source for prompt in sorted(firsts)),
-            prompt_ids_sha256=fingerprint_value([list(answer.prompt_ids) for answer in answers]),
-            answer_ids_sha256=fingerprint_value([list(answer.answer_ids) for answer in answers]),
+            prompt_ids_sha256=fingerprint_value([list(response.prompt_ids) for response in responses]),
+            response_ids_sha256=fingerprint_value([list(response.response_ids) for response in responses]),
         ),
         settings=Settings(
             **config.model_dump(mode="json"),
@@ -262,10 +262,10 @@ def score_recording(
                 temperature=score.temperature,
                 rule=score.rule,
                 prompts=len(firsts),
-                answers=len(answers),
+                responses=len(responses),
                 accept_rate=mean(score.accept_columns(), resampling),
                 coverage=mean(score.coverage_columns(), resampling) if score.has_small_head else None,
-                lookahead=tuple(rounds_at(score, lookahead, resampling) for lookahead in score.lookaheads),
+                by_k=tuple(rounds_at(score, k, resampling) for k in score.ks),
             )
             for score in scores
         ),
@@ -277,30 +277,30 @@ def score_recording(
 
 
 def replay_recording(
-    draft: PreTrainedModel, answers: Sequence[tuple[int, Trace]], lookaheads: Sequence[int], *, sampling: Sampling
+    draft: PreTrainedModel, responses: Sequence[tuple[int, Trace]], ks: Sequence[int], *, sampling: Sampling
 ) -> list[DraftScore]:
     """Replay the draft along every response, by every acceptance method that does not need the target."""
     rules = [EXACT_GREEDY_DRAFT]
     if not sampling.is_greedy:
-        has_probabilities = all(answer.answer_logp is not None for _, answer in answers)
+        has_probabilities = all(response.response_logp is not None for _, response in responses)
         rules = [*([REJECTION] if has_probabilities else []), EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT]
-    scored: dict[str, list[AnswerScore]] = {rule: [] for rule in rules}
-    for number, answer in track(answers, description=f"replay at T={sampling.temperature:g}", total=len(answers)):
-        logits_TV = answer_logits(draft, answer.prompt_ids, answer.answer_ids)
-        answer_T = torch.tensor(answer.answer_ids, device=logits_TV.device)
-        covered_T = as_array(value_at(answer_T, logits_TV) > -torch.inf)
-        context = first_tokens(draft, answer.prompt_ids)
+    scored: dict[str, list[ResponseScore]] = {rule: [] for rule in rules}
+    for number, response in track(responses, description=f"replay at T={sampling.temperature:g}", total=len(responses)):
+        logits_TV = response_logits(draft, response.prompt_ids, response.response_ids)
+        response_T = torch.tensor(response.response_ids, device=logits_TV.device)
+        covered_T = as_array(value_at(response_T, logits_TV) > -torch.inf)
+        context = first_tokens(draft, response.prompt_ids)
         for rule, scores in scored.items():
-            accept_T = accept_probabilities(logits_TV, answer, rule=rule, sampling=sampling, context=context)
+            accept_T = accept_probabilities(logits_TV, response, rule=rule, sampling=sampling, context=context)
             scores.append(
-                AnswerScore(
+                ResponseScore(
                     prompt=number,
-                    matches=np.zeros(len(answer_T)),  # the target's argmax is not known
+                    matches=np.zeros(len(response_T)),  # the target's argmax is not known
                     alpha_sum=float(accept_T.sum()),
                     accept_sum=float(accept_T.sum()),
                     num_changed=0,
                     num_covered=int(covered_T.sum()),
-                    counts={k: replay_counts(accept_T, lookahead=k) for k in lookaheads},
+                    counts={k: replay_counts(accept_T, num_speculative_tokens=k) for k in ks},
                 )
             )
     has_small_head = head_ids(draft) is not None
@@ -308,7 +308,7 @@ def replay_recording(
 
 
 def accept_probabilities(
-    draft_logits_TV: Tensor, answer: Trace, *, rule: str, sampling: Sampling, context: Sequence[int]
+    draft_logits_TV: Tensor, response: Trace, *, rule: str, sampling: Sampling, context: Sequence[int]
 ) -> Array:
     """Return [T], the probability that each response token comes from the draft.
 
@@ -316,15 +316,15 @@ def accept_probabilities(
         rule: Exact match of the draft's argmax or sample, or rejection sampling.
         context: The decoder's tokens before the response.
     """
-    seen_TV = seen_along(context, answer.answer_ids, sampling, draft_logits_TV)
-    answer_T = torch.tensor(answer.answer_ids, device=draft_logits_TV.device)
+    seen_TV = seen_along(context, response.response_ids, sampling, draft_logits_TV)
+    response_T = torch.tensor(response.response_ids, device=draft_logits_TV.device)
     if rule == EXACT_GREEDY_DRAFT:
-        return as_array(penalised(draft_logits_TV, sampling, seen_TV).argmax(dim=-1) == answer_T)
-    draft_logp_T = value_at(answer_T, log_distribution(draft_logits_TV, sampling, seen_TV))
+        return as_array(penalised(draft_logits_TV, sampling, seen_TV).argmax(dim=-1) == response_T)
+    draft_logp_T = value_at(response_T, log_distribution(draft_logits_TV, sampling, seen_TV))
     if rule == EXACT_SAMPLED_DRAFT:
         return as_array(draft_logp_T.exp())
-    assert answer.answer_logp is not None  # replay_recording uses this method only then
-    return as_array(rejection_accepts(torch.tensor(answer.answer_logp, device=draft_logp_T.device), draft_logp_T))
+    assert response.response_logp is not None  # replay_recording uses this method only then
+    return as_array(rejection_accepts(torch.tensor(response.response_logp, device=draft_logp_T.device), draft_logp_T))
 
 
 def find_warnings(recording: Recording, num_scored: int) -> tuple[str, ...]:

@@ -203,9 +203,9 @@ def scored_sections(runs: Sequence[ScoredRun], cards: Mapping[str, Scorecard]) -
 
 def recorded_sections(cards: Mapping[str, RecordedScorecard]) -> list[ReportSection]:
     rows = [(f"{name}, {row.rule}", row) for name, card in cards.items() for row in card.acceptance]
-    lengths = {label: ([e.lookahead for e in row.lookahead], [e.tau for e in row.lookahead]) for label, row in rows}
+    lengths = {label: ([e.num_speculative_tokens for e in row.by_k], [e.tau for e in row.by_k]) for label, row in rows}
     joint = {
-        label: ([p.position for p in row.lookahead[-1].positions], [p.joint for p in row.lookahead[-1].positions])
+        label: ([p.position for p in row.by_k[-1].positions], [p.joint for p in row.by_k[-1].positions])
         for label, row in rows
     }
     return [
@@ -233,7 +233,7 @@ def by_batch(drafts: Sequence[ScoredDraft], runs: Mapping[str, ScoredRun]) -> Ta
             continue
         for cell in grid.cells:
             steps = cell.step_times(name)
-            k, speedup = promise(draft.row(temperature).lookahead, steps, batch=cell.batch)
+            k, speedup = promise(draft.row(temperature).by_k, steps, batch=cell.batch)
             cells = (cell.batch, cell.context_tokens, cell.how, k, f"{speedup:.2f}x", f"{1000 * steps.target_s:.2f}")
             rows.append((draft.label, f"{temperature:g}", *cells, f"{1000 * steps.draft_s:.2f}"))
     columns = ("draft", "T", "batch", "context", "steps", "k", "predicted", "target step ms", "draft step ms")
@@ -248,7 +248,7 @@ def curve_sections(runs: Mapping[str, ScoredRun]) -> list[ReportSection]:
         tokens = {name: [point.tokens for point in curve.points] for name, curve in curves}
         lengths = {name: (tokens[name], [point.tau for point in curve.points]) for name, curve in curves}
         speeds = {name: (tokens[name], [point.predicted for point in curve.points]) for name, curve in curves}
-        rows = [(name, curve.lookahead, *cells) for name, curve in curves for cells in point_rows(curve)]
+        rows = [(name, curve.num_speculative_tokens, *cells) for name, curve in curves for cells in point_rows(curve)]
         images = [
             series("Acceptance length of checkpoints", lengths, "tokens trained", "tokens per verification step"),
             series("Predicted speedup of checkpoints", speeds, "tokens trained", "predicted speedup", parity=True),
@@ -322,7 +322,7 @@ def speedup_figure(drafts: Sequence[ScoredDraft]) -> Image:
             rows.append((name, live.speedup.value, live.speedup.interval, True))
             rows += [(f"{w.way}, T={temperature:g}", w.speedup.value, w.speedup.interval, True) for w in live.ways]
         row, forecast = draft.row(temperature), draft.card.speedup_of(draft.draft, temperature)
-        bounds = predicted_interval(row, forecast.best_lookahead, draft.card.latency, draft.card.settings.resampling)
+        bounds = predicted_interval(row, forecast.best_k, draft.card.latency, draft.card.settings.resampling)
         rows.append((f"{name}, predicted", forecast.predicted, bounds, False))
 
     def draw(axes: Axes) -> None:
@@ -348,11 +348,14 @@ def figures_by_k(drafts: Sequence[ScoredDraft], temperature: float) -> tuple[Ima
     for draft in drafts:
         if temperature not in draft.card.temperatures or (several and not draft.is_primary):
             continue
-        entries = draft.row(temperature).lookahead
-        forecasts = draft.card.speedup_of(draft.draft, temperature).lookahead
+        entries = draft.row(temperature).by_k
+        forecasts = draft.card.speedup_of(draft.draft, temperature).by_k
         last = entries[-1].positions
-        lengths[draft.label] = [entry.lookahead for entry in entries], [entry.tau for entry in entries]
-        speedups[draft.label] = [entry.lookahead for entry in forecasts], [entry.predicted for entry in forecasts]
+        lengths[draft.label] = [entry.num_speculative_tokens for entry in entries], [entry.tau for entry in entries]
+        speedups[draft.label] = (
+            [entry.num_speculative_tokens for entry in forecasts],
+            [entry.predicted for entry in forecasts],
+        )
         joint[draft.label] = [entry.position for entry in last], [entry.joint for entry in last]
     at = f"T={temperature:g}"
     return (

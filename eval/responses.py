@@ -97,7 +97,7 @@ def shard_lines(folder: Path, name: str) -> Iterator[tuple[str, bytes]]:
     """
     claims = read_claims(folder)
     if name not in claims:
-        raise UserError(f"{folder}: holds no {name} answers. Run the stage that writes them.")
+        raise UserError(f"{folder}: holds no {name} responses. Run the stage that writes them.")
     paths = shard_paths(folder, name, claims[name]["num_shards"])
     missing = [path.name for path in paths if not path.exists()]
     if missing:
@@ -151,7 +151,7 @@ def reject_changes(folder: Path, name: str, old: Mapping[str, Any], new: Mapping
     ]
     if changes:
         raise UserError(
-            f"{folder}: its {name} answers were made with other settings: {'; '.join(changes)}. "
+            f"{folder}: its {name} responses were made with other settings: {'; '.join(changes)}. "
             "Choose another run_name, or delete this folder to make them again."
         )
 
@@ -211,7 +211,7 @@ def require_known_ids(texts: Iterable[Sequence[int]], folder: Path, name: str, v
         if unknown is not None:
             raise UserError(
                 f"{row_location(folder, name, row)}: token id {unknown} is beyond the vocabulary of {smallest}, which "
-                f"has vocab_size {vocab_sizes[smallest]}. Answers and models must share their token ids: run the stage "
+                f"has vocab_size {vocab_sizes[smallest]}. Responses and models must share token ids: run the stage "
                 "that wrote this file again, or cut the draft out of its target again."
             )
 
@@ -249,10 +249,10 @@ class Trace:
         id: Unique among the traces of one name, ascending in the order of the prompts.
         source: The row its prompt came from; "#2" follows for the row's second turn, and so on.
         prompt_ids: The same as token ids, ready to be continued.
-        answer_ids: The response; ends with the stop token if finish_reason is "stop".
-        answer: The response as text, without special tokens.
+        response_ids: The response; ends with the stop token if finish_reason is "stop".
+        response: The response as text, without special tokens.
         finish_reason: "length" if max_new_tokens ended it.
-        answer_logp: log p(y_t) in nats of every token under the distribution it was drawn from: after penalty,
+        response_logp: log p(y_t) in nats of every token under the distribution it was drawn from: after penalty,
             temperature and filters. None if greedy, and for sampled responses of earlier versions.
     """
 
@@ -262,23 +262,23 @@ class Trace:
     source: str
     messages: tuple[Message, ...]
     prompt_ids: TokenIds
-    answer_ids: TokenIds
-    answer: str
+    response_ids: TokenIds
+    response: str
     finish_reason: Literal["stop", "length"]
     category: str | None = None
     task: str | None = None
-    answer_logp: tuple[LogProbability, ...] | None = None
+    response_logp: tuple[LogProbability, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.answer_logp is not None and len(self.answer_logp) != len(self.answer_ids):
+        if self.response_logp is not None and len(self.response_logp) != len(self.response_ids):
             raise ValueError(
-                f"answer_logp must have one value for each of the {len(self.answer_ids)} tokens of the answer, got "
-                f"{len(self.answer_logp)}."
+                f"response_logp must have one value for each of the {len(self.response_ids)} response tokens, got "
+                f"{len(self.response_logp)}."
             )
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        return (*self.prompt_ids, *self.answer_ids)
+        return (*self.prompt_ids, *self.response_ids)
 
 
 @dataclass(frozen=True)
@@ -340,9 +340,9 @@ class RecordedTurn:
         """The row, followed by the turn's number unless it is the first."""
         return self.row if self.number == 1 else f"{self.row}#{self.number}"
 
-    def following(self, answer: str) -> "RecordedTurn":
+    def following(self, response: str) -> "RecordedTurn":
         question, *later_turns = self.later_turns
-        messages = ({"role": "assistant", "content": answer}, {"role": "user", "content": question})
+        messages = ({"role": "assistant", "content": response}, {"role": "user", "content": question})
         return replace(
             self,
             id=self.id + 1,
@@ -395,7 +395,7 @@ def continues(earlier_ids: Sequence[int], later_ids: Sequence[int]) -> bool:
 
 def rows_of(traces: Sequence[Trace]) -> list[dict[str, Any]]:
     rows = [asdict(trace) for trace in sorted(traces, key=lambda trace: trace.id)]
-    return [{name: value for name, value in row.items() if (name, value) != ("answer_logp", None)} for row in rows]
+    return [{name: value for name, value in row.items() if (name, value) != ("response_logp", None)} for row in rows]
 
 
 TRACE = TypeAdapter(Trace)

@@ -1,6 +1,6 @@
 """Score drafts against their target: record the target's responses, measure, write the scorecard.
 
-Writes into one directory: scorecard.json (eval/scorecard_schema.py), scorecard.md, answers/, examples.json (texts of
+Writes into one directory: scorecard.json (eval/scorecard_schema.py), scorecard.md, responses/, examples.json (texts of
 wall-clock decoding, each token with its writer), and latency.json (step times at other batches).
 """
 
@@ -19,10 +19,10 @@ from architectures.settings import WHOLE, Holding
 from architectures.sharing import ALONE, Share
 from eval import intervals
 from eval.acceptance_rates import (
-    Answers,
+    Responses,
     acceptance_row,
     difference_row,
-    record_answers,
+    record_responses,
     replay_drafts,
     require_fitting,
 )
@@ -49,7 +49,6 @@ from eval.scorecard_schema import (
     CARD_NAME,
     LOOKUP,
     TARGET,
-    AnswersRow,
     DraftModel,
     Forecast,
     GridCell,
@@ -58,6 +57,7 @@ from eval.scorecard_schema import (
     Live,
     Prompts,
     Provenance,
+    ResponsesRow,
     Scorecard,
     ScoredModel,
     Settings,
@@ -69,11 +69,11 @@ from eval.scorecard_tables import find_warnings, scorecard_page
 from eval.side_by_side import write_examples
 from eval.speedup import (
     StepTimes,
-    best_lookahead,
+    best_k,
     break_even_alpha,
     predicted_speedup,
 )
-from eval.wall_clock import DRAFT, LiveAnswer, LiveWay, best_lookup, compare_with_replay, decode_live, live_record
+from eval.wall_clock import DRAFT, LiveResponse, LiveWay, best_lookup, compare_with_replay, decode_live, live_record
 
 GRID_NAME, EXAMPLES_NAME = "latency.json", "examples.json"
 
@@ -84,7 +84,7 @@ class Replayed:
 
     target: PreTrainedModel
     drafts: Mapping[str, PreTrainedModel]
-    answers: Mapping[float, Answers]
+    responses: Mapping[float, Responses]
     along: Mapping[float, Sequence[ReplayedDraft]]
 
     @property
@@ -100,7 +100,7 @@ def score_drafts(
     out: Path,
     *,
     seed: int,
-    answered_by: Kind | None = None,
+    generated_by: Kind | None = None,
     holding: Holding = WHOLE,
     share: Share = ALONE,
 ) -> Scorecard:
@@ -123,18 +123,18 @@ def score_drafts(
 
     with torch_threads(share_threads(share)):
         # Responses of the target, at every temperature.
-        how = {"seed": seed, "answered_by": answered_by, "holding": holding, "share": share}
-        answers = {t: record_answers(target, used, config, out, temperature=t, **how) for t in config.temperatures}
-        require_fitting([target, *drafts.values()], answers, out, config)
+        how = {"seed": seed, "generated_by": generated_by, "holding": holding, "share": share}
+        responses = {t: record_responses(target, used, config, out, temperature=t, **how) for t in config.temperatures}
+        require_fitting([target, *drafts.values()], responses, out, config)
 
         # Exact acceptance of every draft along them.
         target_model = load()
         models = {name: load_model(folder, dtype=config.dtype) for name, folder in drafts.items()}
         along = {
             t: replay_drafts(target_model, models, group, sampling=Sampling.of(t, config.sampling), share=share)
-            for t, group in answers.items()
+            for t, group in responses.items()
         }
-    replayed = Replayed(target_model, models, answers, along) if share.leads else None
+    replayed = Replayed(target_model, models, responses, along) if share.leads else None
     del target_model, models
 
     if share.count > 1:
@@ -165,13 +165,13 @@ def measure(
 ) -> Scorecard:
     """Time steps, decode, and assemble the scorecard; writes latency.json and examples.json."""
     resampling = Resampling(CONFIDENCE, NUM_RESAMPLES, seed)
-    answers, primary = replayed.answers, replayed.primary
+    responses, primary = replayed.responses, replayed.primary
 
     # Acceptance of every draft at every temperature, by every method; the last draft minus each of the others.
     replays = [draft for group in replayed.along.values() for draft in group]
-    scores = [draft.scores(config.lookaheads) for draft in replays]
+    scores = [draft.scores(config.num_speculative_tokens) for draft in replays]
     acceptance = [
-        acceptance_row(by_rule, draft.parted_scores(config.lookaheads), resampling)
+        acceptance_row(by_rule, draft.parted_scores(config.num_speculative_tokens), resampling)
         for draft, by_rule in zip(replays, scores, strict=True)
     ]
     differences = [
@@ -182,11 +182,11 @@ def measure(
     ]
 
     # Step times at batch 1, after a sequence of median length, and the speedups that they predict.
-    text = typical_context(next(iter(answers.values())).traces)
+    text = typical_context(next(iter(responses.values())).traces)
     latency = measure_latency(
         {TARGET: replayed.target, **replayed.drafts},
         Setting(text),
-        lookaheads=config.lookaheads,
+        ks=config.num_speculative_tokens,
         repeats=config.latency_repeats,
         resampling=resampling,
     )
@@ -208,7 +208,7 @@ def measure(
         warnings=(),
         target=ScoredModel(**model_facts(target, replayed.target), **held_facts(holding)),
         drafts=tuple(DraftModel(draft=name, **model_facts(drafts[name], replayed.drafts[name])) for name in drafts),
-        prompts=prompts_section(prompts, answers, config),
+        prompts=prompts_section(prompts, responses, config),
         settings=Settings(
             **config.model_dump(mode="json"),
             confidence=CONFIDENCE,
@@ -229,8 +229,8 @@ def measure(
     shown = decoded[0][1]
     write_examples(
         out / EXAMPLES_NAME,
-        [trace for _, trace in answers[card.live.temperature].first_turns()[: len(shown)]],
-        [answer.speculative for answer in shown],
+        [trace for _, trace in responses[card.live.temperature].first_turns()[: len(shown)]],
+        [response.speculative for response in shown],
         load_tokenizer(target),
         target=card.target.fingerprint,
         draft=card.drafts[-1].fingerprint,
@@ -241,7 +241,9 @@ def measure(
 
 def typical_context(traces: Sequence[Trace]) -> list[int]:
     """Return prompt and half of the response of the sequence with the median length."""
-    texts = sorted(([*trace.prompt_ids, *trace.answer_ids[: len(trace.answer_ids) // 2]] for trace in traces), key=len)
+    texts = sorted(
+        ([*trace.prompt_ids, *trace.response_ids[: len(trace.response_ids) // 2]] for trace in traces), key=len
+    )
     return texts[len(texts) // 2]
 
 
@@ -253,14 +255,14 @@ def measure_live(
     *,
     config: EvalConfig,
     resampling: Resampling,
-) -> tuple[Live, list[LiveAnswer]]:
+) -> tuple[Live, list[LiveResponse]]:
     """Decode some prompts in every way, draft and prompt lookup each at its best number of speculative tokens."""
-    draft, answers = replayed.drafts[score.draft], replayed.answers[score.temperature]
-    lookahead, sampling = predicted.best_lookahead, Sampling.of(score.temperature, config.sampling)
-    texts = [(trace.prompt_ids, trace.answer_ids) for trace in answers.traces]
+    draft, responses = replayed.drafts[score.draft], replayed.responses[score.temperature]
+    k, sampling = predicted.best_k, Sampling.of(score.temperature, config.sampling)
+    texts = [(trace.prompt_ids, trace.response_ids) for trace in responses.traces]
     looked_up = best_lookup(texts, steps, max_new_tokens=config.max_new_tokens)
-    ways = {DRAFT: LiveWay(draft, lookahead), LOOKUP: LiveWay(NgramLookup(), looked_up)}
-    chosen = answers.first_turns()[: config.live_prompts]
+    ways = {DRAFT: LiveWay(draft, k), LOOKUP: LiveWay(NgramLookup(), looked_up)}
+    chosen = responses.first_turns()[: config.wall_clock_prompts]
     decoded = decode_live(
         replayed.target,
         ways,
@@ -273,14 +275,14 @@ def measure_live(
 
     # Greedy texts were replayed already; sampled ones are replayed along the texts just generated.
     if sampling.is_greedy:
-        expected: list[ReplayCounts] = [score.answers[index].counts[lookahead] for index, _ in chosen]
+        expected: list[ReplayCounts] = [score.responses[index].counts[k] for index, _ in chosen]
     else:
         rule = rule_name(sampling.temperature)
         expected = []
-        for answer, (_, trace) in zip(decoded, chosen, strict=True):
-            ids = answer.speculative.token_ids
+        for response, (_, trace) in zip(decoded, chosen, strict=True):
+            ids = response.speculative.token_ids
             replay = replay_pair(replayed.target, draft, trace.prompt_ids, ids, sampling=sampling)
-            expected.append(replay_counts(replay.rules[rule].accept, lookahead=lookahead))
+            expected.append(replay_counts(replay.rules[rule].accept, num_speculative_tokens=k))
     agreement = compare_with_replay(decoded, expected, is_greedy=sampling.is_greedy)
     live = live_record(
         score.draft,
@@ -295,30 +297,30 @@ def measure_live(
 
 
 def speedup_row(score: DraftScore, times: StepTimes) -> SpeedupRow:
-    rows = tuple(forecast(score, lookahead, times) for lookahead in score.lookaheads)
+    rows = tuple(forecast(score, k, times) for k in score.ks)
     return SpeedupRow(
         draft=score.draft,
         temperature=score.temperature,
         rule=score.rule,
         cost_ratio=times.cost_ratio,
-        best_lookahead=best_lookahead({row.lookahead: row.predicted for row in rows}),
-        lookahead=rows,
+        best_k=best_k({row.num_speculative_tokens: row.predicted for row in rows}),
+        by_k=rows,
     )
 
 
-def forecast(score: DraftScore, lookahead: int, times: StepTimes) -> Forecast:
-    counts = score.pooled(lookahead)
+def forecast(score: DraftScore, num_speculative_tokens: int, times: StepTimes) -> Forecast:
+    counts = score.pooled(num_speculative_tokens)
     full_rate, tokens_per_step = counts.fully_accepted_rounds / counts.rounds, tau(counts)
     return Forecast(
-        lookahead=lookahead,
-        predicted=predicted_speedup(tokens_per_step, full_rate, lookahead, times),
-        break_even_alpha=break_even_alpha(lookahead, times),
+        num_speculative_tokens=num_speculative_tokens,
+        predicted=predicted_speedup(tokens_per_step, full_rate, num_speculative_tokens, times),
+        break_even_alpha=break_even_alpha(num_speculative_tokens, times),
     )
 
 
-def prompts_section(prompts: Sequence[Prompt], answers: Mapping[float, Answers], config: EvalConfig) -> Prompts:
+def prompts_section(prompts: Sequence[Prompt], responses: Mapping[float, Responses], config: EvalConfig) -> Prompts:
     taken = prompts[: config.num_prompts]
-    [first, *_] = answers.values()
+    [first, *_] = responses.values()
     num_scored = len(set(first.prompt_numbers))
     return Prompts(
         given=len(prompts),
@@ -328,15 +330,15 @@ def prompts_section(prompts: Sequence[Prompt], answers: Mapping[float, Answers],
         tasks=tuple(TaskRow(**task) for task in tasks_record(taken)),
         sources=tuple(trace.source for _, trace in first.first_turns()),
         ids_sha256=fingerprint_value([list(trace.prompt_ids) for _, trace in first.first_turns()]),
-        answers=tuple(
-            AnswersRow(
+        responses=tuple(
+            ResponsesRow(
                 temperature=temperature,
-                answers=len(group.traces),
-                tokens=sum(len(trace.answer_ids) for trace in group.traces),
+                responses=len(group.traces),
+                tokens=sum(len(trace.response_ids) for trace in group.traces),
                 stopped=sum(trace.finish_reason == "stop" for trace in group.traces),
-                ids_sha256=fingerprint_value([list(trace.answer_ids) for trace in group.traces]),
+                ids_sha256=fingerprint_value([list(trace.response_ids) for trace in group.traces]),
             )
-            for temperature, group in answers.items()
+            for temperature, group in responses.items()
         ),
     )
 
@@ -355,9 +357,9 @@ def measure_batches(
     if not batches:
         return None, warnings
     # Both ends and the powers of 2 show which number of speculative tokens is best for a batch.
-    ends = {config.lookaheads[0], config.lookaheads[-1]}
-    lookaheads = sorted(ends | {k for k in config.lookaheads if k.bit_count() == 1})
-    grid = Grid(batches, (len(text_ids),), lookaheads, max(2, config.latency_repeats // 4), prefill=False)
+    ends = {config.num_speculative_tokens[0], config.num_speculative_tokens[-1]}
+    ks = sorted(ends | {k for k in config.num_speculative_tokens if k.bit_count() == 1})
+    grid = Grid(batches, (len(text_ids),), ks, max(2, config.latency_repeats // 4), prefill=False)
     return measure_grid(models, text_ids, grid, resampling), warnings
 
 

@@ -151,11 +151,11 @@ class TaskRow(Record):
     sha256: str
 
 
-class AnswersRow(Record):
+class ResponsesRow(Record):
     """The target's responses at one temperature."""
 
     temperature: float
-    answers: int
+    responses: int
     tokens: int
     stopped: int
     ids_sha256: str
@@ -171,10 +171,10 @@ class Prompts(Record):
     tasks: tuple[TaskRow, ...]
     sources: Some[str]
     ids_sha256: str
-    answers: Some[AnswersRow]
+    responses: Some[ResponsesRow]
 
     def ids_at(self, temperature: float) -> str:
-        return only(self.answers, lambda answers: answers.temperature == temperature).ids_sha256
+        return only(self.responses, lambda responses: responses.temperature == temperature).ids_sha256
 
 
 class Settings(BaseModel):
@@ -217,7 +217,7 @@ class Position(Record):
 class RoundFigures(Record):
     """Counts and rates of verification steps at one number of speculative tokens."""
 
-    lookahead: int
+    num_speculative_tokens: int
     rounds: float
     proposed: float
     accepted: float
@@ -250,10 +250,10 @@ class RuleRow(Record):
     rule: str
     alpha: Mean
     alpha_of_text: Mean
-    lookahead: Some[Rounds]
+    by_k: Some[Rounds]
 
-    def at(self, lookahead: int) -> Rounds:
-        return only(self.lookahead, lambda rounds: rounds.lookahead == lookahead)
+    def at(self, num_speculative_tokens: int) -> Rounds:
+        return only(self.by_k, lambda rounds: rounds.num_speculative_tokens == num_speculative_tokens)
 
 
 class Bin(Record):
@@ -265,10 +265,10 @@ class Bin(Record):
     alpha_of_text: Mean
     greedy_match: Mean
     coverage: Mean | None
-    lookahead: tuple[BinRounds, ...]
+    by_k: tuple[BinRounds, ...]
 
-    def at(self, lookahead: int) -> BinRounds:
-        return only(self.lookahead, lambda rounds: rounds.lookahead == lookahead)
+    def at(self, num_speculative_tokens: int) -> BinRounds:
+        return only(self.by_k, lambda rounds: rounds.num_speculative_tokens == num_speculative_tokens)
 
 
 class Bins(Record):
@@ -281,7 +281,7 @@ class Bins(Record):
 class RoundsByPrompt(Record):
     """Verification steps of each prompt."""
 
-    lookahead: int
+    num_speculative_tokens: int
     counts: tuple[float, ...]
 
 
@@ -293,8 +293,8 @@ class PromptSums(Record):
     greedy_match: tuple[float, ...]
     rounds: tuple[RoundsByPrompt, ...]
 
-    def rounds_at(self, lookahead: int) -> tuple[float, ...]:
-        return only(self.rounds, lambda entry: entry.lookahead == lookahead).counts
+    def rounds_at(self, num_speculative_tokens: int) -> tuple[float, ...]:
+        return only(self.rounds, lambda entry: entry.num_speculative_tokens == num_speculative_tokens).counts
 
 
 class AcceptanceRow(RuleRow):
@@ -306,7 +306,7 @@ class AcceptanceRow(RuleRow):
 
     draft: str
     temperature: float
-    answers: int
+    responses: int
     prompts: int
     greedy_match: Mean
     coverage: Mean | None
@@ -319,7 +319,7 @@ class AcceptanceRow(RuleRow):
 class TauDifference(Record):
     """Difference at one number of speculative tokens."""
 
-    lookahead: int
+    num_speculative_tokens: int
     tau: Estimate
 
 
@@ -328,10 +328,10 @@ class RuleDifference(Record):
 
     rule: str
     alpha: Estimate
-    lookahead: tuple[TauDifference, ...]
+    by_k: tuple[TauDifference, ...]
 
-    def at(self, lookahead: int) -> Estimate:
-        return only(self.lookahead, lambda tau: tau.lookahead == lookahead).tau
+    def at(self, num_speculative_tokens: int) -> Estimate:
+        return only(self.by_k, lambda tau: tau.num_speculative_tokens == num_speculative_tokens).tau
 
 
 class DifferenceRow(RuleDifference):
@@ -372,7 +372,7 @@ class StepTime(Record):
 class VerifyStep(StepTime):
     """The target, k + 1 tokens at once."""
 
-    lookahead: int
+    num_speculative_tokens: int
 
 
 class DraftSteps(Record):
@@ -405,8 +405,8 @@ class ScoredLatency(Record):
     drafts: tuple[DraftSteps, ...]
 
     @property
-    def lookaheads(self) -> list[int]:
-        return [step.lookahead for step in self.verify]
+    def ks(self) -> list[int]:
+        return [step.num_speculative_tokens for step in self.verify]
 
     @property
     def steps(self) -> list[StepTime]:
@@ -425,14 +425,14 @@ class ScoredLatency(Record):
             target_s=milliseconds(self.target) / 1000,
             draft_s=milliseconds(own.one_token) / 1000,
             draft_two_s=milliseconds(own.two_tokens) / 1000,
-            verify_s={step.lookahead: milliseconds(step) / 1000 for step in self.verify},
+            verify_s={step.num_speculative_tokens: milliseconds(step) / 1000 for step in self.verify},
         )
 
 
 class Forecast(Record):
     """Predicted speedup at one number of speculative tokens, and the break-even acceptance rate."""
 
-    lookahead: int
+    num_speculative_tokens: int
     predicted: float
     break_even_alpha: float | None
 
@@ -444,21 +444,21 @@ class SpeedupRow(Record):
     temperature: float
     rule: str
     cost_ratio: float
-    best_lookahead: int
-    lookahead: Some[Forecast]
+    best_k: int
+    by_k: Some[Forecast]
 
-    def at(self, lookahead: int) -> Forecast:
-        return only(self.lookahead, lambda forecast: forecast.lookahead == lookahead)
+    def at(self, num_speculative_tokens: int) -> Forecast:
+        return only(self.by_k, lambda forecast: forecast.num_speculative_tokens == num_speculative_tokens)
 
     @property
     def predicted(self) -> float:
         """At the best number of speculative tokens."""
-        return self.at(self.best_lookahead).predicted
+        return self.at(self.best_k).predicted
 
     @property
     def break_even_alpha(self) -> float | None:
         """At the best number of speculative tokens."""
-        return self.at(self.best_lookahead).break_even_alpha
+        return self.at(self.best_k).break_even_alpha
 
 
 # Wall-clock decoding.
@@ -512,7 +512,7 @@ class WayRow(Record):
     """A way of decoding in addition to the draft: prompt lookup."""
 
     way: str
-    lookahead: int
+    num_speculative_tokens: int
     same_text: int
     speedup: Estimate
     decoding_speedup: Estimate
@@ -531,7 +531,7 @@ class Live(Record):
 
     draft: str
     temperature: float
-    lookahead: int
+    num_speculative_tokens: int
     prompts: int
     speedup: Estimate
     decoding_speedup: Estimate
@@ -608,10 +608,10 @@ class RecordedRow(Record):
     temperature: float
     rule: str
     prompts: int
-    answers: int
+    responses: int
     accept_rate: Mean
     coverage: Mean | None
-    lookahead: Some[Rounds]
+    by_k: Some[Rounds]
 
 
 class RecordedResponses(Record):
@@ -625,11 +625,11 @@ class RecordedResponses(Record):
     given: int
     unanswered: int = 0
     scored: int
-    answers: int
+    responses: int
     tokens: int
     sources: tuple[str, ...]
     prompt_ids_sha256: str
-    answer_ids_sha256: str
+    response_ids_sha256: str
 
 
 class RecordedScorecard(Record):
@@ -725,8 +725,8 @@ class GridFile(Record):
         return [name for name in self.models if name != TARGET]
 
     @property
-    def lookaheads(self) -> list[int]:
-        return self.cells[0].lookaheads
+    def ks(self) -> list[int]:
+        return self.cells[0].ks
 
     def name_of(self, fingerprint: str) -> str | None:
         return next((name for name in self.drafts if self.models[name].fingerprint == fingerprint), None)

@@ -37,7 +37,7 @@ class ScoredDraft:
         return self.card.row(self.draft, temperature)
 
     def best_k(self, temperature: float) -> int:
-        return self.card.speedup_of(self.draft, temperature).best_lookahead
+        return self.card.speedup_of(self.draft, temperature).best_k
 
     def live(self, temperature: float) -> Live | None:
         """Return wall-clock decoding with it; baselines have none."""
@@ -88,7 +88,7 @@ def times(estimate: Estimate | Ratio | None) -> str:
 def predicted(draft: ScoredDraft, temperature: float) -> str:
     """Format the predicted speedup at the best k, with its interval from prompts and step times."""
     row, forecast = draft.row(temperature), draft.card.speedup_of(draft.draft, temperature)
-    bounds = predicted_interval(row, forecast.best_lookahead, draft.card.latency, draft.card.settings.resampling)
+    bounds = predicted_interval(row, forecast.best_k, draft.card.latency, draft.card.settings.resampling)
     return with_bounds(forecast.predicted, bounds, 2, "x")
 
 
@@ -98,7 +98,7 @@ def results(drafts: Sequence[ScoredDraft], *, all_methods: bool = True) -> Table
     for draft, temperature in at_temperatures(drafts):
         row, k, live = draft.row(temperature), draft.best_k(temperature), draft.live(temperature)
         for method in (row, *(row.other_rules if all_methods else ())):
-            length = next(entry.tau for entry in method.lookahead if entry.lookahead == k)
+            length = next(entry.tau for entry in method.by_k if entry.num_speculative_tokens == k)
             speedups = (predicted(draft, temperature), times(live and live.speedup)) if method is row else ("–", "–")
             cells = (draft.label, f"{temperature:g}", method.rule, interval(method.alpha), interval(length), k)
             rows.append((*cells, *speedups))
@@ -129,7 +129,7 @@ def measured(drafts: Sequence[ScoredDraft]) -> Table | None:
             (
                 *head,
                 "draft",
-                live.lookahead,
+                live.num_speculative_tokens,
                 times(live.speedup),
                 times(live.decoding_speedup),
                 f"{spent.ms_per_token:.2f}",
@@ -143,7 +143,7 @@ def measured(drafts: Sequence[ScoredDraft]) -> Table | None:
             (
                 *head,
                 way.way,
-                way.lookahead,
+                way.num_speculative_tokens,
                 times(way.speedup),
                 times(way.decoding_speedup),
                 f"{way.spent.ms_per_token:.2f}",
@@ -174,14 +174,14 @@ def by_k(drafts: Sequence[ScoredDraft]) -> Table:
     rows = []
     for draft, temperature in at_temperatures(drafts):
         forecasts = draft.card.speedup_of(draft.draft, temperature)
-        for entry in draft.row(temperature).lookahead:
-            forecast = forecasts.at(entry.lookahead)
+        for entry in draft.row(temperature).by_k:
+            forecast = forecasts.at(entry.num_speculative_tokens)
             needed = forecast.break_even_alpha
             rows.append(
                 (
                     draft.label,
                     f"{temperature:g}",
-                    entry.lookahead,
+                    entry.num_speculative_tokens,
                     interval(entry.tau),
                     interval(entry.utilisation),
                     f"{forecast.predicted:.2f}x",
@@ -197,7 +197,7 @@ def positions(drafts: Sequence[ScoredDraft]) -> Table:
     rows = [
         (draft.label, f"{temperature:g}", p.position, interval(p.conditional), interval(p.joint), f"{p.reached:.1f}")
         for draft, temperature in at_temperatures(primaries(drafts))
-        for p in draft.row(temperature).lookahead[-1].positions
+        for p in draft.row(temperature).by_k[-1].positions
     ]
     columns = ("draft", "T", "position", "accepted if reached", "accepted of all steps", "steps that reach it")
     return Table(columns, rows, "By position in the verification step")
@@ -222,7 +222,7 @@ def step_times(cards: Mapping[str, Scorecard]) -> Table:
     for name, card in cards.items():
         latency = card.latency
         steps: list[tuple[str, StepTime]] = [("target, 1 token", latency.target)]
-        steps += [(f"target, {step.lookahead + 1} tokens (verification)", step) for step in latency.verify]
+        steps += [(f"target, {step.num_speculative_tokens + 1} tokens (verification)", step) for step in latency.verify]
         for draft in latency.drafts:
             steps += [(f"{draft.draft}, 1 token", draft.one_token), (f"{draft.draft}, 2 tokens", draft.two_tokens)]
         rows += [
@@ -249,7 +249,7 @@ def differences(cards: Mapping[str, Scorecard]) -> Table | None:
     rows = []
     for name, card in cards.items():
         for row in card.differences:
-            k = card.speedup_of(row.draft, row.temperature).best_lookahead
+            k = card.speedup_of(row.draft, row.temperature).best_k
             draft = row.draft if len(cards) == 1 else name
             rows.append(
                 (
@@ -279,9 +279,9 @@ def between_runs(first: str, name: str, baseline: Scorecard, card: Scorecard) ->
         ours, theirs = (each.row(each.primary, temperature).by_prompt for each in (card, baseline))
         if ours is None or theirs is None or card.prompts.ids_at(temperature) != baseline.prompts.ids_at(temperature):
             continue
-        k = card.speedup_of(card.primary, temperature).best_lookahead
+        k = card.speedup_of(card.primary, temperature).best_k
         lengths = "–"
-        if k in baseline.latency.lookaheads:
+        if k in baseline.latency.ks:
             of_ours, of_theirs = ((each.tokens, each.rounds_at(k)) for each in (ours, theirs))
             lengths = interval(paired_ratio_difference(of_ours, of_theirs, resampling))
         rates, matches = (
@@ -364,8 +364,14 @@ def recorded_results(cards: Mapping[str, RecordedScorecard]) -> Table:
     rows, coverages = [], []
     for name, card in cards.items():
         for row in card.acceptance:
-            for entry in row.lookahead:
-                cells = (name, f"{row.temperature:g}", row.rule, interval(row.accept_rate), entry.lookahead)
+            for entry in row.by_k:
+                cells = (
+                    name,
+                    f"{row.temperature:g}",
+                    row.rule,
+                    interval(row.accept_rate),
+                    entry.num_speculative_tokens,
+                )
                 rows.append((*cells, interval(entry.tau), interval(entry.utilisation)))
                 coverages.append(row.coverage)
     columns = ("draft", "T", "acceptance method", "acceptance rate", "k", "acceptance length", "accepted / drafted")
@@ -377,7 +383,7 @@ def recorded_positions(cards: Mapping[str, RecordedScorecard]) -> Table:
         (name, f"{row.temperature:g}", row.rule, p.position, interval(p.conditional), interval(p.joint))
         for name, card in cards.items()
         for row in card.acceptance
-        for p in row.lookahead[-1].positions
+        for p in row.by_k[-1].positions
     ]
     columns = ("draft", "T", "acceptance method", "position", "accepted if reached", "accepted of all steps")
     return Table(columns, rows, "By position in the verification step")

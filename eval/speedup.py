@@ -30,15 +30,15 @@ from eval.scorecard_schema import AcceptanceRow, Rounds, ScoredLatency, StepTime
 Array = NDArray[np.float64]
 
 
-def iid_tau(alpha: float, lookahead: int) -> float:
+def iid_tau(alpha: float, num_speculative_tokens: int) -> float:
     """Return tokens per step if every proposal is accepted with probability alpha, independently.
 
     Source: Leviathan et al. 2023, eq. 1 (arXiv 2211.17192), as a sum that also holds at alpha = 1.
     """
-    return sum(alpha**k for k in range(lookahead + 1))
+    return sum(alpha**k for k in range(num_speculative_tokens + 1))
 
 
-def predicted_speedup(tau: float, full_rate: float, lookahead: int, times: StepTimes) -> float:
+def predicted_speedup(tau: float, full_rate: float, num_speculative_tokens: int, times: StepTimes) -> float:
     """Return plain decoding time over speculative decoding time, from measured acceptance and step times.
 
     Args:
@@ -48,27 +48,27 @@ def predicted_speedup(tau: float, full_rate: float, lookahead: int, times: StepT
         times: Measured steps; must hold verify_s for this k.
     """
     catch_up_s = full_rate * (times.draft_two_s - times.draft_s)
-    round_s = lookahead * times.draft_s + catch_up_s + times.verify_s[lookahead]
+    round_s = num_speculative_tokens * times.draft_s + catch_up_s + times.verify_s[num_speculative_tokens]
     return tau * times.target_s / round_s
 
 
-def iid_speedup(alpha: float, lookahead: int, times: StepTimes, batch: int = 1) -> float:
+def iid_speedup(alpha: float, num_speculative_tokens: int, times: StepTimes, batch: int = 1) -> float:
     """Return the speedup if every proposal is accepted with probability alpha, independently, in each row of a batch.
 
     Source: theorem 3.8 of Leviathan et al. 2023 (arXiv 2211.17192) when times are the ideal ones.
     """
-    full_rate = 1 - (1 - alpha**lookahead) ** batch
-    return predicted_speedup(iid_tau(alpha, lookahead), full_rate, lookahead, times)
+    full_rate = 1 - (1 - alpha**num_speculative_tokens) ** batch
+    return predicted_speedup(iid_tau(alpha, num_speculative_tokens), full_rate, num_speculative_tokens, times)
 
 
-def best_lookahead(speedups: Mapping[int, float]) -> int:
+def best_k(speedups: Mapping[int, float]) -> int:
     """Return the k with the largest speedup, the smallest of several."""
-    return max(sorted(speedups), key=lambda lookahead: speedups[lookahead])
+    return max(sorted(speedups), key=lambda k: speedups[k])
 
 
-def break_even_alpha(lookahead: int, times: StepTimes, batch: int = 1) -> float | None:
+def break_even_alpha(num_speculative_tokens: int, times: StepTimes, batch: int = 1) -> float | None:
     """Return the alpha in [0, 1] at which drafting pays, with independent acceptance; None if not even 1 does."""
-    return root_in_unit(lambda alpha: iid_speedup(alpha, lookahead, times, batch) - 1)
+    return root_in_unit(lambda alpha: iid_speedup(alpha, num_speculative_tokens, times, batch) - 1)
 
 
 def root_in_unit(gain: Callable[[float], float]) -> float | None:
@@ -86,12 +86,14 @@ def promise(rounds: Sequence[Rounds], steps: StepTimes, *, batch: int = 1) -> tu
         steps: Of it and its target, at this batch; values of k without a timed verification are skipped.
     """
     speedups = {
-        entry.lookahead: predicted_speedup(entry.tau.value, any_full_rate(entry, batch), entry.lookahead, steps)
+        entry.num_speculative_tokens: predicted_speedup(
+            entry.tau.value, any_full_rate(entry, batch), entry.num_speculative_tokens, steps
+        )
         for entry in rounds
-        if entry.lookahead in steps.verify_s
+        if entry.num_speculative_tokens in steps.verify_s
     }
-    lookahead = best_lookahead(speedups)
-    return lookahead, speedups[lookahead]
+    k = best_k(speedups)
+    return k, speedups[k]
 
 
 def any_full_rate(rounds: Rounds, batch: int) -> float:
@@ -109,7 +111,7 @@ class Ranked:
     """
 
     draft: str
-    lookahead: int
+    num_speculative_tokens: int
     speedup: float
     interval: tuple[float, float] | None
     tokens_per_s: float
@@ -123,7 +125,7 @@ def ranking(rows: Sequence[AcceptanceRow], latency: ScoredLatency, resampling: R
         rows: Of drafts of one target on the same responses, with the sums of every prompt.
     """
     steps = step_times(latency)
-    chosen = {row.draft: promise(row.lookahead, steps[row.draft], batch=latency.batch) for row in rows}
+    chosen = {row.draft: promise(row.by_k, steps[row.draft], batch=latency.batch) for row in rows}
     drawn = {
         row.draft: drawn_speedups(
             row, chosen[row.draft][0], drawn_times(latency, row.draft, resampling), resampling, batch=latency.batch
@@ -135,25 +137,25 @@ def ranking(rows: Sequence[AcceptanceRow], latency: ScoredLatency, resampling: R
     ranked = [
         Ranked(
             draft=name,
-            lookahead=lookahead,
+            num_speculative_tokens=k,
             speedup=speedup,
             interval=drawn_interval(drawn[name], latency, resampling, num_prompts),
             tokens_per_s=speedup / steps[name].target_s,
             first_share=float((firsts_N == index).mean()),
         )
-        for index, (name, (lookahead, speedup)) in enumerate(chosen.items())
+        for index, (name, (k, speedup)) in enumerate(chosen.items())
     ]
     return sorted(ranked, key=lambda draft: -draft.speedup)
 
 
 def predicted_interval(
-    row: AcceptanceRow, lookahead: int, latency: ScoredLatency, resampling: Resampling
+    row: AcceptanceRow, num_speculative_tokens: int, latency: ScoredLatency, resampling: Resampling
 ) -> tuple[float, float] | None:
     """Return the interval of a predicted speedup from the uncertainty of acceptance and step times.
 
     None with too few prompts or repetitions.
     """
-    drawn_N = drawn_speedups(row, lookahead, drawn_times(latency, row.draft, resampling), resampling)
+    drawn_N = drawn_speedups(row, num_speculative_tokens, drawn_times(latency, row.draft, resampling), resampling)
     return drawn_interval(drawn_N, latency, resampling, len(row.by_prompt.tokens))
 
 
@@ -168,19 +170,24 @@ def drawn_interval(
 
 def drawn_speedups(
     row: AcceptanceRow,
-    lookahead: int,
+    num_speculative_tokens: int,
     times: Sequence[StepTimes],
     resampling: Resampling,
     *,
     batch: int = 1,
 ) -> Array:
     """Return a draft's speedup in every draw of prompts and times, at one k."""
-    tokens_P, rounds_P = np.array(row.by_prompt.tokens), np.array(row.by_prompt.rounds_at(lookahead))
+    tokens_P, rounds_P = np.array(row.by_prompt.tokens), np.array(row.by_prompt.rounds_at(num_speculative_tokens))
     weights_NP = resampling_weights(len(tokens_P), resampling)
     taus_N = (weights_NP @ tokens_P) / (weights_NP @ rounds_P)
-    [full_rate] = [any_full_rate(entry, batch) for entry in row.lookahead if entry.lookahead == lookahead]
+    [full_rate] = [
+        any_full_rate(entry, batch) for entry in row.by_k if entry.num_speculative_tokens == num_speculative_tokens
+    ]
     return np.array(
-        [predicted_speedup(tau, full_rate, lookahead, each) for tau, each in zip(taus_N, times, strict=True)]
+        [
+            predicted_speedup(tau, full_rate, num_speculative_tokens, each)
+            for tau, each in zip(taus_N, times, strict=True)
+        ]
     )
 
 
@@ -216,20 +223,20 @@ class Prospect:
     """Upper bound of a shape's speedup, from its step times only.
 
     Attributes:
-        lookahead: The k with the lowest break-even acceptance.
+        num_speculative_tokens: The k with the lowest break-even acceptance.
         least_alpha: Acceptance rate at which drafting begins to pay; None if not even 1 does.
         most: Speedup if everything were accepted, at the best k.
     """
 
-    lookahead: int
+    num_speculative_tokens: int
     least_alpha: float | None
     cost_ratio: float
     most: float
 
 
 def prospect(steps: StepTimes, batch: int = 1) -> Prospect:
-    needed = {lookahead: break_even_alpha(lookahead, steps, batch) for lookahead in steps.verify_s}
-    paying = {lookahead: alpha for lookahead, alpha in needed.items() if alpha is not None}
-    lookahead = min(paying, key=lambda each: paying[each]) if paying else min(needed)
+    needed = {k: break_even_alpha(k, steps, batch) for k in steps.verify_s}
+    paying = {k: alpha for k, alpha in needed.items() if alpha is not None}
+    num_speculative_tokens = min(paying, key=lambda each: paying[each]) if paying else min(needed)
     most = max(iid_speedup(1.0, each, steps, batch) for each in steps.verify_s)
-    return Prospect(lookahead, paying.get(lookahead), steps.cost_ratio, most)
+    return Prospect(num_speculative_tokens, paying.get(num_speculative_tokens), steps.cost_ratio, most)

@@ -32,11 +32,11 @@ class LiveWay:
     """A proposer and its number of tokens per verification step."""
 
     proposer: PreTrainedModel | NgramLookup
-    lookahead: int
+    num_speculative_tokens: int
 
 
 @dataclass(frozen=True)
-class LiveAnswer:
+class LiveResponse:
     """One prompt decoded in several ways at one temperature.
 
     Attributes:
@@ -47,7 +47,7 @@ class LiveAnswer:
     recorded_ids: tuple[int, ...]
     plain: Decoded
     speculative: Decoded
-    lookahead: int
+    num_speculative_tokens: int
     others: Mapping[str, Decoded] = field(default_factory=dict)
 
     def by(self, way: str | None) -> Decoded:
@@ -57,36 +57,38 @@ class LiveAnswer:
     @property
     def counts(self) -> ReplayCounts:
         rounds = [(round_.start, round_.accepted) for round_ in self.speculative.rounds]
-        return count_trace(rounds, num_tokens=len(self.speculative.token_ids), lookahead=self.lookahead)
+        return count_trace(
+            rounds, num_tokens=len(self.speculative.token_ids), num_speculative_tokens=self.num_speculative_tokens
+        )
 
 
 def decode_live(
     target: PreTrainedModel,
     ways: Mapping[str, LiveWay],
-    answers: Sequence[Trace],
+    responses: Sequence[Trace],
     *,
     max_new_tokens: int,
     stop_ids: AbstractSet[int],
     sampling: Sampling,
     seed: int,
-) -> list[LiveAnswer]:
+) -> list[LiveResponse]:
     """Decode each prompt by the target only and in every way, in an order drawn per prompt.
 
     Args:
         ways: By name, including DRAFT.
-        answers: The target's responses, whose prompts are decoded again.
+        responses: The target's responses, whose prompts are decoded again.
         seed: Of the order and of sampling; all ways of a prompt draw the same numbers.
     """
     rng = np.random.default_rng(seed)
     names = [None, *ways]
     decoded = []
-    for row, answer in enumerate(
+    for row, response in enumerate(
         track(
-            answers,
+            responses,
             description=f"wall-clock decoding at T={sampling.temperature:g}",
-            total=len(answers),
-            works=lambda answer: len(answer.answer_ids),
-            whole=sum(len(answer.answer_ids) for answer in answers),
+            total=len(responses),
+            works=lambda response: len(response.response_ids),
+            whole=sum(len(response.response_ids) for response in responses),
         )
     ):
         shared = {
@@ -99,15 +101,17 @@ def decode_live(
         for index in rng.permutation(len(names)):
             name = names[index]
             if name is None:
-                [texts[name]] = plain_decode(target, [answer.prompt_ids], **shared)
+                [texts[name]] = plain_decode(target, [response.prompt_ids], **shared)
             else:
-                speculation = Speculation(ways[name].lookahead, rule=rule_name(sampling.temperature))
+                speculation = Speculation(ways[name].num_speculative_tokens, rule=rule_name(sampling.temperature))
                 [texts[name]] = speculative_decode(
-                    target, ways[name].proposer, [answer.prompt_ids], speculation=speculation, **shared
+                    target, ways[name].proposer, [response.prompt_ids], speculation=speculation, **shared
                 )
         plain, speculative = texts.pop(None), texts.pop(DRAFT)
         others = {name: text for name, text in texts.items() if name is not None}
-        decoded.append(LiveAnswer(answer.answer_ids, plain, speculative, ways[DRAFT].lookahead, others))
+        decoded.append(
+            LiveResponse(response.response_ids, plain, speculative, ways[DRAFT].num_speculative_tokens, others)
+        )
     return decoded
 
 
@@ -118,16 +122,16 @@ def best_lookup(texts: Sequence[tuple[Sequence[int], Sequence[int]]], steps: Ste
     """
     lookup = NgramLookup()
 
-    def seconds(lookahead: int) -> float:
+    def seconds(num_speculative_tokens: int) -> float:
         total_s = 0.0
-        for prompt_ids, answer_ids in texts:
+        for prompt_ids, response_ids in texts:
             start = 0
-            while start < len(answer_ids):
-                limit = min(lookahead, max_new_tokens - start - 1)
-                found = lookup.continuation([*prompt_ids, *answer_ids[:start]], limit) if limit else []
+            while start < len(response_ids):
+                limit = min(num_speculative_tokens, max_new_tokens - start - 1)
+                found = lookup.continuation([*prompt_ids, *response_ids[:start]], limit) if limit else []
                 timed = [count for count in steps.verify_s if count >= len(found)]
                 total_s += steps.verify_s[min(timed)] if found else steps.target_s
-                accepted = [ours == own for ours, own in zip(found, answer_ids[start:], strict=False)]
+                accepted = [ours == own for ours, own in zip(found, response_ids[start:], strict=False)]
                 start += 1 + (accepted.index(False) if False in accepted else len(accepted))
         return total_s
 
@@ -136,7 +140,7 @@ def best_lookup(texts: Sequence[tuple[Sequence[int], Sequence[int]]], steps: Ste
 
 def live_record(
     draft: str,
-    answers: Sequence[LiveAnswer],
+    responses: Sequence[LiveResponse],
     ways: Mapping[str, LiveWay],
     agreement: Agreement,
     *,
@@ -144,39 +148,39 @@ def live_record(
     predicted: float,
     resampling: Resampling,
 ) -> Live:
-    rounds = [round_ for answer in answers for round_ in answer.speculative.rounds]
+    rounds = [round_ for response in responses for round_ in response.speculative.rounds]
     return Live(
         draft=draft,
         temperature=temperature,
-        lookahead=answers[0].lookahead,
-        prompts=len(answers),
-        speedup=whole_speedup(answers, resampling),
-        decoding_speedup=decoding_speedup(answers, resampling),
+        num_speculative_tokens=responses[0].num_speculative_tokens,
+        prompts=len(responses),
+        speedup=whole_speedup(responses, resampling),
+        decoding_speedup=decoding_speedup(responses, resampling),
         predicted_decoding_speedup=predicted,
-        plain=spent_on([answer.plain for answer in answers]),
+        plain=spent_on([response.plain for response in responses]),
         speculative=SpentByBoth(
-            **vars(spent_on([answer.speculative for answer in answers])),
+            **vars(spent_on([response.speculative for response in responses])),
             draft_s=sum(round_.draft_s for round_ in rounds),
             verify_s=sum(round_.verify_s for round_ in rounds),
         ),
         agreement=agreement,
-        ways=tuple(way_row(name, way, answers, resampling) for name, way in ways.items() if name != DRAFT),
+        ways=tuple(way_row(name, way, responses, resampling) for name, way in ways.items() if name != DRAFT),
         over_lookup=tuple(
-            OverLookup(way=name, speedup=whole_speedup(answers, resampling, name, over=LOOKUP))
+            OverLookup(way=name, speedup=whole_speedup(responses, resampling, name, over=LOOKUP))
             for name in ways
             if name != LOOKUP
         ),
     )
 
 
-def way_row(name: str, way: LiveWay, answers: Sequence[LiveAnswer], resampling: Resampling) -> WayRow:
+def way_row(name: str, way: LiveWay, responses: Sequence[LiveResponse], resampling: Resampling) -> WayRow:
     return WayRow(
         way=name,
-        lookahead=way.lookahead,
-        same_text=sum(answer.by(name).token_ids == answer.plain.token_ids for answer in answers),
-        speedup=whole_speedup(answers, resampling, name),
-        decoding_speedup=decoding_speedup(answers, resampling, name),
-        spent=spent_on([answer.by(name) for answer in answers]),
+        num_speculative_tokens=way.num_speculative_tokens,
+        same_text=sum(response.by(name).token_ids == response.plain.token_ids for response in responses),
+        speedup=whole_speedup(responses, resampling, name),
+        decoding_speedup=decoding_speedup(responses, resampling, name),
+        spent=spent_on([response.by(name) for response in responses]),
     )
 
 
@@ -191,28 +195,28 @@ def spent_on(texts: Sequence[Decoded]) -> Spent:
     )
 
 
-def decoding_speedup(answers: Sequence[LiveAnswer], resampling: Resampling, way: str = DRAFT) -> Estimate:
+def decoding_speedup(responses: Sequence[LiveResponse], resampling: Resampling, way: str = DRAFT) -> Estimate:
     """Return plain decoding's time per token over a way's, prefill excluded."""
-    plain, own = (columns(answers, each, lambda text: text.decode_s) for each in (None, way))
+    plain, own = (columns(responses, each, lambda text: text.decode_s) for each in (None, way))
     return paired_ratio_quotient(plain, own, resampling)
 
 
 def whole_speedup(
-    answers: Sequence[LiveAnswer], resampling: Resampling, way: str = DRAFT, *, over: str | None = None
+    responses: Sequence[LiveResponse], resampling: Resampling, way: str = DRAFT, *, over: str | None = None
 ) -> Estimate:
     """Return the time per token of plain decoding, or of another way, over a way's, prefill included."""
-    other, own = (columns(answers, each, lambda text: text.prefill_s + text.decode_s) for each in (over, way))
+    other, own = (columns(responses, each, lambda text: text.prefill_s + text.decode_s) for each in (over, way))
     return paired_ratio_quotient(other, own, resampling)
 
 
-def columns(answers: Sequence[LiveAnswer], way: str | None, seconds: Callable[[Decoded], float]) -> Columns:
+def columns(responses: Sequence[LiveResponse], way: str | None, seconds: Callable[[Decoded], float]) -> Columns:
     """Return seconds and tokens of every prompt by a way; None is plain decoding."""
-    texts = [answer.by(way) for answer in answers]
+    texts = [response.by(way) for response in responses]
     return [seconds(text) for text in texts], [len(text.token_ids) for text in texts]
 
 
 def compare_with_replay(
-    answers: Sequence[LiveAnswer], replayed: Sequence[ReplayCounts], *, is_greedy: bool
+    responses: Sequence[LiveResponse], replayed: Sequence[ReplayCounts], *, is_greedy: bool
 ) -> Agreement:
     """Compare decoding with replay, prompt by prompt: the lossless check.
 
@@ -220,13 +224,13 @@ def compare_with_replay(
         replayed: Counts of the replay at the same number of speculative tokens: of each recorded response if greedy,
             else of each text that was generated with the draft.
     """
-    counts = [answer.counts for answer in answers]
-    same_text = sum(answer.speculative.token_ids == answer.plain.token_ids for answer in answers)
-    same_as_recorded = sum(answer.speculative.token_ids == answer.recorded_ids for answer in answers)
+    counts = [response.counts for response in responses]
+    same_text = sum(response.speculative.token_ids == response.plain.token_ids for response in responses)
+    same_as_recorded = sum(response.speculative.token_ids == response.recorded_ids for response in responses)
     same_counts = sum(own == expected for own, expected in zip(counts, replayed, strict=True))
     p_value = None if is_greedy else rounds_p_value(counts, replayed)
     return Agreement(
-        exact=len(answers) == same_text == same_as_recorded == same_counts if p_value is None else p_value >= LEAST_P,
+        exact=len(responses) == same_text == same_as_recorded == same_counts if p_value is None else p_value >= LEAST_P,
         same_text=same_text,
         same_as_recorded=same_as_recorded,
         same_counts=same_counts,

@@ -49,8 +49,8 @@ class Pretending(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if args and isinstance(args[0], OnGpu) and func in ANSWERS:
-            return ANSWERS[func](args[0])
+        if args and isinstance(args[0], OnGpu) and func in RESPONSES:
+            return RESPONSES[func](args[0])
         if func in (Tensor.to, Tensor.cuda, Tensor.cpu):
             return moved(func, args, kwargs)
         if func is torch._has_compatible_shallow_copy_type:  # a module that moves asks whether to keep its parameters
@@ -126,7 +126,7 @@ def no_array(_tensor: Tensor) -> Any:
     raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
 
 
-ANSWERS = {
+RESPONSES = {
     Tensor.device.__get__: lambda _tensor: CUDA,
     Tensor.is_cuda.__get__: lambda _tensor: True,
     Tensor.is_cpu.__get__: lambda _tensor: False,

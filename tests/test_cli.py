@@ -1,4 +1,4 @@
-"""The command line: stages, exit codes, messages, and how fast it answers."""
+"""The command line: stages, exit codes, messages, and how fast it responds."""
 
 import errno
 import json

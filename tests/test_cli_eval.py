@@ -24,7 +24,7 @@ def scored(monkeypatch):
 
     calls = []
 
-    def score_drafts(target, drafts, prompts, config, out, *, seed, answered_by, holding, share):
+    def score_drafts(target, drafts, prompts, config, out, *, seed, generated_by, holding, share):
         calls.append((target, drafts, [prompt.source for prompt in prompts], config.num_prompts, out, seed))
         assert holding == WHOLE
         return {}

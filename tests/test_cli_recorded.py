@@ -9,11 +9,11 @@ import pytest
 import widedraft
 from eval.decoding.generate import write_traces
 from eval.prompts import Prompt
-from tests.eval.answers.test_traces import GREEDY
+from tests.eval.responses.test_traces import GREEDY
 
 SETTINGS = replace(GREEDY, max_new_tokens=20, batch_size=4)
 PROMPTS = [Prompt(f"p:{i}", ({"role": "user", "content": text},)) for i, text in enumerate(("why", "how many", "x"))]
-FAST = ["eval.lookaheads=[1,2,3,4]"]
+FAST = ["eval.num_speculative_tokens=[1,2,3,4]"]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,12 @@ def test_traces_and_text_are_scored(traces, tiny_draft, capsys):
     assert f"scorecard: {out / 'scorecard.md'}" in capsys.readouterr().out
     card = json.loads((out / "scorecard.json").read_text())
     assert card["settings"]["seed"] == 3
-    assert [entry["lookahead"] for entry in card["acceptance"][0]["lookahead"]] == [1, 2, 3, 4]
+    assert [entry["num_speculative_tokens"] for entry in card["acceptance"][0]["by_k"]] == [
+        1,
+        2,
+        3,
+        4,
+    ]
 
     Path("truth.txt").write_text("".join(f"tensor([[{5 + i}, 6, 7]])\n" for i in range(70)))
     Path("p.jsonl").write_text("".join(f'{{"prompt": "row {i}"}}\n' for i in range(4321)))

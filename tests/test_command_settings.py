@@ -9,7 +9,16 @@ from pydantic import Field
 
 import widedraft
 from architectures.errors import UserError
-from architectures.settings import Flag, Lookaheads, Section, Seed, flag_of, given_flag, options_of, read_settings
+from architectures.settings import (
+    Flag,
+    Section,
+    Seed,
+    SpeculativeTokenCounts,
+    flag_of,
+    given_flag,
+    options_of,
+    read_settings,
+)
 
 
 @pytest.mark.parametrize("stage", widedraft.STAGES)
@@ -30,7 +39,7 @@ class Settings(Section):
 
     recipe: Annotated[str, Flag(metavar="RECIPE", is_word=True)] = Field(description="A file.")
     seed: Seed = 17
-    lookaheads: Lookaheads = (1, 2)
+    num_speculative_tokens: SpeculativeTokenCounts = (1, 2)
     confidence: float = Field(default=0.9, gt=0, lt=1, description="Of intervals.")
 
 
@@ -39,7 +48,9 @@ def read(*words: str) -> Settings:
 
 
 def test_words_become_settings():
-    assert read("a.yaml", "--lookaheads", "1", "4", "--seed=3") == Settings(recipe="a.yaml", lookaheads=(1, 4), seed=3)
+    assert read("a.yaml", "--num-speculative-tokens", "1", "4", "--seed=3") == Settings(
+        recipe="a.yaml", num_speculative_tokens=(1, 4), seed=3
+    )
 
 
 @pytest.mark.parametrize("value", ["-1", "9" * 5000, "4294967296", "x", "", "1.5"])
@@ -51,5 +62,9 @@ def test_a_value_out_of_range_names_its_flag(value):
 
 def test_every_mistake_is_reported_at_once():
     with pytest.raises(UserError) as raised:
-        read("a.yaml", "--lookaheads", "1", "0", "--confidence", "nan", "--seed=x")
-    assert [line.split(":")[0] for line in str(raised.value).splitlines()] == ["--seed", "--lookaheads", "--confidence"]
+        read("a.yaml", "--num-speculative-tokens", "1", "0", "--confidence", "nan", "--seed=x")
+    assert [line.split(":")[0] for line in str(raised.value).splitlines()] == [
+        "--seed",
+        "--num-speculative-tokens",
+        "--confidence",
+    ]

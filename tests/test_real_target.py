@@ -6,7 +6,7 @@ import pytest
 
 TARGET = Path(__file__).parents[1] / "models" / "SmolLM2-135M-Instruct"
 QUESTION = "A farmer has 3 fields with 12 apple trees each. Half of the trees are cut down. How many are left?"
-LOOKAHEAD = 4
+K = 4
 NEW_TOKENS = 16
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -68,17 +68,19 @@ def test_live_loop_replay_and_plain_decoding_agree_in_float32(model, cut, prompt
     from eval.decoding.sampling import Limits, Sampling, Speculation
     from eval.decoding.speculative import plain_decode, speculative_decode
     from eval.models import load_model, stop_token_ids
-    from eval.replay import answer_logits, count_trace, replay_answer, replay_counts
+    from eval.replay import count_trace, replay_counts, replay_response, response_logits
 
     draft = load_model(cut(26), dtype="float32")
     limits = Limits(NEW_TOKENS, stop_token_ids(model))
     [plain] = plain_decode(model, [prompt_ids], limits=limits)
-    [decoded] = speculative_decode(model, draft, [prompt_ids], limits=limits, speculation=Speculation(LOOKAHEAD))
+    [decoded] = speculative_decode(model, draft, [prompt_ids], limits=limits, speculation=Speculation(K))
     assert decoded.token_ids == plain.token_ids
     loop = count_trace(
-        [(one.start, one.accepted) for one in decoded.rounds], num_tokens=len(decoded.token_ids), lookahead=LOOKAHEAD
+        [(one.start, one.accepted) for one in decoded.rounds],
+        num_tokens=len(decoded.token_ids),
+        num_speculative_tokens=K,
     )
-    logits = [answer_logits(each, prompt_ids, plain.token_ids) for each in (model, draft)]
-    replay = replay_answer(*logits, plain.token_ids, sampling=Sampling(0))
-    assert loop == replay_counts(replay.rules["exact_greedy_draft"].accept, lookahead=LOOKAHEAD)
+    logits = [response_logits(each, prompt_ids, plain.token_ids) for each in (model, draft)]
+    replay = replay_response(*logits, plain.token_ids, sampling=Sampling(0))
+    assert loop == replay_counts(replay.rules["exact_greedy_draft"].accept, num_speculative_tokens=K)
     assert 0 < loop.accepted_tokens < loop.proposed_tokens  # neither nothing nor everything: not a vacuous pass

@@ -35,7 +35,7 @@ RUN_IN_DEPTH = {  # with words that bring in what others have
         "text={domains: [{name: wiki, dataset: nowhere/at-all}, {name: code, path: absent.jsonl, field: body}]}",
     ),
     "llama3.1-8b-wide-829m": (
-        "architecture.vocabulary={size: 32768, from: answers}",
+        "architecture.vocabulary={size: 32768, from: responses}",
         "distill.loss=forward_kl",
         "eval.tasks=[{path: absent.jsonl}]",
     ),
@@ -159,7 +159,7 @@ def without_target(recipe: dict[str, Any], *keys_of_data: str) -> dict[str, Any]
 
 
 def test_published_targets_share_data_training_and_scoring():
-    """What may differ: the target, the cut, and how many answers fit beside the target's keys and values.
+    """What may differ: the target, the cut, and how many responses fit beside the target's keys and values.
 
     Of a base model also the prompts, and how long a text may be.
     """
@@ -238,8 +238,8 @@ def test_it_runs_at_debug_size(path, here, training_here, capsys, request):
     printed = capsys.readouterr()
     assert str(run / "draft") in printed.out
     assert printed.err.startswith("--debug: ")
-    with (run / "data" / "train-00000.jsonl").open(encoding="utf-8") as answers:
-        roles = {message["role"] for line in answers for message in json.loads(line)["messages"]}
+    with (run / "data" / "train-00000.jsonl").open(encoding="utf-8") as responses:
+        roles = {message["role"] for line in responses for message in json.loads(line)["messages"]}
     assert roles == ({"text"} if path in BASE else {"user"})
     plan = json.loads((run / "init" / "plan.json").read_text(encoding="utf-8"))
     assert (plan["method"] == "learned_masks") == (run / "masks").exists() == any("masks" in word for word in words)

@@ -26,7 +26,7 @@ Feature = Literal[  # recipe features that some families do not support
     "packing",
     "text",
     "self_written_prompts",
-    "answer engine",
+    "generation engine",
     "sharded teacher",
     "fsdp2",
     "choose",

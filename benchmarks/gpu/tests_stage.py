@@ -24,7 +24,7 @@ MODULES = (  # all that have such tests, most valuable first; a test looks for o
     "tests/distill/stages/test_pruning.py",
     "tests/distill/text/test_training.py",
     "tests/eval/test_latency.py",
-    "tests/eval/decoding/test_answer_steps.py",
+    "tests/eval/decoding/test_response_steps.py",
 )
 MOST_PROCESSES = 10  # each holds half a GiB of the GPU by being there
 CORES_OF_A_PROCESS = 1.5

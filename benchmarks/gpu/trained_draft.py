@@ -1,6 +1,6 @@
 """A draft trained there and then: a recipe at sizes of a device, by its own stages, within a time.
 
-The target answers the prompts of the setting, and prompts that it writes itself as far as the time for answers goes.
+The target generates responses to the prompts of the setting, and to prompts of its own while time for them is left.
 Then a few batches are trained to see how long one takes, and the draft is trained for as many as the time holds. The
 run stays in the setting's work folder, and a later call takes the draft that is there.
 """
@@ -24,10 +24,10 @@ from distill.data.training_data import NAME as SELF_WRITTEN
 from distill.pipeline import cache_if_configured, generate_stage, prune_stage
 from distill.recipe.recipe import Recipe, load_recipe
 from distill.run import Run, owned_run
-from distill.teacher_cache import CachedAnswers, TeacherCache
-from distill.train import read_answers, train
+from distill.teacher_cache import CachedResponses, TeacherCache
+from distill.train import read_responses, train
 from distill.trainer import build_model, build_trainer
-from eval.decoding.cuda_graphs import answer_opener
+from eval.decoding.cuda_graphs import generation_opener
 from eval.decoding.sampling import Limits
 from eval.decoding.speculative import plain_decode
 from eval.machine import clock_s
@@ -55,11 +55,11 @@ class Training:
         num_prompts: Of the setting's prompts, the first so many.
         num_eval_prompts: Held out of training, the target's own among them.
         self_written: Prompts that the target may write itself, the most first; what fits the time is taken.
-        max_new_tokens: Of an answer.
-        max_seq_len: Of prompt and answer.
-        answered_together: Prompts.
-        trained_together: Answers of a batch.
-        generate_s: For prompts and answers, as far as can be told beforehand.
+        max_new_tokens: Of a response.
+        max_seq_len: Of prompt and response.
+        decoded_together: Prompts.
+        trained_together: Responses of a batch.
+        generate_s: For prompts and responses, as far as can be told beforehand.
         train_s: For the rest; what comes before the batches, the last evaluation and the export are taken off.
         timed_batches: Trained to see how long one takes; the first half does not count.
         recipe: Everything else.
@@ -72,7 +72,7 @@ class Training:
     self_written: Sequence[int]
     max_new_tokens: int
     max_seq_len: int
-    answered_together: int
+    decoded_together: int
     trained_together: int
     generate_s: float
     train_s: float
@@ -93,7 +93,7 @@ TRAINING: dict[Size, Training] = {
         self_written=(1500, 600, 0),  # what fills batches of 1,024 with the 410 others
         max_new_tokens=160,
         max_seq_len=512,
-        answered_together=1024,
+        decoded_together=1024,
         trained_together=4,
         generate_s=40,
         train_s=80,
@@ -107,7 +107,7 @@ TRAINING: dict[Size, Training] = {
         self_written=(),
         max_new_tokens=48,
         max_seq_len=256,
-        answered_together=16,
+        decoded_together=16,
         trained_together=4,
         generate_s=40,
         train_s=60,
@@ -121,7 +121,7 @@ TRAINING: dict[Size, Training] = {
         self_written=(),
         max_new_tokens=8,
         max_seq_len=256,
-        answered_together=8,
+        decoded_together=8,
         trained_together=2,
         generate_s=5,
         train_s=1,
@@ -219,10 +219,10 @@ def train_now(setting: Setting, training: Training) -> Row:
         "layers": training.layers,
         "prompts": counts["prompts"],
         "self_written": recipe.data.self_written_prompts,
-        "answer_tokens": counts["answer_tokens"],
+        "response_tokens": counts["response_tokens"],
         "batches": batches,
         "batch_size": training.trained_together,
-        "epochs": batches * training.trained_together / counts["answers"],
+        "epochs": batches * training.trained_together / counts["responses"],
         "batch_ms": 1000 * timed.batch_s,
         "generate_s": generated_s - start_s,
         "prune_s": pruned_s - generated_s,
@@ -248,7 +248,7 @@ def recipe_of(setting: Setting, training: Training, *, self_written: int) -> Rec
         "self_written_prompts": self_written,
         "max_new_tokens": training.max_new_tokens,
         "max_seq_len": training.max_seq_len,
-        "batch_size": training.answered_together,
+        "batch_size": training.decoded_together,
     }
     values["distill"] |= {
         "global_train_batch_size": training.trained_together,
@@ -272,11 +272,11 @@ def with_distill(recipe: Recipe, **changes: Any) -> Recipe:
 
 
 def affordable(setting: Setting, training: Training) -> int:
-    """How many prompts the target may write itself, so that all answers are there in time."""
+    """How many prompts the target may write itself, so that all responses are there in time."""
     if not any(training.self_written):
         return 0
     num_prompts = len(load_prompts(recipe_of(setting, training, self_written=0).data.prompts))
-    step_s = seconds_a_step(setting, training.answered_together)
+    step_s = seconds_a_step(setting, training.decoded_together)
     within = (
         count
         for count in training.self_written
@@ -288,9 +288,9 @@ def affordable(setting: Setting, training: Training) -> int:
 def steps_of(training: Training, num_prompts: int, self_written: int) -> int:
     """Steps of the target until all prompts are written and answered, no text ending early.
 
-    The answers to what is held out are batches of their own.
+    The responses to what is held out are batches of their own.
     """
-    together = training.answered_together
+    together = training.decoded_together
     writing = -(-int(self_written * WRITTEN_PER_USEFUL) // together) * WRITTEN_TOKENS
     held_out = -(-training.num_eval_prompts // together)
     learned = -(-(num_prompts + self_written - training.num_eval_prompts) // together)
@@ -301,7 +301,7 @@ def seconds_a_step(setting: Setting, batch: int) -> float:
     """Of the target, in a batch of short texts; the second of two measurements."""
     dtype = str(number_type(setting.device)).removeprefix("torch.")
     model = load_model(setting.target, dtype=dtype, device=str(setting.device))
-    prompts, opener = [list(range(3, 11))] * batch, answer_opener(model)
+    prompts, opener = [list(range(3, 11))] * batch, generation_opener(model)
     decoded = [plain_decode(model, prompts, limits=Limits(RATE_STEPS), opener=opener) for _ in range(2)]
     del model, opener
     free_memory()
@@ -331,12 +331,12 @@ def time_batches(recipe: Recipe, count: int) -> TimedBatches:
     """Train so many batches in a folder of their own, as distill.train does."""
     start_s = time.monotonic()
     run = Run.of(recipe)
-    train_set, eval_set = read_answers(run)
+    train_set, eval_set = read_responses(run)
     tasks = eval_set.tasks
     if recipe.distill.teacher.is_cache:
         train_set, eval_set = (
-            CachedAnswers(answers, TeacherCache(run.teacher_cache.path, name))
-            for name, answers in (("train", train_set), ("eval", eval_set))
+            CachedResponses(responses, TeacherCache(run.teacher_cache.path, name))
+            for name, responses in (("train", train_set), ("eval", eval_set))
         )
     with TemporaryDirectory(dir=Path(recipe.run_dir).parent) as folder:
         init, own = run.init.path, Run.of(recipe.model_copy(update={"run_dir": folder})).init.path

@@ -206,7 +206,7 @@ def vocabularies(recipe: Recipe, source: Shape, settings: ChooseSettings) -> lis
     counts = sorted(number for number in settings.vocabularies if number != ALL)
     if counts and counts[-1] >= source.vocab:
         raise UserError(f"--vocabularies {counts[-1]}: the target has {source.vocab} token ids. Choose fewer, or all.")
-    by = own.origin if own is not None else "text" if recipe.distill.train_on == "text" else "answers"
+    by = own.origin if own is not None else "text" if recipe.distill.train_on == "text" else "responses"
     found: list[VocabularyConfig | None] = [
         VocabularyConfig.model_validate({"size": count, "from": by}) for count in counts
     ]

@@ -35,7 +35,7 @@ from distill.pipeline import (
     timed,
 )
 from distill.recipe.recipe import Recipe, load_recipe, save_recipe
-from distill.run import ARTIFACTS, RECIPE_NAME, Artifact, Run, share_answers, source_folder, with_imported_target
+from distill.run import ARTIFACTS, RECIPE_NAME, Artifact, Run, share_responses, source_folder, with_imported_target
 from distill.stage_inputs import sources_as_input
 from eval.speedup import Prospect, Ranked, drawn_times, prospect, ranking, step_times
 
@@ -146,7 +146,7 @@ def measured_steps(
         return measure_latency(
             models,
             Setting(repeated(text_ids, settings.context), settings.batch_size),
-            lookaheads=config.lookaheads,
+            ks=config.num_speculative_tokens,
             repeats=REPEATS,
             resampling=resampling_of(recipe),
         )
@@ -213,7 +213,7 @@ def train_candidates(
     for candidate in candidates:
         trial = trial_run(run, candidate, length)
         with owned_by_the_first(trial):
-            run.share.lead(partial(share_answers, run, trial))
+            run.share.lead(partial(share_responses, run, trial))
             if earlier is not None:
                 run.share.lead(partial(go_on_from, trial_run(run, candidate, earlier), trial))
             timed(f"prune {candidate.name}", partial(prune_stage, trial))
@@ -287,7 +287,7 @@ def score_candidates(run: Run, drafts: Mapping[str, Path], length: str) -> "Scor
     if not share.lead(lambda: scored.is_current(inputs)):
         share.lead(lambda: link_responses(run, scored.path))
         with responses_by(run.recipe.generate) as kind:
-            how = {"seed": seed, "answered_by": kind, "holding": run.recipe.target.holding, "share": share}
+            how = {"seed": seed, "generated_by": kind, "holding": run.recipe.target.holding, "share": share}
             score_drafts(run.target, drafts, eval_prompts(run), config, scored.path, **how)
         share.lead(lambda: run.record(scored, inputs))
     return read_scorecard(scored.path / CARD_NAME)
@@ -295,12 +295,12 @@ def score_candidates(run: Run, drafts: Mapping[str, Path], length: str) -> "Scor
 
 def scoring_of(run: Run) -> "EvalConfig":
     """Return the recipe's evaluation settings, without measurements that a ranking does not use."""
-    return run.recipe.eval.model_copy(update={"latency_batch_sizes": (), "live_prompts": 1})
+    return run.recipe.eval.model_copy(update={"latency_batch_sizes": (), "wall_clock_prompts": 1})
 
 
 def link_responses(run: Run, scored: Path) -> None:
     """Share the target's responses among the scorecards of all lengths."""
-    responses = trials_folder(run) / "answers"
+    responses = trials_folder(run) / "responses"
     responses.mkdir(parents=True, exist_ok=True)
     link(responses, scored / responses.name)
 
@@ -331,7 +331,9 @@ def print_steps(
     rows = []
     for each in candidates:
         found = prospects[each.name]
-        needed = "none" if found.least_alpha is None else f"{found.least_alpha:.2f} (k = {found.lookahead})"
+        needed = (
+            "none" if found.least_alpha is None else f"{found.least_alpha:.2f} (k = {found.num_speculative_tokens})"
+        )
         size, ms = f"{each.shape.parameters() / 1e6:.1f}M", f"{latency.of(each.name).one_token.median_ms:.2f}"
         shape = f"{each.shape.layers} x {each.shape.hidden}"
         rows.append((each.name, shape, size, ms, f"{found.cost_ratio:.3f}", f"{found.most:.2f}x", needed))
@@ -350,7 +352,16 @@ def print_ranking(ranked: Sequence[Ranked], length: str) -> None:
         interval = "" if each.interval is None else f" [{each.interval[0]:.2f}, {each.interval[1]:.2f}]"
         speed = f"{each.speedup:.2f}x{interval}"
         state = "in play" if each.draft in playing else "out"
-        rows.append((each.draft, each.lookahead, speed, f"{each.tokens_per_s:.1f}", f"{each.first_share:.0%}", state))
+        rows.append(
+            (
+                each.draft,
+                each.num_speculative_tokens,
+                speed,
+                f"{each.tokens_per_s:.1f}",
+                f"{each.first_share:.0%}",
+                state,
+            )
+        )
     columns = ("candidate", "k", "predicted speedup", "tokens/s", "fastest in draws", "")
     print(terminal(Table(columns, rows, f"After {length} of training")), flush=True)
 

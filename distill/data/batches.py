@@ -69,7 +69,7 @@ class Example:
         return torch.tensor([*self.input_ids, self.last_id])
 
     @property
-    def answer_ids(self) -> Iterator[int]:
+    def response_ids(self) -> Iterator[int]:
         ids = (*self.input_ids, self.last_id)
         return (token for first, end in self.spans for token in ids[first + 1 : end + 1])
 
@@ -78,13 +78,13 @@ class Example:
 class LengthCounts:
     """Effects of the length limit."""
 
-    answers: int  # trained on
-    answer_tokens: int  # of those
-    cut: int  # truncated responses, included in `answers`
+    responses: int  # trained on
+    response_tokens: int  # of those
+    cut: int  # truncated responses, included in `responses`
     left_out: int  # prompts that leave no space for a response
 
 
-class AnswerDataset(Dataset[Example]):
+class ResponseDataset(Dataset[Example]):
     """Prompts with responses, at most max_seq_len tokens each."""
 
     def __init__(self, traces: Sequence[Trace], *, max_seq_len: int):
@@ -95,21 +95,21 @@ class AnswerDataset(Dataset[Example]):
             free_tokens = max_seq_len - len(trace.prompt_ids)
             if free_tokens < 1:
                 continue
-            answer_ids = trace.answer_ids[:free_tokens]
-            num_cut += len(answer_ids) < len(trace.answer_ids)
-            *input_ids, last_id = (*trace.prompt_ids, *answer_ids)
+            response_ids = trace.response_ids[:free_tokens]
+            num_cut += len(response_ids) < len(trace.response_ids)
+            *input_ids, last_id = (*trace.prompt_ids, *response_ids)
             span = (len(trace.prompt_ids) - 1, len(input_ids))
             task = self.tasks.index(task_of(trace.source))
             self.examples.append(Example(tuple(input_ids), last_id, (span,), task=task))
         self.counts = LengthCounts(
-            answers=len(self.examples),
-            answer_tokens=sum(example.num_kept for example in self.examples),
+            responses=len(self.examples),
+            response_tokens=sum(example.num_kept for example in self.examples),
             cut=num_cut,
             left_out=len(traces) - len(self.examples),
         )
 
     @classmethod
-    def of_conversations(cls, traces: Sequence[Trace], *, max_seq_len: int) -> "AnswerDataset":
+    def of_conversations(cls, traces: Sequence[Trace], *, max_seq_len: int) -> "ResponseDataset":
         """Build a dataset in which the turns of a conversation share a sequence if each continues the one before."""
         dataset = cls(traces, max_seq_len=max_seq_len)
         dataset.examples = join_turns(dataset.examples)

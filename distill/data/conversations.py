@@ -23,9 +23,9 @@ from eval.prompts import (
 from eval.tasks import TASKS, PromptSource
 
 QUESTION_FIELDS = ("messages", "conversation", "prompt", "question", "instruction")
-ANSWER_FIELDS = ("answer", "completion", "response", "output")
+RESPONSE_FIELDS = ("answer", "completion", "response", "output")
 EXAMPLE = '{"prompt": "How many sides has a cube?", "answer": "Six."}'
-WRITTEN_INSTEAD = "or set data.answers to written, and the target answers"
+WRITTEN_INSTEAD = "or set data.responses to written: the target generates them"
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class Conversation:
     messages: tuple[Message, ...]
 
     @property
-    def answers(self) -> list[int]:
+    def responses(self) -> list[int]:
         """Indices of the assistant's turns."""
         return [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
 
     @property
     def question(self) -> tuple[Message, ...]:
         """Messages before the first response."""
-        return self.messages[: self.answers[0]]
+        return self.messages[: self.responses[0]]
 
 
 def load_conversations(sources: Sequence[PromptSource]) -> list[Conversation]:
@@ -72,8 +72,8 @@ def parse_conversation(row: Any, where: str) -> Conversation:
     if field in ("messages", "conversation"):
         messages = parse_each_message(row[field], field, where)
     else:
-        answer = first_field(row, ANSWER_FIELDS, where, example=f"{EXAMPLE}, {WRITTEN_INSTEAD}")
-        text = checked_text(row[answer], answer, where)
+        response = first_field(row, RESPONSE_FIELDS, where, example=f"{EXAMPLE}, {WRITTEN_INSTEAD}")
+        text = checked_text(row[response], response, where)
         messages = [user_turn(single_text(row, field, where)), assistant_turn(text)]
     return conversation_of(messages, where)
 

@@ -28,7 +28,7 @@ from architectures.settings import WHOLE, Holding
 from architectures.sharing import ALONE, Share
 from architectures.target_files import stop_ids
 from distill.data.conversations import WRITTEN_INSTEAD, Conversation, assistant_turn, load_conversations
-from distill.data.training_data import count_answers, decoding_settings, drop_duplicates, hold_out
+from distill.data.training_data import count_responses, decoding_settings, drop_duplicates, hold_out
 from distill.recipe.sections import DataConfig
 from eval.decoding.generate import Kind, write_traces
 from eval.models import load_tokenizer, text_config
@@ -64,7 +64,7 @@ class Renderer:
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(target)
         if not self.tokenizer.chat_template:
             raise UserError(
-                f"{target}: its tokenizer has no chat template, which must say where an answer begins and ends. "
+                f"{target}: its tokenizer has no chat template, which must say where a response begins and ends. "
                 f"Take a chat model as target, {WRITTEN_INSTEAD}."
             )
         self.stop_ids = stop_ids(target)
@@ -81,7 +81,7 @@ class Renderer:
         if not continues(opening, x):
             raise UserError(
                 f"{self.target}: its chat template opens the assistant's turn with {self.ending(opening)} but shows a "
-                f"finished one as {self.ending(x)}: nothing says what of that is the answer. "
+                f"finished one as {self.ending(x)}: nothing says what of that is the response. "
                 f"Mend the template, {WRITTEN_INSTEAD}."
             )
         shared = [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], zip(x, y, strict=False))]
@@ -106,10 +106,10 @@ class Renderer:
                 f"{self.ending(whole)}. Mend the row or the template, {WRITTEN_INSTEAD}."
             )
         start = len(opening) + (len(self.lead_ids) if continues(self.lead_ids, whole[len(opening) :]) else 0)
-        end = self.end_of_answer(whole, start, location)
+        end = self.end_of_response(whole, start, location)
         return tuple(whole[:start]), tuple(whole[start:end])
 
-    def end_of_answer(self, whole: Sequence[int], start: int, location: str) -> int:
+    def end_of_response(self, whole: Sequence[int], start: int, location: str) -> int:
         """Return the end of the response that begins at start, its stop token included."""
         for position in range(start, len(whole)):
             if whole[position] in self.stop_ids:
@@ -129,13 +129,13 @@ class Renderer:
         require_rows_for_row(ids, self.target, self.vocab_size, where)
         return ids
 
-    def reject_stop_within(self, answer: str, location: str) -> None:
+    def reject_stop_within(self, response: str, location: str) -> None:
         """Raise UserError if a response contains a stop token: the target would have stopped there."""
-        ids = self.tokenizer(answer, add_special_tokens=False)["input_ids"]
+        ids = self.tokenizer(response, add_special_tokens=False)["input_ids"]
         within = [each for each in ids if each in self.stop_ids]
         if within:
             raise UserError(
-                f"{location}.content holds {self.tokenizer.decode(within[:1])!r}, which ends an answer of this target. "
+                f"{location}.content holds {self.tokenizer.decode(within[:1])!r}, which ends responses of this target. "
                 "Mend or delete this row."
             )
 
@@ -151,7 +151,7 @@ def collect_given(
     seed: int,
     dtype: str,
     to_train_on: bool = True,
-    answered_by: Kind | None = None,
+    generated_by: Kind | None = None,
     holding: Holding = WHOLE,
     part: ShardPart = EVERY_FILE,
     share: Share = ALONE,
@@ -160,10 +160,10 @@ def collect_given(
 
     Resumes an interrupted run. The held-out split depends only on the conversations and the seed; a conversation that
     begins with the prompt of a held-out one is not trained on. Arguments are those of
-    distill.data.training_data.generate_answers.
+    distill.data.training_data.generate_responses.
 
     Returns:
-        None while files of other parts are missing, else counts as generate_answers returns them, with one prompt per
+        None while files of other parts are missing, else counts as generate_responses returns them, with one prompt per
         response of a held-out conversation. In addition: `asked_in_eval`, conversations left out of training for their
         prompt; and under "train" `sequences`, into which conversations are joined, and `split`, conversations that
         become several.
@@ -182,7 +182,7 @@ def collect_given(
     train = drop_evaluated(drawn, held_out) if to_train_on else []
     questions = [prompt for conversation in held_out for prompt in prompts_of(conversation)]
     decoding = decoding_settings(config, seed=seed, dtype=dtype, holding=holding)
-    how = {"answered_by": answered_by, "part": part, "share": share}
+    how = {"generated_by": generated_by, "part": part, "share": share}
     write_traces(target, questions, out, decoding, name="eval", **how)
     if to_train_on:
         with one_at_a_time(out) if share.leads else nullcontext():  # takes seconds; the first job does it
@@ -190,7 +190,7 @@ def collect_given(
     if share.lead(lambda: missing_shards(out, ["eval"])):
         return None
     learned, num_left_out = count_given(out, train)
-    asked, num_unanswered = count_answers(out, "eval", questions)
+    asked, num_unanswered = count_responses(out, "eval", questions)
     return {
         "prompts": len(conversations),
         "self_written": 0,
@@ -205,7 +205,7 @@ def collect_given(
 def prompts_of(conversation: Conversation) -> list[Prompt]:
     return [
         Prompt(turn_source(conversation, number), conversation.messages[:index])
-        for number, index in enumerate(conversation.answers, start=1)
+        for number, index in enumerate(conversation.responses, start=1)
     ]
 
 
@@ -246,12 +246,12 @@ def count_given(out: Path, conversations: Sequence[Conversation]) -> tuple[Split
         )
     counts = SplitCounts(
         prompts=len(conversations),
-        answers=len(traces),
-        answer_tokens=sum(len(trace.answer_ids) for trace in traces),
+        responses=len(traces),
+        response_tokens=sum(len(trace.response_ids) for trace in traces),
         sequences=len(rows) + sum(breaks),
         split=num_split,
     )
-    return counts, sum(len(each.answers) for each in conversations) - len(traces)
+    return counts, sum(len(each.responses) for each in conversations) - len(traces)
 
 
 def row_of(trace: Trace) -> str:
@@ -260,7 +260,7 @@ def row_of(trace: Trace) -> str:
 
 def follows(earlier: Trace, later: Trace) -> bool:
     """Return True if a turn's prompt begins with all tokens of the turn before it."""
-    return continues((*earlier.prompt_ids, *earlier.answer_ids), later.prompt_ids)
+    return continues((*earlier.prompt_ids, *earlier.response_ids), later.prompt_ids)
 
 
 def write_given(
@@ -280,27 +280,27 @@ def write_given(
     """
     record = {
         **fingerprint_tokenizer(renderer.target),
-        "answers": "given",
+        "responses": "given",
         "stop_ids": sorted(renderer.stop_ids),
         "conversations": fingerprint_value([asdict(each) for each in conversations]),
         "shard_size": shard_size,
         "max_prompt_len": max_prompt_len,
     }
-    first_ids = accumulate((len(each.answers) for each in conversations), initial=0)
+    first_ids = accumulate((len(each.responses) for each in conversations), initial=0)
     numbered = list(zip(first_ids, conversations, strict=False))  # the last sum is the total number of responses
     chunks = [numbered[start : start + shard_size] for start in range(0, len(numbered), shard_size)]
     paths = share.lead(lambda: claim_shards(out, "train", record, num_shards=len(chunks)))
     absent = share.lead(lambda: [number for number, path in enumerate(paths) if not path.is_file()])
     missing = [(paths[number], chunks[number]) for number in share.mine(absent)]
-    start_s, num_answers, num_tokens = time.monotonic(), 0, 0
+    start_s, num_responses, num_tokens = time.monotonic(), 0, 0
     total = sum(len(chunk) for _, chunk in missing)
     for traces in track(write_each(missing, renderer, max_prompt_len), description="train conversations", total=total):
-        num_answers += len(traces)
-        num_tokens += sum(len(trace.answer_ids) for trace in traces)
+        num_responses += len(traces)
+        num_tokens += sum(len(trace.response_ids) for trace in traces)
     share.meet()
-    if num_answers:
+    if num_responses:
         rate = num_tokens / (time.monotonic() - start_s)
-        print(f"train: {num_answers} given answers, {num_tokens} tokens, {rate:.0f} tokens/s", file=sys.stderr)
+        print(f"train: {num_responses} given responses, {num_tokens} tokens, {rate:.0f} tokens/s", file=sys.stderr)
 
 
 def write_each(
@@ -321,15 +321,15 @@ def write_each(
 
 
 def traces_of(conversation: Conversation, renderer: Renderer, *, first_id: int) -> Iterator[Trace]:
-    for number, index in enumerate(conversation.answers, start=1):
+    for number, index in enumerate(conversation.responses, start=1):
         messages = conversation.messages[: index + 1]
-        prompt_ids, answer_ids = renderer.answered(messages, conversation.source)
+        prompt_ids, response_ids = renderer.answered(messages, conversation.source)
         yield Trace(
             id=first_id + number - 1,
             source=turn_source(conversation, number),
             messages=messages[:-1],
             prompt_ids=prompt_ids,
-            answer_ids=answer_ids,
-            answer=messages[-1]["content"],
+            response_ids=response_ids,
+            response=messages[-1]["content"],
             finish_reason="stop",
         )

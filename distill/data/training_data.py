@@ -26,8 +26,8 @@ from architectures.settings import WHOLE, Holding
 from architectures.sharing import ALONE, Share
 from distill.data.conversations import Conversation
 from distill.recipe.sections import DataConfig
-from eval.decoding.cuda_graphs import answer_opener
-from eval.decoding.generate import Answerer, Kind, claimed_draws, derive_seed, within_context, write_traces
+from eval.decoding.cuda_graphs import generation_opener
+from eval.decoding.generate import Kind, LocalGenerator, claimed_draws, derive_seed, within_context, write_traces
 from eval.decoding.kv_cache import Opener
 from eval.decoding.sampling import Limits, Sampling
 from eval.decoding.speculative import plain_decode
@@ -187,7 +187,7 @@ class Writer:
 
     @cached_property
     def opener(self) -> Opener:
-        return answer_opener(self.model)
+        return generation_opener(self.model)
 
     def write(self, candidates: range) -> list[dict[str, int | str]]:
         """Generate numbered candidates, and return the usable ones in order."""
@@ -282,10 +282,10 @@ def hold_out(
     return train, [prompts[index] for index in sorted(drawn)]
 
 
-NO_ANSWERS = SplitCounts(prompts=0, answers=0, answer_tokens=0), 0  # as count_answers returns
+NO_RESPONSES = SplitCounts(prompts=0, responses=0, response_tokens=0), 0  # as count_responses returns
 
 
-def generate_answers(
+def generate_responses(
     target: Path,
     config: DataConfig,
     out: Path,
@@ -293,7 +293,7 @@ def generate_answers(
     seed: int,
     dtype: str,
     to_train_on: bool = True,
-    answered_by: Kind = Answerer,
+    generated_by: Kind = LocalGenerator,
     holding: Holding = WHOLE,
     part: ShardPart = EVERY_FILE,
     share: Share = ALONE,
@@ -306,13 +306,13 @@ def generate_answers(
         seed: Of every random draw.
         to_train_on: True if responses are trained on. Otherwise only held-out prompts get responses, and all prompts
             may be held out.
-        answered_by: An Answerer, one that also records hidden states, or an engine.
+        generated_by: A LocalGenerator, one that also records hidden states, or an engine.
         part: Files to write here; other jobs write the rest.
         share: This process's share of them.
 
     Returns:
         None while files of other parts are missing, else counts for the manifest: prompts, self_written, duplicates,
-        too_long; under "train" and "eval" prompts, answers and answer_tokens. A prompt of several turns has several
+        too_long; under "train" and "eval" prompts, responses and response_tokens. A prompt of several turns has several
         responses; too_long counts turns without one.
 
     Raises:
@@ -330,10 +330,10 @@ def generate_answers(
     train, held_out = hold_out(fitting, config.num_eval_prompts, seed=seed, least_left=1 if to_train_on else 0)
     answered = {"eval": held_out, "train": train} if to_train_on else {"eval": held_out}
     for name, split in answered.items():
-        write_traces(target, split, out, settings, name=name, answered_by=answered_by, share=share, part=part)
+        write_traces(target, split, out, settings, name=name, generated_by=generated_by, share=share, part=part)
     if share.lead(lambda: missing_shards(out, list(answered))):
         return None
-    counts = {"train": NO_ANSWERS, **{name: count_answers(out, name, split) for name, split in answered.items()}}
+    counts = {"train": NO_RESPONSES, **{name: count_responses(out, name, split) for name, split in answered.items()}}
     num_left_out = sum(left_out for _, left_out in counts.values())
     return {
         "prompts": len(prompts),
@@ -376,9 +376,9 @@ def decoding_settings(config: DataConfig, *, seed: int, dtype: str, holding: Hol
     )
 
 
-def count_answers(out: Path, name: str, prompts: Sequence[Prompt]) -> tuple[SplitCounts, int]:
+def count_responses(out: Path, name: str, prompts: Sequence[Prompt]) -> tuple[SplitCounts, int]:
     """Count the responses on disk, and the prompts' turns without one."""
     traces = read_traces(out, name)
-    num_tokens = sum(len(trace.answer_ids) for trace in traces)
-    counts = SplitCounts(prompts=len(prompts), answers=len(traces), answer_tokens=num_tokens)
+    num_tokens = sum(len(trace.response_ids) for trace in traces)
+    counts = SplitCounts(prompts=len(prompts), responses=len(traces), response_tokens=num_tokens)
     return counts, sum(1 + len(prompt.later_turns) for prompt in prompts) - len(traces)

@@ -17,7 +17,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from architectures.compatibility import (
-    DEFAULT_LOOKAHEAD,
+    DEFAULT_NUM_SPECULATIVE_TOKENS,
     ENGINES,
     LABELS,
     EngineName,
@@ -122,7 +122,7 @@ def servings_of(
     *,
     repo_id: str,
     base_model: str | None,
-    lookahead: int | None,
+    num_speculative_tokens: int | None,
     without_own_tokenizer: str | None = None,
 ) -> list[Serving]:
     """Return every engine with the form at the root, and for a reduced head the forms of single engines.
@@ -137,7 +137,9 @@ def servings_of(
 
     def serving(engine: EngineName, folder: Path, path: str, download: str = "", form: str = "") -> Serving:
         draft = replace(read_model(str(folder)), name=path, path=path)
-        pair = Pair(draft=draft, target=model, lookahead=lookahead or DEFAULT_LOOKAHEAD)
+        pair = Pair(
+            draft=draft, target=model, num_speculative_tokens=num_speculative_tokens or DEFAULT_NUM_SPECULATIVE_TOKENS
+        )
         label, problems = f"{LABELS[engine]}{form}", check(engine, pair)
         fatal = [f"{each.what}: {each.message}" for each in problems if each.is_fatal]
         if fatal:
@@ -176,7 +178,7 @@ def certified(folder: Path, engine: EngineName) -> str:
     interval = "" if speed.interval is None else " [{:.2f}, {:.2f}]".format(*speed.interval)
     return (
         f"Certified in version {run.version} ({len(run.texts)} texts, counts equal to replay); {speed.value:.2f}x"
-        f"{interval} the speed without a draft, k = {run.lookahead}, {certificate.hardware}."
+        f"{interval} the speed without a draft, k = {run.num_speculative_tokens}, {certificate.hardware}."
     )
 
 
@@ -251,9 +253,9 @@ def eval_results(card: Scorecard) -> list[EvalResult]:
     tasks = ", ".join(str(task.task or "prompts of no named task") for task in card.prompts.tasks)
     results = []
     for temperature in card.temperatures:
-        row, k = card.row(card.primary, temperature), card.speedup_of(card.primary, temperature).best_lookahead
+        row, k = card.row(card.primary, temperature), card.speedup_of(card.primary, temperature).best_k
         for name, value, args in (
-            ("acceptance_length", row.at(k).tau.value, {"rule": row.rule, "lookahead": k}),
+            ("acceptance_length", row.at(k).tau.value, {"rule": row.rule, "num_speculative_tokens": k}),
             ("acceptance_rate", row.alpha.value, {"rule": row.rule}),
         ):
             results.append(
@@ -285,8 +287,8 @@ def fact_rows(recipe: Recipe, folder: Path, counts: Mapping[str, Any]) -> list[t
     shape = Shape.from_config(read_config(folder), where=str(folder / "config.json"))
     vocabulary, distill, train = recipe.architecture.vocabulary, recipe.distill, counts.get("train", {})
     trained_on = "text" if distill.train_on == "text" else "responses of the target"
-    if distill.train_on != "text" and "answer_tokens" in train:
-        trained_on = f"{train['answer_tokens']:,} tokens of {train['answers']:,} responses"
+    if distill.train_on != "text" and "response_tokens" in train:
+        trained_on = f"{train['response_tokens']:,} tokens of {train['responses']:,} responses"
     if distill.samples != "teacher":
         trained_on += f", replaced while training (distill.samples: {distill.samples})"
     losses = ", ".join(f"{term.weight:g} x {term.name}" for term in distill.terms)

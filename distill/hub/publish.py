@@ -93,8 +93,8 @@ def lay_out(settings: PushSettings, out: Path) -> None:
 
     # The draft in every form, with its certificates.
     out.mkdir(parents=True, exist_ok=True)
-    lookahead = None if card is None else card.main_forecast.best_lookahead
-    refused = lay_out_forms(draft, target, out, lookahead=lookahead)
+    k = None if card is None else card.main_forecast.best_k
+    refused = lay_out_forms(draft, target, out, num_speculative_tokens=k)
     own = [draft] if (draft / CERTIFICATE_NAME).is_file() else []
     certificates = [*own, *settings.certificates]
     put_certificates(out, target, certificates)
@@ -127,7 +127,7 @@ def lay_out(settings: PushSettings, out: Path) -> None:
             target,
             repo_id=settings.repo_id,
             base_model=base_model,
-            lookahead=lookahead,
+            num_speculative_tokens=k,
             without_own_tokenizer=refused,
         ),
         certified=bool(certificates),
@@ -173,7 +173,7 @@ def scorecard_of(run: Run, *, unscored: bool) -> ScoredRun | None:
     return scored
 
 
-def lay_out_forms(draft: Path, target: Path, out: Path, *, lookahead: int | None) -> str | None:
+def lay_out_forms(draft: Path, target: Path, out: Path, *, num_speculative_tokens: int | None) -> str | None:
     """Write the draft in every form; return why a draft with a reduced head has no own-tokenizer/.
 
     Raises:
@@ -192,8 +192,8 @@ def lay_out_forms(draft: Path, target: Path, out: Path, *, lookahead: int | None
         copy_draft(draft, out)
     for folder in forms(out):
         fit_context(folder, target)
-        if lookahead is not None:
-            write_assistant_settings(folder, lookahead=lookahead)
+        if num_speculative_tokens is not None:
+            write_assistant_settings(folder, num_speculative_tokens=num_speculative_tokens)
     return refused
 
 

@@ -147,7 +147,7 @@ TOO_SHORT = (
 
 
 def batch_of(served: Sequence[Served], positions: Positions) -> Batch:
-    """Collate requests, padded on the right, with hidden states as in CachedAnswers; `keep` marks trained positions."""
+    """Collate requests, right-padded, with hidden states as in CachedResponses; `keep` marks trained positions."""
     states = [each.states(positions) for each in served]
     return {
         **collate([each.example(positions) for each in served]),
@@ -221,7 +221,7 @@ class Guard:
             return
         newest = {name: weight.clone() for name, weight in trained_weights(self.draft).items()}
         restore_weights(self.draft, self.good_weights)
-        self.good_would += [self.replay.alpha(each.prompt_ids, each.answer_ids, each.hidden_AH) for each in later]
+        self.good_would += [self.replay.alpha(each.prompt_ids, each.response_ids, each.hidden_AH) for each in later]
         restore_weights(self.draft, newest)
         self.served_by += [served.record.alpha for served in later]
 
@@ -355,11 +355,11 @@ def request_training(
     assert isinstance(model.teacher, CachedTeacher), "in online mode the teacher's states come with the requests"
     sampling = Sampling(recipe.data.temperature, top_p=recipe.data.top_p)
     replay = DraftReplay(
-        model.student.lm, model.teacher.head, model.vocab_size, sampling, online.lookahead, recipe.seed
+        model.student.lm, model.teacher.head, model.vocab_size, sampling, online.num_speculative_tokens, recipe.seed
     )
 
     # Requests are recorded and replayed, or served in a separate process.
-    recorded = recorded_stream(run) if online.answers == "recorded" else None
+    recorded = recorded_stream(run) if online.responses == "recorded" else None
     if recorded is not None:
         requests = RecordedRequests(recorded, replay, journal)
     else:
@@ -424,7 +424,7 @@ def compare_on_stream(run: Run) -> Path:
 
 def serve_stream(run: Run, draft: Path) -> Iterator[Served]:
     recipe, online = run.recipe, online_of(run)
-    if online.answers == "live":
+    if online.responses == "live":
         server = open_server(run, draft, rank=0)
         for request in requests_of(run, first=0, world=1):
             yield server.serve(request, updates=0)
@@ -434,7 +434,7 @@ def serve_stream(run: Run, draft: Path) -> Iterator[Served]:
     head, model = load_head(run.target, dtype=dtype, device=device), load_model(draft, dtype="float32", device=device)
     sampling = Sampling(recipe.data.temperature, top_p=recipe.data.top_p)
     vocab_size = min(head.vocab_size, vocab_size_of(model))
-    replay = DraftReplay(model, head, vocab_size, sampling, online.lookahead, recipe.seed)
+    replay = DraftReplay(model, head, vocab_size, sampling, online.num_speculative_tokens, recipe.seed)
     for each in track(recorded, description="requests", total=len(recorded)):
         yield replay.serve(each, updates=0)
 

@@ -40,7 +40,7 @@ from transformers import PreTrainedModel
 from architectures.errors import UserError
 from architectures.files import parsed, write_bytes, write_text
 from distill.chunked_loss import Head, head_of
-from distill.data.batches import AnswerDataset, Example
+from distill.data.batches import Example, ResponseDataset
 from distill.process import report_user_errors
 from distill.recipe.recipe import Recipe, load_recipe
 from distill.run import Run
@@ -49,7 +49,7 @@ from eval.decoding.sampling import Limits, Sampling, Seeds, Speculation, row_see
 from eval.decoding.speculative import Emitted, Wanted, decode_steps
 from eval.models import load_model, load_tokenizer, shared_vocab_size, stop_token_ids
 from eval.prompts import render_prompt
-from eval.replay import Accepts, answer_logits, replay_answer, rule_name
+from eval.replay import Accepts, replay_response, response_logits, rule_name
 from eval.responses import Trace, read_traces
 from eval.stream import open_stream
 
@@ -80,7 +80,7 @@ class RequestRecord:
     proposed: int
     accepted: int
     seconds: float | None
-    answer_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
 
 
 RECORD = TypeAdapter(RequestRecord)
@@ -102,15 +102,15 @@ class Served:
     hidden_AH: Tensor
 
     @property
-    def answer_ids(self) -> tuple[int, ...]:
-        return self.record.answer_ids
+    def response_ids(self) -> tuple[int, ...]:
+        return self.record.response_ids
 
     def places(self, positions: Positions) -> Sequence[int]:
-        return self.mistakes if positions == "rejected" else range(len(self.answer_ids))
+        return self.mistakes if positions == "rejected" else range(len(self.response_ids))
 
     def example(self, positions: Positions) -> Example:
         """Return a training example: token i of the response is predicted at the position of the token before it."""
-        *input_ids, last_id = (*self.prompt_ids, *self.answer_ids)
+        *input_ids, last_id = (*self.prompt_ids, *self.response_ids)
         before = len(self.prompt_ids) - 1
         spans = tuple((before + place, before + place + 1) for place in self.places(positions))
         return Example(tuple(input_ids), last_id, spans, begins=len(self.prompt_ids))
@@ -213,7 +213,7 @@ class Recorded:
     request: int
     source: str
     prompt_ids: tuple[int, ...]
-    answer_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
     hidden_AH: Tensor
 
 
@@ -234,8 +234,8 @@ class RecordedStream(Sequence[Recorded]):
     def __getitem__(self, request: int) -> Recorded:  # pyright: ignore[reportIncompatibleMethodOverride]  # no slices
         source, index = self.order[request]
         trace = self.traces[index]
-        answer_ids = trace.answer_ids[: self.max_seq_len - len(trace.prompt_ids)]
-        return Recorded(request, source, trace.prompt_ids, answer_ids, self.cache.rows(index)["hidden"])
+        response_ids = trace.response_ids[: self.max_seq_len - len(trace.prompt_ids)]
+        return Recorded(request, source, trace.prompt_ids, response_ids, self.cache.rows(index)["hidden"])
 
     def __len__(self) -> int:
         return len(self.order)
@@ -255,14 +255,14 @@ def recorded_stream(run: Run) -> RecordedStream:
     assert online is not None, "a recipe in online mode has it"
     traces = [trace for trace in read_traces(folder, "train") if len(trace.prompt_ids) < longest]
     cache = TeacherCache(run.teacher_cache.path, "train")
-    cache.require_examples(AnswerDataset(traces, max_seq_len=longest).examples)
+    cache.require_examples(ResponseDataset(traces, max_seq_len=longest).examples)
     index_of = {trace.source: index for index, trace in enumerate(traces)}
     requests = list(open_stream(online.stream, seed=run.recipe.seed))
     order = [(each.source, index_of[each.prompt.source]) for each in requests if each.prompt.source in index_of]
     if not order:
         raise UserError(
             f"{folder}: has responses to none of the {len(requests)} requests of distill.online.stream. Name the "
-            "sources of data.prompts there, or set distill.online.answers to live."
+            "sources of data.prompts there, or set distill.online.responses to live."
         )
     if (left_out := len(requests) - len(order)) and dist.get_global_rank() == 0:
         print(
@@ -280,7 +280,7 @@ class DraftReplay:
     Attributes:
         vocab_size: Number of shared ids.
         sampling: Of the responses.
-        lookahead: Tokens drafted per verification step.
+        num_speculative_tokens: Tokens drafted per verification step.
         seed: Of the acceptance draws for sampled responses.
     """
 
@@ -288,11 +288,11 @@ class DraftReplay:
     head: Head
     vocab_size: int
     sampling: Sampling
-    lookahead: int
+    num_speculative_tokens: int
     seed: int
 
     @torch.no_grad()
-    def accepts(self, prompt_ids: Sequence[int], answer_ids: Sequence[int], hidden_AH: Tensor) -> Accepts:
+    def accepts(self, prompt_ids: Sequence[int], response_ids: Sequence[int], hidden_AH: Tensor) -> Accepts:
         """Return the acceptance probability of every token of a response, under the acceptance method of decoding.
 
         At temperature 0 a drafted token is accepted if it equals the response's. The target's logits are not computed
@@ -300,51 +300,51 @@ class DraftReplay:
         """
         was_training = self.draft.training
         self.draft.eval()
-        draft_AV = answer_logits(self.draft, prompt_ids, answer_ids).clone()[:, : self.vocab_size]
+        draft_AV = response_logits(self.draft, prompt_ids, response_ids).clone()[:, : self.vocab_size]
         self.draft.train(was_training)
         if self.sampling.is_greedy:
-            equal_A = draft_AV.argmax(dim=-1).cpu().numpy() == np.array(answer_ids)
+            equal_A = draft_AV.argmax(dim=-1).cpu().numpy() == np.array(response_ids)
             return Accepts(equal_A.astype(np.float64), equal_A.astype(np.float64))
         target_AV = self.head.logits(hidden_AH.to(self.head.weight_VH)).float()[:, : self.vocab_size]
-        replay = replay_answer(
-            target_AV, draft_AV.to(target_AV.device), answer_ids, sampling=self.sampling, prompt_ids=prompt_ids
+        replay = replay_response(
+            target_AV, draft_AV.to(target_AV.device), response_ids, sampling=self.sampling, prompt_ids=prompt_ids
         )
         return replay.rules[rule_name(self.sampling.temperature)]
 
-    def alpha(self, prompt_ids: Sequence[int], answer_ids: Sequence[int], hidden_AH: Tensor) -> float:
-        return float(self.accepts(prompt_ids, answer_ids, hidden_AH).alpha.mean())
+    def alpha(self, prompt_ids: Sequence[int], response_ids: Sequence[int], hidden_AH: Tensor) -> float:
+        return float(self.accepts(prompt_ids, response_ids, hidden_AH).alpha.mean())
 
     def serve(self, recorded: Recorded, *, updates: int) -> Served:
         """Return a recorded request as the draft would have served it."""
-        accepts = self.accepts(recorded.prompt_ids, recorded.answer_ids, recorded.hidden_AH)
+        accepts = self.accepts(recorded.prompt_ids, recorded.response_ids, recorded.hidden_AH)
         drawn_A = np.random.default_rng([self.seed, recorded.request, 2]).random(len(accepts.accept))
-        steps = steps_along(list(drawn_A < accepts.accept), lookahead=self.lookahead)
+        steps = steps_along(list(drawn_A < accepts.accept), num_speculative_tokens=self.num_speculative_tokens)
         record = RequestRecord(
             request=recorded.request,
             source=recorded.source,
             updates=updates,
             alpha=float(accepts.alpha.mean()),
-            tokens=len(recorded.answer_ids),
+            tokens=len(recorded.response_ids),
             rounds=len(steps),
             proposed=sum(proposed for _, proposed, _ in steps),
             accepted=sum(accepted for _, _, accepted in steps),
             seconds=None,
-            answer_ids=recorded.answer_ids,
+            response_ids=recorded.response_ids,
         )
         mistakes = tuple(start + accepted for start, proposed, accepted in steps if accepted < proposed)
         return Served(record, recorded.prompt_ids, mistakes, recorded.hidden_AH)
 
 
-def steps_along(accepted_A: Sequence[bool], *, lookahead: int) -> list[tuple[int, int, int]]:
+def steps_along(accepted_A: Sequence[bool], *, num_speculative_tokens: int) -> list[tuple[int, int, int]]:
     """Return the verification steps of a response: first token, number of drafted tokens, and of accepted ones.
 
     Args:
         accepted_A: True if a drafted token would be accepted at that index.
-        lookahead: Tokens drafted per step; the last token of a response is the target's own.
+        num_speculative_tokens: Tokens drafted per step; the last token of a response is the target's own.
     """
     steps, start = [], 0
     while start < len(accepted_A):
-        proposed = min(lookahead, len(accepted_A) - start - 1)
+        proposed = min(num_speculative_tokens, len(accepted_A) - start - 1)
         accepted = next((k for k in range(proposed) if not accepted_A[start + k]), proposed)
         steps.append((start, proposed, accepted))
         start += accepted + 1
@@ -409,13 +409,13 @@ class OnlineServer:
     """Serves one request after another with a draft whose weights may change in between.
 
     Attributes:
-        lookahead: Tokens drafted per verification step.
+        num_speculative_tokens: Tokens drafted per verification step.
         seed: Combined with a request's index in the stream.
     """
 
     target: PreTrainedModel
     draft: PreTrainedModel
-    lookahead: int
+    num_speculative_tokens: int
     sampling: Sampling
     stop_ids: frozenset[int]
     seed: int
@@ -428,7 +428,7 @@ class OnlineServer:
         head.register_forward_pre_hook(self.note)
         vocab_size = shared_vocab_size(self.target, self.draft)
         self.replay = DraftReplay(
-            self.draft, head_of(self.target), vocab_size, self.sampling, self.lookahead, self.seed
+            self.draft, head_of(self.target), vocab_size, self.sampling, self.num_speculative_tokens, self.seed
         )
 
     def note(self, _head: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -439,7 +439,7 @@ class OnlineServer:
         """Generate the response to a request, and record the draft's acceptance."""
         begin_s = time.monotonic()
         limits = Limits(request.max_new_tokens, self.stop_ids)
-        wanted = Wanted([request.prompt_ids], limits, self.sampling, Speculation(self.lookahead))
+        wanted = Wanted([request.prompt_ids], limits, self.sampling, Speculation(self.num_speculative_tokens))
         seeds, row_seeds = Seeds.of(self.seed), [row_seed(request.number)]
         token_ids: list[int] = []
         mistakes: list[int] = []
@@ -465,7 +465,7 @@ class OnlineServer:
             proposed=sum(each.proposed for each in rounds),
             accepted=sum(each.accepted for each in rounds),
             seconds=end_s - begin_s,
-            answer_ids=tuple(token_ids),
+            response_ids=tuple(token_ids),
         )
         return Served(record, request.prompt_ids, tuple(mistakes), hidden_AH)
 
@@ -477,7 +477,7 @@ def open_server(run: Run, draft: Path, *, rank: int) -> OnlineServer:
     load = partial(load_model, dtype=recipe.target.dtype, device=device)
     target, proposer = load(run.target, bits=recipe.target.bits), load(draft)
     sampling = Sampling(recipe.data.temperature, top_p=recipe.data.top_p)
-    return OnlineServer(target, proposer, online.lookahead, sampling, stop_token_ids(target), recipe.seed)
+    return OnlineServer(target, proposer, online.num_speculative_tokens, sampling, stop_token_ids(target), recipe.seed)
 
 
 def requests_of(run: Run, *, first: int, world: int) -> Iterator[OnlineRequest]:

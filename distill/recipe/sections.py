@@ -18,8 +18,8 @@ from architectures.settings import (
     BatchSize,
     Dtype,
     Flag,
-    Lookahead,
     MaxNewTokens,
+    NumSpeculativeTokens,
     PrecisionOrAuto,
     Section,
     Temperature,
@@ -78,7 +78,7 @@ class DataConfig(Section):
     """
 
     prompts: tuple[PromptSource, ...] = Field(default=(), strict=False, description="Where prompts are read from.")
-    answers: Literal["written", "given"] = Field(
+    responses: Literal["written", "given"] = Field(
         default="written",
         description="written: the target generates the responses to train on; given: the rows of prompts hold them.",
     )
@@ -98,9 +98,9 @@ class DataConfig(Section):
         return 2 * self.batch_size
 
     @property
-    def longest_answer(self) -> int:
+    def longest_response(self) -> int:
         """Maximum number of trained tokens per sequence."""
-        return self.max_seq_len - 1 if self.answers == "given" else self.max_new_tokens
+        return self.max_seq_len - 1 if self.responses == "given" else self.max_new_tokens
 
 
 LOG_PROB_BYTES, LOG_TAIL_BYTES = 2, 4  # float16 and float32
@@ -215,13 +215,13 @@ def teacher_dtype(dtype: Dtype, precision: str) -> Dtype:
 class OnlineConfig(Section):
     """Requests, training positions, and update interval."""
 
-    answers: Literal["live", "recorded"] = Field(
+    responses: Literal["live", "recorded"] = Field(
         default="live",
         description="live: serve each request by speculative decoding, in a separate process; recorded: replay the "
         "current draft on the responses and hidden states of the run's own data.",
     )
     stream: StreamConfig = Field(description="The requests and their order.")
-    lookahead: Lookahead = 4
+    num_speculative_tokens: NumSpeculativeTokens = 4
     update_interval: int = Field(
         default=8, ge=1, le=256, description="Requests between two updates, over all processes."
     )
@@ -385,8 +385,8 @@ class SchedulerConfig(Section):
 class DistillConfig(Section):
     """Training settings. Times are Composer time strings: ep, ba, sp, tok, dur."""
 
-    train_on: Literal["answers", "text"] = Field(
-        default="answers",
+    train_on: Literal["responses", "text"] = Field(
+        default="responses",
         description="Train on the target's responses, or on every token of section text. Evaluation always uses "
         "held-out responses.",
     )
@@ -484,9 +484,9 @@ class DistillConfig(Section):
         return info.data.get("teacher", TeacherConfig()).default_loss if loss == "auto" else loss
 
     @property
-    def learns_answers(self) -> bool:
+    def trains_on_responses(self) -> bool:
         """True if responses to data.prompts are trained on; otherwise only held-out prompts need responses."""
-        return self.train_on == "answers" and (self.online is None or self.online.answers == "recorded")
+        return self.train_on == "responses" and (self.online is None or self.online.responses == "recorded")
 
     @property
     def terms(self) -> tuple[LossTerm, ...]:

@@ -20,7 +20,7 @@ Broken: TypeAlias = Iterator[tuple[str, str]]
 ALL_SERVED = "A live teacher, or a cache with contents hidden, serves all."
 WARMUP_UNITS = {"ep": ("ep", "ba", "dur"), "ba": ("ep", "ba", "dur"), "sp": ("sp", "dur"), "tok": ("tok", "dur")}
 NOT_ONLINE = {  # keys of distill with the only value that online mode supports, and why
-    "train_on": ("answers", "the responses to requests are learned"),
+    "train_on": ("responses", "the responses to requests are learned"),
     "unknown_inputs": (0.0, "the serving draft reads every token id"),
     "samples": ("teacher", "the target generates the responses"),
     "packing": (False, "each request is a row of its own"),
@@ -36,11 +36,17 @@ def validate(recipe: Recipe) -> list[tuple[str, str]]:
 
 
 def data_rules(recipe: Recipe) -> Broken:
-    data, given = recipe.data, recipe.data.answers == "given"
+    data, given = recipe.data, recipe.data.responses == "given"
     if given and not data.prompts:
-        yield "data.answers", "must be written when data.prompts is empty, got given. Name the rows that bring answers."
+        yield (
+            "data.responses",
+            "must be written when data.prompts is empty, got given. Name the rows that bring responses.",
+        )
     if given and data.self_written_prompts:
-        yield "data.self_written_prompts", "must be left out when data.answers is given: such prompts bring no answer."
+        yield (
+            "data.self_written_prompts",
+            "must be left out when data.responses is given: such prompts bring no response.",
+        )
     if not given and not data.prompts and not data.self_written_prompts:
         yield "data.self_written_prompts", "must be > 0 when data.prompts is empty, got 0. Name a source of prompts."
     if data.max_new_tokens >= data.max_seq_len:
@@ -95,7 +101,7 @@ def training_rules(recipe: Recipe) -> Broken:
         if architecture.vocabulary is None and architecture.source is None and architecture.plan is None:
             yield "distill.unknown_inputs", f"must be 0 without architecture.vocabulary, got {distill.unknown_inputs}."
     vocabulary = architecture.vocabulary
-    if vocabulary is not None and vocabulary.origin == "answers" and not distill.learns_answers:
+    if vocabulary is not None and vocabulary.origin == "responses" and not distill.trains_on_responses:
         yield "architecture.vocabulary.from", "must be text or a list when no responses are generated to train on."
 
     # Loss and teacher
@@ -167,8 +173,8 @@ def online_rules(recipe: Recipe) -> Broken:
             yield f"distill.{name}", f"must be left out with distill.online: {why}."
     if not distill.teacher.is_cache or distill.teacher.contents != "hidden":
         yield "distill.teacher", "must have source cache and contents hidden with distill.online, which keeps them."
-    if recipe.data.answers == "given":
-        yield "data.answers", "must be written with distill.online, got given."
+    if recipe.data.responses == "given":
+        yield "data.responses", "must be written with distill.online, got given."
     if distill.global_train_batch_size < online.update_interval:
         most = f"got {online.update_interval} and {distill.global_train_batch_size}: a step learns all new requests"
         yield "distill.online.update_interval", f"must be at most distill.global_train_batch_size, {most}."
@@ -226,7 +232,7 @@ FEATURES: Mapping[Feature, tuple[str, Callable[[Recipe], bool]]] = {
     "packing": ("distill.packing", lambda recipe: recipe.distill.packing),
     "text": ("distill.train_on=text", lambda recipe: recipe.distill.train_on == "text"),
     "self_written_prompts": ("data.self_written_prompts", lambda recipe: recipe.data.self_written_prompts > 0),
-    "answer engine": ("generate.engine", lambda recipe: not recipe.generate.is_local),
+    "generation engine": ("generate.engine", lambda recipe: not recipe.generate.is_local),
     "sharded teacher": ("distill.teacher.parallelism=fsdp2", lambda recipe: recipe.distill.teacher.is_sharded),
     "fsdp2": ("distill.parallelism=fsdp2 or hsdp", lambda recipe: recipe.distill.parallelism != "ddp"),
 }

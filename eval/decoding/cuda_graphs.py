@@ -228,7 +228,7 @@ def new_opener(how: How) -> Opener:
     return open_sequencer if how == "eager" else CapturedSteps()
 
 
-def answer_opener(model: PreTrainedModel) -> Opener:
+def generation_opener(model: PreTrainedModel) -> Opener:
     """Return the opener for generating responses: captured steps on a GPU, eager ones if those are not supported."""
     if model.device.type != "cuda":
         return open_sequencer
@@ -280,4 +280,4 @@ def bytes_per_slot(model: PreTrainedModel) -> int:
 
 
 def say(reason: str) -> None:
-    print(f"answers by eager steps, several times slower: {reason}", file=sys.stderr)
+    print(f"responses by eager steps, several times slower: {reason}", file=sys.stderr)

@@ -20,7 +20,7 @@ from architectures.console import Advance, no_progress, progress
 from architectures.errors import UserError
 from architectures.manifest import fingerprint_checkpoint, fingerprint_value
 from architectures.sharing import ALONE, Share
-from eval.decoding.cuda_graphs import answer_opener
+from eval.decoding.cuda_graphs import generation_opener
 from eval.decoding.kv_cache import Opener
 from eval.decoding.sampling import DRAWS, Decoded, Limits, Sampling
 from eval.decoding.speculative import Emitted, Wanted, decode_steps
@@ -50,7 +50,7 @@ Rendered = tuple[list[int], RecordedTurn]  # prompt ids of a conversation so far
 Missing = Sequence[tuple[Path, Sequence[RecordedTurn]]]  # missing shards, and the first turns of each
 
 
-Kind = Callable[..., "Answerer"]  # Answerer, or an engine of eval.engines.external_generate
+Kind = Callable[..., "LocalGenerator"]  # LocalGenerator, or an engine of eval.engines.external_generate
 
 
 def write_traces(
@@ -60,7 +60,7 @@ def write_traces(
     settings: DecodingSettings,
     *,
     name: str = "train",
-    answered_by: Kind | None = None,
+    generated_by: Kind | None = None,
     part: ShardPart = EVERY_FILE,
     share: Share = ALONE,
 ) -> None:
@@ -72,7 +72,7 @@ def write_traces(
 
     Args:
         name: Prefix of the shards' names.
-        answered_by: Generates the responses: an Answerer by default, or an engine (eval.engines.external_generate).
+        generated_by: Generates the responses: LocalGenerator by default, or an engine (eval.engines.external_generate).
         part: The files to write; other jobs may write the rest at the same time.
         share: This process's share of them. All files of the part exist on return.
 
@@ -80,7 +80,7 @@ def write_traces(
         UserError: If out has responses of this name with other settings, or no prompt is short enough.
     """
     settings, tokenizer = within_context(target, settings), load_tokenizer(target)
-    answerer = (answered_by or Answerer)(target, tokenizer, settings, name=name, share=share)
+    generator = (generated_by or LocalGenerator)(target, tokenizer, settings, name=name, share=share)
     lengths = [len(render_prompt(tokenizer, prompt.messages)) for prompt in prompts]
     turns = first_turns(drop_too_long(prompts, lengths, settings.max_prompt_len))
     chunks = [turns[start : start + settings.shard_size] for start in range(0, len(turns), settings.shard_size)]
@@ -89,7 +89,7 @@ def write_traces(
         "template": template_hash(tokenizer),
         "prompts": fingerprint_value([asked(prompt) for prompt in prompts]),
         **settings.claimed,
-        **claimed_draws(settings.temperature, answerer.draws),
+        **claimed_draws(settings.temperature, generator.draws),
     }
 
     def missing_shards() -> list[Path]:
@@ -98,19 +98,19 @@ def write_traces(
         return [path for path in part.of_all(paths) if not path.is_file()]
 
     by_path = dict(zip(shard_paths(out, name, len(chunks)), chunks, strict=True))
-    missing = [(path, by_path[path]) for path in answerer.mine(share.lead(missing_shards))]
+    missing = [(path, by_path[path]) for path in generator.mine(share.lead(missing_shards))]
 
     # This process's shards, with a progress bar advanced by decoding steps.
     start_s, num_written, num_tokens = time.monotonic(), 0, 0
-    total, whole = sum(num_turns(turns) for _, turns in missing), answerer.work_of(missing)
-    with progress(f"{name} answers{share.words}", total=total, whole=whole) as answerer.advance:
-        for trace in answerer.write_all(missing):
-            answerer.advance(0)
-            num_written, num_tokens = num_written + 1, num_tokens + len(trace.answer_ids)
-    answers, tokens = map(sum, zip(*share.exchange((num_written, num_tokens)), strict=True))
-    if answers:
+    total, whole = sum(num_turns(turns) for _, turns in missing), generator.work_of(missing)
+    with progress(f"{name} responses{share.words}", total=total, whole=whole) as generator.advance:
+        for trace in generator.write_all(missing):
+            generator.advance(0)
+            num_written, num_tokens = num_written + 1, num_tokens + len(trace.response_ids)
+    responses, tokens = map(sum, zip(*share.exchange((num_written, num_tokens)), strict=True))
+    if responses:
         rate = tokens / (time.monotonic() - start_s)
-        print(f"{name}: {answers} answers, {tokens} tokens, {rate:.0f} tokens/s", file=sys.stderr)
+        print(f"{name}: {responses} responses, {tokens} tokens, {rate:.0f} tokens/s", file=sys.stderr)
 
 
 def sampling_of(settings: DecodingSettings) -> Sampling:
@@ -130,8 +130,8 @@ def within_context(target: Path, settings: DecodingSettings) -> DecodingSettings
     longest = limit.tokens - settings.max_new_tokens
     if longest < 1:
         raise UserError(
-            f"{target}: {limit.origin}, which answers of max_new_tokens={settings.max_new_tokens} leave no room for a "
-            "prompt in. Lower max_new_tokens."
+            f"{target}: {limit.origin}, so responses of max_new_tokens={settings.max_new_tokens} leave no "
+            "room for a prompt. Lower max_new_tokens."
         )
     return replace(settings, max_prompt_len=min(settings.max_prompt_len, longest))
 
@@ -139,7 +139,7 @@ def within_context(target: Path, settings: DecodingSettings) -> DecodingSettings
 PASS_ROWS = 32  # rows that cost as much as reading the weights in a pass: 48 rows took twice the time of 8 on two cores
 
 
-class Answerer:
+class LocalGenerator:
     """Response generator; loads the target when first needed."""
 
     draws = DRAWS  # how sampled tokens follow from seeds
@@ -166,7 +166,7 @@ class Answerer:
 
     @cached_property
     def opener(self) -> Opener:
-        return answer_opener(self.model)
+        return generation_opener(self.model)
 
     @cached_property
     def vocab_size(self) -> int:
@@ -185,35 +185,35 @@ class Answerer:
     def write(self, path: Path, turns: Sequence[RecordedTurn]) -> Iterator[Trace]:
         """Write a shard once complete; yield its responses as they finish."""
         traces = []
-        for trace in self.answer(turns):
+        for trace in self.generate(turns):
             traces.append(trace)
             yield trace
         write_shard(path, rows_of(traces))
 
-    def answer(self, turns: Sequence[RecordedTurn]) -> Iterator[Trace]:
+    def generate(self, turns: Sequence[RecordedTurn]) -> Iterator[Trace]:
         """Yield responses to first turns and all later ones, in no particular order."""
         while turns:
             following = []
-            for turn, trace in self.answer_each(turns):
+            for turn, trace in self.generate_each(turns):
                 yield trace
                 if turn.later_turns:
-                    following.append(turn.following(trace.answer))
+                    following.append(turn.following(trace.response))
             turns = following
 
-    def answer_each(self, turns: Sequence[RecordedTurn]) -> Iterator[tuple[RecordedTurn, Trace]]:
+    def generate_each(self, turns: Sequence[RecordedTurn]) -> Iterator[tuple[RecordedTurn, Trace]]:
         """Yield one response per turn, in batches sorted by length; turns that are too long have none."""
         rendered = [(self.render(turn), turn) for turn in turns]
         fitting = [(ids, turn) for ids, turn in rendered if len(ids) <= self.settings.max_prompt_len]
         fitting.sort(key=lambda pair: len(pair[0]))
         for start in range(0, len(fitting), self.settings.batch_size):
-            yield from self.answer_batch(fitting[start : start + self.settings.batch_size])
+            yield from self.generate_batch(fitting[start : start + self.settings.batch_size])
 
     def render(self, turn: RecordedTurn) -> list[int]:
         ids = render_prompt(self.tokenizer, turn.messages)
         require_rows_for_row(ids, self.target, self.vocab_size, turn.source)
         return ids
 
-    def answer_batch(self, batch: Sequence[Rendered]) -> Iterator[tuple[RecordedTurn, Trace]]:
+    def generate_batch(self, batch: Sequence[Rendered]) -> Iterator[tuple[RecordedTurn, Trace]]:
         """Yield responses of one batch as they finish, advancing the progress bar by steps."""
         work = PASS_ROWS + len(batch)
         step_work, steps, emitted = work / self.settings.max_new_tokens, 0, Counter[int]()
@@ -246,12 +246,12 @@ class Answerer:
             source=turn.source,
             messages=turn.messages,
             prompt_ids=tuple(prompt_ids),
-            answer_ids=decoded.token_ids,
-            answer=cast("str", text),
+            response_ids=decoded.token_ids,
+            response=cast("str", text),
             finish_reason="stop" if decoded.stopped else "length",
             category=turn.category,
             task=turn.task,
-            answer_logp=tuple(round(logp, LOGP_DIGITS) for logp in decoded.logp) or None,
+            response_logp=tuple(round(logp, LOGP_DIGITS) for logp in decoded.logp) or None,
         )
 
 

@@ -106,7 +106,7 @@ def chosen_from(logits_NV: Tensor, sampling: Sampling, seen_NV: Tensor | None) -
 
 
 def seen_along(
-    prompt_ids: Sequence[int], answer_ids: Sequence[int], sampling: Sampling, like_TV: Tensor
+    prompt_ids: Sequence[int], response_ids: Sequence[int], sampling: Sampling, like_TV: Tensor
 ) -> Tensor | None:
     """Return seen_TV, the tokens before each token of a response; None without a repetition penalty.
 
@@ -117,7 +117,7 @@ def seen_along(
         return None
     seen_TV = torch.zeros_like(like_TV, dtype=torch.bool)
     seen_TV[:, list(prompt_ids)] = True
-    for index, token in enumerate(answer_ids[:-1], start=1):
+    for index, token in enumerate(response_ids[:-1], start=1):
         seen_TV[index:, token] = True
     return seen_TV
 
@@ -335,7 +335,7 @@ class Round:
 
     Attributes:
         start: Tokens emitted before it.
-        lookahead: Tokens requested from the proposer.
+        num_speculative_tokens: Tokens requested from the proposer.
         proposed: Tokens proposed: fewer near the end of the sequence.
         accepted: A stop token is the target's own and not among them.
         rows: Sequences decoded together, which share the seconds.
@@ -345,7 +345,7 @@ class Round:
     """
 
     start: int
-    lookahead: int
+    num_speculative_tokens: int
     proposed: int
     accepted: int
     rows: int
@@ -356,7 +356,7 @@ class Round:
     @property
     def is_behind(self) -> bool:
         """True if the draft has not read its last proposed token, because all requested tokens were accepted."""
-        return not self.looked_up and self.accepted == self.proposed == self.lookahead
+        return not self.looked_up and self.accepted == self.proposed == self.num_speculative_tokens
 
 
 @dataclass(frozen=True)
@@ -364,18 +364,20 @@ class Speculation:
     """How a draft is used.
 
     Attributes:
-        lookahead: Tokens proposed per step, fewer near the end of the sequence.
+        num_speculative_tokens: Tokens proposed per step, fewer near the end of the sequence.
         draft_p_min: Confidence (the draft's largest probability at temperature 1) below which it stops proposing in
             this step, in [0, 1]: llama.cpp's `--spec-draft-p-min`; 0 never stops.
     """
 
-    lookahead: int = 4
+    num_speculative_tokens: int = 4
     rule: str = LOSSLESS[0]
     draft_p_min: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.lookahead < 1:
-            raise ValueError(f"lookahead must be at least 1, got {self.lookahead}. Use plain_decode to do without.")
+        if self.num_speculative_tokens < 1:
+            raise ValueError(
+                f"num_speculative_tokens must be >= 1, got {self.num_speculative_tokens}; plain_decode is for 0."
+            )
         if self.rule not in RULES:
             raise ValueError(f"rule must be one of {', '.join(RULES)}, got {self.rule!r}.")
         if not 0 <= self.draft_p_min <= 1:

@@ -141,7 +141,7 @@ class Wanted:
         """Steps that the target and the draft are fed repeatedly; with a confidence threshold, of every width."""
         if self.speculation is None:
             return ([(1, False)],)
-        widest = self.speculation.lookahead + 1
+        widest = self.speculation.num_speculative_tokens + 1
         return [(width, True) for width in range(1 if self.draft_p_min > 0 else widest, widest + 1)], [
             (1, False),
             (2, False),
@@ -169,7 +169,7 @@ class Streams:
         """Draw the numbers; those of a sequence depend only on the stream's seed and its row seed."""
         # A row one token from its end takes part in steps as wide as the longest proposal of the others.
         widest = max(
-            wanted.speculation.lookahead if wanted.speculation else 0,
+            wanted.speculation.num_speculative_tokens if wanted.speculation else 0,
             wanted.lookup_first.size_m if wanted.lookup_first else 0,
         )
         count = wanted.limits.max_new_tokens + widest + 1
@@ -411,14 +411,17 @@ class SpeculativeSteps:
         if self.batch.drafter is None:
             return Proposals(Proposal.nothing(len(lookups), self.batch.device), lookups), [len(ids) for ids in lookups]
         asked = [
-            0 if ids else min(self.speculation.lookahead, limit) for ids, limit in zip(lookups, limits, strict=True)
+            0 if ids else min(self.speculation.num_speculative_tokens, limit)
+            for ids, limit in zip(lookups, limits, strict=True)
         ]
         drafted, counts = self.propose(asked)
         return Proposals(drafted, lookups), [len(ids) or count for ids, count in zip(lookups, counts, strict=True)]
 
     def look_up(self, text: Text, limit: int) -> list[int]:
         if self.wanted.lookup is not None:
-            return self.wanted.lookup.continuation(text.everything(), min(self.speculation.lookahead, limit))
+            return self.wanted.lookup.continuation(
+                text.everything(), min(self.speculation.num_speculative_tokens, limit)
+            )
         if self.wanted.lookup_first is None:
             return []
         return self.wanted.lookup_first.continuation(text.everything(), limit)
@@ -435,7 +438,7 @@ class SpeculativeSteps:
         start, proposed = len(text.emitted), len(proposed_ids)
         kept = text.extend(token_ids, self.wanted.limits)
         copied = self.wanted.lookup_first if looked_up else None
-        asked = self.speculation.lookahead if copied is None else copied.size_m
+        asked = self.speculation.num_speculative_tokens if copied is None else copied.size_m
         round_ = Round(start, asked, proposed, kept - 1, len(self.texts), *seconds, looked_up)
         text.rounds.append(round_)
         text.missing = text.missing + kept if looked_up else int(round_.is_behind)
@@ -532,7 +535,7 @@ class SpeculativeSteps:
                 self.batch.seen_BV[row, text.last(text.rounds[-1].accepted + 1)] = True
 
 
-GREEDY, LOOKAHEAD_4, SEEDS = Sampling(), Speculation(), Seeds()  # defaults
+GREEDY, K_4, SEEDS = Sampling(), Speculation(), Seeds()  # defaults
 
 
 def speculative_decode(
@@ -541,7 +544,7 @@ def speculative_decode(
     prompts: Sequence[Sequence[int]],
     *,
     limits: Limits,
-    speculation: Speculation = LOOKAHEAD_4,
+    speculation: Speculation = K_4,
     sampling: Sampling = GREEDY,
     seeds: Seeds = SEEDS,
     row_seeds: Sequence[int] | None = None,

@@ -70,7 +70,7 @@ class EngineRun:
     version: str
     command: str
     dtype: str
-    lookahead: Annotated[int, Field(ge=1)]
+    num_speculative_tokens: Annotated[int, Field(ge=1)]
     max_new_tokens: Annotated[int, Field(ge=2)]
     own: Counted
     texts: Annotated[tuple[TextRun, ...], Field(min_length=1)]

@@ -18,8 +18,8 @@ from architectures.settings import (
     MOST,
     Dtype,
     Flag,
-    Lookahead,
     MaxScoredTokens,
+    NumSpeculativeTokens,
     Revision,
     Section,
     Seed,
@@ -58,7 +58,7 @@ class CertifySettings(Section):
     prompts: PromptWords = ()
     num_prompts: Annotated[int, Field(ge=24, le=MOST, description="Prompts.")] = 24
     max_new_tokens: MaxScoredTokens = 64
-    lookahead: Lookahead = 3
+    num_speculative_tokens: NumSpeculativeTokens = 3
     dtype: Annotated[Dtype, Field(description="Number type of target and draft.")] = "float32"
     python: Annotated[Path | None, Flag(metavar="FILE")] = Field(
         default=None, description="Of the environment that has vLLM, xllamacpp or openvino-genai."
@@ -80,7 +80,7 @@ class CertifySettings(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> "CertifySettings":
-        of_dry_run = {"draft", "target", "engine", "dry_run", "lookahead", *DRY}
+        of_dry_run = {"draft", "target", "engine", "dry_run", "num_speculative_tokens", *DRY}
         for name in self.model_fields_set:
             if self.dry_run and name not in of_dry_run:
                 raise UserError(f"{flag_of(name)} has no effect with --dry-run. Leave it out.")
@@ -105,15 +105,15 @@ def certify(settings: CertifySettings) -> None:
     if settings.dry_run:
         engines = ENGINES if settings.engine is None else (settings.engine,)
         draft = read_model(settings.draft)
-        lookahead = settings.lookahead
-        if "lookahead" not in settings.model_fields_set:
-            lookahead = draft.num_assistant_tokens or lookahead
+        k = settings.num_speculative_tokens
+        if "num_speculative_tokens" not in settings.model_fields_set:
+            k = draft.num_assistant_tokens or k
         pair = Pair(
             draft=draft,
             target=read_model(settings.target, settings.revision),
             revision=settings.revision,
             tensor_parallel=settings.tensor_parallel,
-            lookahead=lookahead,
+            num_speculative_tokens=k,
         )
         text, serves = report(engines, pair)
         print(text)
@@ -189,9 +189,9 @@ def make_certificate(settings: CertifySettings, target: Path, draft: Path, *, th
         "draft": str((settings.draft_file or draft).resolve()),
         "conversations": [[{**message, **role} for message in prompt.messages] for prompt in prompts],
         "is_chat": is_chat,
-        "lookahead": settings.lookahead,
+        "num_speculative_tokens": settings.num_speculative_tokens,
         "max_new_tokens": settings.max_new_tokens,
-        "max_model_len": max(map(len, ids)) + settings.max_new_tokens + settings.lookahead + 1,
+        "max_model_len": max(map(len, ids)) + settings.max_new_tokens + settings.num_speculative_tokens + 1,
         "dtype": settings.dtype,
         "threads": threads,
         "seed": settings.seed,
@@ -199,8 +199,8 @@ def make_certificate(settings: CertifySettings, target: Path, draft: Path, *, th
     }
     if settings.engine == "transformers":
         models = {str(each.resolve()): load_model(each, dtype=settings.dtype) for each in (target, draft)}
-        answer = decode_all(partial(AssistedGeneration, models), {**request, "conversations": ids})
-        run = engine_run("transformers", request, {**answer, "version": transformers.__version__})
+        response = decode_all(partial(AssistedGeneration, models), {**request, "conversations": ids})
+        run = engine_run("transformers", request, {**response, "version": transformers.__version__})
     else:
         assert settings.python is not None  # validated by the settings
         run = run_external(cast("Engine", settings.engine), settings.python, request)
@@ -248,7 +248,7 @@ def speed_of(run: EngineRun, seed: int) -> Speed:
 def print_certificate(certificate: Certificate) -> None:
     run, speed = certificate.run, certificate.speed
     interval = "" if speed.interval is None else " [{:.2f}, {:.2f}]".format(*speed.interval)
-    print(f"{run.engine} {run.version}, {run.dtype}, lookahead {run.lookahead}, {certificate.hardware}")
+    print(f"{run.engine} {run.version}, {run.dtype}, k = {run.num_speculative_tokens}, {certificate.hardware}")
     print(f"  {run.command}")
     for finding in certificate.findings:
         print(f"  {'ok' if finding.holds else 'FAIL':4} {finding.law}: {finding.detail}")

@@ -27,10 +27,10 @@ from architectures.errors import UserError
 from architectures.sharing import Share
 from architectures.target_files import stop_ids
 from eval.config import GenerateConfig
-from eval.decoding.generate import Answerer, Kind, Missing, derive_seed, sampling_of
+from eval.decoding.generate import Kind, LocalGenerator, Missing, derive_seed, sampling_of
 from eval.decoding.sampling import Decoded, Limits, Sampling, log_distribution, penalised, seen_along
 from eval.lossless import shortfalls
-from eval.replay import answer_logits
+from eval.replay import response_logits
 from eval.responses import DecodingSettings, RecordedTurn, Trace, num_turns, rows_of, unknown_id, write_shard
 
 if TYPE_CHECKING:
@@ -319,7 +319,7 @@ class GenerationEngine(Protocol):
 def responses_by(config: GenerateConfig) -> Iterator[Kind]:
     """Provide the response generator of recipe section `generate` for the block."""
     if config.is_local:
-        yield Answerer
+        yield LocalGenerator
         return
     kind = EngineKind(config)
     try:
@@ -337,8 +337,8 @@ class EngineKind:
         self.loaded: tuple[Path, str, int] | None = None
         self.checked: set[Sampling] = set()  # settings under which the engine was checked against the target
 
-    def __call__(self, *args: Any, **named: Any) -> "EngineAnswerer":
-        return EngineAnswerer(*args, kind=self, **named)
+    def __call__(self, *args: Any, **named: Any) -> "EngineGenerator":
+        return EngineGenerator(*args, kind=self, **named)
 
     def open(self, target: Path, settings: DecodingSettings, share: Share) -> GenerationEngine:
         max_model_len = settings.max_prompt_len + settings.max_new_tokens
@@ -360,13 +360,13 @@ class EngineKind:
         self.engine = None
 
 
-class EngineAnswerer(Answerer):
+class EngineGenerator(LocalGenerator):
     """Response generator that uses an engine."""
 
     def __init__(self, *args: Any, kind: EngineKind, **named: Any):
         super().__init__(*args, **named)
         self.kind = kind
-        self.draws = f"{kind.config.engine}: the engine's own, seeded by answer"
+        self.draws = f"{kind.config.engine}: the engine's own, seeded by response"
 
     def mine(self, missing: Sequence[Path]) -> Sequence[Path]:
         """Return this process's shards: every process uses the servers; vLLM runs once per `tensor_parallel` GPUs.
@@ -386,13 +386,13 @@ class EngineAnswerer(Answerer):
             shards = missing[start : start + together]
             first_ids = [turns[0].id for _, turns in shards]
             traces: list[list[Trace]] = [[] for _ in shards]
-            for trace in self.answer([turn for _, turns in shards for turn in turns]):
+            for trace in self.generate([turn for _, turns in shards for turn in turns]):
                 traces[bisect_right(first_ids, trace.id) - 1].append(trace)
                 yield trace
             for (path, _), rows in zip(shards, traces, strict=True):
                 write_shard(path, rows_of(rows))
 
-    def answer_each(self, turns: Sequence[RecordedTurn]) -> Iterator[tuple[RecordedTurn, Trace]]:
+    def generate_each(self, turns: Sequence[RecordedTurn]) -> Iterator[tuple[RecordedTurn, Trace]]:
         rendered = [(self.render(turn), turn) for turn in turns]
         new = [(ids, turn) for ids, turn in rendered if len(ids) <= self.settings.max_prompt_len]
         if not new:
@@ -467,7 +467,7 @@ def check_agreement(
     tokens = ties = outside = 0
     excess, surprise, variance = 0.0, 0.0, 0.0
     for prompt, ids in responses:
-        logits_TV = answer_logits(model, prompt, ids)
+        logits_TV = response_logits(model, prompt, ids)
         seen_TV = seen_along(prompt, ids, sampling, logits_TV)
         taken_T = torch.tensor(ids, device=logits_TV.device)
         tokens += len(ids)

@@ -40,18 +40,18 @@ from architectures.errors import UserError
 from eval.engines.certificate import Counted, Engine, EngineRun, Finding, TextRun, pooled
 from eval.lossless import MIN_OWN_ACCEPTANCE, TIE_STEPS
 from eval.models import load_tokenizer
-from eval.replay import answer_logits, replay_counts
+from eval.replay import replay_counts, response_logits
 
 WORKER = Path(__file__).with_name("worker.py")
 LINES_SHOWN = 12  # of a failed worker's output
 
 
 def command_of(engine: Engine, request: dict[str, Any]) -> str:
-    lookahead, threads = request["lookahead"], request.get("threads")
+    k, threads = request["num_speculative_tokens"], request.get("threads")
     if engine == "transformers":
-        return f"generate(assistant_model=DRAFT, num_assistant_tokens={lookahead}, do_sample=False)"
+        return f"generate(assistant_model=DRAFT, num_assistant_tokens={k}, do_sample=False)"
     if engine == "vllm":
-        config = {"method": "draft_model", "model": "DRAFT", "num_speculative_tokens": lookahead}
+        config = {"method": "draft_model", "model": "DRAFT", "num_speculative_tokens": k}
         return (
             f"LLM(TARGET, dtype={request['dtype']!r}, max_model_len={request['max_model_len']}, max_num_seqs=1, "
             f"enforce_eager=True, speculative_config={json.dumps(config | request['draft_settings'])})"
@@ -59,16 +59,16 @@ def command_of(engine: Engine, request: dict[str, Any]) -> str:
     if engine == "llama.cpp":
         target, draft = Path(request["target"]).name, Path(request["draft"]).name
         return (
-            f"llama-server -m {target} -md {draft} --spec-type draft-simple --spec-draft-n-max {lookahead} "
+            f"llama-server -m {target} -md {draft} --spec-type draft-simple --spec-draft-n-max {k} "
             f"--spec-draft-n-min 0 --spec-draft-p-min 0 -np 1 -t {threads}"
         )
     return (
         "LLMPipeline(TARGET, 'CPU', draft_model=draft_model(DRAFT, 'CPU'), scheduler_config=...), "
-        f"num_assistant_tokens={lookahead}, assistant_confidence_threshold=0, INFERENCE_NUM_THREADS={threads}"
+        f"num_assistant_tokens={k}, assistant_confidence_threshold=0, INFERENCE_NUM_THREADS={threads}"
     )
 
 
-def counts_of(engine: Engine, text: dict[str, Any], lookahead: int) -> Counted:
+def counts_of(engine: Engine, text: dict[str, Any], num_speculative_tokens: int) -> Counted:
     if engine == "vllm":
         counters = text["counters"]
         return Counted(
@@ -83,28 +83,28 @@ def counts_of(engine: Engine, text: dict[str, Any], lookahead: int) -> Counted:
     if engine == "openvino":  # each step proposes k tokens, or those left before the text's last one
         given = text["given"]
         accepted = [tokens - 1 for tokens in given[1:]]
-        proposed = sum(min(lookahead, sum(given[position:]) - 1) for position in range(1, len(given)))
+        proposed = sum(min(num_speculative_tokens, sum(given[position:]) - 1) for position in range(1, len(given)))
     else:
         accepted, proposed = text["accepted"], sum(text["proposed"])
     return Counted(
         rounds=len(accepted),
         proposed=proposed,
         accepted=sum(accepted),
-        by_position=tuple(sum(each > position for each in accepted) for position in range(lookahead)),
+        by_position=tuple(sum(each > position for each in accepted) for position in range(num_speculative_tokens)),
     )
 
 
-def engine_run(engine: Engine, request: dict[str, Any], answer: dict[str, Any]) -> EngineRun:
+def engine_run(engine: Engine, request: dict[str, Any], response: dict[str, Any]) -> EngineRun:
     files = f"{Path(request['target']).stem} with {Path(request['draft']).stem}"  # llama.cpp's are in the files
-    lookahead = request["lookahead"]
+    k = request["num_speculative_tokens"]
     return EngineRun(
         engine=engine,
-        version=answer["version"],
+        version=response["version"],
         command=command_of(engine, request),
         dtype=files if engine == "llama.cpp" else request["dtype"],
-        lookahead=lookahead,
+        num_speculative_tokens=k,
         max_new_tokens=request["max_new_tokens"],
-        own=pooled([counts_of(engine, text, lookahead) for text in answer["own"]]),
+        own=pooled([counts_of(engine, text, k) for text in response["own"]]),
         texts=tuple(
             TextRun(
                 prompt_ids=tuple(text["plain"]["prompt_ids"]),
@@ -112,9 +112,9 @@ def engine_run(engine: Engine, request: dict[str, Any], answer: dict[str, Any]) 
                 drafted_ids=tuple(text["drafted"]["ids"]),
                 plain_s=text["plain"]["elapsed_s"],
                 drafted_s=text["drafted"]["elapsed_s"],
-                counted=counts_of(engine, text["drafted"], lookahead),
+                counted=counts_of(engine, text["drafted"], k),
             )
-            for text in answer["texts"]
+            for text in response["texts"]
         ),
     )
 
@@ -131,7 +131,7 @@ def run_external(engine: Engine, python: Path, request: dict[str, Any]) -> Engin
 def reply_of(python: Path, request: dict[str, Any], *, engine: str) -> dict[str, Any]:
     """Return a worker's reply to a request; errors as for `run_external`."""
     with tempfile.TemporaryDirectory(prefix="widedraft-engine-") as folder:
-        asked, answered = Path(folder) / "request.json", Path(folder) / "answer.json"
+        asked, answered = Path(folder) / "request.json", Path(folder) / "response.json"
         asked.write_text(json.dumps(request), encoding="utf-8")
         try:
             done = subprocess.run(
@@ -173,7 +173,10 @@ class AssistedGeneration:
         settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": self.request["max_new_tokens"]}
         if self.draft is not None:
             config: Any = self.draft.generation_config
-            config.num_assistant_tokens, config.num_assistant_tokens_schedule = self.request["lookahead"], "constant"
+            config.num_assistant_tokens, config.num_assistant_tokens_schedule = (
+                self.request["num_speculative_tokens"],
+                "constant",
+            )
             config.assistant_confidence_threshold = 0.0
             settings["assistant_model"] = self.draft
         with counted_steps() as (proposed, accepted):
@@ -251,7 +254,7 @@ def find(
     changed = [number for number in parted if number not in ties]
     counted = pooled([text.counted for text in run.texts])
     worst = max(abs(a - b) for a, b in zip(rates(replay, counted), rates(counted, counted), strict=True))
-    positions = run.lookahead if counted.by_position is None else 1  # positions covered by that one rate
+    positions = run.num_speculative_tokens if counted.by_position is None else 1  # positions covered by that one rate
     return [
         Finding(
             law="enough",
@@ -322,7 +325,7 @@ def find_ties(target: PreTrainedModel, run: EngineRun, stop_id: int) -> list[int
         if index is None:
             continue
         both = [ids[index] if index < len(ids) else stop_id for ids in (text.plain_ids, text.drafted_ids)]
-        logits_V = answer_logits(target, text.prompt_ids, [*text.plain_ids[:index], both[0]])[-1]
+        logits_V = response_logits(target, text.prompt_ids, [*text.plain_ids[:index], both[0]])[-1]
         short = float(logits_V.max() - logits_V[both].min())
         if short <= TIE_STEPS * rounding * float(logits_V.abs().max()):
             ties.append(number)
@@ -371,21 +374,27 @@ def replay_run(draft: PreTrainedModel, run: EngineRun, own: OwnTokens | None = N
     alone = int(run.engine not in PROPOSES_AT_ONCE)
     counts = []
     for text in run.texts:
-        prompt, answer = (*text.prompt_ids, *text.plain_ids[:alone]), text.plain_ids[alone:]
-        nothing = Counted(rounds=0, proposed=0, accepted=0, by_position=(0,) * run.lookahead)
-        counts.append(replay_text(draft, prompt, answer, run.lookahead, own) if answer else nothing)
+        prompt, response = (*text.prompt_ids, *text.plain_ids[:alone]), text.plain_ids[alone:]
+        nothing = Counted(rounds=0, proposed=0, accepted=0, by_position=(0,) * run.num_speculative_tokens)
+        counts.append(replay_text(draft, prompt, response, run.num_speculative_tokens, own) if response else nothing)
     return counts
 
 
 def replay_text(
-    draft: PreTrainedModel, prompt: Sequence[int], answer: Sequence[int], lookahead: int, own: OwnTokens | None
+    draft: PreTrainedModel,
+    prompt: Sequence[int],
+    response: Sequence[int],
+    num_speculative_tokens: int,
+    own: OwnTokens | None,
 ) -> Counted:
     """Compute counts of one text of at least one token; integers, since every probability is 0 or 1."""
-    wanted = answer
+    wanted = response
     if own is not None:
-        prompt, answer, wanted = own.read(prompt), own.read(answer), own.wanted(answer)
-    proposed_T = answer_logits(draft, prompt, answer).argmax(dim=-1).cpu().numpy()
-    counts = replay_counts((proposed_T == np.array(wanted)).astype(np.float64), lookahead=lookahead)
+        prompt, response, wanted = own.read(prompt), own.read(response), own.wanted(response)
+    proposed_T = response_logits(draft, prompt, response).argmax(dim=-1).cpu().numpy()
+    counts = replay_counts(
+        (proposed_T == np.array(wanted)).astype(np.float64), num_speculative_tokens=num_speculative_tokens
+    )
     positions = tuple(round(value) for value in counts.accepted)
     return Counted(
         rounds=round(counts.rounds),

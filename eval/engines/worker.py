@@ -71,7 +71,7 @@ class VllmEngine:
             settings["speculative_config"] = {
                 "method": "draft_model",
                 "model": draft,
-                "num_speculative_tokens": request["lookahead"],
+                "num_speculative_tokens": request["num_speculative_tokens"],
                 **(request["draft_settings"] if draft == request["draft"] else {}),
             }
         self.request = request
@@ -137,7 +137,12 @@ class LlamaServer:
         params.port, params.verbosity = 0, 0
         if draft is not None:
             settings = params.speculative.draft
-            settings.mparams.path, settings.n_max, settings.n_min, settings.p_min = draft, request["lookahead"], 0, 0.0
+            settings.mparams.path, settings.n_max, settings.n_min, settings.p_min = (
+                draft,
+                request["num_speculative_tokens"],
+                0,
+                0.0,
+            )
             settings.cpuparams.n_threads = request["threads"]
             params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
         self.request = request
@@ -220,7 +225,7 @@ class OpenVinoPipeline:
         settings = self.pipeline.get_generation_config()
         settings.max_new_tokens, settings.do_sample = self.request["max_new_tokens"], False
         if self.has_draft:
-            settings.num_assistant_tokens = self.request["lookahead"]
+            settings.num_assistant_tokens = self.request["num_speculative_tokens"]
             settings.assistant_confidence_threshold = 0.0
         start_s = time.perf_counter()
         output = self.pipeline.generate(inputs, settings)

@@ -110,7 +110,7 @@ def test_a_family_without_a_head_in_vllm_has_no_own_tokenizer_there():
 
 
 def test_commands_name_both_models_and_the_number_of_tokens():
-    pair = replace(CLEAN, lookahead=5, revision="v1", tensor_parallel=2)
+    pair = replace(CLEAN, num_speculative_tokens=5, revision="v1", tensor_parallel=2)
     commands = {engine: serve_command(engine, pair) for engine in ENGINES}
     assert all(
         "draft" in command and "target" in command for engine, command in commands.items() if engine[:6] != "tensor"

@@ -1,4 +1,4 @@
-"""A run folder ready to train, with target, smaller init and answers, all tiny; and what a wrong recipe is told."""
+"""A run folder ready to train, with target, smaller init and responses, all tiny; and what a wrong recipe is told."""
 
 import random
 import shutil
@@ -16,8 +16,8 @@ NUM_TRAIN, NUM_EVAL = 10, 5
 MAX_SEQ_LEN = 30
 
 
-def random_answers(count: int, seed: int) -> list[Any]:
-    """Prompts and answers of varied lengths over the tiny tokenizer's bytes; some are too long together."""
+def random_responses(count: int, seed: int) -> list[Any]:
+    """Prompts and responses of varied lengths over the tiny tokenizer's bytes; some are too long together."""
     from eval.responses import Trace
 
     generator = random.Random(seed)
@@ -79,7 +79,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 def make_run(tmp_path: Path, tiny_target: Path, tiny_draft: Path) -> Callable[..., Any]:
     """make_run(name, text=..., **keys of distill) -> Recipe, with <run>/init and <run>/data as stages leave them.
 
-    With train_on="text" there are no answers but held-out ones.
+    With train_on="text" there are no responses but held-out ones.
     """
     from architectures.manifest import write_manifest
     from distill.recipe.recipe import Recipe, save_recipe
@@ -131,7 +131,7 @@ def make_run(tmp_path: Path, tiny_target: Path, tiny_draft: Path) -> Callable[..
         splits = {"eval": num_eval} if recipe.distill.train_on == "text" else {"train": NUM_TRAIN, "eval": num_eval}
         for split, count in splits.items():
             (path,) = claim_shards(run / "data", split, {}, num_shards=1)
-            write_shard(path, [asdict(trace) for trace in random_answers(count, seed=count)])
+            write_shard(path, [asdict(trace) for trace in random_responses(count, seed=count)])
         write_manifest(run / "data", stage="generate", inputs=generate_inputs(Run.of(recipe)))
         return recipe
 

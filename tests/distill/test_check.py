@@ -106,7 +106,7 @@ def test_tokens_are_counted_by_the_tokenizer_and_by_finished_responses(checked, 
     texts = [f"Count to {number}." for number in range(12)]
     prompt = round(sum(len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts) / 12)
     assert f"of {prompt + 40} tokens" in checked()["steps"]  # responses of 40 tokens, the most there may be
-    finish_data({"prompts": 12, "train": {"answers": 9, "answer_tokens": 180}})
+    finish_data({"prompts": 12, "train": {"responses": 9, "response_tokens": 180}})
     rows = checked()
     assert rows["steps"].startswith(f"3 of 4 sequences of {prompt + 20} tokens")
     assert f"of {prompt + 40} tokens" in checked("data.temperature=1")["steps"]
@@ -116,14 +116,14 @@ def test_given_conversations_are_counted_whole(checked):
     turns = [{"role": role, "content": "x"} for role in ("user", "assistant") * 3]
     rows = [{"messages": turns}, *({"prompt": f"{number}", "answer": "y"} for number in range(9))]
     Path("prompts.jsonl").write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
-    assert checked("data.answers=given")["steps"].startswith("2 of 4 sequences")
+    assert checked("data.responses=given")["steps"].startswith("2 of 4 sequences")
     write_prompts(3)
-    with pytest.raises(UserError, match=r"prompts\.jsonl:1: .*answer"):
-        checked("data.answers=given")
+    with pytest.raises(UserError, match=r"prompts\.jsonl:1: .*response"):
+        checked("data.responses=given")
 
 
 def test_no_weights_are_read_for_finished_responses(checked, monkeypatch):
-    finish_data({"prompts": 12, "train": {"answers": 9, "answer_tokens": 180}})
+    finish_data({"prompts": 12, "train": {"responses": 9, "response_tokens": 180}})
     read, hash_of = [], manifest.sha256_of_file
     monkeypatch.setattr(manifest, "sha256_of_files", lambda paths, **_: read.append(paths))
     monkeypatch.setattr(manifest, "sha256_of_file", lambda path: read.append(path.name) or hash_of(path))

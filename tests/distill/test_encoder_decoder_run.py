@@ -14,7 +14,7 @@ SETTINGS = """
 data: {{prompts: [{{path: {prompts}}}], num_eval_prompts: 4, max_new_tokens: 8, max_seq_len: 128}}
 distill: {{max_duration: 1ep, global_train_batch_size: 4, precision: fp32, scheduler: {{t_warmup: 1ba}}}}
 eval:
-  {{num_prompts: 2, max_new_tokens: 8, lookaheads: [1, 2], latency_repeats: 2, live_prompts: 2,
+  {{num_prompts: 2, max_new_tokens: 8, num_speculative_tokens: [1, 2], latency_repeats: 2, wall_clock_prompts: 2,
     latency_batch_sizes: [1], dtype: float32}}
 """
 

@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 
 import distill.trainer
-from distill.chunked_loss import AnswerLogits, head_of
-from distill.data.batches import AnswerDataset, collate
+from distill.chunked_loss import ResponseLogits, head_of
+from distill.data.batches import ResponseDataset, collate
 from distill.losses import LOSSES, build_objective, forward_kl
 from distill.model import DistillModel
 from distill.online.learning import batch_of
@@ -22,7 +22,7 @@ from distill.run import Run
 from distill.teacher import CachedTeacher, load_teacher
 from distill.train import train
 from eval.models import load_model
-from eval.replay import answer_logits
+from eval.replay import response_logits
 from eval.responses import read_traces
 from tests.distill.after_training import assert_equal, last_state, metrics
 
@@ -92,27 +92,27 @@ def make_translation_run(begun, tmp_path) -> Callable[..., Recipe]:
     return lambda name, **distill: begun(tmp_path / name, **distill)
 
 
-def answers_of(recipe: Recipe) -> AnswerDataset:
-    return AnswerDataset(read_traces(Run.of(recipe).data.path, "train"), max_seq_len=128)
+def responses_of(recipe: Recipe) -> ResponseDataset:
+    return ResponseDataset(read_traces(Run.of(recipe).data.path, "train"), max_seq_len=128)
 
 
-def loss_of_transformers(lm, answers: AnswerDataset) -> torch.Tensor:
-    """Nats per answer token by the model's own loss, which shifts labels itself: a loss one token off differs."""
+def loss_of_transformers(lm, responses: ResponseDataset) -> torch.Tensor:
+    """Nats per response token by the model's own loss, which shifts labels itself: a loss one token off differs."""
     total, count = torch.zeros(()), 0
-    for example in answers.examples[:6]:
-        [(first, _)], said = example.spans, list(example.answer_ids)
+    for example in responses.examples[:6]:
+        [(first, _)], said = example.spans, list(example.response_ids)
         prompt = torch.tensor([example.input_ids[: first + 1]])
         total = total + lm(input_ids=prompt, labels=torch.tensor([said])).loss * len(said)
         count += len(said)
     return total / count
 
 
-def test_the_targets_answers_are_what_it_says_behind_its_encoder(make_translation_run):
+def test_the_targets_responses_are_what_it_says_behind_its_encoder(make_translation_run):
     recipe = make_translation_run("run")
     target = AutoModelForSeq2SeqLM.from_pretrained(recipe.target.path)
     for trace in read_traces(Run.of(recipe).data.path, "train"):
-        logits_TV = answer_logits(target, trace.prompt_ids, trace.answer_ids)
-        assert logits_TV.argmax(dim=-1).tolist() == list(trace.answer_ids)
+        logits_TV = response_logits(target, trace.prompt_ids, trace.response_ids)
+        assert logits_TV.argmax(dim=-1).tolist() == list(trace.response_ids)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -120,14 +120,14 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(make_translator, mak
     """At its own distribution each loss of distributions is as small as it gets, and no gradient points anywhere."""
     recipe = make_translation_run("run")
     target = Path(recipe.target.path)
-    student = AnswerLogits(load_model(target, dtype="float32", device="cpu"))
+    student = ResponseLogits(load_model(target, dtype="float32", device="cpu"))
     teacher = load_teacher(target, dtype="float32", device="cpu")
     objective = build_objective(loss, temperature=1.0)
     model = DistillModel(student, teacher, objective=objective, cpu_bfloat16=False).eval()
-    batch = collate(answers_of(recipe).examples[:6])
+    batch = collate(responses_of(recipe).examples[:6])
     value = model.loss(model(batch), batch)
     if loss == "cross_entropy":
-        torch.testing.assert_close(value, loss_of_transformers(student.lm, answers_of(recipe)), **SAME_TO_ROUNDING)
+        torch.testing.assert_close(value, loss_of_transformers(student.lm, responses_of(recipe)), **SAME_TO_ROUNDING)
         return
     assert abs(value.item()) < 1e-5
     if loss not in CORNERS:
@@ -173,7 +173,7 @@ def test_a_cached_teacher_teaches_what_the_live_one_does(make_translation_run):
 
 
 @pytest.mark.parametrize("source", ["student", "mix_token"])
-def test_answers_can_be_the_students_own(make_translation_run, source):
+def test_responses_can_be_the_students_own(make_translation_run, source):
     recipe = make_translation_run("run", samples=source, max_duration="2ba")
     train(recipe)
     logged = metrics(recipe)[1]
@@ -189,7 +189,7 @@ def test_requests_are_learned_where_the_draft_was_wrong(make_translation_run, tm
     online = {"stream": {"sources": [{"path": str(stream)}]}, "update_interval": 2}
     recipe = make_translation_run(
         "run",
-        online={**online, "answers": "live", "positions": "rejected"},
+        online={**online, "responses": "live", "positions": "rejected"},
         teacher={"source": "cache"},
         scheduler={"name": "constant_with_warmup", "t_warmup": "0ba"},
         max_duration="1ep",
@@ -202,14 +202,14 @@ def test_requests_are_learned_where_the_draft_was_wrong(make_translation_run, tm
     files = sorted((run.folder / "online" / "rank0" / "requests").glob("*.safetensors"))
     served = [read_served(file) for file in files]
     assert len(served) == 6
-    assert any(each.mistakes and each.mistakes[0] > 0 for each in served)  # of an answer that began right
+    assert any(each.mistakes and each.mistakes[0] > 0 for each in served)  # of a response that began right
 
     init, target = (load_model(folder, dtype="float32", device="cpu") for folder in (run.init.path, run.target))
     objective = build_objective("forward_kl", temperature=1.0)
-    model = DistillModel(AnswerLogits(init), CachedTeacher(head_of(target)), objective=objective, cpu_bfloat16=False)
+    model = DistillModel(ResponseLogits(init), CachedTeacher(head_of(target)), objective=objective, cpu_bfloat16=False)
     summed = torch.zeros(())
     for each in served:
         places = list(each.places("rejected"))
-        student, teacher = (answer_logits(lm, each.prompt_ids, each.answer_ids)[places] for lm in (init, target))
+        student, teacher = (response_logits(lm, each.prompt_ids, each.response_ids)[places] for lm in (init, target))
         summed = summed + forward_kl(student, teacher).sum()
     torch.testing.assert_close(model.eval()(batch_of(served, "rejected")), summed, rtol=1e-4, atol=1e-4)

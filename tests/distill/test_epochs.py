@@ -1,4 +1,4 @@
-"""Several readings of the answers: each in an order of its own, the same for all sources, under one schedule."""
+"""Several readings of the responses: each in an order of its own, the same for all sources, under one schedule."""
 
 import pytest
 from composer.loggers import LoggerDestination
@@ -6,7 +6,7 @@ from composer.loggers import LoggerDestination
 import distill.trainer
 from distill.pipeline import cache_stage
 from distill.run import Run
-from distill.train import read_answers, train
+from distill.train import read_responses, train
 from tests.distill.after_training import metrics
 from tests.distill.conftest import NUM_TRAIN
 
@@ -39,16 +39,16 @@ def batches_of(monkeypatch):
 
 
 @pytest.mark.parametrize("duration", ["3ep", "8ba"])
-def test_each_epoch_reads_every_answer_once_in_an_order_of_its_own(make_run, batches_of, duration):
+def test_each_epoch_reads_every_response_once_in_an_order_of_its_own(make_run, batches_of, duration):
     recipe = make_run(max_duration=duration, eval_interval="1dur", teacher={"source": "none"})
     batches = batches_of(recipe)
-    train_set, _ = read_answers(Run.of(recipe))
-    answers = sorted(example.input_ids for example in train_set.examples)
-    assert len(answers) == NUM_TRAIN
+    train_set, _ = read_responses(Run.of(recipe))
+    responses = sorted(example.input_ids for example in train_set.examples)
+    assert len(responses) == NUM_TRAIN
     orders = [[row for batch in batches[first : first + STEPS] for row in batch] for first in range(0, 9, STEPS)]
     whole = [order for order in orders if len(order) == NUM_TRAIN]
     assert len(whole) == {"3ep": 3, "8ba": 2}[duration]
-    assert all(sorted(order) == answers for order in whole)
+    assert all(sorted(order) == responses for order in whole)
     assert len({tuple(order) for order in orders}) == 3
     assert len(set(orders[2])) == len(orders[2])  # also of an epoch that is cut short
 

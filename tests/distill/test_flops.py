@@ -52,6 +52,6 @@ def test_the_head_counts_where_it_runs():
 
 
 def test_a_step_is_three_passes_of_the_student_and_what_the_teacher_does():
-    answers = [(10, 4), (7, 7)]
-    forward = forward_flops(SHAPE, answers)
-    assert training_flops(SHAPE, iter(answers), teacher=5) == 3 * forward + 5
+    responses = [(10, 4), (7, 7)]
+    forward = forward_flops(SHAPE, responses)
+    assert training_flops(SHAPE, iter(responses), teacher=5) == 3 * forward + 5

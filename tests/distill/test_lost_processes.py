@@ -33,8 +33,8 @@ distill: {{max_duration: 4ba, global_train_batch_size: 4, precision: fp32, sched
   teacher: {{source: cache, contents: top_k, k: 8}}}}
 export: {{dtype: float32}}
 eval:
-  {{num_prompts: 2, max_new_tokens: 8, batch_size: 1, lookaheads: [1, 2], latency_repeats: 2,
-    live_prompts: 2, latency_batch_sizes: [], dtype: float32}}
+  {{num_prompts: 2, max_new_tokens: 8, batch_size: 1, num_speculative_tokens: [1, 2], latency_repeats: 2,
+    wall_clock_prompts: 2, latency_batch_sizes: [], dtype: float32}}
 """
 CUT = "{layers: 2, method: greedy, intermediate: 96, width_method: flap, calibration: {tokens: 160}}"
 
@@ -57,9 +57,9 @@ class Row:
 
 
 ROWS = [
-    Row("generate", "files of answers", (answering, "write_shard"), 1),
+    Row("generate", "files of responses", (answering, "write_shard"), 1),
     Row("cache", "files of the cache", (teacher_cache, "write_tensors"), 1),
-    Row("eval", "files of answers", (answering, "write_shard"), 1),
+    Row("eval", "files of responses", (answering, "write_shard"), 1),
 ]
 STAGES: dict[str, tuple[Callable[[Run], object], tuple[str, ...], tuple[str, ...]]] = {
     # what does it, the folders it makes, and those of them that hold nothing that is timed
@@ -67,7 +67,7 @@ STAGES: dict[str, tuple[Callable[[Run], object], tuple[str, ...], tuple[str, ...
     "prune": (prune_stage, ("scores", "init"), ("scores", "init")),
     "cache": (cache_stage, ("teacher_cache",), ("teacher_cache",)),
     "distill": (lambda run: distill_stage(run.recipe_file, []), ("checkpoints", "draft", "logs"), ()),
-    "eval": (eval_stage, ("eval",), ("eval/answers",)),
+    "eval": (eval_stage, ("eval",), ("eval/responses",)),
 }
 
 

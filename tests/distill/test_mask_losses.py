@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from architectures.hub import read_config
 from architectures.pruning.masks import Masks, masked
 from architectures.shapes import Shape
-from distill.chunked_loss import AnswerLogits, logits_of
+from distill.chunked_loss import ResponseLogits, logits_of
 from distill.learned_masks import MaskModel
 from distill.teacher import Teacher
 
@@ -22,9 +22,9 @@ def build(folder: Path) -> MaskModel:
     source = Shape.from_config(read_config(folder))
     student, teacher = (AutoModelForCausalLM.from_pretrained(folder, dtype="auto") for _ in range(2))
     return MaskModel(
-        AnswerLogits(student),
+        ResponseLogits(student),
         Masks(source, replace(source, layers=2, intermediate=64), seed=5),
-        Teacher(AnswerLogits(teacher)),
+        Teacher(ResponseLogits(teacher)),
         warmup_batches=10,
         cpu_bfloat16=False,
     )
@@ -121,9 +121,9 @@ def test_gates_follow_the_step_alone(tiny_target):
     ],
     ids=lambda config: config["model_type"],
 )
-def test_logits_of_answers_are_capped_and_divided_as_the_model_does(make_checkpoint, config):
+def test_logits_of_responses_are_capped_and_divided_as_the_model_does(make_checkpoint, config):
     folder = make_checkpoint(**config)
     lm = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
     keep = torch.ones_like(IDS, dtype=torch.bool)
     with torch.inference_mode():
-        torch.testing.assert_close(AnswerLogits(lm)(IDS, keep, logits_of), lm(IDS).logits.flatten(0, 1))
+        torch.testing.assert_close(ResponseLogits(lm)(IDS, keep, logits_of), lm(IDS).logits.flatten(0, 1))

@@ -1,6 +1,6 @@
 """Acceptance per token, and its mean over batches.
 
-Shape suffixes: A = answer tokens, V = vocabulary entries.
+Shape suffixes: A = response tokens, V = vocabulary entries.
 """
 
 import numpy as np
@@ -8,19 +8,19 @@ import pytest
 import torch
 
 from distill.metrics import (
-    LOOKAHEADS,
-    Answer,
-    PooledOverAnswers,
+    KS,
+    PooledOverResponses,
+    Response,
     acceptance_prob,
     alpha_terms,
-    answers_of,
     eval_metrics,
     expected_acceptance,
     greedy_match,
     quantities_of_rows,
+    responses_of,
 )
 from eval.decoding.sampling import Sampling
-from eval.replay import replay_answer, replay_counts, rule_name
+from eval.replay import replay_counts, replay_response, rule_name
 
 
 def logits(seed: int, num_tokens: int = 5) -> torch.Tensor:
@@ -66,7 +66,7 @@ def test_half_precision_logits_are_compared_in_float32():
 def test_the_chance_of_acceptance_is_that_of_the_replay(temperature):
     student, teacher, ids = logits(1), logits(2), [3, 0, 8, 1, 2]
     accept = acceptance_prob(student, teacher, torch.tensor(ids), temperature=temperature)
-    replay = replay_answer(teacher, student, ids, sampling=Sampling(temperature))
+    replay = replay_response(teacher, student, ids, sampling=Sampling(temperature))
     assert accept.tolist() == pytest.approx(replay.rules[rule_name(temperature)].accept.tolist(), rel=1e-5)
 
 
@@ -81,39 +81,41 @@ def test_a_nucleus_binds_both_models():
     assert acceptance_prob(teacher, teacher, torch.tensor([2]), temperature=1.0, top_p=0.9).item() == 0
 
 
-def answer(*accept: float) -> Answer:
+def response(*accept: float) -> Response:
     accepts = np.array(accept)
-    return Answer(alpha=accepts / 2, match=1 - accepts, accept=accepts)
+    return Response(alpha=accepts / 2, match=1 - accepts, accept=accepts)
 
 
-def pooled(name: str, *batches: list[Answer]) -> PooledOverAnswers:
+def pooled(name: str, *batches: list[Response]) -> PooledOverResponses:
     metric = eval_metrics()[name]
-    for answers in batches:
-        metric.update(answers, [0] * len(answers))
+    for responses in batches:
+        metric.update(responses, [0] * len(responses))
     return metric
 
 
-def test_means_count_tokens_not_batches_or_answers():
-    assert pooled("alpha", [answer(1, 1, 1), answer(0)]).compute().item() == pytest.approx(3 / 8)
-    assert pooled("greedy_match", [answer(1, 1, 1)], [answer(0)]).compute().item() == pytest.approx(1 / 4)
+def test_means_count_tokens_not_batches_or_responses():
+    assert pooled("alpha", [response(1, 1, 1), response(0)]).compute().item() == pytest.approx(3 / 8)
+    assert pooled("greedy_match", [response(1, 1, 1)], [response(0)]).compute().item() == pytest.approx(1 / 4)
 
 
-@pytest.mark.parametrize("lookahead", LOOKAHEADS)
-def test_tau_is_that_of_the_replay_of_all_answers(lookahead):
-    answers = [answer(1, 1, 0, 1, 1, 1, 1, 1, 1, 0), answer(0, 1, 1), answer(1)]
-    counts = [replay_counts(one.accept, lookahead=lookahead) for one in answers]
+@pytest.mark.parametrize("num_speculative_tokens", KS)
+def test_tau_is_that_of_the_replay_of_all_responses(num_speculative_tokens):
+    responses = [response(1, 1, 0, 1, 1, 1, 1, 1, 1, 0), response(0, 1, 1), response(1)]
+    counts = [replay_counts(one.accept, num_speculative_tokens=num_speculative_tokens) for one in responses]
     expected = sum(one.emitted_tokens for one in counts) / sum(one.rounds for one in counts)
-    assert pooled(f"tau_{lookahead}", answers[:1], answers[1:]).compute().item() == pytest.approx(expected)
+    assert pooled(f"tau_{num_speculative_tokens}", responses[:1], responses[1:]).compute().item() == pytest.approx(
+        expected
+    )
 
 
-def test_the_interval_surrounds_the_value_and_needs_six_answers():
-    answers = [answer(1, 1, 0, 1), answer(0, 0, 0), answer(1, 1, 1, 1, 1)] * 2
-    metric = pooled("tau_3", answers)
+def test_the_interval_surrounds_the_value_and_needs_six_responses():
+    responses = [response(1, 1, 0, 1), response(0, 0, 0), response(1, 1, 1, 1, 1)] * 2
+    metric = pooled("tau_3", responses)
     value = metric.compute().item()
     assert metric.estimate is not None
     low, high = metric.estimate.interval
     assert low < value < high
-    few = pooled("tau_3", answers[:5])
+    few = pooled("tau_3", responses[:5])
     few.compute()
     assert few.estimate is not None
     assert few.estimate.interval is None
@@ -122,18 +124,18 @@ def test_the_interval_surrounds_the_value_and_needs_six_answers():
 def test_each_of_several_tasks_has_metrics_of_its_own():
     metrics = eval_metrics(["chat", "maths"])
     for metric in metrics.values():
-        metric.update([answer(1), answer(0, 0), answer(1, 1)], [0, 1, 0])
+        metric.update([response(1), response(0, 0), response(1, 1)], [0, 1, 0])
     assert metrics["chat/alpha"].compute().item() == 0.5
     assert metrics["maths/alpha"].compute().item() == 0
     assert metrics["alpha"].compute().item() == pytest.approx(1.5 / 5)
     assert len(metrics) == 3 * len(eval_metrics())
 
 
-def test_a_batch_is_split_into_its_answers():
+def test_a_batch_is_split_into_its_responses():
     ids = torch.tensor([3, 0, 8, 1, 2])
     values = quantities_of_rows(logits(1), logits(2), ids, temperature=1.0)
-    first, second = answers_of(values, [2, 3])
-    whole = Answer(*(np.concatenate(parts) for parts in zip(*map(fields, (first, second)), strict=True)))
+    first, second = responses_of(values, [2, 3])
+    whole = Response(*(np.concatenate(parts) for parts in zip(*map(fields, (first, second)), strict=True)))
     assert len(second.alpha) == 3
     assert whole.alpha == pytest.approx(expected_acceptance(logits(1), logits(2)).numpy())
     assert whole.match == pytest.approx(greedy_match(logits(1), logits(2)).numpy())
@@ -141,5 +143,5 @@ def test_a_batch_is_split_into_its_answers():
     assert alpha_terms(whole)[1] == 5
 
 
-def fields(one: Answer) -> tuple:
+def fields(one: Response) -> tuple:
     return one.alpha, one.match, one.accept

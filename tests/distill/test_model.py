@@ -6,10 +6,10 @@ import torch
 from torch.distributed.fsdp import fully_shard
 
 from architectures.shapes import Shape
-from distill.chunked_loss import AnswerLogits, logits_of
+from distill.chunked_loss import ResponseLogits, logits_of
 from distill.estimate import forward_flops, training_flops
 from distill.losses import LossTerm, build_objective, forward_kl, reverse_kl
-from distill.metrics import LOOKAHEADS, answers_of, quantities_of_rows
+from distill.metrics import KS, quantities_of_rows, responses_of
 from distill.model import DistillModel, HeldOut
 from distill.teacher import load_teacher
 from eval.models import load_model
@@ -35,7 +35,7 @@ def batch():
 
 
 def build(draft, target, *, loss="forward_kl", temperature=1.0, cpu_bfloat16=False, teacher_dtype="float32", **more):
-    student = AnswerLogits(load_model(draft, dtype="float32", device="cpu"))
+    student = ResponseLogits(load_model(draft, dtype="float32", device="cpu"))
     teacher = load_teacher(target, dtype=teacher_dtype, device="cpu")
     objective = build_objective(loss, temperature=temperature)
     return DistillModel(student, teacher, objective=objective, cpu_bfloat16=cpu_bfloat16, **more)
@@ -59,7 +59,7 @@ def model(tiny_draft, tiny_target):
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3"])
 def test_logits_at_kept_positions_are_those_of_the_whole_model(make_checkpoint, batch, model_type):
     whole = load_model(make_checkpoint(model_type=model_type), dtype="float32", device="cpu")
-    kept = AnswerLogits(whole)(batch["input_ids"], batch["keep"], logits_of)
+    kept = ResponseLogits(whole)(batch["input_ids"], batch["keep"], logits_of)
     rows = []
     for row, length in enumerate(LENGTHS):  # each sequence alone, without padding, through the model's own forward
         logits = whole(input_ids=batch["input_ids"][row : row + 1, :length]).logits[0]
@@ -69,8 +69,8 @@ def test_logits_at_kept_positions_are_those_of_the_whole_model(make_checkpoint, 
 
 def test_the_head_runs_on_kept_positions_only(model, batch):
     read = {}
-    for name, answers in (("student", model.student), ("teacher", model.teacher.model)):
-        answers(batch["input_ids"], batch["keep"], lambda hidden, _, name=name: read.update({name: hidden.shape}))
+    for name, responses in (("student", model.student), ("teacher", model.teacher.model)):
+        responses(batch["input_ids"], batch["keep"], lambda hidden, _, name=name: read.update({name: hidden.shape}))
     assert read == {"student": (sum(NUM_KEPT), 64), "teacher": (sum(NUM_KEPT), 64)}
 
 
@@ -140,7 +140,7 @@ def test_a_student_equal_to_its_teacher_has_nothing_to_learn(tiny_target, batch)
     loss.backward()
     assert loss.item() == pytest.approx(0.0, abs=1e-6)
     outputs = model.eval_forward(batch)
-    rounds = {f"tau_{k}": sum(-(-length // (k + 1)) for length in NUM_KEPT) for k in LOOKAHEADS}
+    rounds = {f"tau_{k}": sum(-(-length // (k + 1)) for length in NUM_KEPT) for k in KS}
     for name, metric in model.get_metrics(is_train=False).items():
         model.update_metric(batch, outputs, metric)
         expected = sum(NUM_KEPT) / rounds[name] if name in rounds else 1.0
@@ -153,7 +153,7 @@ def test_an_evaluation_gives_every_metric_of_every_kept_token(monkeypatch, model
     model.held_out = HeldOut(temperature=0.7, top_p=0.9)
     found = model.eval_forward(batch)
     logits, ids = both_logits(model, batch), batch["next_ids"][batch["keep"]]
-    expected = answers_of(quantities_of_rows(*logits, ids, temperature=0.7, top_p=0.9).detach(), NUM_KEPT)
+    expected = responses_of(quantities_of_rows(*logits, ids, temperature=0.7, top_p=0.9).detach(), NUM_KEPT)
     for one, other in zip(found, expected, strict=True):
         for name in ("alpha", "match", "accept"):
             assert getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-4)
@@ -188,7 +188,7 @@ def test_tokens_alone_are_learned_without_asking_the_teacher(monkeypatch, tiny_d
     torch.testing.assert_close(mean_loss(model, batch), expected)
 
 
-def test_answers_count_for_the_task_of_their_prompt(model, batch):
+def test_responses_count_for_the_task_of_their_prompt(model, batch):
     model.held_out = HeldOut(tasks=("chat", "maths"), temperature=1.0)
     outputs, metrics = model.eval_forward(batch), model.get_metrics(is_train=False)
     for metric in metrics.values():
@@ -200,11 +200,11 @@ def test_answers_count_for_the_task_of_their_prompt(model, batch):
 
 def test_flops_count_real_tokens_and_kept_positions(model, batch):
     student, teacher = (Shape.from_config(lm.config.to_dict()) for lm in (model.student.lm, model.teacher.model.lm))
-    answers = list(zip(LENGTHS, NUM_KEPT, strict=True))
-    of_teacher = forward_flops(teacher, answers)
-    assert model.flops_per_batch(batch) == training_flops(student, answers, teacher=of_teacher)
+    responses = list(zip(LENGTHS, NUM_KEPT, strict=True))
+    of_teacher = forward_flops(teacher, responses)
+    assert model.flops_per_batch(batch) == training_flops(student, responses, teacher=of_teacher)
     model.objective = build_objective("cross_entropy", temperature=1.0)
-    assert model.flops_per_batch(batch) == training_flops(student, answers, teacher=0)
+    assert model.flops_per_batch(batch) == training_flops(student, responses, teacher=0)
 
 
 def test_bfloat16_on_a_processor_is_in_the_student_and_not_in_the_loss(tiny_draft, tiny_target, batch):

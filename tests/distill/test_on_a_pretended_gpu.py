@@ -19,9 +19,9 @@ from distill.pipeline import cache_stage, generate_stage, prune_stage
 from distill.response_batches import count_tokens, cut_padding, split_batch
 from distill.run import Run
 from distill.teacher import load_teacher
-from distill.teacher_cache import CachedAnswers, TeacherCache
+from distill.teacher_cache import CachedResponses, TeacherCache
 from distill.text_training import collate_text, student_losses, teacher_losses
-from distill.train import read_answers
+from distill.train import read_responses
 from distill.trainer import build_model, build_optimizer
 from eval.decoding.kv_cache import open_sequencer
 from tests.distill.losses.test_chunked import BFLOAT16_RTOL, Problem, assert_same
@@ -33,7 +33,7 @@ def gpu(monkeypatch):
     """Where stages put their models."""
     monkeypatch.setattr("eval.models.default_device", lambda: "cuda")
     # No graph is captured of what only pretends.
-    monkeypatch.setattr("eval.decoding.generate.answer_opener", lambda _model: open_sequencer)
+    monkeypatch.setattr("eval.decoding.generate.generation_opener", lambda _model: open_sequencer)
     with pretended_gpu() as device:
         yield device
 
@@ -55,8 +55,8 @@ def on_gpu(model, recipe, device, *, packing=False):
 
 
 def batch_of(recipe, count=4):
-    answers, _ = read_answers(Run.of(recipe))
-    return answers.collate([answers[place] for place in range(count)])
+    responses, _ = read_responses(Run.of(recipe))
+    return responses.collate([responses[place] for place in range(count)])
 
 
 def step(model, batch):
@@ -91,7 +91,7 @@ def test_a_step_is_that_of_the_processor(make_run, gpu, packing):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_held_out_answers_are_measured(make_run, gpu, temperature):
+def test_held_out_responses_are_measured(make_run, gpu, temperature):
     recipe = make_run()
     found = []
     for model, batch in (
@@ -113,8 +113,8 @@ def test_held_out_answers_are_measured(make_run, gpu, temperature):
 def test_a_cache_is_written_and_learned_from(make_run, gpu, contents):
     recipe = make_run(teacher={"source": "cache", "contents": contents})
     cache_stage(Run.of(recipe))
-    answers, _ = read_answers(Run.of(recipe))
-    cached = CachedAnswers(answers, TeacherCache(Path(recipe.run_dir) / "teacher_cache", "train"))
+    responses, _ = read_responses(Run.of(recipe))
+    cached = CachedResponses(responses, TeacherCache(Path(recipe.run_dir) / "teacher_cache", "train"))
     batch = cached.collate([cached[place] for place in range(3)])
     expected = step(model_of(recipe), batch)
     model = model_of(recipe).to(gpu)
@@ -152,7 +152,7 @@ def test_masks_are_trained_and_written(make_masks, gpu):
 
 
 @pytest.mark.parametrize("method", ["block_influence", "greedy", "merge"])
-def test_a_target_is_cut_and_answers(make_run, tmp_path, gpu, method):
+def test_a_target_is_cut_and_responses(make_run, tmp_path, gpu, method):
     (tmp_path / "p.jsonl").write_text("".join(f'{{"prompt": "What comes after {i}?"}}\n' for i in range(20)))
     recipe = make_run("other")
     architecture = {"layers": 2, "intermediate": 96, "hidden": 48, "method": method}

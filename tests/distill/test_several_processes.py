@@ -22,7 +22,7 @@ distill: {{max_duration: 2ba, global_train_batch_size: 4, precision: fp32, sched
   teacher: {{source: cache}}}}
 export: {{dtype: float32}}
 eval:
-  {{num_prompts: 2, max_new_tokens: 8, lookaheads: [1, 2], latency_repeats: 2, live_prompts: 2,
+  {{num_prompts: 2, max_new_tokens: 8, num_speculative_tokens: [1, 2], latency_repeats: 2, wall_clock_prompts: 2,
     latency_batch_sizes: [], dtype: float32}}
 """
 OF_WHEN_AND_WHERE = ("created", "argv", "git_commit", "hardware")
@@ -63,7 +63,7 @@ def test_two_processes_make_the_files_of_one(recipe, tmp_path):
     (tmp_path / "run").rename(together)
     assert widedraft.main(["run", str(recipe)]) == 0
     alone = tmp_path / "run"
-    same = ("data", "scores", "init", "teacher_cache", "eval/answers", "eval/tuning")
+    same = ("data", "scores", "init", "teacher_cache", "eval/responses", "eval/tuning")
     assert contents(together, *same) == contents(alone, *same)
     assert {path.name for path in together.iterdir()} == {path.name for path in alone.iterdir()}
     assert {path.name for path in (together / "eval").iterdir()} == {path.name for path in (alone / "eval").iterdir()}
@@ -104,7 +104,7 @@ import widedraft
 def steps(_recipe, _target, candidates, settings):
     # Step times of models so small say nothing.
     times = {one.name: ({1: 4.0, 2: 6.0}[one.shape.layers],) * 2 for one in candidates}
-    timed = latency(40.0, {lookahead: 40.0 + 2 * lookahead for lookahead in (1, 2, 3)}, times, 0.5)
+    timed = latency(40.0, {k: 40.0 + 2 * k for k in (1, 2, 3)}, times, 0.5)
     return timed.model_copy(update={"batch": settings.batch_size, "context_tokens": settings.context})
 
 search.measured_steps = steps

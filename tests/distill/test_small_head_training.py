@@ -102,8 +102,8 @@ def test_held_out_alpha_is_that_of_two_models_and_the_text_alone(small_run, tiny
     init = load_model(Path(recipe.run_dir) / "init", dtype="float32", device="cpu")
     alphas = []
     for trace in read_traces(Path(recipe.run_dir) / "data", "eval"):
-        answer = trace.answer_ids[: recipe.data.max_seq_len - len(trace.prompt_ids)]
-        ids = torch.tensor([[*trace.prompt_ids, *answer]])
+        response = trace.response_ids[: recipe.data.max_seq_len - len(trace.prompt_ids)]
+        ids = torch.tensor([[*trace.prompt_ids, *response]])
         q_AK, p_AV = (model(ids).logits[0, len(trace.prompt_ids) - 1 : -1] for model in (init, target))
         q_AV = masked(torch.zeros_like(p_AV)).index_copy(1, torch.tensor(IDS), q_AK)
         alphas += expected_acceptance(q_AV, p_AV).tolist()
@@ -179,7 +179,7 @@ def test_a_domain_of_which_nothing_can_be_said_is_refused_by_name(tmp_path, make
         train(of_text(tmp_path, make_run, small_init, unsaid))
 
 
-def test_answers_of_which_nothing_can_be_said_are_refused(small_run, tmp_path, tiny_target):
+def test_responses_of_which_nothing_can_be_said_are_refused(small_run, tmp_path, tiny_target):
     init = cut_draft(tiny_target, tmp_path / "cut", (0, 1))
     with pytest.raises(UserError, match=r"draft_vocabulary\.json: .* 2 ids"):
         train(small_run(init=init))

@@ -1,6 +1,6 @@
 """A student whose head says some ids alone: what it learns is what whole logits without the other ids would teach it.
 
-Shape suffixes: A = answer tokens that are learned, V = vocabulary entries, K = rows of the small head.
+Shape suffixes: A = response tokens that are learned, V = vocabulary entries, K = rows of the small head.
 """
 
 import copy
@@ -10,7 +10,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from architectures.vocabulary_head import cut_head
-from distill.chunked_loss import AnswerLogits, head_of, learned, logits_of
+from distill.chunked_loss import ResponseLogits, head_of, learned, logits_of
 from distill.estimate import forward_flops, training_flops
 from distill.losses import build_objective, cross_entropy, forward_kl, kept_forward_kl
 from distill.metrics import quantities_of_rows
@@ -38,12 +38,12 @@ def whole(make_checkpoint):
 
 @pytest.fixture(scope="module")
 def target(tiny_target):
-    return AnswerLogits(load_model(tiny_target, dtype="float32", device="cpu"))
+    return ResponseLogits(load_model(tiny_target, dtype="float32", device="cpu"))
 
 
 @pytest.fixture(scope="module")
 def batch():
-    """Three answers, of the second of which the head can say nothing."""
+    """Three responses, of the second of which the head can say nothing."""
     generator = torch.Generator().manual_seed(0)
     positions = torch.arange(max(LENGTHS))
     lengths, kept = (torch.tensor(numbers)[:, None] for numbers in (LENGTHS, NUM_KEPT))
@@ -74,7 +74,7 @@ def small(lm, ids=IDS):
 
 
 def with_cache(batch, contents, target, *, rows=None):
-    """The batch with what a cache of these contents kept of each answer, of all of its tokens."""
+    """The batch with what a cache of these contents kept of each response, of all of its tokens."""
     logits_AV, num_kept = target(batch["input_ids"], batch["keep"], logits_of).detach(), batch["keep"].sum(1).tolist()
     if contents == "hidden":
         kept = {"hidden": target(batch["input_ids"], batch["keep"], lambda hidden, _: hidden).detach()}
@@ -91,12 +91,12 @@ def distilled(lm, target, source, loss, *, temperature=1.0, **more):
     """A DistillModel as the trainer builds it."""
     teacher = Teacher(target) if source == "live" else CachedTeacher(head_of(target.lm))
     objective = build_objective(loss, temperature=temperature)
-    return DistillModel(AnswerLogits(lm), teacher, objective=objective, cpu_bfloat16=False, **more)
+    return DistillModel(ResponseLogits(lm), teacher, objective=objective, cpu_bfloat16=False, **more)
 
 
 def plain(lm, target, batch, source, loss, *, temperature=1.0):
-    """Loss over all answer tokens from whole logits of both models, every other id at probability 0."""
-    keep, models = said(batch), (AnswerLogits(lm), target)
+    """Loss over all response tokens from whole logits of both models, every other id at probability 0."""
+    keep, models = said(batch), (ResponseLogits(lm), target)
     student_AV, teacher_AV = (masked(model(batch["input_ids"], keep, logits_of)) for model in models)
     ids_A = batch["next_ids"][keep]
     if source in ENTRIES:
@@ -113,7 +113,7 @@ def plain(lm, target, batch, source, loss, *, temperature=1.0):
 def said_rows(batch) -> torch.Tensor:
     """Of the padded rows of a cache, those of positions that are learned."""
     places, width = said(batch), int(batch["keep"].sum(1).max())
-    rows = [of_answer[kept] for of_answer, kept in zip(places, batch["keep"], strict=True)]
+    rows = [of_response[kept] for of_response, kept in zip(places, batch["keep"], strict=True)]
     return pad_sequence([torch.cat([row, row.new_zeros(width - len(row))]) for row in rows], batch_first=True)
 
 
@@ -160,7 +160,7 @@ def test_loss_and_gradient_are_those_of_whole_logits_without_the_other_ids(
 @pytest.mark.parametrize("loss", ["forward_kl", "cross_entropy"])
 def test_with_every_id_there_is_a_small_head_changes_nothing(whole, make_checkpoint, batch, source, loss):
     """A target of 260 ids: those of the draft behind them are said by nobody, whichever way."""
-    target = AnswerLogits(
+    target = ResponseLogits(
         load_model(make_checkpoint(seed=1, vocab_size=260), dtype="float32", device="cpu")
     ).requires_grad_(requires_grad=False)
     found = {}
@@ -203,11 +203,11 @@ def test_nothing_of_a_position_that_cannot_be_said_reaches_the_student(monkeypat
     assert value.item() == 0
     assert all(each.grad is None or torch.count_nonzero(each.grad) == 0 for each in lm.parameters())
     other_text = {**batch, "input_ids": batch["input_ids"].clone()}
-    other_text["input_ids"][1] = 5  # of the answer of which nothing can be said
+    other_text["input_ids"][1] = 5  # of the response of which nothing can be said
     assert torch.equal(model(other_text), model(batch))
 
 
-def test_no_logit_is_made_where_the_answer_cannot_be_said(whole, target, batch):
+def test_no_logit_is_made_where_the_response_cannot_be_said(whole, target, batch):
     lm, seen = small(whole[True]), []
     model = distilled(lm, target, "live", "forward_kl")
     rule = model.objective
@@ -250,16 +250,16 @@ def test_held_out_metrics_are_exact_over_the_whole_vocabulary(monkeypatch, whole
     monkeypatch.setattr("distill.chunked_loss.chunk_size", lambda _: chunk)
     held_out = HeldOut(temperature=temperature, top_p=0.9)
     model = distilled(small(whole[True]), target, "live", "forward_kl", held_out=held_out)
-    answers = model.eval_forward(batch)
-    q = masked(AnswerLogits(whole[True])(batch["input_ids"], batch["keep"], logits_of)).double()
+    responses = model.eval_forward(batch)
+    q = masked(ResponseLogits(whole[True])(batch["input_ids"], batch["keep"], logits_of)).double()
     p = target(batch["input_ids"], batch["keep"], logits_of).double()
     ids_A, is_said_A = batch["next_ids"][batch["keep"]], said(batch)[batch["keep"]]
     alpha = torch.minimum(p.softmax(-1)[:, list(IDS)], q.softmax(-1)[:, list(IDS)]).sum(-1)
     match = (p.argmax(-1) == q.argmax(-1)) & torch.isin(p.argmax(-1), torch.tensor(IDS))
     for name, expected in (("alpha", alpha), ("match", match.double())):
-        found = torch.cat([torch.from_numpy(getattr(answer, name)) for answer in answers])
+        found = torch.cat([torch.from_numpy(getattr(response, name)) for response in responses])
         torch.testing.assert_close(found.double(), expected.detach(), rtol=1e-4, atol=1e-6)
-    accept = torch.cat([torch.from_numpy(answer.accept) for answer in answers])
+    accept = torch.cat([torch.from_numpy(response.accept) for response in responses])
     assert torch.count_nonzero(accept[~is_said_A]) == 0
     whole_q = quantities_of_rows(q, p, ids_A, temperature=temperature, top_p=0.9)[:, 2]
     torch.testing.assert_close(accept.double(), whole_q.double().detach(), rtol=1e-4, atol=1e-6)
@@ -277,7 +277,7 @@ def test_chunks_are_of_the_widest_rows_there_are(monkeypatch, whole, target, bat
 def test_losses_of_text_are_of_the_tokens_that_can_be_said(whole, target, batch):
     """What a mixture follows: of each sequence those of the student, and those of the teacher given the same ids."""
     model, keep = distilled(small(whole[True]), target, "live", "forward_kl"), said(batch)
-    for losses_of, lm in ((student_losses, AnswerLogits(whole[True])), (teacher_losses, target)):
+    for losses_of, lm in ((student_losses, ResponseLogits(whole[True])), (teacher_losses, target)):
         logp_AV = masked(lm(batch["input_ids"], keep, logits_of)).log_softmax(-1)
         expected = -logp_AV.gather(-1, batch["next_ids"][keep][:, None])[:, 0]
         found = losses_of(model, batch)
@@ -285,8 +285,8 @@ def test_losses_of_text_are_of_the_tokens_that_can_be_said(whole, target, batch)
         torch.testing.assert_close(torch.cat(list(found)), expected.detach(), rtol=1e-5, atol=1e-5)
 
 
-def test_the_mean_over_sampled_answers_is_the_gradient_of_the_forward_kl():
-    """By enumeration of every answer token: E[1(token said) KL(p_S || q)] against what of KL(p || q) q enters."""
+def test_the_mean_over_sampled_responses_is_the_gradient_of_the_forward_kl():
+    """By enumeration of every response token: E[1(token said) KL(p_S || q)] against what of KL(p || q) q enters."""
     generator = torch.Generator().manual_seed(3)
     p_V, logits_K = torch.randn(9, generator=generator).softmax(-1), torch.randn(4, generator=generator)
     ids = [0, 2, 3, 7]
@@ -306,9 +306,9 @@ def test_flops_count_the_rows_that_are_used(whole, target, batch, source):
     given = batch if source == "live" else with_cache(batch, source, target, rows=rows)
     model = distilled(small(whole[True]), target, source, "forward_kl")
     kept = said(batch).sum(1).tolist()
-    answers = list(zip(LENGTHS, kept, strict=True))
+    responses = list(zip(LENGTHS, kept, strict=True))
     head = 2 * len(IDS) * 64 * sum(kept)
     of_layers = forward_flops(model.teacher.shape, [(n, 0) for n in LENGTHS]) if source == "live" else 0
     teacher = 0 if source == "top_k" else of_layers + head
     assert model.shape.head_rows == len(IDS)
-    assert model.flops_per_batch(given) == training_flops(model.shape, answers, teacher=teacher)
+    assert model.flops_per_batch(given) == training_flops(model.shape, responses, teacher=teacher)

@@ -73,8 +73,8 @@ def make_recipe(tmp_path, target, source):
     return make
 
 
-def write_answers(recipe: Recipe, *last_ids: int, name: str = "train") -> None:
-    """One answer for each id, which ends it; the first is on the first line."""
+def write_responses(recipe: Recipe, *last_ids: int, name: str = "train") -> None:
+    """One response for each id, which ends it; the first is on the first line."""
     folder = Path(recipe.run_dir) / "data"
     (path,) = claim_shards(folder, name, {}, num_shards=1)
     traces = [Trace(i, f"t:{i}", (), (1, 70, 80), (90, last), "", "stop") for i, last in enumerate(last_ids)]
@@ -102,8 +102,8 @@ def test_it_trains_on_ids_that_its_source_has_no_rows_for_and_is_exported_with_a
     assert manifest["source"] == {"path": str(source), "revision": "main"}
     assert planned_shapes(recipe).draft == Shape.from_config(read_config(run / "init"))
 
-    write_answers(recipe, *range(SMALLER, VOCAB))
-    write_answers(recipe, 265, 271, name="eval")
+    write_responses(recipe, *range(SMALLER, VOCAB))
+    write_responses(recipe, 265, 271, name="eval")
     train(recipe)
     log = metrics(recipe)
     assert 0 < log[1]["loss/train/total"] < log[0]["loss/train/total"]
@@ -132,7 +132,7 @@ def test_an_id_without_a_row_ends_with_one_message_before_training(
     shutil.copytree(make_checkpoint(seed=2, num_hidden_layers=2, vocab_size=vocab_size), run / "init")
     write_manifest(run / "init", stage="prune", inputs=prune_inputs(Run.of(recipe)))
     for split in ("train", "eval"):
-        write_answers(recipe, *(last_ids if split == name else (90,)), name=split)
+        write_responses(recipe, *(last_ids if split == name else (90,)), name=split)
     save_recipe(recipe, run / "recipe.yaml")
 
     assert main([str(run / "recipe.yaml")]) == 2
@@ -212,14 +212,14 @@ def test_the_scored_lookahead_is_written_into_the_draft_and_makes_nothing_stale(
     run = Path(recipe.run_dir)
     prune_stage(Run.of(recipe))
     shutil.copytree(run / "init", run / "draft")
-    write_answers(recipe, 90, name="eval")
+    write_responses(recipe, 90, name="eval")
     calls = []
 
     def score(target: Path, drafts: Any, prompts: Any, config: Any, out: Path, **_: Any) -> None:
         calls.append(out)
 
     monkeypatch.setattr(eval.scorecard, "score_drafts", score)
-    card = SimpleNamespace(main_forecast=SimpleNamespace(best_lookahead=3))
+    card = SimpleNamespace(main_forecast=SimpleNamespace(best_k=3))
     monkeypatch.setattr(distill.pipeline, "read_scorecard", lambda _: card)
     before = eval_inputs(Run.of(recipe)), fingerprint_checkpoint(run / "draft")
     eval_stage(Run.of(recipe))

@@ -28,10 +28,10 @@ TINY = (
     "distill.loss=forward_kl",  # by which so short a training gets better from checkpoint to checkpoint
     "distill.global_train_batch_size=4",
     "eval.max_new_tokens=12",
-    "eval.lookaheads=[1,2]",
+    "eval.num_speculative_tokens=[1,2]",
     "eval.latency_repeats=2",
     "eval.latency_batch_sizes=[1,2]",
-    "eval.live_prompts=2",
+    "eval.wall_clock_prompts=2",
     "eval.batch_size=4",
 )
 
@@ -64,19 +64,19 @@ def test_every_stage_leaves_a_manifest_with_its_inputs(run):
         assert all(manifest["inputs"].values())
 
 
-def test_answers_and_scorecard_are_drawn_with_the_recipes_seed(run):
+def test_responses_and_scorecard_are_drawn_with_the_recipes_seed(run):
     settings = json.loads((run[1] / "data" / "settings.json").read_text())
     assert {settings[name]["settings"]["seed"] for name in ("train", "eval")} == {5}
     assert json.loads((run[1] / "eval" / "scorecard.json").read_text())["settings"]["seed"] == 5
 
 
-def test_every_checkpoint_is_scored_on_the_answers_of_the_scorecard(run, capsys):
+def test_every_checkpoint_is_scored_on_the_responses_of_the_scorecard(run, capsys):
     arguments, out = run
     assert widedraft.main(["eval", *arguments, "--checkpoints"]) == 0
     found = json.loads((out / "eval" / "checkpoints.json").read_text())
     scorecard = json.loads((out / "eval" / "scorecard.json").read_text())
     assert [curve["temperature"] for curve in found["curves"]] == [0.0, 1.0]
-    answers = read_traces(out / "data", "train")
+    responses = read_traces(out / "data", "train")
     for curve in found["curves"]:
         names = [point["checkpoint"] for point in curve["points"]]
         assert names == [
@@ -86,11 +86,15 @@ def test_every_checkpoint_is_scored_on_the_answers_of_the_scorecard(run, capsys)
         assert [point["batches"] for point in curve["points"]] == [0, 3, 4]
         tokens = [point["tokens"] for point in curve["points"]]
         assert tokens == sorted(set(tokens))
-        assert (tokens[0], tokens[-1]) == (0, sum(len(one.prompt_ids) + len(one.answer_ids) - 1 for one in answers))
+        assert (tokens[0], tokens[-1]) == (0, sum(len(one.prompt_ids) + len(one.response_ids) - 1 for one in responses))
         rows = {row["draft"]: row for row in scorecard["acceptance"] if row["temperature"] == curve["temperature"]}
         for name, point in (("undistilled", curve["points"][0]), ("draft", curve["points"][-1])):
             assert point["alpha"]["value"] == rows[name]["alpha"]["value"]
-            [entry] = [entry for entry in rows[name]["lookahead"] if entry["lookahead"] == curve["lookahead"]]
+            [entry] = [
+                entry
+                for entry in rows[name]["by_k"]
+                if entry["num_speculative_tokens"] == curve["num_speculative_tokens"]
+            ]
             assert point["tau"] == entry["tau"]
     assert "(best)" in capsys.readouterr().out
     assert "ep0-ba3" in (out / "eval" / "report.html").read_text()
@@ -164,7 +168,7 @@ def test_held_out_prompts_keep_their_categories_and_tasks(tmp_path):
     from eval.responses import claim_shards, write_shard
 
     labels = ({"category": "math", "task": "gsm8k/1"}, {})  # the second as written before there were any
-    row = {"messages": [{"role": "user", "content": "a"}], "prompt_ids": [1], "answer_ids": [2], "answer": "b"}
+    row = {"messages": [{"role": "user", "content": "a"}], "prompt_ids": [1], "response_ids": [2], "answer": "b"}
     rows = [
         {"id": number, "source": f"p:{number}", **row, "finish_reason": "stop", **label}
         for number, label in enumerate(labels)

@@ -57,7 +57,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(make_run, stopped):
 
 
 def evaluated(recipe) -> list[int]:
-    """Batches after which the held-out answers were looked at."""
+    """Batches after which the held-out responses were looked at."""
     return [batch for batch, record in metrics(recipe).items() if "metrics/eval/alpha" in record]
 
 
@@ -72,33 +72,35 @@ def test_metrics_are_logged_at_the_start_and_at_every_interval(make_run):
 
 
 def held_out_alpha(recipe) -> float:
-    """Mean of sum_x min(p, q) over the held-out answers, from two models and the text alone."""
+    """Mean of sum_x min(p, q) over the held-out responses, from two models and the text alone."""
     target, init = (
         AutoModelForCausalLM.from_pretrained(folder) for folder in (recipe.target.path, Path(recipe.run_dir) / "init")
     )
     alphas = []
     for trace in read_traces(Path(recipe.run_dir) / "data", "eval"):
-        answer = trace.answer_ids[: recipe.data.max_seq_len - len(trace.prompt_ids)]
-        ids = torch.tensor([[*trace.prompt_ids, *answer]])
+        response = trace.response_ids[: recipe.data.max_seq_len - len(trace.prompt_ids)]
+        ids = torch.tensor([[*trace.prompt_ids, *response]])
         p, q = (model(ids).logits[0, len(trace.prompt_ids) - 1 : -1].softmax(-1) for model in (target, init))
         alphas += torch.minimum(p, q).sum(-1).tolist()
     return sum(alphas) / len(alphas)
 
 
-def test_the_first_loss_is_the_mean_over_the_batchs_answer_tokens(make_run):
-    recipe = make_run(loss="forward_kl", max_duration="1ba", global_train_batch_size=10)  # one batch holds all answers
+def test_the_first_loss_is_the_mean_over_the_batchs_response_tokens(make_run):
+    recipe = make_run(
+        loss="forward_kl", max_duration="1ba", global_train_batch_size=10
+    )  # one batch holds all responses
     train(recipe)
     target, init = (
         AutoModelForCausalLM.from_pretrained(folder) for folder in (recipe.target.path, Path(recipe.run_dir) / "init")
     )
     total, num_tokens = 0.0, 0
     for trace in read_traces(Path(recipe.run_dir) / "data", "train"):
-        answer = trace.answer_ids[: recipe.data.max_seq_len - len(trace.prompt_ids)]
-        ids = torch.tensor([[*trace.prompt_ids, *answer]])
+        response = trace.response_ids[: recipe.data.max_seq_len - len(trace.prompt_ids)]
+        ids = torch.tensor([[*trace.prompt_ids, *response]])
         logits = (model(ids).logits[0, len(trace.prompt_ids) - 1 : -1].detach() for model in (target, init))
         p, q = (values.log_softmax(-1) for values in logits)
         total += float((p.exp() * (p - q)).sum())
-        num_tokens += len(answer)
+        num_tokens += len(response)
     assert metrics(recipe)[0]["loss/train/total"] == pytest.approx(total / num_tokens, rel=1e-5)
 
 
@@ -171,17 +173,17 @@ def test_what_is_missing_is_named_with_the_command_that_makes_it(make_run, folde
         train(recipe)
 
 
-def test_answers_that_do_not_fit_are_counted(make_run, capsys):
+def test_responses_that_do_not_fit_are_counted(make_run, capsys):
     recipe = make_run(max_duration="1ba")
     train(recipe)
     traces = read_traces(Path(recipe.run_dir) / "data", "train")
     limit = recipe.data.max_seq_len
-    cut = sum(len(trace.prompt_ids) + len(trace.answer_ids) > limit for trace in traces)
+    cut = sum(len(trace.prompt_ids) + len(trace.response_ids) > limit for trace in traces)
     assert cut > 0
     assert f"data.max_seq_len={limit} cut {cut} " in capsys.readouterr().err
 
 
-def test_no_answer_left_is_an_error(make_run):
+def test_no_response_left_is_an_error(make_run):
     recipe = make_run()
     short = recipe.model_copy(update={"data": recipe.data.model_copy(update={"max_seq_len": 1})})
     write_manifest(Path(recipe.run_dir) / "data", stage="generate", inputs=generate_inputs(Run.of(short)))

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from distill.chunked_loss import AnswerLogits
-from distill.data.batches import AnswerDataset, collate
+from distill.chunked_loss import ResponseLogits
+from distill.data.batches import ResponseDataset, collate
 from distill.losses import build_objective, forward_kl
 from distill.model import DistillModel
 from distill.teacher import load_teacher
@@ -13,22 +13,22 @@ from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.models import load_model
 from eval.responses import Trace
 
-PROMPT, ANSWER = (5, 9, 70), (80, 11, 7, 200, 33, 2)
+PROMPT, RESPONSE = (5, 9, 70), (80, 11, 7, 200, 33, 2)
 
 
 def build(draft, target):
-    student = AnswerLogits(load_model(draft, dtype="float32", device="cpu"))
+    student = ResponseLogits(load_model(draft, dtype="float32", device="cpu"))
     teacher = load_teacher(target, dtype="float32", device="cpu")
     objective = build_objective("forward_kl", temperature=1.0)
     return DistillModel(student, teacher, objective=objective, cpu_bfloat16=False)
 
 
-def answered(answer=ANSWER):
-    trace = Trace(0, "a:1", (), PROMPT, answer, "", "stop")
-    return collate(list(AnswerDataset([trace], max_seq_len=100)))
+def answered(response=RESPONSE):
+    trace = Trace(0, "a:1", (), PROMPT, response, "", "stop")
+    return collate(list(ResponseDataset([trace], max_seq_len=100)))
 
 
-@pytest.mark.parametrize("place", range(len(ANSWER)))
+@pytest.mark.parametrize("place", range(len(RESPONSE)))
 def test_the_loss_of_a_wrong_token_is_not_shifted_by_one(tiny_draft, tiny_target, place):
     """The loss on one token alone is that of what both models say after the tokens before it, and no later ones."""
     model, batch = build(tiny_draft, tiny_target), answered()
@@ -36,8 +36,8 @@ def test_the_loss_of_a_wrong_token_is_not_shifted_by_one(tiny_draft, tiny_target
     keep = torch.zeros_like(batch["keep"])
     keep[0, positions[place]] = True
     wrong = {**batch, "keep": keep}
-    assert batch["next_ids"][keep].tolist() == [ANSWER[place]]
-    before = torch.tensor([[*PROMPT, *ANSWER[:place]]])
+    assert batch["next_ids"][keep].tolist() == [RESPONSE[place]]
+    before = torch.tensor([[*PROMPT, *RESPONSE[:place]]])
     said = [lm(before).logits[:, -1] for lm in (model.student.lm, model.teacher.model.lm)]
     torch.testing.assert_close(model.loss(model(wrong), wrong), forward_kl(*said).sum())
 
@@ -56,8 +56,8 @@ def test_multi_query_models_are_trained_and_decoded(make_checkpoint):
     assert [text.token_ids for text in decoded] == [text.token_ids for text in plain]
 
 
-def test_answers_without_a_chat_template_are_trained_on(tiny_draft, tiny_target):
-    """Recorded as token ids, with no conversation at all: every answer token is learned, no prompt token."""
+def test_responses_without_a_chat_template_are_trained_on(tiny_draft, tiny_target):
+    """Recorded as token ids, with no conversation at all: every response token is learned, no prompt token."""
     model, batch = build(tiny_draft, tiny_target), answered()
-    assert batch["next_ids"][batch["keep"]].tolist() == list(ANSWER)
+    assert batch["next_ids"][batch["keep"]].tolist() == list(RESPONSE)
     assert model.loss(model(batch), batch).item() > 0

@@ -148,7 +148,7 @@ def asked():
 
 @pytest.fixture(scope="session")
 def record(asked):
-    """Let a target answer the first of the prompts."""
+    """Let a target respond to the first of the prompts."""
 
     def write(target, folder, *, num_prompts=6, temperature=0.0):
         settings = DecodingSettings(
@@ -169,11 +169,11 @@ def record(asked):
 
 @pytest.fixture(scope="session")
 def greedy_traces(record, target_folder, tmp_path_factory):
-    """A folder of the target's greedy answers."""
+    """A folder of the target's greedy responses."""
     return record(target_folder, tmp_path_factory.mktemp("greedy"))
 
 
 @pytest.fixture(scope="session")
 def sampled_traces(record, target_folder, tmp_path_factory):
-    """A folder of answers the target sampled at temperature 0.7."""
+    """A folder of responses the target sampled at temperature 0.7."""
     return record(target_folder, tmp_path_factory.mktemp("sampled"), temperature=0.7)

@@ -9,7 +9,6 @@ from eval.intervals import Estimate
 from eval.scorecard_schema import (
     AcceptanceRow,
     Agreement,
-    AnswersRow,
     DraftModel,
     DraftSteps,
     Forecast,
@@ -22,6 +21,7 @@ from eval.scorecard_schema import (
     PromptSums,
     Provenance,
     Ratio,
+    ResponsesRow,
     RoundCounts,
     Rounds,
     RoundsByPrompt,
@@ -65,7 +65,7 @@ def percentiles(median_ms, wide_ms=None):
 
 
 def latency(target_ms, verify_ms, drafts, wide_ms=0.0):
-    """Steps of a target, of its verification by lookahead, and of drafts: (one token, two) by name."""
+    """Steps of a target, of its verification by num_speculative_tokens, and of drafts: (one token, two) by name."""
     return ScoredLatency(
         batch=1,
         context_tokens=9,
@@ -73,7 +73,7 @@ def latency(target_ms, verify_ms, drafts, wide_ms=0.0):
         warm_up_repeats=20,
         settled=True,
         target=StepTime(**percentiles(target_ms, wide_ms)),
-        verify=tuple(VerifyStep(lookahead=at, **percentiles(ms, wide_ms)) for at, ms in verify_ms.items()),
+        verify=tuple(VerifyStep(num_speculative_tokens=at, **percentiles(ms, wide_ms)) for at, ms in verify_ms.items()),
         drafts=tuple(
             DraftSteps(
                 draft=name,
@@ -86,7 +86,7 @@ def latency(target_ms, verify_ms, drafts, wide_ms=0.0):
     )
 
 
-def rounds_at(lookahead, counts, tokens):
+def rounds_at(num_speculative_tokens, counts, tokens):
     """Rounds of prompts, none of which kept everything."""
     total, emitted = sum(counts), sum(tokens)
     place = Position(
@@ -98,7 +98,7 @@ def rounds_at(lookahead, counts, tokens):
         conditional=NOTHING,
     )
     return Rounds(
-        lookahead=lookahead,
+        num_speculative_tokens=num_speculative_tokens,
         rounds=total,
         proposed=total,
         accepted=0,
@@ -111,21 +111,21 @@ def rounds_at(lookahead, counts, tokens):
     )
 
 
-def acceptance(draft, temperature, counts_by_lookahead, tokens, *, alpha=0.5, interval=None, changed=0):
+def acceptance(draft, temperature, counts_by_k, tokens, *, alpha=0.5, interval=None, changed=0):
     """A row of acceptance from the rounds and tokens of every prompt."""
     mean = Mean(alpha, interval, sum=alpha * sum(tokens), tokens=sum(tokens))
     return AcceptanceRow(
         draft=draft,
         temperature=temperature,
         rule=f"rule {temperature:g}",
-        answers=len(tokens),
+        responses=len(tokens),
         prompts=len(tokens),
         alpha=mean,
         alpha_of_text=mean,
         greedy_match=mean,
         coverage=None,
         target_changed_tokens=changed,
-        lookahead=tuple(rounds_at(at, counts, tokens) for at, counts in counts_by_lookahead.items()),
+        by_k=tuple(rounds_at(at, counts, tokens) for at, counts in counts_by_k.items()),
         other_rules=(),
         bins=(),
         by_prompt=PromptSums(
@@ -133,32 +133,32 @@ def acceptance(draft, temperature, counts_by_lookahead, tokens, *, alpha=0.5, in
             alpha=tuple(tokens),
             greedy_match=tuple(tokens),
             rounds=tuple(
-                RoundsByPrompt(lookahead=at, counts=tuple(counts)) for at, counts in counts_by_lookahead.items()
+                RoundsByPrompt(num_speculative_tokens=at, counts=tuple(counts)) for at, counts in counts_by_k.items()
             ),
         ),
     )
 
 
-def speedup(draft, temperature, predicted, best, lookaheads, break_even=None):
-    """What an acceptance is worth, the same at every lookahead."""
-    entries = tuple(Forecast(lookahead=at, predicted=predicted, break_even_alpha=break_even) for at in lookaheads)
+def speedup(draft, temperature, predicted, best, ks, break_even=None):
+    """What an acceptance is worth, the same at every num_speculative_tokens."""
+    entries = tuple(Forecast(num_speculative_tokens=at, predicted=predicted, break_even_alpha=break_even) for at in ks)
     return SpeedupRow(
         draft=draft,
         temperature=temperature,
         rule="rule",
         cost_ratio=0.1,
-        best_lookahead=best,
-        lookahead=entries,
+        best_k=best,
+        num_speculative_tokens=entries,
     )
 
 
-def live(draft="draft", lookahead=3, *, value=1.12, interval=(1.05, 1.2), exact=True):
+def live(draft="draft", num_speculative_tokens=3, *, value=1.12, interval=(1.05, 1.2), exact=True):
     """Four prompts decoded live; loop and replay are told apart by their counts."""
     spent = {"tokens": 10, "prefill_s": 1.0, "decode_s": 2.0}
     return Live(
         draft=draft,
         temperature=0.0,
-        lookahead=lookahead,
+        num_speculative_tokens=num_speculative_tokens,
         prompts=4,
         speedup=Estimate(value, interval),
         decoding_speedup=Estimate(1.5, (1.25, 1.75)),
@@ -212,8 +212,8 @@ def scorecard(rows, steps, speedups, *, live=None, scored=6, **changes):
             tasks=(),
             sources=tuple(f"p.jsonl:{n}" for n in range(len(rows[0].by_prompt.tokens))),
             ids_sha256="i",
-            answers=tuple(
-                AnswersRow(temperature=at, answers=1, tokens=1, stopped=0, ids_sha256="i")
+            responses=tuple(
+                ResponsesRow(temperature=at, responses=1, tokens=1, stopped=0, ids_sha256="i")
                 for at in dict.fromkeys(row.temperature for row in rows)
             ),
         ),

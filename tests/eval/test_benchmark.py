@@ -178,12 +178,17 @@ def test_the_best_of_each_is_compared_in_the_same_runs():
 def test_the_best_k_is_picked_with_an_interval_for_all_that_were_compared():
     rng = np.random.default_rng(0)
     runs = {PLAIN_METHOD: [{place: taken(10, 1.0) for place in range(12)}]}
-    for lookahead in range(1, 7):
-        runs[Method(LOOKUP, lookahead)] = [{place: taken(10, rng.uniform(0.5, 1.5)) for place in range(12)}]
+    for num_speculative_tokens in range(1, 7):
+        runs[Method(LOOKUP, num_speculative_tokens)] = [
+            {place: taken(10, rng.uniform(0.5, 1.5)) for place in range(12)}
+        ]
     [best] = best_of_each(runs, RESAMPLING)
     rows = [method_row(method, runs, RESAMPLING) for method in runs if method.kind == LOOKUP]
     picked = max(rows, key=lambda row: row.speedup.value)
-    assert (best.lookahead, best.speedup.value) == (picked.lookahead, pytest.approx(picked.speedup.value))
+    assert (best.num_speculative_tokens, best.speedup.value) == (
+        picked.num_speculative_tokens,
+        pytest.approx(picked.speedup.value),
+    )
     assert np.ptp(np.log(best.speedup.interval)) > np.ptp(np.log(picked.speedup.interval))
 
 
@@ -193,7 +198,7 @@ def test_the_defaults_make_enough_groups_at_every_batch(batch):
     assert len(groups) >= max(least_units(0.95), 12 if batch <= 10 else 0)
 
 
-FEW = ("--num-prompts", 3, "--max-new-tokens", 6, "--lookaheads", 1, "--repeats", 1)
+FEW = ("--num-prompts", 3, "--max-new-tokens", 6, "--num-speculative-tokens", 1, "--repeats", 1)
 
 
 def run_benchmark(*words):
@@ -225,7 +230,9 @@ def test_several_drafts_take_their_turns(target_folder, noisy_folder, tmp_path):
     assert run_benchmark("--target", target_folder, "--draft", *drafts, *FEW, "--out", out) == 0
     record = TypeAdapter(BenchmarkFile).validate_json(out.read_bytes())
     assert list(record.drafts) == [f"draft {draft}" for draft in drafts]
-    lengths = {(row.draft, row.lookahead): row.acceptance_length for row in record.rows if row.method == DRAFT}
+    lengths = {
+        (row.draft, row.num_speculative_tokens): row.acceptance_length for row in record.rows if row.method == DRAFT
+    }
     assert lengths[f"draft {target_folder}", 1] == 2.0  # the target as its own draft: 6 tokens in 3 steps
     assert lengths[f"draft {noisy_folder}", 1] < 2.0
 
@@ -233,7 +240,7 @@ def test_several_drafts_take_their_turns(target_folder, noisy_folder, tmp_path):
 @pytest.mark.parametrize(
     ("words", "flag"),
     [
-        (("--lookaheads", 2, 2), "--lookaheads"),
+        (("--num-speculative-tokens", 2, 2), "--num-speculative-tokens"),
         (("--assisted", "--batch-size", 2), "--assisted"),
         (("--contexts", 8), "--contexts"),
         (("--out", "."), "--out"),

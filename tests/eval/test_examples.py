@@ -18,18 +18,18 @@ from eval.side_by_side import FORMAT, chosen_indices, read_examples, writers_of,
 STOPS = frozenset(range(0, 264, 9))
 CONFIG = EvalConfig(
     max_new_tokens=8,
-    lookaheads=(2,),
+    num_speculative_tokens=(2,),
     temperatures=(0.0,),
     latency_repeats=1,
     latency_batch_sizes=(),
-    live_prompts=5,
+    wall_clock_prompts=5,
 )
 
 
 @pytest.mark.parametrize("stops", [frozenset(), STOPS], ids=["never", "stops"])
-@pytest.mark.parametrize("lookahead", [1, 4])
-def test_rounds_tell_the_writers_that_decoding_told(target, noisy_draft, prompts, stops, lookahead):
-    wanted = Wanted(prompts, Limits(24, stops), Sampling(), Speculation(lookahead))
+@pytest.mark.parametrize("num_speculative_tokens", [1, 4])
+def test_rounds_tell_the_writers_that_decoding_told(target, noisy_draft, prompts, stops, num_speculative_tokens):
+    wanted = Wanted(prompts, Limits(24, stops), Sampling(), Speculation(num_speculative_tokens))
     told, texts = {}, {}
     for step in decode_steps([target, noisy_draft], wanted):
         if isinstance(step, Emitted):
@@ -73,10 +73,10 @@ def test_pieces_are_the_target_s_own_text(scored, target_tokenizer):
     assert [(one.source, one.category, one.prompt) for one in found.examples] == [
         (f"p:{n}", "ab"[n % 2], f"say {n}") for n in range(4)
     ]
-    answers = {trace.source: trace.answer_ids for trace in read_traces(out / "answers" / "T0", "eval")}
+    responses = {trace.source: trace.response_ids for trace in read_traces(out / "responses" / "T0", "eval")}
     for one in found.examples:
         assert "".join(text for text, _ in one.pieces) == target_tokenizer.decode(
-            list(answers[one.source]), clean_up_tokenization_spaces=False
+            list(responses[one.source]), clean_up_tokenization_spaces=False
         )
 
 

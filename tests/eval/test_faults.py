@@ -34,22 +34,22 @@ def test_the_bonus_token_of_a_full_round_is_not_counted_as_wrong(target, prompts
     assert set(writers) <= {"accepted", "bonus"}
     _, decoded = steps[-1]
     rounds = [(one.start, one.accepted) for one in decoded.rounds]
-    counts = count_trace(rounds, num_tokens=length, lookahead=3)
+    counts = count_trace(rounds, num_tokens=length, num_speculative_tokens=3)
     assert sum(counts.reached) == counts.accepted_tokens == counts.proposed_tokens
 
 
-@pytest.mark.parametrize("lookahead", [1, 3, 8])
-def test_no_bonus_token_follows_a_stop_token_at_the_end_of_a_full_round(target, prompts, lookahead):
+@pytest.mark.parametrize("num_speculative_tokens", [1, 3, 8])
+def test_no_bonus_token_follows_a_stop_token_at_the_end_of_a_full_round(target, prompts, num_speculative_tokens):
     """The last token of the first round's proposal is the stop token, and the target agrees with all of them."""
     for prompt in prompts:
-        [plain] = plain_decode(target, [prompt], limits=Limits(lookahead))
+        [plain] = plain_decode(target, [prompt], limits=Limits(num_speculative_tokens))
         *before, stop = plain.token_ids
         if stop in before:
             continue
-        wanted = Wanted([prompt], Limits(24, frozenset({stop})), GREEDY, Speculation(lookahead))
+        wanted = Wanted([prompt], Limits(24, frozenset({stop})), GREEDY, Speculation(num_speculative_tokens))
         step, (_, decoded) = decode_steps([target, target], wanted)
         assert decoded.token_ids == plain.token_ids == step.token_ids
-        assert decoded.rounds[-1].accepted == lookahead - 1
+        assert decoded.rounds[-1].accepted == num_speculative_tokens - 1
         assert "corrected" not in writers_of(step, drafts=True)
         break
     else:

@@ -47,7 +47,9 @@ CONTEXT = list(range(3, 23))
 
 def median_ms(latency, model, tokens):
     if model == TARGET:
-        return {1: latency.target, **{step.lookahead + 1: step for step in latency.verify}}[tokens].median_ms
+        return {1: latency.target, **{step.num_speculative_tokens + 1: step for step in latency.verify}}[
+            tokens
+        ].median_ms
     steps = latency.of(model)
     return {1: steps.one_token, 2: steps.two_tokens}[tokens].median_ms
 
@@ -94,7 +96,7 @@ def measure_by_tokens(monkeypatch, target, random_draft, noisy_draft):
         latency = measure_latency(
             models,
             Setting(CONTEXT),
-            lookaheads=[2, 3],
+            ks=[2, 3],
             repeats=repeats,
             resampling=resampling,
         )
@@ -109,7 +111,7 @@ def test_every_time_is_that_of_its_own_step(warmed_up_as_for_users, measure_by_t
     latency, fed = measure_by_tokens()
     assert median_ms(latency, TARGET, 1) == median_ms(latency, "small", 1) == median_ms(latency, "large", 1) == 1000
     assert median_ms(latency, "small", 2) == median_ms(latency, "large", 2) == 2000
-    assert {step.lookahead: step.median_ms for step in latency.verify} == {2: 3000, 3: 4000}
+    assert {step.num_speculative_tokens: step.median_ms for step in latency.verify} == {2: 3000, 3: 4000}
     assert (latency.warm_up_repeats, latency.settled) == (10, True)
     for step in (("target", 1), ("target", 3), ("target", 4), ("small", 2), ("large", 2)):
         assert fed.count(step) == 10 + 4
@@ -216,7 +218,7 @@ def test_steps_are_timed_where_the_models_are(target_folder, noisy_folder, devic
     dtype = "bfloat16" if device == "cuda" else "float32"
     target, draft = (load_model(folder, dtype=dtype, device=device) for folder in (target_folder, noisy_folder))
     measured = measure_latency(
-        {TARGET: target, "draft": draft}, Setting(CONTEXT), lookaheads=[1, 4], repeats=3,
+        {TARGET: target, "draft": draft}, Setting(CONTEXT), ks=[1, 4], repeats=3,
         resampling=RESAMPLING,
     )  # fmt: skip
     assert 0 < median_ms(measured, "draft", 1) < 1000
@@ -296,14 +298,14 @@ def test_bounds_hold_the_percentile_whatever_the_law_is(repeats):
 
 @pytest.fixture(scope="module")
 def cells(target, noisy_draft):
-    grid = Grid(batches=[1, 2], contexts=[8, 30], lookaheads=[1, 3], repeats=3)
+    grid = Grid(batches=[1, 2], contexts=[8, 30], ks=[1, 3], repeats=3)
     return measure_grid({TARGET: target, "draft": noisy_draft}, CONTEXT, grid, RESAMPLING)
 
 
 def test_every_cell_has_every_step(cells):
     assert [(cell.batch, cell.context_tokens) for cell in cells] == [(1, 8), (1, 30), (2, 8), (2, 30)]
     for cell in cells:
-        assert (cell.how, cell.repeats, cell.lookaheads) == ("eager", 3, [1, 3])
+        assert (cell.how, cell.repeats, cell.ks) == ("eager", 3, [1, 3])
         assert [draft.draft for draft in cell.drafts] == ["draft"]
         assert list(cell.prefill) == [TARGET, "draft"]
         assert all(step.median_ms > 0 for step in (*cell.steps, *cell.prefill.values()))
@@ -312,7 +314,7 @@ def test_every_cell_has_every_step(cells):
 def test_captured_cells_follow_the_eager_ones(target, noisy_draft, monkeypatch):
     maker = watched_maker()
     monkeypatch.setattr(captured, "CapturedSteps", maker.opener)
-    grid = Grid(batches=[1, 2], contexts=[8], lookaheads=[3], repeats=2, how="captured")
+    grid = Grid(batches=[1, 2], contexts=[8], ks=[3], repeats=2, how="captured")
     found = measure_grid({TARGET: target, "draft": noisy_draft}, CONTEXT, grid, RESAMPLING)
     assert [(cell.how, cell.batch) for cell in found] == [("eager", 1), ("eager", 2), ("captured", 1), ("captured", 2)]
     assert {(tokens, whole) for _, tokens, whole in maker.fed} == {(1, False), (2, False), (4, True)}
@@ -351,7 +353,7 @@ def test_untrained_models_have_the_shape_asked_for(target):
         assert len(model.get_output_embeddings().weight) == (due.head_vocab or due.vocab)
 
 
-FEW = ("--grid", "--batch-sizes", 1, "--contexts", 8, "--lookaheads", 2, "--repeats", 6)
+FEW = ("--grid", "--batch-sizes", 1, "--contexts", 8, "--num-speculative-tokens", 2, "--repeats", 6)
 
 
 def run_grid(*words):
@@ -364,7 +366,7 @@ def test_the_command_prints_and_writes(target_folder, noisy_folder, tmp_path, ca
     record, printed = read_grid_file(out), capsys.readouterr().out
     assert record.models["draft"].path == str(noisy_folder)
     assert record.models["draft"].fingerprint != record.models[TARGET].fingerprint
-    assert (record.threads, record.drafts, record.lookaheads) == (1, ["draft"], [2])
+    assert (record.threads, record.drafts, record.ks) == (1, ["draft"], [2])
     assert f"{record.cells[0].drafts[0].cost_ratio:.3f}" in printed
     assert str(out) in printed
 

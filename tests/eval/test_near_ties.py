@@ -19,7 +19,7 @@ from eval.lossless import (
     stepwise_logits,
 )
 from eval.models import load_model
-from eval.replay import answer_logits
+from eval.replay import response_logits
 from tests.eval.decoding.test_plain_decoding import FAMILIES
 
 WANTED = Verification(Limits(32))
@@ -102,7 +102,7 @@ def test_step_by_step_the_target_reads_what_it_reads_at_once(make_checkpoint, ma
     model = load_model(make(seed=1, **FAMILIES[family]), dtype="float32", device="cpu")
     for prompt, width in (([5], 1), (prompts[3], 5)):
         whole, stepwise = (
-            answer_logits(model, prompt, prompts[4]),
+            response_logits(model, prompt, prompts[4]),
             stepwise_logits(model, prompt, prompts[4], width=width),
         )
         torch.testing.assert_close(stepwise, whole, rtol=1e-4, atol=1e-4)

@@ -7,7 +7,7 @@ import pytest
 import widedraft
 from eval.decoding.sampling import RULES, Limits, Sampling, Speculation
 from eval.decoding.speculative import NgramLookup, plain_decode, speculative_decode
-from eval.replay import answer_logits, replay_answer
+from eval.replay import replay_response, response_logits
 from tests.eval.decoding.small_heads import with_head_of
 from tests.pretended_gpu import pretended_gpu
 
@@ -74,9 +74,11 @@ def test_other_ways_to_decode_are_those_of_the_processor(small_pair, translators
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_a_replay_is_that_of_the_processor(pair, gpu, temperature):
-    answer = [3, 0, 2, 1]
+    response = [3, 0, 2, 1]
     found = [
-        replay_answer(*(answer_logits(one, [1, 2], answer) for one in models), answer, sampling=Sampling(temperature))
+        replay_response(
+            *(response_logits(one, [1, 2], response) for one in models), response, sampling=Sampling(temperature)
+        )
         for models in (pair, moved(pair, gpu))
     ]
     assert found[0].target_logp == pytest.approx(found[1].target_logp, rel=1e-5)
@@ -88,5 +90,5 @@ def test_a_replay_is_that_of_the_processor(pair, gpu, temperature):
 def test_a_pair_is_verified(small, tmp_path, gpu, sampled):
     (tmp_path / "p.jsonl").write_text('{"prompt": "why"}\n')
     words = ["--target", str(small[0]), "--draft", str(small[1]), "--prompts", str(tmp_path / "p.jsonl")]
-    words += ["--max-new-tokens", "3", "--lookahead", "2", "--dtype", "float32"]
+    words += ["--max-new-tokens", "3", "--num-speculative-tokens", "2", "--dtype", "float32"]
     assert widedraft.main(["verify", *words, *sampled]) in (0, 1)  # three tokens prove nothing

@@ -18,7 +18,7 @@ RESAMPLING = Resampling(confidence=0.9, num_resamples=500, seed=17)
 
 
 def rows_and_steps(drafts, wide_ms=0.0, target_ms=40.0, temperature=0.0):
-    """Drafts by name: milliseconds of a step, and rounds of each prompt of 10 tokens, at lookahead 1 and 4.
+    """Drafts by name: milliseconds of a step, and rounds of each prompt of 10 tokens, at k = 1 and 4.
 
     Of every prompt there are three, so that two are enough for an interval. At temperature 1 nothing is kept.
     """
@@ -35,15 +35,15 @@ def ranked(drafts, **how):
     return ranking(*rows_and_steps(drafts, **how), RESAMPLING)
 
 
-def interval_of(drafts, lookahead, **how):
+def interval_of(drafts, num_speculative_tokens, **how):
     [row, *_], steps = rows_and_steps(drafts, **how)
-    return predicted_interval(row, lookahead, steps, RESAMPLING)
+    return predicted_interval(row, num_speculative_tokens, steps, RESAMPLING)
 
 
 def test_a_draft_is_worth_what_the_formula_says():
     [only] = ranked({"a": (4.0, [5, 5, 5])})
     times = StepTimes(0.040, 0.004, 0.005, {1: 0.044, 4: 0.050})
-    assert only.lookahead == 1  # no more tokens for more drafting
+    assert only.num_speculative_tokens == 1  # no more tokens for more drafting
     assert only.speedup == pytest.approx(predicted_speedup(2.0, 0.0, 1, times))
     assert only.interval == pytest.approx((only.speedup, only.speedup))
     assert only.tokens_per_s == pytest.approx(only.speedup / 0.040)
@@ -96,7 +96,7 @@ def test_a_prediction_from_few_repetitions_has_no_interval():
 def test_a_prospect_is_the_least_alpha_that_pays(cost):
     times = StepTimes(target_s=1.0, draft_s=cost, draft_two_s=cost, verify_s={4: 1.0})
     found = prospect(times)
-    assert (found.lookahead, found.cost_ratio) == (4, cost)
+    assert (found.num_speculative_tokens, found.cost_ratio) == (4, cost)
     assert iid_speedup(found.least_alpha, 4, times) == pytest.approx(1)
     assert found.most == pytest.approx(5 / (4 * cost + 1))
 
@@ -112,8 +112,8 @@ def test_in_a_batch_one_row_that_kept_everything_makes_all_catch_up():
 
 def test_what_was_scored_is_ranked_at_the_batch_that_was_timed():
     [row], steps = rows_and_steps({"a": (4.0, [5, 5])}, wide_ms=0.0)
-    halves = (each.model_copy(update={"fully_accepted": each.rounds / 2}) for each in row.lookahead)
-    row = row.model_copy(update={"lookahead": tuple(halves)})
+    halves = (each.model_copy(update={"fully_accepted": each.rounds / 2}) for each in row.by_k)
+    row = row.model_copy(update={"by_k": tuple(halves)})
     [alone], [in_batch] = (
         ranking([row], steps, RESAMPLING),
         ranking([row], steps.model_copy(update={"batch": 8}), RESAMPLING),

@@ -17,7 +17,7 @@ from eval.recorded import (
     read_text_responses,
     score_recording,
 )
-from eval.replay import answer_logits, replay_counts
+from eval.replay import replay_counts, response_logits
 from eval.responses import read_traces
 from eval.scorecard import score_drafts
 from eval.scorecard_schema import RecordedScorecard
@@ -26,7 +26,7 @@ CHOSEN = {"top_p": 0.9, "top_k": 40, "min_p": 0.02, "repetition_penalty": 1.2}
 
 
 def config(**changes):
-    return EvalConfig(**{"lookaheads": (1, 2, 3, 4, 5), **changes})
+    return EvalConfig(**{"num_speculative_tokens": (1, 2, 3, 4, 5), **changes})
 
 
 def score(traces, draft, out, **changes):
@@ -42,9 +42,9 @@ def test_recorded_responses_are_scored_as_with_their_target_by_every_method(
     asked, target_folder, noisy_folder, tmp_path, temperature
 ):
     how = {"max_new_tokens": 24, "temperatures": (temperature,), "sampling": CHOSEN, "batch_size": 3}
-    quick = {"latency_repeats": 1, "latency_batch_sizes": (), "live_prompts": 1}
+    quick = {"latency_repeats": 1, "latency_batch_sizes": (), "wall_clock_prompts": 1}
     whole = score_drafts(target_folder, {"draft": noisy_folder}, asked, config(**how, **quick), tmp_path, seed=17)
-    [folder] = (tmp_path / "answers").iterdir()
+    [folder] = (tmp_path / "responses").iterdir()
     card = score(folder, noisy_folder, tmp_path / "recorded")
     assert RecordedScorecard.model_validate_json((tmp_path / "recorded/scorecard.json").read_bytes()) == card
     assert card.recording.target_fingerprint == fingerprint_checkpoint(target_folder)
@@ -53,9 +53,9 @@ def test_recorded_responses_are_scored_as_with_their_target_by_every_method(
     rules = {row.rule: row for row in (expected, *expected.other_rules)}
     assert [row.rule for row in card.acceptance] == list(rules)
     for row in card.acceptance:
-        assert (row.prompts, row.answers) == (expected.prompts, expected.answers)
+        assert (row.prompts, row.responses) == (expected.prompts, expected.responses)
         assert row.accept_rate.value == pytest.approx(rules[row.rule].alpha_of_text.value, abs=1e-5)
-        for own, other in zip(row.lookahead, rules[row.rule].lookahead, strict=True):
+        for own, other in zip(row.by_k, rules[row.rule].by_k, strict=True):
             assert own.tau.value == pytest.approx(other.tau.value, abs=1e-5)
             assert own == other or temperature
     assert 0.1 < card.acceptance[0].accept_rate.value < 0.95
@@ -65,7 +65,7 @@ def test_without_probabilities_rejection_sampling_is_left_out(sampled_traces, no
     bare = shutil.copytree(sampled_traces, tmp_path / "bare")
     for shard in bare.glob("eval-*.jsonl"):
         rows = [json.loads(line) for line in shard.read_text().splitlines()]
-        shard.write_text("".join(json.dumps({**row, "answer_logp": None}) + "\n" for row in rows))
+        shard.write_text("".join(json.dumps({**row, "response_logp": None}) + "\n" for row in rows))
     card = score(bare, noisy_folder, tmp_path / "card")
     assert [row.rule for row in card.acceptance] == ["exact_greedy_draft", "exact_sampled_draft"]
 
@@ -73,24 +73,26 @@ def test_without_probabilities_rejection_sampling_is_left_out(sampled_traces, no
 def test_a_sampled_draft_is_as_good_as_its_simulation(sampled_traces, noisy_draft):
     """Expected verification steps against played ones: the draft samples q, and an equal token is accepted."""
     trace = first_recorded(sampled_traces)
-    logits_TV = answer_logits(noisy_draft, trace.prompt_ids, trace.answer_ids)
+    logits_TV = response_logits(noisy_draft, trace.prompt_ids, trace.response_ids)
     q_TV = torch.softmax(logits_TV / 0.7, dim=-1)
     drawn_NT = torch.multinomial(q_TV, 4000, replacement=True, generator=torch.Generator().manual_seed(1)).T
     accept_T = accept_probabilities(
         logits_TV, trace, rule="exact_sampled_draft", sampling=Sampling(0.7), context=trace.prompt_ids
     )
-    expected = replay_counts(accept_T, lookahead=3).rounds
-    played = torch.tensor([rounds_played(row.tolist(), trace.answer_ids, lookahead=3) for row in drawn_NT]).double()
+    expected = replay_counts(accept_T, num_speculative_tokens=3).rounds
+    played = torch.tensor(
+        [rounds_played(row.tolist(), trace.response_ids, num_speculative_tokens=3) for row in drawn_NT]
+    ).double()
     assert abs(played.mean() - expected) < 4 * played.std() / len(played) ** 0.5
     assert played.std() > 0
 
 
-def rounds_played(proposed, answer, *, lookahead):
+def rounds_played(proposed, response, *, num_speculative_tokens):
     """Verification steps of one play; a position is proposed at most once, so one draw a position is enough."""
     start = rounds = 0
-    while start < len(answer):
-        room = min(lookahead, len(answer) - start - 1)
-        accepted = next((k for k in range(room) if proposed[start + k] != answer[start + k]), room)
+    while start < len(response):
+        room = min(num_speculative_tokens, len(response) - start - 1)
+        accepted = next((k for k in range(room) if proposed[start + k] != response[start + k]), room)
         start, rounds = start + accepted + 1, rounds + 1
     return rounds
 
@@ -102,15 +104,15 @@ def test_text_scores_as_the_traces_do(greedy_traces, noisy_folder, tmp_path):
     tokenizer, traces = load_tokenizer(noisy_folder), read_traces(greedy_traces, "eval")
     rows = [json.dumps({"prompt": tokenizer.decode(list(trace.prompt_ids))}) + "\n" for trace in traces]
     (tmp_path / "prompts.jsonl").write_text("".join(rows) + rows[0])
-    (tmp_path / "text.txt").write_text("\n".join(str(torch.tensor([trace.answer_ids])) for trace in traces))
+    (tmp_path / "text.txt").write_text("\n".join(str(torch.tensor([trace.response_ids])) for trace in traces))
     recording = read_recorded_text(tmp_path / "text.txt", str(tmp_path / "prompts.jsonl"), noisy_folder)
-    assert [(a.prompt_ids, a.answer_ids) for _, a in recording.answers] == [
-        (t.prompt_ids, t.answer_ids) for t in traces
+    assert [(a.prompt_ids, a.response_ids) for _, a in recording.responses] == [
+        (t.prompt_ids, t.response_ids) for t in traces
     ]
     assert (recording.unanswered, recording.target) == (1, None)
     found = score_recording(recording, noisy_folder, config(), tmp_path / "card", seed=17)
     expected = score(greedy_traces, noisy_folder, tmp_path / "of-traces")
-    for ours, theirs in zip(found.acceptance[0].lookahead, expected.acceptance[0].lookahead, strict=True):
+    for ours, theirs in zip(found.acceptance[0].by_k, expected.acceptance[0].by_k, strict=True):
         assert (ours.rounds, ours.accepted, ours.histogram) == (theirs.rounds, theirs.accepted, theirs.histogram)
     (tmp_path / "prompts.jsonl").write_text(rows[0])
     with pytest.raises(UserError, match=r"prompts\.jsonl 1 prompts"):

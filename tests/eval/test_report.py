@@ -11,7 +11,7 @@ import pytest
 
 import widedraft
 from architectures.errors import UserError
-from eval.acceptance_rates import answers_folder
+from eval.acceptance_rates import responses_folder
 from eval.config import EvalConfig
 from eval.prompts import Prompt
 from eval.recorded import read_recorded_traces, score_recording
@@ -21,11 +21,11 @@ from eval.scorecard_tables import between_runs, differences, interval
 
 CONFIG = EvalConfig(
     max_new_tokens=12,
-    lookaheads=(1, 2),
+    num_speculative_tokens=(1, 2),
     batch_size=4,
     latency_repeats=1,
     latency_batch_sizes=(1,),
-    live_prompts=3,
+    wall_clock_prompts=3,
 )
 ASKED = (
     ("p.jsonl:1", "<script>alert('why')</script>", "odd"),
@@ -54,7 +54,7 @@ def recorded(scored, noisy_folder, tmp_path_factory):
     """A scorecard of recorded responses."""
     out = tmp_path_factory.mktemp("recorded")
     score_recording(
-        read_recorded_traces(answers_folder(scored / "noisy" / "eval", 0.0), noisy_folder),
+        read_recorded_traces(responses_folder(scored / "noisy" / "eval", 0.0), noisy_folder),
         noisy_folder,
         CONFIG,
         out,

@@ -89,7 +89,7 @@ def outcome(text):
 
 
 def test_both_models_are_loaded_once_and_the_target_decides(run, questions, pair, target_folder, noisy_folder):
-    seen = run("--prompts", questions, "--lookahead", 3, "--max-new-tokens", 12, "--num-prompts", 2)
+    seen = run("--prompts", questions, "--num-speculative-tokens", 3, "--max-new-tokens", 12, "--num-prompts", 2)
     assert [folder for folder, _ in seen[:2]] == [str(target_folder), str(noisy_folder)]
     prompts = [pair.rendered(prompt) for prompt in prompts_of([str(questions)], 2)]
     models = pair.target, pair.draft
@@ -106,8 +106,8 @@ USUAL = {
     "show": (*SHOW, "--prompts", "QUESTIONS", "--max-new-tokens", 12, "--temperature", 1),
 }
 DECODED: dict[str, list] = {}  # what each mode decodes if no option is given
-EVERYWHERE = {"target": "NOISY", "draft": "TARGET", "lookahead": 2, "seed": 4, "dtype": "bfloat16", "num-prompts": 1,
-              "max-new-tokens": 5, "draft-p-min": 0.2,
+EVERYWHERE = {"target": "NOISY", "draft": "TARGET", "num-speculative-tokens": 2, "seed": 4, "dtype": "bfloat16",
+              "num-prompts": 1, "max-new-tokens": 5, "draft-p-min": 0.2,
               "capture": None}  # fmt: skip
 SAMPLED = {"temperature": 0.3, "top-p": 0.3, "top-k": 2, "min-p": 0.5, "repetition-penalty": 3}
 OPTIONS = {  # each with a value that must change what is decoded, or how; None for a flag

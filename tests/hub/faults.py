@@ -11,7 +11,7 @@ class Fault:
 
     Attributes:
         status: Answered in place of what would have been.
-        headers: Of that answer.
+        headers: Of that response.
         cut_after_bytes: The connection breaks after so many bytes of what is downloaded.
         meanwhile: Happens before the request is looked at: somebody moves a branch.
         spoils: Makes other bytes of what is downloaded; their number is announced if it changed.

@@ -1,4 +1,4 @@
-"""What a stand-in of the hub answers: one function per request that huggingface_hub 2.4 makes, from a store to a reply.
+"""Replies of a fake hub: one function per request that huggingface_hub 2.4 makes, from a store to a reply.
 
 Uploads go to addresses with a ticket, as to a storage that knows no token: a request there that carries one is refused.
 """
@@ -45,7 +45,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer; a body that is no bytes goes out as JSON."""
+    """A response; a body that is no bytes goes out as JSON."""
 
     body: Any
     status: int = 200
@@ -58,16 +58,16 @@ class Reply:
 
 PAGE_ENTRIES = 3  # of a tree, so few that tests turn pages
 
-Answer = Callable[[Store, Request], Reply]
-ROUTES: list[tuple[str, str, re.Pattern[str], Answer]] = []
+Response = Callable[[Store, Request], Reply]
+ROUTES: list[tuple[str, str, re.Pattern[str], Response]] = []
 
 
-def route(name: str, method: str, pattern: str) -> Callable[[Answer], Answer]:
-    """Register what answers a method and a path; faults are planned by the name."""
+def route(name: str, method: str, pattern: str) -> Callable[[Response], Response]:
+    """Register the reply to a method and a path; faults are planned by the name."""
 
-    def register(answer: Answer) -> Answer:
-        ROUTES.append((name, method, re.compile(pattern), answer))
-        return answer
+    def register(response: Response) -> Response:
+        ROUTES.append((name, method, re.compile(pattern), response))
+        return response
 
     return register
 

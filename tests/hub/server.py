@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 
 from tests.hub.faults import Fault, Faults
-from tests.hub.routes import ROUTES, Answer, Reply, Request
+from tests.hub.routes import ROUTES, Reply, Request, Response
 from tests.hub.store import Refusal, Store
 
 
@@ -94,7 +94,7 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_POST = do_PUT = do_GET
 
     def respond(self) -> None:
-        name, answer, groups = self.find()
+        name, response, groups = self.find()
         self.hub.requests.append(name)
         fault = self.hub.faults.take(name)
         if fault.meanwhile is not None:
@@ -109,13 +109,13 @@ class Handler(BaseHTTPRequestHandler):
             body=self.body(),
             groups=groups,
         )
-        self.send(self.reply(answer, request, fault), fault)
+        self.send(self.reply(response, request, fault), fault)
 
-    def find(self) -> tuple[str, Answer, dict[str, str]]:
+    def find(self) -> tuple[str, Response, dict[str, str]]:
         path = self.path.split("?")[0]
-        for name, method, pattern, answer in ROUTES:
+        for name, method, pattern, response in ROUTES:
             if method == self.command and (match := pattern.fullmatch(path)):
-                return name, answer, match.groupdict()
+                return name, response, match.groupdict()
         return f"unknown: {self.command} {path}", unknown, {}
 
     def token(self) -> str | None:
@@ -132,13 +132,13 @@ class Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return b"".join(pieces)
 
-    def reply(self, answer: Answer, request: Request, fault: Fault) -> Reply:
+    def reply(self, response: Response, request: Request, fault: Fault) -> Reply:
         """What is said to a request."""
         if fault.status is not None:
             return Reply({"error": "on purpose"}, fault.status, fault.headers)
         with self.hub.lock:
             try:
-                return answer(self.hub.store, request)
+                return response(self.hub.store, request)
             except Refusal as refusal:
                 return refused(refusal)
 

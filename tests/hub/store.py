@@ -16,10 +16,10 @@ EMPTY_COMMIT = "0" * 40
 
 
 class Refusal(Exception):  # noqa: N818  # what a server says, and no error of its own
-    """An answer that is no success.
+    """A response that is no success.
 
     Attributes:
-        status: Of the answer.
+        status: Of the response.
         code: What huggingface_hub tells apart by, in X-Error-Code.
     """
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from eval.checkpoint_curve import behind_the_best
 from eval.intervals import Estimate, Resampling, paired_ratio_difference, pooled_ratio, sign_flip_p
-from tests.simulations.prompts import LOOKAHEAD, Population, population
+from tests.simulations.prompts import K, Population, population
 from tests.simulations.shares import Row, is_inside, share_of
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)
@@ -18,7 +18,7 @@ Make = Callable[[Population, Resampling], Estimate]
 
 RATES: dict[str, Make] = {
     "acceptance rate": lambda drawn, how: pooled_ratio(*drawn.alpha_columns(), how),
-    f"acceptance length, k={LOOKAHEAD}": lambda drawn, how: pooled_ratio(*drawn.tau_columns(), how),
+    f"acceptance length, k={K}": lambda drawn, how: pooled_ratio(*drawn.tau_columns(), how),
     "verification steps that accept everything": lambda drawn, how: pooled_ratio(*drawn.full_columns(), how),
     "two drafts, difference in acceptance rate": lambda drawn, how: paired_ratio_difference(
         drawn.alpha_columns(0), drawn.alpha_columns(1), how

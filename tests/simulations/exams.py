@@ -1,4 +1,4 @@
-"""The share of right answers that `widedraft verify --accuracy` tells, with its interval."""
+"""The share of right responses that `widedraft verify --accuracy` tells, with its interval."""
 
 import re
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ CHANCES, SIZES = (0.05, 0.5), (20, 100)
 
 
 def exam_rows(runs: int, *, seed: int) -> Iterator[Row]:
-    """How often it holds the chance of a right answer."""
+    """How often it holds the chance of a right response."""
     for chance in CHANCES:
         for size in SIZES:
 

@@ -4,7 +4,7 @@ python -m tests.simulations.halving --out benchmarks/results/halving.json --doc 
 
 Seven depths learn as a law fitted to trainings of one to four layers has it (`tau_of`; deeper ones are extrapolated),
 so their order changes on the way. Every ranking has the doubt of its prompts, of its step times,
-and of the training itself, whose tau at LOOKAHEAD lies as far off the law as measured trainings do. A layer costs three
+and of the training itself, whose tau at K lies as far off the law as measured trainings do. A layer costs three
 hundredths of the target's step, as of SmolLM2 on two cores, or one.
 """
 
@@ -27,16 +27,16 @@ from eval.scorecard_schema import DraftSteps, Percentile, ScoredLatency, StepTim
 from eval.speedup import Ranked, iid_tau, ranking, root_in_unit
 from tests.simulations.latency import Series, read_series, stretch
 from tests.simulations.prediction import DrawnRounds, DrawnRow, DrawnSums, calm, kinds_of
-from tests.simulations.prompts import LOOKAHEAD, Population, population
+from tests.simulations.prompts import K, Population, population
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 RESAMPLING = Resampling(confidence=0.95, num_resamples=300, seed=17)
 PROMPTS, REPEATS = 64, 40  # eval.num_prompts, eval.latency_repeats
 BATCHES = (100, 200, 400)  # of choose
-TOKENS = (87_000, 174_000, 348_000)  # of answers, in so many batches of 8
+TOKENS = (87_000, 174_000, 348_000)  # of responses, in so many batches of 8
 LAYER_COSTS = (0.03, 0.01)
 MISSED = 1.48 * 0.039  # standard deviation of a training's tau about the law: 1.48 medians of what was measured
-LONG = (838_000, 3)  # answer tokens and readings of the training that is meant in the end
+LONG = (838_000, 3)  # response tokens and readings of the training that is meant in the end
 BASE_COST = 0.02  # of a draft's step in the target's, without its layers
 Keep = Callable[[Sequence[Ranked]], list[Ranked]]
 BEGIN, END = "<!-- halving: begin -->", "<!-- halving: end -->"
@@ -74,8 +74,8 @@ class World:
     series: Series
 
     def speed(self, depth: int, tokens: float, readings: float = 1) -> float:
-        """Beside the target alone, at LOOKAHEAD."""
-        return tau_of(depth, tokens, readings) / (LOOKAHEAD * cost(depth, self.layer_cost) + 1)
+        """Beside the target alone, at K."""
+        return tau_of(depth, tokens, readings) / (K * cost(depth, self.layer_cost) + 1)
 
     def lost(self, depth: int, tokens: float, readings: float = 1) -> float:
         """The share of the best one's speed that a depth lacks."""
@@ -103,7 +103,7 @@ class Outcome:
         batches: Of all trainings, in the mean, as a share of those that train everybody to the end.
         dropped: Share of searches that drop the depth that is the fastest after the longest training.
         lost: Speed that the winner lacks after that training, in the mean; `most_lost` in the worst search.
-        lost_after_long: After a training of 838 thousand answer tokens read three times.
+        lost_after_long: After a training of 838 thousand response tokens read three times.
     """
 
     layer_cost: float
@@ -197,13 +197,13 @@ def search(world: World, keep: Keep, rng: np.random.Generator) -> Search:
 def tau_of(depth: int, tokens: float, readings: float = 1) -> float:
     """Acceptance length of a draft of so many layers that read so many response tokens so often.
 
-    The odds of (tau - 1) / lookahead are a power of the tokens, whose exponent grows with depth, and of the depth;
+    The odds of (tau - 1) / k are a power of the tokens, whose exponent grows with depth, and of the depth;
     further readings are worth 2.03 first ones at most. Fitted to trainings of SmolLM2-135M (docs/benchmarks.md).
     """
     worth = tokens * (1 + 2.027 * (1 - math.exp(-(readings - 1) / 2.027)))
     deep = math.log(depth)
     power = -2.1507 + (0.3678 + 0.0337 * deep) * math.log(worth / 100_000) + 0.2663 * deep
-    return 1 + LOOKAHEAD / (1 + math.exp(-power))
+    return 1 + K / (1 + math.exp(-power))
 
 
 def cost(depth: int, layer_cost: float) -> float:
@@ -212,7 +212,7 @@ def cost(depth: int, layer_cost: float) -> float:
 
 def logit(tau: float) -> float:
     """The log odds of the acceptance behind so many tokens per round."""
-    alpha = root_in_unit(lambda each: iid_tau(each, LOOKAHEAD) - tau)
+    alpha = root_in_unit(lambda each: iid_tau(each, K) - tau)
     assert alpha is not None
     return math.log(alpha / (1 - alpha))
 
@@ -235,7 +235,7 @@ def drawn_row(prompts: Population, name: str, rng: np.random.Generator, missed: 
     off = max(1.0, tau + rng.normal(0, missed)) / tau
     full_rate = float(prompts.full_DP[place].sum()) / sum(rounds)
     sums = DrawnSums(tokens, [each / off for each in rounds])
-    return DrawnRow(name, (DrawnRounds(LOOKAHEAD, Estimate(tau * off, None), full_rate),), sums)
+    return DrawnRow(name, (DrawnRounds(K, Estimate(tau * off, None), full_rate),), sums)
 
 
 def draft_steps(latency: ScoredLatency, depth: int, cost_ratio: float) -> DraftSteps:

@@ -8,9 +8,9 @@ from eval.replay import ReplayCounts, count_trace, replay_counts
 from eval.wall_clock import LEAST_P, rounds_p_value
 from tests.simulations.shares import Row, share_of
 
-TOKENS, LOOKAHEAD = 96, 3
+TOKENS, K = 96, 3
 LOGIT, SPREAD, NOISE = -0.6, 0.6, 1.5  # of the chance that a token is kept: mean, between prompts, between tokens
-SIZES = (8, 16)  # 16 is eval.live_prompts
+SIZES = (8, 16)  # 16 is eval.wall_clock_prompts
 FAULT = 1.15  # chances kept more often than replay knows
 
 
@@ -32,7 +32,7 @@ def p_value_of(rng: np.random.Generator, size: int, fault: float) -> float:
     counted, expected = [], []
     for level in rng.normal(LOGIT, SPREAD, size):
         accept_T = 1 / (1 + np.exp(-rng.normal(level, NOISE, TOKENS)))
-        expected.append(replay_counts(accept_T, lookahead=LOOKAHEAD))
+        expected.append(replay_counts(accept_T, num_speculative_tokens=K))
         counted.append(drawn_counts(rng, np.minimum(1.0, fault * accept_T)))
     return rounds_p_value(counted, expected)
 
@@ -41,9 +41,9 @@ def drawn_counts(rng: np.random.Generator, accept_T: np.ndarray) -> ReplayCounts
     """One text's rounds, each proposed token kept by its own chance."""
     trace, start = [], 0
     while start < TOKENS:
-        accepted, most = 0, min(LOOKAHEAD, TOKENS - start - 1)
+        accepted, most = 0, min(K, TOKENS - start - 1)
         while accepted < most and rng.random() < accept_T[start + accepted]:
             accepted += 1
         trace.append((start, accepted))
         start += accepted + 1
-    return count_trace(trace, num_tokens=TOKENS, lookahead=LOOKAHEAD)
+    return count_trace(trace, num_tokens=TOKENS, num_speculative_tokens=K)

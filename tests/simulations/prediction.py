@@ -11,7 +11,7 @@ from eval.latency import Kind
 from eval.scorecard_schema import TARGET, DraftSteps, ScoredLatency
 from eval.speedup import predicted_interval, promise, ranking
 from tests.simulations.latency import Series, stretch
-from tests.simulations.prompts import LOOKAHEAD, Population, population
+from tests.simulations.prompts import K, Population, population
 from tests.simulations.shares import Row, is_inside, share_of
 
 REPEATS = 40  # eval.latency_repeats
@@ -33,20 +33,20 @@ def calm(series: Series) -> Series:
 class DrawnRounds:
     """As much of a draft's rounds as a prediction reads."""
 
-    lookahead: int
+    num_speculative_tokens: int
     tau: Estimate
     full_rate: float
 
 
 @dataclass(frozen=True)
 class DrawnSums:
-    """Of every prompt, at the one lookahead."""
+    """Of every prompt, at the one num_speculative_tokens."""
 
     tokens: list[float]
     rounds: list[float]
 
-    def rounds_at(self, lookahead: int) -> list[float]:
-        assert lookahead == LOOKAHEAD
+    def rounds_at(self, num_speculative_tokens: int) -> list[float]:
+        assert num_speculative_tokens == K
         return self.rounds
 
 
@@ -55,7 +55,7 @@ class DrawnRow:
     """One draft."""
 
     draft: str
-    lookahead: tuple[DrawnRounds, ...]
+    by_k: tuple[DrawnRounds, ...]
     by_prompt: DrawnSums
 
 
@@ -87,7 +87,7 @@ def drawn_scorecard(drawn: Population, series: Series) -> Drawn:
 def drawn_row(drawn: Population, index: int) -> DrawnRow:
     tokens, rounds = drawn.tau_columns(index)
     tau, full_rate = sum(tokens) / sum(rounds), float(drawn.full_DP[index].sum()) / sum(rounds)
-    return DrawnRow(DRAFTS[index], (DrawnRounds(LOOKAHEAD, Estimate(tau, None), full_rate),), DrawnSums(tokens, rounds))
+    return DrawnRow(DRAFTS[index], (DrawnRounds(K, Estimate(tau, None), full_rate),), DrawnSums(tokens, rounds))
 
 
 def prediction_rows(series: Series, runs: int, *, seed: int, sizes: Sequence[int] = SIZES) -> Iterator[Row]:
@@ -103,14 +103,14 @@ def prediction_rows(series: Series, runs: int, *, seed: int, sizes: Sequence[int
 def rows_of(everything: Population, series: Series, size: int, where: str, *, runs: int, seed: int) -> Iterator[Row]:
     """Both shares, for so many prompts and REPEATS repetitions in one stretch."""
     whole = drawn_scorecard(everything, series)
-    _, truth = promise(whole.rows[0].lookahead, whole.latency.step_times("a"))
+    _, truth = promise(whole.rows[0].by_k, whole.latency.step_times("a"))
 
     def drawn(rng: np.random.Generator) -> Drawn:
         return drawn_scorecard(everything.sample(size, rng), series.taken(stretch(series.repeats, REPEATS, rng)))
 
     def holds(rng: np.random.Generator) -> bool:
         scorecard = drawn(rng)
-        return is_inside(truth, predicted_interval(scorecard.rows[0], LOOKAHEAD, scorecard.latency, RESAMPLING))
+        return is_inside(truth, predicted_interval(scorecard.rows[0], K, scorecard.latency, RESAMPLING))
 
     def is_sure(rng: np.random.Generator) -> bool:
         scorecard = drawn(rng)
@@ -123,6 +123,6 @@ def rows_of(everything: Population, series: Series, size: int, where: str, *, ru
 
 
 def kinds_of(series: Series) -> list[Kind]:
-    """The steps of one draft and its target at one lookahead."""
+    """The steps of one draft and its target at one num_speculative_tokens."""
     shape = series.shapes[0].name
-    return [Kind(TARGET, 1), Kind(TARGET, LOOKAHEAD + 1), Kind(shape, 1), Kind(shape, 2)]
+    return [Kind(TARGET, 1), Kind(TARGET, K + 1), Kind(shape, 1), Kind(shape, 2)]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-LOOKAHEAD = 4
+K = 4
 SHARED_SPREAD, OWN_SPREAD = 0.5, 0.2  # of the logit of a prompt's alpha: of all drafts, and of each
 LEAST_TOKENS, MOST_TOKENS = 20, 128
 
@@ -70,15 +70,15 @@ def population(
 
 
 def texts(tokens_P: NDArray[np.int64], logits_P: Array, rng: np.random.Generator) -> Array:
-    """Tokens kept if proposed, rounds, and rounds that kept LOOKAHEAD tokens, of one text of every prompt."""
+    """Tokens kept if proposed, rounds, and rounds that kept K tokens, of one text of every prompt."""
     kept_PT = rng.random((len(tokens_P), MOST_TOKENS)) < (1 / (1 + np.exp(-logits_P)))[:, None]
     inside_PT = np.arange(MOST_TOKENS) < tokens_P[:, None]
     rounds_P, full_P = np.zeros(len(tokens_P)), np.zeros(len(tokens_P))
     run_P = np.zeros(len(tokens_P), dtype=np.int64)  # tokens kept so far in the round
     for position in range(MOST_TOKENS):
         is_last = position == tokens_P - 1
-        ends = inside_PT[:, position] & (~kept_PT[:, position] | (run_P == LOOKAHEAD) | is_last)
+        ends = inside_PT[:, position] & (~kept_PT[:, position] | (run_P == K) | is_last)
         rounds_P += ends
-        full_P += ends & (run_P == LOOKAHEAD)
+        full_P += ends & (run_P == K)
         run_P = np.where(ends, 0, run_P + inside_PT[:, position])
     return np.array([(kept_PT & inside_PT).sum(axis=1), rounds_P, full_P])

@@ -13,11 +13,11 @@ from tests.simulations.turns import Recording, Truth, draft_ways, drawn_times, l
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)
 SPREADS = (0.0, 0.15)  # of the log of a prompt's own speed-up: none, and what drafts show
-WAY_SPREAD = 0.03  # of what a lookahead has for itself on a prompt, where prompts differ
-LIVE_PROMPTS = (12, 16)  # the quickstart's, and eval.live_prompts
+WAY_SPREAD = 0.03  # of what a num_speculative_tokens has for itself on a prompt, where prompts differ
+LIVE_PROMPTS = (12, 16)  # the quickstart's, and eval.wall_clock_prompts
 DRAFT_WAY = Method(DRAFT, 1, "draft")
 LIVE = "scorecard, wall-clock: {:.2g}x decided"
-NOTHING = (1.0,) * 6  # true speed-ups at lookaheads 1 to 6
+NOTHING = (1.0,) * 6  # true speed-ups at ks 1 to 6
 FASTER = (1.12, 1.18, 1.2, 1.18, 1.14, 1.1)
 Interval = Sequence[float] | None
 Decides = Callable[[Runs], bool]
@@ -70,7 +70,7 @@ def a_draft_is_ahead(times: Runs) -> bool:
 
 
 def three_drafts(*speedups: float) -> dict[Method, float]:
-    """Drafts at lookaheads 1 to 3, each worth as much at all of them."""
+    """Drafts at ks 1 to 3, each worth as much at all of them."""
     drafts = [draft_ways((value,) * 3, name) for name, value in zip("abc", speedups, strict=True)]
     return {way: value for draft in drafts for way, value in draft.items()}
 

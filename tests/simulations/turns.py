@@ -105,10 +105,10 @@ def spread_factors(spread: float, shape: tuple[int, int], rng: np.random.Generat
 
 
 def draft_ways(speedups: Sequence[float], draft: str = "draft") -> dict[Method, float]:
-    """A draft at lookaheads 1, 2, ..., each with what it is worth."""
-    return {Method(DRAFT, lookahead, draft): value for lookahead, value in enumerate(speedups, start=1)}
+    """A draft at ks 1, 2, ..., each with what it is worth."""
+    return {Method(DRAFT, k, draft): value for k, value in enumerate(speedups, start=1)}
 
 
 def lookup_ways(speedups: Sequence[float]) -> dict[Method, float]:
-    """Looking up n-grams at lookaheads 1, 2, ..., each with what it is worth."""
-    return {Method(LOOKUP, lookahead): value for lookahead, value in enumerate(speedups, start=1)}
+    """Looking up n-grams at ks 1, 2, ..., each with what it is worth."""
+    return {Method(LOOKUP, k): value for k, value in enumerate(speedups, start=1)}

@@ -55,7 +55,7 @@ def test_every_file_that_transformers_reads_counts(tmp_path, name):
 
 
 def test_end_tokens_count_and_what_an_assistant_proposes_does_not(tmp_path):
-    """A draft is told its best lookahead when it was scored; that must not make its scorecard stale."""
+    """A draft is told its best num_speculative_tokens when it was scored; that must not make its scorecard stale."""
     (tmp_path / "config.json").write_text('{"eos_token_id": 2}')
     settings = tmp_path / "generation_config.json"
     found = [fingerprint_checkpoint(tmp_path)]

@@ -40,10 +40,10 @@ ASSISTANT = {
 def test_the_assistants_keys_are_added_once_and_nothing_else_changes(folder, before):
     if before is not None:
         put(folder, json.dumps(before))
-    assert write_assistant_settings(folder, lookahead=4)
+    assert write_assistant_settings(folder, num_speculative_tokens=4)
     expected = {"bos_token_id": 1, "eos_token_id": [2, 7]} if before is None else before
     assert json.loads((folder / SETTINGS_NAME).read_text()) == expected | ASSISTANT
-    assert not write_assistant_settings(folder, lookahead=4)
+    assert not write_assistant_settings(folder, num_speculative_tokens=4)
 
 
 @pytest.mark.parametrize("written", [True, False])
@@ -51,8 +51,8 @@ def test_the_identity_is_the_same_before_and_after(folder, written):
     if written:
         put(folder, json.dumps(OF_TARGET))
     before = generation_identity(folder)
-    write_assistant_settings(folder, lookahead=4)
-    write_assistant_settings(folder, lookahead=2)
+    write_assistant_settings(folder, num_speculative_tokens=4)
+    write_assistant_settings(folder, num_speculative_tokens=2)
     assert generation_identity(folder) == before
     assert stop_ids(folder) == {2, 7}
 
@@ -84,7 +84,7 @@ def test_malformed_settings_are_refused(folder, text):
 def test_transformers_proposes_so_many_tokens(make_checkpoint):
     folder = make_checkpoint(num_hidden_layers=1)
     (folder / SETTINGS_NAME).write_text(json.dumps(OF_TARGET))
-    write_assistant_settings(folder, lookahead=5)
+    write_assistant_settings(folder, num_speculative_tokens=5)
     config = AutoModelForCausalLM.from_pretrained(folder).generation_config
     assert (config.num_assistant_tokens, config.num_assistant_tokens_schedule) == (5, "constant")
     assert config.assistant_confidence_threshold == 0

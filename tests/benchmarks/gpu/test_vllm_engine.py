@@ -1,4 +1,4 @@
-"""An engine's process answers, fails and ends as it should; vLLM itself is a stub, but in the slow test."""
+"""An engine's process responses, fails and ends as it should; vLLM itself is a stub, but in the slow test."""
 
 import json
 import os

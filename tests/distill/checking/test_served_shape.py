@@ -34,7 +34,7 @@ def recipe(tmp_path, tiny_target, monkeypatch):
 
 
 def test_a_reduced_vocabulary_that_can_be_exported_in_a_form_is_not_refused(recipe):
-    small = recipe("architecture.vocabulary={size: 260, from: answers}")
+    small = recipe("architecture.vocabulary={size: 260, from: responses}")
     pair = planned_pair(small, planned_shapes(small).draft)
     for engine in LABELS:
         assert next((each.what, each.is_fatal) for each in check(engine, pair)) == ("output head", False)

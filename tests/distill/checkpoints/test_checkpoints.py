@@ -16,7 +16,7 @@ from distill.checkpoints.checkpoint_files import (
     find_checkpoints,
     newest_intact_checkpoint,
 )
-from distill.metrics import PooledOverAnswers
+from distill.metrics import PooledOverResponses
 from distill.train import train
 from tests.distill.after_training import file_size_limit
 
@@ -95,13 +95,17 @@ def evaluations(monkeypatch):
 
     def script(*values: float) -> None:
         left = iter(values)
-        compute = PooledOverAnswers.compute
+        compute = PooledOverResponses.compute
 
-        def scripted(metric: PooledOverAnswers) -> torch.Tensor:
+        def scripted(metric: PooledOverResponses) -> torch.Tensor:
             value = compute(metric)
-            return torch.tensor(next(left)) if getattr(metric.terms, "keywords", {}) == {"lookahead": 5} else value
+            return (
+                torch.tensor(next(left))
+                if getattr(metric.terms, "keywords", {}) == {"num_speculative_tokens": 5}
+                else value
+            )
 
-        monkeypatch.setattr(PooledOverAnswers, "compute", scripted)
+        monkeypatch.setattr(PooledOverResponses, "compute", scripted)
 
     return script
 

@@ -19,7 +19,7 @@ from distill.checkpoints.folders import METADATA_NAME, CheckedReader, read_metad
 from distill.checkpoints.saving import read_model
 from distill.checkpoints.trust import TRUST, VALIDATION_VARIABLE
 from distill.export import export_any, saved_models
-from distill.metrics import PooledOverAnswers
+from distill.metrics import PooledOverResponses
 from distill.run import Run, recipe_hash
 from distill.stage_inputs import training_inputs
 from distill.train import train
@@ -59,13 +59,17 @@ def test_resumed_equals_uninterrupted_bit_for_bit(make_run, make_checkpoint, sto
 def test_the_best_and_the_newest_are_kept_and_exported(make_run, monkeypatch):
     recipe = make_run(checkpoints="sharded", save_num_checkpoints_to_keep=1, save_interval="3ba", eval_interval="1ba")
     values = iter((9.0, 1.1, 1.5, 1.2, 1.4, 1.0, 1.3))  # the first is of what is not trained yet
-    compute = PooledOverAnswers.compute
+    compute = PooledOverResponses.compute
 
     def scripted(metric):
         value = compute(metric)
-        return torch.tensor(next(values)) if getattr(metric.terms, "keywords", {}) == {"lookahead": 5} else value
+        return (
+            torch.tensor(next(values))
+            if getattr(metric.terms, "keywords", {}) == {"num_speculative_tokens": 5}
+            else value
+        )
 
-    monkeypatch.setattr(PooledOverAnswers, "compute", scripted)
+    monkeypatch.setattr(PooledOverResponses, "compute", scripted)
     train(recipe)
     assert names(recipe) == ["ep0-ba2", "ep1-ba6"]
     assert (folder_of(recipe) / BEST_NAME).readlink().name == "ep0-ba2"

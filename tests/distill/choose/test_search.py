@@ -52,7 +52,7 @@ def test_hopeless_and_dominated_shapes_are_left_out(recipe, source):
 
 
 def test_steps_are_measured_for_every_candidate(recipe, source, tiny_target):
-    config = recipe.eval.model_copy(update={"lookaheads": (1, 2)})
+    config = recipe.eval.model_copy(update={"num_speculative_tokens": (1, 2)})
     settings = ChooseSettings(recipe=Path("r.yaml"), layers=(1, 3), batch_size=2, context=8)
     candidates, _ = candidates_of(recipe, source, settings)
     timed = measured_steps(recipe.model_copy(update={"eval": config}), tiny_target, candidates, settings)
@@ -126,7 +126,7 @@ def test_a_search_that_was_stopped_goes_on_where_it_was(run_choose, tmp_path, ca
     assert not later.is_symlink()
     lines = (second.parent / "logs" / "metrics.jsonl").read_text().splitlines()
     assert min(json.loads(line)["batch"] for line in lines) >= 2  # what was trained is not trained again
-    assert (choose / "2ba" / "eval" / "answers").resolve() == (choose / "4ba" / "eval" / "answers").resolve()
+    assert (choose / "2ba" / "eval" / "responses").resolve() == (choose / "4ba" / "eval" / "responses").resolve()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""From answers to batches: what is kept, what is marked, what is counted.
+"""From responses to batches: what is kept, what is marked, what is counted.
 
 Shape suffixes: B = sequences, T = tokens.
 """
@@ -9,26 +9,26 @@ from itertools import chain, islice
 import pytest
 import torch
 
-from distill.data.batches import AnswerDataset, Example, LengthCounts, collate
+from distill.data.batches import Example, LengthCounts, ResponseDataset, collate
 from distill.response_batches import build_dataspec, cut_padding
 from eval.responses import Trace
 
 
-def trace(prompt: int, answer: int, start: int = 100) -> Trace:
-    """A trace of so many prompt and answer tokens, numbered from `start` and from `start` + 50."""
+def trace(prompt: int, response: int, start: int = 100) -> Trace:
+    """A trace of so many prompt and response tokens, numbered from `start` and from `start` + 50."""
     return Trace(
         id=start,
         source=f"test:{start}",
         messages=(),
         prompt_ids=tuple(range(start, start + prompt)),
-        answer_ids=tuple(range(start + 50, start + 50 + answer)),
-        answer="",
+        response_ids=tuple(range(start + 50, start + 50 + response)),
+        response="",
         finish_reason="stop",
     )
 
 
-def dataset(*sizes: tuple[int, int], max_seq_len: int = 100) -> AnswerDataset:
-    return AnswerDataset([trace(*size, start=100 * (i + 1)) for i, size in enumerate(sizes)], max_seq_len=max_seq_len)
+def dataset(*sizes: tuple[int, int], max_seq_len: int = 100) -> ResponseDataset:
+    return ResponseDataset([trace(*size, start=100 * (i + 1)) for i, size in enumerate(sizes)], max_seq_len=max_seq_len)
 
 
 def test_a_batch_in_full():
@@ -39,9 +39,9 @@ def test_a_batch_in_full():
     assert batch["next_ids"].tolist() == [[101, 150, 151, 152], [201, 202, 250, 0]]
 
 
-def test_answers_are_cut_to_max_seq_len_and_counted():
+def test_responses_are_cut_to_max_seq_len_and_counted():
     cut = dataset((2, 3), (4, 6), (8, 5), (9, 5), max_seq_len=8)
-    assert cut.counts == LengthCounts(answers=2, answer_tokens=3 + 4, cut=1, left_out=2)
+    assert cut.counts == LengthCounts(responses=2, response_tokens=3 + 4, cut=1, left_out=2)
     assert [len(example.input_ids) for example in cut] == [4, 7]
     assert collate([cut[1]])["keep"].sum() == 4
 
@@ -56,9 +56,9 @@ def test_padding_common_to_all_rows_is_cut():
     assert {tensor_BT.shape for tensor_BT in narrow.values()} == {torch.Size([2, 3])}
 
 
-def turn(prompt: str, answer: str) -> Trace:
+def turn(prompt: str, response: str) -> Trace:
     """A trace whose tokens are the letters' codes."""
-    return Trace(0, "test:1", (), tuple(map(ord, prompt)), tuple(map(ord, answer)), answer, "stop")
+    return Trace(0, "test:1", (), tuple(map(ord, prompt)), tuple(map(ord, response)), response, "stop")
 
 
 def lessons(example: Example) -> list[tuple[tuple[int, ...], int]]:
@@ -72,13 +72,13 @@ CHAT = (turn("Q:", "abc."), turn("Q:abc.Q:", "de."), turn("Q:abc.Q:de.Q:", "f.")
 
 
 def test_turns_that_continue_each_other_are_one_example():
-    whole = AnswerDataset.of_conversations(CHAT, max_seq_len=100)
+    whole = ResponseDataset.of_conversations(CHAT, max_seq_len=100)
     (example,) = whole
     text = "Q:abc.Q:de.Q:f."
     assert "".join(map(chr, (*example.input_ids, example.last_id))) == text
     assert example.spans == ((1, 5), (7, 10), (12, 14))
     assert example.num_kept == 4 + 3 + 2
-    assert whole.counts == LengthCounts(answers=3, answer_tokens=9, cut=0, left_out=0)
+    assert whole.counts == LengthCounts(responses=3, response_tokens=9, cut=0, left_out=0)
     keep = collate([example])["keep"][0].tolist()
     assert "".join(letter for letter, kept in zip(text[1:], keep, strict=True) if kept) == "abc.de.f."
 
@@ -86,21 +86,21 @@ def test_turns_that_continue_each_other_are_one_example():
 @pytest.mark.parametrize("max_seq_len", [2, 3, 6, 8, 9, 11, 13, 14, 15, 100])
 def test_a_conversation_teaches_what_its_turns_teach(max_seq_len):
     other = turn("Q:x.Q:", "y.")  # of another row
-    rewritten = turn("Q:abc!Q:", "de.")  # the template shows the first answer otherwise
+    rewritten = turn("Q:abc!Q:", "de.")  # the template shows the first response otherwise
     traces = (*CHAT, other, CHAT[0], rewritten)
-    whole = AnswerDataset.of_conversations(traces, max_seq_len=max_seq_len)
-    apart = AnswerDataset(traces, max_seq_len=max_seq_len)
+    whole = ResponseDataset.of_conversations(traces, max_seq_len=max_seq_len)
+    apart = ResponseDataset(traces, max_seq_len=max_seq_len)
     assert [lesson for one in whole for lesson in lessons(one)] == [lesson for one in apart for lesson in lessons(one)]
     assert whole.counts == apart.counts
     assert all(len(one.input_ids) < max_seq_len for one in whole)
-    assert len(AnswerDataset.of_conversations(traces, max_seq_len=100)) == 4
+    assert len(ResponseDataset.of_conversations(traces, max_seq_len=100)) == 4
 
 
 def test_tasks_stay_with_their_examples():
     first, second = (
         dataclasses.replace(trace, source=f"{name}.jsonl:1") for name, trace in zip("ba", CHAT[:1] * 2, strict=True)
     )
-    assert [one.task for one in AnswerDataset.of_conversations([first, second], max_seq_len=9)] == [1, 0]
+    assert [one.task for one in ResponseDataset.of_conversations([first, second], max_seq_len=9)] == [1, 0]
 
 
 def batches(shuffle: bool, seed: int = 17, epoch: int = 0) -> list[list[int]]:

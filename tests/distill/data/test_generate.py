@@ -8,7 +8,7 @@ import pytest
 
 from architectures.errors import UserError
 from distill.data import training_data
-from distill.data.training_data import drop_duplicates, generate_answers, hold_out
+from distill.data.training_data import drop_duplicates, generate_responses, hold_out
 from distill.recipe.sections import DataConfig
 from eval.prompts import Prompt
 from eval.responses import read_traces
@@ -30,10 +30,10 @@ def ask(*texts: str) -> list[Prompt]:
 
 
 def run(target: Path, data: DataConfig, out: Path, *, seed: int = 7) -> dict[str, Any]:
-    return generate_answers(target, data, out, seed=seed, dtype="float32")
+    return generate_responses(target, data, out, seed=seed, dtype="float32")
 
 
-def test_answers_of_both_splits_and_their_counts(tiny_target, row_file, tmp_path):
+def test_responses_of_both_splits_and_their_counts(tiny_target, row_file, tmp_path):
     rows = [{"prompt": f"question {i}"} for i in range(12)]
     path = row_file(*rows, {"prompt": "question 3"}, {"prompt": "x" * 300}, {"turns": ["one", "two"]})
     counts = run(tiny_target, config(path), tmp_path / "data")
@@ -41,14 +41,14 @@ def test_answers_of_both_splits_and_their_counts(tiny_target, row_file, tmp_path
     by_split = {
         name: {
             "prompts": len({trace.source.split("#")[0] for trace in traces}),
-            "answers": len(traces),
-            "answer_tokens": sum(len(trace.answer_ids) for trace in traces),
+            "responses": len(traces),
+            "response_tokens": sum(len(trace.response_ids) for trace in traces),
         }
         for name, traces in (("train", train), ("eval", held_out))
     }
     assert counts == {"prompts": 15, "self_written": 0, "duplicates": 1, "too_long": 1, **by_split}
     assert (by_split["train"]["prompts"], by_split["eval"]["prompts"]) == (10, 3)
-    assert by_split["train"]["answers"] + by_split["eval"]["answers"] == 14
+    assert by_split["train"]["responses"] + by_split["eval"]["responses"] == 14
     sources = {trace.source.split("#")[0] for trace in [*train, *held_out]}
     assert sources == {f"{path}:{i}" for i in range(1, 16)} - {f"{path}:13", f"{path}:14"}
 
@@ -57,18 +57,18 @@ def test_where_text_is_trained_on_held_out_prompts_alone_are_answered(tiny_targe
     path = row_file(*({"prompt": f"question {i}"} for i in range(12)))
     both, alone = tmp_path / "both", tmp_path / "alone"
     counts = run(tiny_target, config(path), both)
-    found = generate_answers(tiny_target, config(path), alone, seed=7, dtype="float32", to_train_on=False)
-    assert found == {**counts, "train": {"prompts": 0, "answers": 0, "answer_tokens": 0}}
+    found = generate_responses(tiny_target, config(path), alone, seed=7, dtype="float32", to_train_on=False)
+    assert found == {**counts, "train": {"prompts": 0, "responses": 0, "response_tokens": 0}}
     assert sorted(file.name for file in alone.glob("*.jsonl")) == ["eval-00000.jsonl"]
     assert (alone / "eval-00000.jsonl").read_bytes() == (both / "eval-00000.jsonl").read_bytes()
-    # and answers to train on join them when they are wanted
+    # and responses to train on join them when they are wanted
     assert run(tiny_target, config(path), alone) == counts
     assert {file.name for file in alone.iterdir()} == {file.name for file in both.iterdir()}
 
 
 def test_where_text_is_trained_on_all_prompts_may_be_held_out(tiny_target, row_file, tmp_path):
     path = row_file(*({"prompt": f"question {i}"} for i in range(3)))
-    counts = generate_answers(tiny_target, config(path), tmp_path, seed=7, dtype="float32", to_train_on=False)
+    counts = generate_responses(tiny_target, config(path), tmp_path, seed=7, dtype="float32", to_train_on=False)
     assert (counts["train"]["prompts"], counts["eval"]["prompts"]) == (0, 3)
     prompts = ask("a", "b", "c", "d")
     assert hold_out(prompts, 4, seed=0, least_left=0) == ([], prompts)
@@ -76,7 +76,7 @@ def test_where_text_is_trained_on_all_prompts_may_be_held_out(tiny_target, row_f
         hold_out(prompts, 5, seed=0, least_left=0)
 
 
-def test_settings_of_the_recipe_reach_the_answers(tiny_target, row_file, tmp_path):
+def test_settings_of_the_recipe_reach_the_responses(tiny_target, row_file, tmp_path):
     path = row_file(*({"prompt": f"question {i}"} for i in range(6)))
     run(tiny_target, config(path, temperature=0.7, top_p=0.9), tmp_path / "data", seed=11)
     record = json.loads((tmp_path / "data" / "settings.json").read_text())
@@ -92,7 +92,7 @@ def test_turns_without_room_are_counted(tiny_target, row_file, tmp_path):
     rows = [{"prompt": f"question {i}"} for i in range(6)]
     counts = run(tiny_target, config(row_file(*rows, {"turns": ["one", "x" * 300, "three"]})), tmp_path / "data")
     assert counts["too_long"] == 2
-    assert counts["train"]["answers"] + counts["eval"]["answers"] == 7
+    assert counts["train"]["responses"] + counts["eval"]["responses"] == 7
 
 
 def test_self_written_prompts_join_those_of_files(tiny_target, row_file, tmp_path, monkeypatch):

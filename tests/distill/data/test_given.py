@@ -1,4 +1,4 @@
-"""Answers that come with the data: which rows bring them, what is held out, what is written, what is refused."""
+"""Responses that come with the data: which rows bring them, what is held out, what is written, what is refused."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from distill.data.training_data import decoding_settings
 from distill.pipeline import generate_stage
 from distill.recipe.sections import DataConfig
 from distill.run import Run
-from distill.train import read_answers
+from distill.train import read_responses
 from eval.decoding.generate import write_traces
 from eval.prompts import Prompt
 from eval.responses import Trace, read_traces
@@ -29,7 +29,7 @@ def ask(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-def answer(text: str) -> dict[str, str]:
+def response(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
 
 
@@ -37,7 +37,7 @@ SYSTEM = {"role": "system", "content": "Be brief."}
 
 
 def config(*paths: str, **changes: Any) -> DataConfig:
-    settings: dict[str, Any] = {"answers": "given", "max_seq_len": 200, "max_new_tokens": 5, "batch_size": 1}
+    settings: dict[str, Any] = {"responses": "given", "max_seq_len": 200, "max_new_tokens": 5, "batch_size": 1}
     settings["num_eval_prompts"] = 2
     return DataConfig(prompts=tuple(PromptSource(path=path) for path in paths), **{**settings, **changes})
 
@@ -45,14 +45,14 @@ def config(*paths: str, **changes: Any) -> DataConfig:
 @pytest.mark.parametrize(
     ("row", "messages"),
     [
-        ({"prompt": "a", "answer": "b"}, (ask("a"), answer("b"))),
-        ({"question": "a", "completion": "b"}, (ask("a"), answer("b"))),
-        ({"instruction": "a", "input": "x", "output": "b"}, (ask("a\n\nx"), answer("b"))),
-        ({"instruction": "a", "input": "", "response": " b\n"}, (ask("a"), answer("b"))),
-        ({"prompt": "a", "answer": None, "output": "b", "response": "c"}, (ask("a"), answer("c"))),
-        ({"messages": [ask("a"), answer(" b "), ask(" c "), answer("d")], "prompt": "x", "answer": "y"},
-         (ask("a"), answer("b"), ask(" c "), answer("d"))),
-        ({"messages": [SYSTEM, ask("a"), answer("b"), ask("and?")]}, (SYSTEM, ask("a"), answer("b"))),
+        ({"prompt": "a", "answer": "b"}, (ask("a"), response("b"))),
+        ({"question": "a", "completion": "b"}, (ask("a"), response("b"))),
+        ({"instruction": "a", "input": "x", "output": "b"}, (ask("a\n\nx"), response("b"))),
+        ({"instruction": "a", "input": "", "response": " b\n"}, (ask("a"), response("b"))),
+        ({"prompt": "a", "answer": None, "output": "b", "response": "c"}, (ask("a"), response("c"))),
+        ({"messages": [ask("a"), response(" b "), ask(" c "), response("d")], "prompt": "x", "answer": "y"},
+         (ask("a"), response("b"), ask(" c "), response("d"))),
+        ({"messages": [SYSTEM, ask("a"), response("b"), ask("and?")]}, (SYSTEM, ask("a"), response("b"))),
     ],
 )  # fmt: skip
 def test_row_forms(row_file, row, messages):
@@ -60,26 +60,26 @@ def test_row_forms(row_file, row, messages):
     assert load_conversations([PromptSource(path=path)]) == [Conversation(f"{path}:1", messages)]
 
 
-def test_rows_of_a_task_bring_the_answers_their_task_says(row_file):
+def test_rows_of_a_task_bring_the_responses_their_task_says(row_file):
     path = row_file({"document": "News.", "summary": " N.", "answer": "no"})
     [conversation] = load_conversations([PromptSource(task="xsum", path=path)])
-    assert conversation == Conversation(f"{path}:1", (ask("summarize: News."), answer("N.")))
-    path = row_file({"conversation_a": [ask("a"), answer("b"), ask("c"), answer("d "), ask("e")]})
+    assert conversation == Conversation(f"{path}:1", (ask("summarize: News."), response("N.")))
+    path = row_file({"conversation_a": [ask("a"), response("b"), ask("c"), response("d "), ask("e")]})
     [conversation] = load_conversations([PromptSource(task="arena", path=path)])
-    assert conversation.messages == (ask("a"), answer("b"), ask("c"), answer("d"))
+    assert conversation.messages == (ask("a"), response("b"), ask("c"), response("d"))
 
 
 @pytest.mark.parametrize(
     ("row", "place"),
     [
-        ({"prompt": "a"}, "has none of the fields answer, "),
+        ({"prompt": "a"}, "has none of the fields response, "),
         ({"turns": ["a", "b"]}, "has none of the fields"),
         ({"messages": [SYSTEM, ask("a")]}, "messages "),
-        ({"messages": [ask("a"), answer("b"), answer("c")]}, "messages "),
-        ({"messages": [answer("b"), ask("a"), answer("c")]}, "messages "),
-        ({"messages": [ask("a"), answer("")]}, r"messages\[1\]\.content"),
-        ({"prompt": "a", "answer": " \n"}, "answer "),
-        ({"prompt": "a", "answer": 7}, "answer "),
+        ({"messages": [ask("a"), response("b"), response("c")]}, "messages "),
+        ({"messages": [response("b"), ask("a"), response("c")]}, "messages "),
+        ({"messages": [ask("a"), response("")]}, r"messages\[1\]\.content"),
+        ({"prompt": "a", "answer": " \n"}, "response "),
+        ({"prompt": "a", "answer": 7}, "response "),
         (["a"], "the row must be "),
     ],
 )
@@ -90,32 +90,34 @@ def test_refused_rows(row_file, row, place):
 
 
 def rows(count: int = 10) -> list[dict[str, Any]]:
-    """Conversations of one to three answers."""
+    """Conversations of one to three responses."""
     return [
-        {"messages": [turn for n in range(1 + i % 3) for turn in (ask(f"q{i}.{n}"), answer(f"a{i}.{n}"))]}
+        {"messages": [turn for n in range(1 + i % 3) for turn in (ask(f"q{i}.{n}"), response(f"a{i}.{n}"))]}
         for i in range(count)
     ]
 
 
 def test_what_is_written_and_counted(tiny_target, row_file, tmp_path, capsys):
     extra = [{"prompt": "q3.0", "answer": "a3.0"}, {"prompt": "x" * 200, "answer": "y"}]  # a duplicate, a long one
-    longer = {"messages": [ask("long?"), answer("l"), ask("x" * 200), answer("never"), ask("then"), answer("nor this")]}
+    longer = {
+        "messages": [ask("long?"), response("l"), ask("x" * 200), response("never"), ask("then"), response("nor this")]
+    }
     path = row_file(*rows(), *extra, longer)
     counts = collect_given(tiny_target, config(path), tmp_path / "data", seed=3, dtype="float32")
     train_set, held_out = (read_traces(tmp_path / "data", name) for name in ("train", "eval"))
     places, asked = ({trace.source.split("#")[0] for trace in traces} for traces in (train_set, held_out))
     assert len(asked) == 2
     for name, traces in (("train", train_set), ("eval", held_out)):
-        assert counts[name]["answers"] == len(traces)
-        assert counts[name]["answer_tokens"] == sum(len(trace.answer_ids) for trace in traces)
+        assert counts[name]["responses"] == len(traces)
+        assert counts[name]["response_tokens"] == sum(len(trace.response_ids) for trace in traces)
         assert [trace.id for trace in traces] == sorted({trace.id for trace in traces})
     assert counts["train"].items() >= {"prompts": len(places), "sequences": len(places), "split": 0}.items()
     assert counts.items() >= {"prompts": 13, "duplicates": 1, "too_long": 1 + 2, "asked_in_eval": 0}.items()
     assert len(places | asked) == counts["train"]["prompts"] + 2 == 11
-    second = next(trace for trace in train_set if trace.answer == "a1.1")
-    asked_before, ids = (ask("q1.0"), answer("a1.0"), ask("q1.1")), (second.prompt_ids, second.answer_ids)
+    second = next(trace for trace in train_set if trace.response == "a1.1")
+    asked_before, ids = (ask("q1.0"), response("a1.0"), ask("q1.1")), (second.prompt_ids, second.response_ids)
     assert second == Trace(second.id, f"{path}:2#2", asked_before, *ids, "a1.1", "stop")
-    assert (len(second.answer_ids), second.answer_ids[-1]) == (len("a1.1") + 1, 2)
+    assert (len(second.response_ids), second.response_ids[-1]) == (len("a1.1") + 1, 2)
     assert "1 of 12 prompts are longer than 199 tokens" in capsys.readouterr().err
 
 
@@ -138,23 +140,23 @@ def test_held_out_questions_are_answered_by_the_target(tiny_target, row_file, tm
     prompts = [Prompt(trace.source, trace.messages) for trace in held_out]
     decoding = decoding_settings(config(path, **settings), seed=3, dtype="float32")
     write_traces(tiny_target, prompts, tmp_path / "written", decoding, name="eval")
-    assert [trace.answer_ids for trace in read_traces(tmp_path / "written", "eval")] == [
-        trace.answer_ids for trace in held_out
+    assert [trace.response_ids for trace in read_traces(tmp_path / "written", "eval")] == [
+        trace.response_ids for trace in held_out
     ]
     by_source = {trace.source: trace for trace in held_out}
     later = next(trace for trace in held_out if trace.source.endswith("#2"))
     first = by_source[later.source.removesuffix("#2")]
     assert later.messages[: len(first.messages)] == first.messages
     assert later.messages[1]["content"].startswith("a")  # what was given, not what the target now says
-    assert all(len(trace.answer_ids) <= 7 for trace in held_out)
+    assert all(len(trace.response_ids) <= 7 for trace in held_out)
 
 
 def test_where_text_is_trained_on_only_held_out_questions_are_answered(tiny_target, row_file, tmp_path):
     path = row_file(*rows(2))
     how = {"seed": 3, "dtype": "float32", "to_train_on": False}
     counts = collect_given(tiny_target, config(path), tmp_path / "data", **how)  # all may be held out
-    assert counts["train"].items() >= {"prompts": 0, "answers": 0, "sequences": 0}.items()
-    assert counts["eval"]["answers"] == 3
+    assert counts["train"].items() >= {"prompts": 0, "responses": 0, "sequences": 0}.items()
+    assert counts["eval"]["responses"] == 3
     assert not list((tmp_path / "data").glob("train-*"))
 
 
@@ -163,12 +165,12 @@ def test_a_template_that_drops_history_is_counted(make_checkpoint, row_file, tmp
     shouted = "(message['content'] if loop.last or message['role'] == 'user' else message['content'] | upper)"
     template = folder / "chat_template.jinja"
     template.write_text(template.read_text().replace("message['content']", shouted))
-    path = row_file(*rows(3), {"prompt": "q", "answer": "a"})  # of 1, 2, 3 and 1 answers
+    path = row_file(*rows(3), {"prompt": "q", "answer": "a"})  # of 1, 2, 3 and 1 responses
     counts = collect_given(folder, config(path, num_eval_prompts=1), tmp_path / "data", seed=3, dtype="float32")
     (held_out,) = {trace.source.split("#")[0] for trace in read_traces(tmp_path / "data", "eval")}
     number = int(held_out.rsplit(":", 1)[1]) - 1
     of_each = [1, 2, 3, 1]
-    assert counts["eval"]["answers"] == of_each.pop(number)
+    assert counts["eval"]["responses"] == of_each.pop(number)
     assert (counts["train"]["sequences"], counts["train"]["split"]) == (sum(of_each), sum(n > 1 for n in of_each))
     assert f"train: in {counts['train']['split']} of 3 conversations" in capsys.readouterr().err
 
@@ -188,7 +190,7 @@ def test_rerun_finishes_what_is_missing(tiny_target, row_file, tmp_path):
         collect_given(tiny_target, config(path, max_seq_len=100), out, seed=3, dtype="float32")
 
 
-def test_another_template_or_stop_token_is_another_set_of_answers(make_checkpoint, row_file, tmp_path):
+def test_another_template_or_stop_token_is_another_set_of_responses(make_checkpoint, row_file, tmp_path):
     folder, data = make_checkpoint(seed=1), config(row_file(*rows(3)))
     collect_given(folder, data, tmp_path / "data", seed=3, dtype="float32")
     GenerationConfig(eos_token_id=[2, 5]).save_pretrained(folder)
@@ -213,22 +215,22 @@ def test_a_row_whose_tokens_the_target_has_no_rows_for_is_refused(make_checkpoin
         collect_given(target, config(path, num_eval_prompts=1), tmp_path / "data", seed=3, dtype="float32")
 
 
-def test_conversations_are_trained_on_whole_and_held_out_answers_are_apart(make_run, row_file):
+def test_conversations_are_trained_on_whole_and_held_out_responses_are_apart(make_run, row_file):
     recipe = make_run().model_copy(update={"data": config(row_file(*rows()), num_eval_prompts=3)})
     shutil.rmtree(Path(recipe.run_dir) / "data")
     generate_stage(Run.of(recipe))
     manifest = read_manifest(Path(recipe.run_dir) / "data") or {}
-    assert manifest["answers"] == "given"
+    assert manifest["responses"] == "given"
     counts = manifest["counts"]
-    train_set, eval_set = read_answers(Run.of(recipe))
-    assert [len(train_set), len(eval_set)] == [counts["train"]["sequences"], counts["eval"]["answers"]]
+    train_set, eval_set = read_responses(Run.of(recipe))
+    assert [len(train_set), len(eval_set)] == [counts["train"]["sequences"], counts["eval"]["responses"]]
     assert {len(example.spans) for example in train_set.examples} == {1, 2, 3}
     assert {len(example.spans) for example in eval_set.examples} == {1}
-    assert sum(len(example.spans) for example in train_set.examples) == counts["train"]["answers"] > len(train_set)
+    assert sum(len(example.spans) for example in train_set.examples) == counts["train"]["responses"] > len(train_set)
 
 
 def test_several_processes_lay_out_the_files_of_one(tiny_target, row_file, tmp_path):
-    rows = [{"messages": [ask(f"{i}?"), answer(f"{i}."), ask("and?"), answer("no")]} for i in range(9)]
+    rows = [{"messages": [ask(f"{i}?"), response(f"{i}."), ask("and?"), response("no")]} for i in range(9)]
     how = {"seed": 5, "dtype": "float32"}
     given = config(row_file(*rows), batch_size=1)
     counts = collect_given(tiny_target, given, tmp_path / "alone", **how)

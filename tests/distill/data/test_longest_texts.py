@@ -1,4 +1,4 @@
-"""Texts longer than a model was made for are refused: by check, by every stage, and by whoever writes answers."""
+"""Texts longer than a model was made for are refused: by check, by every stage, and by whoever writes responses."""
 
 import json
 from pathlib import Path
@@ -105,7 +105,7 @@ def test_prompts_to_score_are_no_longer_than_those_of_the_data_unless_tasks_brin
         reject_long_texts(recipe_of(eval=tasks), LIMIT, {})
 
 
-def test_a_draft_reads_answers_and_need_not_write_them():
+def test_a_draft_reads_responses_and_need_not_write_them():
     long_target = {"here": ContextLength(9000, "")}
     reject_long_texts(recipe_of(data={"max_seq_len": 128}), long_target, {"there": LIMIT["here"]})
     with pytest.raises(UserError, match=r"data\.max_seq_len is 129, but there was made for texts of 128 tokens"):
@@ -124,7 +124,7 @@ def settings(**changed) -> DecodingSettings:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_prompts_without_room_for_an_answer_are_left_out_by_their_places(make_checkpoint, tmp_path, capsys, family):
+def test_prompts_without_room_for_an_response_are_left_out_by_their_places(make_checkpoint, tmp_path, capsys, family):
     target = make_checkpoint(model_type=family, **FAMILIES[family], max_position_embeddings=128)
     lengths = [64 - TEMPLATE_TOKENS, 65 - TEMPLATE_TOKENS, 100]
     prompts = [Prompt(f"a.jsonl:{n}", (user_turn("a" * length),)) for n, length in enumerate(lengths, start=1)]
@@ -136,8 +136,8 @@ def test_prompts_without_room_for_an_answer_are_left_out_by_their_places(make_ch
         write_traces(target, prompts[1:], tmp_path / "none", settings())
 
 
-def test_answers_that_leave_no_room_for_prompts_are_refused(make_checkpoint):
+def test_responses_that_leave_no_room_for_prompts_are_refused(make_checkpoint):
     target = make_checkpoint(max_position_embeddings=64)
     assert within_context(target, settings(max_new_tokens=63)).max_prompt_len == 1
-    with pytest.raises(UserError, match="answers of max_new_tokens=64 leave no room for a prompt"):
+    with pytest.raises(UserError, match="responses of max_new_tokens=64 leave no room for a prompt"):
         within_context(target, settings())

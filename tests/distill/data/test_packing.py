@@ -10,7 +10,7 @@ import torch
 from architectures.errors import UserError
 from architectures.hub import read_config
 from architectures.shapes import Shape
-from distill.chunked_loss import AnswerLogits, logits_of, packed_flops_per_token
+from distill.chunked_loss import ResponseLogits, logits_of, packed_flops_per_token
 from distill.data.batches import Example, balanced_layout, cheapest_layout, collate, lengths_read, packed, slots_of
 from distill.losses import build_objective
 from distill.model import DistillModel
@@ -53,7 +53,7 @@ def shape(folder: Path) -> Shape:
     return Shape.from_config(read_config(folder))
 
 
-def as_one_row(model: AnswerLogits) -> AnswerLogits:
+def as_one_row(model: ResponseLogits) -> ResponseLogits:
     """The model where attention costs nothing, so that the fewest slots are the cheapest."""
     model.flops_per_token = lambda context: 1
     return model
@@ -76,7 +76,7 @@ def test_texts_whose_positions_begin_again_are_read_apart(make_checkpoint, famil
     lm = load_model(make_checkpoint(model_type=family, **SETTINGS.get(family, {})), dtype="float32", device="cpu")
     if eager:
         lm.set_attn_implementation("eager")
-    model, ids = AnswerLogits(lm), torch.arange(3, 31).view(2, 14)
+    model, ids = ResponseLogits(lm), torch.arange(3, 31).view(2, 14)
     positions = torch.tensor([[*range(6), *range(1), *range(7)], [*range(14)]])
     everything = torch.ones_like(ids, dtype=torch.bool)
     together = model(ids, everything, logits_of, positions)
@@ -177,8 +177,8 @@ def test_a_packed_model_reads_what_it_reads_of_padded_rows(make_checkpoint, fami
         lm.set_attn_implementation("eager")
     batch = batch_of()
     inputs = batch["input_ids"], batch["keep"], None
-    expected = AnswerLogits(lm).hidden(*inputs)
-    model, found = AnswerLogits(lm, packing=True), []
+    expected = ResponseLogits(lm).hidden(*inputs)
+    model, found = ResponseLogits(lm, packing=True), []
     shapes = rows_computed(lm, lambda: found.append(model.hidden(*inputs)))
     as_one_row(model)
     shapes += rows_computed(lm, lambda: found.append(model.hidden(*inputs)))
@@ -193,10 +193,10 @@ def test_attention_that_looks_at_positions_in_one_row_only_is_refused(tiny_draft
     lm.config._attn_implementation = "flash_attention_2"
     refusal = "its attn_implementation is 'flash_attention_2', which lets the texts"
     with pytest.raises(UserError, match=refusal):
-        AnswerLogits(lm, packing=True)
+        ResponseLogits(lm, packing=True)
     ids = torch.arange(3, 9)[None]
     with pytest.raises(UserError, match=refusal):
-        AnswerLogits(lm)(ids, torch.ones_like(ids, dtype=torch.bool), logits_of, torch.tensor([[0, 1, 2, 0, 1, 2]]))
+        ResponseLogits(lm)(ids, torch.ones_like(ids, dtype=torch.bool), logits_of, torch.tensor([[0, 1, 2, 0, 1, 2]]))
 
 
 def test_texts_that_share_a_row_already_stay_apart_when_rows_are_packed(tiny_draft):
@@ -204,28 +204,28 @@ def test_texts_that_share_a_row_already_stay_apart_when_rows_are_packed(tiny_dra
     batch = batch_of((12, 7, 3), (12, 7, 3))
     positions = torch.tensor([[*range(5), *range(7)], [*range(7), *[0] * 5], [*range(2), *[0] * 10]])
     inputs = batch["input_ids"], batch["keep"], positions
-    expected = AnswerLogits(lm).hidden(*inputs)
-    model = as_one_row(AnswerLogits(lm, packing=True))
+    expected = ResponseLogits(lm).hidden(*inputs)
+    model = as_one_row(ResponseLogits(lm, packing=True))
     torch.testing.assert_close(model.hidden(*inputs), expected, **ROUNDING)
 
 
 def test_rows_with_nothing_kept_take_next_to_no_room(tiny_draft):
     lm = load_model(tiny_draft, dtype="float32", device="cpu")
     batch = batch_of((12, 12, 12), (4, 4, 4))
-    model = as_one_row(AnswerLogits(lm, packing=True))
+    model = as_one_row(ResponseLogits(lm, packing=True))
     for keep in (batch["keep"] & torch.tensor([[True], [False], [True]]), torch.zeros_like(batch["keep"])):
-        expected = AnswerLogits(lm).hidden(batch["input_ids"], keep, None)
+        expected = ResponseLogits(lm).hidden(batch["input_ids"], keep, None)
         torch.testing.assert_close(model.hidden(batch["input_ids"], keep, None), expected, **ROUNDING)
 
 
 def build(draft, target, *, packing, dtype="float32", multiple=1):
     where, how = {"dtype": dtype, "device": "cpu"}, {"packing": packing, "multiple": multiple}
-    student, teacher = AnswerLogits(load_model(draft, **where), **how), load_teacher(target, **where, **how)
+    student, teacher = ResponseLogits(load_model(draft, **where), **how), load_teacher(target, **where, **how)
     return DistillModel(student, teacher, objective=build_objective("forward_kl", temperature=1.0), cpu_bfloat16=False)
 
 
 def loss_and_gradient(model, batch, microbatch_size, fit=cut_padding):
-    """As the trainer accumulates them: micro-batches weigh as much as their answer tokens."""
+    """As the trainer accumulates them: micro-batches weigh as much as their response tokens."""
     total, all_tokens = 0.0, batch["keep"].sum()
     for piece in map(fit, split_batch(batch, microbatch_size)):
         loss = model.loss(model(piece), piece) * (piece["keep"].sum() / all_tokens)
@@ -254,7 +254,7 @@ def test_the_flops_of_a_slot_are_those_of_the_layers(tiny_draft):
 
 def test_both_models_of_a_recipe_are_packed(make_run, monkeypatch):
     asked = []
-    for name in ("distill.trainer.AnswerLogits", "distill.teacher.AnswerLogits"):
-        monkeypatch.setattr(name, lambda lm, **how: asked.append(how) or AnswerLogits(lm, **how))
+    for name in ("distill.trainer.ResponseLogits", "distill.teacher.ResponseLogits"):
+        monkeypatch.setattr(name, lambda lm, **how: asked.append(how) or ResponseLogits(lm, **how))
     train(make_run(max_duration="1ba", packing=True))
     assert asked == [{"packing": True, "multiple": 1}] * 2

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from distill.chunked_loss import AnswerLogits
+from distill.chunked_loss import ResponseLogits
 from distill.data.batches import Example, balanced_layout, cheapest_layout, collate
 from distill.response_batches import cut_padding, padding_multiple
 from distill.train import train
@@ -37,7 +37,7 @@ def test_a_micro_batch_is_cut_and_padded_to_a_multiple_and_never_beyond_the_long
     assert widths == {1: 30, 8: 31, 16: 31, 64: 31}
     narrow = cut_padding({name: each[2:4] for name, each in batch.items()}, multiple=16, longest=31)
     assert narrow["input_ids"].shape == (2, 16)
-    assert narrow["teacher_hidden"].shape == (2, 16, 4)  # of answers no longer than their sequences
+    assert narrow["teacher_hidden"].shape == (2, 16, 4)  # of responses no longer than their sequences
     wide = cut_padding(batch, multiple=64)
     assert [wide[name].shape[1] for name in ("input_ids", "attention_mask", "keep", "next_ids")] == [64] * 4
     assert (wide["teacher_hidden"].shape, wide["task"].shape) == ((7, 20, 4), (7, 1))
@@ -46,8 +46,8 @@ def test_a_micro_batch_is_cut_and_padded_to_a_multiple_and_never_beyond_the_long
         assert not wide[name][:, 30:].any()
 
 
-def test_a_cut_answer_keeps_its_rows_where_the_batch_is_padded():
-    """A cache's rows are of the longest answer in the batch, which no width of a multiple is shorter than."""
+def test_a_cut_response_keeps_its_rows_where_the_batch_is_padded():
+    """A cache's rows are of the longest response in the batch, which no width of a multiple is shorter than."""
     batch = collate([Example((1, 2, 3), 4, ((0, 3),)), Example((1, 2), 4, ((0, 2),))])
     batch["teacher_hidden"] = torch.arange(6).view(2, 3)
     assert torch.equal(cut_padding(batch, multiple=8)["teacher_hidden"], batch["teacher_hidden"])
@@ -71,14 +71,14 @@ def test_only_a_gpu_pads(monkeypatch):
 @pytest.mark.parametrize("packing", [False, True])
 def test_a_recipe_trains_and_evaluates_on_few_widths(make_run, monkeypatch, packing):
     """And on nothing else: its losses are those without."""
-    last_hidden, widths, losses = AnswerLogits.last_hidden, {1: set(), 8: set()}, {}
+    last_hidden, widths, losses = ResponseLogits.last_hidden, {1: set(), 8: set()}, {}
     for multiple, met in widths.items():
 
         def seen(self, ids_BT, position_ids_BT, *, met=met):
             met.add(ids_BT.shape[1])
             return last_hidden(self, ids_BT, position_ids_BT)
 
-        monkeypatch.setattr(AnswerLogits, "last_hidden", seen)
+        monkeypatch.setattr(ResponseLogits, "last_hidden", seen)
         for module in ("response_batches", "trainer"):
             monkeypatch.setattr(f"distill.{module}.padding_multiple", lambda multiple=multiple: multiple)
         recipe = make_run(f"by{multiple}", max_duration="3ba", packing=packing)

@@ -1,4 +1,4 @@
-"""Several jobs write one run's answers: each its files, the last joins them, in the bytes of one job."""
+"""Several jobs write one run's responses: each its files, the last joins them, in the bytes of one job."""
 
 import json
 
@@ -19,7 +19,7 @@ data: {{prompts: [{{path: {folder}/p.jsonl}}], num_eval_prompts: 3, max_seq_len:
 
 @pytest.fixture
 def recipe(tiny_target, tmp_path):
-    """recipe(name) is the file of a recipe of nine prompts: five files of answers."""
+    """recipe(name) is the file of a recipe of nine prompts: five files of responses."""
     rows = [{"prompt": f"say {i}"} for i in range(9)]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -31,7 +31,7 @@ def recipe(tiny_target, tmp_path):
     return write
 
 
-def answers(folder):
+def responses(folder):
     return {path.name: path.read_bytes() for path in sorted((folder / "data").glob("*.jsonl"))}
 
 
@@ -39,11 +39,11 @@ def test_the_last_of_several_jobs_joins_what_all_have_written(recipe, tmp_path, 
     assert main(["generate", recipe("whole")]) == 0
     assert main(["generate", recipe("parts"), "--shard", "2/3"]) == 0
     assert "part 2 of 3" in capsys.readouterr().out
-    assert sorted(answers(tmp_path / "parts")) == ["eval-00001.jsonl", "train-00001.jsonl"]
+    assert sorted(responses(tmp_path / "parts")) == ["eval-00001.jsonl", "train-00001.jsonl"]
     assert not (tmp_path / "parts" / "data" / "manifest.json").exists()
     assert main(["generate", recipe("parts"), "--shard", "3/3"]) == 0
     assert main(["generate", recipe("parts"), "--shard", "1/3"]) == 0
-    assert answers(tmp_path / "parts") == answers(tmp_path / "whole")
+    assert responses(tmp_path / "parts") == responses(tmp_path / "whole")
     counts = [
         json.loads((tmp_path / name / "data" / "manifest.json").read_text())["counts"] for name in ("parts", "whole")
     ]

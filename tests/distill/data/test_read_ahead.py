@@ -9,17 +9,17 @@ from composer.utils import dist
 from torch.utils.data import DataLoader, Dataset
 
 from architectures.errors import UserError
-from distill.data.batches import AnswerDataset
+from distill.data.batches import ResponseDataset
 from distill.response_batches import BATCHES_AHEAD, ReadAhead, build_dataspec
 from tests.distill.after_training import assert_equal
-from tests.distill.conftest import random_answers
+from tests.distill.conftest import random_responses
 
 MOST_S = 30.0
 
 
 @pytest.fixture
-def answers():
-    return AnswerDataset(random_answers(23, seed=1), max_seq_len=30)
+def responses():
+    return ResponseDataset(random_responses(23, seed=1), max_seq_len=30)
 
 
 def epochs(loader, sampler, count: int = 3) -> list:
@@ -30,12 +30,12 @@ def epochs(loader, sampler, count: int = 3) -> list:
     return found
 
 
-def test_the_same_batches_in_the_same_order_and_the_same_random_state(answers):
+def test_the_same_batches_in_the_same_order_and_the_same_random_state(responses):
     found, states = [], []
     for loader_class in (DataLoader, ReadAhead):
         torch.manual_seed(5)
-        sampler = dist.get_sampler(answers, shuffle=True, seed=7)
-        loader = loader_class(answers, batch_size=4, sampler=sampler, collate_fn=answers.collate)
+        sampler = dist.get_sampler(responses, shuffle=True, seed=7)
+        loader = loader_class(responses, batch_size=4, sampler=sampler, collate_fn=responses.collate)
         found.append(epochs(loader, sampler))
         states.append(torch.get_rng_state())
     for plain, ahead in zip(*found, strict=True):
@@ -46,9 +46,9 @@ def test_the_same_batches_in_the_same_order_and_the_same_random_state(answers):
     assert not torch.equal(found[1][0][0]["input_ids"], found[1][1][0]["input_ids"])
 
 
-def test_training_and_evaluation_read_ahead(answers):
+def test_training_and_evaluation_read_ahead(responses):
     for shuffle in (True, False):
-        spec = build_dataspec(answers, device_batch_size=4, shuffle=shuffle, seed=1)
+        spec = build_dataspec(responses, device_batch_size=4, shuffle=shuffle, seed=1)
         assert isinstance(spec.dataloader, ReadAhead)
         assert len(spec.dataloader) == 6
 

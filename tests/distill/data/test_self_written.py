@@ -114,7 +114,7 @@ def writer(asking_target) -> Writer:
     return Writer(asking_target, tokenizer, UserTurn(opening_ids, frozenset(), "[/INST]"), SETTINGS)
 
 
-def test_what_ends_an_answer_ends_a_prompt_too(writer):
+def test_what_ends_an_response_ends_a_prompt_too(writer):
     found = {row["prompt"] for row in writer.write(range(4))}
     assert found
     assert found <= set(KNOWN)
@@ -142,8 +142,8 @@ def test_a_target_without_a_chat_template(asking_target, make_checkpoint, tmp_pa
 CHATML = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
 WITH_SYSTEM = "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nBe kind.<|im_end|>\n{% endif %}" + CHATML
 IN_WORDS = "{% for m in messages %}[INST] {{ m['content'] }} [/INST]{% endfor %}"
-WITH_ANSWER = CHATML + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-CLOSED_BY_THE_ANSWER = (
+WITH_RESPONSE = CHATML + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+CLOSED_BY_THE_RESPONSE = (
     "{% for m in messages %}USER: {{ m['content'] }}{% endfor %}{% if add_generation_prompt %}\nBOT: {% endif %}"
 )
 
@@ -153,9 +153,9 @@ CLOSED_BY_THE_ANSWER = (
     [
         (CHATML, "<|im_start|>user\n", "<|im_end|>", 1),
         (WITH_SYSTEM, "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\n", "<|im_end|>", 1),
-        (WITH_ANSWER, "<|im_start|>user\n", "<|im_end|>", 1),
+        (WITH_RESPONSE, "<|im_start|>user\n", "<|im_end|>", 1),
         (IN_WORDS, "[INST]", "[/INST]", 0),
-        (CLOSED_BY_THE_ANSWER, "USER:", "BOT: ", 0),
+        (CLOSED_BY_THE_RESPONSE, "USER:", "BOT: ", 0),
     ],
 )
 def test_user_turn_is_found_in_the_template(tiny_target, template, opening, ending, num_stop_ids):

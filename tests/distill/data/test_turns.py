@@ -14,7 +14,7 @@ from transformers import GenerationConfig, LlamaConfig, PreTrainedTokenizerFast
 
 from architectures.errors import UserError
 from architectures.target_files import stop_ids
-from distill.data.batches import AnswerDataset, Example
+from distill.data.batches import Example, ResponseDataset
 from distill.data.conversations import Conversation
 from distill.data.given import Renderer, traces_of
 from eval.models import load_model, stop_token_ids
@@ -83,7 +83,7 @@ class Kind:
     Attributes:
         specials: Tokens of their own.
         stops: Those at which the model stops.
-        closing: What follows an answer, and is learned: its end.
+        closing: What follows a response, and is learned: its end.
         num_bos: In a conversation with so many user turns.
     """
 
@@ -153,7 +153,7 @@ def talk(*texts: str, system: str | None = None) -> tuple[dict[str, str], ...]:
 
 def sequences(renderer: Renderer, messages: Sequence[dict[str, str]], **limits: Any) -> list[Example]:
     traces = list(traces_of(Conversation("f.jsonl:1", tuple(messages)), renderer, first_id=0))
-    return list(AnswerDataset.of_conversations(traces, **{"max_seq_len": 10_000, **limits}))
+    return list(ResponseDataset.of_conversations(traces, **{"max_seq_len": 10_000, **limits}))
 
 
 def tokens(example: Example) -> tuple[int, ...]:
@@ -182,7 +182,7 @@ TALKS = {
         "again",
         "assistant\n\nassistant [INST] no [/INST] <start_of_tur",
     ),
-    "answers that repeat": talk("ja", "yes", "yes", "yes", "ja", "yes"),
+    "responses that repeat": talk("ja", "yes", "yes", "yes", "ja", "yes"),
     "many alphabets": talk("¿qué?", "naïve – 🙂\n\n  日本語", "ok?", "и да, и нет"),
 }
 
@@ -203,7 +203,7 @@ def test_what_is_learned_is_what_the_assistant_said_and_its_end(renderer, kind, 
     for message in messages:
         if message["role"] != "assistant":
             assert message["content"] in rest
-        elif name != "answers that repeat":
+        elif name != "responses that repeat":
             assert message["content"] not in rest
 
 
@@ -227,20 +227,20 @@ def test_each_turn_is_learned_after_what_the_target_reads_at_that_turn(renderer,
         assert list(trace.prompt_ids[: len(opened)]) == opened
         assert read.tokenizer.decode(trace.prompt_ids[len(opened) :]) in ("", " ", "<think>\n\n</think>\n\n")
         assert trace.messages == messages[: 2 * number + 1]
-        assert (trace.id, trace.answer) == (7 + number, messages[2 * number + 1]["content"])
+        assert (trace.id, trace.response) == (7 + number, messages[2 * number + 1]["content"])
         assert trace.source == ("f:1", "f:1#2", "f:1#3")[number]
 
 
 def test_thinking_that_history_drops_splits_the_conversation(renderer):
     read = renderer(THINKING)
-    said = [f"<think>\nplan {number}\n</think>\n\nanswer {number}" for number in range(3)]
+    said = [f"<think>\nplan {number}\n</think>\n\nresponse {number}" for number in range(3)]
     messages = talk("one?", said[0], "two?", said[1], "three?", said[2])
     examples = sequences(read, messages)
     assert [learned(read, example) for example in examples] == [[f"{text}<|im_end|>"] for text in said]
     for number, example in enumerate(examples):
         rest = unlearned(read, example)
         assert "plan" not in rest
-        assert [f"answer {each}" in rest for each in range(3)] == [each < number for each in range(3)]
+        assert [f"response {each}" in rest for each in range(3)] == [each < number for each in range(3)]
 
 
 THINKS = CHATML_OPENING.replace("assistant\\n", "assistant\\n<think>\\n")
@@ -256,7 +256,7 @@ UNFIT = {
 
 
 @pytest.mark.parametrize(("kind", "messages", "named"), UNFIT.values(), ids=UNFIT)
-def test_an_answer_that_does_not_end_or_begin_as_the_target_s_do_is_refused(renderer, kind, messages, named):
+def test_an_response_that_does_not_end_or_begin_as_the_target_s_do_is_refused(renderer, kind, messages, named):
     with pytest.raises(UserError, match=named):
         sequences(renderer(kind), messages)
 
@@ -273,7 +273,7 @@ def test_a_row_that_the_template_shows_otherwise_is_refused(renderer):
 def test_a_tokenizer_without_a_template_is_refused(tmp_path):
     folder = write_target(tmp_path, KINDS["smollm2"])
     (folder / "chat_template.jinja").unlink()
-    with pytest.raises(UserError, match=r"data\.answers"):
+    with pytest.raises(UserError, match=r"data\.responses"):
         Renderer(folder)
 
 

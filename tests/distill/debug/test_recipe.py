@@ -133,24 +133,24 @@ def test_a_student_on_text_stays_on_text():
     assert (small.train_on, small.max_duration) == ("text", "6ba")
 
 
-def test_self_written_prompts_alone_stay_so_and_no_answers_are_taken_from_the_real_target():
+def test_self_written_prompts_alone_stay_so_and_no_responses_are_taken_from_the_real_target():
     small = shrink(make({"layers": 5}, data={"self_written_prompts": 500}))
     assert (small.data.self_written_prompts, small.data.prompts) == (12, ())
 
 
-def test_given_answers_stay_given(tmp_path, monkeypatch):
+def test_given_responses_stay_given(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    data = {"prompts": [{"name": "owner/chats"}], "answers": "given", "max_seq_len": 4096}
+    data = {"prompts": [{"name": "owner/chats"}], "responses": "given", "max_seq_len": 4096}
     Path("r.yaml").write_text(json.dumps(make({"layers": 4}, data=data).model_dump(mode="json")))
     small = load_recipe(begin_debug(Path("r.yaml"), [], weights=False))
-    assert (small.data.answers, small.data.max_seq_len, small.data.batch_size) == ("given", 128, 8)
+    assert (small.data.responses, small.data.max_seq_len, small.data.batch_size) == ("given", 128, 8)
     assert (small.data.max_new_tokens, small.data.self_written_prompts) == (16, 0)
     conversations = load_conversations(small.data.prompts)
     assert [each.messages[0]["content"] for each in conversations] == prompts()
     tokenizer = byte_tokenizer()
     assert all(len(render_prompt(tokenizer, each.messages[:1])) < 128 for each in conversations)
     cached = make({"layers": 4}, data={**data, "batch_size": 500}, distill={"teacher": {"source": "cache"}})
-    assert shrink(cached).data.answers == "given"
+    assert shrink(cached).data.responses == "given"
 
 
 def test_texts_to_continue_stay_texts(tmp_path, monkeypatch):

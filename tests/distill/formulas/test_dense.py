@@ -1,6 +1,6 @@
 """Every loss against its definition in float64, its limits, and its gradients.
 
-Shape suffixes: A = answer tokens, V = vocabulary entries.
+Shape suffixes: A = response tokens, V = vocabulary entries.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Losses from a few entries of the teacher: against their definition in float64, their limits and their gradients.
 
-Shape suffixes: A = answer tokens, V = vocabulary entries, K = entries kept, S = tokens drawn.
+Shape suffixes: A = response tokens, V = vocabulary entries, K = entries kept, S = tokens drawn.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Encoder-decoder models read at their answers: as transformers reads them, whatever else is in the batch."""
+"""Encoder-decoder models read at their responses: as transformers reads them, whatever else is in the batch."""
 
 from dataclasses import replace
 
@@ -7,23 +7,23 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from distill.chunked_loss import AnswerLogits, chunked_sum, head_of, logits_of, plain_sum
+from distill.chunked_loss import ResponseLogits, chunked_sum, head_of, logits_of, plain_sum
 from distill.data.batches import Example, collate
 from distill.teacher import load_teacher
 from eval.models import load_model
 
 KINDS = [(tied, gated) for tied in (True, False) for gated in (True, False)]
 PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [12], [13, 14, 15])
-ANSWERS = ([20, 21, 22], [23, 24, 25, 26, 2], [27])
+RESPONSES = ([20, 21, 22], [23, 24, 25, 26, 2], [27])
 SAME_TO_ROUNDING = {"rtol": 1e-5, "atol": 1e-5}  # float32: a product of more rows may sum in another order
 
 
-def example(prompt: list[int], answer: list[int]) -> Example:
-    *ids, last = [*prompt, *answer]
+def example(prompt: list[int], response: list[int]) -> Example:
+    *ids, last = [*prompt, *response]
     return Example(tuple(ids), last, ((len(prompt) - 1, len(ids)),))
 
 
-EXAMPLES = [example(prompt, answer) for prompt, answer in zip(PROMPTS, ANSWERS, strict=True)]
+EXAMPLES = [example(prompt, response) for prompt, response in zip(PROMPTS, RESPONSES, strict=True)]
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=str)
@@ -36,26 +36,26 @@ def lm(request, make_translator) -> PreTrainedModel:
 def read(lm: PreTrainedModel, batch: dict[str, Tensor]) -> Tensor:
     """Logits_AV at the kept positions."""
     with torch.inference_mode():
-        return AnswerLogits(lm)(batch["input_ids"], batch["keep"], logits_of, prompt_len_B1=batch["prompt_len"])
+        return ResponseLogits(lm)(batch["input_ids"], batch["keep"], logits_of, prompt_len_B1=batch["prompt_len"])
 
 
-def of_transformers(lm: PreTrainedModel, prompt: list[int], answer: list[int]) -> Tensor:
-    """logits_TV of one answer, by the model's own forward pass and its own way to shift labels."""
+def of_transformers(lm: PreTrainedModel, prompt: list[int], response: list[int]) -> Tensor:
+    """logits_TV of one response, by the model's own forward pass and its own way to shift labels."""
     with torch.inference_mode():
-        return lm(input_ids=torch.tensor([prompt]), labels=torch.tensor([answer])).logits[0]
+        return lm(input_ids=torch.tensor([prompt]), labels=torch.tensor([response])).logits[0]
 
 
 @pytest.mark.parametrize("index", range(3))
 def test_a_text_alone_has_the_logits_of_transformers_bit_for_bit(lm, index):
     found = read(lm, collate([EXAMPLES[index]]))
-    assert torch.equal(found, of_transformers(lm, PROMPTS[index], ANSWERS[index]))
+    assert torch.equal(found, of_transformers(lm, PROMPTS[index], RESPONSES[index]))
 
 
 def test_rows_of_a_batch_do_not_feel_each_other(lm):
-    """Prompts and answers of different lengths: padding of the encoder or the decoder changes nothing."""
-    found = read(lm, collate(EXAMPLES)).split([len(answer) for answer in ANSWERS])
-    for logits, prompt, answer in zip(found, PROMPTS, ANSWERS, strict=True):
-        torch.testing.assert_close(logits, of_transformers(lm, prompt, answer), **SAME_TO_ROUNDING)
+    """Prompts and responses of different lengths: padding of the encoder or the decoder changes nothing."""
+    found = read(lm, collate(EXAMPLES)).split([len(response) for response in RESPONSES])
+    for logits, prompt, response in zip(found, PROMPTS, RESPONSES, strict=True):
+        torch.testing.assert_close(logits, of_transformers(lm, prompt, response), **SAME_TO_ROUNDING)
 
 
 def test_what_stands_in_padding_is_never_read(lm):
@@ -65,9 +65,9 @@ def test_what_stands_in_padding_is_never_read(lm):
 
 
 def test_each_position_says_the_token_that_its_batch_says_follows(lm):
-    """By hand: a decoder that has read its start token says the answer's first token, not the one behind it."""
+    """By hand: a decoder that has read its start token says the response's first token, not the one behind it."""
     batch = collate([EXAMPLES[1]])
-    assert batch["next_ids"][batch["keep"]].tolist() == ANSWERS[1]
+    assert batch["next_ids"][batch["keep"]].tolist() == RESPONSES[1]
     start = lm.config.decoder_start_token_id
     with torch.inference_mode():
         first = lm(input_ids=torch.tensor([PROMPTS[1]]), decoder_input_ids=torch.tensor([[start]])).logits[0, 0]
@@ -75,7 +75,7 @@ def test_each_position_says_the_token_that_its_batch_says_follows(lm):
 
 
 def test_some_positions_are_those_of_all(lm):
-    """What is rejected in a round of decoding is some positions of an answer, and may be none of its first."""
+    """What is rejected in a round of decoding is some positions of a response, and may be none of its first."""
     batch = collate(EXAMPLES)
     everything = read(lm, batch)
     chosen_A = torch.arange(len(everything)) % 2 == 1
@@ -85,7 +85,7 @@ def test_some_positions_are_those_of_all(lm):
 
 
 def test_a_sequence_of_which_some_positions_count_still_begins_where_its_prompt_ends(lm):
-    """Of an answer that was served, mistakes alone may be learned, or none."""
+    """Of a response that was served, mistakes alone may be learned, or none."""
     ids, last = EXAMPLES[1].input_ids, EXAMPLES[1].last_id
     mistakes = replace(EXAMPLES[1], spans=((2, 3), (4, 5)), begins=len(PROMPTS[1]))
     found = read(lm, collate([mistakes]))
@@ -96,7 +96,7 @@ def test_a_sequence_of_which_some_positions_count_still_begins_where_its_prompt_
 def test_a_batch_that_does_not_say_where_prompts_end_is_refused(lm):
     batch = collate(EXAMPLES)
     with pytest.raises(ValueError, match="prompts end"):
-        AnswerLogits(lm)(batch["input_ids"], batch["keep"], logits_of)
+        ResponseLogits(lm)(batch["input_ids"], batch["keep"], logits_of)
 
 
 def test_chunks_sum_to_the_whole(lm):
@@ -105,7 +105,7 @@ def test_chunks_sum_to_the_whole(lm):
 
     def summed(method, **chunks) -> tuple[Tensor, Tensor]:
         lm.zero_grad()
-        hidden = AnswerLogits(lm).hidden(batch["input_ids"], batch["keep"], prompt_len_B1=batch["prompt_len"])
+        hidden = ResponseLogits(lm).hidden(batch["input_ids"], batch["keep"], prompt_len_B1=batch["prompt_len"])
         loss = method(
             hidden,
             head_of(lm),
@@ -130,6 +130,6 @@ def test_the_teachers_rows_are_its_logits(make_translator):
     assert teacher.rows(batch, vocab_size=200).logits(slice(1, 3)).shape == (2, 200)
 
 
-def test_an_answer_behind_an_earlier_turn_belongs_to_its_own_prompt():
+def test_an_response_behind_an_earlier_turn_belongs_to_its_own_prompt():
     first = EXAMPLES[0]
     assert collate([replace(first, spans=((2, 9),))])["prompt_len"].tolist() == [[3]]

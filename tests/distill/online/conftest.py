@@ -1,4 +1,4 @@
-"""Tiny runs that learn from requests: a stream of letters, answers recorded for it, and a cache of the teacher."""
+"""Tiny runs that learn from requests: a stream of letters, responses recorded for it, and a cache of the teacher."""
 
 import json
 from collections.abc import Callable
@@ -10,10 +10,10 @@ import pytest
 
 from distill.pipeline import cache_stage
 from distill.run import Run
-from tests.distill.conftest import NUM_TRAIN, random_answers
+from tests.distill.conftest import NUM_TRAIN, random_responses
 
 NUM_REQUESTS = NUM_TRAIN
-SETTINGS = {"lookahead": 3, "update_interval": 2, "positions": "rejected", "steps_per_update": 1}
+SETTINGS = {"num_speculative_tokens": 3, "update_interval": 2, "positions": "rejected", "steps_per_update": 1}
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def make_online(make_run: Callable[..., Any], stream_files: list[Path]) -> Calla
     def make(name: str = "run", online: dict[str, Any] | None = None, **distill: Any) -> Any:
         stream = {"sources": [{"path": str(path)} for path in stream_files]}
         settings = {
-            "online": {"answers": "recorded", "stream": stream, **SETTINGS, **(online or {})},
+            "online": {"responses": "recorded", "stream": stream, **SETTINGS, **(online or {})},
             "teacher": {"source": "cache"},
             "max_duration": "1ep",
             "eval_interval": "1dur",
@@ -42,7 +42,7 @@ def make_online(make_run: Callable[..., Any], stream_files: list[Path]) -> Calla
             "scheduler": {"name": "constant_with_warmup", "t_warmup": "0ba"},
         }
         recipe = make_run(name, **{**settings, **distill})
-        answer_the_stream(recipe, stream_files)
+        serve_the_stream(recipe, stream_files)
         cache_stage(Run.of(recipe))
         return recipe
 
@@ -55,14 +55,14 @@ def records(recipe: Any, name: str = "records.jsonl") -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def answer_the_stream(recipe: Any, stream_files: list[Path]) -> None:
-    """Give the recorded answers the places of the stream's rows."""
+def serve_the_stream(recipe: Any, stream_files: list[Path]) -> None:
+    """Give the recorded responses the places of the stream's rows."""
     from eval.responses import rows_of, shard_paths, write_shard
 
     [path] = shard_paths(Run.of(recipe).data.path, "train", 1)
-    if not recipe.distill.learns_answers:
+    if not recipe.distill.trains_on_responses:
         path.unlink(missing_ok=True)
         return
-    traces = random_answers(NUM_REQUESTS, seed=NUM_REQUESTS)
+    traces = random_responses(NUM_REQUESTS, seed=NUM_REQUESTS)
     places = [f"{file}:{i + 1}" for file in stream_files for i in range(NUM_REQUESTS // 2)]
     write_shard(path, rows_of([replace(each, source=place) for each, place in zip(traces, places, strict=True)]))

@@ -18,7 +18,7 @@ from distill.train import train
 from tests.distill.online.conftest import NUM_REQUESTS
 
 ROOT = Path(__file__).parents[3]
-LIVE = {"answers": "live"}
+LIVE = {"responses": "live"}
 MOST_S = 200
 
 

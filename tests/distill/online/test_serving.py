@@ -1,4 +1,4 @@
-"""A served request: the answer is the target's, mistakes are where proposals failed, states are the target's."""
+"""A served request: the response is the target's, mistakes are where proposals failed, states are the target's."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -22,7 +22,7 @@ from distill.online.serving import (
 from eval.decoding.sampling import Limits, Sampling, row_seed
 from eval.decoding.speculative import plain_decode
 from eval.models import load_model, shared_vocab_size
-from eval.replay import answer_logits
+from eval.replay import response_logits
 from tests.architectures.conftest import FAMILY_SETTINGS, perturb
 
 PROMPT = (5, 9, 200, 31)
@@ -39,23 +39,23 @@ def pair(tiny_target, make_checkpoint):
     return target, draft
 
 
-def serve(target, draft, sampling, *, request=3, lookahead=3):
-    server = OnlineServer(target, draft, lookahead, sampling, frozenset({2}), 17)
+def serve(target, draft, sampling, *, request=3, num_speculative_tokens=3):
+    server = OnlineServer(target, draft, num_speculative_tokens, sampling, frozenset({2}), 17)
     return server.serve(OnlineRequest(request, "letters", PROMPT, 20), updates=4)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(0.9, top_p=0.95)], ids=["greedy", "sampled"])
-def test_the_answer_is_the_targets_and_its_states_make_its_logits(pair, sampling):
+def test_the_response_is_the_targets_and_its_states_make_its_logits(pair, sampling):
     target, draft = pair
     served = serve(target, draft, sampling)
     record = served.record
-    expected_AV = answer_logits(target, PROMPT, served.answer_ids)
+    expected_AV = response_logits(target, PROMPT, served.response_ids)
     torch.testing.assert_close(head_of(target).logits(served.hidden_AH), expected_AV, rtol=1e-4, atol=1e-5)
     if sampling.is_greedy:
         [alone] = plain_decode(target, [PROMPT], limits=Limits(20, frozenset({2})), row_seeds=[row_seed(3)])
-        assert served.answer_ids == alone.token_ids
+        assert served.response_ids == alone.token_ids
     assert served.mistakes
-    assert record.tokens == len(served.answer_ids) == record.accepted + record.rounds
+    assert record.tokens == len(served.response_ids) == record.accepted + record.rounds
     assert (record.updates, record.source) == (4, "letters")
 
 
@@ -63,8 +63,8 @@ def test_mistakes_are_where_another_token_was_proposed(pair):
     """Of greedy responses: where the draft's argmax is not the target's, at the first such place of each step."""
     target, draft = pair
     served = serve(target, draft, Sampling(0.0))
-    drafted = answer_logits(draft, PROMPT, served.answer_ids).argmax(dim=-1).tolist()
-    steps = steps_along([a == b for a, b in zip(drafted, served.answer_ids, strict=True)], lookahead=3)
+    drafted = response_logits(draft, PROMPT, served.response_ids).argmax(dim=-1).tolist()
+    steps = steps_along([a == b for a, b in zip(drafted, served.response_ids, strict=True)], num_speculative_tokens=3)
     assert served.mistakes == tuple(start + accepted for start, drafted, accepted in steps if accepted < drafted)
     assert (served.record.rounds, served.record.accepted) == (len(steps), sum(accepted for *_, accepted in steps))
 
@@ -76,26 +76,28 @@ def test_a_draft_that_is_the_target_makes_no_mistake(pair):
     assert served.record.alpha == 1
 
 
-@pytest.mark.parametrize("lookahead", [1, 4])
-def test_a_replay_of_the_answer_says_what_serving_said(pair, lookahead):
+@pytest.mark.parametrize("num_speculative_tokens", [1, 4])
+def test_a_replay_of_the_response_says_what_serving_said(pair, num_speculative_tokens):
     """Of greedy responses, exactly: the same verification steps, mistakes and alpha."""
     target, draft = pair
-    served = serve(target, draft, Sampling(0.0), lookahead=lookahead)
-    replay = DraftReplay(draft, head_of(target), shared_vocab_size(target, draft), Sampling(0.0), lookahead, 17)
-    again = replay.serve(Recorded(3, "letters", PROMPT, served.answer_ids, served.hidden_AH), updates=4)
+    served = serve(target, draft, Sampling(0.0), num_speculative_tokens=num_speculative_tokens)
+    replay = DraftReplay(
+        draft, head_of(target), shared_vocab_size(target, draft), Sampling(0.0), num_speculative_tokens, 17
+    )
+    again = replay.serve(Recorded(3, "letters", PROMPT, served.response_ids, served.hidden_AH), updates=4)
     assert again.mistakes == served.mistakes
     record = served.record
     assert again.record == replace(record, alpha=pytest.approx(record.alpha), seconds=None)
 
 
-def test_replayed_sampled_answers_accept_tokens_as_often_as_their_probability(pair):
+def test_replayed_sampled_responses_accept_tokens_as_often_as_their_probability(pair):
     """Binomial over 400 seeds of one response: within 4 standard errors of exact replay, at the first token."""
     target, draft = pair
     sampling = Sampling(0.9)
     served = serve(target, draft, sampling)
     replay = DraftReplay(draft, head_of(target), shared_vocab_size(target, draft), sampling, 1, 0)
-    accepts = replay.accepts(PROMPT, served.answer_ids, served.hidden_AH)
-    recorded = Recorded(3, "letters", PROMPT, served.answer_ids, served.hidden_AH)
+    accepts = replay.accepts(PROMPT, served.response_ids, served.hidden_AH)
+    recorded = Recorded(3, "letters", PROMPT, served.response_ids, served.hidden_AH)
     replays = [replace(replay, seed=seed).serve(recorded, updates=0) for seed in range(400)]
     accepted = sum(0 not in each.mistakes for each in replays) / 400
     expected = accepts.accept[0]
@@ -107,22 +109,22 @@ def test_every_family_serves_with_its_states(make_checkpoint, family):
     folder = perturb(make_checkpoint(seed=3, model_type=family, **FAMILY_SETTINGS[family]))
     model = load_model(folder, dtype="float32", device="cpu")
     served = serve(model, deepcopy(model), Sampling(0.0))
-    expected_AV = answer_logits(model, PROMPT, served.answer_ids)
+    expected_AV = response_logits(model, PROMPT, served.response_ids)
     torch.testing.assert_close(head_of(model).logits(served.hidden_AH), expected_AV, rtol=1e-3, atol=1e-4)
     assert served.record.alpha == 1
 
 
 def test_a_request_is_learned_at_its_own_positions():
-    """By hand: prompt 5 9 200, answer 40 41 42, a mistake at 41; it is predicted where 40 stands, and nowhere else."""
+    """By hand: prompt 5 9 200, response 40 41 42, a mistake at 41; it is predicted at 40, and nowhere else."""
     hidden_AH = torch.arange(12.0).view(3, 4)
     fields = {"tokens": 3, "rounds": 2, "proposed": 2, "accepted": 1, "seconds": None}
-    record = RequestRecord(request=0, source="a", updates=0, alpha=0.5, answer_ids=(40, 41, 42), **fields)
+    record = RequestRecord(request=0, source="a", updates=0, alpha=0.5, response_ids=(40, 41, 42), **fields)
     served = Served(record, (5, 9, 200), (1,), hidden_AH)
     wrong, every = served.example("rejected"), served.example("all")
     assert wrong.input_ids == (5, 9, 200, 40, 41)
     assert wrong.spans == ((3, 4),)
-    assert list(wrong.answer_ids) == [41]
-    assert list(every.answer_ids) == [40, 41, 42]
+    assert list(wrong.response_ids) == [41]
+    assert list(every.response_ids) == [40, 41, 42]
     assert torch.equal(served.states("rejected"), hidden_AH[1:2])
     assert torch.equal(served.states("all"), hidden_AH)
 

@@ -18,7 +18,7 @@ from distill.run import Run
 from distill.train import train
 from eval.intervals import Resampling
 from eval.models import load_model
-from eval.replay import answer_logits
+from eval.replay import response_logits
 from tests.distill.after_training import assert_equal, last_state, metrics, relative_difference, weights
 from tests.distill.online.conftest import NUM_REQUESTS, records
 
@@ -66,13 +66,15 @@ def test_one_update_is_the_gradient_of_the_loss_at_the_positions_that_count(make
     folder = Path(recipe.run_dir) / "online" / "rank0" / "requests"
     total, count = torch.zeros(()), 0
     for served in (read_served(folder / f"{i:08d}.safetensors") for i in range(2)):
-        ids = torch.tensor([[*served.prompt_ids, *served.answer_ids[:-1]]])
+        ids = torch.tensor([[*served.prompt_ids, *served.response_ids[:-1]]])
         places = list(served.places(positions))
         rows = [len(served.prompt_ids) - 1 + place for place in places]
         student_AV = init(input_ids=ids).logits[0, rows].float()
         target_AV = head_of(target).logits(served.hidden_AH[places].float())
-        assert torch.allclose(target_AV, answer_logits(target, served.prompt_ids, served.answer_ids)[places], atol=1e-3)
-        total = total + by_hand(loss, student_AV, target_AV, torch.tensor(served.answer_ids)[places])
+        assert torch.allclose(
+            target_AV, response_logits(target, served.prompt_ids, served.response_ids)[places], atol=1e-3
+        )
+        total = total + by_hand(loss, student_AV, target_AV, torch.tensor(served.response_ids)[places])
         count += len(places)
     (total / count).backward()
     expected = {name: weight.grad for name, weight in init.named_parameters()}
@@ -83,35 +85,35 @@ def test_one_update_is_the_gradient_of_the_loss_at_the_positions_that_count(make
     assert relative_difference(found, {name: expected[name] for name in found}) < 1e-4
 
 
-def by_hand(loss, student_AV, target_AV, answer_A):
+def by_hand(loss, student_AV, target_AV, response_A):
     """The sum over positions."""
     log_q, log_p = student_AV.log_softmax(-1), target_AV.log_softmax(-1)
     if loss == "cross_entropy":
-        return -log_q.gather(1, answer_A[:, None]).sum()
+        return -log_q.gather(1, response_A[:, None]).sum()
     if loss == "forward_kl":
         return (log_p.exp() * (log_p - log_q)).sum()
     return -torch.minimum(log_p, log_q).exp().sum(-1).log().sum()
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("answers", ["recorded", "live"])
-def test_an_encoder_decoder_learns_where_it_was_wrong(make_online, make_translator, stream_files, answers):
+@pytest.mark.parametrize("responses", ["recorded", "live"])
+def test_an_encoder_decoder_learns_where_it_was_wrong(make_online, make_translator, stream_files, responses):
     """The loss at its mistakes, made by hand from its own logits; mistakes are none of the prompt's tokens."""
     target, init = make_translator(seed=1), make_translator(seed=2, num_decoder_layers=2, dropout_rate=0.0)
     settings = {"global_train_batch_size": 2, "max_duration": "1ba", "loss": "cross_entropy", "gradient_clipping": None}
     recipe = make_online(
-        target=target, init=init, prompts=stream_files[0], online={**PAIR, "answers": answers}, **settings
+        target=target, init=init, prompts=stream_files[0], online={**PAIR, "responses": responses}, **settings
     )
     before = load_model(init, dtype="float32", device="cpu")
     train(recipe)
     folder, total, count = Path(recipe.run_dir) / "online" / "rank0" / "requests", 0.0, 0
     for served in (read_served(folder / f"{i:08d}.safetensors") for i in range(2)):
         places = list(served.mistakes)
-        log_q = answer_logits(before, served.prompt_ids, served.answer_ids).log_softmax(-1)[places]
-        total -= float(log_q.gather(1, torch.tensor(served.answer_ids)[places][:, None]).sum())
+        log_q = response_logits(before, served.prompt_ids, served.response_ids).log_softmax(-1)[places]
+        total -= float(log_q.gather(1, torch.tensor(served.response_ids)[places][:, None]).sum())
         count += len(places)
         teacher = load_model(target, dtype="float32", device="cpu")
-        expected, head = answer_logits(teacher, served.prompt_ids, served.answer_ids), head_of(teacher)
+        expected, head = response_logits(teacher, served.prompt_ids, served.response_ids), head_of(teacher)
         torch.testing.assert_close(head.logits(served.hidden_AH), expected, rtol=1e-3, atol=1e-4)
     assert count
     assert metrics(recipe)[0]["loss/train/total"] == pytest.approx(total / count, rel=1e-4)
@@ -200,7 +202,7 @@ def test_a_stream_that_ends_before_max_duration_ends_the_training(make_online):
     assert (Path(recipe.run_dir) / "draft").is_dir()
 
 
-def test_a_stream_of_other_rows_than_the_answers_is_refused(make_online, tmp_path):
+def test_a_stream_of_other_rows_than_the_responses_is_refused(make_online, tmp_path):
     recipe = make_online()
     other = tmp_path / "other.jsonl"
     other.write_text('{"prompt": "who"}\n' * 3)
@@ -214,10 +216,10 @@ def test_a_stream_of_other_rows_than_the_answers_is_refused(make_online, tmp_pat
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("answers", ["recorded", "live"])
-def test_drafts_that_do_not_learn_are_compared_on_the_same_stream(make_online, answers):
+@pytest.mark.parametrize("responses", ["recorded", "live"])
+def test_drafts_that_do_not_learn_are_compared_on_the_same_stream(make_online, responses):
     """The first requests, which the online draft has not learned from yet, are served alike."""
-    recipe = make_online(online={"answers": answers, "baselines": ["init"]}, max_duration="1ba")
+    recipe = make_online(online={"responses": responses, "baselines": ["init"]}, max_duration="1ba")
     train(recipe)
     run = Run.of(recipe)
     static = [replace(each.record, seconds=None) for each in serve_stream(run, run.init.path)]
@@ -235,7 +237,7 @@ def test_a_comparison_pools_the_last_requests_of_each_source():
     """Of 40 requests, 5 of each source are the last quarter: gains by hand."""
     resampling = Resampling(0.95, 200, 1)
     fields = {"updates": 0, "tokens": 4, "rounds": 2, "proposed": 4, "accepted": 2}
-    fields |= {"seconds": None, "answer_ids": (1, 2, 3, 4)}
+    fields |= {"seconds": None, "response_ids": (1, 2, 3, 4)}
     static = [RequestRecord(request=n, source="ab"[n // 20], alpha=0.1, **fields) for n in range(40)]
     online = [replace(each, alpha=0.4 if each.request % 20 >= 15 else 0.0) for each in static]
     rows = comparison({"static": static, "online": online}, resampling).rows
@@ -252,7 +254,7 @@ def test_a_comparison_pools_the_last_requests_of_each_source():
 def test_a_training_on_requests_does_not_continue_on_others(make_online):
     recipe = make_online(max_duration="1ba")
     train(recipe)
-    for change in ({"positions": "all"}, {"lookahead": 5}):
+    for change in ({"positions": "all"}, {"num_speculative_tokens": 5}):
         online = type(recipe.distill.online).model_validate({**recipe.distill.online.model_dump(), **change})
         changed = recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"online": online})})
         with pytest.raises(UserError, match="checkpoints"):

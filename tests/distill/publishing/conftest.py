@@ -22,11 +22,11 @@ BASE = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SAID = tuple(id_ for id_ in range(264) if id_ % 7 or id_ == 0)
 SCORING = EvalConfig(
     max_new_tokens=16,
-    lookaheads=(1, 2, 3),
+    num_speculative_tokens=(1, 2, 3),
     batch_size=4,
     latency_repeats=3,
     latency_batch_sizes=(1, 2),
-    live_prompts=3,
+    wall_clock_prompts=3,
 )
 PROMPTS = [
     Prompt(f"{name}.jsonl:{place}", ({"role": "user", "content": text},))
@@ -53,7 +53,7 @@ def finished(published_target, tmp_path_factory):
 
 def finish_run(run: Path, target: Path, ids: tuple[int, ...] | None) -> Path:
     """A run as its stages leave it."""
-    small = {} if ids is None else {"vocabulary": {"size": len(ids), "from": "answers"}}
+    small = {} if ids is None else {"vocabulary": {"size": len(ids), "from": "responses"}}
     recipe = Recipe(
         run_name=run.name,
         run_dir=str(run),
@@ -66,7 +66,7 @@ def finish_run(run: Path, target: Path, ids: tuple[int, ...] | None) -> Path:
     prune_checkpoint(target, plan if ids is None else plan.with_vocabulary(ids), run / "draft")
     write_manifest(run / "draft", stage="export", inputs={}, finished=True, checkpoint="latest-rank0.pt")
     (run / "data").mkdir()
-    counts = {"prompts": 5, "train": {"answers": 5, "answer_tokens": 1234}}
+    counts = {"prompts": 5, "train": {"responses": 5, "response_tokens": 1234}}
     write_manifest(run / "data", stage="generate", inputs={}, counts=counts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("eval.scorecard.CONFIDENCE", 0.75)  # the prompts are few

@@ -26,7 +26,7 @@ def certificate(*, holds: bool) -> Certificate:
         version="0.32.0",
         command="serve",
         dtype="float32",
-        lookahead=3,
+        num_speculative_tokens=3,
         max_new_tokens=64,
         own=COUNTED,
         texts=(TEXT,),

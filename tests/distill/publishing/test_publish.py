@@ -92,7 +92,7 @@ def test_the_front_matter_is_read_by_the_hubs_own_classes(laid_out):
 def test_the_card_holds_the_figures_of_the_scorecard(laid_out, finished):
     card = (laid_out["whole"] / "README.md").read_text()
     record = read_run(finished["whole"] / "eval" / "scorecard.json").card
-    tau = record.acceptance[0].lookahead[0].tau.value
+    tau = record.acceptance[0].by_k[0].tau.value
     assert f"{tau:.3f} [" in card
     assert "1,234 tokens of 5 responses" in card
     assert f"{record.drafts[0].parameters:,} (" in card

@@ -99,7 +99,7 @@ def test_a_target_on_the_hub_at_a_pinned_revision_goes_the_whole_way(hub, publis
         },
         "eval": {
             "max_new_tokens": 8,
-            "lookaheads": [1, 2],
+            "num_speculative_tokens": [1, 2],
             "latency_repeats": 2,
             "latency_batch_sizes": [],
         },

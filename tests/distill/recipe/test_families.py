@@ -16,17 +16,17 @@ from distill.run import Run
 from tests.families import DECODER_ONLY, ENCODER_DECODER
 
 ROOT = Path(__file__).parents[3]
-ANSWERED = {"prompts": [{"path": "prompts.jsonl"}], "num_eval_prompts": 2}
+RESPONSEED = {"prompts": [{"path": "prompts.jsonl"}], "num_eval_prompts": 2}
 ASKS = MappingProxyType(  # feature -> sections that ask for it
     {
         "merge": {"architecture": {"layers": 2, "method": "merge"}},
         "learned_masks": {"architecture": {"layers": 2, "method": "learned_masks"}, "text": {}},
-        "vocabulary": {"architecture": {"layers": 2, "vocabulary": {"size": 64, "from": "answers"}}},
+        "vocabulary": {"architecture": {"layers": 2, "vocabulary": {"size": 64, "from": "responses"}}},
         "stages": {"architecture": {"stages": [3, 2]}},
         "packing": {"distill": {"packing": True}},
         "text": {"distill": {"train_on": "text", "max_duration": "9ba"}, "text": {}},
-        "self_written_prompts": {"data": {**ANSWERED, "self_written_prompts": 4}},
-        "answer engine": {"generate": {"engine": "endpoint", "urls": ["http://a"]}},
+        "self_written_prompts": {"data": {**RESPONSEED, "self_written_prompts": 4}},
+        "generation engine": {"generate": {"engine": "endpoint", "urls": ["http://a"]}},
         "sharded teacher": {
             "distill": {"teacher": {"source": "live", "parallelism": "fsdp2"}, "device_train_microbatch_size": 1}
         },
@@ -39,7 +39,7 @@ def recipe_of(folder: Path, target: Path, sections: dict[str, dict[str, object]]
     prompts, text = folder / "prompts.jsonl", folder / "text.txt"
     prompts.write_text("".join(json.dumps({"prompt": f"What is {i}?"}) + "\n" for i in range(9)))
     text.write_text("some words. " * 400)
-    data = {**ANSWERED, **sections.get("data", {}), "prompts": [{"path": str(prompts)}]}
+    data = {**RESPONSEED, **sections.get("data", {}), "prompts": [{"path": str(prompts)}]}
     words = {"text": {"domains": ({"name": "all", "path": str(text)},)}} if "text" in sections else {}
     calibration = {"text": str(text), "tokens": 64}
     architecture = {"layers": 2, **sections.get("architecture", {})}

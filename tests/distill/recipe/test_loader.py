@@ -24,7 +24,7 @@ data: {self_written_prompts: 100}
         ("distill: {device_train_microbatch_size: car}", "distill.device_train_microbatch_size", "'auto', got 'car'"),
         ("distill: {loggers: {slack: {}}}", "distill.loggers.slack", "'file'"),
         ("distill:", "distill", "got None"),
-        ("eval: {lookaheads: [3, 0]}", "eval.lookaheads[1]", "got 0"),
+        ("eval: {num_speculative_tokens: [3, 0]}", "eval.num_speculative_tokens[1]", "got 0"),
         ("eval: {temperatures: [1, 1.0]}", "eval.temperatures", "[1.0, 1.0]"),
         ("export: {dtype: int4}", "export.dtype", "'float32'"),
         ("variables: {a: '???'}", "variables.a", "must be given"),

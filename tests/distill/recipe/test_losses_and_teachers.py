@@ -1,6 +1,6 @@
 """Every loss beside every teacher, as one table: it is learned, or refused, and for which reason.
 
-Shape suffixes: A = answer tokens, V = vocabulary entries.
+Shape suffixes: A = response tokens, V = vocabulary entries.
 """
 
 import re

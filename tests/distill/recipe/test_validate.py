@@ -101,10 +101,11 @@ def broken(**sections) -> list[str]:
         ({"distill": {**ONLINE, "global_train_batch_size": 2}}, ["distill.online.update_interval"]),
         ({"distill": {**ONLINE, "max_duration": "9tok"}}, ["distill.max_duration"]),
         ({"distill": {**ONLINE, "parallelism": "fsdp2", "device_train_microbatch_size": 1}}, ["distill.parallelism"]),
-        ({"distill": ONLINE, "architecture": {"layers": 2, "vocabulary": {"size": 9, "from": "answers"}}},
+        ({"distill": ONLINE, "architecture": {"layers": 2, "vocabulary": {"size": 9, "from": "responses"}}},
          ["architecture.vocabulary.from"]),
-        ({"distill": ONLINE, "data": {"prompts": [{"path": "p.jsonl"}], "answers": "given", "self_written_prompts": 0}},
-         ["data.answers"]),
+        ({"distill": ONLINE,
+          "data": {"prompts": [{"path": "p.jsonl"}], "responses": "given", "self_written_prompts": 0}},
+         ["data.responses"]),
     ],
 )  # fmt: skip
 def test_what_breaks_a_rule_is_reported_under_the_key_to_change(sections, keys):

@@ -1,6 +1,6 @@
-"""New answers beside every loss, head and layout: the update is that of a training that was given them.
+"""New responses beside every loss, head and layout: the update is that of a training that was given them.
 
-The student's greedy answers to all prompts are written beforehand, by plain decoding, into the data of a second run.
+The student's greedy responses to all prompts are written beforehand, by plain decoding, into the data of a second run.
 """
 
 from dataclasses import asdict, replace
@@ -36,25 +36,26 @@ BESIDE = {
 ONE_STEP = {"max_duration": "1ba", "eval_interval": "1dur", "save_interval": "1dur"}
 
 
-def greedy_answer(student, prompt_ids):
+def greedy_response(student, prompt_ids):
     limits = Limits(min(25, MAX_SEQ_LEN - len(prompt_ids)), frozenset({2}))
     wanted = Wanted([prompt_ids], limits, Sampling(), target_vocab=VOCAB)
     return collected(decode_steps([student], wanted), 1)[0].token_ids
 
 
-def answered_by_the_student(recipe):
+def generated_by_the_student(recipe):
     """The data of a run, answered anew."""
     run = Run.of(recipe)
     student, folder = build_model(run, eval_tasks=()).student.lm.eval(), run.data.path
     traces = [
-        replace(trace, answer_ids=greedy_answer(student, trace.prompt_ids)) for trace in read_traces(folder, "train")
+        replace(trace, response_ids=greedy_response(student, trace.prompt_ids))
+        for trace in read_traces(folder, "train")
     ]
     [path] = folder.glob("train-*.jsonl")
     write_shard(path, [asdict(trace) for trace in traces])
 
 
 @pytest.mark.parametrize("beside", BESIDE)
-def test_the_update_is_that_of_a_training_on_the_same_answers(make_run, tiny_target, tiny_draft, tmp_path, beside):
+def test_the_update_is_that_of_a_training_on_the_same_responses(make_run, tiny_target, tiny_draft, tmp_path, beside):
     settings = {**ONE_STEP, **BESIDE[beside]}
     share = settings.pop("unknown_inputs", 0.0)
     if settings.pop("small", False):
@@ -64,7 +65,7 @@ def test_the_update_is_that_of_a_training_on_the_same_answers(make_run, tiny_tar
         recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"unknown_inputs": share, **more})})
         for recipe, more in ((ours, {"samples": "student"}), (theirs, {}))
     )
-    answered_by_the_student(theirs)
+    generated_by_the_student(theirs)
     train(ours)
     train(theirs)
     assert_equal(last_state(ours)["optimizers"], last_state(theirs)["optimizers"])

@@ -1,9 +1,9 @@
-"""New answers of encoder-decoder models: the encoder reads the prompt, and what is written is learned there."""
+"""New responses of encoder-decoder models: the encoder reads the prompt, and what is written is learned there."""
 
 import pytest
 import torch
 
-from distill.chunked_loss import AnswerLogits
+from distill.chunked_loss import ResponseLogits
 from distill.data.batches import Example, collate
 from distill.losses import LossTerm, build_objective, forward_kl
 from distill.model import DistillModel
@@ -26,10 +26,10 @@ def pair(make_translator):
     return [load_model(folder, dtype="float32", device="cpu") for folder in folders]
 
 
-def next_logits(lm, prompt, answer):
-    """logits_V of transformers behind an answer so far."""
+def next_logits(lm, prompt, response):
+    """logits_V of transformers behind a response so far."""
     with torch.inference_mode():
-        ids = torch.tensor([[lm.config.decoder_start_token_id, *answer]])
+        ids = torch.tensor([[lm.config.decoder_start_token_id, *response]])
         return lm(input_ids=torch.tensor([prompt]), decoder_input_ids=ids).logits[0, -1]
 
 
@@ -44,11 +44,11 @@ def test_the_student_writes_what_plain_decoding_says(pair):
 def test_both_read_what_was_written_whoever_wrote_it(pair):
     rollouts = generate_rollouts(*pair, ROLLOUTS, GREEDY, probability=0.5)
     for prompt, seed, written in zip(PROMPTS, SEEDS, rollouts, strict=True):
-        answer, coins = [], stream(COINS, [seed], 7, torch.device("cpu"))[0]
+        response, coins = [], stream(COINS, [seed], 7, torch.device("cpu"))[0]
         for coin in coins[: len(written.token_ids)]:
-            answer.append(int(next_logits(pair[0 if coin < 0.5 else 1], prompt, answer).argmax()))
-        assert list(written.token_ids) == answer
-        assert written.by_student == int((coins[: len(answer)] < 0.5).sum())
+            response.append(int(next_logits(pair[0 if coin < 0.5 else 1], prompt, response).argmax()))
+        assert list(written.token_ids) == response
+        assert written.by_student == int((coins[: len(response)] < 0.5).sum())
 
 
 def test_the_loss_sits_on_the_new_tokens(pair):
@@ -56,13 +56,15 @@ def test_the_loss_sits_on_the_new_tokens(pair):
     student, teacher = pair
     batch = collate([Example((*prompt, 30), 31, ((len(prompt) - 1, len(prompt) + 1),)) for prompt in PROMPTS])
     places = places_in(batch, seed=3, batch_number=0)
-    answers = generate_rollouts(student, None, ROLLOUTS, GREEDY, probability=1)
-    new = collate([place.with_answer(each.token_ids) for place, each in zip(places, answers, strict=True)])
+    responses = generate_rollouts(student, None, ROLLOUTS, GREEDY, probability=1)
+    new = collate([place.with_response(each.token_ids) for place, each in zip(places, responses, strict=True)])
     assert [example.spans[0][0] + 1 for example in examples_of(new)] == new["prompt_len"][:, 0].tolist()
     objective = build_objective([LossTerm(name="forward_kl")], temperature=1.0)
-    model = DistillModel(AnswerLogits(student), Teacher(AnswerLogits(teacher)), objective=objective, cpu_bfloat16=False)
+    model = DistillModel(
+        ResponseLogits(student), Teacher(ResponseLogits(teacher)), objective=objective, cpu_bfloat16=False
+    )
     expected = 0.0
-    for prompt, each in zip(PROMPTS, answers, strict=True):
+    for prompt, each in zip(PROMPTS, responses, strict=True):
         for index in range(len(each.token_ids)):
             logits = [next_logits(lm, prompt, each.token_ids[:index])[None] for lm in (student, teacher)]
             expected += float(forward_kl(*logits, temperature=1.0).sum())

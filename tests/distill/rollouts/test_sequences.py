@@ -1,4 +1,4 @@
-"""Which answer of a sequence is written anew, where the loss then sits, and that nothing but the sequence decides."""
+"""Which response of a sequence is written anew, where the loss then sits, and that nothing but the sequence decides."""
 
 import random
 
@@ -8,8 +8,8 @@ import torch
 from distill.data.batches import Example, collate
 from distill.rollouts import Place, drawn, examples_of, places_in
 
-SINGLE = Example((5, 6, 7, 8), 9, ((2, 4),), task=1)  # prompt 5 6 7, answer 8 9
-CONVERSATION = Example((5, 6, 7, 8, 40, 41, 9, 10, 42, 11), 12, ((1, 3), (5, 7), (8, 10)))  # answers 7 8, 9 10, 11 12
+SINGLE = Example((5, 6, 7, 8), 9, ((2, 4),), task=1)  # prompt 5 6 7, response 8 9
+CONVERSATION = Example((5, 6, 7, 8, 40, 41, 9, 10, 42, 11), 12, ((1, 3), (5, 7), (8, 10)))  # responses 7 8, 9 10, 11 12
 
 
 def learned(example):
@@ -18,17 +18,17 @@ def learned(example):
 
 
 @pytest.mark.parametrize("answer", [(20, 21, 22), (20,), (20, 21, 22, 23, 24, 25)])
-def test_the_loss_sits_on_the_new_tokens_and_on_no_other(answer):
-    new = Place(SINGLE, 0, row_seed=0, coin=0.0).with_answer(answer)
+def test_the_loss_sits_on_the_new_tokens_and_on_no_other(response):
+    new = Place(SINGLE, 0, row_seed=0, coin=0.0).with_response(response)
     batch = collate([new])
-    assert (*new.input_ids, new.last_id) == (5, 6, 7, *answer)
-    assert learned(new) == list(answer)
-    assert batch["input_ids"][batch["keep"]].tolist() == [7, *answer[:-1]]  # what each is said after
+    assert (*new.input_ids, new.last_id) == (5, 6, 7, *response)
+    assert learned(new) == list(response)
+    assert batch["input_ids"][batch["keep"]].tolist() == [7, *response[:-1]]  # what each is said after
     assert new.task == 1
 
 
-def test_answers_before_stay_and_what_followed_another_answer_goes():
-    new = Place(CONVERSATION, 1, row_seed=0, coin=0.0).with_answer((20, 21, 22))
+def test_responses_before_stay_and_what_followed_another_response_goes():
+    new = Place(CONVERSATION, 1, row_seed=0, coin=0.0).with_response((20, 21, 22))
     assert (*new.input_ids, new.last_id) == (5, 6, 7, 8, 40, 41, 20, 21, 22)
     assert learned(new) == [7, 8, 20, 21, 22]
 
@@ -64,7 +64,7 @@ def test_another_seed_batch_or_sequence_draws_others(changed):
     assert one.coin != other.coin
 
 
-def test_coins_fall_as_they_should_and_every_answer_has_its_turn():
+def test_coins_fall_as_they_should_and_every_response_has_its_turn():
     places = [drawn(CONVERSATION, seed=seed, batch_number=7) for seed in range(900)]
     for turn in range(3):
         assert abs(sum(place.turn == turn for place in places) - 300) < 4 * (900 * 2 / 9) ** 0.5

@@ -1,4 +1,4 @@
-"""Trainings on answers that are written anew: what is learned, what is counted, and that nothing else decides it."""
+"""Trainings on responses that are written anew: what is learned, what is counted, and that nothing else decides it."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,8 +12,8 @@ from distill.data.batches import Example, collate
 from distill.losses import forward_kl
 from distill.rollouts import STUDENT_TOKENS, TEACHER_TOKENS, examples_of
 from distill.run import Run
-from distill.train import read_answers, train
-from distill.trainer import answer_training, build_model
+from distill.train import read_responses, train
+from distill.trainer import build_model, response_training
 from eval.decoding.sampling import Limits
 from eval.decoding.speculative import plain_decode
 from eval.models import load_model
@@ -56,8 +56,8 @@ def rollouts_of(recipe, model, *, temperature=None, samples="student"):
     distill = recipe.distill.model_copy(update={"samples": samples})
     data = recipe.data if temperature is None else recipe.data.model_copy(update={"temperature": temperature})
     run = Run.of(recipe.model_copy(update={"distill": distill, "data": data}))
-    train_set, _ = read_answers(run)
-    _, [rollouts] = answer_training(run, model, train_set, batch_size=4)
+    train_set, _ = read_responses(run)
+    _, [rollouts] = response_training(run, model, train_set, batch_size=4)
     state = SimpleNamespace(timestamp=SimpleNamespace(batch=SimpleNamespace(value=2)), device=DeviceCPU())
     rollouts.init(state, logged := Logged())
     return rollouts, logged
@@ -65,14 +65,14 @@ def rollouts_of(recipe, model, *, temperature=None, samples="student"):
 
 @pytest.fixture
 def started(make_run):
-    """(recipe, model, a batch of four answers)."""
+    """(recipe, model, a batch of four responses)."""
     recipe = make_run()
     run = Run.of(recipe)
-    train_set, _ = read_answers(run)
+    train_set, _ = read_responses(run)
     return recipe, build_model(run, eval_tasks=()), collate(train_set.examples[:4])
 
 
-def test_at_probability_0_the_training_is_that_of_the_teachers_answers(make_run, monkeypatch):
+def test_at_probability_0_the_training_is_that_of_the_teachers_responses(make_run, monkeypatch):
     monkeypatch.setattr(PROBABILITY, 0.0)
     plain = trained(make_run, "plain")
     for source in ("mix_request", "mix_token"):
@@ -82,7 +82,7 @@ def test_at_probability_0_the_training_is_that_of_the_teachers_answers(make_run,
     assert not any(name.startswith("samples/") for line in metrics(plain).values() for name in line)
 
 
-def test_at_probability_1_the_training_is_that_of_the_students_answers(make_run, monkeypatch):
+def test_at_probability_1_the_training_is_that_of_the_students_responses(make_run, monkeypatch):
     monkeypatch.setattr(PROBABILITY, 1.0)
     alone = trained(make_run, "alone", samples="student")
     for source in ("mix_request", "mix_token"):
@@ -103,9 +103,9 @@ def test_the_teacher_scores_the_new_tokens_at_their_own_positions(started, tiny_
         prompt = list(example.input_ids[: example.spans[0][0] + 1])
         limits = Limits(min(25, 30 - len(prompt)), frozenset({2}))
         [written] = plain_decode(student, [prompt], limits=limits)
-        ids, answer = [*prompt, *written.token_ids], slice(len(prompt) - 1, -1)
+        ids, response = [*prompt, *written.token_ids], slice(len(prompt) - 1, -1)
         with torch.no_grad():
-            logits = [model(input_ids=torch.tensor([ids])).logits[0, answer] for model in (student, teacher)]
+            logits = [model(input_ids=torch.tensor([ids])).logits[0, response] for model in (student, teacher)]
         total += float(forward_kl(*logits, temperature=1.0).sum())
         count += len(written.token_ids)
     kl = build_objective_of(recipe, model, "forward_kl")
@@ -123,7 +123,7 @@ def build_objective_of(recipe, model, loss):
     return model
 
 
-def test_answers_are_those_of_the_weights_of_the_moment(started):
+def test_responses_are_those_of_the_weights_of_the_moment(started):
     recipe, model, batch = started
     rollouts, _ = rollouts_of(recipe, model)
     before = rollouts.replace_responses(batch)
@@ -141,7 +141,7 @@ def test_a_training_mode_with_dropout_is_left_while_it_writes(make_checkpoint, m
     init = make_checkpoint(seed=2, num_hidden_layers=2, attention_dropout=0.5)
     recipe = make_run(init=init)
     model = build_model(Run.of(recipe), eval_tasks=())
-    train_set, _ = read_answers(Run.of(recipe))
+    train_set, _ = read_responses(Run.of(recipe))
     rollouts, _ = rollouts_of(recipe, model)
     batch, state = collate(train_set.examples[:3]), torch.get_rng_state()
     model.train()
@@ -169,7 +169,7 @@ def test_the_shares_of_two_processes_are_written_as_by_one(started, samples):
 def test_what_is_counted_is_what_is_trained_on(make_run):
     """One token a sequence: an epoch has as many as sequences, and Composer's clock counts prompts alone."""
     recipe = trained(make_run, "run", max_duration="4ba", samples="student", data_max_new_tokens=1)
-    train_set, _ = read_answers(Run.of(recipe))
+    train_set, _ = read_responses(Run.of(recipe))
     lines, prompts = metrics(recipe), [example.spans[0][0] + 1 for example in train_set.examples]
     assert [lines[batch][STUDENT_TOKENS] for batch in range(3)] == [4, 8, len(prompts)]
     assert lines[3]["time/token"] == sum(prompts)
@@ -200,8 +200,8 @@ def test_two_processes_learn_and_count_what_one_does(pair, make_run):
     assert relative_difference(mean_gradients(alone), mean_gradients(together)) < UPDATE_RTOL
 
 
-def test_a_conversation_keeps_the_answers_before_the_new_one(started):
-    """Of a turn that is drawn; what followed another answer is gone, and what is learned counts for who wrote it."""
+def test_a_conversation_keeps_the_responses_before_the_new_one(started):
+    """Of a turn that is drawn; what followed another response is gone, and what is learned counts for who wrote it."""
     recipe, model, _ = started
     turns = Example(tuple(range(5, 24)), 24, ((1, 4), (7, 9), (14, 19)))
     batch = collate([turns, replace(turns, last_id=25), replace(turns, last_id=26)])

@@ -1,4 +1,4 @@
-"""Answers by the student alone, and by a coin at every token: the texts, whose tokens they are, what decides them."""
+"""Responses by the student alone, and by a coin at every token: the texts, whose tokens they are, what decides them."""
 
 from functools import cache
 
@@ -106,7 +106,7 @@ def test_a_row_depends_on_its_own_seed_alone(probability):
     assert mixed(probability, DRAWN, seeds=[1, 2, 3]) != together
 
 
-def test_an_answer_ends_at_its_own_limit_or_at_a_stop_token():
+def test_an_response_ends_at_its_own_limit_or_at_a_stop_token():
     whole = texts(mixed(0.5, stop_ids=frozenset()))
     short = texts(mixed(0.5, stop_ids=frozenset(), most=(3, 9, 1)))
     assert short == [whole[0][:3], whole[1], whole[2][:1]]

@@ -36,7 +36,7 @@ MASKS = ["architecture={layers: 2, method: learned_masks}", "text={domains: [{na
 
 @pytest.fixture
 def run_of(tmp_path, tiny_target, monkeypatch):
-    """run_of("key=value", ...) -> a run whose init and draft are the target, and whose answers are recorded."""
+    """run_of("key=value", ...) -> a run whose init and draft are the target, and whose responses are recorded."""
     monkeypatch.chdir(tmp_path)
     for name in ("target", "run/init", "run/draft"):
         shutil.copytree(tiny_target, name)

@@ -1,4 +1,4 @@
-"""Progressive cuts: each stage a run of its own, cut from the one before, on one set of answers."""
+"""Progressive cuts: each stage a run of its own, cut from the one before, on one set of responses."""
 
 import json
 
@@ -8,7 +8,7 @@ import widedraft
 from architectures.errors import UserError
 from architectures.manifest import fingerprint_checkpoint, read_manifest
 from distill.recipe.recipe import Recipe, load_recipe, save_recipe
-from distill.run import Run, cut_from, earlier_stages, share_answers
+from distill.run import Run, cut_from, earlier_stages, share_responses
 
 TINY = (
     "data.max_new_tokens=8",
@@ -18,11 +18,11 @@ TINY = (
     "distill.global_train_batch_size=4",
     "distill.scheduler.t_warmup=0ba",
     "eval.max_new_tokens=8",
-    "eval.lookaheads=[1]",
+    "eval.num_speculative_tokens=[1]",
     "eval.temperatures=[0.0]",
     "eval.latency_repeats=2",
     "eval.latency_batch_sizes=[]",
-    "eval.live_prompts=1",
+    "eval.wall_clock_prompts=1",
 )
 
 
@@ -71,11 +71,11 @@ def test_a_gguf_target_is_imported_once(recipe, tmp_path):
     assert {stage.recipe.target.path for stage in stages} == {str(tmp_path / "out" / "target")}
 
 
-def test_the_answers_are_shared_by_a_link_that_moves_with_the_run(recipe, tmp_path):
+def test_the_responses_are_shared_by_a_link_that_moves_with_the_run(recipe, tmp_path):
     (tmp_path / "out" / "data").mkdir(parents=True)
     stage = next(iter(earlier_stages(Run.of(recipe))))
-    share_answers(Run.of(recipe), stage)
-    share_answers(Run.of(recipe), stage)
+    share_responses(Run.of(recipe), stage)
+    share_responses(Run.of(recipe), stage)
     (tmp_path / "out").rename(tmp_path / "moved")
     link = tmp_path / "moved" / "stage-3" / "data"
     assert link.is_symlink()
@@ -105,5 +105,5 @@ def test_a_run_in_stages(recipe_file, tmp_path, capfd):
     capfd.readouterr()
     before = {path: path.stat().st_mtime_ns for path in out.rglob("manifest.json")}
     assert widedraft.main(["run", str(recipe_file), *TINY]) == 0
-    assert capfd.readouterr().out.count("up to date") == 2 * 3 + 2 + 1  # prune and distil thrice, answers twice, eval
+    assert capfd.readouterr().out.count("up to date") == 2 * 3 + 2 + 1  # prune and distil thrice, responses twice, eval
     assert {path: path.stat().st_mtime_ns for path in out.rglob("manifest.json")} == before

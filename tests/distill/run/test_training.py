@@ -87,7 +87,7 @@ def test_a_training_does_not_continue_under_any_other_key(make_run):
     for key, value in CHANGES_WEIGHTS.items():
         with pytest.raises(UserError, match="checkpoints was made from another distill"):
             require_training_inputs(Run.of(changed(recipe, f"distill.{key}", value)))
-    # a cached teacher is asked for its cache first, and text for answers that are held out alone; unknown_inputs needs
+    # a cached teacher is asked for its cache first, and text for held-out responses only; unknown_inputs needs
     # a small head (tests/distill/test_unknown_training.py)
     # (of requests: test_a_training_on_requests_does_not_continue_on_others)
     others = {"teacher", "train_on", "unknown_inputs", "online"}
@@ -104,13 +104,13 @@ def test_a_training_does_not_start_from_what_another_recipe_made(make_run, key, 
         require_training_inputs(Run.of(recipe))
 
 
-def test_answers_of_held_out_prompts_alone_are_not_answers_to_train_on(make_run):
+def test_responses_of_held_out_prompts_alone_are_not_responses_to_train_on(make_run):
     recipe = changed(make_run(), "distill.train_on", "text")
     with pytest.raises(UserError, match=r"data was made from another distill\.train_on than"):
         require_training_inputs(Run.of(recipe))
 
 
-def test_a_training_does_not_continue_from_another_init_or_other_answers(make_run, make_checkpoint):
+def test_a_training_does_not_continue_from_another_init_or_other_responses(make_run, make_checkpoint):
     recipe = make_run()
     begin_training(Run.of(recipe))
     run = Path(recipe.run_dir)
@@ -142,14 +142,14 @@ def test_what_a_changed_key_makes_again(make_run, inputs_of, key, value, named):
     assert changed_inputs(manifest, inputs_of(Run.of(changed(recipe, key, value)))) == named
 
 
-def test_answers_of_a_training_on_text_are_others_and_those_of_answers_what_they_were(make_run, tmp_path):
+def test_responses_of_a_training_on_text_are_others_and_those_of_responses_what_they_were(make_run, tmp_path):
     """Of a training on text held-out prompts alone are answered."""
     (tmp_path / "t.txt").write_text("a b c")
     text = {"domains": [{"name": "d", "path": str(tmp_path / "t.txt")}]}
     on_text = make_run(train_on="text", text=text, max_duration="6ba", eval_interval="3ba")
-    on_answers = configured_inputs(make_run("answers"))
-    assert {**on_answers, "distill.train_on": "text"} == configured_inputs(on_text)
-    assert "distill.train_on" not in on_answers
+    on_responses = configured_inputs(make_run("responses"))
+    assert {**on_responses, "distill.train_on": "text"} == configured_inputs(on_text)
+    assert "distill.train_on" not in on_responses
 
 
 @pytest.mark.parametrize("keys", [{"name": "rows"}, {"task": "gsm8k", "name": "rows"}])

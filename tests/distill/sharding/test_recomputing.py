@@ -15,7 +15,7 @@ from architectures.families import FAMILIES
 from architectures.hub import read_config
 from architectures.pruning.masks import Masks
 from architectures.shapes import Shape
-from distill.chunked_loss import AnswerLogits, logits_of
+from distill.chunked_loss import ResponseLogits, logits_of
 from distill.estimate import training_memory
 from distill.learned_masks import MaskModel
 from distill.teacher import Teacher
@@ -47,8 +47,8 @@ def passes(lm) -> list[int]:
 
 
 def gradients(lm, *, again: bool, packing: bool) -> dict[str, torch.Tensor]:
-    """Of a made-up loss at the answers' positions of a ragged batch, in training mode: dropout draws."""
-    model = AnswerLogits(lm, packing=packing)
+    """Of a made-up loss at the responses' positions of a ragged batch, in training mode: dropout draws."""
+    model = ResponseLogits(lm, packing=packing)
     if packing:
         as_one_row(model)
     if again:
@@ -101,9 +101,9 @@ def test_gates_of_masks_act_on_what_is_computed_again(tiny_target):
         student, teacher = (load_model(tiny_target, dtype="float32", device="cpu") for _ in range(2))
         if again:
             recompute_layers(student)
-        teacher = Teacher(AnswerLogits(teacher))
+        teacher = Teacher(ResponseLogits(teacher))
         told = {"warmup_batches": 10, "cpu_bfloat16": False}
-        model = MaskModel(AnswerLogits(student), Masks(source, small, seed=5), teacher, **told).train()
+        model = MaskModel(ResponseLogits(student), Masks(source, small, seed=5), teacher, **told).train()
         with torch.no_grad():
             for values in model.masks.log_alpha.values():
                 values.fill_(0.3)

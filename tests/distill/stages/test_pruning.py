@@ -156,7 +156,7 @@ def test_an_earlier_draft_can_be_cut_again(make_recipe, tmp_path):
 
 
 @pytest.mark.parametrize("with_source", [False, True])
-def test_without_prompts_the_targets_own_are_calibrated_on_where_the_answers_will_look(
+def test_without_prompts_the_targets_own_are_calibrated_on_where_the_responses_will_look(
     make_recipe, make_checkpoint, tiny_target, tmp_path, monkeypatch, with_source
 ):
     asked = []

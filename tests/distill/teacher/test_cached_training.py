@@ -17,8 +17,8 @@ from distill.losses import forward_kl, sampled_cross_entropy, top_k_kl
 from distill.pipeline import cache_stage
 from distill.response_batches import cut_padding, split_batch
 from distill.run import Run
-from distill.teacher_cache import CachedAnswers, TeacherCache, join_rows, rows_in
-from distill.train import read_answers, train
+from distill.teacher_cache import CachedResponses, TeacherCache, join_rows, rows_in
+from distill.train import read_responses, train
 from distill.trainer import build_model
 from tests.distill.after_training import metrics, weights
 
@@ -58,18 +58,18 @@ def greatest_difference(one, other) -> float:
     return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
 
 
-def answers_of(recipe, name="train") -> CachedAnswers:
-    answers = dict(zip(("train", "eval"), read_answers(Run.of(recipe)), strict=True))[name]
-    return CachedAnswers(answers, TeacherCache(Path(recipe.run_dir) / "teacher_cache", name))
+def responses_of(recipe, name="train") -> CachedResponses:
+    responses = dict(zip(("train", "eval"), read_responses(Run.of(recipe)), strict=True))[name]
+    return CachedResponses(responses, TeacherCache(Path(recipe.run_dir) / "teacher_cache", name))
 
 
 def model_of(recipe):
     return build_model(Run.of(recipe), eval_tasks=())
 
 
-def batch_of(recipe, *answers: int):
-    dataset = answers_of(recipe)
-    return dataset.collate([dataset[answer] for answer in answers])
+def batch_of(recipe, *responses: int):
+    dataset = responses_of(recipe)
+    return dataset.collate([dataset[response] for response in responses])
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_loss_and_gradient_are_those_of_the_rows_kept(cached, teacher):
     found_loss = model.loss(model(batch), batch)
     model.zero_grad()
     cache = TeacherCache(Path(recipe.run_dir) / "teacher_cache", "train")
-    rows = join_rows([cache.rows(answer) for answer in chosen])
+    rows = join_rows([cache.rows(response) for response in chosen])
     student = model.student(batch["input_ids"], batch["keep"], lambda hidden, head: head.logits(hidden))
     comparison = {
         "hidden": lambda: forward_kl(student, model.teacher.head.logits(rows["hidden"])),
@@ -158,9 +158,9 @@ def test_resumed_equals_uninterrupted_bit_for_bit(cached, stopped, teacher):
     assert values(resumed, "loss/train/total") == values(straight, "loss/train/total")
 
 
-def test_a_cache_of_other_answers_is_refused(cached, monkeypatch):
+def test_a_cache_of_other_responses_is_refused(cached, monkeypatch):
     recipe = cached("run", TOP_K)
-    monkeypatch.setattr(distill.train, "read_answers", lambda *given: read_answers(*given)[::-1])
+    monkeypatch.setattr(distill.train, "read_responses", lambda *given: read_responses(*given)[::-1])
     with pytest.raises(UserError, match="its train rows"):
         train(recipe)
 

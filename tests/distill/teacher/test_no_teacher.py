@@ -1,4 +1,4 @@
-"""Training without a teacher: which recipes may, what is learned, and what held-out answers then say."""
+"""Training without a teacher: which recipes may, what is learned, and what held-out responses then say."""
 
 from pathlib import Path
 
@@ -9,16 +9,16 @@ import distill.trainer
 from architectures.manifest import write_manifest
 from distill.checkpoints.checkpoint_files import BEST_NAME
 from distill.chunked_loss import logits_of
-from distill.estimate import answers_in, training_flops
-from distill.metrics import LOOKAHEADS, Known, acceptance_prob, eval_metrics, own_acceptance_prob
+from distill.estimate import responses_in, training_flops
+from distill.metrics import KS, Known, acceptance_prob, eval_metrics, own_acceptance_prob
 from distill.model import HeldOut
 from distill.recipe.recipe import Recipe
 from distill.run import Run
 from distill.stage_inputs import generate_inputs
-from distill.train import read_answers, train
+from distill.train import read_responses, train
 from distill.trainer import build_model
 from eval.decoding.sampling import EXACT_SAMPLED_DRAFT, Sampling
-from eval.replay import replay_answer
+from eval.replay import replay_response
 from tests.distill.after_training import assert_equal, last_state, metrics
 from tests.distill.small_heads import IDS, cut_draft
 
@@ -47,7 +47,7 @@ def test_it_learns_and_chooses_what_a_live_teacher_beside_it_would(make_run, req
     logs = [metrics(recipe) for recipe in (beside, alone)]
     for batch in (0, 3, 6):
         both = [{name: record[name] for name in record if "/tau_" in name} for record in (log[batch] for log in logs)]
-        assert len(both[0]) == len(LOOKAHEADS) == len(both[1])  # five answers give no intervals
+        assert len(both[0]) == len(KS) == len(both[1])  # five responses give no intervals
         assert both[0] == both[1]
     assert not [name for record in logs[1].values() for name in record if "alpha" in name]
     links = [(Path(recipe.run_dir) / "checkpoints" / BEST_NAME).readlink() for recipe in (beside, alone)]
@@ -55,7 +55,7 @@ def test_it_learns_and_chooses_what_a_live_teacher_beside_it_would(make_run, req
 
 
 def sampled(recipe: Recipe, temperature: float, top_p: float = 1.0) -> Recipe:
-    """The same answers, said to be drawn at a temperature."""
+    """The same responses, said to be drawn at a temperature."""
     data = recipe.data.model_copy(update={"temperature": temperature, "top_p": top_p})
     changed = recipe.model_copy(update={"data": data})
     inputs = generate_inputs(Run.of(changed))
@@ -64,12 +64,12 @@ def sampled(recipe: Recipe, temperature: float, top_p: float = 1.0) -> Recipe:
 
 
 @pytest.mark.usefixtures("no_loading")
-def test_drawn_answers_are_replayed_by_the_rule_that_asks_no_teacher(make_run):
+def test_drawn_responses_are_replayed_by_the_rule_that_asks_no_teacher(make_run):
     recipe = sampled(make_run(teacher=NONE, max_duration="2ba", eval_interval="1ba"), 0.7)
     train(recipe)
     log = metrics(recipe)
     names = {name for name in log[1] if name.startswith("metrics/eval/")}
-    assert names == {f"metrics/eval/{EXACT_SAMPLED_DRAFT}_tau_{lookahead}" for lookahead in LOOKAHEADS}
+    assert names == {f"metrics/eval/{EXACT_SAMPLED_DRAFT}_tau_{k}" for k in KS}
     best = max((2, 1), key=lambda batch: log[batch][f"metrics/eval/{EXACT_SAMPLED_DRAFT}_tau_5"])
     link = (Path(recipe.run_dir) / "checkpoints" / BEST_NAME).readlink().name
     assert link == f"ep0-ba{best}-rank0.pt"
@@ -81,7 +81,7 @@ def test_the_rule_is_that_of_the_replay():
     ids = [3, 0, 8, 1, 2, 5]
     for temperature in (0.7, 1.0):
         found = own_acceptance_prob(draft_TV, torch.tensor(ids), temperature=temperature)
-        replay = replay_answer(target_TV, draft_TV, ids, sampling=Sampling(temperature))
+        replay = replay_response(target_TV, draft_TV, ids, sampling=Sampling(temperature))
         assert found.tolist() == pytest.approx(replay.rules[EXACT_SAMPLED_DRAFT].accept.tolist(), rel=1e-5)
         by_rejection = acceptance_prob(draft_TV, target_TV, torch.tensor(ids), temperature=temperature)
         assert (found <= by_rejection).all()
@@ -100,7 +100,7 @@ def test_the_rule_is_that_of_the_replay():
         (True, 0.0, ["alpha", "greedy_match", "tau_1", "tau_3", "tau_5", "tau_7"]),
         (True, 0.7, ["alpha", "greedy_match", "tau_1", "tau_3", "tau_5", "tau_7"]),
         (False, 0.0, ["greedy_match", "tau_1", "tau_3", "tau_5", "tau_7"]),
-        (False, 0.7, [f"{EXACT_SAMPLED_DRAFT}_tau_{lookahead}" for lookahead in (1, 3, 5, 7)]),
+        (False, 0.7, [f"{EXACT_SAMPLED_DRAFT}_tau_{k}" for k in (1, 3, 5, 7)]),
     ],
 )
 def test_metrics_are_those_that_can_be_known(teacher, temperature, names):
@@ -114,7 +114,7 @@ def model_of(recipe):
 
 
 def some_batch(recipe):
-    dataset, _ = read_answers(Run.of(recipe))
+    dataset, _ = read_responses(Run.of(recipe))
     return dataset.collate([dataset[place] for place in (0, 3, 5)])
 
 
@@ -130,9 +130,9 @@ def test_loss_evaluation_and_flops_are_the_students(make_run, precision, packing
     ids_A = batch["next_ids"][batch["keep"]]
     expected = torch.nn.functional.cross_entropy(logits_AV, ids_A)
     torch.testing.assert_close(model.loss(model(batch), batch), expected)
-    chance = torch.cat([torch.tensor(answer.accept) for answer in model.eval_forward(batch)]).float()
+    chance = torch.cat([torch.tensor(response.accept) for response in model.eval_forward(batch)]).float()
     torch.testing.assert_close(chance, logits_AV.softmax(-1).gather(-1, ids_A[:, None])[:, 0], rtol=1e-4, atol=1e-6)
-    assert model.flops_per_batch(batch) == training_flops(model.shape, answers_in(batch), teacher=0)
+    assert model.flops_per_batch(batch) == training_flops(model.shape, responses_in(batch), teacher=0)
 
 
 @pytest.mark.usefixtures("no_loading")
@@ -150,7 +150,7 @@ def test_ids_that_the_target_does_not_have_are_not_learned(make_run, make_checkp
 @pytest.mark.usefixtures("no_loading")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_small_head_learns_what_it_can_say_and_is_held_against_all(make_run, tiny_target, tmp_path, temperature):
-    """Answers are random bytes; half of all ids are said."""
+    """Responses are random bytes; half of all ids are said."""
     init = cut_draft(tiny_target, tmp_path / "init")
     model = model_of(recipe := make_run(init=init, teacher=NONE))
     batch = some_batch(recipe)
@@ -165,7 +165,7 @@ def test_a_small_head_learns_what_it_can_say_and_is_held_against_all(make_run, t
     chance_A = logits_AK.softmax(-1).gather(-1, rows_A[:, None])[:, 0]
     if temperature == 0:
         chance_A = (logits_AK.argmax(-1) == rows_A).float()
-    found = torch.cat([torch.tensor(answer.accept) for answer in model.eval_forward(batch)]).float()
+    found = torch.cat([torch.tensor(response.accept) for response in model.eval_forward(batch)]).float()
     torch.testing.assert_close(found, chance_A * said_A, rtol=1e-4, atol=1e-6)
 
 

@@ -6,19 +6,19 @@ from typing import Any
 import pytest
 
 from distill import teacher_cache
-from distill.data.batches import AnswerDataset
+from distill.data.batches import ResponseDataset
 from distill.recipe.sections import TeacherConfig
 from distill.teacher_cache import capture_teacher
-from tests.distill.conftest import random_answers
-from tests.distill.teacher_cache.made import INPUTS, MAX_SEQ_LEN, finish_into, settings_for, with_two_answers
+from tests.distill.conftest import random_responses
+from tests.distill.teacher_cache.made import INPUTS, MAX_SEQ_LEN, finish_into, settings_for, with_two_responses
 
 
 @pytest.fixture(scope="module")
 def examples():
-    sets = {"train": AnswerDataset(random_answers(10, 1), max_seq_len=MAX_SEQ_LEN)}
-    sets["eval"] = AnswerDataset(random_answers(4, 2), max_seq_len=MAX_SEQ_LEN)
+    sets = {"train": ResponseDataset(random_responses(10, 1), max_seq_len=MAX_SEQ_LEN)}
+    sets["eval"] = ResponseDataset(random_responses(4, 2), max_seq_len=MAX_SEQ_LEN)
     assert sets["train"].counts.cut
-    return {name: [with_two_answers(each) for each in dataset.examples] for name, dataset in sets.items()}
+    return {name: [with_two_responses(each) for each in dataset.examples] for name, dataset in sets.items()}
 
 
 @pytest.fixture

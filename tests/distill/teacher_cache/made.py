@@ -1,4 +1,4 @@
-"""What the tests of teacher caches are made of: settings, answers, three contents."""
+"""What the tests of teacher caches are made of: settings, responses, three contents."""
 
 import dataclasses
 from collections.abc import Callable
@@ -24,14 +24,14 @@ def settings_for(teacher: TeacherConfig, **changes: Any) -> CaptureSettings:
     return dataclasses.replace(CaptureSettings(teacher, dtype="float32", seed=3, batch_size=3), **changes)
 
 
-def with_two_answers(example: Example) -> Example:
-    """The example with the fourth token of a longer answer as what a user says in between."""
+def with_two_responses(example: Example) -> Example:
+    """The example with the fourth token of a longer response as what a user says in between."""
     ((first, end),) = example.spans
     return dataclasses.replace(example, spans=((first, first + 3), (first + 4, end))) if end > first + 4 else example
 
 
 def read_all(cache: TeacherCache) -> list[dict[str, torch.Tensor]]:
-    return [cache.rows(answer) for answer in range(len(cache))]
+    return [cache.rows(response) for response in range(len(cache))]
 
 
 def finish_into(folder: Path, **more: Any) -> Callable[..., None]:

@@ -40,7 +40,7 @@ def test_a_token_takes_the_bytes_that_were_estimated(write, examples, teacher):
     assert manifest is not None
     for name, split in manifest["splits"].items():
         num_tokens = sum(example.num_kept for example in examples[name])
-        assert split["answer_tokens"] == num_tokens
+        assert split["response_tokens"] == num_tokens
         rows = sum(rows.nbytes for file in split["shards"] for rows in load_file(folder / file).values())
         assert rows == num_tokens * split["bytes_per_token"]
 
@@ -212,7 +212,7 @@ def test_a_shard_damaged_after_opening_is_named(write):
 
 def test_another_format_or_split_is_refused(write):
     folder = write(HIDDEN)
-    with pytest.raises(UserError, match="no test answers"):
+    with pytest.raises(UserError, match="no test responses"):
         TeacherCache(folder, "test")
     manifest = folder / "manifest.json"
     manifest.write_text(manifest.read_text().replace("teacher_cache/2", "teacher_cache/0"))
@@ -220,7 +220,7 @@ def test_another_format_or_split_is_refused(write):
         TeacherCache(folder, "train")
 
 
-def test_rows_of_other_answers_are_refused(write, examples):
+def test_rows_of_other_responses_are_refused(write, examples):
     cache = TeacherCache(write(HIDDEN), "train")
     cache.require_examples(examples["train"])
     first, *others = examples["train"]
@@ -246,16 +246,16 @@ def test_reading_leaves_no_file_open(write):
 
 @pytest.mark.parametrize(("token_bytes", "expected"), [(1, 4), (2**25, 4), (2**30, 6)])
 def test_shards_are_cut_by_tokens_and_by_bytes(monkeypatch, token_bytes, expected):
-    """Room for 8 tokens by either limit; a longer answer has a shard of its own."""
+    """Room for 8 tokens by either limit; a longer response has a shard of its own."""
     monkeypatch.setattr(teacher_cache, "MAX_SHARD_TOKENS", 8)
     num_kept = [3, 5, 1, 20, 2, 2]
     shards = cut_into_shards("train", num_kept, token_bytes=token_bytes)
     assert len(shards) == expected
-    assert [answer for shard in shards for answer in shard.answers] == list(range(6))
+    assert [response for shard in shards for response in shard.responses] == list(range(6))
     assert [shard.file for shard in shards[:2]] == ["train-00000.safetensors", "train-00001.safetensors"]
     if expected == 4:
-        assert [list(shard.answers) for shard in shards] == [[0, 1], [2], [3], [4, 5]]
+        assert [list(shard.responses) for shard in shards] == [[0, 1], [2], [3], [4, 5]]
     lengths = list(itertools.accumulate(num_kept, initial=0))
-    where = teacher_cache.Index(lengths, [*(shard.answers.start for shard in shards), 6])
+    where = teacher_cache.Index(lengths, [*(shard.responses.start for shard in shards), 6])
     assert len(where) == 6
     assert where.locate(5) == (expected - 1, slice(2, 4) if expected == 4 else slice(0, 2))

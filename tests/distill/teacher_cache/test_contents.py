@@ -1,6 +1,6 @@
 """What a cache keeps equals what a live teacher says, and no draw depends on order or batching.
 
-Shape suffixes: A = answer tokens, V = vocabulary entries, K = entries kept, S = tokens drawn.
+Shape suffixes: A = response tokens, V = vocabulary entries, K = entries kept, S = tokens drawn.
 """
 
 from collections import Counter
@@ -70,25 +70,25 @@ def test_cached_hidden_states_give_the_live_logits_in_the_order_of_the_keep_mask
     assert len(cache.files) > 2
     head = load_head(tiny_target, dtype="float32", device="cpu")
     chosen = [7, 0, 9, 3]
-    rows = join_rows([cache.rows(answer) for answer in chosen])
-    batch = collate([examples["train"][answer] for answer in chosen])
+    rows = join_rows([cache.rows(response) for response in chosen])
+    batch = collate([examples["train"][response] for response in chosen])
     live_AV = load_teacher(tiny_target, dtype="float32", device="cpu").logits(batch["input_ids"], batch["keep"])
     torch.testing.assert_close(head.logits(rows["hidden"]), live_AV, **OTHER_BATCH)
 
 
-def test_every_answer_has_a_row_for_each_of_its_tokens(write, examples):
+def test_every_response_has_a_row_for_each_of_its_tokens(write, examples):
     folder = write(TOP_K)
     for name in ("train", "eval"):
         cache = TeacherCache(folder, name)
         assert len(cache) == len(examples[name])
-        for answer, example in enumerate(examples[name]):
-            assert {len(rows) for rows in cache.rows(answer).values()} == {example.num_kept}
+        for response, example in enumerate(examples[name]):
+            assert {len(rows) for rows in cache.rows(response).values()} == {example.num_kept}
     for wrong in (-1, len(examples["eval"])):
-        with pytest.raises(IndexError, match=f"answer must be from 0 to 3, got {wrong}"):
+        with pytest.raises(IndexError, match=f"response must be from 0 to 3, got {wrong}"):
             TeacherCache(folder, "eval").rows(wrong)
 
 
-def test_held_out_answers_are_hidden_states_whatever_is_trained_on(write):
+def test_held_out_responses_are_hidden_states_whatever_is_trained_on(write):
     folder = write(SAMPLES)
     assert TeacherCache(folder, "train").contents == "samples"
     assert TeacherCache(folder, "eval").contents == "hidden"
@@ -97,9 +97,9 @@ def test_held_out_answers_are_hidden_states_whatever_is_trained_on(write):
 
 def test_top_k_keeps_the_most_likely_tokens_and_the_mass_of_the_others(write, tiny_target, examples):
     cache = TeacherCache(write(TOP_K), "train")
-    for answer in (0, 5):
-        logp_AV = live_logits(tiny_target, examples["train"][answer]).double().log_softmax(-1)
-        rows = cache.rows(answer)
+    for response in (0, 5):
+        logp_AV = live_logits(tiny_target, examples["train"][response]).double().log_softmax(-1)
+        rows = cache.rows(response)
         expected = logp_AV.topk(5)
         assert torch.equal(rows["ids"], expected.indices)
         assert rows["log_probs"].dtype == rows["log_tail"].dtype == torch.float32
@@ -138,13 +138,13 @@ def test_draws_do_not_depend_on_order_batching_or_shards(write, monkeypatch, exa
     monkeypatch.setattr(teacher_cache, "ROWS_AT_ONCE", 4)
     third = write(SAMPLES, "third")
     assert len(TeacherCache(third, "train").files) == 1
-    for answer in range(len(examples["train"])):
-        drawn = [TeacherCache(folder, "train").rows(answer)["ids"] for folder in (one, other, third)]
+    for response in range(len(examples["train"])):
+        drawn = [TeacherCache(folder, "train").rows(response)["ids"] for folder in (one, other, third)]
         assert torch.equal(drawn[0], drawn[1])
         assert torch.equal(drawn[0], drawn[2])
 
 
-def test_draws_depend_on_seed_split_and_answer(write, examples):
+def test_draws_depend_on_seed_split_and_response(write, examples):
     first = TeacherCache(write(SAMPLES), "train")
     second = TeacherCache(write(SAMPLES, "other", seed=4), "train")
     assert any(not torch.equal(first.rows(i)["ids"], second.rows(i)["ids"]) for i in range(10))
@@ -154,7 +154,7 @@ def test_draws_depend_on_seed_split_and_answer(write, examples):
     assert all(((numbers > 0) & (numbers <= 1)).all() for numbers in uniform)
 
 
-def test_two_answers_alike_have_draws_of_their_own(tiny_target, examples, tmp_path):
+def test_two_responses_alike_have_draws_of_their_own(tiny_target, examples, tmp_path):
     longest = max(examples["train"], key=lambda example: example.num_kept)
     twins = {"train": [longest, longest]}
     settings = settings_for(SAMPLES)
@@ -166,7 +166,7 @@ def test_two_answers_alike_have_draws_of_their_own(tiny_target, examples, tmp_pa
 
 def test_a_token_drawn_twice_stands_there_twice(write):
     cache = TeacherCache(write(SAMPLES), "train")
-    ids = [token for answer in range(len(cache)) for token in cache.rows(answer)["ids"].tolist()]
+    ids = [token for response in range(len(cache)) for token in cache.rows(response)["ids"].tolist()]
     assert all(len(row) == 7 and row == sorted(row) for row in ids)
     assert any(max(Counter(row).values()) > 1 for row in ids)
 
@@ -190,7 +190,7 @@ def test_top_k_of_everything_leaves_no_tail():
     torch.testing.assert_close(rows["log_probs"].float().exp().sum(-1), torch.ones(3), rtol=0, atol=2e-3)
 
 
-def test_caches_of_one_format_are_cut_into_shards_at_the_same_answers():
+def test_caches_of_one_format_are_cut_into_shards_at_the_same_responses():
     """Shards are found by these limits again: another limit is another format."""
     assert (cache_files.FORMAT, teacher_cache.MAX_SHARD_BYTES, teacher_cache.MAX_SHARD_TOKENS) == (
         "widedraft.teacher_cache/2",

@@ -13,10 +13,10 @@ from distill import pipeline as stages
 from distill import teacher_cache
 from distill.pipeline import cache_stage, verify_cache_stage
 from distill.recipe.recipe import Recipe
-from distill.run import Artifact, Run, first_init, share_answers, stage_recipe
+from distill.run import Artifact, Run, first_init, share_responses, stage_recipe
 from distill.stage_inputs import require_training_inputs
 from distill.teacher_cache import TeacherCache
-from distill.train import read_answers
+from distill.train import read_responses
 
 TOP_K = {"source": "cache", "contents": "top_k", "k": 4}
 
@@ -35,9 +35,9 @@ def cache_of(recipe: Recipe) -> Path:
     return Path(recipe.run_dir) / "teacher_cache"
 
 
-def test_the_cache_holds_the_answers_that_training_reads(recipe):
+def test_the_cache_holds_the_responses_that_training_reads(recipe):
     cache_stage(Run.of(recipe))
-    train_set, eval_set = read_answers(Run.of(recipe))
+    train_set, eval_set = read_responses(Run.of(recipe))
     for name, dataset in (("train", train_set), ("eval", eval_set)):
         cache = TeacherCache(cache_of(recipe), name)
         cache.require_examples(dataset.examples)
@@ -100,11 +100,11 @@ def test_each_part_of_a_target_is_named_when_it_changes(own_target, monkeypatch,
 
 
 def allow_data(reject_changed):
-    """reject_changed for all artifacts but the answers, which are made from the target too."""
+    """reject_changed for all artifacts but the responses, which are made from the target too."""
     return lambda artifact, inputs: None if artifact.path.name == "data" else reject_changed(artifact, inputs)
 
 
-def test_answers_of_another_target_are_refused_first(own_target):
+def test_responses_of_another_target_are_refused_first(own_target):
     path = Path(own_target.target.path) / "config.json"
     path.write_text(f"{path.read_text()} ")
     with pytest.raises(UserError, match="data was made from another target than"):
@@ -180,7 +180,7 @@ def stages_of(monkeypatch):
     return run
 
 
-def test_a_run_caches_between_answers_and_training_where_the_recipe_wants_it(recipe, make_run, stages_of):
+def test_a_run_caches_between_responses_and_training_where_the_recipe_wants_it(recipe, make_run, stages_of):
     whole = ["prune", "generate", "cache", "distill", "eval", "report"]
     assert [name for name, _ in stages_of(recipe)] == whole
     assert [name for name, _ in stages_of(make_run("live"))] == [*whole[:2], *whole[3:]]
@@ -204,7 +204,7 @@ def run_of(given) -> str:
 def test_earlier_cuts_of_a_run_share_its_cache(recipe):
     cache_stage(Run.of(recipe))
     earlier = stage_recipe(Run.of(changed(recipe, "architecture", layers=None, stages=[3, 2])), 3, None)
-    share_answers(Run.of(recipe), Run.of(earlier))
+    share_responses(Run.of(recipe), Run.of(earlier))
     cache_stage(Run.of(earlier))  # current: its inputs are the same
     assert cache_of(earlier).is_symlink()
     assert cache_of(earlier).resolve() == cache_of(recipe).resolve()
@@ -212,7 +212,7 @@ def test_earlier_cuts_of_a_run_share_its_cache(recipe):
 
 def test_a_cache_may_be_shared_before_it_is_made(recipe):
     earlier = stage_recipe(Run.of(changed(recipe, "architecture", layers=None, stages=[3, 2])), 3, None)
-    share_answers(Run.of(recipe), Run.of(earlier))
-    share_answers(Run.of(recipe), Run.of(earlier))  # a run that was interrupted in between
+    share_responses(Run.of(recipe), Run.of(earlier))
+    share_responses(Run.of(recipe), Run.of(earlier))  # a run that was interrupted in between
     cache_stage(Run.of(recipe))
     assert read_manifest(cache_of(earlier)) == read_manifest(cache_of(recipe))

@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[3]
 EOS = 2  # of the tiny tokenizer, whose other tokens are single bytes
 T = 12  # tokens of a sequence
 CPU = torch.device("cpu")
-COUNTS = {"prompts": 0, "train": {"answers": 0, "answer_tokens": 0}}  # of answers nobody wrote
+COUNTS = {"prompts": 0, "train": {"responses": 0, "response_tokens": 0}}  # of responses nobody wrote
 # Rows of other lengths in one product, float32: 1e-6 of a loss of 5 nats.
 ALONE = {"rtol": 1e-6, "atol": 5e-6}
 UPDATE_RTOL = 1e-5  # of the norm of Adam's first moments: float32 sums in another order
@@ -267,23 +267,23 @@ def assert_same_training(one, other) -> None:
     logs = [learned(recipe) for recipe in (one, other)]
     assert logs[0].keys() == logs[1].keys()
     for batch, record in logs[0].items():
-        values, others = (  # intervals are drawn from answers in the order of the processes
+        values, others = (  # intervals are drawn from responses in the order of the processes
             {name: value for name, value in each.items() if not name.endswith(("/low", "/high"))}
             for each in (record, logs[1][batch])
         )
         assert values == pytest.approx(others, rel=1e-4), batch  # after steps of 1e-3 in another order
 
 
-@pytest.mark.parametrize("train_on", ["answers", "text"])
-def test_answers_to_train_on_are_written_only_where_they_are(make_run, make_text_run, monkeypatch, train_on):
+@pytest.mark.parametrize("train_on", ["responses", "text"])
+def test_responses_to_train_on_are_written_only_where_they_are(make_run, make_text_run, monkeypatch, train_on):
     asked = []
     monkeypatch.setattr(
-        distill.data.training_data, "generate_answers", lambda *_, **settings: asked.append(settings) or COUNTS
+        distill.data.training_data, "generate_responses", lambda *_, **settings: asked.append(settings) or COUNTS
     )
     recipe = make_text_run() if train_on == "text" else make_run()
     shutil.rmtree(Path(recipe.run_dir) / "data")
     generate_stage(Run.of(recipe))
-    assert [settings["to_train_on"] for settings in asked] == [train_on == "answers"]
+    assert [settings["to_train_on"] for settings in asked] == [train_on == "responses"]
     require_training_inputs(Run.of(recipe))
 
 

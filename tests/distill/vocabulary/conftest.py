@@ -1,4 +1,4 @@
-"""A target with more tokens than the 259 that are always kept, and runs of it with made-up answers."""
+"""A target with more tokens than the 259 that are always kept, and runs of it with made-up responses."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ import pytest
 from distill.run import Run
 
 VOCAB = 320  # 3 special tokens, 256 bytes, 40 words, 21 rows of padding
-COUNTED = {"size": 261, "from": "answers"}
+COUNTED = {"size": 261, "from": "responses"}
 SAID = {
     "train": [("a.jsonl:1", [280, 270, 270]), ("a.jsonl:2#2", [280, 280, 2]), ("b.jsonl:1", [260, 2])],
     "eval": [("a.jsonl:3", [290, 290, 290, 280])],
@@ -69,7 +69,7 @@ def make_recipe(tmp_path: Path, wordy_target: Path) -> Callable[..., Any]:
 
 @pytest.fixture
 def answered(make_recipe: Callable[..., Any], wordy_target: Path) -> Callable[..., Any]:
-    """answered(vocabulary, architecture={...}, **sections) -> the same recipe, its run with answers to two files."""
+    """answered(vocabulary, architecture={...}, **sections) -> the same recipe, its run with responses to two files."""
     from architectures.manifest import write_manifest
     from distill.recipe.recipe import save_recipe
     from distill.run import target_record
@@ -81,7 +81,9 @@ def answered(make_recipe: Callable[..., Any], wordy_target: Path) -> Callable[..
         save_recipe(recipe, Path(recipe.run_dir) / "recipe.yaml")
         for name, said in SAID.items():
             write_traces(data, name, said)
-        sizes = {name: {"answers": len(said), "answer_tokens": 8, "prompts": len(said)} for name, said in SAID.items()}
+        sizes = {
+            name: {"responses": len(said), "response_tokens": 8, "prompts": len(said)} for name, said in SAID.items()
+        }
         write_manifest(
             data,
             stage="generate",
@@ -95,7 +97,7 @@ def answered(make_recipe: Callable[..., Any], wordy_target: Path) -> Callable[..
 
 
 def write_traces(data: Path, name: str, said: Sequence[tuple[str, Sequence[int]]]) -> None:
-    """One shard of answers, each with the row of its prompt; prompts say 298 alone, which must not count."""
+    """One shard of responses, each with the row of its prompt; prompts say 298 alone, which must not count."""
     from eval.responses import Trace, claim_shards, write_shard
 
     (path,) = claim_shards(data, name, {}, num_shards=1)

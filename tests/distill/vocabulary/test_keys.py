@@ -29,7 +29,7 @@ MISTAKES = {
     ("{}", ""): "architecture.vocabulary",
     ("{from: text}", TEXT): "architecture.vocabulary",
     ("{size: 9, from: text}", ""): "text",
-    ("{size: 9, from: answers}", TEXT): "text",
+    ("{size: 9, from: responses}", TEXT): "text",
     ("{from: ''}", ""): "architecture.vocabulary.from",
     ("{size: 9, origin: text}", ""): "architecture.vocabulary.origin",
 }

@@ -8,7 +8,7 @@ from architectures.errors import UserError
 from distill.check import check_recipe, planned_shapes, tokenizer_folder
 from distill.run import Run
 
-COUNTED = {"size": 261, "from": "answers"}
+COUNTED = {"size": 261, "from": "responses"}
 
 
 @pytest.mark.parametrize(("ids", "words"), [("[2, 300]", "[300]"), ("[7]", "[2]"), ("[2, 2]", "[2, 2]")])

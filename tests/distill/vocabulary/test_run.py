@@ -18,12 +18,12 @@ from distill import pipeline as stages
 from distill.check import planned_shapes
 from distill.pipeline import prune_stage, run_all
 from distill.recipe.recipe import save_recipe
-from distill.run import Run, earlier_stages, share_answers
+from distill.run import Run, earlier_stages, share_responses
 from distill.stage_inputs import mask_inputs, prune_inputs
 from eval.models import load_model
 
 ALWAYS = set(range(259))
-COUNTED = {"size": 261, "from": "answers"}
+COUNTED = {"size": 261, "from": "responses"}
 FIRST_LAST = {"method": "first_last", "layers": 2}
 MASKS = {"method": "learned_masks", "layers": 2}
 TEXT = {"domains": [{"name": "a", "path": "a.txt"}]}
@@ -53,9 +53,9 @@ def list_of(tmp_path):
 @pytest.mark.parametrize(
     ("size", "words"), [(259, set()), (260, {280}), (261, {280, 270}), (263, {280, 270, 260, 259})]
 )
-def test_ids_are_counted_in_training_answers_alone(answered, size, words):
-    """Not in prompts, which say 298, nor in held-out answers, which say 290; unsaid ids are taken from 259 on."""
-    recipe = answered({"size": size, "from": "answers"})
+def test_ids_are_counted_in_training_responses_alone(answered, size, words):
+    """Not in prompts, which say 298, nor in held-out responses, which say 290; unsaid ids are taken from 259 on."""
+    recipe = answered({"size": size, "from": "responses"})
     prune_stage(Run.of(recipe))
     assert ids_of(recipe) == words
     assert len(read_draft_vocabulary(init_of(recipe)).ids) == size
@@ -68,7 +68,7 @@ def test_the_draft_says_where_its_ids_come_from(answered):
     found = read_draft_vocabulary(init_of(recipe))
     assert set(found.unused_ids) == set(found.ids) - {2, 280, 270}
     assert {**found.origin, "never_said": []} == {
-        "from": "answers",
+        "from": "responses",
         "tokens": 8,
         "coverage": {"counted": {"a.jsonl": 1.0, "gsm8k/1": 0.5}, "held out": {"a.jsonl": 0.25}},
         "never_said": [],
@@ -83,7 +83,7 @@ def test_sizes_that_cannot_be_had_are_refused_before_anything_is_cut(answered, s
     assert not init_of(recipe).exists()
 
 
-def test_a_cut_that_counts_answers_waits_for_them(make_recipe, answered):
+def test_a_cut_that_counts_responses_waits_for_them(make_recipe, answered):
     recipe = make_recipe(COUNTED)
     with pytest.raises(UserError, match="data: not there yet"):
         prune_stage(Run.of(recipe))
@@ -96,7 +96,7 @@ def test_a_cut_that_counts_answers_waits_for_them(make_recipe, answered):
     ("vocabulary", "order"),
     [(COUNTED, ["generate", "prune"]), (None, ["prune", "generate"]), ("list", ["prune", "generate"])],
 )
-def test_a_run_writes_answers_before_it_cuts_by_them(make_recipe, list_of, monkeypatch, tmp_path, vocabulary, order):
+def test_a_run_writes_responses_before_it_cuts_by_them(make_recipe, list_of, monkeypatch, tmp_path, vocabulary, order):
     recipe = make_recipe(list_of(range(260)) if vocabulary == "list" else vocabulary)
     done = []
     for name in ("prune", "generate", "eval", "report"):
@@ -126,7 +126,7 @@ def test_a_cut_is_current_until_what_its_ids_come_from_changes(answered, list_of
     text = {"domains": [{"name": "a", "path": str(tmp_path / "prompts.jsonl"), "field": "prompt"}]}
     assert named({"size": 261, "from": "text"}, text=text) == ["architecture.vocabulary"]
     shutil.rmtree(tmp_path / "run" / "data")
-    assert named(COUNTED, seed=18) == ["architecture.vocabulary"]  # other answers
+    assert named(COUNTED, seed=18) == ["architecture.vocabulary"]  # other responses
 
 
 def test_a_list_is_what_the_draft_says(make_recipe, list_of):
@@ -168,7 +168,7 @@ def as_draft(recipe) -> Path:
 def test_the_first_stage_cuts_the_head_and_later_ones_keep_it(answered):
     recipe = answered(architecture={"method": "block_influence", "stages": [3, 2], "calibration": CALIBRATION})
     (first,) = earlier_stages(Run.of(recipe))
-    share_answers(Run.of(recipe), first)
+    share_responses(Run.of(recipe), first)
     prune_stage(first)
     as_draft(first.recipe)
     prune_stage(Run.of(recipe))

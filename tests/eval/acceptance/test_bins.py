@@ -10,7 +10,7 @@ from eval.replay import (
     NO_TASK,
     POSITION_EDGES,
     Replay,
-    ReplayedAnswer,
+    ReplayedResponse,
     part_tokens,
     position_bins,
     token_labels,
@@ -19,12 +19,12 @@ from eval.replay import (
 
 def replayed(num_tokens, *, entropy=0.0, category=None):
     ones = np.ones(num_tokens)
-    return ReplayedAnswer(0, category, Replay({}, ones, ones, ones, np.full(num_tokens, entropy), ones))
+    return ReplayedResponse(0, category, Replay({}, ones, ones, ones, np.full(num_tokens, entropy), ones))
 
 
-def bin_labels(answers, by):
-    """Of each answer the label of every token."""
-    labels, bins = part_tokens(answers)[by]
+def bin_labels(responses, by):
+    """Of each response the label of every token."""
+    labels, bins = part_tokens(responses)[by]
     return [[labels[number] for number in bin_T] for bin_T in bins]
 
 
@@ -38,20 +38,20 @@ def test_positions_and_their_labels(position, label):
 
 
 def test_no_category_overwrites_the_one_before():
-    """Of languages that take turns every answer stays with its own."""
+    """Of languages that take turns every response stays with its own."""
     languages = ("fr", "de", "fr", "en", "de", "fr")
-    answers = [replayed(1, category=language) for language in languages]
-    assert bin_labels(answers, "category") == [[language] for language in languages]
+    responses = [replayed(1, category=language) for language in languages]
+    assert bin_labels(responses, "category") == [[language] for language in languages]
 
 
 def test_categories_stand_in_their_order_and_the_rest_last():
-    answers = [replayed(2), replayed(3, category="talk"), replayed(1, category="code")]
-    assert part_tokens(answers)["category"][0] == ["code", "talk", NO_CATEGORY]
-    assert bin_labels(answers, "category") == [[NO_CATEGORY] * 2, ["talk"] * 3, ["code"]]
+    responses = [replayed(2), replayed(3, category="talk"), replayed(1, category="code")]
+    assert part_tokens(responses)["category"][0] == ["code", "talk", NO_CATEGORY]
+    assert bin_labels(responses, "category") == [[NO_CATEGORY] * 2, ["talk"] * 3, ["code"]]
 
 
-def test_tasks_part_answers_as_categories_do():
-    answers = [replace(replayed(2, category="math"), task=task) for task in ("mt_bench/1", None, "gsm8k/1")]
-    assert part_tokens(answers)["task"][0] == ["gsm8k/1", "mt_bench/1", NO_TASK]
-    assert [first for first, _ in bin_labels(answers, "task")] == ["mt_bench/1", NO_TASK, "gsm8k/1"]
-    assert bin_labels(answers, "category")[0] == ["math"] * 2
+def test_tasks_part_responses_as_categories_do():
+    responses = [replace(replayed(2, category="math"), task=task) for task in ("mt_bench/1", None, "gsm8k/1")]
+    assert part_tokens(responses)["task"][0] == ["gsm8k/1", "mt_bench/1", NO_TASK]
+    assert [first for first, _ in bin_labels(responses, "task")] == ["mt_bench/1", NO_TASK, "gsm8k/1"]
+    assert bin_labels(responses, "category")[0] == ["math"] * 2

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from eval.decoding.sampling import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, Sampling
-from eval.replay import binned_counts, count_trace, pool, replay_answer, replay_counts, tau
+from eval.replay import binned_counts, count_trace, pool, replay_counts, replay_response, tau
 
 
-def rounds_of(accept_bits, lookahead):
+def rounds_of(accept_bits, num_speculative_tokens):
     """Plain reference: walk through a text whose accept decisions are known."""
     start, rounds = 0, []
     while start < len(accept_bits):
-        accepted, room = 0, min(lookahead, len(accept_bits) - start - 1)
+        accepted, room = 0, min(num_speculative_tokens, len(accept_bits) - start - 1)
         while accepted < room and accept_bits[start + accepted]:
             accepted += 1
         rounds.append((start, accepted))
@@ -22,33 +22,39 @@ def rounds_of(accept_bits, lookahead):
     return rounds
 
 
-def enumerated_counts(accept, lookahead):
+def enumerated_counts(accept, num_speculative_tokens):
     """Plain reference: every pattern of accepts, weighted by its chance."""
     weighted = []
     for bits in product((0, 1), repeat=len(accept)):
         chance = np.prod(np.where(bits, accept, 1 - np.array(accept)))
-        counts = count_trace(rounds_of(bits, lookahead), num_tokens=len(accept), lookahead=lookahead)
+        counts = count_trace(
+            rounds_of(bits, num_speculative_tokens),
+            num_tokens=len(accept),
+            num_speculative_tokens=num_speculative_tokens,
+        )
         rows = (counts.possible, counts.reached, counts.accepted)
-        weighted.append(chance * np.array([[counts.rounds] * lookahead, *rows]))
+        weighted.append(chance * np.array([[counts.rounds] * num_speculative_tokens, *rows]))
     return sum(weighted)
 
 
-@pytest.mark.parametrize("lookahead", [*range(1, 9), 16])
-def test_expected_counts_equal_the_sum_over_all_accept_patterns(lookahead):
+@pytest.mark.parametrize("num_speculative_tokens", [*range(1, 9), 16])
+def test_expected_counts_equal_the_sum_over_all_accept_patterns(num_speculative_tokens):
     accept = [0.9, 0.2, 1.0, 0.55, 0.0, 0.7, 0.35]
-    counts = replay_counts(np.array(accept), lookahead=lookahead)
-    expected = enumerated_counts(accept, lookahead)
+    counts = replay_counts(np.array(accept), num_speculative_tokens=num_speculative_tokens)
+    expected = enumerated_counts(accept, num_speculative_tokens)
     assert counts.rounds == pytest.approx(expected[0, 0], abs=1e-12)
     assert counts.possible == pytest.approx(expected[1], abs=1e-12)
     assert counts.reached == pytest.approx(expected[2], abs=1e-12)
     assert counts.accepted == pytest.approx(expected[3], abs=1e-12)
 
 
-@pytest.mark.parametrize("lookahead", range(1, 17))
-def test_at_temperature_zero_counts_are_those_of_the_one_possible_trace(lookahead):
-    bits = np.random.default_rng(lookahead).random(57) < 0.6
-    counts = replay_counts(bits.astype(float), lookahead=lookahead)
-    assert counts == count_trace(rounds_of(bits, lookahead), num_tokens=57, lookahead=lookahead)
+@pytest.mark.parametrize("num_speculative_tokens", range(1, 17))
+def test_at_temperature_zero_counts_are_those_of_the_one_possible_trace(num_speculative_tokens):
+    bits = np.random.default_rng(num_speculative_tokens).random(57) < 0.6
+    counts = replay_counts(bits.astype(float), num_speculative_tokens=num_speculative_tokens)
+    assert counts == count_trace(
+        rounds_of(bits, num_speculative_tokens), num_tokens=57, num_speculative_tokens=num_speculative_tokens
+    )
 
 
 def markov_pair(num_tokens, seed):
@@ -57,12 +63,12 @@ def markov_pair(num_tokens, seed):
     return target, 0.7 * target + 0.3 * draft
 
 
-def exact_rounds(target, draft, length, lookahead):
+def exact_rounds(target, draft, length, num_speculative_tokens):
     """Expected rounds by the law of the algorithm itself, over states (last token, tokens left)."""
     both, rest = np.minimum(target, draft), np.maximum(target - draft, 0)
     rounds = np.zeros((length + 1, len(target)))
     for left in range(1, length + 1):
-        room = min(lookahead, left - 1)
+        room = min(num_speculative_tokens, left - 1)
         value = target @ rounds[left - room - 1]  # all proposals kept: one more token from the target
         for k in reversed(range(room)):
             value = both @ value + rest @ rounds[left - k - 1]
@@ -76,14 +82,17 @@ def markov_accept(target, draft, text):
     return np.minimum(1, draft[before, after] / target[before, after])
 
 
-@pytest.mark.parametrize("lookahead", [1, 2, 3, 6])
-def test_replay_averaged_over_all_texts_is_the_exact_law(lookahead):
+@pytest.mark.parametrize("num_speculative_tokens", [1, 2, 3, 6])
+def test_replay_averaged_over_all_texts_is_the_exact_law(num_speculative_tokens):
     target, draft = markov_pair(3, seed=4)
     mean = 0.0
     for text in product(range(3), repeat=5):
         chance = np.prod(target[(0, *text[:-1]), text])
-        mean += chance * replay_counts(markov_accept(target, draft, text), lookahead=lookahead).rounds
-    assert mean == pytest.approx(exact_rounds(target, draft, 5, lookahead), abs=1e-12)
+        mean += (
+            chance
+            * replay_counts(markov_accept(target, draft, text), num_speculative_tokens=num_speculative_tokens).rounds
+        )
+    assert mean == pytest.approx(exact_rounds(target, draft, 5, num_speculative_tokens), abs=1e-12)
 
 
 def sample_text(target, length, rng):
@@ -94,11 +103,11 @@ def sample_text(target, length, rng):
     return tuple(text[1:])
 
 
-def sample_rounds(target, draft, length, lookahead, rng):
+def sample_rounds(target, draft, length, num_speculative_tokens, rng):
     """Plain speculative sampling (Leviathan et al. 2023, algorithm 1): start and accepted tokens of each round."""
     last, emitted, rounds = 0, 0, []
     while emitted < length:
-        accepted, room = 0, min(lookahead, length - emitted - 1)
+        accepted, room = 0, min(num_speculative_tokens, length - emitted - 1)
         while accepted < room:
             token = rng.choice(len(draft), p=draft[last])
             if rng.random() > target[last, token] / draft[last, token]:
@@ -114,13 +123,16 @@ def sample_rounds(target, draft, length, lookahead, rng):
 
 
 def test_six_token_markov_model_live_replay_and_exact_law_agree():
-    """The check of reference/evaluation.md 1.5: lookahead 3, texts of 24 tokens. Bounds are 4 standard errors."""
+    """The check of reference/evaluation.md 1.5: k = 3, texts of 24 tokens. Bounds are 4 standard errors."""
     target, draft = markov_pair(6, seed=0)
     rng = np.random.default_rng(17)
     exact = exact_rounds(target, draft, 24, 3)
-    live = [count_trace(sample_rounds(target, draft, 24, 3, rng), num_tokens=24, lookahead=3) for _ in range(2000)]
+    live = [
+        count_trace(sample_rounds(target, draft, 24, 3, rng), num_tokens=24, num_speculative_tokens=3)
+        for _ in range(2000)
+    ]
     texts = [sample_text(target, 24, rng) for _ in range(2000)]
-    replayed = [replay_counts(markov_accept(target, draft, text), lookahead=3) for text in texts]
+    replayed = [replay_counts(markov_accept(target, draft, text), num_speculative_tokens=3) for text in texts]
     live_rounds, replayed_rounds = (np.array([one.rounds for one in counts]) for counts in (live, replayed))
     for rounds in (live_rounds, replayed_rounds):
         assert abs(rounds.mean() - exact) < 4 * rounds.std() / np.sqrt(len(rounds))
@@ -131,12 +143,12 @@ def test_six_token_markov_model_live_replay_and_exact_law_agree():
 
 
 @pytest.mark.parametrize(
-    ("alpha", "lookahead", "expected_tau", "expected_utilisation"),
+    ("alpha", "num_speculative_tokens", "expected_tau", "expected_utilisation"),
     [(0.8, 4, 3.3616, 0.5904), (0.6, 5, 2.3834, 0.2767), (0.9, 8, 6.1258, 0.6407), (0.5, 3, 1.875, 0.2917)],
 )
-def test_golden_rounds_of_independent_accepts(alpha, lookahead, expected_tau, expected_utilisation):
+def test_golden_rounds_of_independent_accepts(alpha, num_speculative_tokens, expected_tau, expected_utilisation):
     """reference/evaluation.md 1.4; the end of 5,000 tokens moves them by a few rounds' part of 1e-3."""
-    counts = replay_counts(np.full(5000, alpha), lookahead=lookahead)
+    counts = replay_counts(np.full(5000, alpha), num_speculative_tokens=num_speculative_tokens)
     assert tau(counts) == pytest.approx(expected_tau, rel=2e-3)
     assert counts.accepted_tokens / counts.proposed_tokens == pytest.approx(expected_utilisation, rel=2e-3)
     assert counts.accepted_tokens / sum(counts.reached) == pytest.approx(alpha, rel=1e-12)
@@ -152,12 +164,12 @@ def test_exact_match_replayed_averaged_over_all_texts_is_the_exact_law(draft_is_
         before = (0, *text[:-1])
         logits = [torch.tensor(model[list(before)]).log() for model in (target, draft)]
         rule = EXACT_SAMPLED_DRAFT if draft_is_sampled else EXACT_GREEDY_DRAFT
-        accept = replay_answer(*logits, text, sampling=Sampling(1.0)).rules[rule].accept
-        mean += np.prod(target[before, text]) * replay_counts(accept, lookahead=3).rounds
-    assert mean == pytest.approx(exact_match_rounds(target, proposal, length=5, lookahead=3), abs=1e-12)
+        accept = replay_response(*logits, text, sampling=Sampling(1.0)).rules[rule].accept
+        mean += np.prod(target[before, text]) * replay_counts(accept, num_speculative_tokens=3).rounds
+    assert mean == pytest.approx(exact_match_rounds(target, proposal, length=5, num_speculative_tokens=3), abs=1e-12)
 
 
-def exact_match_rounds(target, proposal, *, length, lookahead):
+def exact_match_rounds(target, proposal, *, length, num_speculative_tokens):
     """Expected rounds after token 0, by recursion over single tokens."""
 
     def rounds_left(last, left, room):
@@ -175,22 +187,22 @@ def exact_match_rounds(target, proposal, *, length, lookahead):
         )
 
     def new_round(last, left):
-        return rounds_left(last, left, lookahead)
+        return rounds_left(last, left, num_speculative_tokens)
 
     return 1 + new_round(0, length)
 
 
-@pytest.mark.parametrize("lookahead", [1, 3, 16])
-def test_rounds_parted_by_where_they_start_are_the_rounds(lookahead):
+@pytest.mark.parametrize("num_speculative_tokens", [1, 3, 16])
+def test_rounds_parted_by_where_they_start_are_the_rounds(num_speculative_tokens):
     rng = np.random.default_rng(5)
     accept, bins = rng.random(60), rng.integers(2, 6, 60)
-    parted = binned_counts(accept, bins, lookahead=lookahead)
-    whole = replay_counts(accept, lookahead=lookahead)
+    parted = binned_counts(accept, bins, num_speculative_tokens=num_speculative_tokens)
+    whole = replay_counts(accept, num_speculative_tokens=num_speculative_tokens)
     assert list(parted) == [2, 3, 4, 5]
     together = pool(list(parted.values()))
     assert together.rounds == pytest.approx(whole.rounds)
     for name in ("possible", "reached", "accepted"):
         assert getattr(together, name) == pytest.approx(getattr(whole, name))
-    first = binned_counts(accept, (np.arange(60) > 0).astype(int), lookahead=lookahead)[0]
+    first = binned_counts(accept, (np.arange(60) > 0).astype(int), num_speculative_tokens=num_speculative_tokens)[0]
     assert first.rounds == 1
-    assert first.accepted == pytest.approx(np.cumprod(accept[:lookahead]))
+    assert first.accepted == pytest.approx(np.cumprod(accept[:num_speculative_tokens]))

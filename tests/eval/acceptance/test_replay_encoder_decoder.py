@@ -1,4 +1,4 @@
-"""Behind an encoder: what replay says of recorded answers is what the loop counts, over prompts of many lengths."""
+"""Behind an encoder: what replay says of recorded responses is what the loop counts, over prompts of many lengths."""
 
 import pytest
 import torch
@@ -7,24 +7,31 @@ from eval.decoding.sampling import LOSSLESS, Decoded, Limits, Sampling, Speculat
 from eval.decoding.speculative import speculative_decode
 from eval.replay import ReplayCounts, count_trace, replay_counts, replay_pair
 
-LENGTH, LOOKAHEAD, ROWS = 6, 3, 24
+LENGTH, K, ROWS = 6, 3, 24
 WARM = Sampling(40.0)  # of logits in the hundreds
 
 
 def counted(text: Decoded) -> ReplayCounts:
     trace = [(round_.start, round_.accepted) for round_ in text.rounds]
-    return count_trace(trace, num_tokens=len(text.token_ids), lookahead=LOOKAHEAD)
+    return count_trace(trace, num_tokens=len(text.token_ids), num_speculative_tokens=K)
 
 
 def replayed(pair, prompt, ids, rule, sampling) -> ReplayCounts:
-    return replay_counts(replay_pair(*pair, prompt, ids, sampling=sampling).rules[rule].accept, lookahead=LOOKAHEAD)
+    return replay_counts(
+        replay_pair(*pair, prompt, ids, sampling=sampling).rules[rule].accept,
+        num_speculative_tokens=K,
+    )
 
 
 @pytest.mark.parametrize("rule", LOSSLESS)
 def test_sampled_rounds_are_those_that_are_expected(translators, prompts, rule):
     """Within four standard errors over many texts."""
     many = (prompts * ROWS)[:ROWS]
-    how = {"limits": Limits(LENGTH), "speculation": Speculation(LOOKAHEAD, rule=rule), "row_seeds": range(ROWS)}
+    how = {
+        "limits": Limits(LENGTH),
+        "speculation": Speculation(K, rule=rule),
+        "row_seeds": range(ROWS),
+    }
     decoded = speculative_decode(*translators, many, sampling=WARM, **how)
     differences = torch.tensor(
         [

@@ -9,14 +9,14 @@ from eval.replay import (
     EXACT_GREEDY_DRAFT,
     EXACT_SAMPLED_DRAFT,
     REJECTION,
-    answer_logits,
-    replay_answer,
+    replay_response,
+    response_logits,
     rule_name,
     rule_names,
 )
 
 
-def greedy_answer(model, prompt, num_tokens):
+def greedy_response(model, prompt, num_tokens):
     ids = torch.tensor([prompt])
     with torch.inference_mode():
         for _ in range(num_tokens):
@@ -24,10 +24,10 @@ def greedy_answer(model, prompt, num_tokens):
     return ids[0, len(prompt) :].tolist()
 
 
-def test_row_t_of_the_logits_is_what_the_model_expects_at_answer_token_t(target, prompts):
+def test_row_t_of_the_logits_is_what_the_model_expects_at_response_token_t(target, prompts):
     for prompt in prompts:
-        answer = greedy_answer(target, prompt, 12)
-        assert answer_logits(target, prompt, answer).argmax(-1).tolist() == answer
+        response = greedy_response(target, prompt, 12)
+        assert response_logits(target, prompt, response).argmax(-1).tolist() == response
 
 
 @pytest.fixture
@@ -45,28 +45,28 @@ def plain_distributions(pair_logits, temperature):
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
 def test_accept_and_alpha_equal_a_plain_float64_reference(pair_logits, temperature):
-    rows, answer = np.arange(30), np.random.default_rng(0).integers(0, 50, 30)
+    rows, response = np.arange(30), np.random.default_rng(0).integers(0, 50, 30)
     p, q = plain_distributions(pair_logits, temperature)
-    answer[::3] = q.argmax(1)[::3]
-    replay = replay_answer(*pair_logits, answer.tolist(), sampling=Sampling(temperature))
+    response[::3] = q.argmax(1)[::3]
+    replay = replay_response(*pair_logits, response.tolist(), sampling=Sampling(temperature))
     expected = {
-        REJECTION: (np.minimum(1, q[rows, answer] / p[rows, answer]), np.minimum(p, q).sum(1)),
-        EXACT_GREEDY_DRAFT: (q.argmax(1) == answer, p[rows, q.argmax(1)]),
-        EXACT_SAMPLED_DRAFT: (q[rows, answer], (p * q).sum(1)),
+        REJECTION: (np.minimum(1, q[rows, response] / p[rows, response]), np.minimum(p, q).sum(1)),
+        EXACT_GREEDY_DRAFT: (q.argmax(1) == response, p[rows, q.argmax(1)]),
+        EXACT_SAMPLED_DRAFT: (q[rows, response], (p * q).sum(1)),
     }
     assert replay.rules.keys() == expected.keys()
     for rule, (accept, alpha) in expected.items():
         assert replay.rules[rule].accept == pytest.approx(accept.astype(float), rel=1e-4)
         assert replay.rules[rule].alpha == pytest.approx(alpha, rel=1e-4)
-    assert replay.target_logp == pytest.approx(np.log(p[rows, answer]), rel=1e-4, abs=1e-6)
-    assert replay.draft_logp == pytest.approx(np.log(q[rows, answer]), rel=1e-4, abs=1e-6)
+    assert replay.target_logp == pytest.approx(np.log(p[rows, response]), rel=1e-4, abs=1e-6)
+    assert replay.draft_logp == pytest.approx(np.log(q[rows, response]), rel=1e-4, abs=1e-6)
     assert replay.match.tolist() == (p.argmax(1) == q.argmax(1)).tolist()
 
 
 @pytest.mark.parametrize("rule", rule_names(1.0))
 def test_the_mean_accept_chance_of_the_targets_own_tokens_is_alpha(pair_logits, rule):
     p, _ = plain_distributions(pair_logits, 1.0)
-    along_y = [replay_answer(*pair_logits, [y] * 30, sampling=Sampling(1.0)).rules[rule] for y in range(50)]
+    along_y = [replay_response(*pair_logits, [y] * 30, sampling=Sampling(1.0)).rules[rule] for y in range(50)]
     mean = sum(p[:, y] * accepts.accept for y, accepts in enumerate(along_y))
     assert along_y[0].alpha == pytest.approx(mean, rel=1e-4)
 
@@ -74,7 +74,7 @@ def test_the_mean_accept_chance_of_the_targets_own_tokens_is_alpha(pair_logits, 
 def test_golden_alphas_of_the_three_rules():
     """reference/evaluation.md 1.2: one draft, three scores, and all of them right."""
     target, draft = (torch.tensor([row]).log() for row in ((0.6, 0.2, 0.1, 0.1), (0.7, 0.2, 0.05, 0.05)))
-    rules = replay_answer(target, draft, [0], sampling=Sampling(1.0)).rules
+    rules = replay_response(target, draft, [0], sampling=Sampling(1.0)).rules
     assert {rule: accepts.alpha.item() for rule, accepts in rules.items()} == pytest.approx(
         {"rejection": 0.90, "exact_greedy_draft": 0.60, "exact_sampled_draft": 0.47}
     )
@@ -83,7 +83,7 @@ def test_golden_alphas_of_the_three_rules():
 def test_alpha_is_not_min_p_q_at_the_drafted_token():
     """The mean of min(p, q)(x) over drafted x is .465 where the draft is right with chance .90."""
     target, draft = (torch.tensor([row]).log() for row in ((0.6, 0.2, 0.1, 0.1), (0.7, 0.2, 0.05, 0.05)))
-    alpha = replay_answer(target, draft, [0], sampling=Sampling(1.0)).rules[REJECTION].alpha.item()
+    alpha = replay_response(target, draft, [0], sampling=Sampling(1.0)).rules[REJECTION].alpha.item()
     p, q = target.exp(), draft.exp()
     assert (q * torch.minimum(p, q)).sum().item() == pytest.approx(0.465)
     assert alpha == pytest.approx((q * (p / q).clamp(max=1)).sum().item()) == pytest.approx(0.90)
@@ -92,17 +92,17 @@ def test_alpha_is_not_min_p_q_at_the_drafted_token():
 def test_the_targets_entropy_is_that_of_its_own_distribution_at_any_temperature(pair_logits):
     p, _ = plain_distributions(pair_logits, 1.0)
     for temperature in (0.0, 0.3, 1.0):
-        replay = replay_answer(*pair_logits, [0] * 30, sampling=Sampling(temperature))
+        replay = replay_response(*pair_logits, [0] * 30, sampling=Sampling(temperature))
         assert replay.target_entropy == pytest.approx(-(p * np.log(p)).sum(1), rel=1e-4)
     certain = torch.tensor([[0.0, -torch.inf, -torch.inf]])
-    assert replay_answer(certain, certain, [0], sampling=Sampling(1.0)).target_entropy.tolist() == [0.0]
+    assert replay_response(certain, certain, [0], sampling=Sampling(1.0)).target_entropy.tolist() == [0.0]
 
 
 def test_at_temperature_zero_a_token_is_accepted_iff_it_is_the_drafts_argmax(pair_logits):
     target, draft = pair_logits
-    answer = target.argmax(-1)
-    replay = replay_answer(target, draft, answer.tolist(), sampling=Sampling(0))
-    matches = (draft.argmax(-1) == answer).double().numpy()
+    response = target.argmax(-1)
+    replay = replay_response(target, draft, response.tolist(), sampling=Sampling(0))
+    matches = (draft.argmax(-1) == response).double().numpy()
     assert 0 < matches.mean() < 1
     assert list(replay.rules) == [EXACT_GREEDY_DRAFT]
     for values in (*vars(replay.rules[EXACT_GREEDY_DRAFT]).values(), replay.match):
@@ -112,7 +112,7 @@ def test_at_temperature_zero_a_token_is_accepted_iff_it_is_the_drafts_argmax(pai
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_a_draft_equal_to_the_target_is_always_accepted(pair_logits, temperature):
     target, _ = pair_logits
-    replay = replay_answer(target, target, target.argmax(-1).tolist(), sampling=Sampling(temperature))
+    replay = replay_response(target, target, target.argmax(-1).tolist(), sampling=Sampling(temperature))
     accepts = replay.rules[rule_name(temperature)]
     assert accepts.accept.tolist() == [1.0] * 30
     assert accepts.alpha == pytest.approx(1.0, abs=1e-6)

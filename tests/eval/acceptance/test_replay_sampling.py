@@ -10,10 +10,10 @@ from eval import replay
 from eval.decoding import sampling as chosen
 from eval.decoding.sampling import LOSSLESS, Limits, Sampling, Speculation, distribution
 from eval.decoding.speculative import speculative_decode
-from eval.replay import count_trace, replay_answer, replay_counts, whole_vocabulary
+from eval.replay import count_trace, replay_counts, replay_response, whole_vocabulary
 from tests.eval.decoding.laws import FIRST, TEXT
 
-ROWS, LOOKAHEAD = 800, 2
+ROWS, K = 800, 2
 MANY = 4000  # rows that show a setting is left out
 SETTINGS = {
     "top_k": Sampling(1.0, top_k=2),
@@ -33,22 +33,26 @@ def pair_of(small_pair, head):
 
 @torch.inference_mode()
 def logits_along(model, texts):
-    """What answer_logits gives of each text, all texts in one pass."""
+    """What response_logits gives of each text, all texts in one pass."""
     ids_NT = torch.tensor([[*FIRST, *ids[:-1]] for ids in texts])
     return [whole_vocabulary(model, logits_TV.float()) for logits_TV in model(input_ids=ids_NT).logits]
 
 
 def law_replay_is_what_decoding_counts(pair, rule, sampling, rows=ROWS):
     """Of many sampled texts, within four standard errors, which are 0 where the text decides everything."""
-    how = {"limits": Limits(TEXT), "speculation": Speculation(LOOKAHEAD, rule=rule), "row_seeds": range(rows)}
+    how = {
+        "limits": Limits(TEXT),
+        "speculation": Speculation(K, rule=rule),
+        "row_seeds": range(rows),
+    }
     decoded = speculative_decode(*pair, [FIRST] * rows, sampling=sampling, **how)
     texts = sorted({text.token_ids for text in decoded})
     predicted = {}
     for ids, *logits in zip(texts, *(logits_along(model, texts) for model in pair), strict=True):
-        replayed = replay_answer(*logits, ids, sampling=sampling, prompt_ids=FIRST)
-        predicted[ids] = replay_counts(replayed.rules[rule].accept, lookahead=LOOKAHEAD)
+        replayed = replay_response(*logits, ids, sampling=sampling, prompt_ids=FIRST)
+        predicted[ids] = replay_counts(replayed.rules[rule].accept, num_speculative_tokens=K)
     traces = [[(round_.start, round_.accepted) for round_ in text.rounds] for text in decoded]
-    counted = [count_trace(each, num_tokens=TEXT, lookahead=LOOKAHEAD) for each in traces]
+    counted = [count_trace(each, num_tokens=TEXT, num_speculative_tokens=K) for each in traces]
     for name in ("rounds", "accepted_tokens", "proposed_tokens"):
         due = [getattr(predicted[text.token_ids], name) for text in decoded]
         differences = torch.tensor([getattr(each, name) - own for each, own in zip(counted, due, strict=True)])
@@ -73,14 +77,14 @@ def test_a_replay_that_leaves_a_setting_out_does_not(small_pair, monkeypatch, le
 
 
 def test_each_model_is_replayed_with_the_tokens_seen_before_each_token():
-    """Against a plain loop over the answer's tokens."""
+    """Against a plain loop over the response's tokens."""
     generator = torch.Generator().manual_seed(4)
     logits_TV, draft_logits_TV = 2 * torch.randn(2, 6, 9, generator=generator)
-    prompt, answer, sampling = [3, 3, 8], [1, 5, 1, 0, 8, 2], Sampling(0.9, top_k=4, repetition_penalty=1.7)
-    replayed = replay_answer(logits_TV, draft_logits_TV, answer, sampling=sampling, prompt_ids=prompt)
-    for index, token in enumerate(answer):
+    prompt, response, sampling = [3, 3, 8], [1, 5, 1, 0, 8, 2], Sampling(0.9, top_k=4, repetition_penalty=1.7)
+    replayed = replay_response(logits_TV, draft_logits_TV, response, sampling=sampling, prompt_ids=prompt)
+    for index, token in enumerate(response):
         seen_1V = torch.zeros(1, 9, dtype=torch.bool)
-        seen_1V[0, [*prompt, *answer[:index]]] = True
+        seen_1V[0, [*prompt, *response[:index]]] = True
         p_1V, q_1V = (distribution(each[index, None], sampling, seen_1V) for each in (logits_TV, draft_logits_TV))
         due = 0.0 if q_1V[0, token] == 0 else min(1.0, float(q_1V[0, token] / p_1V[0, token]))
         assert replayed.rules["rejection"].accept[index] == pytest.approx(due, rel=1e-5)
@@ -91,7 +95,7 @@ def test_a_drawn_token_that_rounding_puts_outside_a_filter_has_chances():
     """The target drew token 1 in a batch; read again, top-k leaves it out: p is a rounding error, not 0 / 0."""
     target_TV = torch.tensor([[5.0, 1.0, 0.0]] * 3)
     draft_TV = torch.tensor([[5.0, 1.0, 0.0], [0.0, 5.0, 1.0], [1.0, 0.0, 5.0]])
-    replayed = replay_answer(target_TV, draft_TV, [1, 1, 1], sampling=Sampling(1.0, top_k=1))
+    replayed = replay_response(target_TV, draft_TV, [1, 1, 1], sampling=Sampling(1.0, top_k=1))
     assert replayed.rules["rejection"].accept.tolist() == [0, 1, 0]
     assert replayed.rules["exact_sampled_draft"].accept.tolist() == [0, 1, 0]
     assert torch.isneginf(torch.tensor(replayed.target_logp)).all()

@@ -8,7 +8,7 @@ from scipy.stats import chisquare
 from eval.decoding.kv_cache import open_sequencer
 from eval.decoding.sampling import Limits, Sampling, Seeds, Speculation, distribution
 from eval.decoding.speculative import plain_decode, speculative_decode
-from eval.replay import answer_logits
+from eval.replay import response_logits
 
 SMALL_VOCAB, TEXT = 4, 4  # 256 texts
 ROWS = 3_000
@@ -53,14 +53,16 @@ def require_same_law(texts, chances):
     assert p_value > 1e-4, f"p = {p_value:.1e} that these texts are the target's"
 
 
-def law_sampled_texts_are_the_targets(target, draft, rule="rejection", sampling=WARM, lookahead=3, seed=0, beside=None):
+def law_sampled_texts_are_the_targets(
+    target, draft, rule="rejection", sampling=WARM, num_speculative_tokens=3, seed=0, beside=None
+):
     """Many texts of four tokens, all in one batch, are distributed as the target's own."""
     decoded = speculative_decode(
         target,
         draft,
         [FIRST] * ROWS,
         limits=Limits(TEXT),
-        speculation=Speculation(lookahead, rule=rule),
+        speculation=Speculation(num_speculative_tokens, rule=rule),
         sampling=sampling,
         seeds=Seeds(3 * seed, 3 * seed + 1, 3 * seed + 2),
         row_seeds=range(ROWS),
@@ -70,15 +72,17 @@ def law_sampled_texts_are_the_targets(target, draft, rule="rejection", sampling=
     require_same_law([text.token_ids for text in decoded], text_chances(target, sampling))
 
 
-def law_greedy_text_is_the_targets(target, draft, prompts, limits, lookahead=4, opener=open_sequencer, beside=None):
+def law_greedy_text_is_the_targets(
+    target, draft, prompts, limits, num_speculative_tokens=4, opener=open_sequencer, beside=None
+):
     """Each text is what a pass over all of it finds most likely, without a cache; it ends where it must."""
-    speculation = Speculation(lookahead)
+    speculation = Speculation(num_speculative_tokens)
     decoded = speculative_decode(
         target, draft, prompts, limits=limits, speculation=speculation, opener=opener, lookup_first=beside
     )
     for prompt, one in zip(prompts, decoded, strict=True):
         with torch.inference_mode():
-            likeliest_T = answer_logits(target, prompt, one.token_ids).argmax(dim=-1)
+            likeliest_T = response_logits(target, prompt, one.token_ids).argmax(dim=-1)
         assert list(one.token_ids) == likeliest_T.tolist()
         assert not limits.stop_ids & set(one.token_ids[:-1])
         assert one.stopped == (one.token_ids[-1] in limits.stop_ids)
@@ -87,14 +91,16 @@ def law_greedy_text_is_the_targets(target, draft, prompts, limits, lookahead=4, 
         assert all(0 <= round_.accepted <= round_.proposed for round_ in one.rounds)
 
 
-def law_the_target_accepts_its_own_proposals(target, prompts, sampling=GREEDY, rule="rejection", lookahead=3):
+def law_the_target_accepts_its_own_proposals(
+    target, prompts, sampling=GREEDY, rule="rejection", num_speculative_tokens=3
+):
     """Draft = target: everything proposed is kept, in every round of every row."""
     decoded = speculative_decode(
         target,
         target,
         prompts,
         limits=Limits(20),
-        speculation=Speculation(lookahead, rule=rule),
+        speculation=Speculation(num_speculative_tokens, rule=rule),
         sampling=sampling,
         row_seeds=range(len(prompts)),
     )

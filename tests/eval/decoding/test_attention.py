@@ -9,7 +9,7 @@ from eval.decoding.kv_cache import TextSequencer, TranslationSequencer, open_seq
 from eval.decoding.sampling import Limits, Speculation
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.models import load_model
-from eval.replay import answer_logits
+from eval.replay import response_logits
 from tests.eval.decoding.stand_ins import watched_maker
 
 OPT = {"model_type": "opt", "ffn_dim": 96, "word_embed_proj_dim": 64}
@@ -42,7 +42,7 @@ def seen(allowed):
 def test_plain_decoding_rounds_and_replays_run_without(target, noisy_draft, prompts, seen):
     plain_decode(target, prompts[:2], limits=TWO)
     speculative_decode(target, noisy_draft, prompts[:2], limits=TWO, speculation=Speculation(2))
-    answer_logits(target, [5, 6], [7, 8])
+    response_logits(target, [5, 6], [7, 8])
 
 
 def test_steps_of_fixed_shapes_are_made_with_it_and_prompts_read_without(

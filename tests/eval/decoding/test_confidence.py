@@ -5,7 +5,7 @@ import pytest
 from eval.decoding.sampling import LOSSLESS, Limits, Speculation, confidence_of
 from eval.decoding.speculative import LookupFirst, plain_decode, speculative_decode
 from eval.models import load_model
-from eval.replay import answer_logits
+from eval.replay import response_logits
 from tests.eval.decoding.laws import ROWS, WARM, require_same_law, text_chances
 
 LIMITS = Limits(24, frozenset({2}))
@@ -13,7 +13,7 @@ OFTEN = LookupFirst(2, 3)
 
 
 def confidence_along(draft, prompt, text):
-    return confidence_of(answer_logits(draft, prompt, text.token_ids)).tolist()
+    return confidence_of(response_logits(draft, prompt, text.token_ids)).tolist()
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +31,10 @@ def middling(target, noisy_draft, prompts):
     return (found[at] + found[at + 1]) / 2
 
 
-@pytest.mark.parametrize(("lookup", "lookahead"), [(None, 1), (OFTEN, 3)])
-def test_rounds_end_where_the_draft_doubts_and_nowhere_else(target, noisy_draft, prompts, middling, lookup, lookahead):
+@pytest.mark.parametrize(("lookup", "k"), [(None, 1), (OFTEN, 3)])
+def test_rounds_end_where_the_draft_doubts_and_nowhere_else(target, noisy_draft, prompts, middling, lookup, k):
     decoded = speculative_decode(
-        target, noisy_draft, prompts, limits=LIMITS, speculation=Speculation(lookahead, draft_p_min=middling),
+        target, noisy_draft, prompts, limits=LIMITS, speculation=Speculation(k, draft_p_min=middling),
         lookup_first=lookup,
     )  # fmt: skip
     proposed = set()
@@ -46,12 +46,12 @@ def test_rounds_end_where_the_draft_doubts_and_nowhere_else(target, noisy_draft,
             proposed.add(one.proposed)
             kept = sure[one.start : one.start + one.accepted]
             assert all(kept)
-            room = min(lookahead, LIMITS.max_new_tokens - one.start - 1)
+            room = min(k, LIMITS.max_new_tokens - one.start - 1)
             if one.accepted == one.proposed < room and one.start + one.proposed < len(sure):
                 assert not sure[one.start + one.proposed]
             if one.accepted < one.proposed:
                 assert sure[one.start + one.accepted]
-    assert proposed >= {0, lookahead}
+    assert proposed >= {0, k}
 
 
 @pytest.mark.parametrize(("lookup", "small_head"), [(None, False), (OFTEN, True)])
@@ -70,16 +70,16 @@ def test_greedy_text_is_the_targets(target, noisy_folder, small_head_folder, pro
         )
 
 
-@pytest.mark.parametrize(("lookup", "lookahead"), [(None, 1), (OFTEN, 3)])
-def test_the_target_as_its_own_draft_keeps_all_it_proposes(target, prompts, middling, lookup, lookahead):
+@pytest.mark.parametrize(("lookup", "k"), [(None, 1), (OFTEN, 3)])
+def test_the_target_as_its_own_draft_keeps_all_it_proposes(target, prompts, middling, lookup, k):
     """It would not, had it lost its place where it doubted."""
     decoded = speculative_decode(
-        target, target, prompts, limits=Limits(40), speculation=Speculation(lookahead, draft_p_min=middling),
+        target, target, prompts, limits=Limits(40), speculation=Speculation(k, draft_p_min=middling),
         lookup_first=lookup,
     )  # fmt: skip
     drafted = [one for text in decoded for one in text.rounds if not one.looked_up]
     assert all(one.accepted == one.proposed for one in drafted)
-    assert {one.proposed for one in drafted} >= {0, lookahead}
+    assert {one.proposed for one in drafted} >= {0, k}
 
 
 def test_a_threshold_that_means_nothing_is_rejected():

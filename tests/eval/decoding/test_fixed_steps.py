@@ -18,12 +18,18 @@ def maker(request):
     return watched_maker(getattr(request, "param", "captured"))
 
 
-@pytest.mark.parametrize("lookahead", [1, 4])
-def test_a_batch_is_fed_the_shapes_it_was_opened_for(target, noisy_draft, prompts, maker, lookahead):
+@pytest.mark.parametrize("num_speculative_tokens", [1, 4])
+def test_a_batch_is_fed_the_shapes_it_was_opened_for(target, noisy_draft, prompts, maker, num_speculative_tokens):
     opener = maker.opener()
-    law_greedy_text_is_the_targets(target, noisy_draft, prompts, Limits(17, frozenset({2})), lookahead, opener)
+    law_greedy_text_is_the_targets(
+        target, noisy_draft, prompts, Limits(17, frozenset({2})), num_speculative_tokens, opener
+    )
     rows = len(prompts)
-    assert set(maker.made) == set(maker.fed) == {(rows, 1, False), (rows, 2, False), (rows, lookahead + 1, True)}
+    assert (
+        set(maker.made)
+        == set(maker.fed)
+        == {(rows, 1, False), (rows, 2, False), (rows, num_speculative_tokens + 1, True)}
+    )
 
 
 def test_fewer_tokens_than_a_step_takes_are_filled_up(target, prompts, maker):

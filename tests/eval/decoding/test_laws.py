@@ -33,7 +33,7 @@ ALL = Sampling(1.3, top_p=0.9, top_k=3, min_p=0.1, repetition_penalty=1.3)
 
 
 @pytest.mark.parametrize(
-    ("rule", "lookahead", "sampling"),
+    ("rule", "num_speculative_tokens", "sampling"),
     [
         (REJECTION, 1, Sampling(1.0, repetition_penalty=1.8)),
         (REJECTION, 3, ALL),
@@ -41,8 +41,10 @@ ALL = Sampling(1.3, top_p=0.9, top_k=3, min_p=0.1, repetition_penalty=1.3)
         (EXACT_GREEDY_DRAFT, 2, Sampling(1.2, top_p=0.8)),
     ],
 )
-def test_every_lossless_rule_writes_the_targets_texts(small_pair, rule, lookahead, sampling):
-    law_sampled_texts_are_the_targets(*small_pair, rule=rule, lookahead=lookahead, sampling=sampling, seed=1)
+def test_every_lossless_rule_writes_the_targets_texts(small_pair, rule, num_speculative_tokens, sampling):
+    law_sampled_texts_are_the_targets(
+        *small_pair, rule=rule, num_speculative_tokens=num_speculative_tokens, sampling=sampling, seed=1
+    )
 
 
 def test_plain_sampling_writes_the_targets_texts(small_pair):
@@ -70,15 +72,15 @@ def test_rows_of_a_batch_do_not_feel_each_other(target, noisy_draft, prompts, ru
     law_rows_do_not_feel_each_other(target, noisy_draft, prompts, sampling, rule)
 
 
-@pytest.mark.parametrize(("lookahead", "sampling"), [(1, Sampling(0.9)), (3, Sampling(0.0)), (8, ALL)])
-def test_the_target_accepts_its_own_proposals(target, prompts, sampling, lookahead):
-    law_the_target_accepts_its_own_proposals(target, prompts, sampling, lookahead=lookahead)
+@pytest.mark.parametrize(("num_speculative_tokens", "sampling"), [(1, Sampling(0.9)), (3, Sampling(0.0)), (8, ALL)])
+def test_the_target_accepts_its_own_proposals(target, prompts, sampling, num_speculative_tokens):
+    law_the_target_accepts_its_own_proposals(target, prompts, sampling, num_speculative_tokens=num_speculative_tokens)
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(st.data())
 def test_greedy_text_is_the_targets_in_any_batch(target, noisy_draft, data):
-    """Any lengths, any lookahead, stop tokens anywhere, any limit."""
+    """Any lengths, any num_speculative_tokens, stop tokens anywhere, any limit."""
     rows = data.draw(st.integers(1, 5))
     lengths = data.draw(st.lists(st.integers(1, 30), min_size=rows, max_size=rows))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
@@ -86,8 +88,8 @@ def test_greedy_text_is_the_targets_in_any_batch(target, noisy_draft, data):
     length = data.draw(st.integers(1, 20))
     [written] = plain_decode(target, prompts[:1], limits=Limits(length))
     stops = data.draw(st.sets(st.sampled_from([2, 260, *written.token_ids]), max_size=3))
-    lookahead = data.draw(st.integers(1, 20))
-    law_greedy_text_is_the_targets(target, noisy_draft, prompts, Limits(length, frozenset(stops)), lookahead)
+    k = data.draw(st.integers(1, 20))
+    law_greedy_text_is_the_targets(target, noisy_draft, prompts, Limits(length, frozenset(stops)), k)
 
 
 def test_streams_are_apart(small_pair):

@@ -33,11 +33,15 @@ def test_sampled_texts_are_the_targets(small_pair, rule):
 
 
 @pytest.mark.parametrize(
-    ("policy", "lookahead", "small_head"), [(ALWAYS, 1, True), (ALWAYS, 4, False), (OFTEN, 4, True)]
+    ("policy", "num_speculative_tokens", "small_head"), [(ALWAYS, 1, True), (ALWAYS, 4, False), (OFTEN, 4, True)]
 )
-def test_greedy_text_is_the_targets(target, noisy_folder, small_head_folder, prompts, policy, lookahead, small_head):
+def test_greedy_text_is_the_targets(
+    target, noisy_folder, small_head_folder, prompts, policy, num_speculative_tokens, small_head
+):
     draft = load_model(small_head_folder if small_head else noisy_folder, dtype="float32", device="cpu")
-    law_greedy_text_is_the_targets(target, draft, prompts, Limits(24, frozenset({2})), lookahead, beside=policy)
+    law_greedy_text_is_the_targets(
+        target, draft, prompts, Limits(24, frozenset({2})), num_speculative_tokens, beside=policy
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,7 +72,7 @@ def test_rounds_say_who_proposed(small_pair, sampling):
         expected = NgramLookup(2, 2).continuation(seen, min(5, room))
         assert one.looked_up == bool(expected)
         assert one.proposed == (len(expected) or min(2, room))
-        assert one.lookahead == (5 if one.looked_up else 2)
+        assert one.num_speculative_tokens == (5 if one.looked_up else 2)
     assert {one.looked_up for one in text.rounds} == {False, True}
 
 

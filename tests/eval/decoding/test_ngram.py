@@ -35,9 +35,11 @@ def test_its_texts_are_the_targets(small_pair):
     law_sampled_texts_are_the_targets(small_pair[0], LOOKUP)
 
 
-@pytest.mark.parametrize("lookahead", [1, 4])
-def test_greedy_text_is_the_targets(target, prompts, lookahead):
-    law_greedy_text_is_the_targets(target, LOOKUP, prompts, Limits(40, frozenset({2})), lookahead=lookahead)
+@pytest.mark.parametrize("num_speculative_tokens", [1, 4])
+def test_greedy_text_is_the_targets(target, prompts, num_speculative_tokens):
+    law_greedy_text_is_the_targets(
+        target, LOOKUP, prompts, Limits(40, frozenset({2})), num_speculative_tokens=num_speculative_tokens
+    )
 
 
 @pytest.mark.parametrize("sampling", [WARM, Sampling(0.0, repetition_penalty=1.4)])

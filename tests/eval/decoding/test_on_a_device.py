@@ -11,7 +11,7 @@ import torch
 
 from eval.decoding.sampling import Limits, Sampling
 from eval.models import load_model
-from eval.replay import answer_logits, replay_answer
+from eval.replay import replay_response, response_logits
 from tests.eval.decoding.laws import (
     law_exact_rules_write_what_plain_sampling_writes,
     law_greedy_text_is_the_targets,
@@ -55,10 +55,10 @@ def test_an_encoder_decoder_decodes_by_the_same_laws(translators, prompts, devic
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_a_replay_says_what_it_says_on_the_processor(pair, target, noisy_draft, prompts, temperature):
-    prompt, answer = prompts[3][:9], prompts[3][9:]
+    prompt, response = prompts[3][:9], prompts[3][9:]
     here, expected = (
-        replay_answer(
-            *(answer_logits(model, prompt, answer) for model in models), answer, sampling=Sampling(temperature)
+        replay_response(
+            *(response_logits(model, prompt, response) for model in models), response, sampling=Sampling(temperature)
         )
         for models in (pair, (target, noisy_draft))
     )

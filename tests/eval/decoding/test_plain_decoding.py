@@ -37,7 +37,7 @@ def decode(model, prompts, *, sampling=GREEDY, stop_ids=frozenset(), max_new_tok
 
 
 def read_as(model) -> str:
-    """What a model's forward pass calls the tokens that it answers."""
+    """Names of the tokens that a model's forward pass generates."""
     return "decoder_input_ids" if model.config.is_encoder_decoder else "input_ids"
 
 
@@ -56,14 +56,14 @@ def transformers_greedy(model, prompt, stop_ids, max_new_tokens=24):
 @pytest.fixture(scope="module")
 def stop_ids(model):
     """Tokens that end some of the rows early, at different steps, and some not at all."""
-    answers = decode(model, PROMPTS)
-    return frozenset([answers[0][3], answers[1][9], answers[4][14]])
+    responses = decode(model, PROMPTS)
+    return frozenset([responses[0][3], responses[1][9], responses[4][14]])
 
 
 def test_greedy_batch_equals_transformers_row_by_row(model, stop_ids):
     ours = decode(model, PROMPTS, stop_ids=stop_ids)
     assert ours == [transformers_greedy(model, prompt, stop_ids) for prompt in PROMPTS]
-    assert len({len(answer) for answer in ours}) >= 3  # rows left the batch at different steps
+    assert len({len(response) for response in ours}) >= 3  # rows left the batch at different steps
 
 
 def test_a_step_feeds_one_token_of_every_unfinished_row(model, stop_ids):
@@ -71,7 +71,7 @@ def test_a_step_feeds_one_token_of_every_unfinished_row(model, stop_ids):
     hook = model.register_forward_pre_hook(
         lambda _module, _args, kwargs: shapes.append(tuple(kwargs[read_as(model)].shape)), with_kwargs=True
     )
-    lengths = [len(answer) for answer in decode(model, PROMPTS, stop_ids=stop_ids)]
+    lengths = [len(response) for response in decode(model, PROMPTS, stop_ids=stop_ids)]
     hook.remove()
     steps = [(sum(length > step for length in lengths), 1) for step in range(max(lengths))]
     prompts_read = [] if model.config.is_encoder_decoder else [(len(PROMPTS), max(map(len, PROMPTS)) - 1)]
@@ -87,7 +87,7 @@ def test_a_sampled_row_depends_on_its_own_seed_alone(model, sampling):
         for prompt, seed in zip(PROMPTS, seeds, strict=True)
     ]
     assert together == alone
-    assert len({len(answer) for answer in together}) >= 3
+    assert len({len(response) for response in together}) >= 3
     assert decode(model, PROMPTS, sampling=sampling, stop_ids=stop_ids, seeds=[s + 1 for s in seeds]) != together
 
 
@@ -103,7 +103,7 @@ def test_a_sampled_row_is_the_plain_loop_over_its_draws(model):
 
 
 def test_draws_are_those_their_name_stands_for():
-    """Folders of sampled answers claim the name: whoever draws otherwise gives the way another."""
+    """Folders of sampled responses claim the name: whoever draws otherwise gives the way another."""
     assert DRAWS == "torch.rand by SeedSequence((stream, row))"
     expected = torch.tensor([[0.65706509, 0.93922615], [0.90146017, 0.64210176]])
     torch.testing.assert_close(stream(2, [7, -7], 2, torch.device("cpu")), expected)

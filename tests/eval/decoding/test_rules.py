@@ -10,7 +10,7 @@ import torch
 
 from eval.decoding.sampling import LOSSLESS, RULES, Draws, Proposal, invert_cumulative, residual
 
-LENGTH, LOOKAHEAD, VOCAB = 4, 3, 4
+LENGTH, K, VOCAB = 4, 3, 4
 TARGET_VV = torch.tensor([[2, 1, 1, 0], [0, 1, 1, 2], [1, 1, 1, 1], [4, 0, 0, 0]]) / 4  # next token given the last
 DRAFT_VV = torch.tensor([[1, 1, 2, 0], [1, 1, 1, 1], [2, 2, 0, 0], [2, 0, 1, 1]]) / 4
 FIRST = 0  # the last token of the prompt
@@ -34,12 +34,12 @@ def proposed_everywhere(rule, draft):
     said_S = torch.arange(VOCAB) if ids_S is None else ids_S
     if rule == "exact_greedy_draft":
         tokens = [FIRST]
-        for _ in range(LOOKAHEAD):
+        for _ in range(K):
             tokens.append(said_S[draft_VS[tokens[-1]].argmax()].item())
         return torch.tensor([tokens[1:]]), None
-    draws_NK = grid(4, LOOKAHEAD)
+    draws_NK = grid(4, K)
     tokens, last_N = [], torch.full((len(draws_NK),), FIRST)
-    for step in range(LOOKAHEAD):
+    for step in range(K):
         last_N = said_S[invert_cumulative(draft_VS[last_N], draws_NK[:, step])]
         tokens.append(last_N)
     tokens_NK = torch.stack(tokens, dim=1)
@@ -50,16 +50,16 @@ def proposed_everywhere(rule, draft):
 def every_round(rule, draft):
     """All rounds of a rule: proposed tokens, the verdict on each, all of one weight."""
     tokens_NK, probs_NKS = proposed_everywhere(rule, draft)
-    accepts, targets = grid(2, LOOKAHEAD), grid(4, LOOKAHEAD + 1)
+    accepts, targets = grid(2, K), grid(4, K + 1)
     if rule == "rejection":  # one target draw is used: the same at every place
-        targets = grid(4, 1).expand(-1, LOOKAHEAD + 1)
+        targets = grid(4, 1).expand(-1, K + 1)
     else:
         accepts = accepts[:1]
     picks = torch.cartesian_prod(*[torch.arange(len(each)) for each in (tokens_NK, accepts, targets)])
     tokens_NK = tokens_NK[picks[:, 0]]
     probs_NKS = None if probs_NKS is None else probs_NKS[picks[:, 0]]
     before_NJ = torch.cat([torch.full((len(picks), 1), FIRST), tokens_NK], dim=1)
-    proposal = Proposal(tokens_NK, probs_NKS, torch.full((len(picks),), LOOKAHEAD), draft[1])
+    proposal = Proposal(tokens_NK, probs_NKS, torch.full((len(picks),), K), draft[1])
     verdict = RULES[rule](TARGET_VV[before_NJ], proposal, Draws(accepts[picks[:, 1]], targets[picks[:, 2]]))
     return tokens_NK, verdict
 

@@ -104,7 +104,7 @@ def test_steps_of_fixed_shapes_decode_as_the_reference(family, kind):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_text_is_the_targets(family):
     target, draft, _ = trio(family)
-    law_greedy_text_is_the_targets(target, draft, PROMPTS, Limits(12, frozenset({2})), lookahead=3)
+    law_greedy_text_is_the_targets(target, draft, PROMPTS, Limits(12, frozenset({2})), num_speculative_tokens=3)
     said = {id_ for one in plain_decode(target, PROMPTS, limits=Limits(12)) for id_ in one.token_ids}
     assert said - set(KEPT), "the target says nothing the draft cannot: the test is empty"
 

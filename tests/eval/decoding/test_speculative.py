@@ -6,14 +6,14 @@ import torch
 from eval.decoding.sampling import Limits, Sampling, Speculation
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.models import load_model
-from eval.replay import answer_logits, count_trace, replay_answer, replay_counts, tau
+from eval.replay import count_trace, replay_counts, replay_response, response_logits, tau
 
 LENGTH = 24
 NEVER = frozenset()
 
 
 @pytest.fixture(scope="module")
-def answers(target, prompts):
+def responses(target, prompts):
     """The target's own, to every prompt."""
     return [text.token_ids for text in plain_decode(target, prompts, limits=Limits(LENGTH))]
 
@@ -22,14 +22,14 @@ def trace_of(decoded):
     return [(one.start, one.accepted) for one in decoded.rounds]
 
 
-def speculate(target, draft, prompt, lookahead, stop_ids=NEVER, max_new_tokens=LENGTH):
-    [decoded] = speculate_all(target, draft, [prompt], lookahead, stop_ids, max_new_tokens)
+def speculate(target, draft, prompt, num_speculative_tokens, stop_ids=NEVER, max_new_tokens=LENGTH):
+    [decoded] = speculate_all(target, draft, [prompt], num_speculative_tokens, stop_ids, max_new_tokens)
     return decoded
 
 
-def speculate_all(target, draft, prompts, lookahead, stop_ids=NEVER, max_new_tokens=LENGTH):
+def speculate_all(target, draft, prompts, num_speculative_tokens, stop_ids=NEVER, max_new_tokens=LENGTH):
     return speculative_decode(
-        target, draft, prompts, limits=Limits(max_new_tokens, stop_ids), speculation=Speculation(lookahead)
+        target, draft, prompts, limits=Limits(max_new_tokens, stop_ids), speculation=Speculation(num_speculative_tokens)
     )
 
 
@@ -47,67 +47,69 @@ def generated(target, prompt, **options):
     return tuple(output[0, len(prompt) :].tolist())
 
 
-def replayed_counts(target, draft, prompt, answer, lookahead):
-    logits = [answer_logits(model, prompt, answer) for model in (target, draft)]
-    replay = replay_answer(*logits, answer, sampling=Sampling(0))
-    return replay_counts(replay.rules["exact_greedy_draft"].accept, lookahead=lookahead)
+def replayed_counts(target, draft, prompt, response, num_speculative_tokens):
+    logits = [response_logits(model, prompt, response) for model in (target, draft)]
+    replay = replay_response(*logits, response, sampling=Sampling(0))
+    return replay_counts(replay.rules["exact_greedy_draft"].accept, num_speculative_tokens=num_speculative_tokens)
 
 
-@pytest.mark.parametrize("lookahead", [1, 3, 8])
-def test_text_is_the_targets_and_counts_are_the_replays(target, noisy_draft, prompts, answers, lookahead):
+@pytest.mark.parametrize("num_speculative_tokens", [1, 3, 8])
+def test_text_is_the_targets_and_counts_are_the_replays(
+    target, noisy_draft, prompts, responses, num_speculative_tokens
+):
     accepted = rejected = 0
-    batch = speculate_all(target, noisy_draft, prompts, lookahead)
-    for prompt, answer, decoded in zip(prompts, answers, batch, strict=True):
-        assert decoded.token_ids == answer
-        counts = count_trace(trace_of(decoded), num_tokens=LENGTH, lookahead=lookahead)
-        assert counts == replayed_counts(target, noisy_draft, prompt, answer, lookahead)
+    batch = speculate_all(target, noisy_draft, prompts, num_speculative_tokens)
+    for prompt, response, decoded in zip(prompts, responses, batch, strict=True):
+        assert decoded.token_ids == response
+        counts = count_trace(trace_of(decoded), num_tokens=LENGTH, num_speculative_tokens=num_speculative_tokens)
+        assert counts == replayed_counts(target, noisy_draft, prompt, response, num_speculative_tokens)
         accepted += counts.accepted_tokens
         rejected += counts.reached[0] - counts.accepted[0]
     assert accepted > 40  # neither side of the test is empty
     assert rejected > 12
 
 
-def test_nothing_of_a_draft_that_is_always_wrong_counts_as_accepted(target_folder, target, prompts, answers):
+def test_nothing_of_a_draft_that_is_always_wrong_counts_as_accepted(target_folder, target, prompts, responses):
     def shift(_module, _inputs, output):
         output.logits = output.logits.roll(1, dims=-1)
         return output
 
     shifted = load_model(target_folder, dtype="float32", device="cpu")
     shifted.register_forward_hook(shift)
-    for answer, decoded in zip(answers, speculate_all(target, shifted, prompts, 4), strict=True):
-        assert decoded.token_ids == answer
-        assert tau(count_trace(trace_of(decoded), num_tokens=LENGTH, lookahead=4)) == 1
+    for response, decoded in zip(responses, speculate_all(target, shifted, prompts, 4), strict=True):
+        assert decoded.token_ids == response
+        assert tau(count_trace(trace_of(decoded), num_tokens=LENGTH, num_speculative_tokens=4)) == 1
 
 
 @pytest.mark.parametrize("position", range(6))
-def test_a_stop_token_ends_the_text_wherever_it_falls_in_a_round(target, noisy_draft, prompts, answers, position):
+def test_a_stop_token_ends_the_text_wherever_it_falls_in_a_round(target, noisy_draft, prompts, responses, position):
     """Any token of the greedy text can be declared the stop token (the trick of transformers #47912)."""
-    prompt, stop = prompts[2], answers[2][position]
-    answer = answers[2][: 1 + answers[2].index(stop)]
-    assert answer == generated(target, prompt, eos_token_id=[stop, 263])
-    for draft, lookahead in ((noisy_draft, 3), (target, 3), (target, 8)):
-        decoded = speculate(target, draft, prompt, lookahead, {stop, 263})
-        assert decoded.token_ids == answer
-        counts = count_trace(trace_of(decoded), num_tokens=len(answer), lookahead=lookahead)
-        assert counts == replayed_counts(target, draft, prompt, answer, lookahead)
-        assert counts.emitted_tokens == len(answer)
+    prompt, stop = prompts[2], responses[2][position]
+    response = responses[2][: 1 + responses[2].index(stop)]
+    assert response == generated(target, prompt, eos_token_id=[stop, 263])
+    for draft, k in ((noisy_draft, 3), (target, 3), (target, 8)):
+        decoded = speculate(target, draft, prompt, k, {stop, 263})
+        assert decoded.token_ids == response
+        counts = count_trace(trace_of(decoded), num_tokens=len(response), num_speculative_tokens=k)
+        assert counts == replayed_counts(target, draft, prompt, response, k)
+        assert counts.emitted_tokens == len(response)
 
 
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 6, 7, 11])
-def test_the_length_limit_holds_in_the_middle_of_a_round(target, noisy_draft, prompts, answers, max_new_tokens):
+def test_the_length_limit_holds_in_the_middle_of_a_round(target, noisy_draft, prompts, responses, max_new_tokens):
     for draft in (noisy_draft, target):
         decoded = speculate(target, draft, prompts[3], 5, max_new_tokens=max_new_tokens)
-        assert decoded.token_ids == answers[3][:max_new_tokens]
+        assert decoded.token_ids == responses[3][:max_new_tokens]
         assert decoded.rounds[-1].start + decoded.rounds[-1].accepted + 1 == max_new_tokens
 
 
 def test_token_id_zero_is_a_token_like_any_other(target, noisy_draft):
     prompt = [0, 5, 0, 0]
-    answer = plain(target, prompt)
-    assert answer == generated(target, prompt, eos_token_id=-1)
-    assert 0 in answer
+    response = plain(target, prompt)
+    assert response == generated(target, prompt, eos_token_id=-1)
+    assert 0 in response
     decoded = speculate(target, noisy_draft, prompt, 4, {0})
-    assert decoded.token_ids == answer[: answer.index(0) + 1]
+    assert decoded.token_ids == response[: response.index(0) + 1]
 
 
 def test_a_pad_token_equal_to_the_stop_token_may_stand_in_the_prompt(target, noisy_draft):
@@ -132,9 +134,9 @@ def test_the_draft_reads_no_token_twice_one_a_step_and_two_after_a_full_round(ta
 
 
 def test_the_lookahead_is_really_passed_on(target, noisy_draft, prompts):
-    for lookahead in (1, 2, 6):
-        decoded = speculate(target, noisy_draft, prompts[2], lookahead, max_new_tokens=8)
-        assert decoded.rounds[0].proposed == lookahead
+    for k in (1, 2, 6):
+        decoded = speculate(target, noisy_draft, prompts[2], k, max_new_tokens=8)
+        assert decoded.rounds[0].proposed == k
 
 
 def test_rounds_go_on_to_the_end_of_the_text_and_hold_their_times(target, noisy_draft, prompts):
@@ -149,7 +151,7 @@ def test_rounds_go_on_to_the_end_of_the_text_and_hold_their_times(target, noisy_
 
 
 def test_nonsense_is_refused(target):
-    with pytest.raises(ValueError, match="lookahead"):
+    with pytest.raises(ValueError, match="num_speculative_tokens"):
         speculate(target, target, [5], 0)
     with pytest.raises(ValueError, match="0"):
         speculate(target, target, [], 2)

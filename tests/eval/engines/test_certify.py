@@ -104,7 +104,7 @@ def test_a_reduced_vocabulary_is_exported_in_a_form_first(target_folder, small_h
 
 
 def test_a_dry_run_prints_the_command_of_every_engine(target_folder, noisy_folder, small_head_folder, capsys):
-    words = ["--target", str(target_folder), "--dry-run", "--lookahead", "5"]
+    words = ["--target", str(target_folder), "--dry-run", "--num-speculative-tokens", "5"]
     assert widedraft.main(["certify", str(noisy_folder), *words]) == 0
     printed = capsys.readouterr().out
     for part in (

@@ -1,4 +1,4 @@
-"""Engines in environments of their own, with scripts in their place that answer as they would."""
+"""Engines in environments of their own, with scripts in their place that reply as they would."""
 
 import ast
 import json
@@ -22,7 +22,7 @@ def run(engine, target, draft, **draft_settings):
         "draft": str(draft),
         "conversations": [CONVERSATION],
         "is_chat": True,
-        "lookahead": 2,
+        "num_speculative_tokens": 2,
         "max_new_tokens": 4,
         "max_model_len": 9,
         "dtype": "float32",
@@ -35,17 +35,17 @@ def run(engine, target, draft, **draft_settings):
 
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
-    """stand_in(engine, answer): the worker is a script that writes the answer, and keeps the request."""
+    """stand_in(engine, response): the worker is a script that writes the response, and keeps the request."""
 
-    def write(engine, answer):
+    def write(engine, response):
         script = tmp_path / "worker.py"
         script.write_text(
             "import json, sys\n"
             f"assert sys.argv[1:3] == ['certify', {engine!r}]\n"
-            f"answer = json.loads({json.dumps(json.dumps(answer))})\n"
-            "answer['request'] = json.load(open(sys.argv[3]))\n"
-            "json.dump(answer, open(sys.argv[4], 'w'))\n"
-            f"json.dump(answer['request'], open({str(tmp_path / 'got')!r}, 'w'))\n"
+            f"response = json.loads({json.dumps(json.dumps(response))})\n"
+            "response['request'] = json.load(open(sys.argv[3]))\n"
+            "json.dump(response, open(sys.argv[4], 'w'))\n"
+            f"json.dump(response['request'], open({str(tmp_path / 'got')!r}, 'w'))\n"
         )
         monkeypatch.setattr(runs, "WORKER", script)
 
@@ -71,8 +71,8 @@ def test_vllms_counters_become_ours(stand_in, tmp_path):
 def test_llama_cpp_tells_no_positions_and_rounds_follow_from_the_text(stand_in, tmp_path):
     plain = {"prompt_ids": [1], "ids": [3, 4, 5, 6], "elapsed_s": 0.5, "proposed": 0, "accepted": 0}
     drafted = {**plain, "proposed": 5, "accepted": 2}
-    answer = {"version": "1", "texts": [{"plain": plain, "drafted": drafted}], "own": [drafted] * 2}
-    stand_in("llama.cpp", answer)
+    response = {"version": "1", "texts": [{"plain": plain, "drafted": drafted}], "own": [drafted] * 2}
+    stand_in("llama.cpp", response)
     files = (tmp_path / "t-Q4_0.gguf", tmp_path / "d-F16.gguf")
     done = run("llama.cpp", *files)
     counted = done.texts[0].counted
@@ -96,7 +96,7 @@ def test_openvinos_rounds_are_what_each_run_of_the_target_gave(stand_in, tmp_pat
 
 
 @pytest.mark.parametrize("last", ["raise SystemExit('no module named vllm')", "print('no module named vllm')"])
-def test_an_engine_that_ends_without_an_answer_failed_and_its_last_words_are_told(tmp_path, monkeypatch, last):
+def test_an_engine_that_ends_without_an_response_failed_and_its_last_words_are_told(tmp_path, monkeypatch, last):
     script = tmp_path / "worker.py"
     monkeypatch.setattr(runs, "WORKER", script)
     script.write_text(f"print('loading'); {last}")
@@ -132,24 +132,24 @@ class FakeEngine:
 
 @pytest.fixture
 def answered(tmp_path, monkeypatch):
-    """Twelve prompts answered by FakeEngine: the answer, and every call."""
+    """Twelve prompts answered by FakeEngine: the response, and every call."""
     monkeypatch.setattr(FakeEngine, "calls", [])
     monkeypatch.setitem(worker.ENGINES, "vllm", (FakeEngine, "pytest"))
     monkeypatch.setattr(worker, "package_version", lambda package: f"{package} 7")
-    asked, answer = tmp_path / "request.json", tmp_path / "answer.json"
+    asked, response = tmp_path / "request.json", tmp_path / "response.json"
     request = {"target": "T", "draft": "D", "conversations": [f"prompt {each}" for each in range(12)], "seed": 17}
     asked.write_text(json.dumps(request))
-    worker.main("certify", "vllm", str(asked), str(answer))
-    return json.loads(answer.read_text()), FakeEngine.calls
+    worker.main("certify", "vllm", str(asked), str(response))
+    return json.loads(response.read_text()), FakeEngine.calls
 
 
 def test_every_prompt_is_decoded_plain_and_drafted_and_by_the_target_itself(answered):
-    answer, _ = answered
+    response, _ = answered
     prompts = [f"prompt {each}" for each in range(12)]
-    assert [text["plain"] for text in answer["texts"]] == [{"draft": None, "messages": each} for each in prompts]
-    assert [text["drafted"]["draft"] for text in answer["texts"]] == ["D"] * 12
-    assert answer["own"] == [{"draft": "T", "messages": each} for each in prompts]
-    assert answer["version"] == "pytest 7"
+    assert [text["plain"] for text in response["texts"]] == [{"draft": None, "messages": each} for each in prompts]
+    assert [text["drafted"]["draft"] for text in response["texts"]] == ["D"] * 12
+    assert response["own"] == [{"draft": "T", "messages": each} for each in prompts]
+    assert response["version"] == "pytest 7"
 
 
 def test_turns_change_and_the_first_texts_are_not_timed(answered):

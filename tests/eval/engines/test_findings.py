@@ -15,7 +15,7 @@ from eval.engines.certificate import (
 )
 from eval.engines.certify import speed_of
 from eval.engines.runs import find, find_ties
-from eval.replay import answer_logits
+from eval.replay import response_logits
 
 PROMPTS = [(1, 2, 3, number) for number in range(24)]
 COUNTED = Counted(rounds=30, proposed=90, accepted=34, by_position=(20, 10, 4))
@@ -40,7 +40,7 @@ def run():
         version="1",
         command="serve",
         dtype="float32",
-        lookahead=3,
+        num_speculative_tokens=3,
         max_new_tokens=64,
         own=Counted(rounds=400, proposed=1200, accepted=1200, by_position=(400, 400, 400)),
         texts=tuple(text(prompt) for prompt in PROMPTS),
@@ -156,7 +156,7 @@ NOTHING = Counted(rounds=0, proposed=0, accepted=0)
 
 def ties(target, plain, drafted, dtype):
     text = TextRun(prompt_ids=PROMPT, plain_ids=plain, drafted_ids=drafted, plain_s=1.0, drafted_s=1.0, counted=NOTHING)
-    lengths = {"lookahead": 2, "max_new_tokens": 4}
+    lengths = {"num_speculative_tokens": 2, "max_new_tokens": 4}
     run = EngineRun(engine="llama.cpp", version="1", command="", dtype=dtype, **lengths, own=NOTHING, texts=(text,))
     return find_ties(target, run, stop_id=2)
 
@@ -166,8 +166,8 @@ def ties(target, plain, drafted, dtype):
     [("float32", 0.0), ("bfloat16", 2**-7), ("t-F16 with d-F16", 2**-10), ("t-BF16 with d-BF16", 2**-7), ("Q4", 2**-7)],
 )
 def test_tokens_tie_within_four_roundings_of_the_largest_logit(target, dtype, rounding):
-    first = int(answer_logits(target, PROMPT, [0])[-1].argmax())
-    logits_V = answer_logits(target, PROMPT, [first, 0])[-1]
+    first = int(response_logits(target, PROMPT, [0])[-1].argmax())
+    logits_V = response_logits(target, PROMPT, [first, 0])[-1]
     allowed = 4 * rounding * float(logits_V.abs().max())
     best = int(logits_V.argmax())
     for other in logits_V.argsort(descending=True)[1:60].tolist():

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.eval.responses.test_traces import GREEDY
 
 from architectures.errors import UserError
 from architectures.sharing import ALONE, Share
@@ -15,7 +16,6 @@ from eval.engines import external_generate
 from eval.engines.external_generate import engine_part, responses_by, worker_environment
 from eval.prompts import Prompt
 from eval.responses import read_traces
-from tests.eval.answers.test_traces import GREEDY
 from tests.eval.engines.fake_server import FakeServer, served
 from tests.sharing import by_processes
 
@@ -59,7 +59,7 @@ def endpoint(*servers, **changes):
 
 def write(target, out, config, settings=SETTINGS, share=ALONE):
     with responses_by(config) as kind:
-        write_traces(target, PROMPTS, out, settings, answered_by=kind, share=share)
+        write_traces(target, PROMPTS, out, settings, generated_by=kind, share=share)
 
 
 def rejected(target, out, config, settings=SETTINGS):
@@ -190,7 +190,7 @@ def vllm(tmp_path, monkeypatch, target_folder, own_folder):
     (package / "__init__.py").write_text(Path(__file__).with_name("fake_vllm.py").read_text())
     monkeypatch.setenv("PYTHONPATH", str(package.parent))
     monkeypatch.setenv("FAKE_VLLM", str(tmp_path / "prepared.json"))
-    responses = {json.dumps(trace.prompt_ids): trace.answer_ids for trace in read_traces(own_folder, "train")}
+    responses = {json.dumps(trace.prompt_ids): trace.response_ids for trace in read_traces(own_folder, "train")}
 
     def config(max_batches=100, **changes):
         prepared = {"responses": responses, "max_batches": max_batches}

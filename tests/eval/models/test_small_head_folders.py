@@ -16,7 +16,7 @@ from architectures.shapes import Shape
 from architectures.vocabulary import DRAFT_VOCABULARY_NAME
 from architectures.vocabulary_head import head_ids
 from eval.models import load_config, load_model
-from eval.replay import answer_logits
+from eval.replay import response_logits
 from tests.eval.conftest import SAID
 from tests.families import DECODER_ONLY
 from widedraft import main
@@ -49,7 +49,7 @@ def test_every_family_opens_with_the_rows_of_its_file(family, make_checkpoint, w
     whole = load_model(whole_folder, dtype="float32", device="cpu")
     assert type(draft) is type(whole)
     pickle.loads(pickle.dumps(draft))
-    expected, found = (answer_logits(model, [5, 6], [7, 8, 9]) for model in (whole, draft))
+    expected, found = (response_logits(model, [5, 6], [7, 8, 9]) for model in (whole, draft))
     torch.testing.assert_close(found[:, list(SAID)], expected[:, list(SAID)])
     assert found[:, [id_ for id_ in range(264) if id_ not in SAID]].isneginf().all()
 

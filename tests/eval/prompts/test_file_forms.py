@@ -13,12 +13,12 @@ from eval.tasks import TASKS, PromptSource
 
 SQL = (
     "Could you translate the following question into SQL. Please only generate SQL, don't include explanation in the "
-    "answer. "
+    "response. "
 )
 
 
-def conversation(number, text, answer=None, **fields):
-    turns = [user_turn(text), *([{"role": "assistant", "content": answer}] if answer else [])]
+def conversation(number, text, response=None, **fields):
+    turns = [user_turn(text), *([{"role": "assistant", "content": response}] if response else [])]
     return {"id": f"identity_{number}", "conversation": turns, **fields}
 
 
@@ -60,8 +60,8 @@ def test_other_rows_have_no_category_in_those(tmp_path):
     assert prompt.category is None
 
 
-def test_the_answers_of_a_list_of_conversations_are_learned(tmp_path):
-    [found] = load_conversations([written(tmp_path / "a_with_answer.json", [conversation(0, "a", " b ")])])
+def test_the_responses_of_a_list_of_conversations_are_learned(tmp_path):
+    [found] = load_conversations([written(tmp_path / "a_with_response.json", [conversation(0, "a", " b ")])])
     assert found.messages == (user_turn("a"), {"role": "assistant", "content": "b"})
 
 

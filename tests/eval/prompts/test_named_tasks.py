@@ -1,4 +1,4 @@
-"""Named tasks: what their rows become, what is refused, which answers they bring, and that a change shows."""
+"""Named tasks: what their rows become, what is refused, which responses they bring, and that a change shows."""
 
 import json
 from typing import Any
@@ -25,7 +25,7 @@ from eval.tasks import TASKS, PromptSource, named_task
 
 SQL = (
     "Could you translate the following question into SQL. Please only generate SQL, don't include explanation in the "
-    "answer. How many boats?"
+    "response. How many boats?"
 )
 HI, HO = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
 CODE = "import os\n\n" + "x = 1\n" * 100  # 611 characters
@@ -197,10 +197,10 @@ def test_a_task_that_is_none_has_the_nearest_one_named():
         named_task("gsm8")
 
 
-# Answers
+# Responses
 
 
-def test_rows_bring_answers_where_their_task_has_some():
+def test_rows_bring_responses_where_their_task_has_some():
     row = {"question": "2+2?", "answer": "#### 4"}
     assert task_answer(TASKS["gsm8k"], row, "f:1") == "#### 4"
     messages = task_conversation(TASKS["gsm8k"], row, "f:1")
@@ -216,11 +216,11 @@ def test_rows_bring_answers_where_their_task_has_some():
         ("humaneval", {"prompt": "a", "canonical_solution": "b"}),
     ],
 )
-def test_rows_that_bring_no_answer_cannot_be_learned(name, row):
-    with pytest.raises(UserError, match=rf"^f:1: rows of task {name} bring no answer to a user's words\."):
+def test_rows_that_bring_no_response_cannot_be_learned(name, row):
+    with pytest.raises(UserError, match=rf"^f:1: rows of task {name} bring no response to a user's words\."):
         task_conversation(TASKS[name], row, "f:1")
 
 
-def test_a_row_that_lacks_its_answer_is_refused():
-    with pytest.raises(UserError, match=r"^f:1: has none of the fields answer; it has question"):
+def test_a_row_that_lacks_its_response_is_refused():
+    with pytest.raises(UserError, match=r"^f:1: has none of the fields response; it has question"):
         task_conversation(TASKS["gsm8k"], {"question": "a"}, "f:1")

@@ -76,8 +76,8 @@ def test_rows_of_every_form_may_have_a_category(write_rows, form, fields, catego
     assert prompt.category == category
 
 
-def test_answers_claim_a_category_and_a_task_only_where_there_is_one():
-    """Folders written before prompts had them stay valid, and none passes for answers with them."""
+def test_responses_claim_a_category_and_a_task_only_where_there_is_one():
+    """Folders written before prompts had them stay valid, and none passes for responses with them."""
     prompt = Prompt("f:1", (user("a"),))
     assert list(asked(prompt)) == ["source", "messages", "later_turns"]
     assert asked(replace(prompt, category="a"))["category"] == "a"
@@ -182,7 +182,7 @@ def test_dataset_that_cannot_be_loaded(dataset_folder):
         load_prompts([PromptSource(name="no/such-set", config="main")])
 
 
-def test_chat_template_renders_the_conversation_and_opens_the_answer(tiny_target):
+def test_chat_template_renders_the_conversation_and_opens_the_response(tiny_target):
     tokenizer = load_tokenizer(tiny_target)
     ids = render_prompt(tokenizer, [user("hi"), assistant("ho"), user("hum")])
     assert tokenizer.decode(ids) == (

@@ -16,7 +16,7 @@ PROMPTS = [Prompt(f"p.jsonl:{i}", ({"role": "user", "content": text},)) for i, t
 def config(**changes):
     settings = {
         "max_new_tokens": 6,
-        "lookaheads": (1, 2, 3),
+        "num_speculative_tokens": (1, 2, 3),
         "latency_repeats": 8,
     }
     return EvalConfig(**{**settings, "latency_batch_sizes": (1, 2), **changes})
@@ -39,9 +39,9 @@ def test_the_file_has_every_batch_at_the_length_of_the_scored_texts(scored):
     grid = read_grid_file(out / "latency.json")
     context = scorecard.latency.context_tokens
     assert [(cell.batch, cell.context_tokens) for cell in grid.cells] == [(1, context), (2, context)]
-    assert grid.lookaheads == [1, 2, 3]
+    assert grid.ks == [1, 2, 3]
     assert {cell.repeats for cell in grid.cells} == {2}  # a quarter of 8
-    assert [step.lookahead for step in grid.cells[1].verify] == [1, 2, 3]
+    assert [step.num_speculative_tokens for step in grid.cells[1].verify] == [1, 2, 3]
     assert [steps.draft for steps in grid.cells[1].drafts] == ["draft"]
     named = {"target": scorecard.target, "draft": scorecard.drafts[-1]}
     assert {name: model.fingerprint for name, model in grid.models.items()} == {
@@ -71,7 +71,7 @@ def test_models_of_one_text_at_a_time_are_timed_at_batch_1(models, monkeypatch):
 def test_no_batches_no_file_also_where_an_earlier_scoring_left_one(target_folder, noisy_folder, tmp_path, monkeypatch):
     monkeypatch.setattr("eval.latency.free_bytes", lambda _device: 0)
     (tmp_path / "latency.json").write_text("{}")
-    asked = config(temperatures=(0.0,), lookaheads=(1,), latency_repeats=1, live_prompts=1)
+    asked = config(temperatures=(0.0,), num_speculative_tokens=(1,), latency_repeats=1, wall_clock_prompts=1)
     scorecard = score_drafts(target_folder, {"draft": noisy_folder}, PROMPTS, asked, tmp_path, seed=17)
     assert not (tmp_path / "latency.json").exists()
     assert [text.split(":")[0] for text in scorecard.warnings[-2:]] == [
@@ -80,7 +80,7 @@ def test_no_batches_no_file_also_where_an_earlier_scoring_left_one(target_folder
 
 
 def test_lookaheads_are_both_ends_and_the_powers_of_two_between(models):
-    settings = config(lookaheads=(3, 4, 5, 6), latency_batch_sizes=(1,), latency_repeats=1)
+    settings = config(num_speculative_tokens=(3, 4, 5, 6), latency_batch_sizes=(1,), latency_repeats=1)
     grid, _ = measure_batches(models, [1, 70, 80], settings, RESAMPLING)
     [cell] = grid
-    assert [step.lookahead for step in cell.verify] == [3, 4, 6]
+    assert [step.num_speculative_tokens for step in cell.verify] == [3, 4, 6]

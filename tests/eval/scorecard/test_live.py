@@ -12,7 +12,7 @@ from eval.responses import Trace
 from eval.wall_clock import (
     DRAFT,
     LEAST_P,
-    LiveAnswer,
+    LiveResponse,
     LiveWay,
     compare_with_replay,
     decode_live,
@@ -26,15 +26,15 @@ TEXT = (7, 8, 9, 10)
 PLAIN = Decoded(TEXT, (), prefill_s=2.0, decode_s=8.0)
 ROUNDS = (Round(0, 2, 2, 1, 1, 0.1, 0.2), Round(2, 2, 1, 1, 1, 0.1, 0.2))
 SPECULATIVE = Decoded(TEXT, ROUNDS, prefill_s=3.0, decode_s=1.0)
-LIVE = LiveAnswer(TEXT, PLAIN, SPECULATIVE, lookahead=2)
+LIVE = LiveResponse(TEXT, PLAIN, SPECULATIVE, num_speculative_tokens=2)
 
-COUNTS = count_trace([(0, 1), (2, 1)], num_tokens=4, lookahead=2)
-OTHER_COUNTS = count_trace([(0, 2), (3, 0)], num_tokens=4, lookahead=2)
+COUNTS = count_trace([(0, 1), (2, 1)], num_tokens=4, num_speculative_tokens=2)
+OTHER_COUNTS = count_trace([(0, 2), (3, 0)], num_tokens=4, num_speculative_tokens=2)
 
 
 @pytest.fixture
 def decode(target, noisy_draft):
-    """Decode six prompts live; returns the answers and, for each, the models in the order in which they read it."""
+    """Decode six prompts live; returns the responses and, for each, the models in the order in which they read it."""
 
     def decode(seed):
         begun = []
@@ -47,19 +47,19 @@ def decode(target, noisy_draft):
         hooks = [model.register_forward_pre_hook(note, with_kwargs=True) for model in names]
         traces = [Trace(i, "", (), (5, 6, 10 + i), (), "", "length") for i in range(6)]
         ways = {DRAFT: LiveWay(noisy_draft, 3)}
-        answers = decode_live(
+        responses = decode_live(
             target, ways, traces, max_new_tokens=3, stop_ids=frozenset(), sampling=Sampling(), seed=seed
         )
         for hook in hooks:
             hook.remove()
-        return answers, [tuple(begun[i : i + 3]) for i in range(0, len(begun), 3)]
+        return responses, [tuple(begun[i : i + 3]) for i in range(0, len(begun), 3)]
 
     return decode
 
 
 def test_each_prompt_is_decoded_both_ways_once_in_an_order_drawn_for_it(decode):
-    answers, orders = decode(17)
-    assert len(answers) == len(orders) == 6
+    responses, orders = decode(17)
+    assert len(responses) == len(orders) == 6
     assert set(orders) == {("target", "target", "draft"), ("target", "draft", "target")}  # plain first, and last
     assert decode(17)[1] == orders
     assert decode(18)[1] != orders
@@ -67,11 +67,11 @@ def test_each_prompt_is_decoded_both_ways_once_in_an_order_drawn_for_it(decode):
 
 def test_ways_are_compared_with_plain_decoding_and_with_each_other():
     other = replace(SPECULATIVE, prefill_s=1.0, decode_s=4.0)
-    answers = [replace(LIVE, others={"text": other})] * 2
-    assert decoding_speedup(answers, RESAMPLING, "text").value == 8.0 / 4.0
-    assert whole_speedup(answers, RESAMPLING, "text").value == 10.0 / 5.0
-    assert whole_speedup(answers, RESAMPLING, over="text").value == 5.0 / 4.0  # the draft beside the text
-    assert whole_speedup(answers, RESAMPLING, "text", over=DRAFT).value == 4.0 / 5.0
+    responses = [replace(LIVE, others={"text": other})] * 2
+    assert decoding_speedup(responses, RESAMPLING, "text").value == 8.0 / 4.0
+    assert whole_speedup(responses, RESAMPLING, "text").value == 10.0 / 5.0
+    assert whole_speedup(responses, RESAMPLING, over="text").value == 5.0 / 4.0  # the draft beside the text
+    assert whole_speedup(responses, RESAMPLING, "text", over=DRAFT).value == 4.0 / 5.0
 
 
 def test_times_are_per_token_of_each_text():
@@ -83,20 +83,20 @@ def test_times_are_per_token_of_each_text():
     assert whole_speedup([LIVE, shorter], RESAMPLING).value == (20.0 / 8) / (8.0 / 6)
 
 
-def test_a_live_answer_has_the_counts_of_its_own_rounds():
+def test_a_live_response_has_the_counts_of_its_own_rounds():
     assert LIVE.counts == COUNTS != OTHER_COUNTS
 
 
 def test_agreement_counts_the_prompts_that_agree():
     other = (7, 8, 0, 0)
-    answers = [
+    responses = [
         LIVE,
         replace(LIVE, recorded_ids=other),
         replace(LIVE, plain=replace(PLAIN, token_ids=other), recorded_ids=other),
         replace(LIVE, plain=replace(PLAIN, token_ids=other)),
         replace(LIVE, speculative=replace(SPECULATIVE, token_ids=other)),
     ]
-    found = compare_with_replay(answers, [OTHER_COUNTS, COUNTS, COUNTS, COUNTS, COUNTS], is_greedy=True)
+    found = compare_with_replay(responses, [OTHER_COUNTS, COUNTS, COUNTS, COUNTS, COUNTS], is_greedy=True)
     assert (found.same_text, found.same_as_recorded, found.same_counts) == (2, 2, 4)
     assert (found.loop.accepted, found.replay.accepted) == (10, 10)
     assert not found.exact
@@ -112,7 +112,7 @@ def test_agreement_is_exact_only_if_every_prompt_agrees_in_every_way(fault):
 
 def counts_of(rounds):
     """As many rounds, of which none keeps anything."""
-    return count_trace([(start, 0) for start in range(rounds)], num_tokens=rounds, lookahead=2)
+    return count_trace([(start, 0) for start in range(rounds)], num_tokens=rounds, num_speculative_tokens=2)
 
 
 def test_sampled_rounds_agree_as_far_as_chance_allows():
@@ -127,13 +127,13 @@ def test_sampled_rounds_agree_as_far_as_chance_allows():
 
 
 def test_sampled_live_texts_are_held_against_a_replay_of_themselves(decode_sampled):
-    answers, expected = decode_sampled
-    agreement = compare_with_replay(answers, expected, is_greedy=False)
+    responses, expected = decode_sampled
+    agreement = compare_with_replay(responses, expected, is_greedy=False)
     assert agreement.p_value > LEAST_P
     assert agreement.exact
-    assert agreement.same_text < len(answers)  # by rejection the draft's draws decide too
+    assert agreement.same_text < len(responses)  # by rejection the draft's draws decide too
     assert 0 < agreement.loop.accepted < agreement.loop.proposed
-    wrong = compare_with_replay(answers, [counts_of(40)] * len(answers), is_greedy=False)
+    wrong = compare_with_replay(responses, [counts_of(40)] * len(responses), is_greedy=False)
     assert not wrong.exact
 
 
@@ -144,16 +144,16 @@ def decode_sampled(target, noisy_draft):
     traces = [Trace(i, "", (), (5, 6, 10 + i, 5, 6), (), "", "length") for i in range(10)]
     ways = {DRAFT: LiveWay(noisy_draft, 3), "text": LiveWay(NgramLookup(), 2)}
     how = {"max_new_tokens": 12, "stop_ids": frozenset(), "sampling": sampling, "seed": 5}
-    answers = decode_live(target, ways, traces, **how)
-    for one in answers:
+    responses = decode_live(target, ways, traces, **how)
+    for one in responses:
         assert one.by("text").token_ids == one.plain.token_ids  # looked up: the target's draws alone
         assert not one.plain.rounds
-        assert one.lookahead == 3
-    proposed = {name: [each.proposed for one in answers for each in one.by(name).rounds] for name in ways}
+        assert one.num_speculative_tokens == 3
+    proposed = {name: [each.proposed for one in responses for each in one.by(name).rounds] for name in ways}
     assert {name: max(counts) for name, counts in proposed.items()} == {DRAFT: 3, "text": 2}
     rule, expected = rule_name(sampling.temperature), []
-    for answer, trace in zip(answers, traces, strict=True):
-        ids = answer.speculative.token_ids
+    for response, trace in zip(responses, traces, strict=True):
+        ids = response.speculative.token_ids
         replay = replay_pair(target, noisy_draft, trace.prompt_ids, ids, sampling=sampling)
-        expected.append(replay_counts(replay.rules[rule].accept, lookahead=3))
-    return answers, expected
+        expected.append(replay_counts(replay.rules[rule].accept, num_speculative_tokens=3))
+    return responses, expected

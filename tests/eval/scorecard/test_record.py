@@ -7,11 +7,11 @@ import pytest
 
 from eval.decoding.sampling import Decoded, Round
 from eval.intervals import Resampling
-from eval.replay import AnswerScore, count_trace
+from eval.replay import ResponseScore, count_trace
 from eval.scorecard import forecast, speedup_row
 from eval.scorecard_schema import LOOKUP, RoundCounts, Spent, SpentByBoth
 from eval.speedup import StepTimes, break_even_alpha
-from eval.wall_clock import DRAFT, LiveAnswer, LiveWay, best_lookup, compare_with_replay, live_record
+from eval.wall_clock import DRAFT, LiveResponse, LiveWay, best_lookup, compare_with_replay, live_record
 from tests.eval.scorecard.test_acceptance_record import GOOD
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=100, seed=17)
@@ -22,22 +22,22 @@ def test_forecasts_by_measured_terms():
     row, tau = forecast(GOOD, 2, TIMES), 10 / 7
     assert row.predicted == pytest.approx(tau * 20 / (2 * 4 + 1 / 7 * (5 - 4) + 22))
     assert row.break_even_alpha == break_even_alpha(2, TIMES)
-    assert speedup_row(GOOD, TIMES).lookahead == (row,)
+    assert speedup_row(GOOD, TIMES).num_speculative_tokens == (row,)
 
 
 def test_the_best_lookahead_is_chosen_by_measured_terms():
     """Rounds keep one token each, however many are proposed; independent accepts at alpha 1 would keep all."""
-    counts = {g: count_trace([(0, 1), (2, 1)], num_tokens=4, lookahead=g) for g in (1, 2)}
+    counts = {g: count_trace([(0, 1), (2, 1)], num_tokens=4, num_speculative_tokens=g) for g in (1, 2)}
     times = replace(TIMES, verify_s={1: 20.0, 2: 20.0})
-    record = speedup_row(replace(GOOD, answers=[AnswerScore(0, np.ones(4), 4.0, 4.0, 0, 0, counts)]), times)
-    assert (record.best_lookahead, record.predicted) == (1, 2 * 20 / (4 + 1 * (5 - 4) + 20))
+    record = speedup_row(replace(GOOD, responses=[ResponseScore(0, np.ones(4), 4.0, 4.0, 0, 0, counts)]), times)
+    assert (record.best_k, record.predicted) == (1, 2 * 20 / (4 + 1 * (5 - 4) + 20))
     assert record.break_even_alpha == break_even_alpha(1, times)
 
 
 def test_time_of_the_live_loop_is_told_by_part_and_per_token():
     rounds = (Round(0, 2, 2, 1, 1, draft_s=0.25, verify_s=0.5), Round(2, 2, 1, 1, 1, draft_s=0.25, verify_s=1.0))
     text = Decoded((7, 8, 9, 10), rounds, prefill_s=0.125, decode_s=2.0)
-    live = [LiveAnswer(text.token_ids, replace(text, rounds=(), decode_s=3.0), text, 2, {LOOKUP: text})] * 2
+    live = [LiveResponse(text.token_ids, replace(text, rounds=(), decode_s=3.0), text, 2, {LOOKUP: text})] * 2
     agreement = compare_with_replay(live, [one.counts for one in live], is_greedy=True)
     ways, how = dict.fromkeys((DRAFT, LOOKUP), LiveWay(None, 2)), {"predicted": 1.5, "resampling": RESAMPLING}
     record = live_record("good", live, ways, agreement, temperature=0.0, **how)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from architectures.errors import UserError
 from architectures.manifest import fingerprint_value
-from eval.acceptance_rates import Answers, replay_drafts
+from eval.acceptance_rates import Responses, replay_drafts
 from eval.config import EvalConfig
 from eval.decoding.sampling import Limits, Sampling, Speculation
 from eval.decoding.speculative import plain_decode, speculative_decode
@@ -36,11 +36,11 @@ def _intervals_of_three_prompts():
 def config(**changes):
     settings = {
         "max_new_tokens": 24,
-        "lookaheads": (1, 2, 3, 4),
+        "num_speculative_tokens": (1, 2, 3, 4),
         "batch_size": 3,
         "latency_repeats": 3,
         "latency_batch_sizes": (),
-        "live_prompts": 4,
+        "wall_clock_prompts": 4,
         "max_prompt_len": 300,
     }
     return EvalConfig(**{**settings, **changes})
@@ -56,7 +56,12 @@ PROMPTS[-1] = replace(PROMPTS[-1], category="arithmetic", task="gsm8k/1")
 
 TALK = replace(PROMPTS[1], later_turns=("and then", "so"))
 GIVEN = [PROMPTS[0], ask("a" * 400, "and", source="p.jsonl:0"), TALK, *PROMPTS[2:], ask("not taken")]
-SHORT: dict[str, Any] = {"temperatures": (0.0,), "lookaheads": (2,), "latency_repeats": 1, "live_prompts": 1}
+SHORT: dict[str, Any] = {
+    "temperatures": (0.0,),
+    "num_speculative_tokens": (2,),
+    "latency_repeats": 1,
+    "wall_clock_prompts": 1,
+}
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +87,7 @@ def test_the_file_is_what_was_returned(scored):
     assert read_scorecard(out / "scorecard.json") == scorecard
     assert scorecard.format == "widedraft.scorecard/4"
     assert sorted(path.name for path in out.iterdir()) == [
-        "answers",
+        "responses",
         "examples.json",
         "scorecard.json",
         "scorecard.md",
@@ -102,7 +107,7 @@ def test_a_conversation_is_one_prompt_and_what_is_too_long_is_left_out_and_count
     counted = {key: getattr(scorecard.prompts, key) for key in ("given", "taken", "too_long", "scored")}
     assert counted == {"given": 7, "taken": 6, "too_long": 1, "scored": 5}
     assert scorecard.prompts.sources == tuple(f"p.jsonl:{number}" for number in range(1, 6))
-    assert {(row.prompts, row.answers) for row in scorecard.acceptance} == {(5, 7)}
+    assert {(row.prompts, row.responses) for row in scorecard.acceptance} == {(5, 7)}
     assert {live.prompts for live in scorecard.lives} == {4}
 
 
@@ -110,8 +115,8 @@ def test_raw_counts_stand_beside_every_rate(scorecard):
     for row in scorecard.acceptance:
         assert row.rule == ("exact_greedy_draft" if row.temperature == 0 else "rejection")
         assert row.alpha.value == pytest.approx(row.alpha.sum / row.alpha.tokens)
-        assert [entry.lookahead for entry in row.lookahead] == [1, 2, 3, 4]
-        for entry in row.lookahead:
+        assert [entry.num_speculative_tokens for entry in row.by_k] == [1, 2, 3, 4]
+        for entry in row.by_k:
             assert entry.emitted == pytest.approx(entry.accepted + entry.rounds)
             assert entry.emitted == pytest.approx(row.alpha.tokens)
             assert entry.tau.value == pytest.approx(1 + entry.accepted / entry.rounds)
@@ -131,8 +136,8 @@ def test_at_temperature_one_tau_is_told_under_all_three_rules(scorecard):
         for other in row.other_rules:
             assert other.alpha.value < row.alpha.value
             assert other.alpha.tokens == row.alpha.tokens
-            for theirs, ours in zip(other.lookahead, row.lookahead, strict=True):
-                assert theirs.lookahead == ours.lookahead
+            for theirs, ours in zip(other.by_k, row.by_k, strict=True):
+                assert theirs.num_speculative_tokens == ours.num_speculative_tokens
                 assert 1 <= theirs.tau.value < ours.tau.value  # less than rejection at every token
         assert acceptance(scorecard, draft, 0.0).other_rules == ()
     for row in scorecard.differences:
@@ -148,8 +153,8 @@ def test_sums_of_every_prompt_add_up(scorecard):
         assert sum(sums.tokens) == row.alpha.tokens
         assert sum(sums.alpha) == pytest.approx(row.alpha.sum)
         assert sum(sums.greedy_match) == row.greedy_match.sum
-        for rounds, entry in zip(sums.rounds, row.lookahead, strict=True):
-            assert rounds.lookahead == entry.lookahead
+        for rounds, entry in zip(sums.rounds, row.by_k, strict=True):
+            assert rounds.num_speculative_tokens == entry.num_speculative_tokens
             assert sum(rounds.counts) == pytest.approx(entry.rounds)
 
 
@@ -161,22 +166,22 @@ def test_bins_share_out_all_tokens_and_rounds(scorecard):
             assert len(bins) > 1
             assert sum(one.alpha.tokens for one in bins) == row.alpha.tokens
             assert sum(one.alpha.sum for one in bins) == pytest.approx(row.alpha.sum)
-            for place, entry in enumerate(row.lookahead):
-                rounds = sum(one.lookahead[place].rounds for one in bins)
+            for place, entry in enumerate(row.by_k):
+                rounds = sum(one.by_k[place].rounds for one in bins)
                 assert rounds == pytest.approx(entry.rounds)
         assert [one.bin for one in row.bins[0].bins] == ["gsm8k/1", "without a task"]
         assert [one.bin for one in row.bins[1].bins] == ["arithmetic", "without a category"]
 
 
 def test_every_lookahead_up_to_sixteen_comes_from_the_one_pass(scored, target, noisy_draft):
-    traces = read_traces(scored[0] / "answers" / "T0", "eval")[:2]
-    [replayed] = replay_drafts(target, {"draft": noisy_draft}, Answers(traces, [0, 1]), sampling=Sampling())
+    traces = read_traces(scored[0] / "responses" / "T0", "eval")[:2]
+    [replayed] = replay_drafts(target, {"draft": noisy_draft}, Responses(traces, [0, 1]), sampling=Sampling())
     [score] = replayed.scores(range(1, 17))
-    for lookahead in (9, 16):
+    for k in (9, 16):
         prompts = [trace.prompt_ids for trace in traces]
-        how = {"limits": Limits(24, {2}), "speculation": Speculation(lookahead)}
+        how = {"limits": Limits(24, {2}), "speculation": Speculation(k)}
         rounds = [one for text in speculative_decode(target, noisy_draft, prompts, **how) for one in text.rounds]
-        counts = score.pooled(lookahead)
+        counts = score.pooled(k)
         assert (counts.rounds, counts.accepted_tokens) == (len(rounds), sum(one.accepted for one in rounds))
 
 
@@ -186,7 +191,7 @@ def test_the_better_draft_scores_better_by_the_paired_difference(scorecard):
         ours, theirs = (acceptance(scorecard, name, row.temperature) for name in ("draft", "undistilled"))
         assert row.alpha.value == pytest.approx(ours.alpha.value - theirs.alpha.value)
         assert row.alpha.interval[0] > 0.1
-        assert [entry.lookahead for entry in row.lookahead] == [1, 2, 3, 4]
+        assert [entry.num_speculative_tokens for entry in row.by_k] == [1, 2, 3, 4]
     assert [row.temperature for row in scorecard.differences] == [0.0, 1.0]
 
 
@@ -200,23 +205,23 @@ def test_the_prediction_follows_from_the_recorded_terms(scorecard):
     latency = scorecard.latency
     for forecast in scorecard.speedup:
         [draft] = [row for row in latency.drafts if row.draft == forecast.draft]
-        rounds = acceptance(scorecard, forecast.draft, forecast.temperature).lookahead
+        rounds = acceptance(scorecard, forecast.draft, forecast.temperature).num_speculative_tokens
         assert forecast.cost_ratio == draft.one_token.median_ms / latency.target.median_ms
-        for entry, counts, verify in zip(forecast.lookahead, rounds, latency.verify, strict=True):
+        for entry, counts, verify in zip(forecast.by_k, rounds, latency.verify, strict=True):
             one, two = draft.one_token.median_ms, draft.two_tokens.median_ms
             full = counts.fully_accepted / counts.rounds
-            spent = entry.lookahead * one + full * (two - one) + verify.median_ms
+            spent = entry.num_speculative_tokens * one + full * (two - one) + verify.median_ms
             plain = counts.tau.value * latency.target.median_ms
             assert entry.predicted == pytest.approx(plain / spent)
-        best = max(forecast.lookahead, key=lambda entry: entry.predicted)
-        assert (forecast.best_lookahead, forecast.predicted) == (best.lookahead, best.predicted)
+        best = max(forecast.by_k, key=lambda entry: entry.predicted)
+        assert (forecast.best_k, forecast.predicted) == (best.num_speculative_tokens, best.predicted)
         assert forecast.break_even_alpha == best.break_even_alpha
 
 
-def test_the_live_loop_runs_at_the_best_predicted_lookahead(scorecard):
+def test_the_live_loop_runs_at_the_best_predicted_k(scorecard):
     [forecast] = [row for row in scorecard.speedup if (row.draft, row.temperature) == ("draft", 0.0)]
     live = scorecard.live
-    assert live.lookahead == forecast.best_lookahead
+    assert live.num_speculative_tokens == forecast.best_k
     assert live.predicted_decoding_speedup == forecast.predicted
     per_token = [spent.decode_s / spent.tokens for spent in (live.plain, live.speculative)]
     assert live.decoding_speedup.value == pytest.approx(per_token[0] / per_token[1])
@@ -233,7 +238,7 @@ def test_origins_are_recorded(scorecard, target_folder):
     assert scorecard.target.parameters == sum(tensor.numel() for tensor in stored.values())
 
 
-def test_a_rerun_reads_the_recorded_answers(scored, target_folder, noisy_folder, tmp_path, monkeypatch):
+def test_a_rerun_reads_the_recorded_responses(scored, target_folder, noisy_folder, tmp_path, monkeypatch):
     first_out, scorecard = scored
     out = Path(shutil.copytree(first_out, tmp_path / "eval"))
     shards = {path: path.stat().st_mtime_ns for path in out.rglob("eval-*.jsonl")}
@@ -242,35 +247,35 @@ def test_a_rerun_reads_the_recorded_answers(scored, target_folder, noisy_folder,
     asked = config(**{**SHORT, "temperatures": (1.0,)}, num_prompts=6)
     again = score_drafts(target_folder, {"draft": noisy_folder}, GIVEN, asked, out, seed=17)
     assert {path: path.stat().st_mtime_ns for path in out.rglob("eval-*.jsonl")} == shards
-    assert again.prompts == scorecard.prompts.model_copy(update={"answers": scorecard.prompts.answers[1:]})
+    assert again.prompts == scorecard.prompts.model_copy(update={"responses": scorecard.prompts.responses[1:]})
     assert again.differences == ()
     (low, high), (new_low, new_high) = (acceptance(one, "draft", 1.0).alpha.interval for one in (scorecard, again))
     assert low < new_low < new_high < high  # the same estimate, at less confidence
 
 
-def test_answers_are_decoded_as_the_replay_assumes(scored):
+def test_responses_are_decoded_as_the_replay_assumes(scored):
     """Where nothing is said of top-p and the others, all of the probability is sampled from."""
     for temperature in (0, 1):
-        claim = json.loads((scored[0] / "answers" / f"T{temperature}" / "settings.json").read_text())["eval"]
+        claim = json.loads((scored[0] / "responses" / f"T{temperature}" / "settings.json").read_text())["eval"]
         expected = {"temperature": temperature, "top_p": 1, "seed": 17, "max_new_tokens": 24, "dtype": "float32"}
         assert claim["settings"].items() >= expected.items()
 
 
-def test_prompts_and_answers_are_told_by_the_hash_of_their_tokens(scored):
+def test_prompts_and_responses_are_told_by_the_hash_of_their_tokens(scored):
     out, scorecard = scored
-    for temperature, counted in zip((0, 1), scorecard.prompts.answers, strict=True):
-        traces = read_traces(out / "answers" / f"T{temperature}", "eval")
+    for temperature, counted in zip((0, 1), scorecard.prompts.responses, strict=True):
+        traces = read_traces(out / "responses" / f"T{temperature}", "eval")
         assert scorecard.prompts.ids_sha256 == fingerprint_value(
             [list(trace.prompt_ids) for trace in traces if "#" not in trace.source]
         )
-        assert counted.ids_sha256 == fingerprint_value([list(trace.answer_ids) for trace in traces])
+        assert counted.ids_sha256 == fingerprint_value([list(trace.response_ids) for trace in traces])
 
 
-def test_steps_are_timed_after_the_prompt_and_half_of_the_answer_of_median_length():
-    lengths = [(2, 9), (3, 2), (9, 9), (1, 1), (5, 2)]  # with half of the answer: 6, 4, 13, 1, 6
+def test_steps_are_timed_after_the_prompt_and_half_of_the_response_of_median_length():
+    lengths = [(2, 9), (3, 2), (9, 9), (1, 1), (5, 2)]  # with half of the response: 6, 4, 13, 1, 6
     traces = [
-        Trace(i, "", (), tuple(range(prompt)), tuple(range(100, 100 + answer)), "", "stop")
-        for i, (prompt, answer) in enumerate(lengths)
+        Trace(i, "", (), tuple(range(prompt)), tuple(range(100, 100 + response)), "", "stop")
+        for i, (prompt, response) in enumerate(lengths)
     ]
     assert typical_context(traces) == [0, 1, 100, 101, 102, 103]
 
@@ -282,7 +287,7 @@ def test_every_temperature_is_decoded_live_and_the_verdict_is_of_the_first_where
     folder, out = Path(shutil.copytree(target_folder, tmp_path / "chatty")), tmp_path / "out"
     settings = json.loads((folder / "generation_config.json").read_text())
     (folder / "generation_config.json").write_text(json.dumps({**settings, "eos_token_id": [2, *range(100, 264, 9)]}))
-    how = {**SHORT, "temperatures": (0.7, 1.2), "live_prompts": 4}
+    how = {**SHORT, "temperatures": (0.7, 1.2), "wall_clock_prompts": 4}
     how["sampling"] = {"top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.1}
     scorecard = score_drafts(folder, {"draft": noisy_folder}, PROMPTS, config(**how), out, seed=1)
     assert [live.temperature for live in scorecard.lives] == [0.7, 1.2]
@@ -292,11 +297,11 @@ def test_every_temperature_is_decoded_live_and_the_verdict_is_of_the_first_where
     assert words in page
     assert words.replace("0.7", "1.2") in page
     assert read_scorecard(out / "scorecard.json") == scorecard
-    for counted in scorecard.prompts.answers:
+    for counted in scorecard.prompts.responses:
         name = f"T{counted.temperature},top_p=0.9,min_p=0.01,repetition_penalty=1.1"
-        traces = read_traces(out / "answers" / name, "eval")
+        traces = read_traces(out / "responses" / name, "eval")
         assert counted.stopped == sum(trace.finish_reason == "stop" for trace in traces) > 2
-        assert counted.tokens == sum(len(trace.answer_ids) for trace in traces)
+        assert counted.tokens == sum(len(trace.response_ids) for trace in traces)
 
 
 def test_a_draft_with_another_tokenizer_is_refused_before_any_work(target_folder, make_checkpoint, tmp_path):
@@ -305,7 +310,7 @@ def test_a_draft_with_another_tokenizer_is_refused_before_any_work(target_folder
     assert not list(tmp_path.iterdir())
 
 
-def test_an_answer_that_a_draft_has_no_rows_for_is_refused_by_line(make_checkpoint, tiny_draft, tmp_path):
+def test_an_response_that_a_draft_has_no_rows_for_is_refused_by_line(make_checkpoint, tiny_draft, tmp_path):
     target = make_checkpoint(seed=3, vocab_size=4096)  # that random weights seldom say one of the first 264 ids
     with pytest.raises(UserError, match=r"eval-00000\.jsonl:1: token id \d{3,4}"):
         score_drafts(target, {"draft": tiny_draft}, PROMPTS[:1], config(), tmp_path, seed=1)
@@ -315,12 +320,12 @@ def test_texts_longer_than_a_draft_holds_are_refused(target_folder, make_checkpo
     draft = make_checkpoint(seed=1, max_position_embeddings=40, pad_token_id=2)
     with pytest.raises(UserError, match="max_position_embeddings is 40") as caught:
         score_drafts(target_folder, {"draft": draft}, PROMPTS, config(**SHORT), tmp_path, seed=1)
-    traces = read_traces(tmp_path / "answers" / "T0", "eval")
-    longest = max(len(trace.prompt_ids) + len(trace.answer_ids) for trace in traces)
+    traces = read_traces(tmp_path / "responses" / "T0", "eval")
+    longest = max(len(trace.prompt_ids) + len(trace.response_ids) for trace in traces)
     assert f" {longest} " in str(caught.value)
 
 
-def test_prompts_without_room_for_an_answer_in_what_the_target_holds_are_refused(make_checkpoint, tmp_path):
+def test_prompts_without_room_for_an_response_in_what_the_target_holds_are_refused(make_checkpoint, tmp_path):
     target = make_checkpoint(seed=1, max_position_embeddings=40, pad_token_id=2)
     most = 40 - config().max_new_tokens
     with pytest.raises(UserError, match=rf"\b{most}\b"):
@@ -335,10 +340,10 @@ def test_half_precision_is_scored_and_differences_are_told(target_folder, noisy_
 
 
 def test_a_lost_round_is_loud_and_one_prompt_has_no_intervals(monkeypatch, target_folder, noisy_folder, tmp_path):
-    from eval.wall_clock import LiveAnswer
+    from eval.wall_clock import LiveResponse
 
-    honest = LiveAnswer.counts.fget
-    monkeypatch.setattr(LiveAnswer, "counts", property(lambda self: replace(honest(self), rounds=1.0)))
+    honest = LiveResponse.counts.fget
+    monkeypatch.setattr(LiveResponse, "counts", property(lambda self: replace(honest(self), rounds=1.0)))
     scorecard = score_drafts(target_folder, {"draft": noisy_folder}, PROMPTS[:1], config(**SHORT), tmp_path, seed=1)
     assert scorecard.live.agreement.exact is False
     assert any("report it" in warning for warning in scorecard.warnings)
@@ -354,7 +359,7 @@ def test_padding_of_one_vocabulary_changes_nothing(make_checkpoint, padded_one):
     untied["draft"] = make_checkpoint(seed=2, num_hidden_layers=2, tie_word_embeddings=False)
     models = {name: load_model(folder, dtype="float32", device="cpu") for name, folder in untied.items()}
     prompt = (1, 70, 80, 90)
-    answer = plain_decode(models["target"], [prompt], limits=Limits(12))[0].token_ids
+    response = plain_decode(models["target"], [prompt], limits=Limits(12))[0].token_ids
     found = []
     for padded in (False, True):
         if padded:
@@ -362,12 +367,12 @@ def test_padding_of_one_vocabulary_changes_nothing(make_checkpoint, padded_one):
             wide = models[padded_one](torch.tensor([prompt])).logits
             assert wide.shape[-1] == 272
             assert (wide.argmax(-1) >= 264).any()
-        answers = Answers([Trace(0, "t", (), prompt, tuple(answer), "", "length")], [0])
-        [replayed] = replay_drafts(models["target"], {"draft": models["draft"]}, answers, sampling=Sampling(1.0))
+        responses = Responses([Trace(0, "t", (), prompt, tuple(response), "", "length")], [0])
+        [replayed] = replay_drafts(models["target"], {"draft": models["draft"]}, responses, sampling=Sampling(1.0))
         score, *_ = replayed.scores([4])
         live = speculative_decode(*models.values(), [prompt], limits=Limits(12), speculation=Speculation(4))[0]
-        found.append((score.answers[0].counts[4], live.token_ids, [each.accepted for each in live.rounds]))
-    assert found[0][1] == found[1][1] == answer
+        found.append((score.responses[0].counts[4], live.token_ids, [each.accepted for each in live.rounds]))
+    assert found[0][1] == found[1][1] == response
     assert found[0][2] == found[1][2]
     assert found[0][0].emitted_tokens == pytest.approx(found[1][0].emitted_tokens)
     assert found[0][0].rounds == pytest.approx(found[1][0].rounds, rel=1e-5)

@@ -20,7 +20,7 @@ from architectures.requested_shape import ArchitectureConfig
 from architectures.settings import Holding
 from architectures.shapes import Shape
 from eval.large_targets import access_to, load_target
-from eval.replay import answer_logits
+from eval.replay import response_logits
 
 ROOT = Path(__file__).parents[3]
 SIZES = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 16, "num_attention_heads": 8}
@@ -36,13 +36,13 @@ import transformers.models.llama.modeling_llama
 from eval import large_targets as shell
 from eval import models as loading
 from eval.large_targets import Pass, run_passes
-from tests.eval.targets.test_capped import TEXTS, answer_logits, cap_here, cut, digest, opened
+from tests.eval.targets.test_capped import TEXTS, response_logits, cap_here, cut, digest, opened
 
 loading.slow_type = shell.slow_type = lambda: None  # the same kernels as the fixture _same_kernels takes
 folder, placement, cap_mib, out = json.loads(sys.argv[1])
 cap_here(cap_mib)
 model = opened(folder, placement)
-passes = [Pass(partial(answer_logits, model, *text), 1, sum(map(len, text))) for text in TEXTS]
+passes = [Pass(partial(response_logits, model, *text), 1, sum(map(len, text))) for text in TEXTS]
 print([digest(logits) for logits in run_passes(model, passes)])
 cut(model, folder, out)
 """
@@ -109,6 +109,6 @@ def test_a_cap_that_kills_the_whole_target_lets_the_one_in_layers_say_and_be_cut
     assert layered.returncode == 0, layered.stderr
     with one_thread():
         whole = opened(target, "whole")
-        assert layered.stdout.strip() == str([digest(answer_logits(whole, *text)) for text in TEXTS])
+        assert layered.stdout.strip() == str([digest(response_logits(whole, *text)) for text in TEXTS])
         cut(whole, target, tmp_path / "whole")
     assert files(tmp_path / "layers") == files(tmp_path / "whole")

@@ -15,7 +15,7 @@ from eval.decoding.sampling import Limits
 from eval.decoding.speculative import plain_decode
 from eval.large_targets import Pass, cut_into_blocks, layers_of, load_target, run_passes
 from eval.models import load_model
-from eval.replay import answer_logits
+from eval.replay import response_logits
 from tests.eval.targets.conftest import LAYERS
 
 TEXTS = [
@@ -27,7 +27,7 @@ LIMITS = Limits(6, frozenset())
 
 
 def passes_of(model):
-    return [Pass(partial(answer_logits, model, *text), 1, sum(map(len, text))) for text in TEXTS]
+    return [Pass(partial(response_logits, model, *text), 1, sum(map(len, text))) for text in TEXTS]
 
 
 def in_layers(folder, dtype="float32", holding=LAYERS):
@@ -39,7 +39,7 @@ def test_texts_read_layer_by_layer_are_read_as_ever(held_family, family):
     folder = held_family(family)
     whole, model = load_model(folder, dtype="float32", device="cpu"), in_layers(folder)
     for given, text in zip(run_passes(model, passes_of(model)), TEXTS, strict=True):
-        assert torch.equal(given, answer_logits(whole, *text))
+        assert torch.equal(given, response_logits(whole, *text))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -56,7 +56,7 @@ def test_weights_are_read_into_the_number_type_asked_for(held_family, dtype):
     whole, model = load_model(folder, dtype=dtype, device="cpu"), in_layers(folder, dtype)
     assert model.dtype == whole.dtype
     for given, text in zip(run_passes(model, passes_of(model)), TEXTS, strict=True):
-        assert torch.equal(given, answer_logits(whole, *text))
+        assert torch.equal(given, response_logits(whole, *text))
 
 
 @pytest.mark.parametrize("settings", [{"tied": False}, {"gated": True}, {"tied": False, "gated": True}])
@@ -64,7 +64,7 @@ def test_an_encoder_and_a_decoder_with_a_head_of_its_own(make_translator, settin
     folder = make_translator(**settings)
     whole, model = load_model(folder, dtype="float32", device="cpu"), in_layers(folder)
     for given, text in zip(run_passes(model, passes_of(model)), TEXTS, strict=True):
-        assert torch.equal(given, answer_logits(whole, *text))
+        assert torch.equal(given, response_logits(whole, *text))
 
 
 def test_float16_of_a_family_that_keeps_some_weights_in_float32_is_refused(held_family):
@@ -135,4 +135,4 @@ def test_logits_on_a_device_are_those_of_the_whole_target(target_folder, device,
     whole = load_model(target_folder, dtype="float32", device=device)
     model = load_target(target_folder, dtype="float32", holding=holding, device=None if device == "cuda" else device)
     for given, text in zip(run_passes(model, passes_of(model)), TEXTS, strict=True):
-        torch.testing.assert_close(given.cpu(), answer_logits(whole, *text).cpu(), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(given.cpu(), response_logits(whole, *text).cpu(), rtol=1e-4, atol=1e-4)

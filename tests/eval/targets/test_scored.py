@@ -15,10 +15,10 @@ CONFIG = EvalConfig(
     max_new_tokens=8,
     dtype="float32",
     temperatures=(0.0,),
-    lookaheads=(2,),
+    num_speculative_tokens=(2,),
     latency_repeats=6,
     latency_batch_sizes=(),
-    live_prompts=1,
+    wall_clock_prompts=1,
 )
 
 
@@ -35,7 +35,7 @@ def test_acceptance_is_that_of_the_whole_target_and_the_card_says_whose_times_it
     _, whole = scored(Holding())
     _, card = scored(LAYERS)
     assert card.acceptance == whole.acceptance
-    assert card.prompts.answers == whole.prompts.answers
+    assert card.prompts.responses == whole.prompts.responses
     assert (whole.target.placement, card.target.placement) == (None, "layers")
     assert "layers" in str(models({"card": card}).rows[0][6])
 

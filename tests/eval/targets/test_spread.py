@@ -9,7 +9,7 @@ from eval.decoding.sampling import Limits
 from eval.decoding.speculative import plain_decode
 from eval.large_targets import load_target
 from eval.models import load_model
-from eval.replay import answer_logits
+from eval.replay import response_logits
 from tests.conftest import hide_gpus
 
 HALF = 0.00045  # GiB: two of four layers, and the embedding
@@ -30,7 +30,7 @@ def test_a_target_half_on_the_disk_says_what_it_says_in_memory(target_folder):
     places = list(model.hf_device_map.values())
     assert places.count("disk") >= 1
     assert places.count("cpu") >= 2
-    assert torch.equal(answer_logits(model, *GIVEN), answer_logits(whole, *GIVEN))
+    assert torch.equal(response_logits(model, *GIVEN), response_logits(whole, *GIVEN))
     [ours], [theirs] = (plain_decode(each, [GIVEN[0]], limits=Limits(5, frozenset())) for each in (model, whole))
     assert ours.token_ids == theirs.token_ids
 

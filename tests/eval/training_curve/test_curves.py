@@ -1,4 +1,4 @@
-"""Curves of checkpoints: which is best, at which lookahead, and what is not surely behind it."""
+"""Curves of checkpoints: which is best, at which num_speculative_tokens, and what is not surely behind it."""
 
 import json
 
@@ -8,7 +8,7 @@ from architectures.console import markdown
 from architectures.errors import UserError
 from eval.checkpoint_curve import Curves, Saved, curve, curves_page, read_curves
 from eval.intervals import Resampling
-from eval.replay import AnswerScore, DraftScore, ReplayCounts
+from eval.replay import DraftScore, ReplayCounts, ResponseScore
 from eval.scorecard_schema import write_record
 from eval.speedup import StepTimes
 
@@ -18,9 +18,9 @@ TOKENS = 12
 
 
 def score_of(*rounds):
-    """A draft that writes each prompt's 12 tokens in so many rounds, whatever the lookahead."""
-    answers = [
-        AnswerScore(
+    """A draft that writes each prompt's 12 tokens in so many rounds, whatever the num_speculative_tokens."""
+    responses = [
+        ResponseScore(
             prompt=place,
             matches=[1.0] * TOKENS,
             alpha_sum=TOKENS - number,
@@ -31,12 +31,12 @@ def score_of(*rounds):
         )
         for place, number in enumerate(rounds)
     ]
-    return DraftScore("any", 0.0, "exact_greedy_draft", answers)
+    return DraftScore("any", 0.0, "exact_greedy_draft", responses)
 
 
-def counts(rounds, lookahead):
+def counts(rounds, num_speculative_tokens):
     accepted = TOKENS - rounds
-    each = (float(accepted), *[0.0] * (lookahead - 1))
+    each = (float(accepted), *[0.0] * (num_speculative_tokens - 1))
     return ReplayCounts(rounds=float(rounds), possible=each, reached=each, accepted=each)
 
 
@@ -48,7 +48,7 @@ def test_the_best_is_the_fastest_wherever_it_stands():
     found = curve(
         saved("start", "middle", "end"), [score_of(12, 12), score_of(7, 8), score_of(9, 9)], STEPS, RESAMPLING
     )
-    assert (found.best, found.lookahead) == ("middle", 1)
+    assert (found.best, found.num_speculative_tokens) == ("middle", 1)
     assert [point.tau.value for point in found.points] == pytest.approx([1, 24 / 15, 24 / 18])
     assert [point.tokens for point in found.points] == [0, 1000, 2000]
     start, middle, end = found.points

@@ -1,4 +1,4 @@
-"""Answers by captured steps: the eager texts, one batch's captures at a time, and no claim of their own.
+"""Responses by captured steps: the eager texts, one batch's captures at a time, and no claim of their own.
 
 Graphs themselves need a GPU; here a pass is traced and run again as a graph is, on the same tensors.
 """
@@ -13,7 +13,7 @@ import torch
 
 from eval.decoding import cuda_graphs as captured
 from eval.decoding import generate as answering
-from eval.decoding.cuda_graphs import BatchSteps, answer_opener, bytes_per_slot
+from eval.decoding.cuda_graphs import BatchSteps, bytes_per_slot, generation_opener
 from eval.decoding.generate import write_traces
 from eval.decoding.kv_cache import RowSequencer, TextSequencer, open_sequencer
 from eval.models import load_model
@@ -41,7 +41,7 @@ PROMPTS = [*ASKED, Prompt("talk.jsonl:1", (user_turn("first"),), ("second",))]
 
 
 def stopped_by_many(folder):
-    """Answers end at different lengths."""
+    """Responses end at different lengths."""
     config = json.loads((folder / "generation_config.json").read_text())
     (folder / "generation_config.json").write_text(json.dumps({**config, "eos_token_id": [2, *range(100, 264, 9)]}))
     return folder
@@ -64,12 +64,12 @@ def capturing(kind, monkeypatch):
     return maker
 
 
-def answers(target, out, settings, steps, prompts=PROMPTS):
+def responses(target, out, settings, steps, prompts=PROMPTS):
     """Into out/eager or out/captured; the free memory of a GPU is not asked for."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(captured, "free_bytes", lambda _device: 1 << 40)
         opener = open_sequencer if steps == "eager" else BatchSteps(captured.CapturedSteps())
-        patch.setattr(answering, "answer_opener", lambda _model: opener)
+        patch.setattr(answering, "generation_opener", lambda _model: opener)
         write_traces(target, prompts, out / steps, settings)
 
 
@@ -78,17 +78,19 @@ def require_the_same(out, found="captured", wanted="eager"):
     claims = [(out / steps / "settings.json").read_bytes() for steps in (found, wanted)]
     assert claims[0] == claims[1]
     for one, other in zip(*(read_traces(out / steps, "train") for steps in (found, wanted)), strict=True):
-        assert dataclasses.replace(one, answer_logp=None) == dataclasses.replace(other, answer_logp=None)
-        assert one.answer_logp == (None if other.answer_logp is None else pytest.approx(other.answer_logp, abs=1e-5))
+        assert dataclasses.replace(one, response_logp=None) == dataclasses.replace(other, response_logp=None)
+        assert one.response_logp == (
+            None if other.response_logp is None else pytest.approx(other.response_logp, abs=1e-5)
+        )
     assert {path.name for path in (out / found).iterdir()} == {path.name for path in (out / wanted).iterdir()}
 
 
 def test_texts_are_the_eager_ones(target, tmp_path, maker):
     """Rows of many lengths, stop tokens, conversations, batches of 3, 2 and 1 rows and of several capacities."""
     for steps in ("eager", "captured"):
-        answers(target, tmp_path, SAMPLED, steps)
+        responses(target, tmp_path, SAMPLED, steps)
     require_the_same(tmp_path)
-    assert len({len(trace.answer_ids) for trace in read_traces(tmp_path / "eager", "train")}) > 2
+    assert len({len(trace.response_ids) for trace in read_traces(tmp_path / "eager", "train")}) > 2
     assert len({shape[0] for shape in maker.made}) > 1
 
 
@@ -105,7 +107,7 @@ def test_captures_of_one_batch_are_freed_before_those_of_the_next_are_made(targe
     monkeypatch.setattr(maker, "make", counted)
     gc.disable()  # nothing may wait for a collection
     try:
-        answers(target, tmp_path, dataclasses.replace(GREEDY, shard_size=6), "captured")
+        responses(target, tmp_path, dataclasses.replace(GREEDY, shard_size=6), "captured")
     finally:
         gc.enable()
     assert len(most) >= 3
@@ -115,9 +117,9 @@ def test_captures_of_one_batch_are_freed_before_those_of_the_next_are_made(targe
 
 def test_steps_are_captured_on_a_gpu_and_nowhere_else(target, maker, capsys):
     model = load_model(target, dtype="float32", device="cpu")
-    assert answer_opener(model) is open_sequencer
+    assert generation_opener(model) is open_sequencer
     with pretended_gpu() as gpu:
-        assert answer_opener(load_model(target, dtype="float32", device="cpu").to(gpu)).steps.maker is maker
+        assert generation_opener(load_model(target, dtype="float32", device="cpu").to(gpu)).steps.maker is maker
     assert capsys.readouterr().err == ""
 
 
@@ -126,7 +128,7 @@ def test_what_cannot_be_captured_is_eager_and_said_once(make_checkpoint, maker, 
     folder = make_checkpoint(seed=3, **settings)
     model = load_model(folder, dtype="float32", device="cpu")
     with pretended_gpu() as gpu:
-        assert answer_opener(model.to(gpu)) is open_sequencer
+        assert generation_opener(model.to(gpu)) is open_sequencer
     (line,) = capsys.readouterr().err.splitlines()
     assert str(folder) in line
     assert not maker.made
@@ -150,7 +152,7 @@ def test_a_cache_that_is_too_large_for_what_is_free_is_said_once_and_grows(targe
     assert "2 rows of 256 tokens take a cache of 0.0 GiB" in line
 
 
-def test_answers_on_a_device_are_those_of_eager_steps(target, tmp_path, device, monkeypatch):
+def test_responses_on_a_device_are_those_of_eager_steps(target, tmp_path, device, monkeypatch):
     """float32, token for token: batches of several sizes, a real graph on a GPU."""
     if device == "cpu":
         capturing("itself", monkeypatch)
@@ -158,5 +160,5 @@ def test_answers_on_a_device_are_those_of_eager_steps(target, tmp_path, device, 
         answering, "load_target", lambda folder, dtype, holding: load_model(folder, dtype=dtype, device=device)
     )
     for steps in ("eager", "captured"):
-        answers(target, tmp_path, GREEDY, steps)
+        responses(target, tmp_path, GREEDY, steps)
     require_the_same(tmp_path)

@@ -1,4 +1,4 @@
-"""Recorded answers that are damaged, foreign or hostile are refused with file, line, field and value."""
+"""Recorded responses that are damaged, foreign or hostile are refused with file, line, field and value."""
 
 import json
 import time
@@ -17,7 +17,7 @@ ROW = {
     "source": "p.jsonl:1",
     "messages": [{"role": "user", "content": "why"}],
     "prompt_ids": [1, 5],
-    "answer_ids": [7, 2],
+    "response_ids": [7, 2],
     "answer": "a",
     "finish_reason": "stop",
     "category": None,
@@ -27,7 +27,7 @@ SETTINGS = {"temperature": 0.0, "top_p": 1.0, "target": "a" * 64}
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two answers."""
+    """Two responses."""
     [path] = claim_shards(tmp_path, "eval", SETTINGS, num_shards=1, tokenizer={"vocabulary": "b"})
     write_shard(path, [ROW, {**ROW, "id": 3, "task": "gsm8k/1"}])
     return tmp_path
@@ -39,7 +39,7 @@ def folder(tmp_path):
         *(("id", value) for value in (None, "a", -1, True, 1.5, [], {}, float("nan"))),
         *(
             (name, value)
-            for name in ("prompt_ids", "answer_ids")
+            for name in ("prompt_ids", "response_ids")
             for value in (None, "a", 7, [], {}, ["a"], [-1], [True], [1.5], [10**12], [None], [[1]], [1, "2"])
         ),
         *(("messages", value) for value in (None, "why", [3], [{"role": 3}], [{"role": ""}], [{"content": ""}])),
@@ -50,7 +50,7 @@ def folder(tmp_path):
         ("an_unknown_field", 1),
     ],
 )  # fmt: skip
-def test_a_field_that_no_answer_has_is_refused(folder, name, value):
+def test_a_field_that_no_response_has_is_refused(folder, name, value):
     path = folder / "eval-00000.jsonl"
     path.write_text(json.dumps(ROW) + "\n" + json.dumps({**ROW, "id": 3, name: value}) + "\n")
     with pytest.raises(UserError, match=rf"eval-00000\.jsonl:2: .*{name}.*, got .*Delete this file"):
@@ -73,7 +73,7 @@ def test_a_field_that_no_answer_has_is_refused(folder, name, value):
     ],
     ids=lambda line: repr(line[:5]),
 )
-def test_a_line_that_is_no_answer_is_refused(folder, line):
+def test_a_line_that_is_no_response_is_refused(folder, line):
     (folder / "eval-00000.jsonl").write_bytes(line + b"\n")
     with pytest.raises(UserError, match=r"eval-00000\.jsonl:1: ") as refused:
         read_traces(folder, "eval")
@@ -120,7 +120,7 @@ def test_claims_are_read_or_refused(folder, claim, message):
         ("repetition_penalty", 0),
     ],
 )
-def test_settings_of_recorded_answers_are_typed(tiny_target, folder, name, value):
+def test_settings_of_recorded_responses_are_typed(tiny_target, folder, name, value):
     tokenizer = {"vocabulary": "", "bos_token_id": 1, "eos_token_id": 2}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("eval.recorded.tokenizer_identity", lambda _: tokenizer)
@@ -132,7 +132,7 @@ def test_settings_of_recorded_answers_are_typed(tiny_target, folder, name, value
 
 def test_recorded_ids_beyond_the_draft_are_refused(tiny_target, folder):
     tokenizer = {"vocabulary": "", "bos_token_id": 1, "eos_token_id": 2}
-    write_shard(folder / "eval-00000.jsonl", [{**ROW, "answer_ids": [10**9]}])
+    write_shard(folder / "eval-00000.jsonl", [{**ROW, "response_ids": [10**9]}])
     claim = {"settings": SETTINGS, "num_shards": 1, "tokenizer": tokenizer}
     (folder / "settings.json").write_text(json.dumps({"eval": claim}))
     with pytest.MonkeyPatch.context() as patch:
@@ -151,7 +151,7 @@ def test_recorded_ids_beyond_the_draft_are_refused(tiny_target, folder):
     insert=st.binary(max_size=6),
     remove=st.integers(0, 30),
 )
-def test_any_bytes_of_the_answers_may_change(folder, name, place, insert, remove):
+def test_any_bytes_of_the_responses_may_change(folder, name, place, insert, remove):
     path = folder / name
     data = path.read_bytes()
     start = int(place * len(data))

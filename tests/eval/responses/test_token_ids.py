@@ -8,7 +8,7 @@ from architectures.errors import UserError
 from eval.decoding.generate import write_traces
 from eval.prompts import Prompt, user_turn
 from eval.responses import Trace, claim_shards, read_traces, require_known_ids, row_location, write_shard
-from tests.eval.answers.test_traces import GREEDY
+from tests.eval.responses.test_traces import GREEDY
 
 ASKED = ({"role": "user", "content": "why"},)
 
@@ -23,9 +23,9 @@ def test_a_row_is_found_in_its_shard(tmp_path):
 
 
 @pytest.mark.parametrize(("prompt", "answer"), [((1, 12), (2,)), ((1, 2), (3, 12))])
-def test_prompts_and_answers_count_and_the_smallest_model_is_named(tmp_path, prompt, answer):
+def test_prompts_and_responses_count_and_the_smallest_model_is_named(tmp_path, prompt, response):
     paths = claim_shards(tmp_path, "eval", {}, num_shards=2)
-    rows = [Trace(0, "p:1", ASKED, (1,), (2,), "", "stop"), Trace(1, "p:2", ASKED, prompt, answer, "", "stop")]
+    rows = [Trace(0, "p:1", ASKED, (1,), (2,), "", "stop"), Trace(1, "p:2", ASKED, prompt, response, "", "stop")]
     for path, trace in zip(paths, rows, strict=True):
         write_shard(path, [asdict(trace)])
     ids = [trace.token_ids for trace in read_traces(tmp_path, "eval")]

@@ -1,4 +1,4 @@
-"""Answers on disk: what they say, and that a killed run ends in the same bytes."""
+"""Responses on disk: what they say, and that a killed run ends in the same bytes."""
 
 import dataclasses
 import json
@@ -52,7 +52,7 @@ def shard_bytes(out: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def chatty_target(make_checkpoint):
-    """A target whose greedy answers end at different lengths: many tokens stop it; not to be changed."""
+    """A target whose greedy responses end at different lengths: many tokens stop it; not to be changed."""
     folder = make_checkpoint(seed=1)
     config = json.loads((folder / "generation_config.json").read_text())
     (folder / "generation_config.json").write_text(json.dumps({**config, "eos_token_id": [2, *range(100, 264, 9)]}))
@@ -60,15 +60,15 @@ def chatty_target(make_checkpoint):
 
 
 @pytest.mark.parametrize("settings", [GREEDY, SAMPLED])
-def test_traces_hold_the_targets_own_answers(chatty_target, tmp_path, settings):
+def test_traces_hold_the_targets_own_responses(chatty_target, tmp_path, settings):
     write_traces(chatty_target, PROMPTS, tmp_path, settings)
-    answers = read_traces(tmp_path, "train")
-    assert [trace.source for trace in answers] == [prompt.source for prompt in PROMPTS]
-    assert [trace.id for trace in answers] == list(range(len(PROMPTS)))
+    responses = read_traces(tmp_path, "train")
+    assert [trace.source for trace in responses] == [prompt.source for prompt in PROMPTS]
+    assert [trace.id for trace in responses] == list(range(len(PROMPTS)))
     assert sorted(shard_bytes(tmp_path)) == [f"train-0000{i}.jsonl" for i in range(3)]
     model, tokenizer = load_model(chatty_target, dtype="float32"), load_tokenizer(chatty_target)
     stop_ids = set(model.generation_config.eos_token_id)
-    for prompt, trace in zip(PROMPTS, answers, strict=True):
+    for prompt, trace in zip(PROMPTS, responses, strict=True):
         assert trace.messages == prompt.messages
         assert list(trace.prompt_ids) == render_prompt(tokenizer, prompt.messages)
         [decoded] = plain_decode(
@@ -79,34 +79,34 @@ def test_traces_hold_the_targets_own_answers(chatty_target, tmp_path, settings):
             row_seeds=[answering.derive_seed(5, "train", trace.id)],
         )
         alone = decoded.token_ids
-        assert trace.answer_ids == alone
-        assert trace.answer == tokenizer.decode(list(alone), skip_special_tokens=True)
+        assert trace.response_ids == alone
+        assert trace.response == tokenizer.decode(list(alone), skip_special_tokens=True)
         assert trace.finish_reason == ("stop" if alone[-1] in stop_ids else "length")
         assert len(alone) == 24 or trace.finish_reason == "stop"
-    assert {trace.finish_reason for trace in answers} == {"stop", "length"}
+    assert {trace.finish_reason for trace in responses} == {"stop", "length"}
 
 
-def test_text_of_an_answer_leaves_out_special_tokens(chatty_target):
+def test_text_of_an_response_leaves_out_special_tokens(chatty_target):
     tokenizer = load_tokenizer(chatty_target)
     tokenizer.clean_up_tokenization_spaces = True  # as some tokenizer_config.json ask; it would make "it's  done."
     tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
-    answerer = answering.Answerer(chatty_target, tokenizer, GREEDY, name="train")
+    generator = answering.LocalGenerator(chatty_target, tokenizer, GREEDY, name="train")
     [turn] = first_turns(ask("hi"))
-    answer_ids = (*tokenizer("it 's  done .")["input_ids"], 2)
-    decoded = Decoded(answer_ids, rounds=(), prefill_s=0.0, decode_s=0.0, stopped=True)
-    assert answerer.trace(turn, [1], decoded) == Trace(
-        0, "file.jsonl:1", turn.messages, (1,), answer_ids, "it 's  done .", "stop"
+    response_ids = (*tokenizer("it 's  done .")["input_ids"], 2)
+    decoded = Decoded(response_ids, rounds=(), prefill_s=0.0, decode_s=0.0, stopped=True)
+    assert generator.trace(turn, [1], decoded) == Trace(
+        0, "file.jsonl:1", turn.messages, (1,), response_ids, "it 's  done .", "stop"
     )
 
 
 def test_prompts_of_like_length_are_answered_together(chatty_target):
-    answerer = answering.Answerer(chatty_target, load_tokenizer(chatty_target), GREEDY, name="train")
+    generator = answering.LocalGenerator(chatty_target, load_tokenizer(chatty_target), GREEDY, name="train")
     read = []
-    answerer.model.register_forward_pre_hook(
+    generator.model.register_forward_pre_hook(
         lambda _module, _args, kwargs: read.append(kwargs["input_ids"].shape), with_kwargs=True
     )
-    answers = list(answerer.answer(first_turns(ask("x" * 40, "a", "x" * 41, "b", "x" * 42, "c"))))
-    shortest = min(len(trace.prompt_ids) for trace in answers)
+    responses = list(generator.generate(first_turns(ask("x" * 40, "a", "x" * 41, "b", "x" * 42, "c"))))
+    shortest = min(len(trace.prompt_ids) for trace in responses)
     assert [tuple(shape) for shape in read if shape[1] > 1] == [(3, shortest - 1), (3, shortest + 40)]
 
 
@@ -121,9 +121,9 @@ def test_turns_are_answered_one_after_another(chatty_target, tmp_path):
     first, second, third, *others = read_traces(tmp_path, "eval")
     assert [trace.source for trace in (first, second, third)] == ["talk.jsonl:1", "talk.jsonl:1#2", "talk.jsonl:1#3"]
     assert [trace.id for trace in (first, second, third, *others)] == [0, 1, 2, 3, 4]
-    said = ({"role": "assistant", "content": first.answer}, {"role": "user", "content": "second"})
+    said = ({"role": "assistant", "content": first.response}, {"role": "user", "content": "second"})
     assert second.messages == (*first.messages, *said)
-    said = ({"role": "assistant", "content": second.answer}, {"role": "user", "content": "third"})
+    said = ({"role": "assistant", "content": second.response}, {"role": "user", "content": "third"})
     assert third.messages == (*second.messages, *said)
     assert list(third.prompt_ids) == render_prompt(load_tokenizer(chatty_target), third.messages)
     assert [trace.source for trace in others] == ["file.jsonl:1", "file.jsonl:2"]
@@ -162,7 +162,7 @@ def test_only_prompts_that_are_too_long(chatty_target, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_finished_answers_load_no_model(chatty_target, tmp_path, capsys, monkeypatch):
+def test_finished_responses_load_no_model(chatty_target, tmp_path, capsys, monkeypatch):
     write_traces(chatty_target, PROMPTS, tmp_path, GREEDY)
     before = shard_bytes(tmp_path)
     capsys.readouterr()
@@ -282,8 +282,8 @@ def test_names_in_one_folder_have_their_own_settings(chatty_target, tmp_path):
         write_traces(chatty_target, PROMPTS[:2], tmp_path, SAMPLED, name="eval")
 
 
-def test_sampled_answers_say_how_random_numbers_were_drawn(chatty_target, tmp_path):
-    """So that no folder mixes those of two ways; greedy answers know none."""
+def test_sampled_responses_say_how_random_numbers_were_drawn(chatty_target, tmp_path):
+    """So that no folder mixes those of two ways; greedy responses know none."""
     write_traces(chatty_target, PROMPTS[:2], tmp_path, GREEDY, name="eval")
     write_traces(chatty_target, PROMPTS[:2], tmp_path, SAMPLED)
     path = tmp_path / "settings.json"

@@ -1,4 +1,4 @@
-"""Answers that several processes write are those of one, byte for byte, and a lost process costs its shard only."""
+"""Responses that several processes write are those of one, byte for byte, and a lost process costs its shard only."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ import pytest
 from eval.decoding import generate as answering
 from eval.decoding.generate import write_traces
 from eval.prompts import Prompt
-from tests.eval.answers.test_traces import GREEDY, PROMPTS, SAMPLED
+from tests.eval.responses.test_traces import GREEDY, PROMPTS, SAMPLED
 from tests.sharing import by_processes
 
 TALK = Prompt("talk.jsonl:1", ({"role": "user", "content": "first"},), ("second", "third"))
@@ -23,7 +23,7 @@ GREEDY_SHORT, SAMPLED_SHORT = (
 
 @pytest.fixture(scope="module", params=["llama", "t5"])
 def target(request, make_checkpoint, make_translator):
-    """Whose answers end at different lengths: many tokens stop it."""
+    """Whose responses end at different lengths: many tokens stop it."""
     folder = (make_translator if request.param == "t5" else make_checkpoint)(seed=1)
     config = json.loads((folder / "generation_config.json").read_text())
     (folder / "generation_config.json").write_text(json.dumps({**config, "eos_token_id": [2, *range(100, 264, 9)]}))
