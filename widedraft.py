@@ -21,7 +21,6 @@ from architectures.errors import UserError
 from architectures.manifest import package_version
 from architectures.settings import Flag, Section, read_settings
 from distill import commands
-from distill import commands as score_pair
 from distill.choose.candidates import ChooseSettings
 from distill.commands import CheckSettings, GenerateSettings, RunSettings, check
 from distill.distributed import launch_if_several
@@ -143,7 +142,7 @@ STAGES = {
     "eval": Stage(
         commands.score,
         "score a draft against its target, into <run>/eval",
-        score_pair.EvalSettings,
+        commands.EvalSettings,
         usage=(
             "widedraft eval RECIPE [--checkpoints] [key=value ...]\n"
             "       widedraft eval --target A --draft B --prompts FILE|TASK[=FILE] [--prompts ...] [--baseline C] "

@@ -11,8 +11,7 @@ from architectures.console import plural
 from architectures.errors import UserError
 from architectures.files import free_bytes
 from architectures.hub import NOT_HERE, cached_config, config_at_hand, is_gguf, local_path, packaged_words
-from architectures.pruning.plan import load_plan, needed_scores, plan_pruning
-from architectures.requested_shape import WIDTHS, ArchitectureConfig, draft_shape, masked_shape
+from architectures.pruning.plan import draft_and_origin, needed_scores
 from architectures.shapes import NAMED_SHAPES, ContextLength, Shape, context_length
 from architectures.vocabulary import (
     CONFIG_KEY,
@@ -96,29 +95,6 @@ def shape_at_hand(key: str, path: str, revision: str) -> tuple[Shape, ContextLen
         hint = f" A GGUF file becomes this folder by `widedraft import FILE --to {path}`."
         raise UserError(f"{key}: {error}{'' if is_gguf(path) or packaged_words(path) else hint}") from error
     return Shape.from_config(config, where=path), context_length(config, where=path), own
-
-
-def draft_and_origin(wanted: ArchitectureConfig, source: Shape, seed: int) -> tuple[Shape, str]:
-    """Return the draft's shape, and how it is pruned from its source."""
-    if wanted.plan is not None:
-        plan = load_plan(Path(wanted.plan), source, target=None)
-        return plan.draft, f"{wanted.plan}, layers {', '.join(map(str, plan.source_layers))}"
-    if wanted.method == "learned_masks":
-        return masked_shape(source, wanted), wanted.method
-    draft = draft_shape(source, wanted)
-    narrower = any(getattr(draft, name) != getattr(source, name) for name in WIDTHS)
-    method = f"{wanted.method}, widths by {wanted.width_method}" if narrower else wanted.method
-    if wanted.stages is not None:
-        if wanted.stages[0] > source.layers:
-            raise UserError(
-                f"architecture.stages must begin with at most the {source.layers} layers of the target, got "
-                f"{wanted.stages}. Choose fewer."
-            )
-        return draft, f"{method}, in stages of {', '.join(map(str, wanted.stages))} layers"
-    if needed_scores(source, wanted):
-        return draft, f"{method}, from scores"
-    plan = plan_pruning(source, wanted, seed=seed)
-    return draft, f"{method}, layers {', '.join(map(str, plan.source_layers))} of 0 to {source.layers - 1}"
 
 
 # --- the check -----------------------------------------------------------------------------------------------------

@@ -23,10 +23,10 @@ from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.files import write_text
 from architectures.hub import config_at_hand, read_config
+from architectures.pruning.plan import draft_and_origin
 from architectures.requested_shape import SIZES
 from architectures.shapes import CONFIG_KEY, Shape
 from architectures.vocabulary import COUNTED, DraftVocabulary, write_draft_vocabulary
-from distill.check import draft_and_origin
 from distill.process import print_once
 from distill.recipe.recipe import Recipe, load_recipe, save_recipe
 from distill.run import Run, owned_run

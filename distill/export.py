@@ -47,8 +47,7 @@ from distill.checkpoints.saving import algorithms_of, read_model, read_state
 from distill.data.batches import UnknownInputs
 from distill.run import Run, shape_of
 from distill.stage_inputs import draft_inputs
-from eval.checkpoint_curve import Saved
-from eval.models import load_model
+from eval.models import SavedModel, load_model
 from eval.scorecard_schema import UNDISTILLED
 
 STUDENT_PREFIX = "student.lm."  # of the language model in DistillModel
@@ -209,7 +208,7 @@ def require_ids_of(target: Path, vocab_size: int, vocabulary: DraftVocabulary, i
         )
 
 
-def saved_models(run: Run) -> list[Saved]:
+def saved_models(run: Run) -> list[SavedModel]:
     """List the initial draft of a run and every intact checkpoint, oldest first; raises UserError without any."""
     folder, init = run.checkpoints.path, run.init.path
     paths = []
@@ -221,15 +220,15 @@ def saved_models(run: Run) -> list[Saved]:
     if not paths:
         raise UserError(f"{folder}: no checkpoint to score. Run {command_of('distill')} first.")
     dtype, rounded = run.recipe.eval.dtype, run.recipe.export.dtype
-    start = Saved(UNDISTILLED, 0, 0, partial(load_model, init, dtype=dtype))
+    start = SavedModel(UNDISTILLED, 0, 0, partial(load_model, init, dtype=dtype))
     load = partial(load_checkpoint, init, dtype=dtype, rounded=rounded)
     return [start, *(saved_model(path, partial(load, path)) for path in paths)]
 
 
-def saved_model(path: Path, load: Callable[[], PreTrainedModel]) -> Saved:
+def saved_model(path: Path, load: Callable[[], PreTrainedModel]) -> SavedModel:
     timestamp = read_state(path)["timestamp"]["Timestamp"]
     name = path.name.removesuffix(OF_A_FILE)
-    return Saved(name, timestamp["batch"], timestamp["token"], load)
+    return SavedModel(name, timestamp["batch"], timestamp["token"], load)
 
 
 def load_checkpoint(init: Path, path: Path, *, dtype: str, rounded: str) -> PreTrainedModel:

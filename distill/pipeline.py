@@ -371,8 +371,8 @@ def eval_prompts(run: Run) -> list["Prompt"]:
 
 def write_cache(run: Run, finish: Callable[..., None]) -> str:
     with signals_kept():
+        from distill.response_batches import read_split
         from distill.teacher_cache import CaptureSettings, capture_teacher
-        from distill.train import read_split
 
     recipe, teacher = run.recipe, require_cached_teacher(run.recipe.distill.teacher)
     splits = ("train", "eval") if recipe.distill.trains_on_responses else ("eval",)

@@ -16,10 +16,40 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
 from types import FrameType
 
-from architectures.errors import UserError
-from distill.own_packages import WAIT_FOR_RANK_0_S
+# Composer's launcher polls for failed processes ten times a second, then stops the remaining ones.
+WAIT_FOR_RANK_0_S = 10
+
+
+def reject_foreign_packages() -> None:
+    """Exit with code 2 if a file of the working directory shadows one of widedraft's packages.
+
+    `python -m` puts the working directory first on the import path, so an `eval.py` there would be imported as `eval`.
+    Local rank 0 prints and exits first; other ranks wait to be stopped, since the launcher's exit code is that of the
+    first failure.
+    """
+    ours = Path(__file__).resolve().parents[1]
+    for name in ("architectures", "eval"):
+        spec = find_spec(name)
+        imported = None if spec is None or spec.origin is None else Path(spec.origin).resolve()
+        if imported != ours / name / "__init__.py":
+            if os.environ.get("LOCAL_RANK", "0") != "0":
+                time.sleep(WAIT_FOR_RANK_0_S)
+            print(
+                f"{imported}: hides widedraft's own package {name!r} at {ours / name}. "
+                "Rename it, start from another folder, or set PYTHONSAFEPATH=1.",
+                file=sys.stderr,
+                flush=True,
+            )
+            sys.exit(2)
+
+
+reject_foreign_packages()  # nothing of these packages is imported before
+
+from architectures.errors import UserError  # noqa: E402
 
 INTERRUPTED = "\nInterrupted. Run the same command again to continue."
 EXIT_CODE = 128 + signal.SIGINT
@@ -104,6 +134,16 @@ AGAIN = "Run the same command again: it continues from what was finished, and fr
 
 class LostProcessError(RuntimeError):
     """Another process of this command is gone."""
+
+
+def restore_signals(rank: int) -> None:
+    """Undo what importing Composer did: Ctrl-C is handled as before, and ranks above 0 end at once on SIGTERM.
+
+    On SIGTERM Composer exits in order, for its loggers, which only rank 0 has; its launcher takes that for a crash and
+    prints all other output after the message that matters. Rank 0 exits in order, too, and explains it.
+    """
+    restore_interrupts()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL if rank != 0 else end_on_sigterm)
 
 
 def end_on_sigterm(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # a signal handler's signature

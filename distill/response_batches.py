@@ -1,14 +1,16 @@
-"""Dataloaders of responses for Composer: sharded over ranks, prefetched, counted, and split into micro-batches.
+"""Datasets of recorded responses, and their dataloaders: sharded over ranks, prefetched, split into micro-batches.
 
 Shape suffixes used in this file:
     B = sequences in the batch
     T = tokens of the longest sequence in it
 """
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,12 +20,111 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.data import DataLoader
 
+from architectures.errors import UserError
+from architectures.hub import read_config
+from architectures.settings import command_of
+from architectures.vocabulary import CONFIG_KEY, DRAFT_VOCABULARY_NAME, read_draft_vocabulary
 from distill.data.batches import ResponseDataset
+from distill.export import vocab_size_of
 from distill.recipe.recipe import Recipe
-from distill.teacher_cache import CachedResponses
+from distill.run import Run, shape_of
+from distill.teacher_cache import CachedResponses, TeacherCache
+from eval.models import require_same_tokenizer
+from eval.responses import read_traces, require_known_ids
 
 GPU_PADDING = 64  # tokens: at most 32 widths of sequences of 2,048
 BATCHES_AHEAD = 2  # prefetched in addition to the current one
+
+
+def read_datasets(
+    run: Run,
+) -> tuple[ResponseDataset | CachedResponses | None, ResponseDataset | CachedResponses]:
+    """Read what a recipe trains on and evaluates on, with the cached teacher's outputs if the teacher is cached.
+
+    The first is None if the recipe trains on text or on served requests, which are read as they are trained on.
+
+    Raises:
+        UserError: If the draft has another tokenizer or is too short, a response's ids do not exist in a model, no
+            response fits the length limit, or the draft outputs none of their ids.
+    """
+    config = run.recipe.distill
+    require_same_tokenizer(run.target, run.init.path)
+    run.reject_long_texts(run.init.path)
+    if config.train_on == "text" or config.online is not None:
+        train_set, eval_set = None, read_split(run, "eval")
+    else:
+        train_set, eval_set = read_responses(run)
+        require_learnable(train_set, run.init.path)
+    if not config.teacher.is_cache:
+        return train_set, eval_set
+    cached = {
+        name: None if responses is None else CachedResponses(responses, TeacherCache(run.teacher_cache.path, name))
+        for name, responses in (("train", train_set), ("eval", eval_set))
+    }
+    assert cached["eval"] is not None
+    return cached["train"], cached["eval"]
+
+
+def read_responses(run: Run) -> tuple[ResponseDataset, ResponseDataset]:
+    """Read the responses to train on and to evaluate on.
+
+    Given conversations are trained on whole, but evaluated response by response; encoder-decoder models read each
+    prompt separately, so they are also trained response by response.
+
+    Raises:
+        UserError: If no response is left of either, or a model that reads them has no row for one of their tokens.
+    """
+    joined = run.recipe.data.responses == "given" and not shape_of(run.target).encoder_layers
+    return read_split(run, "train", joined=joined), read_split(run, "eval")
+
+
+def read_split(run: Run, name: str, *, joined: bool = False) -> ResponseDataset:
+    """Read the responses of one split, and print the effect of the length limit.
+
+    Args:
+        name: "train" or "eval".
+        joined: If True, the responses of a conversation form one sequence.
+
+    Raises:
+        UserError: If no response is left, or a model that reads them has no row for one of their tokens.
+    """
+    folder, max_seq_len = run.data.path, run.recipe.data.max_seq_len
+    traces = read_traces(folder, name)
+    require_known_ids((trace.token_ids for trace in traces), folder, name, vocab_sizes(run))
+    learned = ResponseDataset.of_conversations if joined else ResponseDataset
+    dataset = learned(traces, max_seq_len=max_seq_len)
+    counts = dataset.counts
+    if dist.get_global_rank() == 0:
+        print(
+            f"{name}: {counts.responses} responses with {counts.response_tokens} tokens"
+            f"{'' if len(dataset) == counts.responses else f' in {len(dataset)} sequences'}; "
+            f"data.max_seq_len={max_seq_len} cut {counts.cut} of them and left out {counts.left_out}.",
+            file=sys.stderr,
+        )
+    if not counts.responses:
+        raise UserError(
+            f"{folder}: no {name} response fits data.max_seq_len={max_seq_len}. "
+            f"Raise it, or give shorter prompts, and run {command_of('generate')} again."
+        )
+    return dataset
+
+
+def require_learnable(train_set: ResponseDataset, init: Path) -> None:
+    """Raise UserError if the draft's head has a row for none of the tokens that are to be learned."""
+    if CONFIG_KEY not in read_config(init):
+        return
+    output_ids = set(read_draft_vocabulary(init).ids)
+    if not any(token in output_ids for example in train_set.examples for token in example.response_ids):
+        raise UserError(
+            f"{init / DRAFT_VOCABULARY_NAME}: none of its {len(output_ids)} ids occurs in the training responses. "
+            "Count the ids in these responses (architecture.vocabulary.from)."
+        )
+
+
+def vocab_sizes(run: Run) -> dict[Path, int]:
+    """Return the vocabulary size of the target, and of <run>/init if it exists, by directory."""
+    readers = [run.target, *([run.init.path] if run.init.path.is_dir() else [])]
+    return {folder: vocab_size_of(folder) for folder in readers}
 
 
 class ReadAhead(DataLoader[Any]):

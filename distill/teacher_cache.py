@@ -307,7 +307,7 @@ class CachedResponses(Dataset[Sample]):
 
     def __init__(self, responses: ResponseDataset, cache: TeacherCache):
         cache.require_examples(responses.examples)
-        self.responses = responses
+        self.responses, self.tasks = responses, responses.tasks
         self.cache = cache
 
     def __len__(self) -> int:

@@ -17,12 +17,13 @@ Shape suffixes used in this file:
 """
 
 import ctypes
+import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed
@@ -59,11 +60,13 @@ from distill.checkpoints.saving import CheckpointWriter, read_checkpoint, read_i
 from distill.checkpoints.trust import guard_composer
 from distill.chunked_loss import ResponseLogits
 from distill.data.batches import ResponseDataset, UnknownInputs
+from distill.distributed import reject_differing
 from distill.export import vocab_size_of
 from distill.losses import build_objective
 from distill.metrics import Known
 from distill.model import DistillModel, HeldOut
 from distill.online.learning import request_training
+from distill.recipe.recipe import Recipe
 from distill.recipe.sections import (
     TIED_AND_FROZEN,
     DataConfig,
@@ -77,7 +80,7 @@ from distill.recipe.sections import (
 )
 from distill.response_batches import Widths, build_dataspec, padding_multiple
 from distill.rollouts import Generation, Rollouts
-from distill.run import Run
+from distill.run import Run, identity_values
 from distill.teacher import (
     AbsentTeacher,
     CachedTeacher,
@@ -88,7 +91,10 @@ from distill.teacher import (
 from distill.teacher_cache import CachedResponses, load_head
 from distill.text_training import text_training, without_dur
 from eval.decoding.sampling import Sampling
+from eval.machine import usable_cores
 from eval.models import load_model, stop_token_ids
+
+Value = TypeVar("Value")
 
 DIVISION = "_get_gradient_divide_factors"  # private in torch
 FIRST_TO_DIVIDE = TorchVersion("2.8")  # from this torch on the function differs
@@ -233,6 +239,36 @@ def training_device() -> Device:
     return DeviceGPU(allow_tf32=False) if torch.cuda.is_available() else DeviceCPU()
 
 
+def use_resources() -> None:
+    """Give each process its share of the cores, unless OMP_NUM_THREADS is set; retain freed memory on CPUs.
+
+    Neither Composer's launcher nor torch shares them: eight processes would start eight times as many threads as cores.
+    """
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, usable_cores() // dist.get_local_world_size()))
+    if not torch.cuda.is_available():
+        keep_freed_memory()
+
+
+def init_distributed(recipe: Recipe) -> None:
+    """Join the other processes, if there are any or the recipe shards; raise UserError if their recipes differ."""
+    config = recipe.distill
+    if dist.get_world_size() > 1 or config.parallelism != "ddp" or config.teacher.is_sharded:
+        dist.initialize_dist(training_device(), timeout=DIST_TIMEOUT_S)
+    if dist.get_world_size() > 1:
+        reject_differing("recipe", dist.all_gather_object(identity_values(recipe)))
+
+
+def on_rank_0(make: Callable[[], Value]) -> Value:
+    """Return on every rank what rank 0 made; call before or after `init_distributed`."""
+    if dist.get_world_size() > 1:
+        dist.initialize_dist(training_device(), timeout=DIST_TIMEOUT_S)
+    made = [make() if dist.get_global_rank() == 0 else None]
+    dist.broadcast_object_list(made, src=0)
+    assert made[0] is not None  # set by rank 0
+    return made[0]
+
+
 def newest_for_all(folder: Path) -> Path | None:
     """Return the newest intact checkpoint of a directory or None, selected and read by rank 0 for all ranks.
 
@@ -241,10 +277,7 @@ def newest_for_all(folder: Path) -> Path | None:
     Raises:
         UserError: On all ranks, if a checkpoint contains anything that training here does not save.
     """
-    outcome = [newest_or_problem(folder) if dist.get_global_rank() == 0 else None]
-    dist.broadcast_object_list(outcome, src=0)
-    assert outcome[0] is not None  # set by rank 0
-    checkpoint, problem = outcome[0]
+    checkpoint, problem = on_rank_0(lambda: newest_or_problem(folder))
     if problem is not None:
         raise UserError(problem)
     return checkpoint

@@ -3,13 +3,11 @@
 Checkpoints of a training run have one shape, so they share the scorecard's step times, and only acceptance differs.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from pydantic import TypeAdapter
-from transformers import PreTrainedModel
 
 from architectures.console import Table, TableSection
 from architectures.files import read_typed
@@ -30,6 +28,7 @@ from eval.intervals import (
 )
 from eval.large_targets import load_target
 from eval.machine import share_threads, torch_threads
+from eval.models import SavedModel
 from eval.prompts import Prompt
 from eval.replay import DraftScore
 from eval.scorecard import speedup_row
@@ -75,23 +74,9 @@ class Curves(Record):
     curves: tuple[Curve, ...]
 
 
-@dataclass(frozen=True)
-class Saved:
-    """A saved checkpoint.
-
-    Attributes:
-        open: Loads it, on the device and in the dtype of the scorecard.
-    """
-
-    name: str
-    batches: int
-    tokens: int
-    open: Callable[[], PreTrainedModel]
-
-
 def score_checkpoints(
     target: Path,
-    saved: Sequence[Saved],
+    saved: Sequence[SavedModel],
     prompts: Sequence[Prompt],
     config: EvalConfig,
     folder: Path,
@@ -135,7 +120,7 @@ def score_checkpoints(
     return curves
 
 
-def curve(saved: Sequence[Saved], scores: Sequence[DraftScore], steps: StepTimes, resampling: Resampling) -> Curve:
+def curve(saved: Sequence[SavedModel], scores: Sequence[DraftScore], steps: StepTimes, resampling: Resampling) -> Curve:
     """Summarise every checkpoint at one temperature, all at the best one's best number of speculative tokens."""
     forecasts = [speedup_row(score, steps) for score in scores]
     best = max(range(len(saved)), key=lambda index: forecasts[index].predicted)
@@ -185,7 +170,7 @@ def read_curves(path: Path) -> Curves:
 
 def curves_page(curves: Curves) -> TableSection:
     return TableSection(
-        "Saved checkpoints on the responses of this scorecard",
+        "SavedModel checkpoints on the responses of this scorecard",
         [
             TableSection(
                 f"Temperature {each.temperature:g}, k={each.num_speculative_tokens}", [Table(COLUMNS, point_rows(each))]

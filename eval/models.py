@@ -17,7 +17,7 @@ import ctypes
 import importlib.util
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -593,3 +593,17 @@ def reject_not_finite_tensor(where: str, name: str, tensor: Tensor) -> None:
         f"{where}: {name} holds NaN or infinity in {str(tensor.dtype).removeprefix('torch.')}. The model "
         "could not speak: copy or download it again, or load it in a number type that holds its weights."
     )
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A saved checkpoint.
+
+    Attributes:
+        open: Loads it, on the device and in the dtype of the scorecard.
+    """
+
+    name: str
+    batches: int
+    tokens: int
+    open: Callable[[], PreTrainedModel]

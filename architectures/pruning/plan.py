@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from architectures.errors import UserError
 from architectures.files import parsed, read_text, write_bytes
 from architectures.manifest import fingerprint_checkpoint
-from architectures.requested_shape import WIDTHS, ArchitectureConfig, draft_shape
+from architectures.requested_shape import WIDTHS, ArchitectureConfig, draft_shape, masked_shape
 from architectures.shapes import Shape
 from architectures.vocabulary import broken_law
 
@@ -334,3 +334,26 @@ def best_heads(scores_N: "NDArray[np.float64]", source: Shape, draft: Shape) -> 
     worth = [sum(scores_N[i * group + head] for head in heads) for i, heads in enumerate(inside)]
     groups = best(worth, draft.kv_heads)
     return tuple(i * group + head for i in groups for head in inside[i]), groups
+
+
+def draft_and_origin(wanted: ArchitectureConfig, source: Shape, seed: int) -> tuple[Shape, str]:
+    """Return the draft's shape, and how it is pruned from its source."""
+    if wanted.plan is not None:
+        plan = load_plan(Path(wanted.plan), source, target=None)
+        return plan.draft, f"{wanted.plan}, layers {', '.join(map(str, plan.source_layers))}"
+    if wanted.method == "learned_masks":
+        return masked_shape(source, wanted), wanted.method
+    draft = draft_shape(source, wanted)
+    narrower = any(getattr(draft, name) != getattr(source, name) for name in WIDTHS)
+    method = f"{wanted.method}, widths by {wanted.width_method}" if narrower else wanted.method
+    if wanted.stages is not None:
+        if wanted.stages[0] > source.layers:
+            raise UserError(
+                f"architecture.stages must begin with at most the {source.layers} layers of the target, got "
+                f"{wanted.stages}. Choose fewer."
+            )
+        return draft, f"{method}, in stages of {', '.join(map(str, wanted.stages))} layers"
+    if needed_scores(source, wanted):
+        return draft, f"{method}, from scores"
+    plan = plan_pruning(source, wanted, seed=seed)
+    return draft, f"{method}, layers {', '.join(map(str, plan.source_layers))} of 0 to {source.layers - 1}"

@@ -23,9 +23,10 @@ from benchmarks.gpu.stage import Row, Setting, Size, SkippedError, free_memory, 
 from distill.data.training_data import NAME as SELF_WRITTEN
 from distill.pipeline import cache_if_configured, generate_stage, prune_stage
 from distill.recipe.recipe import Recipe, load_recipe
+from distill.response_batches import read_responses
 from distill.run import Run, owned_run
 from distill.teacher_cache import CachedResponses, TeacherCache
-from distill.train import read_responses, train
+from distill.train import train
 from distill.trainer import build_model, build_trainer
 from eval.decoding.cuda_graphs import generation_opener
 from eval.decoding.sampling import Limits

@@ -267,7 +267,7 @@ def test_a_full_disk_is_said_once(make_run, tmp_path):
 
 LOSING_RANK_1 = """
 import os, signal, sys
-import distill.own_packages
+import distill.process
 import distill.model
 from distill.train import main
 
@@ -301,12 +301,12 @@ def test_a_lost_process_ends_the_others_and_costs_no_checkpoint(make_run, tmp_pa
 TWO_TEACHERS = """
 import sys
 from pathlib import Path
-import distill.own_packages
+import distill.process
 import torch
 from composer.utils import dist
 from distill.teacher import load_sharded_teacher
 from distill.teacher import load_teacher
-from distill.train import training_device
+from distill.trainer import training_device
 
 target = Path(sys.argv[1])
 dist.initialize_dist(training_device(), timeout=60)

@@ -5,8 +5,9 @@ from composer.loggers import LoggerDestination
 
 import distill.trainer
 from distill.pipeline import cache_stage
+from distill.response_batches import read_responses
 from distill.run import Run
-from distill.train import read_responses, train
+from distill.train import train
 from tests.distill.after_training import metrics
 from tests.distill.conftest import NUM_TRAIN
 

@@ -16,12 +16,11 @@ from distill.losses import LOSSES, LossTerm
 from distill.metrics import eval_metrics
 from distill.model import HeldOut
 from distill.pipeline import cache_stage, generate_stage, prune_stage
-from distill.response_batches import count_tokens, cut_padding, split_batch
+from distill.response_batches import count_tokens, cut_padding, read_responses, split_batch
 from distill.run import Run
 from distill.teacher import load_teacher
 from distill.teacher_cache import CachedResponses, TeacherCache
 from distill.text_training import collate_text, student_losses, teacher_losses
-from distill.train import read_responses
 from distill.trainer import build_model, build_optimizer
 from eval.decoding.kv_cache import open_sequencer
 from tests.distill.losses.test_chunked import BFLOAT16_RTOL, Problem, assert_same

@@ -79,7 +79,7 @@ def test_processes_with_different_recipes_are_refused(recipe, tmp_path):
     (tmp_path / "other.py").write_text(
         "import os, sys\n"
         "other = ['data.batch_size=3', 'seed=5'] if os.environ['RANK'] == '1' else []\n"
-        "import distill.own_packages\n"
+        "import distill.process\n"
         "from distill.train import main as train\n"
         "import widedraft\n"
         "command, *words = sys.argv[1:]\n"
@@ -96,7 +96,7 @@ def test_processes_with_different_recipes_are_refused(recipe, tmp_path):
 
 CHOOSING = """
 import sys
-import distill.own_packages
+import distill.process
 from distill.choose import search
 from tests.eval.records import latency
 import widedraft

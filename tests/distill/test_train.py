@@ -1,7 +1,6 @@
 """Training as a whole, in this process: what it learns, and that how it is cut up does not change what it learns."""
 
 import json
-import os
 import shutil
 import signal
 from pathlib import Path
@@ -16,7 +15,7 @@ from architectures.manifest import read_manifest, write_manifest
 from distill.process import end_on_sigterm
 from distill.run import Run
 from distill.stage_inputs import generate_inputs, prune_inputs, training_inputs
-from distill.train import main, share_cores, train
+from distill.train import main, train
 from distill.trainer import build_model, device_batch_size, microbatch_size
 from eval.responses import read_traces
 from tests.distill.after_training import (
@@ -220,12 +219,12 @@ def test_processes_share_the_batch_evenly_or_not_at_all(make_run, monkeypatch, n
 def test_cores_are_shared_unless_the_user_said_otherwise(monkeypatch, omp, processes, expected):
     chosen = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(6)))
+    monkeypatch.setattr(distill.trainer, "usable_cores", lambda: 6)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if omp is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", omp)
-    share_cores()
+    distill.trainer.use_resources()
     assert chosen == ([] if expected is None else [expected])
 
 

@@ -28,7 +28,7 @@ from eval.decoding.speculative import plain_decode
 from eval.lossless import MIN_P, Parting, find_parting, tie_allowance
 from eval.pair import load_pair
 from eval.prompts import TEXT
-from eval.replay import answer_logits
+from eval.replay import response_logits
 
 HOW = {"max_new_tokens": 12, "batch_size": 3}
 
@@ -82,7 +82,7 @@ def test_texts_part_at_a_tie_only_where_the_target_nearly_ties(target, prompts):
     prompt = prompts[3]
     [plain] = plain_decode(target, [prompt], limits=Limits(6))
     ids = plain.token_ids
-    second = int(answer_logits(target, prompt, ids)[2].topk(2).indices[1])
+    second = int(response_logits(target, prompt, ids)[2].topk(2).indices[1])
     other = (*ids[:2], second, *ids[3:])
     for one, two, side in ((ids, other, 1), (other, ids, 0)):
         parting = find_parting(target, prompt, one, two, width=3)

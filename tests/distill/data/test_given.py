@@ -16,8 +16,8 @@ from distill.data.given import collect_given
 from distill.data.training_data import decoding_settings
 from distill.pipeline import generate_stage
 from distill.recipe.sections import DataConfig
+from distill.response_batches import read_responses
 from distill.run import Run
-from distill.train import read_responses
 from eval.decoding.generate import write_traces
 from eval.prompts import Prompt
 from eval.responses import Trace, read_traces

@@ -10,9 +10,10 @@ from composer.devices import DeviceCPU
 import distill.trainer
 from distill.data.batches import Example, collate
 from distill.losses import forward_kl
+from distill.response_batches import read_responses
 from distill.rollouts import STUDENT_TOKENS, TEACHER_TOKENS, examples_of
 from distill.run import Run
-from distill.train import read_responses, train
+from distill.train import train
 from distill.trainer import build_model, response_training
 from eval.decoding.sampling import Limits
 from eval.decoding.speculative import plain_decode

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-import distill.train
+import distill.response_batches
 import distill.trainer
 from architectures.errors import UserError
 from distill.estimate import forward_flops, head_flops
 from distill.losses import forward_kl, sampled_cross_entropy, top_k_kl
 from distill.pipeline import cache_stage
-from distill.response_batches import cut_padding, split_batch
+from distill.response_batches import cut_padding, read_responses, split_batch
 from distill.run import Run
 from distill.teacher_cache import CachedResponses, TeacherCache, join_rows, rows_in
-from distill.train import read_responses, train
+from distill.train import train
 from distill.trainer import build_model
 from tests.distill.after_training import metrics, weights
 
@@ -160,7 +160,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(cached, stopped, teacher):
 
 def test_a_cache_of_other_responses_is_refused(cached, monkeypatch):
     recipe = cached("run", TOP_K)
-    monkeypatch.setattr(distill.train, "read_responses", lambda *given: read_responses(*given)[::-1])
+    monkeypatch.setattr(distill.response_batches, "read_responses", lambda *given: read_responses(*given)[::-1])
     with pytest.raises(UserError, match="its train rows"):
         train(recipe)
 

@@ -13,9 +13,10 @@ from distill.estimate import responses_in, training_flops
 from distill.metrics import KS, Known, acceptance_prob, eval_metrics, own_acceptance_prob
 from distill.model import HeldOut
 from distill.recipe.recipe import Recipe
+from distill.response_batches import read_responses
 from distill.run import Run
 from distill.stage_inputs import generate_inputs
-from distill.train import read_responses, train
+from distill.train import train
 from distill.trainer import build_model
 from eval.decoding.sampling import EXACT_SAMPLED_DRAFT, Sampling
 from eval.replay import replay_response

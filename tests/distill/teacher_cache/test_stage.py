@@ -13,10 +13,10 @@ from distill import pipeline as stages
 from distill import teacher_cache
 from distill.pipeline import cache_stage, verify_cache_stage
 from distill.recipe.recipe import Recipe
+from distill.response_batches import read_responses
 from distill.run import Artifact, Run, first_init, share_responses, stage_recipe
 from distill.stage_inputs import require_training_inputs
 from distill.teacher_cache import TeacherCache
-from distill.train import read_responses
 
 TOP_K = {"source": "cache", "contents": "top_k", "k": 4}
 

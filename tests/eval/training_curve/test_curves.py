@@ -6,8 +6,9 @@ import pytest
 
 from architectures.console import markdown
 from architectures.errors import UserError
-from eval.checkpoint_curve import Curves, Saved, curve, curves_page, read_curves
+from eval.checkpoint_curve import Curves, curve, curves_page, read_curves
 from eval.intervals import Resampling
+from eval.models import SavedModel
 from eval.replay import DraftScore, ReplayCounts, ResponseScore
 from eval.scorecard_schema import write_record
 from eval.speedup import StepTimes
@@ -41,7 +42,9 @@ def counts(rounds, num_speculative_tokens):
 
 
 def saved(*names):
-    return [Saved(name, 10 * place, 1000 * place, lambda: pytest.fail("opened")) for place, name in enumerate(names)]
+    return [
+        SavedModel(name, 10 * place, 1000 * place, lambda: pytest.fail("opened")) for place, name in enumerate(names)
+    ]
 
 
 def test_the_best_is_the_fastest_wherever_it_stands():
