@@ -72,14 +72,14 @@ def test_rows_of_a_task_bring_the_responses_their_task_says(row_file):
 @pytest.mark.parametrize(
     ("row", "place"),
     [
-        ({"prompt": "a"}, "has none of the fields response, "),
+        ({"prompt": "a"}, "has none of the fields answer, "),
         ({"turns": ["a", "b"]}, "has none of the fields"),
         ({"messages": [SYSTEM, ask("a")]}, "messages "),
         ({"messages": [ask("a"), response("b"), response("c")]}, "messages "),
         ({"messages": [response("b"), ask("a"), response("c")]}, "messages "),
         ({"messages": [ask("a"), response("")]}, r"messages\[1\]\.content"),
-        ({"prompt": "a", "answer": " \n"}, "response "),
-        ({"prompt": "a", "answer": 7}, "response "),
+        ({"prompt": "a", "answer": " \n"}, "answer "),
+        ({"prompt": "a", "answer": 7}, "answer "),
         (["a"], "the row must be "),
     ],
 )
