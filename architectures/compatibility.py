@@ -23,7 +23,7 @@ from architectures.files import read_json
 from architectures.hub import cached_config, config_at_hand, is_gguf, local_path
 from architectures.manifest import TOKENIZER_SETTINGS, chat_template, read_json_file, read_manifest
 from architectures.shapes import Shape, context_length
-from architectures.target_files import ASSISTANT_KEYS
+from architectures.target_files import ASSISTANT_KEYS, MAX_TOKENIZER_MIB
 from architectures.vocabulary import CONFIG_KEY
 
 MAX_DEGREE = 64
@@ -90,7 +90,6 @@ COMPARES_TOKENS = ("sglang", "llama.cpp", "tensorrt-llm")  # and stop if they di
 DIVIDES_TENSORS = ("vllm", "sglang")  # draft and target over the same devices
 LLAMA_CPP_MAX_DIFFERENCE, LLAMA_CPP_FIRST_COMPARED = 128, 5  # common/speculative.cpp
 OTHER_METHODS = ("eagle-", "eagle3", "dflash", "dspark")  # vllm/config/speculative.py
-MAX_TOKENIZER_MIB = 512
 
 
 @dataclass(frozen=True, kw_only=True)

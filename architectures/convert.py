@@ -42,6 +42,7 @@ from architectures.manifest import (
 from architectures.pruning.prune import require_numbers
 from architectures.shapes import Shape, checkpoint_tensors
 from architectures.target_files import (
+    MAX_TOKENIZER_MIB,
     SETTINGS_NAME,
     TEMPLATES,
     carry_files,
@@ -253,7 +254,6 @@ def grown_head(head_KH: Tensor, ids_K: Tensor, vocab_size: int, pushed_K: Tensor
     return head_VH.index_copy_(0, ids_K, head_KH)
 
 
-TOKENIZER_MIB = 512  # as in eval.models
 COPY_TOKENIZER = "Copy the target's tokenizer files there, or use --form whole."
 
 
@@ -340,7 +340,7 @@ def read_tokenizer(folder: Path) -> dict[str, Any]:
     file = folder / TOKENIZER
     if not file.is_file():
         raise UserError(f"{folder}: holds no {TOKENIZER}, the one kind of file that is cut. {COPY_TOKENIZER}")
-    text = read_text(file, remedy=COPY_TOKENIZER, most_mib=TOKENIZER_MIB)
+    text = read_text(file, remedy=COPY_TOKENIZER, most_mib=MAX_TOKENIZER_MIB)
     try:
         return json.loads(Tokenizer.from_str(text).to_str())
     except Exception as error:  # the library raises plain Exceptions

@@ -29,7 +29,7 @@ from architectures.families import FAMILIES
 from architectures.families.family import Gguf
 from architectures.files import staged_folder
 from architectures.gguf_format import ARCHITECTURES, TOKEN_KEYS, GgufHeader, GgufTensor, gguf_config, read_gguf_header
-from architectures.manifest import MANIFEST_NAME, fingerprint_file, write_manifest
+from architectures.manifest import MANIFEST_NAME, sha256_of_file, write_manifest
 from architectures.shapes import Shape, checkpoint_tensors
 
 ROPE_FACTORS = "rope_freqs.weight"
@@ -70,9 +70,7 @@ def import_gguf(file: Path, out: Path, *, dtype: str = "float32") -> None:
         AutoConfig.for_model(**settings, architectures=[family.architecture], dtype=dtype).save_pretrained(folder)
         write_generation_config(header, entries, folder)
         write_tokenizer(file, header, folder)
-        write_manifest(
-            folder, stage="import-gguf", inputs={"gguf": fingerprint_file(file)}, file=str(file), dtype=dtype
-        )
+        write_manifest(folder, stage="import-gguf", inputs={"gguf": sha256_of_file(file)}, file=str(file), dtype=dtype)
 
 
 def gguf_names(shape: Shape) -> dict[str, str]:

@@ -24,7 +24,7 @@ from architectures.errors import UserError
 from architectures.families.config_entries import require_config
 from architectures.files import MASK, looked_for, masked, packaged_target, read_json_object
 from architectures.gguf_format import gguf_config, read_gguf_header
-from architectures.manifest import changed_inputs, fingerprint_file, read_manifest
+from architectures.manifest import changed_inputs, read_manifest, sha256_of_file
 from architectures.target_files import read_generation_settings
 from architectures.vocabulary import reject_small_head
 
@@ -257,7 +257,7 @@ def imported_gguf(file: Path, cache: Path | None) -> Path:
     if not file.is_file():
         raise UserError(f"{file}: no such file. Give the path of an existing .gguf file.")
     manifest = read_manifest(cache)
-    if manifest is None or changed_inputs(manifest, {"gguf": fingerprint_file(file)}):
+    if manifest is None or changed_inputs(manifest, {"gguf": sha256_of_file(file)}):
         from architectures.gguf_import import import_gguf  # loads torch
 
         import_gguf(file, cache)

@@ -300,10 +300,6 @@ def fingerprint_value(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
-def fingerprint_file(path: Path) -> str:
-    return sha256_of_file(path)
-
-
 def fingerprint_checkpoint(folder: Path) -> str:
     """Return the sha256 over names and contents of the files of a Hugging Face directory that define the model.
 
@@ -338,8 +334,8 @@ def fingerprint_tokenizer(folder: Path) -> dict[str, str]:
     """
     settings = read_json_file(folder / TOKENIZER_SETTINGS)
     template = chat_template(folder, settings.pop("chat_template", None))
-    contents = [fingerprint_file(folder / name) if (folder / name).is_file() else None for name in TOKENIZER_FILES]
-    parts = [[name, fingerprint_file(folder / name)] for name in PARTS_OF_TOKENIZERS if (folder / name).is_file()]
+    contents = [sha256_of_file(folder / name) if (folder / name).is_file() else None for name in TOKENIZER_FILES]
+    parts = [[name, sha256_of_file(folder / name)] for name in PARTS_OF_TOKENIZERS if (folder / name).is_file()]
     return {
         "tokenizer": fingerprint_value([settings, contents, *parts]),
         "chat template": fingerprint_value(template),

@@ -18,6 +18,7 @@ from architectures.families.config_entries import require_generation_config
 from architectures.files import read_json_object, write_json
 
 SETTINGS_NAME = "generation_config.json"
+MAX_TOKENIZER_MIB = 512  # the largest published tokenizer.json has about 35
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 ASSISTANT_KEYS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
 HINT = "Take the file the checkpoint came with, or delete it: config.json is read then."

@@ -24,8 +24,8 @@ from architectures.hub import read_config
 from architectures.manifest import (
     MANIFEST_NAME,
     fingerprint_checkpoint,
-    fingerprint_file,
     fingerprint_value,
+    sha256_of_file,
     write_manifest,
 )
 from architectures.pruning.plan import PLAN_NAME
@@ -102,8 +102,8 @@ def export_any(checkpoint: Path, init: Path, out: Path, *, target: Path, dtype: 
 
 def fingerprint_saved(checkpoint: Path) -> str:
     if checkpoint.is_file():
-        return fingerprint_file(checkpoint)
-    return fingerprint_value({path.name: fingerprint_file(path) for path in sorted(checkpoint.iterdir())})
+        return sha256_of_file(checkpoint)
+    return fingerprint_value({path.name: sha256_of_file(path) for path in sorted(checkpoint.iterdir())})
 
 
 def export_checkpoint(

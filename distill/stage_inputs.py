@@ -11,10 +11,10 @@ from architectures.errors import UserError
 from architectures.hub import read_config, require_whole_head
 from architectures.manifest import (
     fingerprint_checkpoint,
-    fingerprint_file,
     fingerprint_folder,
     fingerprint_tokenizer,
     fingerprint_value,
+    sha256_of_file,
 )
 from architectures.pruning.plan import needed_scores
 from architectures.shapes import Shape
@@ -92,7 +92,7 @@ def prune_inputs(run: Run) -> dict[str, Any]:
     if source != run.target:
         inputs["architecture.source"] = fingerprint_checkpoint(source)
     if wanted.plan is not None:
-        return inputs | {"architecture.plan": fingerprint_file(Path(wanted.plan))}
+        return inputs | {"architecture.plan": sha256_of_file(Path(wanted.plan))}
     if "random" in (wanted.method, wanted.width_method):
         inputs["seed"] = recipe.seed
     if needed_scores(Shape.from_config(read_config(source), where=str(source / "config.json")), wanted):
@@ -122,7 +122,7 @@ def vocabulary_as_input(run: Run) -> dict[str, Any]:
     elif wanted.origin == "text":
         origin = {"text": text_as_input(run.recipe.text), "seed": run.recipe.seed, "max_tokens": TEXT_TOKENS}
     else:
-        origin = fingerprint_file(list_file(wanted.origin))
+        origin = sha256_of_file(list_file(wanted.origin))
     tokenizer = fingerprint_tokenizer(run.target)
     return {"architecture.vocabulary": {"size": wanted.size, "from": origin, **tokenizer}}
 
@@ -133,7 +133,7 @@ def scores_inputs(run: Run, source: Path) -> dict[str, Any]:
     calibration, prompts = recipe.architecture.calibration, recipe.data.prompts
     text: Any
     if calibration.text is not None and Path(calibration.text).is_file():
-        text = fingerprint_file(Path(calibration.text))
+        text = sha256_of_file(Path(calibration.text))
     elif prompts:
         text = sources_as_input(prompts)
     else:  # the target generates them
@@ -256,7 +256,7 @@ def text_as_input(text: TextConfig | None) -> dict[str, Any]:
 def content_of(path: str | None, dataset: str | None) -> dict[str, str]:
     """Return the SHA-256 of a file, or of all files of a local data set; empty for a hub id."""
     if path is not None and Path(path).is_file():
-        return {"sha256": fingerprint_file(Path(path))}
+        return {"sha256": sha256_of_file(Path(path))}
     if dataset is not None and Path(dataset).is_dir():
         return {"sha256": fingerprint_folder(Path(dataset))}
     return {}

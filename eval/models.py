@@ -50,6 +50,7 @@ from architectures.hub import read_config, require_whole_head
 from architectures.manifest import fingerprint_checkpoint, fingerprint_value, read_json_file
 from architectures.settings import few_rows_gain_only
 from architectures.shapes import ContextLength, context_length
+from architectures.target_files import MAX_TOKENIZER_MIB
 from architectures.vocabulary_head import columns_below, head_ids, name_rows, read_head, with_rows
 
 FEW_ROWS = 64  # packed weights are used up to this many rows; more, as in training or replay, gain nothing
@@ -141,7 +142,6 @@ MAX_NAMES_SHOWN = 5
 MAX_CHARS_SHOWN = 300
 BOUNDARY_IDS = ("bos_token_id", "eos_token_id")
 COPY_TOKENIZER = "Copy tokenizer.json and tokenizer_config.json of the target there, or make the folder again."
-TOKENIZER_MIB = 512  # the largest published tokenizer.json has about 35
 PROBE = "The quick brown fox: 12 + 30 = 42."
 DAMAGED = (  # raised by transformers for files with entries of the wrong type
     OSError,
@@ -175,7 +175,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
             read_json_file(folder / name)
         if (folder / "tokenizer.json").exists():
-            require_regular(folder / "tokenizer.json", remedy=COPY_TOKENIZER, most_mib=TOKENIZER_MIB)
+            require_regular(folder / "tokenizer.json", remedy=COPY_TOKENIZER, most_mib=MAX_TOKENIZER_MIB)
         tokenizer = AutoTokenizer.from_pretrained(folder, **FROM_THE_FOLDER_ALONE)
     except Exception as error:  # the library raises a plain Exception for a damaged tokenizer.json
         if isinstance(error, UserError) or not (isinstance(error, DAMAGED) or type(error) is Exception):

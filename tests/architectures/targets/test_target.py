@@ -22,7 +22,7 @@ def imports(monkeypatch):
     def record(file: Path, out: Path) -> None:
         calls.append((file, out))
         out.mkdir(exist_ok=True)
-        fingerprint = gguf_import.fingerprint_file(file)
+        fingerprint = gguf_import.sha256_of_file(file)
         (out / "manifest.json").write_text(json.dumps({"stage": "import-gguf", "inputs": {"gguf": fingerprint}}))
 
     monkeypatch.setattr(gguf_import, "import_gguf", record)
