@@ -29,7 +29,7 @@ from architectures.settings import (
     flag_of,
 )
 from architectures.vocabulary import Form
-from distill.checkpoints.trust import OPTION, TrustCheckpoints, trust_checkpoints
+from distill.checkpoints.checkpoint_files import OPTION, TrustCheckpoints, trust_checkpoints
 from distill.choose.candidates import ChooseSettings
 from distill.distributed import FLAG, Processes, joined, reject_spread, require_one_folder, require_same
 from distill.hub.push import PushSettings

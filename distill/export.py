@@ -42,7 +42,8 @@ from architectures.vocabulary import (
     write_draft_vocabulary,
 )
 from architectures.vocabulary_head import fit_rows, with_unknown
-from distill.checkpoints.checkpoint_files import OF_A_FILE, damage, find_checkpoints, is_checkpoint
+from distill.checkpoints.checkpoint_files import OF_A_FILE, find_checkpoints, is_checkpoint
+from distill.checkpoints.folders import damage
 from distill.checkpoints.saving import algorithms_of, read_model, read_state
 from distill.data.batches import UnknownInputs
 from distill.run import Run, shape_of

@@ -37,9 +37,8 @@ from architectures.settings import command_of
 from architectures.shapes import checkpoint_tensors
 from architectures.target_files import carry_files
 from distill.callbacks import ConsoleReport, GradientNorm, MetricsFile, profiled_steps
-from distill.checkpoints.checkpoint_files import MASK_CHECKPOINTS_KEPT
+from distill.checkpoints.checkpoint_files import MASK_CHECKPOINTS_KEPT, guard_composer
 from distill.checkpoints.saving import CheckpointWriter
-from distill.checkpoints.trust import guard_composer
 from distill.chunked_loss import Head, ResponseLogits, logits_of, sum_of_rows, vocab_size_of
 from distill.export import stored_name
 from distill.losses import cross_entropy, forward_kl

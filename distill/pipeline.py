@@ -643,7 +643,7 @@ def eval_stage(run: Run) -> None:
 
 def export_stage(run: Run) -> None:
     """Export <run>/draft from the checkpoint that the recipe selects, even if training has not finished."""
-    from distill.checkpoints.checkpoint_files import chosen_checkpoint
+    from distill.checkpoints.folders import chosen_checkpoint
     from distill.export import export_draft
 
     saved = run.checkpoints.path

@@ -29,8 +29,8 @@ from composer.utils import dist
 restore_interrupts()  # Composer's import replaced the handler
 
 from architectures.settings import Section, read_settings
-from distill.checkpoints.checkpoint_files import chosen_checkpoint
-from distill.checkpoints.trust import TrustCheckpoints, trust_checkpoints
+from distill.checkpoints.checkpoint_files import TrustCheckpoints, trust_checkpoints
+from distill.checkpoints.folders import chosen_checkpoint
 from distill.debug import begin_debug
 from distill.export import export_draft
 from distill.learned_masks import train_masks

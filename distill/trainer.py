@@ -55,9 +55,9 @@ from architectures.pruning.importance import removable
 from architectures.requested_shape import MasksConfig
 from architectures.vocabulary_head import begin_unknown, with_unknown
 from distill.callbacks import EvaluationIntervals, GradientNorm, StepTimer, build_loggers, profiled_steps
-from distill.checkpoints.checkpoint_files import newest_intact_checkpoint
+from distill.checkpoints.checkpoint_files import guard_composer
+from distill.checkpoints.folders import newest_intact_checkpoint
 from distill.checkpoints.saving import CheckpointWriter, read_checkpoint, read_into, read_state
-from distill.checkpoints.trust import guard_composer
 from distill.chunked_loss import ResponseLogits
 from distill.data.batches import ResponseDataset, UnknownInputs
 from distill.distributed import reject_differing

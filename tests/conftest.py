@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from distill.checkpoints.trust import VALIDATION_VARIABLE
+from distill.checkpoints.checkpoint_files import VALIDATION_VARIABLE
 from tests.processes import Parent, warm
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes forked from one that computed with several never compute

@@ -1,18 +1,28 @@
-"""Listing and integrity of checkpoints. No torch.
+"""Names of checkpoints, integrity of torch archives, and the user's trust in code inside checkpoints. No torch.
 
 A whole checkpoint is a file, `ep{epoch}-ba{batch}-rank0.pt`. Composer writes it directly to its final name, so a crash
 or a full disk leaves it truncated. A `.pt` file is a zip archive with its central directory at the end and a CRC-32 of
 every entry, so damage is found without unpickling. A sharded checkpoint is a directory, `ep{epoch}-ba{batch}`
 (folders.py).
+
+Composer imports the function named by CHECKPOINT_VALIDATION_FUNCTION and calls it with the path of every checkpoint
+before unpickling it (composer/utils/checkpoint.py, mosaicml 0.32.1). Subprocesses inherit the variable, so one
+`--trust-checkpoints` holds for all; `are_trusted` reads it, too.
 """
 
+import os
+import pickle
 import re
 import shutil
-import sys
+import struct
+import zipfile
+import zlib
 from pathlib import Path
-from typing import Literal
+from typing import IO, Annotated
 
-from distill.checkpoints.trust import zip_damage
+from pydantic import Field
+
+from architectures.errors import UserError
 
 CHECKPOINT_NAME = "ep{epoch}-ba{batch}-rank{rank}.pt"  # filled in by Composer
 LATEST_NAME = "latest-rank{rank}.pt"  # symlink to the newest
@@ -21,35 +31,6 @@ MASK_CHECKPOINTS_KEPT = 2  # of mask training, whose recipe has no key for it
 FOLDER_NAME = "ep{epoch}-ba{batch}"  # of a sharded one
 OF_A_FILE = "-rank0.pt"
 NAME_PATTERN = re.compile(r"ep(\d+)-ba(\d+)(-rank0\.pt)?")
-
-
-def newest_intact_checkpoint(folder: Path) -> Path | None:
-    """Return the checkpoint to resume from, or None; reports damaged ones on stderr."""
-    for path in reversed(find_checkpoints(folder)):
-        problem = damage(path)
-        if problem is None:
-            return path
-        print(f"{path}: cut short or damaged ({problem}); looking for the one before it.", file=sys.stderr)
-    return None
-
-
-def chosen_checkpoint(folder: Path, which: Literal["best", "latest"]) -> Path | None:
-    """Return the checkpoint to export; "best" falls back to the newest intact one without an evaluation."""
-    best = best_checkpoint(folder) if which == "best" else None
-    return newest_intact_checkpoint(folder) if best is None else best
-
-
-def best_checkpoint(folder: Path) -> Path | None:
-    """Return the checkpoint of the best link; None without a link, or if it is missing or damaged."""
-    link = folder / BEST_NAME
-    if not link.is_symlink():
-        return None
-    path = folder / link.readlink().name
-    problem = damage(path) if path.exists() else "it is gone"
-    if problem is not None:
-        print(f"{path}: the best checkpoint cannot be used ({problem}).", file=sys.stderr)
-        return None
-    return path
 
 
 def find_checkpoints(folder: Path) -> list[Path]:
@@ -70,24 +51,6 @@ def training_time(path: Path) -> tuple[int, int]:
     return batch, epoch
 
 
-def damage(path: Path) -> str | None:
-    """Describe the damage of a checkpoint in a few words; None if every byte is intact.
-
-    Raises:
-        UserError: If it is a directory whose metadata references code.
-    """
-    if not path.is_dir():
-        return file_damage(path)
-    from distill.checkpoints.folders import folder_damage  # imports torch
-
-    return folder_damage(path)
-
-
-def file_damage(path: Path) -> str | None:
-    with path.open("rb") as file:
-        return zip_damage(file, path.stat().st_size)
-
-
 def disk_error(error: BaseException | None) -> OSError | None:
     """Return the OSError behind an exception: torch raises a RuntimeError while it handles one."""
     while error is not None and not isinstance(error, OSError):
@@ -102,4 +65,57 @@ def explain_write_failure(cause: OSError, path: Path) -> str:
     return (
         f"{path}: writing this checkpoint failed ({cause.strerror}); its disk has {free_gib:.2f} GiB free, and "
         f"{earlier}. Make room, then run the same command again to continue."
+    )
+
+
+# Raised by zipfile for bytes that are not a zip file, including encrypted entries and unknown compressions.
+NOT_A_ZIP = (zipfile.BadZipFile, zlib.error, struct.error, NotImplementedError, RuntimeError, EOFError, ValueError)
+# Raised by unpicklers for bytes that are not a pickle.
+UNREADABLE = (
+    pickle.UnpicklingError,
+    *(ValueError, TypeError, AttributeError, LookupError, EOFError, AssertionError, ArithmeticError),
+    *(ImportError, MemoryError, RuntimeError, struct.error),
+)
+VALIDATION_VARIABLE = "CHECKPOINT_VALIDATION_FUNCTION"
+REJECT_CODE = "distill.checkpoints.saving.is_free_of_code"
+TRUST = "distill.checkpoints.saving.is_trusted"
+OPTION = "--trust-checkpoints"
+
+TrustCheckpoints = Annotated[bool, Field(description="Read checkpoints whatever is in them: code in them is run.")]
+
+
+def zip_damage(file: IO[bytes], size: int) -> str | None:
+    """Describe the damage of an archive of `size` bytes in a few words; None if it is intact.
+
+    torch stores entries uncompressed and without duplicates, so an archive with larger contents is rejected unread.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > size:
+                return "its entries are larger than the file"
+            entry = archive.testzip()
+    except NOT_A_ZIP as error:
+        return str(error) or type(error).__name__
+    return None if entry is None else f"wrong checksum of {entry}"
+
+
+def trust_checkpoints() -> None:
+    """Trust checkpoints in this process and those it starts: code in them runs."""
+    os.environ[VALIDATION_VARIABLE] = TRUST
+
+
+def guard_composer() -> None:
+    """Make Composer reject untrusted code in checkpoints. Call before creating a Trainer."""
+    if not are_trusted():
+        os.environ[VALIDATION_VARIABLE] = REJECT_CODE
+
+
+def are_trusted() -> bool:
+    return os.environ.get(VALIDATION_VARIABLE) == TRUST
+
+
+def code_found(path: object, fact: str) -> UserError:
+    return UserError(
+        f"{path}: {fact}, which no checkpoint of a training here does; reading it might run code. "
+        f"Delete it, or give {OPTION} if you know who made it."
     )

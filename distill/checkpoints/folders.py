@@ -1,4 +1,4 @@
-"""Reading of sharded checkpoints: a directory each, with the tensors in one file per process.
+"""Integrity of checkpoints, and reading of sharded ones: a directory each, with the tensors in one file per process.
 
 `.metadata` has the location of each tensor and is written last; `state.pt` has everything but the tensors of model and
 optimiser. A shard is a sequence of torch's zip archives, one for each piece of a tensor, with a CRC-32 of every entry.
@@ -12,11 +12,12 @@ import io
 import pathlib
 import pickle
 import re
+import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -36,7 +37,14 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.serialization import _get_layout
 
 from architectures.errors import UserError
-from distill.checkpoints.trust import UNREADABLE, are_trusted, code_found, zip_damage
+from distill.checkpoints.checkpoint_files import (
+    BEST_NAME,
+    UNREADABLE,
+    are_trusted,
+    code_found,
+    find_checkpoints,
+    zip_damage,
+)
 
 METADATA_NAME = ".metadata"
 SHARD_PATTERN = re.compile(r"__\d+_\d+\.distcp")
@@ -63,6 +71,51 @@ STATE_NAME = "state.pt"
 # torch's warnings, also from its thread: about a single process, and about a call of its own.
 OF_NO_CONCERN = "torch.distributed is (disabled|unavailable)|TypedStorage is deprecated"
 MODEL, OPTIMISER = "model", "optimizers"  # first part of a tensor's name
+
+
+def newest_intact_checkpoint(folder: Path) -> Path | None:
+    """Return the checkpoint to resume from, or None; reports damaged ones on stderr."""
+    for path in reversed(find_checkpoints(folder)):
+        problem = damage(path)
+        if problem is None:
+            return path
+        print(f"{path}: cut short or damaged ({problem}); looking for the one before it.", file=sys.stderr)
+    return None
+
+
+def chosen_checkpoint(folder: Path, which: Literal["best", "latest"]) -> Path | None:
+    """Return the checkpoint to export; "best" falls back to the newest intact one without an evaluation."""
+    best = best_checkpoint(folder) if which == "best" else None
+    return newest_intact_checkpoint(folder) if best is None else best
+
+
+def best_checkpoint(folder: Path) -> Path | None:
+    """Return the checkpoint of the best link; None without a link, or if it is missing or damaged."""
+    link = folder / BEST_NAME
+    if not link.is_symlink():
+        return None
+    path = folder / link.readlink().name
+    problem = damage(path) if path.exists() else "it is gone"
+    if problem is not None:
+        print(f"{path}: the best checkpoint cannot be used ({problem}).", file=sys.stderr)
+        return None
+    return path
+
+
+def damage(path: Path) -> str | None:
+    """Describe the damage of a checkpoint in a few words; None if every byte is intact.
+
+    Raises:
+        UserError: If it is a directory whose metadata references code.
+    """
+    if not path.is_dir():
+        return file_damage(path)
+    return folder_damage(path)
+
+
+def file_damage(path: Path) -> str | None:
+    with path.open("rb") as file:
+        return zip_damage(file, path.stat().st_size)
 
 
 class UnreadableMetadata(Exception):  # noqa: N818  # not a bug, but a damaged file

@@ -45,6 +45,9 @@ from distill.checkpoints.checkpoint_files import (
     CHECKPOINT_NAME,
     FOLDER_NAME,
     LATEST_NAME,
+    UNREADABLE,
+    are_trusted,
+    code_found,
     disk_error,
     explain_write_failure,
     find_checkpoints,
@@ -60,7 +63,6 @@ from distill.checkpoints.folders import (
     read_metadata,
     read_tensors,
 )
-from distill.checkpoints.trust import UNREADABLE, are_trusted, code_found
 from distill.data.batches import UnknownInputs
 
 

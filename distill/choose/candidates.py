@@ -14,7 +14,7 @@ from architectures.requested_shape import ArchitectureConfig, draft_shape, size,
 from architectures.settings import MOST, Flag, Once, Section, flag_of
 from architectures.shapes import Shape
 from architectures.vocabulary import VocabularyConfig, with_requested_head
-from distill.checkpoints.trust import TrustCheckpoints
+from distill.checkpoints.checkpoint_files import TrustCheckpoints
 from distill.distributed import Processes
 from distill.recipe.recipe import Debug, Overrides, Recipe, RecipeFile
 from distill.recipe.sections import Duration, split_time

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 import widedraft
 from architectures.errors import UserError
-from distill.checkpoints.checkpoint_files import damage, find_checkpoints
+from distill.checkpoints.checkpoint_files import OPTION, REJECT_CODE, TRUST, VALIDATION_VARIABLE, find_checkpoints
+from distill.checkpoints.folders import damage
 from distill.checkpoints.saving import is_free_of_code, read_checkpoint
-from distill.checkpoints.trust import OPTION, REJECT_CODE, TRUST, VALIDATION_VARIABLE
 from distill.export import saved_models
 from distill.run import Run
 from distill.train import main, train

@@ -14,8 +14,8 @@ import torch
 from composer.utils import get_free_tcp_port
 from transformers import AutoModelForCausalLM
 
-from distill.checkpoints.checkpoint_files import damage, find_checkpoints
-from distill.checkpoints.folders import METADATA_NAME, read_metadata
+from distill.checkpoints.checkpoint_files import find_checkpoints
+from distill.checkpoints.folders import METADATA_NAME, damage, read_metadata
 from distill.pipeline import cache_stage
 from distill.process import AGAIN
 from distill.recipe.recipe import save_recipe

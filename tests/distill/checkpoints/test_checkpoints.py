@@ -9,13 +9,8 @@ import torch
 
 import distill.checkpoints.saving
 from architectures.errors import UserError
-from distill.checkpoints.checkpoint_files import (
-    BEST_NAME,
-    chosen_checkpoint,
-    damage,
-    find_checkpoints,
-    newest_intact_checkpoint,
-)
+from distill.checkpoints.checkpoint_files import BEST_NAME, find_checkpoints
+from distill.checkpoints.folders import chosen_checkpoint, damage, newest_intact_checkpoint
 from distill.metrics import PooledOverResponses
 from distill.train import train
 from tests.distill.after_training import file_size_limit

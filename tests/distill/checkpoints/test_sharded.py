@@ -14,10 +14,9 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 import distill.trainer
 from architectures.errors import UserError
-from distill.checkpoints.checkpoint_files import BEST_NAME, damage, find_checkpoints, newest_intact_checkpoint
-from distill.checkpoints.folders import METADATA_NAME, CheckedReader, read_metadata
+from distill.checkpoints.checkpoint_files import BEST_NAME, TRUST, VALIDATION_VARIABLE, find_checkpoints
+from distill.checkpoints.folders import METADATA_NAME, CheckedReader, damage, newest_intact_checkpoint, read_metadata
 from distill.checkpoints.saving import read_model
-from distill.checkpoints.trust import TRUST, VALIDATION_VARIABLE
 from distill.export import export_any, saved_models
 from distill.metrics import PooledOverResponses
 from distill.run import Run, recipe_hash
