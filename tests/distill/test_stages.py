@@ -168,7 +168,7 @@ def test_held_out_prompts_keep_their_categories_and_tasks(tmp_path):
     from eval.responses import claim_shards, write_shard
 
     labels = ({"category": "math", "task": "gsm8k/1"}, {})  # the second as written before there were any
-    row = {"messages": [{"role": "user", "content": "a"}], "prompt_ids": [1], "response_ids": [2], "answer": "b"}
+    row = {"messages": [{"role": "user", "content": "a"}], "prompt_ids": [1], "response_ids": [2], "response": "b"}
     rows = [
         {"id": number, "source": f"p:{number}", **row, "finish_reason": "stop", **label}
         for number, label in enumerate(labels)
