@@ -17,7 +17,7 @@ def learned(example):
     return batch["next_ids"][batch["keep"]].tolist()
 
 
-@pytest.mark.parametrize("answer", [(20, 21, 22), (20,), (20, 21, 22, 23, 24, 25)])
+@pytest.mark.parametrize("response", [(20, 21, 22), (20,), (20, 21, 22, 23, 24, 25)])
 def test_the_loss_sits_on_the_new_tokens_and_on_no_other(response):
     new = Place(SINGLE, 0, row_seed=0, coin=0.0).with_response(response)
     batch = collate([new])

@@ -18,7 +18,7 @@ ROW = {
     "messages": [{"role": "user", "content": "why"}],
     "prompt_ids": [1, 5],
     "response_ids": [7, 2],
-    "answer": "a",
+    "response": "a",
     "finish_reason": "stop",
     "category": None,
 }
@@ -44,7 +44,7 @@ def folder(tmp_path):
         ),
         *(("messages", value) for value in (None, "why", [3], [{"role": 3}], [{"role": ""}], [{"content": ""}])),
         *(("source", value) for value in (None, 3, [])),
-        *(("answer", value) for value in (None, 3)),
+        *(("response", value) for value in (None, 3)),
         *(("finish_reason", value) for value in (None, "eos", 1)),
         *(("category", value) for value in (3, [])),
         ("an_unknown_field", 1),

@@ -22,7 +22,7 @@ def test_a_row_is_found_in_its_shard(tmp_path):
     ]
 
 
-@pytest.mark.parametrize(("prompt", "answer"), [((1, 12), (2,)), ((1, 2), (3, 12))])
+@pytest.mark.parametrize(("prompt", "response"), [((1, 12), (2,)), ((1, 2), (3, 12))])
 def test_prompts_and_responses_count_and_the_smallest_model_is_named(tmp_path, prompt, response):
     paths = claim_shards(tmp_path, "eval", {}, num_shards=2)
     rows = [Trace(0, "p:1", ASKED, (1,), (2,), "", "stop"), Trace(1, "p:2", ASKED, prompt, response, "", "stop")]
