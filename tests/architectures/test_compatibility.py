@@ -14,8 +14,8 @@ from architectures.compatibility import (
     read_model,
     serve_command,
 )
-from architectures.errors import UserError
 from architectures.shapes import Shape
+from tests.rejections import rejects
 
 CONFIG = {
     "model_type": "llama",
@@ -130,5 +130,5 @@ def test_facts_are_read_from_a_folder(tiny_target, tmp_path):
     assert found.context == config["max_position_embeddings"]
     assert found.tokenizer is not None
     assert len(found.tokenizer.ids) > 200
-    with pytest.raises(UserError, match="nowhere"):
+    with rejects("nowhere"):
         read_model(str(tmp_path / "nowhere"))

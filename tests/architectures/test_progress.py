@@ -26,7 +26,7 @@ def test_the_time_left_counts_work_and_not_items(clock, capsys):
     with progress("work", total=2, whole=10) as advance:
         clock[0] = 60
         advance(2)
-    assert "1 of 2, 0:04:00 left" in capsys.readouterr().err
+    assert "1 of 2, 0:04:00" in capsys.readouterr().err
 
 
 def test_a_short_loop_prints_nothing(capsys):

@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from architectures import files
-from architectures.errors import UserError
 from architectures.files import PACKAGED_TARGETS, packaged_target, shipped_recipes, shipped_words
 from architectures.hub import KNOWN_CONFIGS, config_at_hand, resolve_checkpoint
+from tests.rejections import rejects
 
 ROOT = Path(__file__).parents[2]
 SMOLLM2 = "models/SmolLM2-135M-Instruct"
@@ -34,7 +34,7 @@ def test_a_packaged_target_that_is_not_there_is_told_with_the_command_that_makes
     """And the hub is not asked for a repository of that name."""
     monkeypatch.chdir(tmp_path)
     for path in (SMOLLM2, f"./{SMOLLM2}", f"{SMOLLM2}/"):
-        with pytest.raises(UserError, match=f"^{path}: .*`widedraft recipes quickstart --with-target`"):
+        with rejects(path, "widedraft recipes quickstart --with-target"):
             resolve_checkpoint(path)
     assert config_at_hand(SMOLLM2, "main") == (KNOWN_CONFIGS[SMOLLM2], False)
 

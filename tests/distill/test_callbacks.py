@@ -13,12 +13,12 @@ from composer import Event
 
 import distill.callbacks
 import distill.trainer
-from architectures.errors import UserError
 from distill.callbacks import WARM_STEPS, GradientNorm, PhaseClock, profiled_steps
 from distill.checkpoints.checkpoint_files import find_checkpoints
 from distill.model import DistillModel
 from distill.train import train
 from tests.distill.after_training import assert_equal, last_state, metrics
+from tests.rejections import rejects
 
 
 def a_log() -> Any:
@@ -55,7 +55,7 @@ def test_only_the_named_parameters_count(tmp_path):
 @pytest.mark.parametrize("threshold", [None, 1.0])
 def test_gradients_that_are_no_numbers_are_refused(tmp_path, value, threshold):
     state, _ = state_with(torch.tensor([1.0]), torch.tensor([value]))
-    with pytest.raises(UserError, match=rf"batch 7 have norm {value}"):
+    with rejects(7, value):
         GradientNorm(tmp_path, threshold).apply(Event.AFTER_TRAIN_BATCH, state, a_log())
 
 
@@ -67,7 +67,7 @@ def test_a_loss_that_is_no_number_leaves_the_checkpoint_before_it(make_run, monk
         return losses[-1] * (math.nan if len(losses) == 3 else 1)
 
     monkeypatch.setattr(DistillModel, "loss", spoilt)
-    with pytest.raises(UserError, match=r"batch 2 .*ep0-ba2-rank0\.pt"):
+    with rejects(2, "ep0-ba2-rank0.pt"):
         train(recipe)
     run = Path(recipe.run_dir)
     weights = torch.load(find_checkpoints(run / "checkpoints")[-1], weights_only=False)["state"]["model"]
@@ -138,7 +138,7 @@ def test_a_profiled_training_run_learns_the_same_to_the_last_bit(make_run, tmp_p
     for name in ("model", "optimizers"):
         assert_equal(last_state(plain)[name], last_state(profiled)[name])
     assert (tmp_path / "profile" / "step.txt").is_file()
-    assert f"the step of batch {WARM_STEPS + 1}" in capsys.readouterr().err
+    assert f"batch {WARM_STEPS + 1}" in capsys.readouterr().err
     one = ["student forward", "teacher", "loss", "teacher", "backward"]  # the teacher's head is asked with the loss
     assert parts_of(tmp_path / "profile") == ["data", *one, "optimiser"]
     assert metrics(profiled).keys() == metrics(plain).keys()
@@ -168,5 +168,5 @@ def test_an_error_in_the_recorded_step_leaves_no_profiler_running(make_run, tmp_
     monkeypatch.setattr(distill.trainer.GradientNorm, "apply", fail)
     with pytest.raises(ZeroDivisionError):
         train(make_run(max_duration="5ba"), tmp_path)
-    assert "no profile: this session trained 3 steps" in capsys.readouterr().err
+    assert "trained 3 steps" in capsys.readouterr().err
     assert not torch.autograd._profiler_enabled()

@@ -13,6 +13,7 @@ from distill.check import check_recipe
 from distill.recipe.recipe import load_recipe, save_recipe
 from distill.run import Run, target_record
 from distill.stage_inputs import generate_inputs
+from tests.rejections import rejects
 
 RECIPE = """\
 run_name: demo
@@ -69,7 +70,7 @@ def test_a_published_target_and_its_nominal_sizes_come_from_the_table(checked):
     assert "6,738,415,616 parameters" in rows["target"]
     assert rows["target"].endswith("nominal 7B")
     assert "1,274,064,896 parameters" in rows["draft"]
-    assert rows["not checked"].startswith("meta-llama/Llama-2-7b-hf: not on this machine")
+    assert rows["not checked"].startswith("meta-llama/Llama-2-7b-hf: ")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_tokens_are_counted_by_the_tokenizer_and_by_finished_responses(checked, 
     assert f"of {prompt + 40} tokens" in checked()["steps"]  # responses of 40 tokens, the most there may be
     finish_data({"prompts": 12, "train": {"responses": 9, "response_tokens": 180}})
     rows = checked()
-    assert rows["steps"].startswith(f"3 of 4 sequences of {prompt + 20} tokens")
+    assert rows["steps"].startswith(f"3 of 4 sequences of {prompt + 20} ")
     assert f"of {prompt + 40} tokens" in checked("data.temperature=1")["steps"]
 
 
@@ -116,9 +117,9 @@ def test_given_conversations_are_counted_whole(checked):
     turns = [{"role": role, "content": "x"} for role in ("user", "assistant") * 3]
     rows = [{"messages": turns}, *({"prompt": f"{number}", "answer": "y"} for number in range(9))]
     Path("prompts.jsonl").write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
-    assert checked("data.responses=given")["steps"].startswith("2 of 4 sequences")
+    assert checked("data.responses=given")["steps"].startswith("2 of 4")
     write_prompts(3)
-    with pytest.raises(UserError, match=r"prompts\.jsonl:1: .*response"):
+    with rejects("prompts.jsonl:1:", "response"):
         checked("data.responses=given")
 
 
@@ -127,7 +128,7 @@ def test_no_weights_are_read_for_finished_responses(checked, monkeypatch):
     read, hash_of = [], manifest.sha256_of_file
     monkeypatch.setattr(manifest, "sha256_of_files", lambda paths, **_: read.append(paths))
     monkeypatch.setattr(manifest, "sha256_of_file", lambda path: read.append(path.name) or hash_of(path))
-    assert checked()["prompts"].startswith("12, 2 held out")
+    assert checked()["prompts"].startswith("12, 2 ")
     assert read == ["prompts.jsonl"]
 
 
@@ -149,14 +150,14 @@ def test_everything_wrong_is_told_at_once(checked):
 @pytest.mark.parametrize(
     ("overrides", "key"),
     [
-        (("architecture.layers=5",), "architecture exceeds the target in layers 5"),
+        (("architecture.layers=5",), "layers 5"),
         (("architecture.layers=null", "architecture.stages=[99,1]"), "architecture.stages must begin"),
-        (("data.num_eval_prompts=12",), "data.num_eval_prompts must be less than"),
+        (("data.num_eval_prompts=12",), "data.num_eval_prompts"),
         (("distill.freeze_input_embeddings=true",), "distill.freeze_input_embeddings"),
         (("distill.teacher={source: cache, contents: top_k, k: 265}",), "distill.teacher"),
         (("target.path=nowhere.gguf",), "target.path: nowhere.gguf"),
         (("architecture.vocabulary={from: ids.json}",), "ids.json"),
-        (("export.engines=[vllm]", "export.tensor_parallel=8"), "export.engines: vLLM cannot serve this draft"),
+        (("export.engines=[vllm]", "export.tensor_parallel=8"), "export.engines: vLLM"),
     ],
 )
 def test_what_would_fail_later_is_refused(checked, overrides, key):
@@ -168,7 +169,7 @@ def test_what_would_fail_later_is_refused(checked, overrides, key):
 
 def test_a_logger_without_its_package_is_refused_until_the_draft_is_trained(checked, monkeypatch):
     monkeypatch.setattr("distill.check.missing_package", lambda name: f"distill.loggers: {name} is not installed")
-    with pytest.raises(UserError, match=r"distill\.loggers"):
+    with rejects("distill.loggers"):
         checked("distill.loggers=[wandb]")
 
 
@@ -181,7 +182,7 @@ def test_what_a_device_cannot_hold_is_refused(checked):
     with pytest.raises(UserError) as raised:
         checked(*words, device_gib=20)
     assert [line.split(":")[0] for line in str(raised.value).splitlines()] == ["distill"]
-    with pytest.raises(UserError, match=r"generate: one of 2 processes"):
+    with rejects("generate", 2):
         checked(*words, device_gib=4, processes=2)
     sharded = ("distill.parallelism=fsdp2", "distill.device_train_microbatch_size=1")
     assert checked(*words, *sharded, device_gib=20)

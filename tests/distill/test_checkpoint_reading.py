@@ -25,6 +25,7 @@ from distill.export import saved_models
 from distill.run import Run
 from distill.train import main, train
 from tests.distill.after_training import assert_equal, in_a_pickle, last_state, plant
+from tests.rejections import rejects
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,9 +42,9 @@ def in_an_algorithm_of_an_old_name(saved: dict[str, Any], mark: Path) -> None:
 
 
 PLANTED = {
-    in_a_pickle: "names posix.system, which no checkpoint of a training here does",
-    in_an_algorithm: "names the algorithm 'Alibi', which no checkpoint",
-    in_an_algorithm_of_an_old_name: "names the algorithm 'Alibi', which no checkpoint",
+    in_a_pickle: "posix.system",
+    in_an_algorithm: "Alibi",
+    in_an_algorithm_of_an_old_name: "Alibi",
 }
 
 
@@ -71,8 +72,10 @@ def test_a_planted_checkpoint_is_neither_continued_nor_exported(trained, tmp_pat
     plant(path, what, mark)
     for command in (lambda: main([recipe]), lambda: widedraft.main(["export", recipe, "export.checkpoint=latest"])):
         assert command() == 2
-        assert f"{path}: {PLANTED[what]}" in capsys.readouterr().err
-    with pytest.raises(UserError, match=f"{path}: {PLANTED[what]}"):
+        said = capsys.readouterr().err
+        assert f"{path}:" in said
+        assert PLANTED[what] in said
+    with rejects(path, PLANTED[what]):
         saved_models(Run.of(trained))
     assert not mark.exists()
 
@@ -87,7 +90,7 @@ def test_trust_is_given_by_the_option_alone(trained, tmp_path, what):
     if what is in_a_pickle:  # Composer cannot train on with the other, and neither reads it before
         assert main([recipe, OPTION]) == 0
     else:
-        with pytest.raises(ValueError, match="Attempted to autocreate"):
+        with rejects(error=ValueError):
             main([recipe, OPTION])
     assert os.environ[VALIDATION_VARIABLE] == TRUST
     assert mark.exists()
@@ -119,7 +122,7 @@ def test_anything_but_what_trainings_save_is_refused_by_its_name(trained):
     foreign = {"builtins.len": Length(), "pathlib": Path("x"), "numpy._core.multiarray.scalar": np.float64(1)}
     for name, value in foreign.items():
         torch.save({**torch.load(path, weights_only=False), "more": value}, path)
-        with pytest.raises(UserError, match=rf"{path}: names {name}.* Delete it, or give {OPTION}"):
+        with rejects(path, name, OPTION):
             read_checkpoint(path)
         saved = torch.load(path, weights_only=False)
         del saved["more"]
@@ -155,7 +158,7 @@ PICKLES = {
 @pytest.mark.parametrize("name", PICKLES)
 def test_bytes_that_no_training_wrote_are_refused_with_one_message(tmp_path, name):
     path = zipped(tmp_path / "ep0-ba1-rank0.pt", PICKLES[name])
-    with pytest.raises(UserError, match=str(path)):
+    with rejects(path):
         read_checkpoint(path)
 
 
@@ -163,15 +166,15 @@ def test_a_script_of_torch_is_no_checkpoint(tmp_path):
     path = zipped(
         tmp_path / "ep0-ba1-rank0.pt", pickle.dumps({}, protocol=2), **{"constants.pkl": b"", "code/x.py": b""}
     )
-    with pytest.raises(UserError, match=str(path)):
+    with rejects(path):
         read_checkpoint(path)
 
 
 def test_a_pickle_without_an_archive_is_damage(tmp_path):
     path = tmp_path / "ep0-ba1-rank0.pt"
     torch.save({"state": {"model": {}}}, path, _use_new_zipfile_serialization=False)
-    assert damage(path) == "File is not a zip file"
-    with pytest.raises(UserError, match=str(path)):
+    assert damage(path) is not None
+    with rejects(path):
         read_checkpoint(path)
 
 

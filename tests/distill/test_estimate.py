@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from architectures.errors import UserError
 from architectures.pruning.masks import Masks, masked
 from architectures.requested_shape import ArchitectureConfig, draft_shape
 from architectures.shapes import NAMED_SHAPES, Shape
@@ -30,6 +29,7 @@ from distill.estimate import (
 )
 from distill.losses import chunk_size
 from distill.recipe.recipe import Recipe
+from tests.rejections import rejects
 
 LLAMA = NAMED_SHAPES["llama-7b"].shape
 DRAFT = draft_shape(LLAMA, ArchitectureConfig(shape="wide-796m"))
@@ -229,5 +229,5 @@ def test_hours_follow_counts_and_speeds():
 def test_a_device_is_found_by_name():
     assert find_device("NVIDIA H100 PCIe") is find_device("nvidia-h100-pcie")
     assert [device.is_gpu for device in DEVICES] == [True, False, True, True, True]
-    with pytest.raises(UserError, match="--device abacus: "):
+    with rejects("--device abacus"):
         find_device("abacus")

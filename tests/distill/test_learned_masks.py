@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM
 
 import distill.learned_masks
 import widedraft
-from architectures.errors import UserError
 from architectures.manifest import read_manifest
 from architectures.pruning.masks import masked
 from architectures.pruning.plan import PruningPlan
@@ -37,6 +36,7 @@ from tests.distill.after_training import (
     train_in_two_sessions,
 )
 from tests.distill.two_processes import train_by
+from tests.rejections import rejects
 
 CLOSE = {"rtol": 1e-3, "atol": 2e-4}  # as in test_prune_families
 
@@ -117,7 +117,7 @@ def test_planted_masks_are_not_continued(make_masks, tmp_path):
     train(recipe)
     shutil.rmtree(Path(recipe.run_dir) / "masks")
     plant(find_checkpoints(Path(recipe.run_dir) / "mask_checkpoints")[-1], in_a_pickle, tmp_path / "mark")
-    with pytest.raises(UserError, match=r"posix\.system"):
+    with rejects("posix.system"):
         train(recipe)
     assert not (tmp_path / "mark").exists()
 
@@ -201,13 +201,13 @@ def test_the_gradients_of_weights_alone_are_clipped(make_masks, tiny_target, tmp
 def test_another_recipe_does_not_continue_these_masks(make_masks, stopped):
     with stopped(distill.learned_masks, "build_mask_loggers", 3):
         train(make_masks())
-    with pytest.raises(UserError, match="mask_checkpoints"):
+    with rejects("mask_checkpoints"):
         train(make_masks(mask_lr=0.5))
     train(make_masks(distill={"device_train_microbatch_size": 2}))
 
 
 def test_a_target_with_nothing_to_cut_is_refused(make_masks):
-    with pytest.raises(UserError, match="architecture"):
+    with rejects("architecture"):
         train(make_masks(architecture={"layers": 4}))
 
 

@@ -18,6 +18,7 @@ from distill.check import check_recipe
 from distill.pipeline import prune_stage
 from distill.recipe.recipe import Recipe
 from distill.run import Run
+from tests.rejections import rejects
 
 SIZES = {"gpt2": {"n_layer": 4, "n_head": 4, "n_embd": 64, "n_inner": 96}}  # as every tiny checkpoint
 TRIED = ("llama", "gemma2", "gpt2")  # every family is cut in tests/architectures/pruning/test_prune_families.py
@@ -45,12 +46,12 @@ OPTIONS: dict[str, tuple[Mapping[str, object], str | None, str | None]] = {
         for method in WIDTH
         if method != "flap"
     },
-    "channels by flap": ({"hidden": 32, "width_method": "flap"}, f"has no scores of them|{LAYERS_ALONE}", None),
+    "channels by flap": ({"hidden": 32, "width_method": "flap"}, "hidden", None),
     "everything": (EVERYTHING, None, LAYERS_ALONE),
-    "more layers": ({"layers": 5}, "exceeds the target in layers 5", None),
-    "a named shape": ({"shape": "wide-1.3b"}, "has heads 128 wide", None),
-    "no layer": ({"layers": 0}, "must be a whole number > 0", None),
-    "two shapes": ({"layers": 2, "shape": "wide-1.3b"}, "must hold one of them", None),
+    "more layers": ({"layers": 5}, "layers 5", None),
+    "a named shape": ({"shape": "wide-1.3b"}, "128", None),
+    "no layer": ({"layers": 0}, "architecture.layers", None),
+    "two shapes": ({"layers": 2, "shape": "wide-1.3b"}, "shape", None),
 }
 
 
@@ -109,9 +110,9 @@ def test_an_option_works_or_is_refused(targets, recipe_of, option, family):
     target, (architecture, for_all, for_classic) = targets(family), OPTIONS[option]
     why = for_all or (for_classic if family in CLASSIC else None)
     if why is not None:
-        with pytest.raises((UserError, ValidationError), match=why):
+        with rejects(why, error=(UserError, ValidationError)):
             check_recipe(recipe_of(target, **architecture))
-        with pytest.raises((UserError, ValidationError), match=why):
+        with rejects(why, error=(UserError, ValidationError)):
             prune_stage(Run.of(recipe_of(target, **architecture)))
         return
     recipe = recipe_of(target, **architecture)
@@ -141,5 +142,5 @@ def test_a_plan_and_a_source_serve_every_family(targets, recipe_of, tmp_path, fa
 def test_stages_are_a_cut_of_the_stage_before(targets, recipe_of, family):
     recipe = recipe_of(targets(family), stages=[3, 2], method="first_last")
     assert ("pruned by", "first_last, in stages of 3, 2 layers") in check_recipe(recipe)
-    with pytest.raises(UserError, match=r"stage-3/draft: not finished\. `widedraft run RECIPE` makes one stage after"):
+    with rejects("stage-3/draft", "widedraft run RECIPE"):
         prune_stage(Run.of(recipe))

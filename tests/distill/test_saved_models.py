@@ -25,4 +25,4 @@ def test_the_start_comes_first_and_every_checkpoint_with_what_it_had_read(make_r
 
     find_checkpoints(run.checkpoints.path)[0].write_bytes(b"cut short")
     assert [each.name for each in saved_models(run)] == ["undistilled", saved[-1].name]
-    assert "cut short or damaged" in capsys.readouterr().err
+    assert saved[0].name in capsys.readouterr().err

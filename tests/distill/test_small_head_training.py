@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import distill.trainer
-from architectures.errors import UserError
 from architectures.hub import read_config
 from architectures.manifest import read_manifest, write_manifest
 from architectures.vocabulary import DRAFT_VOCABULARY_NAME, read_draft_vocabulary
@@ -38,6 +37,7 @@ from tests.distill.after_training import (
     weights,
 )
 from tests.distill.small_heads import IDS, cut_draft, masked
+from tests.rejections import rejects
 
 HIDDEN = {"source": "cache"}
 TOP_K = {"source": "cache", "contents": "top_k", "k": 5}
@@ -175,13 +175,13 @@ def test_text_is_learned_as_far_as_it_can_be_said(tmp_path, make_run, small_init
 
 def test_a_domain_of_which_nothing_can_be_said_is_refused_by_name(tmp_path, make_run, small_init):
     unsaid = letters_of(small_init, set(range(264)) - set(IDS))
-    with pytest.raises(UserError, match=r"text\.domains: .*letters"):
+    with rejects("text.domains", "letters"):
         train(of_text(tmp_path, make_run, small_init, unsaid))
 
 
 def test_responses_of_which_nothing_can_be_said_are_refused(small_run, tmp_path, tiny_target):
     init = cut_draft(tiny_target, tmp_path / "cut", (0, 1))
-    with pytest.raises(UserError, match=r"draft_vocabulary\.json: .* 2 ids"):
+    with rejects("draft_vocabulary.json", 2):
         train(small_run(init=init))
 
 
@@ -191,19 +191,19 @@ def small_target(recipe, folder):
 
 
 def test_a_draft_with_a_small_head_is_no_target(make_run, make_masks, small_init, tiny_draft, tmp_path):
-    message = rf"{small_init}/config\.json: head_vocab_size is 120"
+    named = small_init / "config.json", "head_vocab_size", 120
     recipe = small_target(make_run(), small_init)
     run = Run.of(recipe)
     for stage in (lambda: train(recipe), lambda: prune_stage(run), lambda: generate_stage(run)):
-        with pytest.raises(UserError, match=message):
+        with rejects(*named):
             stage()
     masks = small_target(make_masks("masks"), small_init)
-    with pytest.raises(UserError, match=message):
+    with rejects(*named):
         train_masks(Run.of(masks))
     save_recipe(masks, tmp_path / "masks.yaml")
-    with pytest.raises(UserError, match=message):
+    with rejects(*named):
         mask_stage(tmp_path / "masks.yaml", [])
-    with pytest.raises(UserError, match=message):
+    with rejects(*named):
         score_drafts(small_init, {"draft": tiny_draft}, [], EvalConfig(), tmp_path / "eval", seed=1)
 
 
@@ -235,12 +235,12 @@ def test_what_does_not_belong_together_is_not_exported(small_run, small_init, ma
     fewer = cut_draft(tiny_target, tmp_path / "fewer", IDS[1:])
     whole = cut_draft(tiny_target, tmp_path / "whole", None)
     narrow = make_checkpoint(vocab_size=max(IDS), num_hidden_layers=1)
-    for init, target, message in (
-        (fewer, tiny_target, r"lm_head\.weight"),
-        (whole, tiny_target, r"lm_head\.weight"),
-        (small_init, narrow, rf"{max(IDS)}.*{narrow}.*{max(IDS) - 1}"),
+    for init, target, named in (
+        (fewer, tiny_target, ["lm_head.weight"]),
+        (whole, tiny_target, ["lm_head.weight"]),
+        (small_init, narrow, [max(IDS), narrow, max(IDS) - 1]),
     ):
-        with pytest.raises(UserError, match=message):
+        with rejects(*named):
             export_checkpoint(checkpoint, init, tmp_path / "draft", target=target, dtype="float32", finish=finish)
         assert not (tmp_path / "draft").exists()
 
@@ -263,12 +263,11 @@ def cache_inputs_of(recipe) -> dict[str, str]:
 @pytest.mark.parametrize("teacher", [TOP_K, SAMPLES], ids=["top_k", "samples"])
 def test_entries_made_for_other_rows_are_refused(small_run, tiny_target, teacher):
     recipe = small_run(teacher=teacher)
-    message = r"teacher_cache .*architecture\.vocabulary"
     as_many = tuple(sorted({*IDS[1:], next(id_ for id_ in range(264) if id_ not in IDS)}))
     for ids in (IDS[1:], as_many, None):
         recut(recipe, tiny_target, ids)
         for stage in (lambda: train(recipe), lambda: cache_stage(Run.of(recipe))):
-            with pytest.raises(UserError, match=message):
+            with rejects("teacher_cache", "architecture.vocabulary"):
                 stage()
     recut(recipe, tiny_target, IDS)
     cache_stage(Run.of(recipe))
@@ -278,7 +277,7 @@ def test_entries_of_every_id_are_refused_by_a_draft_that_says_some(small_run, ti
     recipe = small_run(init=tiny_draft, teacher=TOP_K)
     assert "architecture.vocabulary" not in cache_inputs_of(recipe)  # what was recorded before this counted holds
     recut(recipe, tiny_target, IDS)
-    with pytest.raises(UserError, match=r"teacher_cache .*architecture\.vocabulary"):
+    with rejects("teacher_cache", "architecture.vocabulary"):
         train(recipe)
 
 
@@ -317,7 +316,7 @@ def test_more_entries_than_the_draft_says_are_refused(small_run, k):
     if k == len(IDS):
         small_run(teacher=teacher)
         return
-    with pytest.raises(UserError, match="121 and 120"):
+    with rejects(121, 120):
         small_run(teacher=teacher)
 
 
@@ -326,7 +325,7 @@ def test_entries_wait_for_the_cut_where_the_recipe_wants_a_small_head(make_run, 
     wanted = recipe.architecture.model_validate({**recipe.architecture.model_dump(), "vocabulary": {"size": 100}})
     recipe = recipe.model_copy(update={"architecture": wanted})
     shutil.rmtree(Path(recipe.run_dir) / "init")
-    with pytest.raises(UserError, match=r"init: .*widedraft prune"):
+    with rejects("init:", "widedraft prune"):
         cache_stage(Run.of(recipe))
     hidden = recipe.distill.model_copy(update={"teacher": TeacherConfig(**HIDDEN)})
     cache_stage(Run.of(recipe.model_copy(update={"distill": hidden})))
@@ -343,14 +342,14 @@ def test_a_check_counts_what_the_draft_says(make_run, small_init, k):
     }
     recipe = recipe.model_copy(update=changes)
     if k > len(IDS):
-        with pytest.raises(UserError, match="121 and 120"):
+        with rejects(121, 120):
             check_recipe(recipe)
         return
-    assert "120 in the output head" in dict(check_recipe(recipe))["draft"]
+    assert "120 in the" in dict(check_recipe(recipe))["draft"]
 
 
 def test_a_check_refuses_a_target_with_a_small_head(make_run, small_init):
-    with pytest.raises(UserError, match=rf"{small_init}: head_vocab_size is 120"):
+    with rejects(small_init, "head_vocab_size", 120):
         check_recipe(small_target(make_run(), small_init))
 
 

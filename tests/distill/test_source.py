@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM
 
 import distill.pipeline
 import eval.scorecard
-from architectures.errors import UserError
 from architectures.hub import read_config
 from architectures.manifest import fingerprint_checkpoint, read_manifest, write_manifest
 from architectures.shapes import Shape
@@ -25,6 +24,7 @@ from distill.stage_inputs import eval_inputs, generate_inputs, prune_inputs
 from distill.train import main, train
 from eval.responses import Trace, claim_shards, write_shard
 from tests.distill.after_training import metrics
+from tests.rejections import holds, rejects
 
 OF_TARGET = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", SETTINGS_NAME)
 VOCAB, SMALLER = 272, 264
@@ -139,26 +139,27 @@ def test_an_id_without_a_row_ends_with_one_message_before_training(
     model, size = (run / "init", vocab_size) if reader == "init" else (target, VOCAB)
     said = capsys.readouterr().err
     assert f"{run / 'data' / f'{name}-00000.jsonl'}:{line}: token id {unknown} " in said
-    assert f" {model}, which has vocab_size {size}. " in said
+    assert holds(said, f"vocab_size {size}")
+    assert str(model) in said
     assert not (run / "checkpoints").exists()
 
 
 def test_a_source_with_another_tokenizer_is_refused(make_recipe, source):
     file = source / "tokenizer.json"
     file.write_text(file.read_text().replace('"<|im_start|>"', '"<|im_begin|>"'))
-    with pytest.raises(UserError, match=r"its tokenizer is not that of the target .*<\|im_.*name a source that was"):
+    with rejects("'<|im_start|>'", 259, 260, "architecture.source"):
         prune_stage(Run.of(make_recipe()))
 
 
 def test_a_source_without_rows_for_its_tokens_is_refused(make_recipe, make_checkpoint):
     small = make_checkpoint(vocab_size=258)
-    with pytest.raises(UserError, match=rf"^{small}: vocab_size is 258 but its tokenizer has tokens up to id 258"):
+    with rejects(small, "vocab_size", 258):
         prune_stage(Run.of(make_recipe(source=str(small))))
 
 
 def test_rows_of_tokens_are_not_cut(make_recipe, target):
     (target / "config.json").write_text(json.dumps(read_config(target) | {"vocab_size": 258}))
-    with pytest.raises(UserError, match=rf"^{target}: vocab_size is 258 but its tokenizer has tokens up to id 258"):
+    with rejects(target, "vocab_size", 258):
         prune_stage(Run.of(make_recipe()))
 
 
@@ -192,7 +193,7 @@ def test_a_source_on_the_hub_is_taken_at_its_revision_everywhere(make_recipe, ta
 
 
 def test_a_revision_of_a_local_source_is_refused(make_recipe, source):
-    with pytest.raises(UserError, match=rf"^{source}: is local, and revision v2 is for a hub id\."):
+    with rejects(source, "v2"):
         prune_stage(Run.of(make_recipe(source=f"{source}@v2")))
 
 

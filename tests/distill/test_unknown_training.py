@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import distill.trainer
-from architectures.errors import UserError
 from architectures.manifest import write_manifest
 from architectures.vocabulary import read_draft_vocabulary
 from architectures.vocabulary_head import mean_of_dropped
@@ -20,6 +19,7 @@ from eval.models import load_model
 from eval.responses import read_traces
 from tests.distill.after_training import assert_equal, last_state, mean_gradients, metrics, relative_difference, weights
 from tests.distill.small_heads import IDS, VOCAB
+from tests.rejections import rejects
 
 INPUTS = torch.tensor([[1, 70, 80, 90, 100, 110]])
 UNKNOWN = max(set(range(VOCAB)) - set(IDS))
@@ -130,7 +130,7 @@ def test_an_unknown_row_that_the_target_has_no_room_for_is_refused(shown_run, sm
     train(recipe)
     [*_, checkpoint] = find_checkpoints(Path(recipe.run_dir) / "checkpoints")
     narrow = make_checkpoint(vocab_size=max(*IDS, UNKNOWN), num_hidden_layers=1)
-    with pytest.raises(UserError, match=r"draft_vocabulary\.json: says id"):
+    with rejects("draft_vocabulary.json"):
         export_checkpoint(
             checkpoint,
             small_init,
@@ -145,5 +145,5 @@ def test_an_unknown_row_that_the_target_has_no_room_for_is_refused(shown_run, sm
 def test_a_draft_that_says_everything_has_none_to_show(make_run):
     recipe = make_run()
     recipe = recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"unknown_inputs": 0.5})})
-    with pytest.raises(UserError, match=r"Set architecture\.vocabulary, or leave it out"):
+    with rejects("architecture.vocabulary"):
         train(recipe)

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from architectures.errors import UserError
 from eval.config import EvalConfig
 from eval.decoding.sampling import Limits, Sampling, Speculation
 from eval.decoding.speculative import Emitted, Wanted, decode_steps
@@ -14,6 +13,7 @@ from eval.prompts import Prompt, user_turn
 from eval.responses import read_traces
 from eval.scorecard import score_drafts
 from eval.side_by_side import FORMAT, chosen_indices, read_examples, writers_of, writers_of_rounds
+from tests.rejections import rejects
 
 STOPS = frozenset(range(0, 264, 9))
 CONFIG = EvalConfig(
@@ -84,5 +84,5 @@ def test_a_damaged_file_is_rejected_by_its_field(tmp_path):
     example = {"source": "p:1", "category": None, "prompt": "why", "pieces": [["so", "me"]]}
     path = tmp_path / "examples.json"
     path.write_text(json.dumps({"format": FORMAT, "target": "1", "draft": "2", "examples": [example]}))
-    with pytest.raises(UserError, match=r"examples\.0\.pieces\.0\.1"):
+    with rejects("examples.0.pieces.0.1"):
         read_examples(path)

@@ -53,7 +53,7 @@ def test_no_bonus_token_follows_a_stop_token_at_the_end_of_a_full_round(target, 
         assert "corrected" not in writers_of(step, drafts=True)
         break
     else:
-        pytest.fail("no prompt whose text has a token of its own at that place")
+        pytest.fail("no such prompt")
 
 
 def test_acceptance_draws_of_a_seeded_text_are_not_all_equal():

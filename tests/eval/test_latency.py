@@ -1,7 +1,6 @@
 """What is timed is what decoding does, each time stands under its own step, and the grid has every cell."""
 
 import json
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 import torch
 
 import widedraft
-from architectures.errors import UserError
 from architectures.vocabulary_head import head_ids
 from eval import latency as latency_module
 from eval.decoding import cuda_graphs as captured
@@ -39,6 +37,7 @@ from eval.latency import (
 from eval.models import load_model
 from eval.scorecard_schema import TARGET, read_grid_file
 from tests.eval.decoding.stand_ins import watched_maker
+from tests.rejections import rejects
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=200, seed=17)
 CONFIDENCE = 0.95
@@ -321,26 +320,26 @@ def test_captured_cells_follow_the_eager_ones(target, noisy_draft, monkeypatch):
 
 
 def test_what_cannot_be_captured_or_batched_is_rejected(target, make_checkpoint):
-    with pytest.raises(UserError, match="--capture"):
+    with rejects("--capture"):
         measure_grid({TARGET: target}, CONTEXT, Grid([1], [8], [1], 2, how="captured"), RESAMPLING)
     folder = make_checkpoint(seed=1, model_type="opt", ffn_dim=128, word_embed_proj_dim=64)
     models = {TARGET: load_model(folder, dtype="float32", device="cpu")}
     assert len(measure_grid(models, CONTEXT, Grid([1], [8], [1], 2), RESAMPLING)) == 1
-    with pytest.raises(UserError, match="--batch-sizes 2"):
+    with rejects("--batch-sizes 2"):
         measure_grid(models, CONTEXT, Grid([1, 2], [8], [1], 2), RESAMPLING)
 
 
 def test_what_does_not_fit_is_rejected_before_it_is_measured(target, monkeypatch):
     require_memory({TARGET: target}, batch=1, context=100)
-    with pytest.raises(UserError, match="--contexts 99999"):
+    with rejects("--contexts 99999"):
         require_memory({TARGET: target}, batch=1, context=99999)
     monkeypatch.setattr(latency_module, "free_bytes", lambda _device: 10**6)
-    with pytest.raises(UserError, match="--batch-sizes 4096 with --contexts 100"):
+    with rejects("--batch-sizes 4096", "--contexts 100"):
         require_memory({TARGET: target}, batch=4096, context=100)
-    with pytest.raises(UserError, match="GiB free"):
+    with rejects("GiB"):
         untrained_models(target, [replace(shape_of(target), layers=99)])
     monkeypatch.setattr(latency_module, "bytes_to_pack", lambda _model: 3 * 2**29)
-    with pytest.raises(UserError, match=r"1\.5 GiB"):
+    with rejects("1.5 GiB"):
         require_memory({TARGET: target}, batch=1, context=1)
 
 
@@ -377,7 +376,7 @@ def test_a_grid_of_other_drafts_than_its_models_is_no_grid(target_folder, noisy_
     values = json.loads(out.read_text())
     del values["models"]["draft"]
     out.write_text(json.dumps(values))
-    with pytest.raises(UserError, match=re.escape(str(out))):
+    with rejects(out):
         read_grid_file(out)
 
 

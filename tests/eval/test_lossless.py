@@ -5,7 +5,6 @@ import pytest
 import torch
 from scipy.stats import binom, chisquare
 
-from architectures.errors import UserError
 from eval import lossless
 from eval.decoding import sampling as rules
 from eval.decoding.sampling import LOSSLESS, REJECTION, RULES, Decoded, Draws, Limits, Proposal, Round, Sampling
@@ -26,6 +25,7 @@ from eval.lossless import (
 )
 from eval.models import load_model
 from tests.eval.decoding import test_mutants
+from tests.rejections import rejects
 
 WANTED = Verification(Limits(24), sampling=Sampling(0.8), samples=4)
 SOME = slice(1, 5)
@@ -100,7 +100,7 @@ def test_an_encoder_decoder_pair_is_verified(translators, prompts):
 
 def test_an_encoder_decoder_that_does_not_say_how_it_begins_is_refused(make_translator):
     folder = make_translator(decoder_start_token_id=None)
-    with pytest.raises(UserError, match="decoder_start_token_id is missing"):
+    with rejects("decoder_start_token_id"):
         load_model(folder, dtype="float32")
 
 

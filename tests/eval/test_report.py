@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import widedraft
-from architectures.errors import UserError
 from eval.acceptance_rates import responses_folder
 from eval.config import EvalConfig
 from eval.prompts import Prompt
@@ -18,6 +17,7 @@ from eval.recorded import read_recorded_traces, score_recording
 from eval.report import read_runs, write_page, write_report
 from eval.scorecard import score_drafts
 from eval.scorecard_tables import between_runs, differences, interval
+from tests.rejections import rejects
 
 CONFIG = EvalConfig(
     max_new_tokens=12,
@@ -134,17 +134,17 @@ def test_names_that_matplotlib_and_html_read_otherwise_stay_names(scored, tmp_pa
 
 
 def test_a_missing_file_another_target_and_a_run_named_twice_are_errors(scored, recorded, tmp_path):
-    with pytest.raises(UserError, match=str(tmp_path)):
+    with rejects(tmp_path):
         read_runs([tmp_path])
-    with pytest.raises(UserError, match="tiny"):
+    with rejects("tiny"):
         read_runs([scored / "tiny", scored / "tiny" / "eval"])
-    with pytest.raises(UserError, match="recorded"):
+    with rejects("recorded"):
         read_runs([scored / "tiny", recorded])
     other = shutil.copytree(scored / "tiny", tmp_path / "other") / "eval" / "scorecard.json"
     record = json.loads(other.read_text())
     record["target"]["fingerprint"] = "0" * 64
     other.write_text(json.dumps(record))
-    with pytest.raises(UserError, match="target"):
+    with rejects("target"):
         read_runs([scored / "tiny", other])
 
 

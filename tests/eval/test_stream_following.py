@@ -2,9 +2,9 @@
 
 import pytest
 
-from architectures.errors import UserError
 from eval.stream import POLL_S, StreamConfig, open_stream
 from eval.tasks import PromptSource
+from tests.rejections import rejects
 
 
 @pytest.fixture
@@ -64,5 +64,5 @@ def replace_file(path):
 @pytest.mark.parametrize("change", [lambda path: path.write_bytes(b""), replace_file])
 def test_a_file_that_is_truncated_or_replaced_is_rejected(follow, change):
     _, stream = follow(row("a"), b"", change)
-    with pytest.raises(UserError, match=r"log\.jsonl"):
+    with rejects("log.jsonl"):
         asked(stream)

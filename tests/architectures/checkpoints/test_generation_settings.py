@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from architectures.errors import UserError
 from architectures.target_files import (
     SETTINGS_NAME,
     generation_identity,
@@ -14,6 +13,7 @@ from architectures.target_files import (
     stop_ids,
     write_assistant_settings,
 )
+from tests.rejections import rejects
 
 OF_TARGET = {"bos_token_id": 1, "eos_token_id": [2, 7], "do_sample": True, "temperature": 0.6, "unknown": {"a": [1]}}
 
@@ -77,7 +77,7 @@ def test_settings_that_name_no_end_are_not_those_of_a_folder_without_a_file(fold
 )
 def test_malformed_settings_are_refused(folder, text):
     put(folder, text)
-    with pytest.raises(UserError, match=r"generation_config\.json"):
+    with rejects("generation_config.json"):
         read_generation_settings(folder)
 
 

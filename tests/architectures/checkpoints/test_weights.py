@@ -17,7 +17,7 @@ from architectures.checkpoint import (
     require_tensors,
     write_weights,
 )
-from architectures.errors import UserError
+from tests.rejections import rejects
 
 TENSORS = {
     "a": torch.arange(15, dtype=torch.bfloat16).reshape(3, 5),
@@ -89,7 +89,7 @@ def test_missing_or_truncated_shard(sharded, keep):
     file = sharded / "model-00003-of-00003.safetensors"
     data = file.read_bytes()
     file.unlink() if keep is None else file.write_bytes(data[:keep])
-    with pytest.raises(UserError, match=r"model-00003-of-00003\.safetensors"):
+    with rejects("model-00003-of-00003.safetensors"):
         open_weights(sharded)
 
 
@@ -105,7 +105,7 @@ def test_an_index_that_disagrees_with_its_shards(sharded, change, named):
     content = json.loads(index.read_text())
     change(content["weight_map"])
     index.write_text(json.dumps(content))
-    with pytest.raises(UserError, match=rf"index\.json: .* {named}\b"):
+    with rejects("index.json", named):
         open_weights(sharded)
 
 
@@ -126,19 +126,19 @@ def test_an_index_that_disagrees_with_its_shards(sharded, change, named):
 )
 def test_broken_index(sharded, text):
     (sharded / "model.safetensors.index.json").write_text(text)
-    with pytest.raises(UserError, match=r"index\.json: "):
+    with rejects("index.json"):
         open_weights(sharded)
 
 
 def test_pickled_weights_say_how_to_convert(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(UserError, match=r"pytorch_model\.bin"):
+    with rejects("pytorch_model.bin"):
         open_weights(tmp_path)
 
 
 def test_a_dtype_that_is_not_a_float_is_named(tmp_path):
     save_file({"packed": torch.zeros(4, dtype=torch.uint8)}, tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match=r"packed .*U8"):
+    with rejects("packed", "U8"):
         open_weights(tmp_path)
 
 
@@ -148,18 +148,18 @@ def test_missing_unknown_and_resized_tensors_are_named(tmp_path):
 
     require_tensors(opened, sizes, ignored=())
     require_tensors(opened, {"a": (3, 5)}, ignored=("b", "c", "d"))
-    with pytest.raises(UserError, match=r"e is missing, config\.json promises it"):
+    with rejects("e", "config.json"):
         require_tensors(opened, {**sizes, "e": (1,)}, ignored=())
-    with pytest.raises(UserError, match=r"a has size \[3, 5\], config.json makes it \[5, 3\]"):
+    with rejects("a", "config.json", [3, 5], [5, 3]):
         require_tensors(opened, {**sizes, "a": (5, 3)}, ignored=())
-    with pytest.raises(UserError, match=r"model\.safetensors: d is not a tensor of this family"):
+    with rejects("model.safetensors", "d"):
         require_tensors(opened, {name: sizes[name] for name in "abc"}, ignored=())
 
 
 def test_a_full_disk_is_noticed_before_writing(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(weights_module.shutil, "disk_usage", lambda _: usage._replace(free=139))
-    with pytest.raises(UserError, match="GiB"):
+    with rejects("GiB"):
         write(tmp_path)
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(weights_module.shutil, "disk_usage", lambda _: usage._replace(free=140))
@@ -172,7 +172,7 @@ def test_only_our_own_folders_are_replaced(tmp_path):
     out.mkdir()
     require_replaceable(out, "plan.json", reading=source)
     (out / "thesis.tex").touch()
-    with pytest.raises(UserError, match=r"out: .*plan\.json"):
+    with rejects(out, "plan.json"):
         require_replaceable(out, "plan.json", reading=source)
     (out / "plan.json").touch()
     require_replaceable(out, "plan.json", reading=source)
@@ -183,7 +183,7 @@ def test_only_our_own_folders_are_replaced(tmp_path):
         (out, out / "inside" / "model.gguf"),
         (tmp_path / "link", source),
     ):
-        with pytest.raises(UserError, match=str(place)):
+        with rejects(place):
             require_replaceable(place, "plan.json", reading=reading)
 
 
@@ -193,7 +193,7 @@ def test_a_file_that_shrinks_after_it_was_opened_is_an_error(tmp_path):
     assert weights.read("a").sum() == 32
     with (tmp_path / "model.safetensors").open("r+b") as file:
         file.truncate(file.seek(0, 2) - 4)
-    with pytest.raises(UserError, match=r"model\.safetensors"):
+    with rejects("model.safetensors"):
         weights.read("a")
-    with pytest.raises(UserError, match=r"model\.safetensors"):
+    with rejects("model.safetensors"):
         weights.read_rows("a", [0, 3])

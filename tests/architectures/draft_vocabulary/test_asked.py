@@ -6,7 +6,6 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from architectures.errors import UserError
 from architectures.shapes import NAMED_SHAPES
 from architectures.vocabulary import (
     DraftVocabulary,
@@ -21,6 +20,7 @@ from architectures.vocabulary import (
     with_requested_head,
     write_draft_vocabulary,
 )
+from tests.rejections import rejects
 
 TOKENS = Tokens(
     ids=frozenset(range(20)), special=frozenset({0, 1}), single_bytes=frozenset({5, 6}), ends=frozenset({1})
@@ -53,13 +53,13 @@ def test_more_ids_cover_more_and_none_covers_as_much_as_the_most_frequent():
 
 @pytest.mark.parametrize(("size", "bound"), [(3, 4), (21, 20)])
 def test_a_size_that_cannot_be_had_is_refused(size, bound):
-    with pytest.raises(UserError, match=rf"^architecture\.vocabulary\.size .* {bound}\b.* {size}\b"):
+    with rejects("architecture.vocabulary.size", bound, size):
         ids_by_count({}, TOKENS, size)
 
 
 @pytest.mark.parametrize("size", [32000, 40000])
 def test_a_size_that_is_no_cut_is_refused(size):
-    with pytest.raises(UserError, match=rf"^architecture\.vocabulary\.size .* 32000, got {size}"):
+    with rejects("architecture.vocabulary.size", 32000, size):
         requested_size(VocabularyConfig(size=size), 32000)
     assert requested_size(VocabularyConfig(size=31999), 32000) == 31999
 
@@ -71,7 +71,7 @@ def test_the_draft_has_a_head_of_its_own():
     assert draft.parameters() == tied.parameters() + 4096 * tied.hidden
     assert with_requested_head(tied, None) == tied
     assert with_requested_head(draft, VocabularyConfig(size=4096)) == draft
-    with pytest.raises(UserError, match=r"2048 .* 4096"):
+    with rejects(2048, 4096):
         with_requested_head(draft, VocabularyConfig(size=2048))
 
 
@@ -101,7 +101,7 @@ def test_the_ids_of_a_draft_are_taken_whole(tmp_path, named):
     path = str(tmp_path if named == "folder" else tmp_path / "draft_vocabulary.json")
     assert read_list(path, None) == read_list(path, 3) == (1, 4, 9)
     assert list_file(path) == tmp_path / "draft_vocabulary.json"
-    with pytest.raises(UserError, match=r"architecture\.vocabulary\.size"):
+    with rejects("architecture.vocabulary.size"):
         read_list(path, 2)
 
 
@@ -121,17 +121,17 @@ NO_LISTS = {
 @pytest.mark.parametrize("case", NO_LISTS)
 def test_what_is_no_list_of_ids_is_refused(write, case):
     path = write(NO_LISTS[case])
-    with pytest.raises(UserError, match=rf"^{path}: "):
+    with rejects(path):
         read_list(path, None)
 
 
 def test_fewer_ids_than_asked_for_no_file_and_a_folder_of_something_else_are_refused(write, tmp_path):
     for origin in (write([1, 2]), "anwsers", str(tmp_path)):
-        with pytest.raises(UserError, match=rf"^{origin}: .*architecture\.vocabulary"):
+        with rejects(origin, "architecture.vocabulary"):
             read_list(origin, 3)
 
 
-@pytest.mark.parametrize(("ids", "named"), [((1, 20, 30), r"\[20, 30\]"), ((0, 2), r"\[1\]")])
+@pytest.mark.parametrize(("ids", "named"), [((1, 20, 30), [20, 30]), ((0, 2), [1])])
 def test_a_list_that_does_not_fit_the_target_is_refused(tmp_path, ids, named):
-    with pytest.raises(UserError, match=named):
+    with rejects(named):
         require_fitting(ids, TOKENS, tmp_path / "ids.json", tmp_path / "target")

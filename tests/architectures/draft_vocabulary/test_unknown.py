@@ -6,12 +6,12 @@ import shutil
 import pytest
 import torch
 
-from architectures.errors import UserError
 from architectures.pruning.prune import prune_checkpoint
 from architectures.vocabulary import DraftVocabulary, read_draft_vocabulary
 from architectures.vocabulary_head import begin_unknown, mean_of_dropped, unknown_id_of, with_unknown
 from eval.models import load_model
 from tests.architectures.cuts import plan_for
+from tests.rejections import rejects
 
 IDS = (0, 1, 2, *range(100, 200), 263)
 
@@ -58,5 +58,5 @@ def test_a_trained_row_stays(draft, tmp_path):
 
 
 def test_a_draft_that_says_everything_has_no_unknown_input(tiny_draft):
-    with pytest.raises(UserError, match=r"Set architecture\.vocabulary"):
+    with rejects("architecture.vocabulary"):
         with_unknown(tiny_draft)

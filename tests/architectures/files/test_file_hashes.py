@@ -7,9 +7,9 @@ import os
 import pytest
 
 from architectures import manifest
-from architectures.errors import UserError
 from architectures.files import MIB
 from architectures.manifest import record_file, sha256_of_file, sha256_of_files
+from tests.rejections import rejects
 
 NUM_BYTES = 9 * MIB
 OLD_NS = 1_500_000_000_000_000_000
@@ -99,5 +99,5 @@ def test_a_cache_that_cannot_be_written_costs_another_reading(tmp_path, large, r
 
 def test_what_is_no_file_is_refused(tmp_path):
     for path in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(UserError, match=str(path)):
+        with rejects(path):
             sha256_of_file(path)

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from architectures import gguf_import as gguf_import_module
-from architectures.errors import UserError
 from architectures.gguf_format import read_gguf_header
 from architectures.gguf_import import import_gguf
 from architectures.hub import read_config
 from architectures.shapes import Shape
+from tests.rejections import rejects
 
 
-def refused(file: Path, out: Path, message: str) -> None:
-    with pytest.raises(UserError, match=message):
+def refused(file: Path, out: Path, *named: object) -> None:
+    with rejects(*named):
         import_gguf(file, out)
     assert not list(out.parent.glob(f"{out.name}*"))
 
@@ -25,7 +25,7 @@ def test_another_family_is_refused_from_its_header_alone(write_gguf, llama, tmp_
     file.write_bytes(file.read_bytes()[: header.data_start])  # no tensor to be read
 
     refused(file, tmp_path / "out", "gemma3")
-    with pytest.raises(UserError, match="gemma3"):
+    with rejects("gemma3"):
         read_config(file)
 
 
@@ -37,19 +37,19 @@ def test_a_word_splitting_that_is_not_rebuilt_is_refused(write_gguf, llama, tmp_
 
 def test_a_missing_or_unknown_tensor_is_named(write_gguf, llama, tmp_path):
     file = write_gguf(llama, tmp_path / "model.gguf", without=["blk.3.ffn_up.weight"])
-    refused(file, tmp_path / "out", r"blk\.3\.ffn_up\.weight is missing")
+    refused(file, tmp_path / "out", "blk.3.ffn_up.weight")
     file = write_gguf(llama, tmp_path / "model.gguf", without=["token_embd.weight"])
-    refused(file, tmp_path / "out", r"token_embd\.weight is missing")
+    refused(file, tmp_path / "out", "token_embd.weight")
     extra = {"blk.1.attn_q.lora_a": np.ones((32, 64), np.float32)}
     file = write_gguf(llama, tmp_path / "model.gguf", tensors=extra)
-    refused(file, tmp_path / "out", r"blk\.1\.attn_q\.lora_a")
+    refused(file, tmp_path / "out", "blk.1.attn_q.lora_a")
 
 
 def test_a_tensor_of_another_size_is_named(write_gguf, llama, tmp_path):
     name = "blk.1.ffn_up.weight"
     wrong = {name: np.ones((64, 64), np.float32)}
     file = write_gguf(llama, tmp_path / "model.gguf", without=[name], tensors=wrong)
-    refused(file, tmp_path / "out", r"blk\.1\.ffn_up\.weight .*\[64, 64\].*\[128, 64\]")
+    refused(file, tmp_path / "out", name, [64, 64], [128, 64])
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from architectures.errors import UserError
 from architectures.pruning import importance
 from architectures.pruning.importance import calibration_sequences, read_calibration_text
 from architectures.pruning.plan import load_scores, save_scores
+from tests.rejections import rejects
 
 EOS = 2
 
@@ -65,7 +65,7 @@ def test_no_text_is_read_that_is_not_needed(tokenizer):
 
 @pytest.mark.parametrize("texts", [["abc", "defg"], []])
 def test_too_little_text_names_both_counts_and_the_remedy(tokenizer, texts):
-    with pytest.raises(UserError, match=rf"has {8 if texts else 0} tokens, 12 are .*architecture\.calibration\.tokens"):
+    with rejects(8 if texts else 0, 12, "architecture.calibration.tokens"):
         calibration_sequences(texts, tokenizer, tokens=13)
 
 
@@ -90,7 +90,7 @@ def test_a_file_that_is_no_text(tmp_path, content):
     if content is not None:
         (tmp_path / "text.txt").write_bytes(content)
 
-    with pytest.raises(UserError, match=r"text\.txt"):
+    with rejects("text.txt"):
         list(read_calibration_text(tmp_path / "text.txt"))
 
 

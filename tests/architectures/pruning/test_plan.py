@@ -7,11 +7,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from architectures.errors import UserError
 from architectures.manifest import fingerprint_checkpoint
 from architectures.pruning.plan import Scores, load_plan, needed_scores, plan_pruning
 from architectures.requested_shape import ArchitectureConfig
 from architectures.shapes import NAMED_SHAPES, Shape
+from tests.rejections import rejects
 
 LLAMA_7B = NAMED_SHAPES["llama-7b"].shape
 SMOLLM2 = Shape(layers=30, hidden=576, intermediate=1536, heads=9, kv_heads=3, head_dim=64, vocab=49152, tied=True)
@@ -168,9 +168,9 @@ def test_a_plan_for_another_target_is_refused(tmp_path):
     assert load_plan(file, SMOLLM2, target=target) == load_plan(file, SMOLLM2, target=None) == plan
     (target / "model.safetensors").write_bytes(bytes(7) + b"1")
     this = fingerprint_checkpoint(target)
-    with pytest.raises(UserError, match=f"{plan.target[:12]}.*{this[:12]}"):
+    with rejects(plan.target[:12], this[:12]):
         load_plan(file, SMOLLM2, target=target)
-    with pytest.raises(UserError, match="another target"):
+    with rejects("plan.json", 30, 31):
         load_plan(file, replace(SMOLLM2, layers=31), target=None)
 
 
@@ -179,7 +179,7 @@ def test_a_plan_for_another_target_is_refused(tmp_path):
 )
 def test_a_file_that_is_no_plan_is_refused(tmp_path, text):
     (tmp_path / "plan.json").write_text(text)
-    with pytest.raises(UserError, match=r"plan\.json"):
+    with rejects("plan.json"):
         load_plan(tmp_path / "plan.json", SMOLLM2, target=None)
 
 
@@ -193,7 +193,7 @@ def full_plan():
 @pytest.mark.parametrize(
     ("edit", "named"),
     [
-        (lambda plan: plan.update(source_layers=["a", 1]), r"source_layers\.0.*'a'"),
+        (lambda plan: plan.update(source_layers=["a", 1]), "source_layers.0"),
         (lambda plan: plan.update(source_layers=[0, 4]), "source_layers"),
         (lambda plan: plan.update(source_layers=[0, -1]), "source_layers"),
         (lambda plan: plan.update(source_layers=[0, 0]), "source_layers"),
@@ -216,7 +216,7 @@ def test_a_plan_that_cannot_be_cut_by_is_refused(tmp_path, edit, named):
     record = json.loads(plan.to_json())
     edit(record)
     (tmp_path / "plan.json").write_text(json.dumps(record))
-    with pytest.raises(UserError, match=rf"plan\.json: .*{named}"):
+    with rejects("plan.json:", named):
         load_plan(tmp_path / "plan.json", plan.source, target=None)
 
 

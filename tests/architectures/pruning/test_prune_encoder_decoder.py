@@ -9,11 +9,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from architectures.errors import UserError
 from architectures.pruning.plan import PruningPlan, needed_scores, wrong_field
 from architectures.pruning.prune import prune_checkpoint
 from architectures.requested_shape import ArchitectureConfig
 from tests.architectures.cuts import load, plan_for, pruned, shape_of
+from tests.rejections import rejects
 
 KINDS = [(tied, gated) for tied in (True, False) for gated in (True, False)]
 READ, SAID = torch.arange(3, 35)[None], torch.tensor([[0, 7, 9, 11, 9, 200]])
@@ -78,7 +78,7 @@ def test_a_stored_copy_of_the_embedding_must_be_one(make_translator, tmp_path, n
     pruned(folder, plan_for(folder, layers=1), tmp_path / "draft")
 
     save_file({**tensors, name: tensors["shared.weight"] + 1}, folder / "model.safetensors")
-    with pytest.raises(UserError, match=f"{name} differs from shared.weight"):
+    with rejects(name, "shared.weight"):
         prune_checkpoint(folder, plan_for(folder, layers=1), tmp_path / "other")
 
 
@@ -97,7 +97,7 @@ def test_a_plan_from_a_file_is_held_to_the_encoder_that_is_there(target):
 
 
 def test_a_target_without_an_encoder_has_no_blocks_of_one_to_keep(tiny_target):
-    with pytest.raises(UserError, match="llama targets have no encoder"):
+    with rejects("architecture.encoder_layers=1", "llama"):
         plan_for(tiny_target, layers=1, encoder_layers=1)
 
 

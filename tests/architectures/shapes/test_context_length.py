@@ -3,9 +3,9 @@
 import pytest
 from transformers import AutoConfig
 
-from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.shapes import context_length
+from tests.rejections import rejects
 
 LLAMA = {"model_type": "llama", "max_position_embeddings": 4096}
 
@@ -78,7 +78,7 @@ def test_what_transformers_makes_of_a_config_says_the_same(name):
 @pytest.mark.parametrize(
     ("entries", "named"),
     [
-        ({"max_position_embeddings": 0}, "max_position_embeddings.* 0"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings 0"),
         ({"rope_scaling": {"type": "linear", "factor": "four"}}, "factor"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor"),
         ({"rope_scaling": {"type": "dynamic", "factor": float("nan")}}, "nan"),
@@ -88,5 +88,5 @@ def test_what_transformers_makes_of_a_config_says_the_same(name):
     ],
 )
 def test_what_is_no_length_is_refused(entries, named):
-    with pytest.raises(UserError, match=f"^here: .*{named}"):
+    with rejects("here:", *named.split()):
         context_length({**LLAMA, **entries}, where="here")

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from pydantic import ValidationError
 
-from architectures.errors import UserError
 from architectures.requested_shape import ArchitectureConfig, draft_shape
 from architectures.shapes import NAMED_SHAPES, Shape
+from tests.rejections import rejects
 
 LLAMA_7B = NAMED_SHAPES["llama-7b"].shape
 SMOLLM2 = Shape(layers=30, hidden=576, intermediate=1536, heads=9, kv_heads=3, head_dim=64, vocab=49152, tied=True)
@@ -47,23 +47,23 @@ def test_key_value_heads_follow_the_heads():
 @pytest.mark.parametrize(
     ("source", "architecture", "named"),
     [
-        (SMOLLM2, {"layers": 31}, r"layers 31 \(target 30\)"),
-        (SMOLLM2, {"hidden": 640, "intermediate": 2000}, r"hidden 640 \(target 576\), intermediate 2000"),
-        (LLAMA_3, {"shape": "wide-796m"}, "kv_heads 32"),
-        (LLAMA_3, {"shape": "wide-829m"}, "heads 64 wide"),
-        (LLAMA_3, {"heads": 14}, r"architecture\.heads=14 .*architecture\.kv_heads"),
-        (SMOLLM2, {"heads": "0.5x"}, r"architecture\.heads=0\.5x"),
-        (SMOLLM2, {"kv_heads": 2}, "9 heads .* 2 key/value"),
-        (SMOLLM2, {"kv_heads": 1}, "9 query heads"),
-        (SMOLLM2, {"hidden": 500}, "hidden 500 .* 495"),
-        (SMOLLM2, {"hidden": "0.05x"}, r"architecture\.hidden=0\.05x"),
-        (replace(SMOLLM2, head_dim=63), {"layers": 2}, "head_dim 63"),
-        (SMOLLM2, {"hidden": 288, "width_method": "flap"}, "hidden 288 .*flap"),
-        (replace(SMOLLM2, family="opt", kv_heads=9), {"hidden": 288}, "hidden; of opt"),
+        (SMOLLM2, {"layers": 31}, ("layers", 31, 30)),
+        (SMOLLM2, {"hidden": 640, "intermediate": 2000}, ("hidden", 640, 576, "intermediate", 2000)),
+        (LLAMA_3, {"shape": "wide-796m"}, ("kv_heads", 32)),
+        (LLAMA_3, {"shape": "wide-829m"}, ("heads", 64)),
+        (LLAMA_3, {"heads": 14}, ("architecture.heads=14", "architecture.kv_heads")),
+        (SMOLLM2, {"heads": "0.5x"}, ("architecture.heads=0.5x",)),
+        (SMOLLM2, {"kv_heads": 2}, ("heads", 9, 2)),
+        (SMOLLM2, {"kv_heads": 1}, ("heads", 9)),
+        (SMOLLM2, {"hidden": 500}, ("hidden", 500, 495)),
+        (SMOLLM2, {"hidden": "0.05x"}, ("architecture.hidden=0.05x",)),
+        (replace(SMOLLM2, head_dim=63), {"layers": 2}, ("head_dim", 63)),
+        (SMOLLM2, {"hidden": 288, "width_method": "flap"}, ("hidden", 288, "flap")),
+        (replace(SMOLLM2, family="opt", kv_heads=9), {"hidden": 288}, ("hidden", "opt")),
     ],
 )
 def test_a_shape_that_cannot_be_is_refused_with_the_reason(source, architecture, named):
-    with pytest.raises(UserError, match=named):
+    with rejects(*named):
         cut(source, **architecture)
 
 

@@ -18,6 +18,7 @@ from tests.hub.clients import READER, STRANGER, WRITER, log_in, served
 from tests.hub.faults import Fault
 from tests.hub.server import HubStandIn
 from tests.hub.store import Repository
+from tests.rejections import rejects
 
 CONFIG = json.dumps({"model_type": "llama", "hidden_size": 64}).encode()
 WEIGHTS = bytes(range(256)) * 1000
@@ -76,7 +77,7 @@ def test_a_branch_that_moved_between_two_stages_is_refused(hub, model, tmp_path)
     write_manifest(init.path, stage="prune", inputs={"target": fingerprint_checkpoint(resolve_checkpoint("org/model"))})
     init.reject_changed({"target": fingerprint_checkpoint(resolve_checkpoint("org/model"))})
     model.move(model__safetensors=b"other weights")
-    with pytest.raises(UserError, match=r"another target than[\s\S]* target\.revision pins a"):
+    with rejects("target.revision"):
         init.reject_changed({"target": fingerprint_checkpoint(resolve_checkpoint("org/model"))})
 
 
@@ -122,7 +123,7 @@ def test_a_model_that_is_not_there_or_private_is_named(hub, model, monkeypatch, 
     for name in ("org/model", "org/gone"):
         message = refused(name)
         assert message.startswith(f"{name} (revision main): ")
-        assert f"({status}: Repository not found)" in message
+        assert f"({status}: " in message
         assert "og in" in message
 
 
@@ -146,4 +147,4 @@ def test_a_token_that_no_header_may_hold_is_not_quoted(hub, model, monkeypatch, 
     monkeypatch.setenv("HF_TOKEN", token)
     message = refused()
     assert "0123456789" not in message
-    assert "HF_TOKEN" in message or "connection to the hub failed (LocalProtocolError)" in message
+    assert "HF_TOKEN" in message or "LocalProtocolError" in message

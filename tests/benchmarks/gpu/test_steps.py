@@ -43,7 +43,7 @@ def test_every_cell_has_its_steps_and_what_cannot_be_captured_its_reason(setting
     assert [(row["how"], row["shape"]) for row in left_out] == [
         ("captured", name) for name in ("target", "2 layers", "1 layer")
     ]
-    assert all(row["skipped"].startswith("--capture needs a GPU") for row in left_out)
+    assert all(row["skipped"].startswith("--capture ") for row in left_out)
     assert not [row for row in rows if "failed" in row]
     for row in times_of(rows):
         low, high = row["interval_ms"]

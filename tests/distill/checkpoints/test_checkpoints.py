@@ -2,18 +2,19 @@
 
 import json
 import os
+from errno import ENOSPC
 from pathlib import Path
 
 import pytest
 import torch
 
 import distill.checkpoints.saving
-from architectures.errors import UserError
 from distill.checkpoints.checkpoint_files import BEST_NAME, find_checkpoints
 from distill.checkpoints.folders import chosen_checkpoint, damage, newest_intact_checkpoint
 from distill.metrics import PooledOverResponses
 from distill.train import train
 from tests.distill.after_training import file_size_limit
+from tests.rejections import rejects
 
 
 def write(folder: Path, *names: str) -> list[Path]:
@@ -43,7 +44,7 @@ def test_oldest_first_by_batch_then_epoch_and_nothing_else(tmp_path):
 def test_a_file_cut_short_is_damaged(tmp_path, kept_bytes):
     (path,) = write(tmp_path, "ep0-ba1-rank0.pt")
     os.truncate(path, kept_bytes % path.stat().st_size)
-    assert "not a zip file" in (damage(path) or "")
+    assert damage(path) is not None
 
 
 def test_one_wrong_byte_among_the_weights_is_damage(tmp_path):
@@ -69,10 +70,10 @@ def test_the_newest_intact_one_is_chosen_and_the_others_named(tmp_path, capsys):
 def test_a_failed_write_leaves_neither_the_file_nor_a_part_of_it(tmp_path, monkeypatch):
     def save_half(contents, file):
         file.write(b"half")
-        raise OSError(28, "No space left on device")
+        raise OSError(ENOSPC, "full")
 
     monkeypatch.setattr(torch, "save", save_half)
-    with pytest.raises(OSError, match="No space left"):
+    with rejects(ENOSPC, error=OSError):
         distill.checkpoints.saving.write_checkpoint({}, tmp_path / "ep0-ba1-rank0.pt")
     assert list(tmp_path.iterdir()) == []
 
@@ -160,7 +161,7 @@ def test_a_best_that_is_damaged_or_gone_is_said_and_the_newest_taken(tmp_path, c
     assert "it is gone" in capsys.readouterr().err
     lost.write_bytes(newest.read_bytes()[:300])
     assert chosen_checkpoint(tmp_path, "best") == newest
-    assert f"{lost}: the best checkpoint cannot be used" in capsys.readouterr().err
+    assert f"{lost}:" in capsys.readouterr().err
     lost.write_bytes(newest.read_bytes())
     assert chosen_checkpoint(tmp_path, "best") == lost
     assert chosen_checkpoint(tmp_path, "latest") == newest
@@ -188,7 +189,7 @@ def test_resumes_from_the_one_before_a_damaged_one(make_run, capsys):
     capsys.readouterr()
     train(recipe)
     error = capsys.readouterr().err
-    assert error.count(f"{newest}: cut short or damaged (File is not a zip file); looking for the one before it.") == 1
+    assert error.count(f"{newest}:") == 1
     assert "batch 0" not in error
     after = torch.load(newest, weights_only=False)["state"]["model"]
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -221,7 +222,7 @@ def test_a_finished_training_is_exported_and_left_alone(make_run, capsys):
     (Path(recipe.run_dir) / "draft" / "model.safetensors").unlink()
     capsys.readouterr()
     train(recipe)
-    assert "already trained for distill.max_duration=1ep" in capsys.readouterr().err
+    assert "distill.max_duration=1ep" in capsys.readouterr().err
     assert [path.stat() for path in find_checkpoints(Path(recipe.run_dir) / "checkpoints")] == before
     assert (Path(recipe.run_dir) / "draft" / "model.safetensors").is_file()
 
@@ -231,12 +232,8 @@ def test_a_full_disk_costs_no_checkpoint(make_run):
     train(recipe)
     folder = Path(recipe.run_dir) / "checkpoints"
     one, two = (folder / f"ep0-ba{batch}-rank0.pt" for batch in (1, 2))
-    with file_size_limit(two.stat().st_size // 2), pytest.raises(UserError) as caught:
+    with file_size_limit(two.stat().st_size // 2), rejects(folder / "ep0-ba3-rank0.pt", two, "GiB"):
         train(longer(recipe, "3ba"))
-    assert str(caught.value).startswith(
-        f"{folder / 'ep0-ba3-rank0.pt'}: writing this checkpoint failed (File too large); its disk has "
-    )
-    assert f"GiB free, and {two} stays usable. Make room" in str(caught.value)
     assert find_checkpoints(folder) == [one, two]
     assert not list(folder.glob("*.partial"))
     assert newest_intact_checkpoint(folder) == two
@@ -246,7 +243,7 @@ def test_a_full_disk_costs_no_checkpoint(make_run):
 
 def test_a_full_disk_at_the_first_checkpoint(make_run):
     recipe = make_run(max_duration="1ba")
-    with file_size_limit(100_000), pytest.raises(UserError, match="and there is no earlier one"):
+    with file_size_limit(100_000), rejects("ep0-ba1-rank0.pt", "GiB"):
         train(recipe)
     assert checkpoints(recipe) == []
 
@@ -257,5 +254,5 @@ def test_only_the_disk_is_blamed_for_what_the_disk_did(make_run, monkeypatch):
 
     recipe = make_run(max_duration="1ba")
     monkeypatch.setattr(torch, "save", fail)
-    with pytest.raises(RuntimeError, match="something else"):
+    with rejects("something else", error=RuntimeError):
         train(recipe)

@@ -23,6 +23,7 @@ from distill.run import Run, recipe_hash
 from distill.stage_inputs import training_inputs
 from distill.train import train
 from tests.distill.after_training import Touch, assert_equal, file_size_limit, in_a_pickle, last_state, metrics, plant
+from tests.rejections import rejects
 
 
 def changed(recipe, **distill):
@@ -133,9 +134,9 @@ def test_one_wrong_byte_is_damage(saved, name):
 
 def test_export_names_the_missing_shard(saved, tmp_path):
     (saved / "__0_0.distcp").unlink()
-    with pytest.raises(UserError, match=r"ep0-ba1: .*__0_0\.distcp"):
+    with rejects("ep0-ba1", "__0_0.distcp"):
         export_any(saved, tmp_path, tmp_path / "out", target=tmp_path, dtype="float32")
-    with pytest.raises(UserError, match=str(tmp_path)):
+    with rejects(tmp_path):
         export_any(tmp_path, tmp_path, tmp_path / "out", target=tmp_path, dtype="float32")
 
 
@@ -149,9 +150,8 @@ def planted(folder: Path, **changes: object) -> None:
 def test_a_planted_function_is_never_called(saved, tmp_path):
     """Nowhere: when the newest is looked for, when tensors are read, and when torch would read it."""
     planted(saved, planner_data=Touch(tmp_path / "mark"))
-    refused = pytest.raises(UserError, match=r"\.metadata: .*posix\.system")
     for read in (damage, read_model, lambda folder: CheckedReader(folder).read_metadata()):
-        with refused:
+        with rejects(".metadata", "posix.system"):
             read(saved)
     assert not (tmp_path / "mark").exists()
 
@@ -159,7 +159,7 @@ def test_a_planted_function_is_never_called(saved, tmp_path):
 def test_of_torch_number_types_alone_are_taken(saved):
     """torch.load is an attribute of torch, too."""
     (saved / METADATA_NAME).write_bytes(b"ctorch\nload\n.")
-    with pytest.raises(UserError, match=r"\.metadata: .*torch\.load"):
+    with rejects(".metadata", "torch.load"):
         damage(saved)
 
 
@@ -167,7 +167,7 @@ def test_what_torch_would_unpickle_is_refused(saved, tmp_path):
     """A tensor's name that holds a pickle; and a file elsewhere."""
     described = dict(read_metadata(saved).state_dict_metadata)
     planted(saved, state_dict_metadata={**described, "model.weight": BytesStorageMetadata()})
-    with pytest.raises(UserError, match=r"model\.weight"):
+    with rejects("model.weight"):
         read_model(saved)
 
 
@@ -176,7 +176,7 @@ def test_a_file_elsewhere_is_refused(saved):
     for place in places.values():
         place.relative_path = "../elsewhere.distcp"
     planted(saved, storage_data=places)
-    with pytest.raises(UserError, match=r"\.\./elsewhere\.distcp"):
+    with rejects("../elsewhere.distcp"):
         damage(saved)
 
 
@@ -185,7 +185,7 @@ def test_a_planted_state_is_refused(make_run, tmp_path):
     train(recipe)
     state = folder_of(recipe) / "ep0-ba1" / "state.pt"
     plant(state, in_a_pickle, tmp_path / "mark")
-    with pytest.raises(UserError, match=r"state\.pt: .*posix\.system"):
+    with rejects("state.pt", "posix.system"):
         train(changed(recipe, max_duration="2ba"))
     assert not (tmp_path / "mark").exists()
 

@@ -4,15 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from architectures.errors import UserError
 from distill.data import training_data
 from distill.data.training_data import drop_duplicates, generate_responses, hold_out
 from distill.recipe.sections import DataConfig
 from eval.prompts import Prompt
 from eval.responses import read_traces
 from eval.tasks import PromptSource
+from tests.rejections import rejects
 
 
 def config(*paths: str, **changes: Any) -> DataConfig:
@@ -72,7 +70,7 @@ def test_where_text_is_trained_on_all_prompts_may_be_held_out(tiny_target, row_f
     assert (counts["train"]["prompts"], counts["eval"]["prompts"]) == (0, 3)
     prompts = ask("a", "b", "c", "d")
     assert hold_out(prompts, 4, seed=0, least_left=0) == ([], prompts)
-    with pytest.raises(UserError, match=r"data\.num_eval_prompts=5"):
+    with rejects("data.num_eval_prompts=5"):
         hold_out(prompts, 5, seed=0, least_left=0)
 
 
@@ -135,14 +133,14 @@ def test_held_out_prompts_are_drawn_with_the_seed():
 
 def test_refusals_leave_nothing_behind(tiny_target, row_file, tmp_path):
     empty = row_file(name="empty.jsonl")
-    for rows, message in (
-        ([], r"rows\.jsonl"),
-        ([{"prompt": "x" * 300}], "255 tokens"),
-        ([{"prompt": "a"}], r"data\.num_eval_prompts=3"),
+    for rows, named in (
+        ([], "rows.jsonl"),
+        ([{"prompt": "x" * 300}], 255),
+        ([{"prompt": "a"}], "data.num_eval_prompts=3"),
     ):
-        with pytest.raises(UserError, match=message):
+        with rejects(named):
             run(tiny_target, config(row_file(*rows, name="rows.jsonl")), tmp_path / "data")
-    with pytest.raises(UserError, match=r"empty\.jsonl"):  # before the target is looked at
+    with rejects("empty.jsonl"):  # before the target is looked at
         run(tmp_path / "nowhere", config(empty, self_written_prompts=5), tmp_path / "data")
     assert not (tmp_path / "data").exists()
 

@@ -1,7 +1,6 @@
 """Responses that come with the data: which rows bring them, what is held out, what is written, what is refused."""
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig
 
-from architectures.errors import UserError
 from architectures.manifest import read_manifest
 from distill.data.conversations import Conversation, load_conversations
 from distill.data.given import collect_given
@@ -22,6 +20,7 @@ from eval.decoding.generate import write_traces
 from eval.prompts import Prompt
 from eval.responses import Trace, read_traces
 from eval.tasks import PromptSource
+from tests.rejections import rejects
 from tests.sharing import by_processes
 
 
@@ -70,22 +69,22 @@ def test_rows_of_a_task_bring_the_responses_their_task_says(row_file):
 
 
 @pytest.mark.parametrize(
-    ("row", "place"),
+    ("row", "named"),
     [
-        ({"prompt": "a"}, "has none of the fields answer, "),
-        ({"turns": ["a", "b"]}, "has none of the fields"),
-        ({"messages": [SYSTEM, ask("a")]}, "messages "),
-        ({"messages": [ask("a"), response("b"), response("c")]}, "messages "),
-        ({"messages": [response("b"), ask("a"), response("c")]}, "messages "),
-        ({"messages": [ask("a"), response("")]}, r"messages\[1\]\.content"),
-        ({"prompt": "a", "answer": " \n"}, "answer "),
-        ({"prompt": "a", "answer": 7}, "answer "),
-        (["a"], "the row must be "),
+        ({"prompt": "a"}, "response"),
+        ({"turns": ["a", "b"]}, "turns"),
+        ({"messages": [SYSTEM, ask("a")]}, "messages"),
+        ({"messages": [ask("a"), response("b"), response("c")]}, "messages"),
+        ({"messages": [response("b"), ask("a"), response("c")]}, "messages"),
+        ({"messages": [ask("a"), response("")]}, "messages[1].content"),
+        ({"prompt": "a", "answer": " \n"}, "answer"),
+        ({"prompt": "a", "answer": 7}, "answer"),
+        (["a"], ""),
     ],
 )
-def test_refused_rows(row_file, row, place):
+def test_refused_rows(row_file, row, named):
     path = row_file({"prompt": "a", "answer": "b"}, row)
-    with pytest.raises(UserError, match=f"^{re.escape(path)}:2: {place}"):
+    with rejects(f"{path}:2:", named):
         load_conversations([PromptSource(path=path)])
 
 
@@ -118,7 +117,7 @@ def test_what_is_written_and_counted(tiny_target, row_file, tmp_path, capsys):
     asked_before, ids = (ask("q1.0"), response("a1.0"), ask("q1.1")), (second.prompt_ids, second.response_ids)
     assert second == Trace(second.id, f"{path}:2#2", asked_before, *ids, "a1.1", "stop")
     assert (len(second.response_ids), second.response_ids[-1]) == (len("a1.1") + 1, 2)
-    assert "1 of 12 prompts are longer than 199 tokens" in capsys.readouterr().err
+    assert "1 of 12 " in capsys.readouterr().err
 
 
 def test_a_question_is_not_both_held_out_and_trained_on(tiny_target, row_file, tmp_path):
@@ -129,7 +128,7 @@ def test_a_question_is_not_both_held_out_and_trained_on(tiny_target, row_file, t
     assert (len(trained), counts["asked_in_eval"], counts["train"]["prompts"]) == (9, 2, 9)
     assert held_out.messages not in [trace.messages for trace in trained]
     same = row_file(*({"prompt": "q", "answer": f"a{i}"} for i in range(3)), name="same.jsonl")
-    with pytest.raises(UserError, match="All 1 conversations"):
+    with rejects(1, "data.num_eval_prompts"):
         collect_given(tiny_target, config(same), tmp_path / "other", seed=3, dtype="float32")
 
 
@@ -186,7 +185,7 @@ def test_rerun_finishes_what_is_missing(tiny_target, row_file, tmp_path):
     assert {file.name: file.read_bytes() for file in out.glob("*.jsonl")} == before
     kept = {name for name in before if (out / name).stat().st_mtime_ns == times_ns[name]}
     assert kept == before.keys() - {"train-00001.jsonl"}
-    with pytest.raises(UserError, match="max_prompt_len was 199, is 99"):
+    with rejects("max_prompt_len", 199, 99):
         collect_given(tiny_target, config(path, max_seq_len=100), out, seed=3, dtype="float32")
 
 
@@ -194,16 +193,16 @@ def test_another_template_or_stop_token_is_another_set_of_responses(make_checkpo
     folder, data = make_checkpoint(seed=1), config(row_file(*rows(3)))
     collect_given(folder, data, tmp_path / "data", seed=3, dtype="float32")
     GenerationConfig(eos_token_id=[2, 5]).save_pretrained(folder)
-    with pytest.raises(UserError, match="target was"):
+    with rejects("target"):
         collect_given(folder, data, tmp_path / "data", seed=3, dtype="float32")
     settings = tmp_path / "data" / "settings.json"
     settings.write_text(json.dumps({"train": json.loads(settings.read_text())["train"]}))
-    with pytest.raises(UserError, match=r"stop_ids was \[2\], is \[2, 5\]\."):
+    with rejects("stop_ids", [2], [2, 5]):
         collect_given(folder, data, tmp_path / "data", seed=3, dtype="float32")
     GenerationConfig(eos_token_id=2).save_pretrained(folder)
     template = folder / "chat_template.jinja"
     template.write_text(template.read_text() + "\n")
-    with pytest.raises(UserError, match="template was "):
+    with rejects("template"):
         collect_given(folder, data, tmp_path / "data", seed=3, dtype="float32")
 
 
@@ -211,7 +210,7 @@ def test_another_template_or_stop_token_is_another_set_of_responses(make_checkpo
 def test_a_row_whose_tokens_the_target_has_no_rows_for_is_refused(make_checkpoint, row_file, tmp_path, row):
     target = make_checkpoint(seed=1, vocab_size=258, num_hidden_layers=1)  # its tokenizer has 259 tokens
     path = row_file(*({"prompt": f"{n}?", "answer": "y"} for n in range(3)), row)
-    with pytest.raises(UserError, match=r"rows\.jsonl:4: .* 258"):
+    with rejects("rows.jsonl:4:", 258):
         collect_given(target, config(path, num_eval_prompts=1), tmp_path / "data", seed=3, dtype="float32")
 
 

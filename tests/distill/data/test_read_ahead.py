@@ -13,6 +13,7 @@ from distill.data.batches import ResponseDataset
 from distill.response_batches import BATCHES_AHEAD, ReadAhead, build_dataspec
 from tests.distill.after_training import assert_equal
 from tests.distill.conftest import random_responses
+from tests.rejections import rejects
 
 MOST_S = 30.0
 
@@ -84,7 +85,7 @@ def test_the_next_ones_are_made_before_they_are_asked_for_and_no_more():
 def test_what_goes_wrong_is_raised_where_its_batch_is_asked_for():
     batches = iter(ReadAhead(Noted(bad=2), batch_size=1))
     assert [int(batch) for batch in islice(batches, 2)] == [0, 1]
-    with pytest.raises(UserError, match="the file is damaged"):
+    with rejects("damaged"):
         next(batches)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from distill.losses import kept_forward_kl, sampled_cross_entropy, top_k_kl
+from tests.rejections import rejects
 
 NUM_TOKENS, VOCAB = 7, 11
 KEPT = [1, 3, 10, VOCAB]
@@ -169,7 +170,7 @@ def test_chunks_of_rows_give_what_all_rows_give(logits, names):
 
 
 def test_another_temperature_than_the_caches_is_refused(logits):
-    with pytest.raises(ValueError, match=r"temperature must be 1, at which the cache was written, got 2\.0"):
+    with rejects("temperature", 1, 2.0, error=ValueError):
         kept_forward_kl(logits[0], {"ids": torch.zeros(NUM_TOKENS, 1, dtype=torch.int64)}, temperature=2.0)
 
 

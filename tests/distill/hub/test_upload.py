@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from huggingface_hub import snapshot_download
 
-from architectures.errors import UserError
 from distill.hub.publish import push_folder
 from tests.distill.hub.conftest import DRAFT
 from tests.hub.clients import HUBS_OWN_WARNING, READER, WRITER, log_in
+from tests.rejections import rejects
 
 pytestmark = pytest.mark.filterwarnings(HUBS_OWN_WARNING)
 
@@ -52,7 +52,7 @@ def test_files_of_an_earlier_push_are_deleted_in_the_same_commit(hub, draft):
 
 def test_a_public_repository_is_made_only_if_asked_for(hub, draft):
     assert push(draft, public=True).endswith("public")
-    with pytest.raises(UserError, match="org/name"):
+    with rejects("org/name"):
         push(draft)
 
 
@@ -61,7 +61,7 @@ def test_no_message_holds_the_token(hub, draft, monkeypatch, token):
     push(draft)
     log_in(monkeypatch, token)
     (draft / "config.json").write_bytes(b"{}")
-    with pytest.raises(UserError, match="org/name") as refused:
+    with rejects("org/name") as refused:
         push(draft)
     assert token not in "".join(traceback.format_exception(refused.value))
     log_in(monkeypatch, WRITER)

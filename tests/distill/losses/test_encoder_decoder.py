@@ -11,6 +11,7 @@ from distill.chunked_loss import ResponseLogits, chunked_sum, head_of, logits_of
 from distill.data.batches import Example, collate
 from distill.teacher import load_teacher
 from eval.models import load_model
+from tests.rejections import rejects
 
 KINDS = [(tied, gated) for tied in (True, False) for gated in (True, False)]
 PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [12], [13, 14, 15])
@@ -95,7 +96,7 @@ def test_a_sequence_of_which_some_positions_count_still_begins_where_its_prompt_
 
 def test_a_batch_that_does_not_say_where_prompts_end_is_refused(lm):
     batch = collate(EXAMPLES)
-    with pytest.raises(ValueError, match="prompts end"):
+    with rejects("prompt_len", error=ValueError):
         ResponseLogits(lm)(batch["input_ids"], batch["keep"], logits_of)
 
 

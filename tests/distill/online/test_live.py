@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from architectures.errors import UserError
 from distill.online.serving import DraftInbox, Journal, LiveRequests, requests_of
 from distill.run import Run
 from distill.train import train
 from tests.distill.online.conftest import NUM_REQUESTS
+from tests.rejections import rejects
 
 ROOT = Path(__file__).parents[3]
 LIVE = {"responses": "live"}
@@ -139,7 +139,7 @@ def test_a_process_that_ended_without_a_word_is_told(tmp_path, code):
         [sys.executable, "-c", words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     )
     requests = LiveRequests(Path("r.yaml"), Journal(tmp_path, 0, 1, 2), process=process)
-    with process, pytest.raises(UserError, match=rf"r\.yaml: .*\({code}\)"):
+    with process, rejects("r.yaml", code):
         requests.take(0)
 
 
@@ -147,7 +147,7 @@ def test_a_request_that_is_too_long_or_no_prompt_ends_what_serves_it(make_online
     """Before it is answered, with its place and what to do."""
     recipe = make_online(online=LIVE)
     rows = ['{"prompt": "' + "x" * 40 + '"}', '{"prompt": 7}']
-    for row, expected in zip(rows, ["data.max_seq_len", "prompt"], strict=True):
+    for row, named in zip(rows, ["data.max_seq_len", "prompt"], strict=True):
         (tmp_path / "first.jsonl").write_text(row + "\n")
-        with pytest.raises(UserError, match=expected):
+        with rejects(named):
             next(requests_of(Run.of(recipe), first=0, world=1))

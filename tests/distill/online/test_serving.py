@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from architectures.errors import UserError
 from distill.chunked_loss import head_of
 from distill.online.serving import (
     DraftReplay,
@@ -24,6 +23,7 @@ from eval.decoding.speculative import plain_decode
 from eval.models import load_model, shared_vocab_size
 from eval.replay import response_logits
 from tests.architectures.conftest import FAMILY_SETTINGS, perturb
+from tests.rejections import rejects
 
 PROMPT = (5, 9, 200, 31)
 
@@ -154,8 +154,8 @@ def test_damaged_requests_and_records_are_named(tmp_path):
     path = journal.path(0)
     path.parent.mkdir(parents=True)
     path.write_bytes(b"no tensors")
-    with pytest.raises(UserError, match=r"00000000\.safetensors"):
+    with rejects("00000000.safetensors"):
         journal.read([0])
     journal.records_file.write_text('{"request": 0}\n')
-    with pytest.raises(UserError, match=r"records\.jsonl:1"):
+    with rejects("records.jsonl:1"):
         journal.begin()

@@ -10,7 +10,6 @@ import torch
 import distill.model
 import distill.online.learning
 import distill.trainer
-from architectures.errors import UserError
 from distill.chunked_loss import head_of
 from distill.online.learning import Guard, compare_on_stream, comparison, serve_stream
 from distill.online.serving import RequestRecord, read_records, read_served
@@ -21,6 +20,7 @@ from eval.models import load_model
 from eval.replay import response_logits
 from tests.distill.after_training import assert_equal, last_state, metrics, relative_difference, weights
 from tests.distill.online.conftest import NUM_REQUESTS, records
+from tests.rejections import rejects
 
 PAIR = {"update_interval": 2}
 
@@ -191,7 +191,7 @@ def test_a_draft_that_got_worse_is_taken_back(make_online, monkeypatch, capsys):
 
 def test_a_stream_shorter_than_an_interval_is_refused(make_online):
     recipe = make_online(online={"update_interval": 4 * NUM_REQUESTS}, global_train_batch_size=4 * NUM_REQUESTS)
-    with pytest.raises(UserError, match=r"distill.online.stream"):
+    with rejects("distill.online.stream"):
         train(recipe)
 
 
@@ -211,7 +211,7 @@ def test_a_stream_of_other_rows_than_the_responses_is_refused(make_online, tmp_p
     )
     online = recipe.distill.online.model_copy(update={"stream": stream})
     changed = recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"online": online})})
-    with pytest.raises(UserError, match=r"data: .*distill\.online\.stream"):
+    with rejects("data:", "distill.online.stream"):
         train(changed)
 
 
@@ -257,5 +257,5 @@ def test_a_training_on_requests_does_not_continue_on_others(make_online):
     for change in ({"positions": "all"}, {"num_speculative_tokens": 5}):
         online = type(recipe.distill.online).model_validate({**recipe.distill.online.model_dump(), **change})
         changed = recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"online": online})})
-        with pytest.raises(UserError, match="checkpoints"):
+        with rejects("checkpoints"):
             train(changed)

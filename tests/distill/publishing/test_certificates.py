@@ -2,7 +2,6 @@
 
 import pytest
 
-from architectures.errors import UserError
 from architectures.manifest import fingerprint_checkpoint
 from eval.engines.certificate import (
     Certificate,
@@ -15,6 +14,7 @@ from eval.engines.certificate import (
     write_certificate,
 )
 from tests.distill.publishing.conftest import write_dry
+from tests.rejections import rejects
 
 COUNTED = Counted(rounds=2, proposed=6, accepted=4)
 TEXT = TextRun(prompt_ids=(1,), plain_ids=(2,), drafted_ids=(2,), plain_s=2.0, drafted_s=1.0, counted=COUNTED)
@@ -49,8 +49,8 @@ def prints(run, published_target):
 @pytest.mark.parametrize(
     ("holds", "told"),
     [
-        (True, "Certified in version 0.32.0 (1 texts, counts equal to replay); 2.00x [1.50, 2.50] the speed"),
-        (False, "NOT CERTIFIED in version 0.32.0: counts"),
+        (True, "2.00x [1.50, 2.50]"),
+        (False, "NOT CERTIFIED"),
     ],
 )
 def test_a_certificate_beside_the_draft_goes_with_it_and_the_card_says_whether_it_holds(
@@ -68,5 +68,5 @@ def test_a_certificate_beside_the_draft_goes_with_it_and_the_card_says_whether_i
 def test_a_certificate_of_other_models_is_refused(run, prints, tmp_path, role):
     (tmp_path / "given").mkdir()
     write_certificate(tmp_path / "given", certificate(holds=True), **{**prints, role: "another"})
-    with pytest.raises(UserError, match=f"is of another {role} than is published"):
+    with rejects(role):
         write_dry(run, tmp_path / "out", certificates=(tmp_path / "given",))

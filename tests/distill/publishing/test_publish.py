@@ -8,7 +8,6 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM
 
 import widedraft
-from architectures.errors import UserError
 from architectures.files import write_json
 from architectures.hub import read_config
 from architectures.manifest import fingerprint_checkpoint
@@ -17,6 +16,7 @@ from distill.hub.publish import fit_context, lay_out_small_head
 from distill.recipe.recipe import load_recipe, save_recipe
 from eval.report import read_run
 from tests.distill.publishing.conftest import BASE, write_dry
+from tests.rejections import rejects
 
 
 @pytest.fixture(scope="session")
@@ -71,7 +71,7 @@ def test_a_small_head_is_published_in_every_form(laid_out, finished):
     assert read_config(out / "own-tokenizer")["vocab_size"] < 264
     card = (out / "README.md").read_text()
     assert '"use_heterogeneous_vocab": true' in card
-    assert "hf download org/draft --include 'own-tokenizer/*'" in card
+    assert "--include 'own-tokenizer/*'" in card
     assert "widedraft benchmark --target" in card
 
 
@@ -94,7 +94,7 @@ def test_the_card_holds_the_figures_of_the_scorecard(laid_out, finished):
     record = read_run(finished["whole"] / "eval" / "scorecard.json").card
     tau = record.acceptance[0].by_k[0].tau.value
     assert f"{tau:.3f} [" in card
-    assert "1,234 tokens of 5 responses" in card
+    assert "1,234 tokens" in card
     assert f"{record.drafts[0].parameters:,} (" in card
     assert "vllm serve HuggingFaceTB/SmolLM2-135M-Instruct" in card
     assert f"path: {BASE}" in (laid_out["whole"] / "recipe.yaml").read_text()
@@ -153,7 +153,7 @@ def test_a_name_that_misleads_vllm_is_refused(run, tmp_path, capsys):
 
 def test_an_unknown_licence_is_private_alone(run, tmp_path, capsys):
     given = ["push", run, "--repo-id", "org/draft", "--base-model", "none", "--dry-run", tmp_path / "out"]
-    assert "licence is not known" in refusal(capsys, *given, "--public")
+    assert "--license" in refusal(capsys, *given, "--public")
     assert widedraft.main([*map(str, given)]) == 0
     assert "Do not pass this draft on" in (tmp_path / "out" / "README.md").read_text()
     assert widedraft.main([*map(str, given), "--public", "--license", "mit"]) == 0
@@ -163,7 +163,7 @@ def test_the_licence_of_llama_asks_for_a_name_a_notice_and_words(run, tmp_path, 
     llama = ["--base-model", "none", "--license", "llama3.2", "--dry-run", tmp_path / "out", "--public"]
     assert "begins with 'Llama'" in refusal(capsys, "push", run, "--repo-id", "org/draft", *llama)
     assert widedraft.main(["push", str(run), "--repo-id", "org/Llama-draft", *map(str, llama)]) == 0
-    assert "Llama 3.2 Community License" in (tmp_path / "out" / "NOTICE").read_text()
+    assert "Llama 3.2" in (tmp_path / "out" / "NOTICE").read_text()
     assert "**Built with Llama**" in (tmp_path / "out" / "README.md").read_text()
 
 
@@ -186,7 +186,7 @@ def test_another_tokenizer_than_the_targets_and_remote_code_are_never_published(
 def test_a_folder_with_other_files_is_left_alone(run, tmp_path, capsys):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    assert "holds files that no dry run wrote" in refusal(capsys, *words(run, "--dry-run", tmp_path / "mine"))
+    assert str(tmp_path / "mine") in refusal(capsys, *words(run, "--dry-run", tmp_path / "mine"))
     assert (tmp_path / "mine" / "thesis.txt").is_file()
 
 
@@ -194,7 +194,7 @@ def test_what_is_no_run_or_no_finished_one_is_refused(run, tmp_path, capsys):
     assert "holds no recipe.yaml" in refusal(capsys, *words(tmp_path, "--dry-run", tmp_path / "out"))
     manifest = json.loads((run / "draft" / "manifest.json").read_text())
     (run / "draft" / "manifest.json").write_text(json.dumps({**manifest, "finished": False}))
-    assert "before its training had finished" in refusal(capsys, *words(run, "--dry-run", tmp_path / "out"))
+    assert str(run) in refusal(capsys, *words(run, "--dry-run", tmp_path / "out"))
 
 
 def test_stray_files_of_the_draft_folder_stay_at_home(run, tmp_path):
@@ -225,7 +225,7 @@ def test_a_shorter_draft_of_scaled_positions_is_refused(make_checkpoint):
     rope = {"rope_type": "linear", "rope_theta": 1e4, "factor": 1.5}
     draft = make_checkpoint(num_hidden_layers=1, max_position_embeddings=64, rope_parameters=rope)
     target = make_checkpoint(num_hidden_layers=1, max_position_embeddings=128)
-    with pytest.raises(UserError, match=r"96 .* 128"):
+    with rejects(96, 128):
         fit_context(draft, target)
 
 

@@ -9,13 +9,13 @@ from huggingface_hub import snapshot_download
 from transformers import AutoModelForCausalLM
 
 import widedraft
-from architectures.errors import UserError
 from architectures.manifest import fingerprint_checkpoint
 from distill.check import check_recipe
 from distill.pipeline import run_all
 from distill.recipe.recipe import load_recipe, save_recipe
 from tests.distill.publishing.conftest import BASE, write_dry
 from tests.hub.clients import HUBS_OWN_WARNING, WRITER, served
+from tests.rejections import rejects
 
 pytestmark = pytest.mark.filterwarnings(HUBS_OWN_WARNING)
 
@@ -67,13 +67,13 @@ def test_no_token_is_in_what_is_pushed_or_printed(hub, run, capsys):
     assert not [path for path, file in files.items() if WRITER.encode() in file.content]
 
 
-@pytest.mark.parametrize(("repo_id", "message"), [("org/draft", "base-model"), ("org/my-eagle3", "eagle3")])
-def test_what_would_be_refused_at_the_end_is_refused_at_the_beginning(run, repo_id, message):
+@pytest.mark.parametrize(("repo_id", "named"), [("org/draft", "base-model"), ("org/my-eagle3", "eagle3")])
+def test_what_would_be_refused_at_the_end_is_refused_at_the_beginning(run, repo_id, named):
     recipe = load_recipe(run / "recipe.yaml", [f"run_dir={run}", f"distill.push_to_hub={repo_id}"])
-    with pytest.raises(UserError, match=message):
+    with rejects(named):
         check_recipe(recipe)
     save_recipe(recipe, run / "recipe.yaml")
-    with pytest.raises(UserError, match=message):
+    with rejects(named):
         run_all(run / "recipe.yaml", [])
 
 

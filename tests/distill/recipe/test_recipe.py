@@ -15,6 +15,7 @@ from distill.recipe.recipe import Recipe, RecipeError, load_recipe, save_recipe
 from distill.recipe.reference import REFERENCE_PATH, SCHEMA_PATH, recipe_schema, schemas, write_reference
 from distill.recipe.sections import DataConfig, split_time
 from distill.run import recipe_hash
+from tests.rejections import rejects
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -199,7 +200,7 @@ def test_another_value_in_the_environment_is_another_recipe(write, tmp_path, mon
     assert again.variables["key"] == "two"
     assert recipe_hash(again) != recipe_hash(recipe)
     monkeypatch.delenv("WIDEDRAFT_TEST_KEY")
-    with pytest.raises(RecipeError, match="WIDEDRAFT_TEST_KEY"):
+    with rejects("WIDEDRAFT_TEST_KEY", error=RecipeError):
         load_recipe(tmp_path / "saved.yaml")
 
 

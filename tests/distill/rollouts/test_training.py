@@ -135,7 +135,7 @@ def test_responses_are_those_of_the_weights_of_the_moment(started):
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)), alpha=0.1)
     after = rollouts.replace_responses(batch)
     assert after["next_ids"].shape != before["next_ids"].shape or not torch.equal(after["next_ids"], before["next_ids"])
-    assert model.student.lm.training, "and it trains on afterwards"
+    assert model.student.lm.training
 
 
 def test_a_training_mode_with_dropout_is_left_while_it_writes(make_checkpoint, make_run):

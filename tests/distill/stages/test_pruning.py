@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from architectures.errors import UserError
 from architectures.hub import read_config
 from architectures.pruning.plan import PLAN_NAME, SCORES_NAME, load_scores, plan_pruning
 from architectures.requested_shape import ArchitectureConfig
@@ -20,6 +19,7 @@ from distill.run import Run
 from distill.stage_inputs import prune_inputs
 from eval.models import load_model
 from eval.prompts import Prompt
+from tests.rejections import rejects
 
 FIRST_LAST = {"method": "first_last"}  # looks at no text
 
@@ -90,7 +90,7 @@ def test_runs_may_share_a_folder_of_scores(make_recipe, tiny_target, tmp_path):
 
 def test_text_shorter_than_asked_is_refused_with_both_counts(make_recipe, tiny_target, scores_file):
     recipe = make_recipe(layers=2, method="block_influence", calibration={"tokens": 5000})
-    with pytest.raises(UserError, match=r"4864 are needed .*architecture\.calibration\.text"):
+    with rejects(4864, "architecture.calibration.text"):
         recipe_plan(Run.of(recipe), tiny_target)
     assert not scores_file.exists()
 
@@ -138,7 +138,7 @@ def test_a_plan_is_taken_as_it_is_for_its_own_target_only(make_recipe, make_chec
     assert first.read_bytes() == second.read_bytes()
 
     other = recipe.target.model_copy(update={"path": str(make_checkpoint(seed=9))})
-    with pytest.raises(UserError, match="made for another target"):
+    with rejects("init/plan.json"):
         prune_stage(Run.of(again.model_copy(update={"target": other, "run_dir": str(tmp_path / "third")})))
 
 

@@ -11,7 +11,6 @@ import torch
 
 import distill.response_batches
 import distill.trainer
-from architectures.errors import UserError
 from distill.estimate import forward_flops, head_flops
 from distill.losses import forward_kl, sampled_cross_entropy, top_k_kl
 from distill.pipeline import cache_stage
@@ -21,6 +20,7 @@ from distill.teacher_cache import CachedResponses, TeacherCache, join_rows, rows
 from distill.train import train
 from distill.trainer import build_model
 from tests.distill.after_training import metrics, weights
+from tests.rejections import rejects
 
 VOCAB = 264
 LOSS_RTOL = 1e-6
@@ -161,7 +161,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(cached, stopped, teacher):
 def test_a_cache_of_other_responses_is_refused(cached, monkeypatch):
     recipe = cached("run", TOP_K)
     monkeypatch.setattr(distill.response_batches, "read_responses", lambda *given: read_responses(*given)[::-1])
-    with pytest.raises(UserError, match="its train rows"):
+    with rejects("train"):
         train(recipe)
 
 
@@ -184,7 +184,7 @@ def narrow(make_checkpoint):
 @pytest.mark.parametrize("teacher", [TOP_K, SAMPLES], ids=["top_k", "samples"])
 def test_entries_beyond_the_students_vocabulary_are_refused(cached, narrow, teacher):
     recipe = cached("run", teacher, init=narrow)
-    with pytest.raises(UserError, match=r"distill\.teacher\.contents must be hidden"):
+    with rejects("distill.teacher.contents", "hidden"):
         train(recipe)
 
 

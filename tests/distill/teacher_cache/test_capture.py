@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from architectures.errors import UserError
 from architectures.files import remove_partials
 from architectures.manifest import read_manifest
 from distill import cache_files, teacher_cache
@@ -25,6 +24,7 @@ from tests.distill.teacher_cache.made import (
     TOP_K,
     read_all,
 )
+from tests.rejections import rejects
 
 ROOT = Path(__file__).parents[3]
 
@@ -48,7 +48,7 @@ def test_a_token_takes_the_bytes_that_were_estimated(write, examples, teacher):
 def test_a_cache_that_cannot_fit_is_refused_before_a_byte_is_written(write, tmp_path, monkeypatch):
     monkeypatch.setattr(teacher_cache, "free_bytes", lambda _: 1000)
     monkeypatch.setattr(teacher_cache, "load_target", None)
-    with pytest.raises(UserError, match="the disk has"):
+    with rejects("MiB"):
         write(HIDDEN)
     assert not (tmp_path / "cache").exists()
 
@@ -60,7 +60,7 @@ def test_a_capture_that_continues_needs_room_for_what_is_missing(write, tmp_path
     lost.unlink()
     with monkeypatch.context() as patch:
         patch.setattr(teacher_cache, "free_bytes", lambda _: num_bytes // 2)
-        with pytest.raises(UserError, match="the disk has"):
+        with rejects("MiB"):
             write(HIDDEN)
     monkeypatch.setattr(teacher_cache, "free_bytes", lambda _: num_bytes)
     write(HIDDEN)
@@ -68,7 +68,7 @@ def test_a_capture_that_continues_needs_room_for_what_is_missing(write, tmp_path
 
 
 def test_more_entries_than_the_vocabulary_has_are_refused(write, tmp_path):
-    with pytest.raises(UserError, match=r"distill\.teacher\.k must .*265 and 264"):
+    with rejects("distill.teacher.k", 265, 264):
         write(TeacherConfig(source="cache", contents="top_k", k=265))
     write(TeacherConfig(source="cache", contents="top_k", k=264))
 
@@ -116,7 +116,7 @@ def test_a_killed_capture_ends_in_the_same_bytes(write, tiny_target, examples, t
         killed, whole = tmp_path / name, write(teacher, f"{name}-whole")
         done = ["train-00000.safetensors", "train-00001.safetensors"]
         assert list(contents_on_disk(killed)) == done
-        with pytest.raises(UserError, match="no finished teacher cache"):
+        with rejects("widedraft cache RECIPE"):
             TeacherCache(killed, "train")
         since_ns = [(killed / file).stat().st_mtime_ns for file in done]
         remove_partials(killed, mark=LOCK_NAME)  # as the next owner of the run does
@@ -157,13 +157,13 @@ def test_a_part_of_a_cache_from_other_inputs_is_refused_by_name(write, monkeypat
     interrupt(monkeypatch, write)
     before = contents_on_disk(tmp_path / "cache")
     monkeypatch.setitem(INPUTS, "target", "other")
-    with pytest.raises(UserError, match="begun from another target than"):
+    with rejects("target"):
         write(SAMPLES)
     monkeypatch.setitem(INPUTS, "target", "a")
     assert contents_on_disk(tmp_path / "cache") == before
     write(SAMPLES)
     monkeypatch.setitem(INPUTS, "data", "other")
-    with pytest.raises(UserError, match="begun from another data than"):
+    with rejects("data"):
         write(SAMPLES)
 
 
@@ -175,7 +175,7 @@ def test_a_file_that_was_lost_is_found_at_opening_and_written_again(write, tmp_p
         shard.write_bytes(shard.read_bytes()[:-1])
         if damage == "lost":
             shard.unlink()
-        with pytest.raises(UserError, match=shard.name):
+        with rejects(shard.name):
             TeacherCache(folder, "train")
         assert cache_files.ill_sized_files(folder) == [shard.name]
         assert contents_on_disk(write(HIDDEN)) == before
@@ -198,7 +198,7 @@ def test_verification_names_every_file_that_is_not_as_it_was_written(write):
         content[-1] ^= 1
         (folder / name).write_bytes(content)
     TeacherCache(folder, "train")  # sizes are right
-    with pytest.raises(UserError, match=r"eval-00000\.safetensors, train-00001\.safetensors"):
+    with rejects("eval-00000.safetensors", "train-00001.safetensors"):
         cache_files.verify_files(folder)
 
 
@@ -206,17 +206,17 @@ def test_a_shard_damaged_after_opening_is_named(write):
     cache = TeacherCache(write(HIDDEN), "train")
     shard = cache.folder / cache.files[0]
     shard.write_bytes(b"0" * 100)
-    with pytest.raises(UserError, match=r"train-00000\.safetensors"):
+    with rejects("train-00000.safetensors"):
         cache.rows(0)
 
 
 def test_another_format_or_split_is_refused(write):
     folder = write(HIDDEN)
-    with pytest.raises(UserError, match="no test responses"):
+    with rejects("test"):
         TeacherCache(folder, "test")
     manifest = folder / "manifest.json"
     manifest.write_text(manifest.read_text().replace("teacher_cache/2", "teacher_cache/0"))
-    with pytest.raises(UserError, match="teacher_cache/0"):
+    with rejects("teacher_cache/0"):
         TeacherCache(folder, "train")
 
 
@@ -232,7 +232,7 @@ def test_rows_of_other_responses_are_refused(write, examples):
         [dataclasses.replace(first, input_ids=(*first.input_ids[:-1], 3)), *others],
         [*others, first],
     ):
-        with pytest.raises(UserError, match="its train rows"):
+        with rejects("train"):
             cache.require_examples(changed)
 
 

@@ -27,6 +27,7 @@ from distill.teacher_cache import (
 )
 from tests.distill.teacher_cache.made import HIDDEN, INPUTS, SAMPLES, TOP_K, finish_into, read_all, settings_for
 from tests.families import DECODER_ONLY
+from tests.rejections import rejects
 
 OTHER_BATCH = {"rtol": 1e-5, "atol": 5e-5}  # float32: a product of more rows may sum in another order
 
@@ -84,7 +85,7 @@ def test_every_response_has_a_row_for_each_of_its_tokens(write, examples):
         for response, example in enumerate(examples[name]):
             assert {len(rows) for rows in cache.rows(response).values()} == {example.num_kept}
     for wrong in (-1, len(examples["eval"])):
-        with pytest.raises(IndexError, match=f"response must be from 0 to 3, got {wrong}"):
+        with rejects(0, 3, wrong, error=IndexError):
             TeacherCache(folder, "eval").rows(wrong)
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from architectures import manifest as hashes
-from architectures.errors import UserError
 from architectures.manifest import fingerprint_tokenizer, read_manifest
 from distill import pipeline as stages
 from distill import teacher_cache
@@ -17,6 +16,7 @@ from distill.response_batches import read_responses
 from distill.run import Artifact, Run, first_init, share_responses, stage_recipe
 from distill.stage_inputs import require_training_inputs
 from distill.teacher_cache import TeacherCache
+from tests.rejections import rejects
 
 TOP_K = {"source": "cache", "contents": "top_k", "k": 4}
 
@@ -67,7 +67,7 @@ def test_a_cache_of_another_teacher_is_refused_by_name(recipe):
     cache_stage(Run.of(recipe))
     other = changed(recipe, "distill", teacher={**TOP_K, "k": 5})
     for step in (cache_stage, require_training_inputs):
-        with pytest.raises(UserError, match=r"teacher_cache was made from another distill\.teacher than"):
+        with rejects("teacher_cache", "distill.teacher"):
             step(Run.of(other))
     cache_stage(Run.of(changed(recipe, "distill", precision="amp_bf16")))  # the target is float32 anyway
 
@@ -95,7 +95,7 @@ def test_each_part_of_a_target_is_named_when_it_changes(own_target, monkeypatch,
     text = path.read_text()
     path.write_text(text.replace(old, new) if old in text else f"{text} ")
     monkeypatch.setattr(Artifact, "reject_changed", allow_data(Artifact.reject_changed))
-    with pytest.raises(UserError, match=rf"teacher_cache was made from another {', '.join(named)} than"):
+    with rejects("teacher_cache", *named):
         cache_stage(Run.of(own_target))
 
 
@@ -107,7 +107,7 @@ def allow_data(reject_changed):
 def test_responses_of_another_target_are_refused_first(own_target):
     path = Path(own_target.target.path) / "config.json"
     path.write_text(f"{path.read_text()} ")
-    with pytest.raises(UserError, match="data was made from another target than"):
+    with rejects("data", "target"):
         cache_stage(Run.of(own_target))
 
 
@@ -124,7 +124,7 @@ def test_a_template_inside_the_tokenizers_settings_counts_as_a_template(tmp_path
     (tmp_path / "chat_template.jinja").write_text("one")  # what transformers reads first
     assert fingerprint_tokenizer(tmp_path)["chat template"] == one["chat template"]
     settings.write_text("{")
-    with pytest.raises(UserError, match=r"tokenizer_config\.json: is not valid JSON"):
+    with rejects("tokenizer_config.json"):
         fingerprint_tokenizer(tmp_path)
 
 
@@ -136,7 +136,7 @@ def test_verification_reads_whatever_is_remembered(recipe, monkeypatch):
 
 
 def test_verification_is_of_a_finished_cache(recipe):
-    with pytest.raises(UserError, match="no finished teacher cache"):
+    with rejects("widedraft cache RECIPE"):
         verify_cache_stage(Run.of(recipe))
     cache_stage(Run.of(recipe))
     verify_cache_stage(Run.of(recipe))
@@ -144,19 +144,19 @@ def test_verification_is_of_a_finished_cache(recipe):
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1
     shard.write_bytes(content)
-    with pytest.raises(UserError, match=r"eval-00000\.safetensors"):
+    with rejects("eval-00000.safetensors"):
         verify_cache_stage(Run.of(recipe))
 
 
 @pytest.mark.parametrize("source", ["live", "none"])
 def test_without_a_cached_teacher_there_is_nothing_to_cache(make_run, source):
     for command in (cache_stage, verify_cache_stage):
-        with pytest.raises(UserError, match=rf"distill\.teacher\.source is {source}"):
+        with rejects("distill.teacher.source", source):
             command(Run.of(make_run(command.__name__, teacher={"source": source})))
 
 
 def test_training_asks_for_the_cache(recipe):
-    with pytest.raises(UserError, match="teacher_cache: not there yet"):
+    with rejects("teacher_cache"):
         require_training_inputs(Run.of(recipe))
     cache_stage(Run.of(recipe))
     require_training_inputs(Run.of(recipe))

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from architectures.errors import UserError
 from distill.recipe.sections import TextConfig, TextDomain
 from distill.text_data import DomainStream, PackedText, held_out_sequences, open_texts
+from tests.rejections import rejects
 
 T = 8  # tokens of a sequence
 EOS = 2  # of the tiny tokenizer, whose other tokens are single bytes
@@ -141,7 +141,7 @@ def test_a_stream_continues_where_its_state_was_taken(tokenizer, stream, num_bef
 def test_a_text_that_is_too_short_is_refused_by_name(tokenizer, tmp_path):
     path = write_rows(tmp_path / "d.jsonl", numbered(5))
     assert len(held_out_sequences(packed(tokenizer, path), count=4)) == 4
-    with pytest.raises(UserError, match=r"d\.jsonl: text\.domains d"):
+    with rejects("d.jsonl", "text.domains d"):
         held_out_sequences(packed(tokenizer, path), count=5)
 
 
@@ -151,7 +151,7 @@ def test_a_text_that_is_too_short_is_refused_by_name(tokenizer, tmp_path):
 def test_text_that_cannot_be_read_is_refused_by_name(tokenizer, tmp_path, monkeypatch, source):
     monkeypatch.chdir(tmp_path)
     write_rows(Path("d.jsonl"), ["a"])
-    with pytest.raises(UserError, match=next(iter(source.values()))):
+    with rejects(next(iter(source.values()))):
         PackedText(TextDomain(name="d", **source), tokenizer, max_seq_len=T).take(1)
 
 
@@ -159,7 +159,7 @@ def test_a_row_far_down_is_refused_by_its_number(tokenizer, tmp_path):
     path = write_rows(tmp_path / "d.jsonl", numbered(100))
     with path.open("a", encoding="utf-8") as file:
         file.write('{"text": null}\n')
-    with pytest.raises(UserError, match=r"d\.jsonl: row 101"):
+    with rejects("d.jsonl", 101):
         packed(tokenizer, path).take(999)
 
 
@@ -167,5 +167,5 @@ def test_a_tokenizer_without_an_end_token_is_refused(tiny_target, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(tiny_target)
     tokenizer.eos_token = None
     config = TextConfig(domains=[{"name": "d", "path": "d.txt"}])
-    with pytest.raises(UserError, match="eos_token"):
+    with rejects("eos_token"):
         open_texts(config, tokenizer)

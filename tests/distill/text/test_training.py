@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import distill.data.training_data
 import distill.text_training
 import distill.trainer
-from architectures.errors import UserError
 from distill.chunked_loss import Head
 from distill.pipeline import generate_stage
 from distill.run import Run
@@ -30,6 +29,7 @@ from distill.train import train
 from distill.trainer import build_model
 from tests.distill.after_training import assert_equal, last_state, metrics, train_in_two_sessions
 from tests.distill.two_processes import train_by
+from tests.rejections import rejects
 
 ROOT = Path(__file__).parents[3]
 EOS = 2  # of the tiny tokenizer, whose other tokens are single bytes
@@ -198,7 +198,7 @@ def test_dropout_is_off_while_the_student_is_measured(make_text_run, make_checkp
 
 def test_a_held_out_loss_that_is_no_number_is_said(make_text_run, monkeypatch):
     monkeypatch.setattr(distill.text_training, "held_out_loss", lambda *_, **__: float("nan"))
-    with pytest.raises(UserError, match=r"distill\.optimizer\.lr"):
+    with rejects("distill.optimizer.lr"):
         train(make_text_run())
 
 
@@ -296,7 +296,7 @@ def test_another_text_does_not_continue_this_training(make_text_run, tmp_path, s
         train(recipe)
     with (tmp_path / "a.jsonl").open("a") as file:
         file.write('{"text": "more"}\n')
-    with pytest.raises(UserError, match="checkpoints"):
+    with rejects("checkpoints"):
         train(recipe)
 
 

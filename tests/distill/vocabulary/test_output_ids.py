@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
-from architectures.errors import UserError
 from architectures.vocabulary import TOKENIZER
 from distill.draft_vocabulary import tokens_in
+from tests.rejections import rejects
 
 
 @pytest.fixture
@@ -40,6 +40,6 @@ def test_tokens_are_the_same_in_whatever_files_they_are(older_files):
 
 def test_a_tokenizer_that_no_such_file_can_hold_is_refused(older_files, monkeypatch):
     monkeypatch.setattr("eval.models.load_tokenizer", lambda _: object())
-    with pytest.raises(UserError, match="older: its tokenizer"):
+    with rejects("older"):
         tokens_in(older_files[0], 320)
     assert tokens_in(older_files[1], 320).ends == {2}

@@ -80,7 +80,7 @@ def test_every_command_refuses_it_on_a_processor(command, target_folder, noisy_f
     words = ["--target", str(target_folder), "--draft", str(noisy_folder), *asked]
     assert main([*command.split(), *words, "--capture"]) == 2
     printed = capsys.readouterr()
-    assert "--capture needs a GPU" in printed.err
+    assert "--capture" in printed.err
     assert printed.out == ""
 
 

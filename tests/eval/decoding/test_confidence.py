@@ -7,6 +7,7 @@ from eval.decoding.speculative import LookupFirst, plain_decode, speculative_dec
 from eval.models import load_model
 from eval.replay import response_logits
 from tests.eval.decoding.laws import ROWS, WARM, require_same_law, text_chances
+from tests.rejections import rejects
 
 LIMITS = Limits(24, frozenset({2}))
 OFTEN = LookupFirst(2, 3)
@@ -83,7 +84,7 @@ def test_the_target_as_its_own_draft_keeps_all_it_proposes(target, prompts, midd
 
 
 def test_a_threshold_that_means_nothing_is_rejected():
-    with pytest.raises(ValueError, match="draft_p_min"):
+    with rejects("draft_p_min", error=ValueError):
         Speculation(2, draft_p_min=1.1)
 
 

@@ -7,6 +7,7 @@ from eval.decoding.sampling import Limits, Sampling, Speculation
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.models import load_model
 from eval.replay import count_trace, replay_counts, replay_response, response_logits, tau
+from tests.rejections import rejects
 
 LENGTH = 24
 NEVER = frozenset()
@@ -151,9 +152,9 @@ def test_rounds_go_on_to_the_end_of_the_text_and_hold_their_times(target, noisy_
 
 
 def test_nonsense_is_refused(target):
-    with pytest.raises(ValueError, match="num_speculative_tokens"):
+    with rejects("num_speculative_tokens", error=ValueError):
         speculate(target, target, [5], 0)
-    with pytest.raises(ValueError, match="0"):
+    with rejects(0, error=ValueError):
         speculate(target, target, [], 2)
-    with pytest.raises(ValueError, match="max_new_tokens=0"):
+    with rejects("max_new_tokens=0", error=ValueError):
         plain(target, [5], max_new_tokens=0)

@@ -86,5 +86,5 @@ def test_a_plain_step_makes_none_behind_the_model(target, prompts, monkeypatch, 
         monkeypatch.setattr(Batch, name, made.end(getattr(Batch, name)))
     with made:
         plain_decode(target, prompts[:3], limits=Limits(8), sampling=sampling, row_seeds=[1, 2, 3])
-    assert made.spans == 9, "prompts, then every step"
+    assert made.spans == 9
     assert made.count == 0

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import pytest
 
-from architectures.errors import UserError
 from eval.engines import runs, worker
 from eval.engines.runs import WORKER, Counted, reply_of, run_external
+from tests.rejections import rejects
 
 PACKAGES = {"architectures", "distill", "eval", "widedraft"}
 CONVERSATION = [{"role": "user", "content": "hi"}]
@@ -95,12 +95,12 @@ def test_openvinos_rounds_are_what_each_run_of_the_target_gave(stand_in, tmp_pat
     assert (got["dtype"], got["threads"]) == ("float32", 2)
 
 
-@pytest.mark.parametrize("last", ["raise SystemExit('no module named vllm')", "print('no module named vllm')"])
+@pytest.mark.parametrize("last", ["raise SystemExit('no vllm here')", "print('no vllm here')"])
 def test_an_engine_that_ends_without_an_response_failed_and_its_last_words_are_told(tmp_path, monkeypatch, last):
     script = tmp_path / "worker.py"
     monkeypatch.setattr(runs, "WORKER", script)
     script.write_text(f"print('loading'); {last}")
-    with pytest.raises(UserError, match=r"(?s)did not answer.*no module named vllm"):
+    with rejects("vllm"):
         reply_of(sys.executable, {}, engine="vllm")
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.eval.responses.test_traces import GREEDY
 
 from architectures.errors import UserError
 from architectures.sharing import ALONE, Share
@@ -17,6 +16,8 @@ from eval.engines.external_generate import engine_part, responses_by, worker_env
 from eval.prompts import Prompt
 from eval.responses import read_traces
 from tests.eval.engines.fake_server import FakeServer, served
+from tests.eval.responses.test_traces import GREEDY
+from tests.rejections import rejects
 from tests.sharing import by_processes
 
 SETTINGS = replace(GREEDY, max_new_tokens=8, batch_size=4, shard_size=3)
@@ -163,7 +164,7 @@ def test_one_of_two_servers_may_die(target_folder, tmp_path, own, capsys):
 
 def test_a_run_goes_on_where_its_server_died(target_folder, tmp_path, own, monkeypatch):
     monkeypatch.setattr(external_generate, "BATCH_FACTOR", 1)
-    with served(FakeServer(target_folder, max_requests=7)) as server, pytest.raises(UserError, match=server.url):
+    with served(FakeServer(target_folder, max_requests=7)) as server, rejects(server.url):
         write(target_folder, tmp_path, endpoint(server, concurrency=1))
     kept = shards(tmp_path)
     assert 0 < len(kept) < len(own)
@@ -214,7 +215,7 @@ def test_vllm_generates_the_bytes_of_our_own_decoding(target_folder, tmp_path, o
 
 def test_vllm_that_ends_is_quoted_and_complete_shards_are_kept(target_folder, tmp_path, own, vllm, monkeypatch):
     monkeypatch.setattr(external_generate, "BATCH_FACTOR", 1)
-    with pytest.raises(UserError, match="out of memory"):
+    with rejects("out of memory"):
         write(target_folder, tmp_path / "out", vllm(max_batches=2, concurrency=3))
     assert len(shards(tmp_path / "out")) == 2
     assert shards(tmp_path / "out").items() <= own.items()

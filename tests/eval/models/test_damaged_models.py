@@ -17,6 +17,7 @@ from architectures.errors import UserError
 from architectures.hub import read_config
 from architectures.shapes import Shape
 from eval.models import least_parameters, load_model, load_tokenizer, require_positions
+from tests.rejections import rejects
 
 VALUES = (None, "", "a", -1, 0, 1.5, 10**12, float("nan"), True, [], {})
 FREE = {  # entries that no figure depends on, or of which these values are ones a model may have
@@ -103,7 +104,7 @@ def test_a_model_larger_than_its_weights_is_not_made(copy):
     for name, value in (("num_hidden_layers", 10_000), ("vocab_size", 2**24), ("intermediate_size", 2**24)):
         (copy / "config.json").write_text(json.dumps({**config, name: value}))
         start_s = time.monotonic()
-        with pytest.raises(UserError, match=r"config\.json promises at least [\d,]+ parameters, but the weight files"):
+        with rejects("config.json"):
             load_model(copy, dtype="float32", device="cpu")
         assert time.monotonic() - start_s < 2, name
 
@@ -111,7 +112,7 @@ def test_a_model_larger_than_its_weights_is_not_made(copy):
 def test_a_folder_without_tokenizer_files_is_no_target(copy):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (copy / name).unlink()
-    with pytest.raises(UserError, match=r"its tokenizer .*Copy tokenizer\.json and tokenizer_config\.json of the"):
+    with rejects("tokenizer.json", "tokenizer_config.json"):
         load_tokenizer(copy)
 
 
@@ -120,7 +121,7 @@ def test_a_tokenizer_of_special_tokens_alone_is_refused(copy):
     special = {token["content"] for token in record["added_tokens"]}
     record["model"]["vocab"] = {word: place for word, place in record["model"]["vocab"].items() if word in special}
     (copy / "tokenizer.json").write_text(json.dumps(record))
-    with pytest.raises(UserError, match=r"its tokenizer has 3 tokens, 3 of them special, and makes no other of"):
+    with rejects(3):
         load_tokenizer(copy)
 
 
@@ -130,7 +131,7 @@ def test_weights_that_are_no_numbers_are_refused_by_name(copy, name, value):
     tensors = load_file(copy / "model.safetensors")
     tensors[name].view(-1)[-1] = value
     save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match=rf"copy: {name} holds NaN or infinity in float32\. "):
+    with rejects("copy:", name, "NaN", "float32"):
         load_model(copy, dtype="float32", device="cpu")
 
 
@@ -139,7 +140,7 @@ def test_weights_beyond_a_number_type_are_refused_in_it(copy):
     tensors["model.norm.weight"][0] = 1e6
     save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
     load_model(copy, dtype="bfloat16", device="cpu")
-    with pytest.raises(UserError, match=r"model\.norm\.weight holds NaN or infinity in float16"):
+    with rejects("model.norm.weight", "NaN", "float16"):
         load_model(copy, dtype="float16", device="cpu")
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from architectures.errors import UserError
 from eval.models import (
     load_model,
     load_tokenizer,
@@ -17,6 +16,7 @@ from eval.models import (
     shared_vocab_size,
     stop_token_ids,
 )
+from tests.rejections import rejects
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_missing_shard_is_refused(copy):
     model.save_pretrained(copy, max_shard_size="300KB")
     assert load_model(copy, dtype="float32", device="cpu").num_parameters() == model.num_parameters()
     sorted(copy.glob("*.safetensors"))[1].unlink()
-    with pytest.raises(UserError, match=str(copy)):
+    with rejects(copy):
         load_model(copy, dtype="float32")
 
 
@@ -85,32 +85,30 @@ def reshape_tensor(tensors):
 
 
 @pytest.mark.parametrize(
-    ("edit", "message"),
+    ("edit", "named"),
     [
-        (drop_tensor, r"1 tensors are missing from its weights: model\.layers\.1\.mlp\.up_proj\.weight\."),
-        (drop_embeddings, r"2 tensors are missing from its weights: lm_head\.weight, model\.embed_tokens\.weight\."),
-        (add_tensor, r"1 tensors are in its weights but not in the model: model\.layers\.4\.mlp\.up_proj\.weight\."),
-        (reshape_tensor, r"1 tensors have another shape than config\.json says: model\.norm\.weight\."),
+        (drop_tensor, "1 model.layers.1.mlp.up_proj.weight"),
+        (drop_embeddings, "2 lm_head.weight model.embed_tokens.weight"),
+        (add_tensor, "1 model.layers.4.mlp.up_proj.weight"),
+        (reshape_tensor, "1 config.json model.norm.weight"),
     ],
 )
-def test_no_tensor_is_ever_random_or_ignored(copy, edit, message):
+def test_no_tensor_is_ever_random_or_ignored(copy, edit, named):
     edit_weights(copy, edit)
-    with pytest.raises(UserError, match=message):
+    with rejects(*named.split()):
         load_model(copy, dtype="float32")
 
 
 def test_pickled_weights_are_not_opened(copy):
     torch.save(load_file(copy / "model.safetensors"), copy / "pytorch_model.bin")
     (copy / "model.safetensors").unlink()
-    with pytest.raises(UserError, match="weights could not be read"):
+    with rejects(copy):
         load_model(copy, dtype="float32")
 
 
 def test_a_text_may_fill_a_models_positions_and_no_more(tiny_target):
     require_positions(tiny_target, 2048)
-    with pytest.raises(
-        UserError, match=r"max_position_embeddings is 2048, but the longest text to score has 2049 tokens"
-    ):
+    with rejects("max_position_embeddings", 2048, 2049):
         require_positions(tiny_target, 2049)
 
 
@@ -120,9 +118,9 @@ def test_a_model_that_states_no_limit_holds_any_text(tmp_path):
 
 
 def test_a_folder_without_config_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"no config\.json there"):
+    with rejects("config.json"):
         load_model(tmp_path, dtype="float32")
-    with pytest.raises(UserError, match=r"no config\.json there"):
+    with rejects("config.json"):
         load_tokenizer(tmp_path)
 
 
@@ -132,7 +130,7 @@ def test_a_swapped_token_is_refused_by_name(tiny_target, copy):
     vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
     (copy / "tokenizer.json").write_text(json.dumps(record))
     here, there = vocab["a"], vocab["b"]
-    with pytest.raises(UserError, match=rf"of which 2 differ; 'a' is {here} here and {there} in the target"):
+    with rejects(2, "'a'", here, there):
         require_same_tokenizer(tiny_target, copy)
 
 
@@ -140,14 +138,14 @@ def test_an_added_token_is_refused_by_name(tiny_target, copy):
     tokenizer = load_tokenizer(copy)
     tokenizer.add_tokens(["<extra>"])
     tokenizer.save_pretrained(copy)
-    with pytest.raises(UserError, match=r"'<extra>' is 259 here and absent in the target"):
+    with rejects("'<extra>'", 259):
         require_same_tokenizer(tiny_target, copy)
 
 
 @pytest.mark.parametrize("token", ["bos_token", "eos_token"])
 def test_another_beginning_or_stop_token_is_refused(tiny_target, copy, token):
     edit_json(copy / "tokenizer_config.json", **{token: "<|pad|>"})
-    with pytest.raises(UserError, match=f"{token}_id is 0"):
+    with rejects(f"{token}_id", 0):
         require_same_tokenizer(tiny_target, copy)
 
 
@@ -163,6 +161,6 @@ def test_embeddings_may_be_padded_differently(tiny_target, make_checkpoint, voca
 def test_a_model_without_rows_for_its_tokens_is_refused(tiny_target, make_checkpoint):
     small = make_checkpoint(vocab_size=258)
     for pair in ((tiny_target, small), (small, tiny_target)):
-        with pytest.raises(UserError, match=r"vocab_size is 258 but its tokenizer has tokens up to id 258") as caught:
+        with rejects("vocab_size", 258) as caught:
             require_same_tokenizer(*pair)
         assert str(caught.value).startswith(f"{small}: ")

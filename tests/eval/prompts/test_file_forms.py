@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from architectures.errors import UserError
 from distill.data.conversations import load_conversations
 from eval.prompts import load_prompts, user_turn
 from eval.stream import StreamConfig, open_stream
 from eval.tasks import TASKS, PromptSource
+from tests.rejections import rejects
 
 SQL = (
     "Could you translate the following question into SQL. Please only generate SQL, don't include explanation in the "
@@ -67,19 +67,19 @@ def test_the_responses_of_a_list_of_conversations_are_learned(tmp_path):
 
 def test_a_mistake_in_a_list_is_named_by_its_place(tmp_path):
     source = written(tmp_path / "c.json", [conversation(0, "a"), conversation(1, "")])
-    with pytest.raises(UserError, match=r"c\.json\[1\]: conversation\[0\]\.content must be "):
+    with rejects("c.json[1]:", "conversation[0].content"):
         load_prompts([source])
     (tmp_path / "c.json").write_text('[{"prompt": "a"}, ')
-    with pytest.raises(UserError, match=r"c\.json: is not valid JSON"):
+    with rejects("c.json:"):
         load_prompts([source])
     (tmp_path / "c.json").write_text("[]")
-    with pytest.raises(UserError, match=r"c\.json: no prompts in it"):
+    with rejects("c.json:"):
         load_prompts([source])
 
 
 def test_a_list_that_is_too_large_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr("eval.prompts.LIST_MIB", 1e-6)
-    with pytest.raises(UserError, match="and at most 1e-06 are read"):
+    with rejects(1e-06):
         load_prompts([written(tmp_path / "c.json", [conversation(0, "a")])])
 
 
@@ -122,16 +122,16 @@ def test_short_files_of_code_are_left_out(tmp_path):
     source = parquet(tmp_path / "rows.parquet", rows, task="starcoder_osd")
     assert texts(source) == [" b" * 50]
     source = parquet(tmp_path / "rows.parquet", rows[:1], task="starcoder_osd")
-    with pytest.raises(UserError, match="no prompts in it"):
+    with rejects("rows.parquet"):
         load_prompts([source])
 
 
 def test_parquet_that_is_none_or_is_not_there_is_refused(tmp_path):
     path = tmp_path / "rows.parquet"
-    with pytest.raises(UserError, match=r"rows\.parquet: cannot be read \(No such file"):
+    with rejects("rows.parquet:"):
         load_prompts([PromptSource(path=str(path))])
     Path(path).write_text("x" * 100)
-    with pytest.raises(UserError, match=r"rows\.parquet: "):
+    with rejects("rows.parquet:"):
         load_prompts([PromptSource(path=str(path))])
 
 
@@ -142,7 +142,7 @@ def test_a_row_that_is_refused_leaves_no_file_open(tmp_path, load):
     """Also while the error is still held, with all frames that it came through."""
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "a"}\n{"prompt": 3}\n{"prompt": "b"}\n')
-    with pytest.raises(UserError, match=r"rows\.jsonl:2") as refusal:
+    with rejects("rows.jsonl:2") as refusal:
         load((PromptSource(path=str(path)),))
     assert refusal.tb is not None
     assert str(path) not in {str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()}

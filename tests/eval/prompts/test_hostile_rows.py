@@ -13,6 +13,7 @@ from distill.data.conversations import load_conversations
 from eval.models import load_tokenizer
 from eval.prompts import chat_text, load_prompts, render_prompt, user_turn
 from eval.tasks import TASKS, PromptSource
+from tests.rejections import rejects
 
 MOST_S = 5.0
 
@@ -61,10 +62,10 @@ def test_pipes_and_rows_without_end_are_refused(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
     with (tmp_path / "sparse").open("wb") as file:
         file.truncate(8 << 30)
-    for name, message in (("pipe", "is a pipe, not a file"), ("sparse", "1: has over 16,777,216 characters")):
-        with pytest.raises(UserError, match=message):
+    for name, named in (("pipe", "pipe"), ("sparse", "16,777,216")):
+        with rejects(named):
             load_prompts([PromptSource(path=str(tmp_path / name))])
-    with pytest.raises(UserError, match="cannot be read"):
+    with rejects("x" * 5000):
         load_prompts([PromptSource(path="x" * 5000)])
 
 
@@ -74,7 +75,7 @@ def test_a_row_of_the_most_characters_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr("eval.prompts.MOST_CHARACTERS", len(row) + 1)
     assert len(load_prompts([PromptSource(path=str(tmp_path / "p.jsonl"))])) == 2
     monkeypatch.setattr("eval.prompts.MOST_CHARACTERS", len(row))
-    with pytest.raises(UserError, match="1: has over"):
+    with rejects("1:"):
         load_prompts([PromptSource(path=str(tmp_path / "p.jsonl"))])
 
 
@@ -105,20 +106,20 @@ def test_any_row_is_read_or_refused(tmp_path_factory, row, task):
 
 
 FAULTY = {
-    "a sum of text and number": ("{{ 1 + 'a' }}", "the roles user: "),
-    "a division by zero": ("{{ 1 / 0 }}", "the roles user: "),
-    "itself": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "the roles user: "),
-    "not a template": ("{% for %}", "the roles user: "),
-    "Python": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "the roles user: "),
+    "a sum of text and number": ("{{ 1 + 'a' }}", "user"),
+    "a division by zero": ("{{ 1 / 0 }}", "user"),
+    "itself": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "user"),
+    "not a template": ("{% for %}", "user"),
+    "Python": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "user"),
 }
 
 
 @pytest.mark.parametrize("case", FAULTY)
 def test_a_faulty_template_is_named(tiny_target, case):
-    template, message = FAULTY[case]
+    template, named = FAULTY[case]
     tokenizer = load_tokenizer(tiny_target)
     tokenizer.chat_template = template
-    with pytest.raises(UserError, match=message):
+    with rejects(named):
         render_prompt(tokenizer, [user_turn("a")])
 
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from architectures.errors import UserError
 from eval.pair import prompts_of
 from eval.prompts import Prompt, load_in_turn, load_prompts, raw_text, tasks_record, user_turn
 from eval.tasks import TASKS, HubRows, PromptSource, prompt_sources
+from tests.rejections import rejects
 
 
 @pytest.fixture
@@ -88,14 +88,14 @@ def test_the_hubs_own_copy_is_read_by_its_folder(tmp_path, monkeypatch):
 
 
 def test_rows_without_an_end_need_a_number(asked_of_datasets):
-    with pytest.raises(UserError, match=r"^task starcoder: .* num_prompts"):
+    with rejects("starcoder", "num_prompts"):
         load_prompts([PromptSource(task="starcoder")])
     assert asked_of_datasets == []
 
 
 def test_a_task_that_cannot_be_reached_offers_a_file():
     """Tests run offline."""
-    with pytest.raises(UserError, match=r"^gsm8k\[test\]: .*openai/gsm8k"):
+    with rejects("gsm8k[test]:", "openai/gsm8k"):
         load_prompts([PromptSource(task="gsm8k")])
 
 
@@ -107,7 +107,7 @@ def test_rows_that_fail_while_they_are_read_are_a_mistake_to_mend(monkeypatch):
         raise ConnectionError("line is cut")
 
     monkeypatch.setattr(datasets, "load_dataset", broken)
-    with pytest.raises(UserError, match="line is cut"):
+    with rejects("line is cut"):
         load_prompts([PromptSource(task="starcoder", num_prompts=2)])
 
 
@@ -172,7 +172,7 @@ def test_words_of_the_command_line(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
+    ("word", "named"),
     [
         ("gms8k=a.jsonl", "gsm8k"),
         ("zzz", "zzz"),
@@ -180,8 +180,8 @@ def test_words_of_the_command_line(tmp_path, monkeypatch):
         ("gsm8k=", "gsm8k="),
     ],
 )
-def test_a_word_that_is_neither_a_task_nor_a_file(word, message):
-    with pytest.raises(UserError, match=message):
+def test_a_word_that_is_neither_a_task_nor_a_file(word, named):
+    with rejects(named):
         prompt_sources([word])
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from architectures.errors import UserError
 from eval.recorded import read_recorded_traces
 from eval.responses import claim_shards, read_claims, read_traces, write_shard
+from tests.rejections import rejects
 
 ROW = {
     "id": 0,
@@ -53,7 +54,7 @@ def folder(tmp_path):
 def test_a_field_that_no_response_has_is_refused(folder, name, value):
     path = folder / "eval-00000.jsonl"
     path.write_text(json.dumps(ROW) + "\n" + json.dumps({**ROW, "id": 3, name: value}) + "\n")
-    with pytest.raises(UserError, match=rf"eval-00000\.jsonl:2: .*{name}.*, got .*Delete this file"):
+    with rejects("eval-00000.jsonl:2:", name):
         read_traces(folder, "eval")
 
 
@@ -75,7 +76,7 @@ def test_a_field_that_no_response_has_is_refused(folder, name, value):
 )
 def test_a_line_that_is_no_response_is_refused(folder, line):
     (folder / "eval-00000.jsonl").write_bytes(line + b"\n")
-    with pytest.raises(UserError, match=r"eval-00000\.jsonl:1: ") as refused:
+    with rejects("eval-00000.jsonl:1:") as refused:
         read_traces(folder, "eval")
     assert len(str(refused.value)) < 500
 
@@ -83,28 +84,28 @@ def test_a_line_that_is_no_response_is_refused(folder, line):
 @pytest.mark.parametrize("second", [0, 3])
 def test_ids_ascend(folder, second):
     write_shard(folder / "eval-00000.jsonl", [{**ROW, "id": 3}, {**ROW, "id": second}])
-    with pytest.raises(UserError, match=rf"eval-00000\.jsonl:2: id must be above the 3 before it, got {second}\."):
+    with rejects("eval-00000.jsonl:2:", "id", 3, second):
         read_traces(folder, "eval")
 
 
 @pytest.mark.parametrize(
-    ("claim", "message"),
+    ("claim", "named"),
     [
-        ({}, r"eval\.settings: Field required"),
-        ([], r"eval: Input should be an object, got \[\]"),
-        ({"settings": SETTINGS}, r"eval\.num_shards: Field required"),
+        ({}, "eval.settings"),
+        ([], "eval: []"),
+        ({"settings": SETTINGS}, "eval.num_shards"),
         *(
-            ({"settings": SETTINGS, "num_shards": n}, r"eval\.num_shards: ")
+            ({"settings": SETTINGS, "num_shards": n}, "eval.num_shards")
             for n in ("1", -1, 10**6 + 1, 10**12, 1.5, True, None)
         ),
-        ({"settings": 3, "num_shards": 1}, r"eval\.settings: Input should be an object, got 3"),
-        ({"settings": SETTINGS, "num_shards": 1, "tokenizer": "a"}, r"eval\.tokenizer: Input should"),
+        ({"settings": 3, "num_shards": 1}, "eval.settings 3"),
+        ({"settings": SETTINGS, "num_shards": 1, "tokenizer": "a"}, "eval.tokenizer"),
     ],
 )
-def test_claims_are_read_or_refused(folder, claim, message):
+def test_claims_are_read_or_refused(folder, claim, named):
     (folder / "settings.json").write_text(json.dumps({"eval": claim}))
     start_s = time.monotonic()
-    with pytest.raises(UserError, match=rf"settings\.json: {message}"):
+    with rejects("settings.json:", *named.split()):
         read_claims(folder)
     assert time.monotonic() - start_s < 1
 
@@ -126,7 +127,7 @@ def test_settings_of_recorded_responses_are_typed(tiny_target, folder, name, val
         patch.setattr("eval.recorded.tokenizer_identity", lambda _: tokenizer)
         claim = {"settings": {**SETTINGS, name: value}, "num_shards": 1, "tokenizer": tokenizer}
         (folder / "settings.json").write_text(json.dumps({"eval": claim}))
-        with pytest.raises(UserError, match=rf"settings\.json: eval\.settings: {name}: Input should be .*, got "):
+        with rejects("settings.json:", "eval.settings:", f"{name}:"):
             read_recorded_traces(folder, tiny_target)
 
 
@@ -137,10 +138,7 @@ def test_recorded_ids_beyond_the_draft_are_refused(tiny_target, folder):
     (folder / "settings.json").write_text(json.dumps({"eval": claim}))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("eval.recorded.tokenizer_identity", lambda _: tokenizer)
-        with pytest.raises(
-            UserError,
-            match=r"eval-00000\.jsonl:1: token id 1000000000 is beyond .*, which has vocab_size 264\.",
-        ):
+        with rejects("eval-00000.jsonl:1:", 1000000000, "vocab_size", 264):
             read_recorded_traces(folder, tiny_target)
 
 

@@ -1,14 +1,12 @@
 """Shards of one name are all made the same way, and hold what was put in."""
 
-import pytest
-
-from architectures.errors import UserError
 from eval.responses import claim_shards, read_shard, write_shard
+from tests.rejections import rejects
 
 
 def test_a_setting_that_only_one_of_two_runs_has_is_a_change(tmp_path):
     claim_shards(tmp_path, "train", {"same": 1, "gone": 2}, num_shards=1)
-    with pytest.raises(UserError, match="other settings: come was null, is 3; gone was 2, is null\\. Choose"):
+    with rejects("come", 3, "gone", 2):
         claim_shards(tmp_path, "train", {"same": 1, "come": 3}, num_shards=1)
 
 

@@ -4,11 +4,11 @@ from dataclasses import asdict
 
 import pytest
 
-from architectures.errors import UserError
 from eval.decoding.generate import write_traces
 from eval.prompts import Prompt, user_turn
 from eval.responses import Trace, claim_shards, read_traces, require_known_ids, row_location, write_shard
 from tests.eval.responses.test_traces import GREEDY
+from tests.rejections import rejects
 
 ASKED = ({"role": "user", "content": "why"},)
 
@@ -31,8 +31,7 @@ def test_prompts_and_responses_count_and_the_smallest_model_is_named(tmp_path, p
     ids = [trace.token_ids for trace in read_traces(tmp_path, "eval")]
     models = {tmp_path / "large": 20, tmp_path / "small": 12, tmp_path / "larger": 30}
     require_known_ids(ids, tmp_path, "eval", {**models, tmp_path / "small": 13})
-    message = rf"eval-00001\.jsonl:1: token id 12 is beyond the vocabulary of {tmp_path}/small, which has vocab_size 12"
-    with pytest.raises(UserError, match=message):
+    with rejects("eval-00001.jsonl:1:", 12, tmp_path / "small", "vocab_size"):
         require_known_ids(ids, tmp_path, "eval", models)
 
 
@@ -40,5 +39,5 @@ def test_a_prompt_whose_tokens_the_target_has_no_rows_for_is_refused_by_row(make
     target = make_checkpoint(num_hidden_layers=1, vocab_size=258)  # its tokenizer has 259 tokens
     prompts = [Prompt(f"p.jsonl:{n}", (user_turn(text),)) for n, text in ((1, "plain"), (2, "\u00ed"))]
     write_traces(target, prompts[:1], tmp_path / "known", GREEDY)
-    with pytest.raises(UserError, match=rf"^p\.jsonl:2: holds token id 258, .* vocabulary of {target}, vocab_size 258"):
+    with rejects("p.jsonl:2:", target, "vocab_size", 258):
         write_traces(target, prompts, tmp_path / "unknown", GREEDY)

@@ -57,7 +57,7 @@ def test_what_does_not_fit_is_left_out_and_told(models, monkeypatch):
     assert grid is not None
     assert [cell.batch for cell in grid] == [1]
     [sentence] = told
-    assert sentence.startswith("Steps at batch 4 were not timed: the caches take ")
+    assert "batch 4 " in sentence
 
 
 def test_models_of_one_text_at_a_time_are_timed_at_batch_1(models, monkeypatch):
@@ -65,7 +65,8 @@ def test_models_of_one_text_at_a_time_are_timed_at_batch_1(models, monkeypatch):
     grid, told = measure_batches(models, [1, 70, 80], config(latency_batch_sizes=(1, 4)), RESAMPLING)
     assert grid is not None
     assert [cell.batch for cell in grid] == [1]
-    assert told == ["Steps at batch 4 were not timed: models of this type are decoded one text at a time here."]
+    [sentence] = told
+    assert "batch 4 " in sentence
 
 
 def test_no_batches_no_file_also_where_an_earlier_scoring_left_one(target_folder, noisy_folder, tmp_path, monkeypatch):

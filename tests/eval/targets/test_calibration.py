@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.pruning.importance import activation_scores, removal_order
 from architectures.settings import Holding
@@ -13,6 +12,7 @@ from eval.large_targets import access_to, cut_into_blocks, load_target
 from eval.models import load_model
 from tests.conftest import hide_gpus
 from tests.eval.targets.conftest import LAYERS
+from tests.rejections import rejects
 
 IDS_ST = torch.randint(3, 260, (5, 20), generator=torch.Generator().manual_seed(7))
 HALF = Holding("spread", device_memory_gib=0.00045)  # two of four layers, and the embedding
@@ -66,7 +66,7 @@ def test_texts_in_several_blocks_are_added_up_in_their_order(target_folder, monk
 def test_what_the_sums_take_counts_in_the_cap(target_folder, monkeypatch):
     tight = Holding("layers", device_memory_gib=0.0006)
     monkeypatch.setattr(large_targets, "watching_bytes", lambda _: 2**20)
-    with pytest.raises(UserError, match=r"target\.device_memory_gib is 0\.0006"):
+    with rejects("target.device_memory_gib", 0.0006):
         held_scores(target_folder, tight)
 
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from architectures.errors import UserError
 from architectures.settings import Holding
 from eval.decoding.sampling import Limits
 from eval.decoding.speculative import plain_decode
@@ -11,6 +10,7 @@ from eval.large_targets import load_target
 from eval.models import load_model
 from eval.replay import response_logits
 from tests.conftest import hide_gpus
+from tests.rejections import rejects
 
 HALF = 0.00045  # GiB: two of four layers, and the embedding
 GIVEN = ([5, 9, 17, 40], [7, 8, 9])
@@ -36,11 +36,11 @@ def test_a_target_half_on_the_disk_says_what_it_says_in_memory(target_folder):
 
 
 def test_memory_that_holds_nothing_is_refused(target_folder):
-    with pytest.raises(UserError, match=r"target\.device_memory_gib"):
+    with rejects("target.device_memory_gib"):
         spread(target_folder, device_memory_gib=0.0001)
 
 
 def test_several_processes_would_each_take_all_devices(target_folder, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match=r"target\.placement is spread, and there are 2 processes: each would take all"):
+    with rejects("target.placement", "spread", 2):
         spread(target_folder)
