@@ -29,7 +29,7 @@ def newest_intact_checkpoint(folder: Path) -> Path | None:
         problem = damage(path)
         if problem is None:
             return path
-        print(f"{path}: cut short or damaged ({problem}); looking for the one before it.", file=sys.stderr)
+        print(f"{path}: truncated or damaged ({problem}); trying the previous one.", file=sys.stderr)
     return None
 
 
@@ -45,7 +45,7 @@ def best_checkpoint(folder: Path) -> Path | None:
     if not link.is_symlink():
         return None
     path = folder / link.readlink().name
-    problem = damage(path) if path.exists() else "it is gone"
+    problem = damage(path) if path.exists() else "it no longer exists"
     if problem is not None:
         print(f"{path}: the best checkpoint cannot be used ({problem}).", file=sys.stderr)
         return None
@@ -97,9 +97,9 @@ def disk_error(error: BaseException | None) -> OSError | None:
 
 def explain_write_failure(cause: OSError, path: Path) -> str:
     usable = find_checkpoints(path.parent)
-    earlier = f"{usable[-1]} stays usable" if usable else "there is no earlier one"
+    earlier = f"{usable[-1]} is still usable" if usable else "there is no earlier one"
     free_gib = shutil.disk_usage(path.parent).free / 2**30
     return (
         f"{path}: writing this checkpoint failed ({cause.strerror}); its disk has {free_gib:.2f} GiB free, and "
-        f"{earlier}. Make room, then run the same command again to continue."
+        f"{earlier}. Free disk space, then run the same command again to continue."
     )

@@ -29,7 +29,7 @@ REJECT_CODE = "distill.checkpoints.saving.is_free_of_code"
 TRUST = "distill.checkpoints.saving.is_trusted"
 OPTION = "--trust-checkpoints"
 
-TrustCheckpoints = Annotated[bool, Field(description="Read checkpoints whatever is in them: code in them is run.")]
+TrustCheckpoints = Annotated[bool, Field(description="Load checkpoints without checking them; code in them is run.")]
 
 
 def zip_damage(file: IO[bytes], size: int) -> str | None:
@@ -64,6 +64,6 @@ def are_trusted() -> bool:
 
 def code_found(path: object, fact: str) -> UserError:
     return UserError(
-        f"{path}: {fact}, which no checkpoint of a training here does; reading it might run code. "
-        f"Delete it, or give {OPTION} if you know who made it."
+        f"{path}: {fact}, unlike any checkpoint of widedraft; loading it might run code. "
+        f"Delete it, or pass {OPTION} if you trust its source."
     )
