@@ -25,8 +25,8 @@ def reject_foreign_packages() -> None:
             if os.environ.get("LOCAL_RANK", "0") != "0":
                 time.sleep(WAIT_FOR_RANK_0_S)
             print(
-                f"{imported}: hides widedraft's own package {name!r} at {ours / name}. "
-                "Rename it, start from another folder, or set PYTHONSAFEPATH=1.",
+                f"{imported}: shadows widedraft's package {name!r} at {ours / name}. "
+                "Rename it, start from another directory, or set PYTHONSAFEPATH=1.",
                 file=sys.stderr,
                 flush=True,
             )
