@@ -200,10 +200,7 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
         raise UserError(f"{file}: damaged or truncated ({error}). Download the checkpoint again.") from error
     for name, (code, _) in entries.items():
         if code not in DTYPES:
-            raise UserError(
-                f"{file}: {name} has dtype {code}; supported are {', '.join(DTYPES)}. "
-                "Dequantise quantised checkpoints first."
-            )
+            raise UserError(f"{file}: {name} has dtype {code}; supported are {', '.join(DTYPES)}. Dequantise it first.")
     return {name: TensorInfo(DTYPES[code], size) for name, (code, size) in entries.items()}
 
 

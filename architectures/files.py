@@ -225,9 +225,7 @@ def unreadable(path: Path, error: OSError, hint: str) -> str:
 
 def looked_for(path: Path) -> str:
     """Return a sentence with the absolute path of a relative one, after a space; empty for an absolute path."""
-    return (
-        "" if path.is_absolute() else f" Looked for {path.absolute()}; relative paths start at the working directory."
-    )
+    return "" if path.is_absolute() else f" Looked for {path.absolute()}; paths are relative to the working directory."
 
 
 def require_regular(path: Path, *, hint: str, most_mib: float | None = None) -> None:

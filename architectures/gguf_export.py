@@ -238,11 +238,7 @@ def read_vocabulary(folder: Path, rows: int) -> GgufVocabulary:
         return GgufVocabulary(model="gpt2", splitting=splitting, merges=merges, flags=flags, **common)
     scores, with_space = piece_scores(common["tokens"], merges), begins_with_space(described)
     if scores is None or with_space is None:
-        reason = (
-            "has merges in an order that scores cannot express"
-            if scores is None
-            else "handles spaces in an unsupported way"
-        )
+        reason = "has merges that scores cannot express" if scores is None else "handles spaces differently"
         raise UserError(f"{folder}: its SentencePiece tokenizer {reason}. {CONVERTER}")
     return GgufVocabulary(model="llama", scores=scores, flags=flags | {"space_prefix": with_space}, **common)
 

@@ -153,9 +153,7 @@ class ArchitectureConfig(Section):
     width_method: Literal["activation", "flap", "magnitude", "random"] = Field(
         default="activation", description="How heads, neurons and channels are selected."
     )
-    calibration: CalibrationConfig = Field(
-        default=CalibrationConfig(), description="Text on which scores are computed."
-    )
+    calibration: CalibrationConfig = Field(default=CalibrationConfig(), description="Text for the scores.")
     scores: str | None = Field(
         default=None,
         min_length=1,
@@ -190,8 +188,7 @@ class ArchitectureConfig(Section):
             for other in others:
                 if key in given and other in given:
                     raise ValueError(
-                        f"must not contain both {key}={getattr(self, key)} and {other}={getattr(self, other)}. "
-                        "Remove one."
+                        f"must not set both {key}={getattr(self, key)} and {other}={getattr(self, other)}. Remove one."
                     )
         return self
 
@@ -268,9 +265,7 @@ def masked_shape(source: Shape, config: ArchitectureConfig) -> Shape:
     """
     draft = draft_shape(source, config)
     if draft == source:
-        raise UserError(
-            "architecture.method=learned_masks has nothing to learn at the target's sizes. Set smaller sizes."
-        )
+        raise UserError("architecture.method=learned_masks needs smaller sizes than the target's. Set them.")
     if FAMILIES[source.family].norms_over_heads and (draft.heads, draft.kv_heads) != (source.heads, source.kv_heads):
         raise UserError(
             f"architecture.method=learned_masks cannot prune heads of {source.family}, which normalises queries and "

@@ -134,9 +134,7 @@ class Holding:
     def mistake(self) -> str | None:
         """Why the values are inconsistent, with a hint; None if they are valid."""
         if self.placement == "whole" and self.device_memory_gib is not None:
-            return (
-                f"device_memory_gib is {self.device_memory_gib:g}, but placement: whole has no memory limit. {CHOOSE}"
-            )
+            return f"device_memory_gib is {self.device_memory_gib:g}, but placement: whole has no limit. {CHOOSE}"
         if self.placement != "whole" and self.bits is not None:
             return (
                 f"bits is {self.bits} with placement: {self.placement}, but packed weights are on one device. Remove "
@@ -395,15 +393,12 @@ DraftPMin = Annotated[
     Field(
         ge=0,
         le=1,
-        description="Draft probability below which a step stops proposing, like llama.cpp's "
-        "--spec-draft-p-min; 0: never.",
+        description="Draft probability below which a step stops (llama.cpp's --spec-draft-p-min); 0: never.",
     ),
 ]
 Temperature = Annotated[float, Field(ge=0, le=MOST, description="Sampling temperature; 0 is greedy.")]
 TopP = Annotated[float, Field(gt=0, le=1, description="Nucleus sampling; 1: all tokens.")]
-TopK = Annotated[
-    int | None, Field(ge=1, le=MOST, description="Sample from the k most likely tokens; none: all tokens.")
-]
+TopK = Annotated[int | None, Field(ge=1, le=MOST, description="Sample from the k most likely; none: all tokens.")]
 MinP = Annotated[
     float,
     Field(ge=0, lt=1, description="Minimum probability of a token relative to the most likely one."),

@@ -81,9 +81,7 @@ CARRIED_FILES = (
 def require_tokenizer(target: Path) -> None:
     """Raise UserError if there is no tokenizer, which a draft shares with its target."""
     if not any((target / name).is_file() for name in TOKENIZERS):
-        raise UserError(
-            f"{target}: contains no tokenizer ({', '.join(TOKENIZERS)}). Save the target's tokenizer there."
-        )
+        raise UserError(f"{target}: contains no tokenizer ({', '.join(TOKENIZERS)}). Copy the target's.")
 
 
 def carry_files(target: Path, folder: Path, *, names: Sequence[str] = CARRIED_FILES) -> None:

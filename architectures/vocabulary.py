@@ -318,8 +318,7 @@ def requested_size(wanted: VocabularyConfig, vocab_size: int) -> int:
     assert size is not None  # counts require a size
     if size >= vocab_size:
         raise UserError(
-            f"{KEY}.size must be below the target's vocab_size {vocab_size}, got {size}. Remove {KEY} to output "
-            "every id."
+            f"{KEY}.size must be below the target's vocab_size {vocab_size}, got {size}. Remove {KEY} for all ids."
         )
     return size
 

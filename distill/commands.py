@@ -66,7 +66,7 @@ class EvalSettings(Section):
         default=None, description="Directory or hub id of the target."
     )
     recorded: Annotated[Path | None, Flag(metavar="PATH")] = Field(
-        default=None, description="Recorded responses instead of a target: traces, or a text file of tensors."
+        default=None, description="Recorded responses instead of a target: traces or a text file."
     )
     draft: Annotated[str | None, Flag(metavar="B")] = Field(
         default=None, description="Directory or hub id of the draft."
@@ -107,9 +107,7 @@ class EvalSettings(Section):
         if not self.is_without_recipe and (not self.words or self.out is not None or self.baseline is not None):
             raise UserError(f"{USAGE} --out and --baseline need --draft.")
         if self.holding != WHOLE and (self.target is None or self.recorded is not None):
-            raise UserError(
-                "--target-placement, its memory and --target-bits need --target; with a recipe, set its keys."
-            )
+            raise UserError("--target-placement, its memory and --target-bits need --target; a recipe has keys.")
         if (mistake := self.holding.mistake) is not None:
             raise UserError(f"--target-placement: {mistake}")
         if self.processes is not None and self.is_for_one:

@@ -193,8 +193,7 @@ def reject_launched(words: Sequence[str], *, is_shared: bool, wanted: int | None
         raise UserError(f"{FLAG} must not be set: {started} already.")
     if not is_shared:
         raise UserError(
-            f"`{shlex.join(['widedraft', *words[:1]])}` runs in one process, but {started}. "
-            "Start it without a launcher."
+            f"`{shlex.join(['widedraft', *words[:1]])}` runs in one process, but {started}. Start it directly."
         )
 
 

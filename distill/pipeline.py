@@ -579,8 +579,7 @@ def generate_stage(run: Run, part: ShardPart = EVERY_FILE) -> None:
     """
     if part != EVERY_FILE and run.recipe.data.self_written_prompts:
         raise UserError(
-            "--shard: not supported with data.self_written_prompts, which one job has to generate completely. "
-            "Remove --shard."
+            "--shard: not supported with data.self_written_prompts, which one job must generate. Remove --shard."
         )
     carry_out(run, run.data, generate_inputs, partial(write_responses, part=part))
 

@@ -138,10 +138,7 @@ def millions(count: int) -> str:
 
 
 LABEL = re.compile(r"# ([A-Z][a-z]+): +(.*)")  # of a paragraph in the header comment of every recipe
-HINT = (
-    "`widedraft recipes NAME` writes one, with its prompts, into recipes/ in the working directory. "
-    "Start with quickstart."
-)
+HINT = "`widedraft recipes NAME` writes one with its prompts into recipes/ of this directory. Start with quickstart."
 
 
 class RecipesSettings(Section):

@@ -170,9 +170,7 @@ def file_rows(path: Path, task: str | None = None) -> Rows:
         fix = "Check the path of this prompt file."
         if task is not None:
             hub = TASKS[task].hub
-            fix = (
-                f"Rows of task {task} are {hub.data_files or hub.name} on the hub; remove path to load them from there."
-            )
+            fix = f"Rows of task {task} are {hub.data_files or hub.name} on the hub; remove path to load them."
         raise UserError(unreadable(path, error, fix)) from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: is not UTF-8 text ({error}). Save it as UTF-8 JSON lines.") from error

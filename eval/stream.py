@@ -123,9 +123,7 @@ def followed_lines(path: Path, file: BinaryIO, sleep: Callable[[float], None]) -
             raise UserError(f"{path}: has a line of over {MOST_CHARACTERS:,} bytes. {ONE_OBJECT}")
         now, opened = path.stat(), os.fstat(file.fileno())
         if now.st_ino != opened.st_ino or now.st_size < file.tell():
-            raise UserError(
-                f"{path}: was truncated or replaced while being followed. Only append to it, and run the command again."
-            )
+            raise UserError(f"{path}: was truncated or replaced while being followed. Only append, and start again.")
         sleep(POLL_S)
 
 

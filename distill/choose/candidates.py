@@ -54,12 +54,10 @@ class ChooseSettings(Section):
         Flag(metavar="N|all", absent="the recipe's"),
     ] = Field(default=(), description="Vocabulary sizes, combined with every number of layers.")
     hidden_sizes: Widths = Field(default=(), description="Hidden sizes: numbers, or fractions of the target's.")
-    intermediate_sizes: Widths = Field(
-        default=(), description="Feed-forward widths: numbers, or fractions of the target's."
-    )
+    intermediate_sizes: Widths = Field(default=(), description="Feed-forward widths, in the same form.")
     heads: Widths = Field(
         default=(),
-        description="Query heads per layer: numbers, or fractions of the target's; key/value heads keep the ratio.",
+        description="Query heads per layer, in the same form; kv_heads keep the ratio.",
     )
     max_parameters: Annotated[int, Field(ge=1, le=10**13)] | None = Field(
         default=None, description="Skip candidates with more parameters."
@@ -71,7 +69,7 @@ class ChooseSettings(Section):
     )
     longest: Annotated[Duration | None, Flag(metavar="T", absent="4 times --duration")] = Field(
         default=None,
-        description="Maximum length: remaining candidates continue training, doubling the length each time.",
+        description="Maximum length; it doubles for the remaining candidates each time.",
     )
     untrained: bool = Field(default=False, description="Only measure step times.")
     out: Annotated[Path | None, Flag(metavar="FILE", absent="<run>/choose/recipe.yaml")] = Field(
@@ -207,14 +205,10 @@ def vocabularies(recipe: Recipe, source: Shape, settings: ChooseSettings) -> lis
     if not settings.vocabularies:
         return [own]
     if source.head_vocab:
-        raise UserError(
-            f"--vocabularies: the source already has a reduced vocabulary of {source.head_vocab} ids. Remove it."
-        )
+        raise UserError(f"--vocabularies: the source is already reduced to {source.head_vocab} ids. Remove it.")
     counts = sorted(number for number in settings.vocabularies if number != ALL)
     if counts and counts[-1] >= source.vocab:
-        raise UserError(
-            f"--vocabularies {counts[-1]}: the target has {source.vocab} token ids. Choose smaller sizes, or all."
-        )
+        raise UserError(f"--vocabularies {counts[-1]}: the target has {source.vocab} ids. Choose fewer, or all.")
     by = own.origin if own is not None else "text" if recipe.distill.train_on == "text" else "responses"
     found: list[VocabularyConfig | None] = [
         VocabularyConfig.model_validate({"size": count, "from": by}) for count in counts

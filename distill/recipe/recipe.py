@@ -485,6 +485,4 @@ def require_profile_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(
-            f"--profile {folder}: cannot be created ({error.strerror}). Choose another directory."
-        ) from error
+        raise UserError(f"--profile {folder}: not writable ({error.strerror}). Choose another.") from error

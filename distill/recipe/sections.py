@@ -159,8 +159,7 @@ def reject_k_beyond(teacher: TeacherConfig, *, vocab: int, rows: int) -> None:
     if teacher.is_cache and teacher.contents == "top_k" and teacher.k > rows:
         most = "the target's vocab_size" if rows == vocab else "the size of the draft's vocabulary"
         raise UserError(
-            f"distill.teacher.k must be at most {most}, got {teacher.k} and {rows}. "
-            "Keep fewer entries, or hidden states."
+            f"distill.teacher.k must be at most {most}, got {teacher.k} and {rows}. Lower it, or store hidden states."
         )
 
 
@@ -469,8 +468,7 @@ class DistillConfig(Section):
     )
     push_to_hub: RepoId | None = Field(
         default=None,
-        description="Private hub repository to which `widedraft run` pushes the evaluated draft; see also "
-        "`widedraft push`.",
+        description="Private hub repository to which `widedraft run` pushes the evaluated draft; see `widedraft push`.",
     )
     online: OnlineConfig | None = Field(
         default=None,

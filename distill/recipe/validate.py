@@ -91,10 +91,7 @@ def training_rules(recipe: Recipe) -> Broken:
         if on_text and split_time(getattr(distill, name))[1] == "ep":
             yield f"distill.{name}", "must not be in ep when distill.train_on is text, which has no epochs."
     if on_text and teacher.is_cache:
-        yield (
-            "distill.teacher.source",
-            "must be live or none when distill.train_on is text: a cache contains responses.",
-        )
+        yield "distill.teacher.source", "must be live or none when distill.train_on is text: caches hold responses."
     if distill.unknown_inputs:
         if distill.freeze_input_embeddings:
             yield (

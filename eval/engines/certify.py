@@ -175,8 +175,7 @@ def make_certificate(settings: CertifySettings, target: Path, draft: Path, *, th
     raw = {prompt.messages[0]["role"] == TEXT for prompt in prompts}
     if len(prompts) < MIN_PROMPTS or len(raw) > 1:
         raise UserError(
-            f"--prompts: {MIN_PROMPTS} prompts are needed, either all or none raw text, got {len(prompts)}. Use "
-            "other files."
+            f"--prompts: {MIN_PROMPTS} prompts are needed, either all or none raw text, got {len(prompts)}. Use others."
         )
     tokenizer, own = load_tokenizer(target), own_tokens(target, draft)
     ids = [render_prompt(tokenizer, prompt.messages) for prompt in prompts]

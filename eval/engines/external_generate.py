@@ -95,9 +95,7 @@ class EngineServer:
             models = {model.id: model for model in client.models.list()}
         name = config.model or (next(iter(models)) if len(models) == 1 else None)
         if name not in models:
-            raise UserError(
-                f"{url}: serves {', '.join(models) or 'no model'}, but generate.model is {name}. Set generate.model."
-            )
+            raise UserError(f"{url}: serves {', '.join(models) or 'no model'}, but generate.model is {name}. Set it.")
         allowed = getattr(models[name], "max_model_len", None)
         if allowed is not None and allowed < max_model_len:
             raise UserError(
