@@ -277,7 +277,7 @@ def model_class(folder: Path, *, encoder_decoder: bool) -> Any:
         )
     if config.decoder_start_token_id is None:
         raise UserError(
-            f"{folder / 'config.json'}: decoder_start_token_id, the decoder's first token, is missing. "
+            f"{folder / 'config.json'}: decoder_start_token_id is missing. "
             "Use the config.json that came with the checkpoint."
         )
     return AutoModelForSeq2SeqLM

@@ -55,10 +55,7 @@ class ChooseSettings(Section):
     ] = Field(default=(), description="Vocabulary sizes, combined with every number of layers.")
     hidden_sizes: Widths = Field(default=(), description="Hidden sizes: numbers, or fractions of the target's.")
     intermediate_sizes: Widths = Field(default=(), description="Feed-forward widths, in the same form.")
-    heads: Widths = Field(
-        default=(),
-        description="Query heads per layer, in the same form; kv_heads keep the ratio.",
-    )
+    heads: Widths = Field(default=(), description="Query heads per layer, in the same form; kv_heads keep the ratio.")
     max_parameters: Annotated[int, Field(ge=1, le=10**13)] | None = Field(
         default=None, description="Skip candidates with more parameters."
     )
@@ -68,8 +65,7 @@ class ChooseSettings(Section):
         default="100ba", description="Length of the first training runs, in units of distill.max_duration."
     )
     longest: Annotated[Duration | None, Flag(metavar="T", absent="4 times --duration")] = Field(
-        default=None,
-        description="Maximum length; it doubles for the remaining candidates each time.",
+        default=None, description="Maximum length; it doubles for the remaining candidates each time."
     )
     untrained: bool = Field(default=False, description="Only measure step times.")
     out: Annotated[Path | None, Flag(metavar="FILE", absent="<run>/choose/recipe.yaml")] = Field(
