@@ -529,13 +529,13 @@ def position_bins(num_tokens: int) -> NDArray[np.int64]:
 def token_labels(edges: Sequence[int]) -> list[str]:
     """Label integer bins: 0-15, 16-31, ... and from the last edge on."""
     inner = [f"{low}-{high - 1}" for low, high in zip((0, *edges), edges, strict=False)]
-    return [*inner, f"{edges[-1]} or more"]
+    return [*inner, f"{edges[-1]} and more"]
 
 
 def nats_labels(edges: Sequence[float]) -> list[str]:
     """Label real-valued bins; an edge belongs to the bin above it."""
     inner = [f"{low:g} to {high:g}" for low, high in pairwise(edges)]
-    return [f"below {edges[0]:g}", *inner, f"{edges[-1]:g} or more"]
+    return [f"below {edges[0]:g}", *inner, f"{edges[-1]:g} and more"]
 
 
 PartedScores = Mapping[str, Mapping[str, DraftScore]]  # breakdown -> bin -> score
